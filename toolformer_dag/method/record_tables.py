@@ -1,4 +1,4 @@
-"""The tables of the warehouse whose rows follow from the records of the lake's parts: what they are, and their rows."""
+"""Declare and fill the tables of the warehouse whose rows follow from the records of the lake's parts."""
 
 import json
 from collections import Counter

@@ -137,7 +137,7 @@ def rows(worker: Worker, output: TableOutput, part: str) -> PartRows:
     Raises StaleInput if a document is gone.
     """
     plan = output.plan
-    calls = _kept_calls(plan, part)
+    calls = _calls_of_shard(plan, part)
     plain = plain_texts(plan, part, calls)
     documents = _documents(plan, keys=pl.concat([calls.select(DOCUMENT), plain.select(DOCUMENT)]))
     cuts = DocumentCuts(worker, plan.settings.corpus.segment_tokens, worker.encoding().lengths)
@@ -147,7 +147,7 @@ def rows(worker: Worker, output: TableOutput, part: str) -> PartRows:
     return PartRows([merge.table(output.stage.schema)], rejected=merge.rejected, stores=[cuts.name])
 
 
-def _kept_calls(plan: Plan, shard: str) -> pl.DataFrame:
+def _calls_of_shard(plan: Plan, shard: str) -> pl.DataFrame:
     """Return the kept calls of all tools in a shard."""
     return pl.concat([plan.lake.table(name).read(shard) for name in _kept_calls_tables(plan)])
 

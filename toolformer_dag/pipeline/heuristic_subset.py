@@ -1,4 +1,4 @@
-"""heuristic_subset: the texts that a tool wants, cut so that the prompt and two copies fit the model's context."""
+"""heuristic_subset: select the texts that a tool wants, short enough for the model's context (paper, appendix A)."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,7 +36,7 @@ from toolformer_dag.tools.routing import Router
 from toolformer_dag.tools.tool import OverBudget, blamed
 
 SMALLEST = 16
-"""Texts of fewer tokens hold no context worth a call."""
+"""The least tokens that a text must be allowed to have: shorter ones hold too little context for a call."""
 CALL_BRACKET_TOKENS = 4
 """The most tokens that a tokenizer has for " [", which begins a call."""
 
@@ -44,8 +44,7 @@ CALL_BRACKET_TOKENS = 4
 def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
     """Return what the texts of a tool depend on, apart from the documents; a change makes the table out of date.
 
-    lane: a tool with its thresholds. An entry stands there only where it matters to this tool, so that an option of
-    another tool makes nothing out of date.
+    An entry is there only if it matters to this tool, so that another tool's options make nothing out of date.
     """
     tool = lane.tool
     entries = {
@@ -67,21 +66,21 @@ def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
 
 
 def _routing(plan: Plan) -> Mapping[str, Any]:
-    """Return what the routing depends on: which of the tools that share the texts gets which (`_Selection`)."""
+    """Return what the routing depends on: which texts each of the tools without a rule gets (`_Selection`)."""
     return {"routed": plan.routing, **determining(plan.settings.corpus, "tools_per_text")}
 
 
 def text_budget(*, segment_tokens: int, context_length: int, prompt_tokens: int, max_call_tokens: int) -> int:
     """Return the most tokens that a text may have so that sampling calls in it fits the model's context.
 
-    The context holds the prompt, the text twice (as input, and again with a call in it) and the call:
-    prompt_tokens + 2 * text + call <= context_length.
+    The context holds the prompt, the text twice (as input, and again with a call in it) and the call: prompt_tokens + 2
+    * text + call <= context_length.
 
     segment_tokens: the setting; the result is never larger.
-    prompt_tokens: everything of the prompt P(x) but the text x.
-    max_call_tokens: what a call may have between its brackets.
+    prompt_tokens: everything in the prompt P(x) except the text x.
+    max_call_tokens: the most tokens between the brackets of a call.
 
-    Raises UserError where fewer than SMALLEST tokens would be left.
+    Raises UserError if fewer than SMALLEST tokens would be left.
     """
     call_tokens = max_call_tokens + CALL_BRACKET_TOKENS
     room = (context_length - prompt_tokens - call_tokens) // 2
@@ -96,9 +95,6 @@ def text_budget(*, segment_tokens: int, context_length: int, prompt_tokens: int,
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     """Select the texts of a shard in which calls of a tool are worth proposing; return them and what was rejected.
 
-    Documents are cut into texts of as many tokens as fit the model's context (`text_budget`); the tool's rule, or the
-    router, says which texts the tool gets.
-
     `corpus.documents_per_shard` and `corpus.texts_per_shard` limit the distinct documents and texts. Those with the
     smallest hashes are taken, so a larger limit adds some and drops none.
 
@@ -106,25 +102,17 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     - document_not_sampled, not_sampled: a document or a text beyond these limits
     - document_not_wanted, text_not_wanted: the tool's rule refuses it
     - fits_other_tools: the text was routed to other tools
-    - holds_call: the text holds a call of this tool. Calls of other tools are refused later, when C* is made
+    - holds_call: the text holds a call of this tool
     - word_too_long: a piece that cannot be cut to fit
     - over_budget: a document or text that costs the tool's rule too much work
 
-    Raises ToolDown where a rule fails, UserError where the prompt leaves too few tokens for a text.
+    Raises ToolDown if a rule fails, UserError if the prompt leaves too few tokens for a text.
     """
-    from toolformer_dag.model.loading import context_length, load_config
-
     plan = worker.plan
     corpus = plan.settings.corpus
-    encoding = worker.encoding()
-    max_tokens = text_budget(
-        segment_tokens=corpus.segment_tokens,
-        context_length=context_length(load_config(plan.settings.model)),
-        prompt_tokens=len(encoding.head(output.lane.tool.prompt)) + len(encoding.output),
-        max_call_tokens=plan.settings.sampling.max_call_tokens,
-    )
-    cuts = DocumentCuts(worker, max_tokens, encoding.lengths)
-    selection = _Selection(output, cuts, encoding.lengths)
+    count_tokens = worker.encoding().lengths
+    cuts = DocumentCuts(worker, _most_tokens(worker, output.lane), count_tokens)
+    selection = _Selection(output, cuts, count_tokens)
     documents = removed_documents.documents(plan, shard)
     if corpus.documents_per_shard is not None:
         documents = _sampled_documents(documents, corpus.documents_per_shard, selection.rejected)
@@ -132,6 +120,20 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     if corpus.texts_per_shard is not None:
         texts = _smallest_hashes(texts, limit=corpus.texts_per_shard, reason="not_sampled", rejected=selection.rejected)
     return PartRows(texts, rejected=selection.rejected, stores=[cuts.name])
+
+
+def _most_tokens(worker: Worker, lane: Lane) -> int:
+    """Return the most tokens of a text that fits the model's context with the tool's prompt. Raises UserError."""
+    from toolformer_dag.model.loading import context_length, load_config
+
+    settings = worker.plan.settings
+    encoding = worker.encoding()
+    return text_budget(
+        segment_tokens=settings.corpus.segment_tokens,
+        context_length=context_length(load_config(settings.model)),
+        prompt_tokens=len(encoding.head(lane.tool.prompt)) + len(encoding.output),
+        max_call_tokens=settings.sampling.max_call_tokens,
+    )
 
 
 class _PlacedDocument(NamedTuple):
@@ -142,7 +144,7 @@ class _PlacedDocument(NamedTuple):
 
 
 class _SelectedText(NamedTuple):
-    """A row of the table, but for its `tokens`; STAGE describes the columns."""
+    """A row of the table without its `tokens`; STAGE describes the columns."""
 
     tool: str
     shard: str
@@ -159,7 +161,7 @@ class _Selection:
     """The selection of a tool's texts from the documents of a shard.
 
     A tool with a rule (`Tool.wants`) gets the texts that the rule accepts. Tools without a rule share the texts: each
-    text goes to the few whose descriptions it fits best (BM25).
+    text goes to the few tools whose descriptions it fits best (BM25).
 
     `rejected` counts documents and texts that the tool does not get, by (shard, reason). It is empty at first, grows
     while `frames` is read, and is complete after its last frame.

@@ -1,4 +1,4 @@
-"""raw_shards: the documents of the shards of the corpus, and the lines that hold none."""
+"""raw_shards: read the documents of the corpus, shard by shard, and count the lines that hold none."""
 
 import logging
 from collections import Counter
@@ -44,11 +44,11 @@ CONTENT = "content"
 NAME = "ccnet/raw_shards"
 """The table of the documents."""
 BATCH = 500
-"""How many documents in a row have the same `place` (`documents`): what is computed for them is looked up together."""
+"""How many documents in a row share a `place` (`documents`): what is computed for them is looked up together."""
 REJECTED_LINES = "ccnet/rejected_lines"
 """The table of lines that hold no document; it has the same parts as the table of documents."""
 LINES = pl.Schema({"shard": pl.String(), "line": pl.Int64(), "reason": pl.String(), "detail": pl.String()})
-"""Its columns. `line`: the line or row, from 1; 0 for the file as a whole. `detail`: what stands there."""
+"""Columns of REJECTED_LINES. `line`: the line or row, from 1; 0 for the whole file. `detail`: what was found there."""
 
 
 def settings(plan: Plan, lane: None) -> Mapping[str, Any]:
@@ -100,9 +100,8 @@ def format_choice(plan: Plan) -> FormatChoice:
 def documents(plan: Plan, shard: str) -> Iterator[pl.DataFrame]:
     """Yield the documents of a shard in their order: the columns of STAGE, and `place`.
 
-    `place` is the shard's name and a number that BATCH documents in a row share: the first 500 documents of
-    "head_0.gz" have "head_0.gz/0", the next ones "head_0.gz/1". What is computed for documents is stored under it,
-    so that a lookup reads rows that lie together.
+    `place` is the shard's name and a number that BATCH documents in a row share: "head_0.gz/0", "head_0.gz/1". What is
+    computed for documents is stored under it, so that rows that are read together lie together.
 
     Raises MissingPart, DamagedPart.
     """
@@ -145,7 +144,7 @@ def _first_rejections(plan: Plan, shard: str) -> str:
 
 
 def unread_corpus(output: TableOutput) -> UnreadCorpus | None:
-    """Return the error of a corpus that was read and holds no document: no stage after it would find anything."""
+    """Return the error for a corpus that was read and has no document: no later stage would find anything."""
     reason = nothing_read(output.plan)
     return UnreadCorpus(reason) if reason else None
 

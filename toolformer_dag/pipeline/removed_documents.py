@@ -1,8 +1,7 @@
-"""removed_documents: documents that an earlier shard has; equal texts but one, and texts of benchmarks, where asked.
+"""removed_documents: find duplicate documents and, if the settings say so, equal texts and texts of benchmarks.
 
-So a document counts once, before anything is computed for it, and no later stage compares shards. A shard is screened
-by itself (screened_documents), then all shards are compared. Copies that differ in a character are not found: tools
-made for near-duplicates run before (docs/howto/own-corpus.md).
+Each shard is screened by itself (screened_documents), then all shards are compared, so that no later stage has to.
+Copies that differ in a character are not found: use tools for near-duplicates before (docs/howto/own-corpus.md).
 """
 
 import json
@@ -47,13 +46,13 @@ SCREENED_NAME = "ccnet/screened_documents"
 NAME = "ccnet/removed_documents"
 SQL = sql_text(__package__, "removed_documents.sql")
 SCREENED_AT_ONCE = 2_000
-"""Documents in which passages of benchmarks are looked for at once."""
+"""Documents that are compared with the benchmarks at once."""
 REMOVED_AT_ONCE = 100_000
 """Removed documents that memory holds at once."""
 
 JSON = (".json", ".jsonl", ".ndjson")
 SUFFIXES = (*JSON, ".csv", ".tsv", ".xml", ".txt", ".tokens")
-"""Benchmark files that are read of a folder."""
+"""Suffixes of the benchmark files in a folder."""
 NOT_ASKED = re.compile("answer|alias|target|label|url|id$", re.IGNORECASE)
 """Fields of JSON that hold no question: a page with an answer of eight words would be removed."""
 TAG = re.compile(r"<[^<>]+>")
@@ -66,9 +65,7 @@ def screening(plan: Plan, lane: None) -> Mapping[str, Any]:
 
 
 def benchmark_files(plan: Plan) -> list[Path]:
-    """Return the benchmark files whose texts must not be trained on, sorted.
-
-    The setting `corpus.decontaminate` names them; a folder stands for the files of SUFFIXES below it.
+    """Return the benchmark files of the setting `corpus.decontaminate`, sorted; a folder stands for files of SUFFIXES.
 
     Raises UserError for a path that is no regular file, and for a folder without such files.
     """
@@ -84,7 +81,7 @@ def benchmark_files(plan: Plan) -> list[Path]:
 
 
 def _files_of(path: Path) -> list[Path]:
-    """Return the regular file at a path, or the files of SUFFIXES below a folder; empty where there is none."""
+    """Return the regular file at a path, or the files of SUFFIXES below a folder; empty if there is none."""
     if path.is_dir():
         return sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES and file.is_file())
     is_regular = path.exists() and not irregular(path)
@@ -92,9 +89,9 @@ def _files_of(path: Path) -> list[Path]:
 
 
 def screened_rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
-    """Hash the documents of a shard and look for passages of the benchmark files in them. Memory: those passages.
+    """Hash the documents of a shard, and find passages of the benchmark files in them.
 
-    Raises UserError where a benchmark file is damaged or cannot be read.
+    Raises UserError if a benchmark file is damaged or cannot be read.
     """
     hashed_files = tuple(_HashedFile(file, file_hash(file)) for file in benchmark_files(worker.plan))
     return PartRows(_screened(worker.plan, shard, _benchmark_texts(hashed_files)))

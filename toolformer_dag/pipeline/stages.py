@@ -88,7 +88,7 @@ def table_outputs(plan: Plan) -> list[TableOutput]:
 
 
 def shown_outputs(plan: Plan) -> list[TableOutput]:
-    """Return the tables that a plan's warehouse shows, earlier projects' lanes first, since C* holds their calls too."""
+    """Return the tables that a plan's warehouse shows, earlier projects' lanes first: C* holds their calls too."""
     *earlier_projects, _ = plan.projects
     outputs: list[TableOutput] = []
     for project in earlier_projects:
