@@ -100,9 +100,9 @@ def calls_query(
         SELECT * REPLACE (CASE tool WHEN 'calculator' THEN TRY((delta - echo)::DOUBLE) END AS delta) FROM ...
     """
     paths = ", ".join(map(quoted, files))
-    read = f"read_parquet([{paths}], hive_partitioning = false, file_row_number = true)"
+    scan = f"read_parquet([{paths}], hive_partitioning = false, file_row_number = true)"
     row = "file_index::BIGINT << 32 | file_row_number"
-    numbered = f"SELECT * EXCLUDE (file_row_number), {row} AS row FROM {read}"
+    numbered = f"SELECT * EXCLUDE (file_row_number), {row} AS row FROM {scan}"
     if not scores:
         return numbered
     return with_scores(numbered, _costs_query(scores, cost_tables, swaps), scores)

@@ -121,8 +121,8 @@ def _rows_query(table: WarehouseTable, files: Sequence[str], tables: Sequence[Wa
         return f"WITH rows AS (SELECT * EXCLUDE (row) FROM ({_scored_query(table, files, tables)})) {table.select}"
     names = ", ".join(map(quoted, files))
     # Files of measurements may lack columns (see WarehouseTable.measured), which are then null.
-    read = f"FROM read_parquet([{names}], hive_partitioning = false, union_by_name = {table.measured})"
-    return f"WITH rows AS ({read}) {table.select}"
+    scan = f"FROM read_parquet([{names}], hive_partitioning = false, union_by_name = {table.measured})"
+    return f"WITH rows AS ({scan}) {table.select}"
 
 
 def _scored_query(table: WarehouseTable, files: Sequence[str], tables: Sequence[WarehouseTable]) -> str:

@@ -52,8 +52,7 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     `[Calculator(3 * 4) -> 12] [Calculator(12 + 1) -> 13]`. Its row has the input and result of the second call, and the
     columns of `loss_deltas.rows`.
 
-    Reasons: those of `loss_deltas.rows`, or idle_first: no later call needed the earlier results (`need` is not above
-        0).
+    Its reason is one of `loss_deltas.rows`, or idle_first: no later call needed the earlier results (`need` <= 0).
     """
     texts = output.lane_table("heuristic_subset").read(shard)
     chains = _chains_with_results(output, shard, texts)

@@ -148,16 +148,16 @@ def _why_nothing(plan: Plan, lane: Lane) -> str:
     If no call has a delta, say at which stage texts or calls ended.
     """
     with _control(plan, lane) as connection:
-        best = rows(connection, "SELECT count(*) AS places, max(delta) AS delta FROM places").row(0, named=True)
+        best_place = rows(connection, "SELECT count(*) AS places, max(delta) AS delta FROM places").row(0, named=True)
         statistics = rows(connection, "FROM swapped_statistics ORDER BY tau_f").rows(named=True)
-    if not best["places"]:
+    if not best_place["places"]:
         hint = '`toolformer-dag sql "from funnel"` counts what each stage left'
         return f"no call is kept, for {_none_judged(plan, lane)}; {hint}"
     applied = f" at tau_f = {lane.tau_f:.3g}" if isinstance(lane.tau_f, float) else ""
     counts = ", ".join(map(_count_at_threshold, statistics))
     return (
-        f"no call is kept{applied}. Of {best['places']} places the best gains {best['delta']:.3f}; kept are {counts}. "
-        f"{REMEDY}"
+        f"no call is kept{applied}. Of {best_place['places']} places the best gains {best_place['delta']:.3f}; "
+        f"kept are {counts}. {REMEDY}"
     )
 
 

@@ -195,12 +195,12 @@ def rows(worker: Worker, output: TableOutput, parts: Sequence[str]) -> dict[str,
     if not files.calls:
         return {part: PartRows((), beside={DECIDED: DECIDED_SCHEMA.to_frame()}) for part in parts}
     decided = _decided_calls(output, parts, files)
-    kept_of = _by_part(parts, decided.kept)
+    kept_calls_of = _by_part(parts, decided.kept)
     reasons_of = _by_part(parts, decided.reasons)
     rows_of = {}
     for part in parts:
         reasons = reasons_of[part]
-        rows_of[part] = PartRows([kept_of[part]], rejected=counted(reasons), beside={DECIDED: reasons})
+        rows_of[part] = PartRows([kept_calls_of[part]], rejected=counted(reasons), beside={DECIDED: reasons})
     return rows_of
 
 
@@ -257,15 +257,15 @@ def threshold_in_deltas(output: TableOutput) -> Shown:
 
     Without a scored call there are only the count of kept calls and the threshold.
     """
-    kept = sum(pointer.rows for pointer in output.table.pointers().values())
+    kept_count = sum(pointer.rows for pointer in output.table.pointers().values())
     tau_f = _shown_threshold(output)
-    shown: dict[str, ShownValue] = {"calls kept": kept}
+    shown: dict[str, ShownValue] = {"calls kept": kept_count}
     chosen = chosen_by_chance(output.plan, output.lane)
     if chosen is not None:
         shown["threshold"] = threshold_line(chosen)
     if tau_f is not None:
         shown["tau_f"] = tau_f
-    return {**shown, **_shown_deltas(output, kept, tau_f)}
+    return {**shown, **_shown_deltas(output, kept_count, tau_f)}
 
 
 def _shown_threshold(output: TableOutput) -> float | None:
@@ -277,13 +277,13 @@ def _shown_threshold(output: TableOutput) -> float | None:
     return output.lane.tau_f if isinstance(output.lane.tau_f, float) else None
 
 
-def _shown_deltas(output: TableOutput, kept: int, tau_f: float | None) -> dict[str, ShownValue]:
+def _shown_deltas(output: TableOutput, kept_count: int, tau_f: float | None) -> dict[str, ShownValue]:
     """Return the share of kept calls, a histogram of all deltas, and the costs where there are some, by label."""
     deltas = scores.scored_deltas(output.plan, output.lane)
     if deltas.is_empty():
         return {}
     shown: dict[str, ShownValue] = {
-        "share of the scored calls kept": kept / deltas.height,
+        "share of the scored calls kept": kept_count / deltas.height,
         "deltas": DeltaHistogram(deltas, tau_f),
     }
     frontier = scores.cost_frontier(output.plan, output.lane, tau_f)

@@ -221,8 +221,8 @@ def document_texts(plan: Plan, documents: pl.DataFrame) -> list[str]:
     texts: list[str] = []
     for (shard,), digests in documents.group_by("shard", maintain_order=True):
         for batch in raw_shards.documents(plan, str(shard)):
-            drawn = batch.join(digests, on="digest", how="semi", maintain_order="left")
-            texts += drawn["text"].to_list()
+            documents_of_batch = batch.join(digests, on="digest", how="semi", maintain_order="left")
+            texts += documents_of_batch["text"].to_list()
     return texts
 
 

@@ -73,8 +73,8 @@ def _routing(plan: Plan) -> Mapping[str, Any]:
 def text_budget(*, segment_tokens: int, context_length: int, prompt_tokens: int, max_call_tokens: int) -> int:
     """Return the most tokens that a text may have so that sampling calls in it fits the model's context.
 
-    The context holds the prompt, the text twice (as input, and again with a call in it) and the call: prompt_tokens + 2
-    * text + call <= context_length.
+    The context holds the prompt, the text twice (as input, and again with a call in it) and the call:
+    prompt_tokens + 2 * text + call <= context_length.
 
     segment_tokens: the setting; the result is never larger.
     prompt_tokens: everything in the prompt P(x) except the text x.

@@ -152,23 +152,23 @@ def _placed_call(
     parsed = scored_candidates.parsed_call(lane, f"{lane.tool.name}({call.input})")
     if parsed.reason is not None:
         return _Refused(call.shard, parsed.reason)
-    place = place_in_text(call.char_offset - call.offset)
-    if place is None:
+    call_place = place_in_text(call.char_offset - call.offset)
+    if call_place is None:
         return _Refused(call.shard, "inside_a_token")
-    return _placed_row(lane, call, parsed, place)
+    return _placed_row(lane, call, parsed, call_place)
 
 
-def _placed_row(lane: Lane, call: UnplacedCall, parsed: ParsedCall, place: CallPlace) -> _PlacedRow:
-    """Return the row of a call before the token at `place`. Its `sample` is 0 until the calls are numbered."""
+def _placed_row(lane: Lane, call: UnplacedCall, parsed: ParsedCall, call_place: CallPlace) -> _PlacedRow:
+    """Return the row of a call before the token at `call_place`. Its `sample` is 0 until the calls are numbered."""
     return _PlacedRow(
         tool=lane.key,
         shard=call.shard,
         digest=call.digest,
         segment=call.segment,
-        position=place.position,
+        position=call_place.position,
         sample=0,
         source=call.source,
-        char_offset=call.offset + place.offset,
+        char_offset=call.offset + call_place.offset,
         p_api=call.p_api,
         body=parsed.body,
         input=parsed.input,

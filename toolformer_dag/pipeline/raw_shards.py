@@ -152,11 +152,11 @@ def unread_corpus(output: TableOutput) -> UnreadCorpus | None:
 class RottenShard(UserError):
     """A shard whose documents were used, and that can no longer be read to its end."""
 
-    def __init__(self, shard: Shard, before: Pointer, reason: str) -> None:
+    def __init__(self, shard: Shard, earlier_part: Pointer, reason: str) -> None:
         super().__init__(
-            f"{shard.place} was whole when its {before.rows:,} documents were read, and is not any more: {reason}; "
-            "restore the file and run again, or go on without its documents: move it away, or `toolformer-dag run "
-            f"--again {shard.name}`"
+            f"{shard.place} was whole when its {earlier_part.rows:,} documents were read, and is not any more: "
+            f"{reason}; restore the file and run again, or go on without its documents: move it away, or "
+            f"`toolformer-dag run --again {shard.name}`"
         )
 
 
@@ -195,15 +195,15 @@ class _Reading:
         RottenShard if an earlier run did use some.
         """
         columns = output.stage.schema.names()
-        before = output.table.whole_pointer(self._shard.name)  # what an earlier run read
+        earlier_part = output.table.whole_pointer(self._shard.name)  # what an earlier run read
         try:
             self.facts |= self._shard.facts()
-            self._refuse_rot(before)
+            self._refuse_rot(earlier_part)
             for frame in self._documents():
                 yield frame.select(columns)
         except (ShardFault, ShardError) as error:
-            if before is not None and before.rows:
-                raise RottenShard(self._shard, before, str(error)) from error
+            if earlier_part is not None and earlier_part.rows:
+                raise RottenShard(self._shard, earlier_part, str(error)) from error
             self._give_up(error)
             self._publish_lines(output)
             raise UnusableRows from error
@@ -243,20 +243,19 @@ class _Reading:
         summary = "; ".join(f"{message} ({count:,} times)" for message, count in self._ignored.items())
         _log.warning("%s: what counts as empty: %s", self._shard.place, summary)
 
-    def _refuse_rot(self, before: Pointer | None) -> None:
+    def _refuse_rot(self, earlier_part: Pointer | None) -> None:
         """Raise RottenShard if the file has other content than in the last run, but the same size and time."""
-        if before is None or before.record["inputs"] != self._shard.stamp():
+        if earlier_part is None or earlier_part.record["inputs"] != self._shard.stamp():
             return
-        content_before = before.record.get(CONTENT)
+        content_before = earlier_part.record.get(CONTENT)
         if content_before and content_before != self.facts.get(CONTENT):
-            raise RottenShard(self._shard, before, "its content changed, its size and time did not")
+            raise RottenShard(self._shard, earlier_part, "its content changed, its size and time did not")
 
     def _give_up(self, error: ShardFault | ShardError) -> None:
         """Reject the whole shard after an error: a single rejection replaces those of its lines.
 
-        A ShardFault has its own reason: the content is damaged. A ShardError is counted as `unreadable`, and a note in
-            `facts`
-        makes the next run try the file again.
+        A ShardFault, damaged content, has its own reason. A ShardError is counted as `unreadable`, and a note in
+        `facts` makes the next run try the file again.
         """
         self.rejected.clear()
         self._lines.clear()

@@ -339,9 +339,9 @@ def _at_tokens_of_judge(worker: Worker, table: pl.DataFrame) -> tuple[pl.DataFra
 def _with_places_of_judge(worker: Worker, table: pl.DataFrame) -> pl.DataFrame:
     """Set `position` and `char_offset` of samples by the judge's tokens; null where none begins at their character."""
     place_in = {text: places_of_judge(worker, text) for text in table["text"].unique()}
-    places = [place_in[text](char) for text, char in table.select("text", "char").iter_rows()]
-    positions = [place and place.position for place in places]
-    chars = [place and place.offset for place in places]
+    places_of_calls = [place_in[text](char) for text, char in table.select("text", "char").iter_rows()]
+    positions = [call_place and call_place.position for call_place in places_of_calls]
+    chars = [call_place and call_place.offset for call_place in places_of_calls]
     return table.with_columns(
         position=pl.Series(positions, dtype=pl.Int32),
         char_offset=pl.col("offset") + pl.Series(chars, dtype=pl.Int64),

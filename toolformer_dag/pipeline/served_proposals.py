@@ -100,10 +100,10 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     calls: list[UnplacedCall] = []
     for row in _written_texts(output, store, shard).iter_rows(named=True):
         written = row.pop("written")
-        read = _unplaced_calls(row, written, output.lane.tool.name)
-        calls += read.calls
-        if read.changed:
-            rejected[shard, "text_changed"] += read.changed
+        calls_of_text = _unplaced_calls(row, written, output.lane.tool.name)
+        calls += calls_of_text.calls
+        if calls_of_text.changed:
+            rejected[shard, "text_changed"] += calls_of_text.changed
     placed = placed_at_tokens(worker, output, unplaced(calls))
     return PartRows([placed.rows], rejected=rejected + placed.rejected, stores=[store.name])
 
