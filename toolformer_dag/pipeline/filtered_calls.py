@@ -354,16 +354,18 @@ def rule_inputs(output: TableOutput) -> InputsOf:
     The rule has a single part, so every part gives the same mapping, such as `{"calculator/scored_texts":
     {"en_head_0000": "3f.."}}`. Of tables with tool results only the costs count, under COST_VERSION.
     """
-    plan = output.plan
+    lake = output.plan.lake
     cost_tables = {f"{output.lane.key}/{name}" for name in scores.reads(output.lane)}
-    versions_of_all: dict[str, dict[str, Any]] = {}
-    for name in output.depends_on:
-        if name not in cost_tables:
-            versions_of_all[name] = _part_versions(plan.lake.table(name))
+    versions_of_all = {name: _part_versions(lake.table(name)) for name in output.depends_on if name not in cost_tables}
     if cost_tables.intersection(output.depends_on):
-        costs = scores.inputs(plan, output.lane)
-        versions_of_all[scores.COST_VERSION] = {part: costs(part) for part in plan.shards}
+        versions_of_all[scores.COST_VERSION] = _cost_versions(output)
     return lambda part: versions_of_all
+
+
+def _cost_versions(output: TableOutput) -> dict[str, Any]:
+    """Return for each shard of the plan what changes with the costs of its calls."""
+    costs = scores.inputs(output.plan, output.lane)
+    return {shard: costs(shard) for shard in output.plan.shards}
 
 
 def _part_versions(table: Table) -> dict[str, Any]:

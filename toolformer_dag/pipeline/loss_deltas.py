@@ -31,7 +31,7 @@ from toolformer_dag.pipeline.losses import (
 )
 from toolformer_dag.settings.tool_settings import RULE
 from toolformer_dag.texts import look_ahead
-from toolformer_dag.tools.tool import blamed
+from toolformer_dag.tools.tool import Tool, blamed
 
 
 def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
@@ -125,12 +125,17 @@ def _kept_out(lane: Lane, texts: pl.DataFrame, calls: pl.DataFrame) -> pl.Series
     text_of = dict(texts.select("text_digest", "text").iter_rows())
     tool_of = {called.key: called.tool for called in lane.chainable.values()}
     offset_in_text = pl.col("char_offset") - pl.col("offset")
-    reasons: list[str | None] = []
-    for called, digest, offset, input in calls.select("called", "text_digest", offset_in_text, "input").iter_rows():
-        tool = tool_of[called]
-        with blamed(tool, "keeps"):
-            reasons.append(tool.kept_out(text_of[digest], offset, input))
+    reasons = [
+        _reason_of_tool(tool_of[called], text_of[digest], offset, input)
+        for called, digest, offset, input in calls.select("called", "text_digest", offset_in_text, "input").iter_rows()
+    ]
     return pl.Series(reasons, dtype=pl.String)
+
+
+def _reason_of_tool(tool: Tool, text: str, offset: int, input: str) -> str | None:
+    """Return why a tool keeps a call out that stands before a character of its text; None if it may stay."""
+    with blamed(tool, "keeps"):
+        return tool.kept_out(text, offset, input)
 
 
 def _calls_with_results(output: TableOutput, shard: str, texts: pl.DataFrame) -> pl.DataFrame:
