@@ -1,4 +1,4 @@
-"""The warehouse of a run, as the lake builds it: the tables of the stages, and what follows from their rows."""
+"""Declare the warehouse of a run, which the lake builds: the tables of the stages, and what follows from their rows."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ from toolformer_dag.method.warehouse_views import has_costs, views_sql
 class CallWarehouse:
     """Every scored call with its verdict, the tables it comes from, and views over them (a `DeclaredWarehouse`).
 
-    tables: that are filled with rows of the lake, such as `warehouse_tables(outputs)`.
+    tables: the tables that are filled with rows of the lake, such as `warehouse_tables(outputs)`.
     lanes: key of the lane -> name of its tool in the text.
     named: settings that determine nothing, such as the model's name, for the table of settings.
 
@@ -34,27 +34,26 @@ class CallWarehouse:
 
     @property
     def settings(self) -> dict[str, object]:
-        """What determines the file beside the lake's rows, as fingerprints; a change builds the file from nothing.
+        """What determines the file beside the lake's rows, as fingerprints; a change builds the file from nothing."""
+        deciding_sql = RULE + JUDGED + VERDICTS + DECISIONS + SWAPPED_PLACES + CURVES
+        return {
+            "lanes": dict(self.lanes),
+            "tables": fingerprint(self._declared_tables()),
+            "views": fingerprint(deciding_sql + views_sql(self.tables)),
+        }
 
-        - lanes: key of the lane -> name of its tool
-        - tables: columns, comments and queries of every table, and the SQL of a score other than the paper's
-        - views: the SQL text of the scripts that decide about calls, and of every view
-        """
-        declared = {}
+    def _declared_tables(self) -> dict[str, dict[str, object]]:
+        """Return columns, comments and queries of every table, and the SQL of a score other than the paper's."""
+        declared: dict[str, dict[str, object]] = {}
         for table in (*self.tables, *RECORD_TABLES):
             declared[table.name] = dict(table.determining())
             if table.scores:
                 declared[table.name] |= {"scores": dict(table.scores), "score_sql": IDENTITY}
-        deciding_sql = RULE + JUDGED + VERDICTS + DECISIONS + SWAPPED_PLACES + CURVES
-        return {
-            "lanes": dict(self.lanes),
-            "tables": fingerprint(declared),
-            "views": fingerprint(deciding_sql + views_sql(self.tables)),
-        }
+        return declared
 
     @property
     def tables_by_file(self) -> list[WarehouseTable]:
-        """The tables of results, where a score reads what calls cost: costs are no part of the version of a result."""
+        """The tables whose files count as their version: results, if a score reads costs, which no version covers."""
         if not any(reads_cost(table.scores) for table in self.tables):
             return []
         return [table for table in self.tables if has_costs(table)]
@@ -64,7 +63,7 @@ class CallWarehouse:
         return filter_rule(record)
 
     def record_rows(self, records: Records, versions: Mapping[str, str]) -> dict[str, pl.DataFrame]:
-        """Return the rows of the tables that follow from records. `versions`: of every source."""
+        """Return the rows of the tables that follow from records. `versions`: the data version of every source."""
         return record_rows(records, versions, self.lanes, self.named)
 
     def fill(self, file: Path, folder: Path, files: PartFiles, shards: Collection[str] | None) -> dict[str, int]:

@@ -1,10 +1,7 @@
-"""The texts of C* with their calls and losses, and the pairs that these give: what training data is written from.
-
-They are read from a database with the tables of the warehouse.
-"""
+"""Read the texts of C* with their calls and losses from a warehouse, and form preference pairs of the calls."""
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -34,9 +31,9 @@ BATCH = 1000
 class ScoredCall:
     """A scored call in a text. Each call of a chain is one, with the losses and the delta of the chain.
 
-    `tool`, `shard`, `segment`, `position` and `sample` are its key, with the digest of its document. `delta` is by how
-    many nats the call lowers the loss, from the smaller of loss_empty (no call) and loss_call (the call without its
-    result) to loss_result.
+    Its key is `tool`, `shard`, the digest of its document, `segment`, `position` and `sample`. `delta` is by how many
+    nats the call lowers the loss: the smaller of loss_empty (no call) and loss_call (the call without its result), less
+    loss_result.
     """
 
     tool: str  # the key of its lane
@@ -95,8 +92,7 @@ def corpus_texts(
     preferences: also read what preference pairs need (`least_helpful`).
     markers: what calls begin and end with in C*, the corpus to finetune on.
 
-    Memory: a batch, and what DuckDB takes to sort. Raises duckdb.Error, and StorageError where the texts and the kept
-    calls do not belong together.
+    Raises duckdb.Error, and StorageError if the texts hold other calls than the filter kept.
     """
     run_sql(connection, SQL, {"preferences": preferences})
     for batch in connection.sql(TEXTS).to_arrow_reader(BATCH):
@@ -105,13 +101,9 @@ def corpus_texts(
 
 
 def _corpus_text(row: Mapping[str, Any], tool_names: Mapping[str, str], markers: CallMarkers) -> CorpusText:
-    """Read a row of the query TEXTS as a text with its calls.
+    """Return the text of a row of the query TEXTS, with its calls.
 
-    tool_names: key of the lane -> the tool's name in texts. markers: what calls begin and end with in texts.
-
-    The list `least_helpful` of a row is null unless preference pairs are asked for.
-
-    Raises StorageError where the calls in the text are not those that the filter kept: one of the tables is older.
+    Raises StorageError if the text holds other calls than the filter kept: one of the tables is older.
     """
     try:
         calls = _calls_in_text(row, tool_names, markers)
@@ -134,22 +126,13 @@ def _corpus_text(row: Mapping[str, Any], tool_names: Mapping[str, str], markers:
 
 
 def _calls_in_text(row: Mapping[str, Any], tool_names: Mapping[str, str], markers: CallMarkers) -> list[ScoredCall]:
-    """Parse the calls out of a text, and return them with their losses, in the order of the text.
+    """Parse the calls out of a text (a row of TEXTS), and return them with their losses, in the order of the text.
 
-    row: a row of the query TEXTS. Of its columns are read
-    - text (x) and text_with_calls (x*): the text without and with calls
-    - calls: how many calls it has; kept: the kept calls with their losses
-    - offset: the character of the document at which the text begins
-    tool_names: key of the lane -> the tool's name in texts.
-
-    Raises KeyError for a call that was not kept, ValueError where the calls are not as many as the row says, or where
-    the text differs from x once its calls are taken out.
+    Raises KeyError for a call that was not kept, ValueError if the row counts other calls, or if the text without its
+    calls differs from x.
     """
-    kept_calls: dict[PlacedCall, ScoredCall] = {}
-    for scored in _scored_calls(row["kept"], row["offset"], tool_names):
-        placed = PlacedCall(scored.offset, Call(scored.name, scored.input), scored.result)
-        kept_calls[placed] = scored
     text = row["text_with_calls"]
+    kept_calls = _calls_by_place(_scored_calls(row["kept"], row["offset"], tool_names))
     calls = [kept_calls[placed] for placed in placed_calls(text, tool_names.values(), markers)]
 
     has_all_calls = len(calls) == row["calls"]
@@ -159,70 +142,76 @@ def _calls_in_text(row: Mapping[str, Any], tool_names: Mapping[str, str], marker
     return calls
 
 
+def _calls_by_place(calls: Iterable[ScoredCall]) -> dict[PlacedCall, ScoredCall]:
+    """Map each call with its result and its character offset to its losses."""
+    return {PlacedCall(call.offset, Call(call.name, call.input), call.result): call for call in calls}
+
+
 def _scored_calls(
     structs: Collection[Mapping[str, Any]] | None, text_offset: int, tool_names: Mapping[str, str]
 ) -> Iterator[ScoredCall]:
-    """Yield the calls of a list of structs, as corpus_texts.sql makes them; each call of a chain is yielded by itself.
+    """Yield the calls of a list of structs, as corpus_texts.sql makes them; each call of a chain by itself.
 
-    structs: a struct per scored call; null where the text has none. Structs of lanes that `tool_names` lacks are left
-        out.
+    structs: a struct per scored call; None if the text has none. Structs of lanes that `tool_names` lacks are left out.
     text_offset: the character of the document at which the text begins.
-    tool_names: key of the lane -> the tool's name in texts, as {"calculator": "Calculator"}.
     """
     for struct in structs or ():
-        lane = struct["tool"]  # the key of the lane
-        if lane not in tool_names:
+        if struct["tool"] not in tool_names:
             continue
-        single_call = ChainLink(tool_names[lane], struct["input"], struct["result"])
+        single_call = ChainLink(tool_names[struct["tool"]], struct["input"], struct["result"])
         for link in read_chain(struct["chain"]) or [single_call]:
-            yield ScoredCall(
-                tool=lane,
-                name=link.tool,
-                shard=struct["shard"],
-                segment=struct["segment"],
-                position=struct["position"],
-                sample=struct["sample"],
-                offset=struct["char_offset"] - text_offset,
-                input=link.input,
-                result=link.result,
-                delta=struct["delta"],
-                loss_empty=struct["loss_empty"],
-                loss_call=struct["loss_call"],
-                loss_result=struct["loss_result"],
-            )
+            yield _scored_call(struct, link, text_offset)
+
+
+def _scored_call(struct: Mapping[str, Any], link: ChainLink, text_offset: int) -> ScoredCall:
+    """Return one call of a scored call or chain, with the losses of the whole."""
+    return ScoredCall(
+        tool=struct["tool"],
+        name=link.tool,
+        shard=struct["shard"],
+        segment=struct["segment"],
+        position=struct["position"],
+        sample=struct["sample"],
+        offset=struct["char_offset"] - text_offset,
+        input=link.input,
+        result=link.result,
+        delta=struct["delta"],
+        loss_empty=struct["loss_empty"],
+        loss_call=struct["loss_call"],
+        loss_result=struct["loss_result"],
+    )
 
 
 def preference_pairs(
     text: CorpusText, tau_f: Mapping[str, float], markers: CallMarkers = PAPER_MARKERS
 ) -> Iterator[dict[str, Any]]:
-    """Yield preference pairs, as DPO trains on: a text that goes on in two ways, one measured to be better.
+    """Yield preference pairs, as DPO trains on: two continuations of a text, of which one was measured to be better.
 
-    A pair has `prompt`, `chosen` (the better way on), `rejected`, `kind`, `margin` (nats), `chosen_call` (None for the
-    kind no_call) and `rejected_call`. The kinds, by example:
+    A pair has `prompt`, `chosen`, `rejected`, `kind`, `margin` (nats), `chosen_call` and `rejected_call`. Kinds:
     - rejected_call: after "It is", " [Calculator(84 / 7) -> 12] 12 weeks" is chosen over
-      " [Calculator(84 - 7) -> 77] 12 weeks". A kept call of the text is better than a rejected one.
-    - no_call: after "It is", " late" is chosen over " [Calculator(1 + 1) -> 2] late". No call was kept here, and this
-      one hurts.
-    The rejected call is the scored call at its position that helps least (`text.least_helpful`). `_is_worse` says when
-    it makes a pair. Positions with a kept chain give none. Both ways end with the rest of the text without other calls,
-    as the losses were measured.
+      " [Calculator(84 - 7) -> 77] 12 weeks". The kept call is better than a rejected one.
+    - no_call: after "It is", " late" is chosen over " [Calculator(1 + 1) -> 2] late". No call was kept, and this one
+      hurts; `chosen_call` is None.
+    The rejected call is the least helpful one at its position. Positions with a kept chain give no pair.
 
     tau_f: key of the lane -> the least delta, by how much a call lowers the loss, of a kept call.
     """
-    calls_at = Counter(call.offset for call in text.calls)
-    single_call_at = {call.offset: call for call in text.calls if calls_at[call.offset] == 1}
+    call_counts = Counter(call.offset for call in text.calls)
+    kept_call_at = {call.offset: call for call in text.calls}
     for rival in text.least_helpful:
-        is_at_chain = calls_at[rival.offset] > 1
-        kept_call = single_call_at.get(rival.offset)
-        if not is_at_chain and _is_worse(rival, kept_call, tau_f[rival.tool]):
+        if call_counts[rival.offset] > 1:  # a chain
+            continue
+        kept_call = kept_call_at.get(rival.offset)
+        if _is_worse(rival, kept_call, tau_f[rival.tool]):
             yield _pair(text.plain, rival, kept_call, markers)
 
 
 def _is_worse(rival: ScoredCall, kept_call: ScoredCall | None, tau_f: float) -> bool:
     """Return whether a call is worse than what was kept at its position, so that the two make a preference pair.
 
-    Where a call was kept: whether `rival` is a rejected call (delta < tau_f) of the same tool, and not the same call.
-    Where none was kept: whether `rival` raises the loss over no call, by tau_f or more.
+    If a call was kept: whether `rival` is a rejected call (delta < tau_f) of the same tool, and not the same call. If
+        none
+    was kept: whether `rival` raises the loss over no call, by tau_f or more.
     """
     if kept_call is None:
         harm = rival.loss_result - rival.loss_empty
@@ -234,9 +223,9 @@ def _is_worse(rival: ScoredCall, kept_call: ScoredCall | None, tau_f: float) -> 
 def _pair(plain: str, rival: ScoredCall, kept_call: ScoredCall | None, markers: CallMarkers) -> dict[str, Any]:
     """Return a preference pair: a text that goes on with a better and with a worse call at the same place.
 
-    plain: the text without calls. rival: the worse call. kept_call: the better call; None where no call is better.
+    plain: the text without calls. rival: the worse call. kept_call: the better call; None if no call is better.
 
-    `margin` is by how much the loss after the rejected way is higher than after the chosen way, in nats.
+    `margin` is by how many nats the loss after the rejected continuation is higher.
     """
     rest = plain[rival.offset :]
     pair = {

@@ -1,4 +1,4 @@
-"""decided_calls: why each scored call stays or not, as the filter stores it. The warehouse shows these reasons."""
+"""Declare decided_calls, the table with the filter's reason for each scored call, which the warehouse shows."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -24,10 +24,10 @@ DECIDED_SCHEMA = pl.Schema(
 
 
 def decided_table(sources: Sequence[str]) -> WarehouseTable:
-    """Declare the reasons in the lake tables `sources`, such as "calculator/decided_calls", for the warehouse.
+    """Return the table of reasons for the warehouse. sources: tables of the lake, such as "calculator/decided_calls".
 
-    The warehouse has no table of this name and so no columns of it: its rows are read while the table `decisions` is
-    filled, whose column `reason` holds them (warehouse_filling.py).
+    The warehouse has no table of this name: its rows are only read to fill the column `reason` of `decisions`
+    (warehouse_filling.py).
     """
     return WarehouseTable(
         name=DECIDED,

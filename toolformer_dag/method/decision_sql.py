@@ -1,13 +1,13 @@
-"""The SQL that decides: which scored calls may stay, and how many of them stay by chance.
+"""The SQL that decides which scored calls stay, and how many of them by chance.
 
-The filter runs these texts over the files of one lane, the warehouse over the files of all lanes. Both have them in
-their fingerprints.
+The filter runs it over the files of one lane (a tool with its settings), the warehouse over those of all lanes. Both
+have its text in their fingerprints.
 """
 
 from toolformer_dag.lake.queries import sql_text
 
 RULE = sql_text(__package__, "rule.sql")
-"""The macro `why_not`: does a call stay at a threshold? The filter, the warehouse and the page ask this."""
+"""The macro `why_not`: why a call does not stay at a threshold. The filter, the warehouse and the page use it."""
 JUDGED = sql_text(__package__, "judged.sql")
 """`judged`: every call of `scored`, whether it may stay, and whether it is the best of its place."""
 SWAPPED_PLACES = sql_text(__package__, "swapped_places.sql")
@@ -17,4 +17,4 @@ CHANCE = sql_text(__package__, "kept_by_chance.sql")
 COST_FRONTIER = sql_text(__package__, "cost_frontier.sql")
 """The view `cost_frontier`: what each threshold gains, and for what cost."""
 SCORED = "loss_deltas"
-"""The table of scored calls. In the warehouse they stand in `decisions`, each with its verdict, and it is a view."""
+"""The table of scored calls. In the warehouse it is a view over `decisions`, where each call has its verdict."""

@@ -1,4 +1,4 @@
-"""The tables of the warehouse whose rows follow from the records of the lake's parts: what they are, and their rows."""
+"""Declare and fill the tables of the warehouse whose rows follow from the records of the lake's parts."""
 
 import json
 from collections import Counter
@@ -92,7 +92,7 @@ class MadeWith(NamedTuple):
 
 
 class RejectionKey(NamedTuple):
-    """What is counted in the table `rejections` (REJECTIONS); `tool` is null for stages without lanes."""
+    """The key of a count in the table `rejections` (REJECTIONS); `tool` is null for stages without lanes."""
 
     stage: str
     tool: str | None
@@ -103,10 +103,9 @@ class RejectionKey(NamedTuple):
 def record_rows(
     records: Records, versions: Mapping[str, str], lanes: Mapping[str, str], named: Mapping[str, str]
 ) -> dict[str, pl.DataFrame]:
-    """Return the rows of those tables of the warehouse that follow from records: name of the table -> frame.
+    """Return the rows of the warehouse's tables that follow from records: name of the table -> frame.
 
-    These tables are sources, rejections, lanes, filter_rules and settings. A record says what a part of a lake table
-    (the rows of a shard) was made from.
+    A record says what a part of a lake table (the rows of a shard) was made from.
 
     records: name of the lake table -> records of its parts.
     versions: the data version of every source, by its name.
@@ -114,26 +113,31 @@ def record_rows(
     named: settings that determine no rows, but are shown, as name -> value.
     """
     filter_rules = _filter_rules(records, lanes)
-
-    setting_rows = [MadeWith(stage=None, tool=None, setting=setting, value=value) for setting, value in named.items()]
-    for table_records in records.values():
-        if table_records:  # parts of a table share their settings
-            setting_rows += _made_with(table_records[0])
-
     return {
         SOURCES.name: pl.DataFrame(list(versions.items()), SOURCES.schema, orient="row"),
         REJECTIONS.name: _rejections(chain.from_iterable(records.values())),
         LANES.name: pl.DataFrame(filter_rules, LANES.schema),  # takes some columns of these rows
         FILTER_RULES.name: pl.DataFrame(filter_rules, FILTER_RULES.schema),
-        MADE_WITH.name: pl.DataFrame(setting_rows, MADE_WITH.schema, orient="row"),
+        MADE_WITH.name: pl.DataFrame(_setting_rows(records, named), MADE_WITH.schema, orient="row"),
     }
 
 
-def _filter_rules(records: Records, lanes: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Return a row per lane (a tool with its thresholds): tool, name, round, and its threshold (`filter_rule`).
+def _setting_rows(records: Records, named: Mapping[str, str]) -> list[MadeWith]:
+    """Return a row per setting: those of no stage (`named`) first, then those of each table."""
+    setting_rows = [MadeWith(stage=None, tool=None, setting=setting, value=value) for setting, value in named.items()]
+    for table_records in records.values():
+        if table_records:  # parts of a table share their settings
+            setting_rows += _made_with(table_records[0])
+    return setting_rows
 
-    It is the threshold that the published calls were filtered with, even if the settings have changed since; a row has
-    none where calls were not filtered yet. lanes: key of the lane -> the tool's name in the text.
+
+def _filter_rules(records: Records, lanes: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Return a row per lane (a tool with its settings): tool, name, round, and its threshold (`filter_rule`).
+
+    It is the threshold that the published calls were filtered with, even if the settings have changed since, and
+    missing if calls were not filtered yet.
+
+    lanes: key of the lane -> the tool's name in the text.
     """
     rows = []
     for lane, tool_name in lanes.items():
@@ -146,7 +150,7 @@ def _filter_rules(records: Records, lanes: Mapping[str, str]) -> list[dict[str, 
 
 
 def _rejections(records: Iterable[Mapping[str, Any]]) -> pl.DataFrame:
-    """Add up what was left out, over the records of all parts: a row per stage, tool, shard and reason (REJECTIONS).
+    """Add up the rejections in the records of all parts: a row per stage, tool, shard and reason (REJECTIONS).
 
     Stages for single calls and for chains write the same `stage` into their records, and are counted together.
     """
@@ -164,7 +168,7 @@ def _rejections(records: Iterable[Mapping[str, Any]]) -> pl.DataFrame:
 def _made_with(record: Mapping[str, Any]) -> list[MadeWith]:
     """Return a row per setting in a record, nested ones by dotted path: sampling.temperature -> "0.8".
 
-    Values that are no text are written as JSON. The fingerprint of columns is left out.
+    Other values than text are written as JSON. The fingerprint of columns is left out.
     """
     rows = []
     for setting, value in flat(record["settings"]):
@@ -178,9 +182,9 @@ def _made_with(record: Mapping[str, Any]) -> list[MadeWith]:
 def filter_rule(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a record of filtered_calls says of its threshold tau_f, the least delta of a kept call.
 
-    - `{"tau_f": 0.5}` where the settings name it; `{"tau_f": None}` where the record does not say it
-    - `{"tau_f": 0.7, "by_chance": 0.1, "verdict": ...}` where it was chosen by how much is kept by chance. The stage
-      stores this among the record's inputs, under THRESHOLD.
+    - `{"tau_f": 0.5}` if the settings name it; `{"tau_f": None}` if the record does not say it
+    - `{"tau_f": 0.7, "by_chance": 0.1, "verdict": ...}` if it was chosen by how much is kept by chance: the record's
+      input THRESHOLD
     """
     chosen_threshold: dict[str, Any] | None = record.get("inputs", {}).get(THRESHOLD)
     if chosen_threshold:

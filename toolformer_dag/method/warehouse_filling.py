@@ -1,7 +1,7 @@
-"""Writing the tables of the warehouse into its file: all from nothing, or in a copy of it the rows of some shards.
+"""Write the tables of the warehouse into a new file, or replace the rows of some shards in a copy of the last file.
 
-The verdict on a call changes only with its shard: the filter has stored the reason of each call, also where it followed
-from other shards. The tables `swapped_places` and `curves` are counted over all verdicts, each time.
+The filter has stored the reason of each call, so that the verdict on a call only changes with its shard. The tables
+`swapped_places` and `curves` are counted over all verdicts each time.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -37,7 +37,7 @@ def fill(
 ) -> dict[str, int]:
     """Fill the warehouse, a DuckDB file: tables, comments and views; return table -> number of rows.
 
-    file: a new file, or a copy of the last one in which the rows of `shards` are replaced.
+    file: a new file, or a copy of the last one where the rows of `shards` are replaced.
     spilled: a folder for what does not fit into memory.
     tables: every table of the warehouse. files: table -> its Parquet files (see `DeclaredWarehouse.fill`).
     shards: None for a new file.
@@ -46,8 +46,7 @@ def fill(
     """
     is_new = shards is None
     with _attached(file, spilled) as connection:
-        replaced = "CREATE TEMP TABLE replaced AS SELECT unnest($shards::VARCHAR[]) AS shard"
-        connection.execute(replaced, {"shards": list(shards or ())})
+        _name_replaced(connection, shards or ())
         run_sql(connection, f"CREATE OR REPLACE {RULE}")
         # Tables with scores come last (False sorts first): their scores may read costs from the other tables.
         for table in sorted(tables, key=lambda table: bool(table.scores)):
@@ -55,11 +54,21 @@ def fill(
         _decide(connection, is_new)
         if is_new:
             run_sql(connection, views_sql(tables))
+        return _commented(connection, tables)
 
-        in_file = [table for table in tables if table.name != DECIDED]
-        write_comments(connection, in_file, DERIVED_FROM)
-        names = (*(table.name for table in in_file), *DERIVED_FROM)
-        return {name: rows(connection, f'SELECT count(*) FROM "{name}"').item() for name in names}
+
+def _name_replaced(connection: duckdb.DuckDBPyConnection, shards: Collection[str]) -> None:
+    """Create the temporary table `replaced` with the names of the shards whose rows are replaced."""
+    replaced = "CREATE TEMP TABLE replaced AS SELECT unnest($shards::VARCHAR[]) AS shard"
+    connection.execute(replaced, {"shards": list(shards)})
+
+
+def _commented(connection: duckdb.DuckDBPyConnection, tables: Sequence[WarehouseTable]) -> dict[str, int]:
+    """Write the comments of the tables in the file; return the number of rows of each, derived tables included."""
+    in_file = [table for table in tables if table.name != DECIDED]
+    write_comments(connection, in_file, DERIVED_FROM)
+    names = (*(table.name for table in in_file), *DERIVED_FROM)
+    return {name: rows(connection, f'SELECT count(*) FROM "{name}"').item() for name in names}
 
 
 def _fill_table(connection: duckdb.DuckDBPyConnection, table: WarehouseTable, query: str, is_new: bool) -> None:
@@ -112,8 +121,8 @@ def _rows_query(table: WarehouseTable, files: Sequence[str], tables: Sequence[Wa
         return f"WITH rows AS (SELECT * EXCLUDE (row) FROM ({_scored_query(table, files, tables)})) {table.select}"
     names = ", ".join(map(quoted, files))
     # Files of measurements may lack columns (see WarehouseTable.measured), which are then null.
-    read = f"FROM read_parquet([{names}], hive_partitioning = false, union_by_name = {table.measured})"
-    return f"WITH rows AS ({read}) {table.select}"
+    scan = f"FROM read_parquet([{names}], hive_partitioning = false, union_by_name = {table.measured})"
+    return f"WITH rows AS ({scan}) {table.select}"
 
 
 def _scored_query(table: WarehouseTable, files: Sequence[str], tables: Sequence[WarehouseTable]) -> str:
@@ -123,10 +132,10 @@ def _scored_query(table: WarehouseTable, files: Sequence[str], tables: Sequence[
 
 
 def _replace_rows(connection: duckdb.DuckDBPyConnection, table: WarehouseTable, query: str) -> None:
-    """Replace the rows of a table in a copy of the warehouse by those of `query`.
+    """Replace the rows of a table in a copy of the warehouse by the rows of `query`.
 
-    A table by shard loses its rows of the shards in the table `replaced`, any other table all rows. To a table whose
-    row numbers others hold (`keeps_places`), rows are only added.
+    A table by shard loses its rows of the shards in the table `replaced`, any other table all rows. A table whose row
+    numbers others hold (`keeps_places`) only gets rows added.
     """
     if not table.keeps_places:
         of_shards = "WHERE shard IN (FROM replaced)" if table.by_shard else ""
@@ -137,8 +146,8 @@ def _replace_rows(connection: duckdb.DuckDBPyConnection, table: WarehouseTable, 
 def _decide(connection: duckdb.DuckDBPyConnection, is_new: bool) -> None:
     """Fill `decisions`, every scored call with its verdict, and the tables that are counted over it.
 
-    Reads the temporary `scored` and `decided_calls` and the tables of the lake (see `_fill_table`). In a copy of the
-    warehouse (not `is_new`) only the rows of the shards in the table `replaced` change. The scripts create:
+    In a copy of the warehouse (not `is_new`) only the rows of the shards in the table `replaced` change. The scripts
+    create:
     - JUDGED, VERDICTS: the temporary views `judged` (which call is best at its position) and `verdicts`
     - DECISIONS: the empty table `decisions`
     - SWAPPED_PLACES, CURVES: the tables `swapped_places` and `curves`, counted over `decisions`

@@ -1,4 +1,4 @@
-"""The text of the warehouse's views and macros, over the tables that stages declare."""
+"""Write the SQL of the warehouse's views and macros, over the tables that stages declare."""
 
 from collections.abc import Sequence
 
@@ -12,27 +12,27 @@ LOSS_DELTAS = (
     "* EXCLUDE (unfit, eligible, best, kept, tau_f, distance, text_offset, domain, date, document) "
     "REPLACE (unfit AS reason)"
 )
-"""A scored call as it is without the verdict on it; `$loss_deltas` in views.sql."""
+"""The columns of a scored call without its verdict; replaces `$loss_deltas` in views.sql."""
 VIEWS = CHANCE + sql_text(__package__, "views.sql").replace("$loss_deltas", LOSS_DELTAS)
 SAMPLES = ("candidates", "chained_candidates")
-"""How the names of the tables of samples begin."""
+"""Beginnings of the names of tables of samples."""
 TOOL_INPUT = "tool, input, context"
-"""What tells the calls of tools apart: equal ones are run once."""
+"""The key of a tool's call: equal calls are run once."""
 
 
 def views_sql(tables: Sequence[WarehouseTable]) -> str:
-    """Return the statements that make every view and macro, in their order."""
+    """Return the statements that create every view and macro, in their order."""
     of_tables = "".join(table.views for table in tables)
     return _sampled_view(tables) + VIEWS + _tool_costs_view(tables) + COSTS + COST_FRONTIER + of_tables
 
 
 def has_costs(table: WarehouseTable) -> bool:
-    """Return whether the rows of a table are results of calls, with what they cost."""
+    """Return whether the rows of a table are results of calls, with their costs."""
     return "tool_version" in table.columns
 
 
 def tool_costs_query(tables: Sequence[WarehouseTable]) -> str:
-    """Return the query for what every distinct call cost, over all tables of results: (tool, input, context, ...)."""
+    """Return the query for the cost of every distinct call, over all tables of results: (tool, input, context, ...)."""
     results = [f'SELECT {TOOL_INPUT}, cost, seconds FROM "{table.name}"' for table in tables if has_costs(table)]
     return (
         f"SELECT {TOOL_INPUT}, max(cost) AS cost, max(seconds) AS seconds "
@@ -43,8 +43,7 @@ def tool_costs_query(tables: Sequence[WarehouseTable]) -> str:
 def _sampled_view(tables: Sequence[WarehouseTable]) -> str:
     """Return the SQL of the view `sampled` (tool, input, source) over all tables of samples.
 
-    Tables of calls that are made after other calls have no column `source`: only the model proposes such calls, so that
-    the view shows MODEL.
+    Tables of chained calls have no column `source`: only the model proposes such calls, so the view shows MODEL.
     """
     selects = []
     for table in tables:
@@ -57,6 +56,6 @@ def _sampled_view(tables: Sequence[WarehouseTable]) -> str:
 
 
 def _tool_costs_view(tables: Sequence[WarehouseTable]) -> str:
-    """Return the SQL of the view `tool_costs`, over all tables of results, also of calls after other calls."""
+    """Return the SQL of the view `tool_costs`, over all tables of results, chained calls included."""
     query = tool_costs_query(tables)
     return f"CREATE VIEW tool_costs AS {query};COMMENT ON VIEW tool_costs IS 'What every distinct call cost.';"

@@ -1,8 +1,8 @@
 """augmented_corpus: C*, the texts with the calls of all tools in them (paper, section 2, "Model Finetuning").
 
-Beside them, where `training.plain_texts` asks for it, texts in which no call helped. It has a part per shard. As a
-whole it is read in the order of the hashes of its documents' texts, however these are spread over shards
-(`corpus_rows`): the training texts are.
+With the setting `training.plain_texts` it also has texts in which no call helped. The table has a part per shard.
+`corpus_rows` reads it as a whole, ordered by the hashes of the documents' texts, so the order does not depend on how
+documents are spread over shards.
 """
 
 from collections import Counter
@@ -75,7 +75,7 @@ class _CorpusRow(NamedTuple):
 
 
 class _PlacedDocument(NamedTuple):
-    """A document of the shard. Its cuts are stored under its place (see `raw_shards.documents`)."""
+    """A document of a shard. Its cuts are stored under its place (see `raw_shards.documents`)."""
 
     shard: str
     digest: str
@@ -84,23 +84,22 @@ class _PlacedDocument(NamedTuple):
 
 
 def settings(plan: Plan, lane: None) -> Mapping[str, Any]:
-    """Return the settings and versions of code that determine the rows of C*, beside the kept calls and documents.
+    """Return the settings and code versions that determine the rows of C*, beside the kept calls and documents.
 
-    A change of any of them makes the table out of date. `lane` is None: C* holds the calls of all tools. `determining`
-    gives the named settings as name -> value.
+    A change of any of them makes the table out of date. `lane` is None: C* holds the calls of all tools.
     """
     return {
         **cutting(plan),  # how documents are cut into texts
         "tools": plan.lane_names,
         "merging": MERGING,  # the version of the code that puts calls into texts
         "heldout_share": HELDOUT_SHARE,
-        **determining(plan.settings.training, "plain_texts"),
+        **determining(plan.settings.training, "plain_texts"),  # name -> value
         **determining(plan.settings.model, "markers"),
     }
 
 
 def reads(plan: Plan, lane: None) -> tuple[str, ...]:
-    """Return the tables that are read: documents, kept calls, and with `training.plain_texts` the lanes' texts."""
+    """Return the names of the tables that are read: documents, kept calls, and the tools' texts if they are needed."""
     tables = [raw_shards.NAME, *_kept_calls_tables(plan)]
     if plan.settings.training.plain_texts:
         tables += [_wanted_texts_table(plan, lane) for lane in plan.lanes]
@@ -108,59 +107,68 @@ def reads(plan: Plan, lane: None) -> tuple[str, ...]:
 
 
 def _kept_calls_tables(plan: Plan) -> list[str]:
-    """Return the names of the tables of kept calls, one for each lane whose calls C* holds."""
+    """Return the names of the tables of kept calls, one per lane (a tool with its settings) whose calls C* holds."""
     return [f"{lane.key}/filtered_calls" for lane in plan.all_lanes]
 
 
 def _wanted_texts_table(plan: Plan, lane: Lane) -> str:
     """Return the name of the table of all texts that were selected for a lane's tool.
 
-    It is the table of the first project: those of later projects only have the texts in which no call was kept before.
+    It is the table of the first project: in later projects it only has the texts without a kept call so far.
     """
     first_project = plan.projects[0]
     return f"{first_project.lane_of(lane.tool).key}/heuristic_subset"
 
 
 def inputs(output: TableOutput) -> InputsOf:
-    """Return a function from a shard to the versions of its documents, its kept calls and the lanes' texts in it."""
+    """Return a function from a shard to the versions of the tables that its rows are made from."""
     return versions({name: output.plan.lake.table(name) for name in output.depends_on})
 
 
 def rows(worker: Worker, output: TableOutput, part: str) -> PartRows:
     """Merge the kept calls of all tools into the documents of a shard; return the rows of C* and what was rejected.
 
-    C* is the corpus to finetune on. A row holds a text x of a document and the same text with its calls, x*, such as
-    "18 + 4 is 22." and "18 + 4 is [Calculator(18 + 4) -> 22] 22.". Tools may have cut a document differently, so calls
-    are placed by their character in the document, and the document is cut again. The setting `training.plain_texts`
-    adds texts without calls. Texts are rejected where x cannot be restored from x* (see `examples`).
+    A row holds a text x and the same text with its calls, x*, such as "18 + 4 is 22." and "18 + 4 is
+    [Calculator(18 + 4) -> 22] 22.". Tools may have cut a document differently, so calls are placed by their character
+    in the document, and the document is cut again.
 
     part: the name of the shard.
 
-    Memory: kept calls and texts of the shard. Raises StaleInput where a document is gone.
+    Raises StaleInput if a document is gone.
     """
     plan = output.plan
-    calls = pl.concat([plan.lake.table(name).read(part) for name in _kept_calls_tables(plan)])
+    calls = _calls_of_shard(plan, part)
     plain = plain_texts(plan, part, calls)
+    documents = _documents(plan, keys=pl.concat([calls.select(DOCUMENT), plain.select(DOCUMENT)]))
     cuts = DocumentCuts(worker, plan.settings.corpus.segment_tokens, worker.encoding().lengths)
     merge = _Merge(plan, calls, plain)
-    documents = _documents(plan, pl.concat([calls.select(DOCUMENT), plain.select(DOCUMENT)]))
-    while batch := list(islice(documents, raw_shards.BATCH)):  # stored cuts are looked up a batch at a time
+    for document, texts in _with_texts(documents, cuts):
+        merge.add(document, texts)
+    return PartRows([merge.table(output.stage.schema)], rejected=merge.rejected, stores=[cuts.name])
+
+
+def _calls_of_shard(plan: Plan, shard: str) -> pl.DataFrame:
+    """Return the kept calls of all tools in a shard."""
+    return pl.concat([plan.lake.table(name).read(shard) for name in _kept_calls_tables(plan)])
+
+
+def _with_texts(
+    documents: Iterator[_PlacedDocument], cuts: DocumentCuts
+) -> Iterator[tuple[_PlacedDocument, Sequence[Segment]]]:
+    """Yield each document with the texts that it is cut into; stored cuts are looked up a batch at a time."""
+    while batch := list(islice(documents, raw_shards.BATCH)):
         cut_documents = cuts.texts_of([(document.place, document.text) for document in batch])
         for document, cut_document in zip(batch, cut_documents, strict=True):
-            merge.add(document, cut_document.texts)  # adds to its rows and rejections
-    table = pl.DataFrame(merge.rows, schema=output.stage.schema, orient="row").sort(ORDER)
-    return PartRows([table], rejected=merge.rejected, stores=[cuts.name])
+            yield document, cut_document.texts
 
 
 def plain_texts(plan: Plan, shard: str, calls: pl.DataFrame) -> pl.DataFrame:
-    """Choose texts of a shard without a kept call, to be trained on with the others: (shard, digest, offset).
-
-    calls: the shard's kept calls of all tools.
+    """Choose texts of a shard without a kept call for training, and return their (shard, digest, offset).
 
     `training.plain_texts` is a ratio: with 0.5 and 40 texts with calls of a tool, 20 of the texts that were selected
-    for the tool and have no call are chosen. They are those with the smallest hashes; none is chosen for two tools.
+    for the tool and have no call are chosen, by hash. No text is chosen for two tools.
 
-    Memory: the shard's texts of a tool at a time, without their characters.
+    calls: the shard's kept calls of all tools.
     """
     chosen = pl.DataFrame(schema={"shard": pl.String, "digest": pl.String, "offset": pl.Int64})
     if plan.settings.training.plain_texts:
@@ -170,31 +178,45 @@ def plain_texts(plan: Plan, shard: str, calls: pl.DataFrame) -> pl.DataFrame:
 
 
 def _plain_texts_of_tool(plan: Plan, lane: Lane, shard: str, calls: pl.DataFrame, chosen: pl.DataFrame) -> pl.DataFrame:
-    """Choose texts of a shard without a kept call among those selected for a tool: rows with the columns of `chosen`.
+    """Choose texts of a shard without a kept call for one tool; return rows with the columns of `chosen`.
 
-    calls: the shard's kept calls; `tool` is the key of their lane. chosen: the texts that other tools have taken.
+    calls: the shard's kept calls; `tool` is the key of their lane (a tool with its settings).
+    chosen: the texts that were chosen for other tools.
     """
-    text_columns = (*TEXT_KEY, "offset", "text_digest", pl.col("text").str.len_chars().alias("length"))
-    texts = plan.lake.table(_wanted_texts_table(plan, lane)).scan([shard]).select(text_columns).collect()
-    text_end = pl.col("offset") + pl.col("length")
-    is_inside = pl.col("char_offset").is_between("offset", text_end, closed="left")
-    # A row per text and kept call in it, of whatever tool.
-    with_calls = texts.join(calls.select("digest", "char_offset", "tool"), on="digest").filter(is_inside)
-
-    lanes_of_tool = {other.key for other in plan.all_lanes if other.tool.key == lane.tool.key}
-    is_of_tool = pl.col("tool").is_in(lanes_of_tool)
-    called_count = with_calls.filter(is_of_tool).select(TEXT_KEY).n_unique()  # texts with calls of the tool
-    count = _rounded_by_hash(plan.settings.training.plain_texts * called_count, f"{lane.tool.key} {shard}")
+    texts = _wanted_texts(plan, lane, shard)
+    with_calls = _texts_with_calls(texts, calls)
+    called_count = _count_texts_of_tool(plan, lane, with_calls)
+    wanted_count = _rounded_by_hash(plan.settings.training.plain_texts * called_count, f"{lane.tool.key} {shard}")
 
     free = texts.join(with_calls, on=TEXT_KEY, how="anti").join(chosen, on=chosen.columns, how="anti")
-    free = free.sort("text_digest", *TEXT_KEY).unique("text_digest", keep="first", maintain_order=True)
-    return free.head(count).select(chosen.columns)
+    distinct = free.sort("text_digest", *TEXT_KEY).unique("text_digest", keep="first", maintain_order=True)
+    return distinct.head(wanted_count).select(chosen.columns)
+
+
+def _wanted_texts(plan: Plan, lane: Lane, shard: str) -> pl.DataFrame:
+    """Return the texts of a shard that were selected for a tool, each with its `length` instead of its characters."""
+    length = pl.col("text").str.len_chars().alias("length")
+    table = plan.lake.table(_wanted_texts_table(plan, lane))
+    return table.scan([shard]).select(*TEXT_KEY, "offset", "text_digest", length).collect()
+
+
+def _texts_with_calls(texts: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
+    """Return a row per text and kept call inside it, with the columns of both. Calls of every tool count."""
+    text_end = pl.col("offset") + pl.col("length")
+    is_inside = pl.col("char_offset").is_between("offset", text_end, closed="left")
+    return texts.join(calls.select("digest", "char_offset", "tool"), on="digest").filter(is_inside)
+
+
+def _count_texts_of_tool(plan: Plan, lane: Lane, with_calls: pl.DataFrame) -> int:
+    """Count the distinct texts with calls of a lane's tool, from this project or an earlier one."""
+    lanes_of_tool = {other.key for other in plan.all_lanes if other.tool.key == lane.tool.key}
+    return with_calls.filter(pl.col("tool").is_in(lanes_of_tool)).select(TEXT_KEY).n_unique()
 
 
 def _rounded_by_hash(number: float, name: str) -> int:
-    """Round a number up or down by the hash of a name, always the same way for the same name.
+    """Round a number up or down by the hash of a name, always the same for the same name.
 
-    Over many names 0.3 is rounded up to 1 in 30 % of them, so that small shards give texts too.
+    Over many names 0.3 becomes 1 for 30 % of them, so that small shards give texts too.
     """
     hash_between_0_and_1 = int.from_bytes(text_order(name), "big") / 2**64
     return int(number + hash_between_0_and_1)
@@ -209,7 +231,7 @@ def corpus_rows(lake: Lake, columns: Sequence[str]) -> pl.LazyFrame:
 
 
 def corpus_batches(lake: Lake) -> Iterator[pl.DataFrame]:
-    """Yield the rows of C*, a file at a time, shard by shard. Raises MissingPart, DamagedPart."""
+    """Yield the rows of C* shard by shard, a frame per file. Raises MissingPart, DamagedPart."""
     table = lake.table(NAME)
     for part in table.parts():
         if table.pointer(part).rows:
@@ -217,7 +239,7 @@ def corpus_batches(lake: Lake) -> Iterator[pl.DataFrame]:
 
 
 def texts_not_given_back(rows: pl.DataFrame, output: TableOutput) -> int:
-    """Count the rows whose x* (`text_with_calls`) without its calls is not x (`text`), byte for byte; 0 is wanted."""
+    """Count the rows whose x* (`text_with_calls`) without its calls differs from x (`text`). It should be 0."""
     tool_names = output.plan.lane_names.values()
     markers = output.plan.settings.model.markers
     count = 0
@@ -227,49 +249,55 @@ def texts_not_given_back(rows: pl.DataFrame, output: TableOutput) -> int:
 
 
 def texts_by_lane(output: TableOutput) -> Shown:
-    """Count the texts of C* for Dagster's page: by tool, as in Table 2, all with calls, and those without any.
+    """Count the texts of C* for Dagster's page: by tool as in Table 2, all with calls, and all without.
 
     A text with calls of two tools counts for both, so the sum may be larger than "texts with all".
     """
-    texts = 0
-    with_lane: Counter[str] = Counter()
+    with_calls = 0
     without_calls = 0
+    with_lane: Counter[str] = Counter()
     for batch in corpus_batches(output.plan.lake):
-        texts += batch.height
-        without_calls += batch.filter(pl.col("tools").list.len() == 0).height
+        batch_with_calls = batch.filter(pl.col("calls") > 0).height
+        with_calls += batch_with_calls
+        without_calls += batch.height - batch_with_calls
         with_lane.update(batch["tools"].explode().drop_nulls().to_list())
+
     shown = {f"texts with {lane}": with_lane[lane] for lane in output.plan.lane_names}
-    shown["texts with all"] = texts - without_calls
+    shown["texts with all"] = with_calls
     if without_calls:
         shown["texts without calls"] = without_calls
     return shown
 
 
 def _documents(plan: Plan, keys: pl.DataFrame) -> Iterator[_PlacedDocument]:
-    """Yield the documents that `keys` (shard, digest) name, each once, shard by shard.
+    """Yield the documents with the given keys (shard, digest), each once, shard by shard.
 
     Raises StaleInput at the end where some are gone: their calls were kept before the corpus changed.
     """
     wanted = keys.select(DOCUMENT).unique()
     wanted_shards = set(keys["shard"])
-    count = 0
+    yielded_count = 0
     for shard in plan.lake.table(raw_shards.NAME).parts():
-        if shard not in wanted_shards:
-            continue
-        for batch in raw_shards.documents(plan, shard):
-            documents = batch.join(wanted, on=DOCUMENT, how="semi", maintain_order="left")
-            count += documents.height
-            for values in documents.select(_PlacedDocument._fields).iter_rows():
-                yield _PlacedDocument(*values)
-    if count < wanted.height:
-        gone = f"calls of {wanted.height - count} documents that are gone"
-        raise StaleInput(NAME, WHOLE, gone, "every tool's filtered_calls")
+        if shard in wanted_shards:
+            for document in _documents_of_shard(plan, shard, wanted):
+                yielded_count += 1
+                yield document
+    gone_count = wanted.height - yielded_count
+    if gone_count > 0:
+        raise StaleInput(NAME, WHOLE, f"calls of {gone_count} documents that are gone", "every tool's filtered_calls")
+
+
+def _documents_of_shard(plan: Plan, shard: str, wanted: pl.DataFrame) -> Iterator[_PlacedDocument]:
+    """Yield the documents of a shard whose (shard, digest) is in `wanted`, in their order."""
+    for batch in raw_shards.documents(plan, shard):
+        documents = batch.join(wanted, on=DOCUMENT, how="semi", maintain_order="left")
+        for values in documents.select(_PlacedDocument._fields).iter_rows():
+            yield _PlacedDocument(*values)
 
 
 class _Merge:
-    """Merges the kept calls of a shard into its documents, which `add` takes one after another.
+    """Merges the kept calls of a shard into its documents: `add` each document, then read `table` and `rejected`.
 
-    - `rows`: the rows of C*, complete after the last document
     - `rejected`: how many calls could not be used, by (shard, reason)
     """
 
@@ -279,48 +307,50 @@ class _Merge:
         calls: the shard's kept calls, of all its documents.
         plain: (shard, digest, offset) of texts without calls that become rows too (see `plain_texts`).
         """
-        self.rows: list[_CorpusRow] = []
         self.rejected: Rejected = Counter()
-        self._tool_names = plan.lane_names  # key of the lane -> the tool's name in texts
+        self._rows: list[_CorpusRow] = []
+        self._name_of_lane = plan.lane_names  # key of the lane -> its tool's name in texts
+        self._tool_names = list(plan.lane_names.values())
         self._markers = plan.settings.model.markers
         self._calls_of = calls.partition_by(DOCUMENT, as_dict=True)
         self._plain_of = plain.partition_by(DOCUMENT, as_dict=True)
 
-    def add(self, document: _PlacedDocument, texts: Sequence[Segment]) -> None:
-        """Merge the calls of a document, which is cut into `texts`: add to `rows` and `rejected`.
+    def table(self, schema: pl.Schema) -> pl.DataFrame:
+        """Return the rows of the documents that were added, in the order of C*."""
+        return pl.DataFrame(self._rows, schema=schema, orient="row").sort(ORDER)
 
-        A row is added for each text that gets calls, and for each text that stands without calls.
-        """
+    def add(self, document: _PlacedDocument, texts: Sequence[Segment]) -> None:
+        """Add a document, which is cut into `texts`: a row per text with calls, and per chosen text without calls."""
         key = (document.shard, document.digest)
         calls = self._kept_calls(key)
-        tool_names = list(self._tool_names.values())
-        for example in examples(texts, calls, tool_names, self._markers):
+        self._add_texts_with_calls(document, texts, calls)
+        if key in self._plain_of:
+            offsets = set(self._plain_of[key]["offset"])
+            for example in plain_examples(texts, offsets, calls, self._tool_names, self._markers):
+                self._rows.append(_row(document, example))
+
+    def _add_texts_with_calls(
+        self, document: _PlacedDocument, texts: Sequence[Segment], calls: Sequence[KeptCall]
+    ) -> None:
+        """Add a row for each text of a document that gets calls, and count the calls that cannot be used."""
+        for example in examples(texts, calls, self._tool_names, self._markers):
             if isinstance(example, Dropped):
                 self.rejected[document.shard, example.reason] += example.calls
             else:
-                self.rows.append(_row(document, example))
-        if key in self._plain_of:
-            plain_offsets = set(self._plain_of[key]["offset"])
-            for example in plain_examples(texts, plain_offsets, calls, tool_names, self._markers):
-                self.rows.append(_row(document, example))
+                self._rows.append(_row(document, example))
 
     def _kept_calls(self, document: tuple[str, str]) -> list[KeptCall]:
-        """Return the kept calls of a document (shard, digest), from the rows of filtered_calls.
-
-        A row of a chain (several calls at one position, each made after the results of the earlier ones) gives a
-        KeptCall with all of its calls, any other row a KeptCall with a single call.
-        """
+        """Return the kept calls of a document (shard, digest). A chain of calls at one position is one KeptCall."""
         if document not in self._calls_of:
             return []
-        calls = []
-        for row in self._calls_of[document].iter_rows(named=True):
-            links = read_chain(row["chain"])
-            if not links:  # a single call
-                links = [ChainLink(self._tool_names[row["tool"]], row["input"], row["result"])]
-            calls.append(
-                KeptCall(tool=row["tool"], char_offset=row["char_offset"], delta=row["delta"], links=tuple(links))
-            )
-        return calls
+        return [self._kept_call(row) for row in self._calls_of[document].iter_rows(named=True)]
+
+    def _kept_call(self, row: Mapping[str, Any]) -> KeptCall:
+        """Return the call, or the chain of calls, of a row of filtered_calls."""
+        links = read_chain(row["chain"])
+        if not links:  # a single call
+            links = [ChainLink(self._name_of_lane[row["tool"]], row["input"], row["result"])]
+        return KeptCall(tool=row["tool"], char_offset=row["char_offset"], delta=row["delta"], links=tuple(links))
 
 
 def _row(document: _PlacedDocument, example: AugmentedText) -> _CorpusRow:

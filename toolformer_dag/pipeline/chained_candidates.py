@@ -1,9 +1,9 @@
-"""chained_candidates: where the model would call again after a call with its result, and what it would ask.
+"""chained_candidates: sample further calls after a call with its result, wherever the model would call again.
 
-Beyond the paper, whose calls are sampled apart from each other (section 7). A chain are the calls that stand at one
-place; the second of them has level 2. The place after a call is one more position: p of ` [` there is held against
-tau_s, m calls are sampled, and both are stored under the text, the position and the calls before. So a larger depth, k
-or m, or a lower tau_s, computes what is missing.
+Beyond the paper, which samples every call apart from the others (section 7). A chain is a sequence of calls at one
+position of a text, each made after the results of the earlier ones; its second call has level 2. After a call, the
+probability of ` [` is compared with tau_s, and m calls are sampled. Both are stored under the text, the position and
+the calls before, so that a larger depth, k or m, or a lower tau_s, only computes what is missing.
 """
 
 from collections import Counter
@@ -41,18 +41,17 @@ from toolformer_dag.computing.stage import (
 from toolformer_dag.computing.worker import Worker
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.pipeline import scored_candidates, tool_results
-from toolformer_dag.pipeline.sample_store import ChainedSampleStore, samples_identity
+from toolformer_dag.pipeline.sample_store import ChainedSampleStore, RequestedSamples, samples_identity
 from toolformer_dag.pipeline.scored_candidates import TextChunk, parsed_call
 from toolformer_dag.settings.tool_settings import MODEL
 from toolformer_dag.texts import look_ahead
-from toolformer_dag.texts.calls import Call
 from toolformer_dag.texts.chains import ChainLink, place_of, read_chain, written_chain
 from toolformer_dag.texts.look_ahead import TextUnits
 
 FIRST_SAMPLE = 100_000_000
 """Number (`sample`) of the first call at a position that stands after one other; twice as much after two."""
 PARSING = 2
-"""Raised when the same bodies would be taken otherwise; no sample is computed again."""
+"""Raised when the same bodies would be parsed differently; no sample is computed again."""
 CALLED = Column(
     TOOL.dtype, "key of the lane whose tool is called: the lane's own, or one of `then`; null without a body"
 )
@@ -79,33 +78,43 @@ single call. `text_digest`, `context` and `offset` are those of its text.
 
 
 def finished(output: TableOutput, shard: str, level: int) -> pl.DataFrame:
-    """Join the candidate calls of a shard with their results; return those that have one (FINISHED).
+    """Return the calls of a shard that have a result, with the columns FINISHED.
 
-    level: how many calls stand at the place, the call itself included: 1 for single calls, 2 for those after one call.
+    level: 1 for single calls, 2 for calls made after one earlier call, and so on.
 
-    Raises StaleInput where the table of results lacks a call: it has to be brought up to date first.
+    Raises StaleInput if a call was never run: the table of results has to be brought up to date first.
     """
-    lane = output.lane
-    tables = call_tables(level)
-    calls = output.lane_table(tables.candidates).read(shard).filter(pl.col("input").is_not_null())
-    # Single calls and later calls are stored with different columns; each lacks those that are the same for all of it.
-    if level == 1:
-        calls = calls.with_columns(called=pl.lit(lane.key), before=pl.lit(None, pl.String))
-    else:
-        calls = calls.with_columns(source=pl.lit(MODEL), words=pl.lit(None, pl.String))
-
-    texts = output.lane_table("heuristic_subset").read(shard)
-    calls = calls.join(texts.select(*TEXT_KEY, "text_digest", "context", "offset"), on=TEXT_KEY, how="left")
-    results = output.lane_table(tables.results).read(shard)
-    results = results.select("input", "context", "result", called="tool", was_run=pl.lit(True))
-    calls = calls.join(results, on=("called", "input", "context"), how="left")
-    if calls["was_run"].has_nulls():  # a call that was run without a result has a row with a null in `result`
-        raise StaleInput(output.name, shard, "calls that were not run", f"{lane.key}/{tables.results}")
+    texts = output.lane_table("heuristic_subset").read(shard).select(*TEXT_KEY, "text_digest", "context", "offset")
+    calls = _candidate_calls(output, shard, level).join(texts, on=TEXT_KEY, how="left")
+    calls = _with_results(output, shard, calls, level)
     return calls.filter(pl.col("result").is_not_null()).select(FINISHED)
 
 
+def _candidate_calls(output: TableOutput, shard: str, level: int) -> pl.DataFrame:
+    """Return the candidate calls of a shard that could be parsed, with the same columns for every level."""
+    calls = output.lane_table(call_tables(level).candidates).read(shard).filter(pl.col("input").is_not_null())
+    # The tables of single and of later calls lack columns that would be constant.
+    if level == 1:
+        return calls.with_columns(called=pl.lit(output.lane.key), before=pl.lit(None, pl.String))
+    return calls.with_columns(source=pl.lit(MODEL), words=pl.lit(None, pl.String))
+
+
+def _with_results(output: TableOutput, shard: str, calls: pl.DataFrame, level: int) -> pl.DataFrame:
+    """Add the column `result` to calls; it is null for a call whose run gave no result.
+
+    Raises StaleInput if a call was never run.
+    """
+    table_name = call_tables(level).results
+    results = output.lane_table(table_name).read(shard)
+    results = results.select("input", "context", "result", called="tool", was_run=pl.lit(True))
+    calls = calls.join(results, on=("called", "input", "context"), how="left")
+    if calls["was_run"].has_nulls():
+        raise StaleInput(output.name, shard, "calls that were not run", f"{output.lane.key}/{table_name}")
+    return calls
+
+
 def chains_of(lane: Lane, calls: pl.DataFrame) -> pl.Series:
-    """Return for each of the `calls` (FINISHED) the chain that it ends: the calls before it and itself, as JSON."""
+    """Return the chain that each of the `calls` (FINISHED) ends, as JSON: the earlier calls and itself."""
     tool_names = {called.key: name for name, called in lane.chainable.items()}
     chains = []
     for before, called, input, result in calls.select("before", "called", "input", "result").iter_rows():
@@ -115,40 +124,52 @@ def chains_of(lane: Lane, calls: pl.DataFrame) -> pl.Series:
 
 
 def units_ahead(lane: Lane, texts: pl.DataFrame, calls: pl.DataFrame) -> pl.Series:
-    """Return for each call the numbers and names of its input that its text says only after the call.
+    """Return for each call the numbers and names of its input that its text says only after the call; null if none.
 
-    The input "17 + 25" before a text has said 17 gives ["17"]: a reader could not have asked for it yet. Numbers and
-    names that an earlier call of the same chain has as its result are left out: after `[Calculator(20 - 3) -> 17]` the
-    17 is known. Null where nothing is left, and for a lane (a tool with its thresholds) without this rule.
+    The input "17 + 25" before a text has said 17 gives ["17"]: a reader could not have asked for it yet. Results of
+    earlier calls of the chain count as said. All are null for a tool without the setting `look_ahead`.
 
     texts: text_digest and text of at least the texts of the calls.
-    calls: of their columns (FINISHED) are read text_digest, char_offset (the call's character in the document), offset
-        (the text's character in it), input, and before (the earlier calls, as JSON).
+    calls: text_digest, offset, char_offset, input and before, see FINISHED.
     """
     if not lane.look_ahead:
         return pl.Series([None] * calls.height, dtype=pl.List(pl.String()))
-    texts_with_calls = texts.select("text_digest", "text").unique("text_digest")
-    texts_with_calls = texts_with_calls.join(calls, on="text_digest", how="semi")
-    units_of = {digest: TextUnits.of(text) for digest, text in texts_with_calls.iter_rows()}
-    place_in_text = pl.col("char_offset") - pl.col("offset")
+    units_of = _units_of_texts(texts, calls)
+    offset_in_text = pl.col("char_offset") - pl.col("offset")
     lists = []
-    for digest, place, input, before in calls.select("text_digest", place_in_text, "input", "before").iter_rows():
-        text_units = units_of[digest]
-        in_earlier_results: set[str] = set()  # in lower case
-        for link in read_chain(before):
-            in_earlier_results.update(unit.casefold() for unit in text_units.ahead(place, link.result))
-        units = [unit for unit in text_units.ahead(place, input) if unit.casefold() not in in_earlier_results]
+    for digest, offset, input, before in calls.select("text_digest", offset_in_text, "input", "before").iter_rows():
+        units = _units_ahead_of_call(units_of[digest], offset, input, read_chain(before))
         lists.append(units or None)
     return pl.Series(lists, dtype=pl.List(pl.String()))
+
+
+def _units_of_texts(texts: pl.DataFrame, calls: pl.DataFrame) -> dict[str, TextUnits]:
+    """Return the numbers and names of each text that has calls, by its text_digest."""
+    distinct = texts.select("text_digest", "text").unique("text_digest")
+    with_calls = distinct.join(calls, on="text_digest", how="semi")
+    return {digest: TextUnits.of(text) for digest, text in with_calls.iter_rows()}
+
+
+def _units_ahead_of_call(
+    text_units: TextUnits, offset: int, input: str, earlier_calls: Sequence[ChainLink]
+) -> list[str]:
+    """Return the numbers and names of an input that the text says only from a character offset on.
+
+    After `[Calculator(20 - 3) -> 17]` the 17 is known, so units of earlier results are left out, in whatever case.
+    """
+    in_earlier_results: set[str] = set()
+    for link in earlier_calls:
+        in_earlier_results.update(unit.casefold() for unit in text_units.ahead(offset, link.result))
+    return [unit for unit in text_units.ahead(offset, input) if unit.casefold() not in in_earlier_results]
 
 
 class PlacesAfterCalls(NamedTuple):
     """The places of a shard at which a further call of a chain may stand.
 
-    - calls: the calls after which a further one may stand, of equal chains at a position of a text the first. Columns:
+    - calls: the calls after which a further one may stand, the first of equal chains at a position of a text. Columns:
       FINISHED, `chain` (the call and those before it, as JSON) and `place` (a hash of text, position and chain)
-    - places (PLACES): the distinct places; equal texts in several documents share them. As for whole texts, the name of
-      a place stands in the column `text_digest`, so that the same row stores and functions serve both
+    - places (PLACES): the distinct places; equal texts in several documents share them. The hash of a place is in the
+      column `text_digest`, so that the row stores and functions for whole texts serve for places too
     """
 
     calls: pl.DataFrame
@@ -158,17 +179,23 @@ class PlacesAfterCalls(NamedTuple):
 def places_after_calls(output: TableOutput, shard: str, level: int) -> PlacesAfterCalls:
     """Return the places of a shard where a call of a level may stand: right after the calls of the level before.
 
-    A chain is a sequence of calls at one position of a text, each made after the results of the earlier ones; the n-th
-    of them is a call of level n. No call follows a call that looks ahead (`units_ahead`).
+    No call follows a call that looks ahead (`units_ahead`).
 
-    level: 2 for places after a single call, 3 after two calls, and so on.
+    level: 2 for places after a single call, 3 after two calls of a chain, and so on.
     """
     texts = output.lane_table("heuristic_subset").read(shard).select("text_digest", "text")
     calls = _calls_with_places(output, finished(output, shard, level - 1).sort(CALL_KEY), texts)
+    return PlacesAfterCalls(calls, _distinct_places(calls, texts))
+
+
+def _distinct_places(calls: pl.DataFrame, texts: pl.DataFrame) -> pl.DataFrame:
+    """Return the distinct places of calls as PLACES.
+
+    calls: as in PlacesAfterCalls. texts: text_digest and text of at least the texts of the calls.
+    """
     distinct = calls.unique("place", maintain_order=True).select("place", "text_digest", "position", before="chain")
     with_texts = distinct.join(texts.unique("text_digest"), on="text_digest", maintain_order="left")
-    places = with_texts.select(pl.col("place").alias("text_digest"), "text", "position", "before")
-    return PlacesAfterCalls(calls, places)
+    return with_texts.select(pl.col("place").alias("text_digest"), "text", "position", "before")
 
 
 def _calls_with_places(output: TableOutput, calls: pl.DataFrame, texts: pl.DataFrame) -> pl.DataFrame:
@@ -187,11 +214,10 @@ def _calls_with_places(output: TableOutput, calls: pl.DataFrame, texts: pl.DataF
 def settings(plan: Plan, lane: Lane, level: int) -> Mapping[str, Any]:
     """Return what the calls of a level depend on, apart from the earlier calls; a change makes the table out of date.
 
-    The argument schemas of every tool that may be called count, since samples are parsed by them.
-
-    lane: a tool with its thresholds, here tau_s (the least probability of a call) and m (samples per place).
+    lane: a tool with its settings, here tau_s (the least probability of a call) and m (samples per place).
     level: 2 for calls after one other call, 3 after two, and so on.
     """
+    # Samples are parsed by the argument schemas of every tool that may be called.
     schemas = {name: called.tool.schema for name, called in lane.chainable.items()}
     return {
         **samples_identity(plan, lane.chain_prompt),
@@ -205,59 +231,69 @@ def settings(plan: Plan, lane: Lane, level: int) -> Mapping[str, Any]:
 
 
 def chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed, level: int) -> Planned:
-    """Plan the places after calls that lack samples, or the probability of a call there."""
+    """Plan the computation for places that lack samples, or the probability of a call there."""
     store = ChainedSampleStore(worker, output.lane)
     places = places_after_calls(output, shard, level).places
     return scored_candidates.planned_samples(worker, store, places, claimed)
 
 
 def compute(worker: Worker, output: TableOutput, chunk: TextChunk) -> Work:
-    """Compute what the places of a chunk lack, the probability of a call or samples, and store it."""
+    """Compute the probabilities and samples that the places of a chunk lack, and store them."""
     store = ChainedSampleStore(worker, output.lane)
     return scored_candidates.compute_samples(worker, output.lane, store, chunk)
 
 
 def rows(worker: Worker, output: TableOutput, shard: str, level: int) -> PartRows:
-    """Return the rows of a shard from what is stored: a row per sample after each call of the level before.
+    """Return a row per stored sample after each call of the level before: a call, or why the sample is discarded.
+
+    Reasons are those of scored_candidates, and repeated_call where the chain has the same call already. Places without
+    a row are counted as no_call (its probability is not above tau_s), does_not_fit or not_finite.
 
     level: 2 for samples after a single call, 3 after two calls, and so on.
 
-    A row is a call, or a discarded sample with its reason: a reason of scored_candidates, or repeated_call (the same
-    call is in its chain already). Places without a row are counted as no_call (its probability is not above tau_s),
-    does_not_fit or not_finite.
-
-    Raises StorageError where samples were damaged since they were computed.
+    Raises StorageError if samples were damaged since they were computed.
     """
     calls_before, places = places_after_calls(output, shard, level)
     store = ChainedSampleStore(worker, output.lane)
     requested = store.requested(places)
-    samples = scored_candidates.stored_samples(output, store, requested)
-    samples = samples.select("sample", "body", "reason", place="text_digest").sort("place", "sample")
     chosen_places = requested.positions.select("p_api", place="text_digest")
+    samples = _samples_of_places(output, store, requested)
+    table = _numbered(_rows_after_calls(output.lane, calls_before, chosen_places, samples), level)
 
-    table = _rows_after_calls(output.lane, calls_before, chosen_places, samples)
-    number_at_position = pl.int_range(pl.len(), dtype=pl.Int32).over(*TEXT_KEY, "position")
-    first_sample = FIRST_SAMPLE * (level - 1)  # so that the numbers of the levels differ
-    table = table.with_columns(sample=number_at_position + first_sample)
+    without_call = calls_before.join(chosen_places, on="place", how="anti")
+    rejected = counted(table) + _count_without_call(without_call, store.refused(places))
     table = table.select(output.stage.schema.names()).sort(CALL_KEY)
+    return PartRows(frames=[table], rejected=rejected, stores=store.names)
 
-    refused = store.refused(places).select("reason", place="text_digest")
-    without_call = calls_before.join(chosen_places, on="place", how="anti").join(refused, on="place", how="left")
-    without_call = without_call.with_columns(pl.col("reason").fill_null("no_call"))
-    return PartRows(
-        frames=[table],
-        rejected=counted(table) + counted(without_call),
-        stores=[store.positions.name, store.samples.name],
-    )
+
+def _samples_of_places(output: TableOutput, store: ChainedSampleStore, requested: RequestedSamples) -> pl.DataFrame:
+    """Return the requested samples as (sample, body, reason, place), sorted by place and sample."""
+    samples = scored_candidates.stored_samples(output, store, requested)
+    return samples.select("sample", "body", "reason", place="text_digest").sort("place", "sample")
+
+
+def _numbered(table: pl.DataFrame, level: int) -> pl.DataFrame:
+    """Number the samples at each position of a text (`sample`); no two levels share a number."""
+    number_at_position = pl.int_range(pl.len(), dtype=pl.Int32).over(*TEXT_KEY, "position")
+    first_sample = FIRST_SAMPLE * (level - 1)
+    return table.with_columns(sample=number_at_position + first_sample)
+
+
+def _count_without_call(calls_before: pl.DataFrame, refused: pl.DataFrame) -> Rejected:
+    """Count calls that no call follows: by why the engine refused their place (text_digest, reason), else no_call."""
+    reason_of_place = refused.select("reason", place="text_digest")
+    with_reason = calls_before.join(reason_of_place, on="place", how="left")
+    return counted(with_reason.with_columns(pl.col("reason").fill_null("no_call")))
 
 
 def _rows_after_calls(
     lane: Lane, calls_before: pl.DataFrame, chosen_places: pl.DataFrame, samples: pl.DataFrame
 ) -> pl.DataFrame:
-    """Return a row per sample, with the key and the text of the call that it stands after, read as a call.
+    """Return a row per sample: the key and text of the call that it stands after, and the sample parsed as a call.
 
     calls_before: see PlacesAfterCalls.
-    chosen_places: (place, p_api), where a further call is likely enough. samples: (place, sample, body, reason).
+    chosen_places: (place, p_api), where a further call is probable enough.
+    samples: (place, sample, body, reason).
     """
     table = calls_before.drop("sample", "p_api", "input", "called", "before")
     table = table.join(chosen_places, on="place", maintain_order="left")
@@ -267,7 +303,7 @@ def _rows_after_calls(
 
 
 class _ParsedSample(NamedTuple):
-    """A sample after other calls, read as a call: columns of the table."""
+    """A sample that was drawn after other calls, parsed as a call: columns of the table."""
 
     body: str | None  # what was sampled between the brackets
     called: str | None = None  # the lane whose tool it calls
@@ -276,10 +312,10 @@ class _ParsedSample(NamedTuple):
 
 
 def _parsed_samples(lane: Lane, samples: pl.DataFrame) -> pl.DataFrame:
-    """Parse samples as calls; return a frame with the columns of _ParsedSample, in the order of the rows.
+    """Parse samples as calls; return the columns of _ParsedSample, in the order of the rows.
 
-    samples: `body` (what was written between the brackets, null where they were not closed), `reason` (why there is no
-    body) and `chain` (the calls before the sample, as JSON).
+    samples: `body` (the text between the brackets, null if they were not closed), `reason` (why there is no body) and
+        `chain` (the calls before the sample, as JSON).
     """
     parsed = []
     for body, reason, chain in samples.select("body", "reason", "chain").iter_rows():
@@ -292,29 +328,30 @@ def _parsed_samples(lane: Lane, samples: pl.DataFrame) -> pl.DataFrame:
 
 
 def _parsed_sample(lane: Lane, body: str, links: Sequence[ChainLink]) -> _ParsedSample:
-    """Parse what was sampled between the brackets as a call of one of the tools that the lane may call.
+    """Parse the text between the brackets as a call of one of the tools that the lane may call.
 
-    links: the calls before it, with their results.
-
-    A call that stands among these already is refused with the reason repeated_call. A call of a tool that the lane may
-    not call has the reason other_tool, anything else that is no call a reason of `parsed_call`.
+    Reasons to discard it: other_tool (the lane may not call it), repeated_call (the call is among `links`, the calls
+    before it), or a reason of `parsed_call`.
     """
-    calls_before = {Call(link.tool, link.input) for link in links}
     for called in lane.chainable.values():
         parsed = parsed_call(called, body)
         if parsed.reason == "other_tool":
             continue
-        is_repeated = parsed.input is not None and Call(called.tool.name, parsed.input) in calls_before
-        if is_repeated:
+        if _is_repeated(called.tool.name, parsed.input, links):
             return _ParsedSample(body=body, called=called.key, reason="repeated_call")
         return _ParsedSample(body=body, called=called.key, input=parsed.input, reason=parsed.reason)
     return _ParsedSample(body=body, reason="other_tool")
 
 
-def run_chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed, level: int) -> Planned:
-    """Plan the calls of a shard, of every tool that stands in them, whose results are not stored yet.
+def _is_repeated(tool_name: str, input: str | None, links: Sequence[ChainLink]) -> bool:
+    """Return whether a call of a tool stands among earlier calls; False without an input."""
+    return any(link.tool == tool_name and link.input == input for link in links)
 
-    claimed: calls that earlier shards of this run make already; the planned ones are added.
+
+def run_chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed, level: int) -> Planned:
+    """Plan the running of a shard's calls, of every tool, whose results are not stored yet.
+
+    claimed: calls that earlier shards of this run plan already; the calls that are planned here are added.
     level: 2 for calls after one other call, 3 after two, and so on.
     """
     chunks: list[Chunk] = []
@@ -327,16 +364,23 @@ def run_chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed
 
 
 def run_rows(worker: Worker, output: TableOutput, shard: str, level: int) -> PartRows:
-    """Return the result of each distinct call of a shard, of every tool that stands in them (see `tool_results.rows`).
+    """Return the result of each distinct call of a shard, of every tool (see `tool_results.rows`).
 
     level: 2 for calls after one other call, 3 after two, and so on.
     """
-    frames = [output.stage.schema.to_frame()]  # empty; gives the table its columns where no tool is called
+    answers_of_tools = [
+        tool_results.answered(worker, calls.output, calls.candidates) for calls in _calls_by_tool(output, shard, level)
+    ]
+    return _merged(answers_of_tools, output.stage.schema)
+
+
+def _merged(answers_of_tools: Sequence[PartRows], schema: pl.Schema) -> PartRows:
+    """Merge the results of several tools into one part; it has no rows if no tool is called."""
+    frames = [schema.to_frame()]
     rejected: Rejected = Counter()
-    stores: list[str] = []  # the row stores that the results come from
-    facts: dict[str, Any] = {}  # further fields of the record of this part
-    for calls in _calls_by_tool(output, shard, level):
-        answers = tool_results.answered(worker, calls.output, calls.candidates)
+    stores: list[str] = []
+    facts: dict[str, Any] = {}
+    for answers in answers_of_tools:
         frames += answers.frames
         rejected.update(answers.rejected)
         stores += answers.stores
@@ -348,28 +392,32 @@ def run_rows(worker: Worker, output: TableOutput, shard: str, level: int) -> Par
 class _CallsOfTool(NamedTuple):
     """The calls of a shard to one tool."""
 
-    output: TableOutput  # the same stage for the lane of that tool
+    output: TableOutput  # this stage, for the lane of that tool
     candidates: pl.DataFrame  # (shard, input, context)
 
 
 def _calls_by_tool(output: TableOutput, shard: str, level: int) -> list[_CallsOfTool]:
     """Group the calls of a shard by the tool that they call; a tool without a call has a group without rows.
 
-    The column `called` of a call is the key of the lane (a tool with its settings) whose tool it calls. Each group
-    comes with this stage's output for that lane, through which the tool is run.
-
     level: 2 for calls after one other call, 3 after two, and so on.
     """
-    lane = output.lane
-    texts = output.lane_table("heuristic_subset").read(shard).select(*TEXT_KEY, "context")
-    calls = output.lane_table(call_tables(level).candidates).read(shard).filter(pl.col("input").is_not_null())
-    with_context = calls.join(texts, on=TEXT_KEY, how="left")
+    calls = _calls_with_context(output, shard, level)
     groups = []
-    for called in lane.chainable.values():
-        candidates = with_context.filter(called=called.key).select("shard", *tool_results.KEY)
+    for called in output.lane.chainable.values():
+        candidates = calls.filter(called=called.key).select("shard", *tool_results.KEY)
         output_of_tool = TableOutput(output.stage, output.plan, called)
         groups.append(_CallsOfTool(output_of_tool, candidates))
     return groups
+
+
+def _calls_with_context(output: TableOutput, shard: str, level: int) -> pl.DataFrame:
+    """Return the sampled calls of a level with the `context` of their texts.
+
+    Their column `called` is the key of the lane (a tool with its settings) whose tool is called.
+    """
+    texts = output.lane_table("heuristic_subset").read(shard).select(*TEXT_KEY, "context")
+    candidates = output.lane_table(call_tables(level).candidates).read(shard)
+    return candidates.filter(pl.col("input").is_not_null()).join(texts, on=TEXT_KEY, how="left")
 
 
 def run_settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:

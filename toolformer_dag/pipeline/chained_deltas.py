@@ -1,7 +1,7 @@
-"""chained_deltas and chained_swaps: the scores of chains and their control (beyond the paper).
+"""chained_deltas and chained_swaps: score chains of calls, and run their control (beyond the paper).
 
-They have the columns of loss_deltas and swapped_results, the tables of single calls; wherever calls are filtered,
-counted or shown, both kinds are read.
+The tables have the columns of loss_deltas and swapped_results, the tables of single calls. Whatever filters, counts or
+shows calls reads both kinds.
 """
 
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
 
 
 def reads(plan: Plan, lane: Lane) -> tuple[str, ...]:
-    """Return the tables that are read; the losses of single calls come first, since chains take some from them."""
+    """Return the tables that are read. Losses of single calls come before chains, which use some of them."""
     tables = ["heuristic_subset", "loss_deltas"]
     for level in range(2, lane.depth + 1):
         tables += call_tables(level)
@@ -35,9 +35,9 @@ def reads(plan: Plan, lane: Lane) -> tuple[str, ...]:
 
 
 def chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed) -> Planned:
-    """Plan the losses of a shard's chains whose last call has a result and uses nothing that the text says only later.
+    """Plan the losses of a shard's chains that are to be scored: the last call has a result and does not look ahead.
 
-    claimed: losses that earlier shards of this run compute already; the planned ones are added.
+    claimed: losses that earlier shards of this run compute already. They are left out; the planned ones are added.
     """
     texts = output.lane_table("heuristic_subset").read(shard)
     chains = _chains_with_results(output, shard, texts)
@@ -49,11 +49,10 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     """Return the scores of the chains of a shard from the stored losses: a row per chain, keyed by its last call.
 
     A chain is a sequence of calls at one position, each made after the results of the earlier calls, such as
-    `[Calculator(3 * 4) -> 12] [Calculator(12 + 1) -> 13]`. The row of this chain has the key, input and result of the
-    second call, and the columns of `loss_deltas.rows`.
+    `[Calculator(3 * 4) -> 12] [Calculator(12 + 1) -> 13]`. Its row has the input and result of the second call, and the
+    columns of `loss_deltas.rows`.
 
-    Its reason is one of `loss_deltas.rows` (looks_ahead among them, for which no loss is computed), or idle_first: no
-    later call needed the results of the earlier calls, the column `need` is not above 0.
+    Its reason is one of `loss_deltas.rows`, or idle_first: no later call needed the earlier results (`need` <= 0).
     """
     texts = output.lane_table("heuristic_subset").read(shard)
     chains = _chains_with_results(output, shard, texts)
@@ -78,13 +77,13 @@ def _chains_with_results(output: TableOutput, shard: str, texts: pl.DataFrame) -
 
 
 def swap_chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed) -> Planned:
-    """Plan the losses of the chains of a shard whose last result is swapped for that of another document."""
+    """Plan the losses of the chains of a shard with a last result of another document."""
     swapped = swapped_results.swapped(output, shard, STAGE.name)
     return planned_chains(worker, output, _with_swapped_result(swapped.calls), swapped.texts, claimed)
 
 
 def swap_rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
-    """Return the control of a shard: chains whose last result is that of another document (`swapped_results.rows`)."""
+    """Return the control of a shard: chains scored with a last result of another document (`swapped_results.rows`)."""
     swapped = swapped_results.swapped(output, shard, STAGE.name)
     scored = with_chains(worker, output, _with_swapped_result(swapped.calls))
     return swapped_results.control(output, scored.calls, scored.stores, swapped.left_out)
@@ -93,8 +92,7 @@ def swap_rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
 def _with_swapped_result(calls: pl.DataFrame) -> pl.DataFrame:
     """Put the swapped result of each call (column `result`) into the last call of its chain (column `chain`, JSON).
 
-    `others` becomes null. From these results the need of a chain is computed: how much the later calls need the
-    results of the earlier ones. The last result has no part in it, so the need is known from the true chain already.
+    `others` becomes null, so that no need is computed: the last result has no part in it.
     """
     chains = []
     for chain, result in calls.select("chain", "result").iter_rows():

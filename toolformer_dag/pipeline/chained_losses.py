@@ -1,15 +1,14 @@
-"""Losses and needs of chains: whether a last result helps beyond everything before it, and whether that was needed.
+"""Compute the losses and needs of chains: whether a last result helps, and whether the earlier calls were needed.
 
 A chain is a sequence of calls at one position of a text, each made after the results of the earlier calls, such as
 `[Calculator(3 * 4) -> 12] [Calculator(12 + 1) -> 13]`; a link is one of its calls with the result.
 
 L+ is the loss after all calls and results. L- is the smallest of the loss without calls, after each shorter chain,
-and after the chain without its last result; all but the last are known from the shorter chains. `need` tells what L+
-cannot, since after the last result it hardly depends on the first: log p of a later call's input with an earlier
-result, less that with another call's result in its place (beyond the paper).
+and after the chain without its last result; all but the last come from the shorter chains. L+ hardly depends on the
+first result, so a chain also has a `need` (beyond the paper): log p of a later call's input after an earlier result,
+less log p of the same input after another call's result.
 """
 
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -29,6 +28,7 @@ from toolformer_dag.model.requests import LossRequest, NeedRequest
 from toolformer_dag.pipeline.chained_candidates import chains_of, finished
 from toolformer_dag.pipeline.losses import KEY as CALL_LOSS_KEY
 from toolformer_dag.pipeline.losses import CallsWithLosses, loss_tokens, losses_identity, stored_losses
+from toolformer_dag.pipeline.work_counts import EngineMeter, planned_work
 from toolformer_dag.texts.chains import ChainLink, chain_text, least_need, other_results, read_chain, written_chain
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class _ChainLosses(NamedTuple):
 
 
 class _NeedKey(NamedTuple):
-    """What a need is stored under (NEED_KEY)."""
+    """The key of a stored need (NEED_KEY)."""
 
     text_digest: str
     position: int
@@ -75,9 +75,18 @@ class ChainChunk:
     needs: pl.DataFrame
     texts: pl.DataFrame
 
+    def of_texts(self, texts: pl.DataFrame) -> Chunk:
+        """Return the chunk of work for some of the texts (text_digest, tokens)."""
+        payload = ChainChunk(
+            losses=self.losses.join(texts, on="text_digest", how="semi", maintain_order="left"),
+            needs=self.needs.join(texts, on="text_digest", how="semi", maintain_order="left"),
+            texts=self.texts.join(texts, on="text_digest", how="semi"),
+        )
+        return Chunk(units=texts.height, payload=payload, tokens=float(texts["tokens"].sum()))
+
 
 def chained_calls(output: TableOutput, shard: str, level: int) -> pl.DataFrame:
-    """Return the last calls of the chains of `level` calls of a shard.
+    """Return the last calls of a shard's chains of `level` calls.
 
     Columns: FINISHED; `chain`, the calls before it and itself; and `others`, the results with which the need of the
     chain is measured (`_results_of_others`). Both are JSON.
@@ -88,34 +97,35 @@ def chained_calls(output: TableOutput, shard: str, level: int) -> pl.DataFrame:
 
 
 def _results_of_others(chains: pl.Series, level: int) -> pl.Series:
-    """Return for each chain a JSON list with another result for each of its calls but the last, to be swapped in.
+    """Return for each chain a JSON list of results to swap in, one for each of its calls but the last.
 
-    Swapped results tell whether the later calls need the earlier ones. The other result of the n-th call is a result
-    of the n-th call of another chain (`_next_in_circle`). The list is null where one of the calls gets no other result,
-    because all chains have the same.
+    The result of the n-th call is swapped for one of the n-th call of another chain: for three calls with the results
+    "12", "7", "84" it may be '["15", "9"]'. Null where all chains have the same result of a call.
 
-    chains: as JSON, each of `level` calls. Three calls with the results "12", "7", "84" may give '["15", "9"]'.
+    chains: as JSON, each of `level` calls.
     """
     links_of_chains = [read_chain(chain) for chain in chains]
     other_result_of = []  # an entry for the first call of a chain, the second, ...: result -> another result
     for call_index in range(level - 1):
         results = {links[call_index].result for links in links_of_chains}
         other_result_of.append(_next_in_circle(results))
-
-    lists = []
-    for links in links_of_chains:
-        pairs = zip(other_result_of, links[:-1], strict=True)
-        other_results_of_chain = [other_of.get(link.result) for other_of, link in pairs]
-        is_complete = None not in other_results_of_chain
-        lists.append(orjson.dumps(other_results_of_chain).decode() if is_complete else None)
+    lists = [_swapped_results(links, other_result_of) for links in links_of_chains]
     return pl.Series(lists, dtype=pl.String)
 
 
-def _next_in_circle(results: Collection[str]) -> dict[str, str]:
-    """Map each result to another: in a circle of all results, in the order of their hashes, to the next one.
+def _swapped_results(links: Sequence[ChainLink], other_result_of: Sequence[Mapping[str, str]]) -> str | None:
+    """Return another result for each call of a chain but the last, as JSON; None where a call has no other.
 
-    A single result has no other; the mapping is empty then.
+    other_result_of: for each call but the last, result -> another result.
     """
+    other_results = [other_of.get(link.result) for other_of, link in zip(other_result_of, links[:-1], strict=True)]
+    if None in other_results:
+        return None
+    return orjson.dumps(other_results).decode()
+
+
+def _next_in_circle(results: Collection[str]) -> dict[str, str]:
+    """Map each result to the next one in a circle of all results, ordered by hash; empty for a single result."""
     if len(results) < 2:
         return {}
     circle = sorted(results, key=lambda result: blake2b(result.encode()).digest())
@@ -133,35 +143,31 @@ def _stores(worker: Worker, lane: Lane) -> ChainStores:
 def planned_chains(
     worker: Worker, output: TableOutput, chains: pl.DataFrame, texts: pl.DataFrame, claimed: Claimed
 ) -> Planned:
-    """Plan the losses and needs of chains that are not stored yet: chunks for workers, and counts of distinct losses.
-
-    A need says by how much the later calls of a chain gain from the true results of the earlier ones, in nats.
+    """Plan the computation of losses and needs of chains that are not stored yet, in chunks.
 
     chains: text_digest, position, chain (the calls, as JSON), others (results to swap in, as JSON; null where no need
         is to be computed), and other columns.
     texts: text_digest and text of at least the texts of the chains.
-    claimed: the keys of rows that earlier shards of this run compute already. They are not planned again; the keys that
-        are planned here are added.
+    claimed: keys that earlier shards of this run compute already. They are left out; the planned ones are added.
     """
     stores = _stores(worker, output.lane)
     loss_keys = chains.select(LOSS_KEY).unique(maintain_order=True)
-    need_keys = chains.filter(pl.col("others").is_not_null()).select(NEED_KEY).unique(maintain_order=True)
-    # `claim` leaves out what earlier shards compute, and notes the rest.
     missing_losses = claim(claimed, stores.losses.name, stores.losses.missing(loss_keys))
+    need_keys = _need_keys(chains).unique(maintain_order=True)
     missing_needs = claim(claimed, stores.needs.name, stores.needs.missing(need_keys))
+    work = planned_work("losses", total=loss_keys.height, missing=missing_losses.height)
+    return Planned(_chunks(worker.plan, loss_keys, missing_losses, missing_needs, texts), work)
 
-    chunks = _chunks(worker.plan, loss_keys, missing_losses, missing_needs, texts)
-    work = Work(
-        computed=Counter(losses=missing_losses.height),
-        reused=Counter(losses=loss_keys.height - missing_losses.height),
-    )
-    return Planned(chunks, work)
+
+def _need_keys(chains: pl.DataFrame) -> pl.DataFrame:
+    """Return the keys (NEED_KEY) of the chains that have results to swap in."""
+    return chains.select(NEED_KEY).drop_nulls("others")
 
 
 def _chunks(
     plan: Plan, loss_keys: pl.DataFrame, missing_losses: pl.DataFrame, missing_needs: pl.DataFrame, texts: pl.DataFrame
 ) -> list[Chunk]:
-    """Cut the missing losses and needs into chunks of about equal work; those of a text stay in one chunk.
+    """Cut the missing losses and needs into chunks of about equal work; all of a text are in one chunk.
 
     loss_keys: all chains of the shard (LOSS_KEY), from which the tokens of each text are estimated.
     missing_losses, missing_needs: the keys (LOSS_KEY, NEED_KEY) of what is to be computed.
@@ -172,31 +178,23 @@ def _chunks(
     digests = pl.concat([missing_losses.select("text_digest"), missing_needs.select("text_digest")])
     # Something of a text may be stored already (not `whole`): the texts that lack something are pooled, then cut.
     to_compute = digests.unique().with_columns(whole=False)
-    distinct_texts = texts.select("text_digest", "text").unique("text_digest")
-    chunks = []
-    for batch in text_chunks(texts_with_tokens, to_compute, *chunk_limits(plan, "judge")):
-        payload = ChainChunk(
-            losses=missing_losses.join(batch, on="text_digest", how="semi", maintain_order="left"),
-            needs=missing_needs.join(batch, on="text_digest", how="semi", maintain_order="left"),
-            texts=distinct_texts.join(batch, on="text_digest", how="semi"),
-        )
-        chunks.append(Chunk(units=batch.height, payload=payload, tokens=float(batch["tokens"].sum())))
-    return chunks
+    missing = ChainChunk(missing_losses, missing_needs, texts.select("text_digest", "text").unique("text_digest"))
+    batches = text_chunks(texts_with_tokens, to_compute, *chunk_limits(plan, "judge"))
+    return [missing.of_texts(batch) for batch in batches]
 
 
 def compute_chains(worker: Worker, output: TableOutput, chunk: ChainChunk) -> Work:
     """Compute the losses and needs of a chunk of chains with the model, and append them to their row stores.
 
-    Returns the tokens that went through the model.
+    Returns the tokens that went through the model, and the backend that it ran on.
     """
     engine = worker.engine("judge")
-    tokens_before = Counter(engine.counts.as_dict())
+    meter = EngineMeter(engine)
     stores = _stores(worker, output.lane)
     text_of = dict(chunk.texts.select("text_digest", "text").iter_rows())
     stores.losses.append(_computed_losses(engine, chunk.losses.select(LOSS_KEY), text_of))
     stores.needs.append(_computed_needs(engine, chunk.needs.select(NEED_KEY), text_of))
-    tokens = Counter(engine.counts.as_dict()) - tokens_before
-    return Work(tokens, backends=frozenset({engine.backend.identity}))
+    return meter.work()
 
 
 def _computed_losses(engine: "Engine", keys: pl.DataFrame, text_of: Mapping[str, str]) -> pl.DataFrame:
@@ -204,30 +202,30 @@ def _computed_losses(engine: "Engine", keys: pl.DataFrame, text_of: Mapping[str,
 
     keys: text_digest, position and chain (LOSS_KEY). text_of: text_digest -> text.
     """
-    requests = []
-    for digest, position, chain in keys.iter_rows():
-        *earlier, last = read_chain(chain)
-        requests.append(
-            LossRequest(
-                text=text_of[digest],
-                position=position,
-                tool=last.tool,
-                input=last.input,
-                result=last.result,
-                calls=chain_text(earlier),
-            )
-        )
-    # For each request the engine gives (loss_call, loss_result), or None where it does not fit the context.
+    requests = [_loss_request(text_of[digest], position, chain) for digest, position, chain in keys.iter_rows()]
     losses = [_values(pair) for pair in engine.chained_losses(requests)]
     schema = {name: LOSSES[name] for name in _ChainLosses._fields}
     return keys.hstack(pl.DataFrame(losses, schema=schema, orient="row"))
 
 
-def _values(pair: tuple[float, float] | None) -> _ChainLosses:
-    """Turn the losses of a chain (loss_call, loss_result; nats) into what is stored of them.
+def _loss_request(text: str, position: int, chain: str) -> LossRequest:
+    """Return the request for the losses of the last call of a chain (JSON), which stands after the earlier ones."""
+    *earlier, last = read_chain(chain)
+    return LossRequest(
+        text=text,
+        position=position,
+        tool=last.tool,
+        input=last.input,
+        result=last.result,
+        calls=chain_text(earlier),
+    )
 
-    pair: None where chain and text do not fit the model's context together, which is stored as does_not_fit. Infinite
-    losses and NaN are stored as not_finite.
+
+def _values(pair: tuple[float, float] | None) -> _ChainLosses:
+    """Return the losses of a chain as they are stored.
+
+    pair: (loss_call, loss_result) in nats. None is stored as does_not_fit: chain and text do not fit the context.
+        Infinite losses and NaN are stored as not_finite.
     """
     if pair is None:
         return _ChainLosses(None, None, reason="does_not_fit")
@@ -240,29 +238,23 @@ def _values(pair: tuple[float, float] | None) -> _ChainLosses:
 def _computed_needs(engine: "Engine", keys: pl.DataFrame, text_of: Mapping[str, str]) -> pl.DataFrame:
     """Compute how much the later calls of chains need the earlier results; return `keys` with the column `need`.
 
-    Each later call is compared twice: how probable it is after the true results, and after one of them is swapped for
-    another (`other_results`). The gain of a comparison is the difference of the two log probabilities; the need of a
-    chain is its least gain. All comparisons of all chains go through the engine together.
+    Each later call is compared: log p of it after the true results, less log p after one of them is swapped. The need
+    of a chain is the least of these gains.
 
     keys: text_digest, position, chain and others (NEED_KEY). text_of: text_digest -> text.
     """
-    requests: list[NeedRequest] = []
-    request_counts = []  # of each chain
-    for values in keys.iter_rows():
-        requests_of_chain = _need_requests(_NeedKey(*values), text_of)
-        request_counts.append(len(requests_of_chain))
-        requests += requests_of_chain
-
-    remaining_gains = iter(engine.needs(requests))  # in the order of the requests
+    requests_of_chains = [_need_requests(_NeedKey(*values), text_of) for values in keys.iter_rows()]
+    all_requests = [request for requests in requests_of_chains for request in requests]
+    gains = iter(engine.needs(all_requests))
     needs = []
-    for chain, request_count in zip(keys["chain"], request_counts, strict=True):
-        gains = list(islice(remaining_gains, request_count))
-        needs.append(least_need(len(read_chain(chain)), gains))
+    for links, requests in zip(map(read_chain, keys["chain"]), requests_of_chains, strict=True):
+        gains_of_chain = list(islice(gains, len(requests)))
+        needs.append(least_need(len(links), gains_of_chain))
     return keys.with_columns(need=pl.Series(needs, dtype=pl.Float64))
 
 
 def _need_requests(key: _NeedKey, text_of: Mapping[str, str]) -> list[NeedRequest]:
-    """Return a request to the engine for each comparison of a chain, true results against a swapped one."""
+    """Return a request to the engine for each comparison of a chain: true results against a swapped one."""
     comparisons = other_results(read_chain(key.chain), orjson.loads(key.others))
     return [
         NeedRequest(
@@ -281,28 +273,31 @@ def with_chains(worker: Worker, output: TableOutput, chains: pl.DataFrame) -> Ca
 
     chains: text_digest, position, chain (the calls, as JSON), others (results to compare with), and other columns.
 
-    The columns that are added:
-    - loss_empty: the loss without calls, in nats as all of them
+    The columns that are added, in nats:
+    - loss_empty: the loss without calls
     - loss_before: the smallest loss after a shorter chain that it begins with
     - loss_call, loss_result: the losses after the last call, without its result and with it
-    - need: how much the later calls need the earlier results, in nats; null where `others` is null
-    - reason: why the losses are null (does_not_fit, not_finite); or `idle_first`, where no later call needs the earlier
-      results (`need` <= 0) and the settings do not keep such chains, which have their losses; else null
+    - need: how much the later calls need the earlier results; null where `others` is null
+    - reason: why the losses are null (does_not_fit, not_finite), or `idle_first` (see `_with_idle_first`), or null
 
-    Raises StorageError where rows were damaged since they were computed.
+    Raises StorageError if rows were damaged since they were computed.
     """
     stores = _stores(worker, output.lane)
     losses = _stored_rows(output, stores.losses, chains.select(LOSS_KEY), "losses")
-    needs = _stored_rows(output, stores.needs, chains.select(NEED_KEY).drop_nulls("others"), "needs")
+    needs = _stored_rows(output, stores.needs, _need_keys(chains), "needs")
     shorter = _shorter_chains(worker, output, chains)
     scored = chains.join(losses, on=LOSS_KEY, maintain_order="left")
     scored = scored.join(needs, on=NEED_KEY, how="left", maintain_order="left")
     scored = _without_incomplete_losses(scored.join(shorter, on=LOSS_KEY, maintain_order="left"))
-
     if not worker.plan.settings.filtering.keep_idle_first:
-        idle_first = pl.when(pl.col("need") <= 0).then(pl.lit("idle_first"))
-        scored = scored.with_columns(reason=pl.coalesce("reason", idle_first))
+        scored = _with_idle_first(scored)
     return CallsWithLosses(scored, [stores.losses.name, stores.needs.name])
+
+
+def _with_idle_first(chains: pl.DataFrame) -> pl.DataFrame:
+    """Give chains the reason idle_first where no later call needs the earlier results (`need` <= 0)."""
+    idle_first = pl.when(pl.col("need") <= 0).then(pl.lit("idle_first"))
+    return chains.with_columns(reason=pl.coalesce("reason", idle_first))
 
 
 def _without_incomplete_losses(chains: pl.DataFrame) -> pl.DataFrame:
@@ -319,7 +314,7 @@ def _without_incomplete_losses(chains: pl.DataFrame) -> pl.DataFrame:
 def _stored_rows(output: TableOutput, store: RowStore, keys: pl.DataFrame, what: str) -> pl.DataFrame:
     """Return the rows that a row store has for `keys`, a row per distinct key.
 
-    Raises StorageError where some are missing; `what` names the rows in its message ("losses").
+    Raises StorageError if some are missing; `what` names the rows in its message ("losses").
     """
     distinct_keys = keys.unique()
     rows = store.stored(distinct_keys)
@@ -330,34 +325,44 @@ def _stored_rows(output: TableOutput, store: RowStore, keys: pl.DataFrame, what:
 def _shorter_chains(worker: Worker, output: TableOutput, chains: pl.DataFrame) -> pl.DataFrame:
     """Look up the losses of the shorter chains that each chain begins with; return a row per distinct chain.
 
-    For a chain of the calls a, b, c these are the losses after a, and after a and b. Columns:
+    Columns, with null losses where none are stored:
     - LOSS_KEY (text_digest, position, chain)
     - loss_empty: the loss of the text without calls
-    - loss_before: the smallest of the losses after the shorter chains, here min(loss after a, loss after a and b)
+    - loss_before: for a chain of the calls a, b, c the smaller of the losses after a, and after a and b
     - first_reason: why the first call has no losses; null where it has some
-
-    Losses are null where none are stored.
     """
-    lane = output.lane
     distinct = chains.select(LOSS_KEY).unique(maintain_order=True)
     links_of_chains = [read_chain(chain) for chain in distinct["chain"]]
-    table = _with_first_calls(worker, lane, distinct, links_of_chains)
-    loss_columns = ["loss_after_1"]
-    for length in range(2, lane.depth):  # the longest chain has `depth` calls
-        # The first `length` calls of each longer chain, else null. `table` has the order of `links_of_chains`.
-        beginnings = [written_chain(links[:length]) if len(links) > length else None for links in links_of_chains]
-        table = table.with_columns(beginning=pl.Series(beginnings, dtype=pl.String))
-        loss_column = f"loss_after_{length}"
-        table = _with_beginnings(_stores(worker, lane).losses, table, loss_column).drop("beginning")
-        loss_columns.append(loss_column)
-    table = table.with_columns(loss_before=pl.min_horizontal(loss_columns))
+    table = _with_first_calls(worker, output.lane, distinct, links_of_chains)
+    store = _stores(worker, output.lane).losses
+    for length in range(2, output.lane.depth):  # the longest chain has `depth` calls
+        table = _with_losses_after(store, table, links_of_chains, length)
+    shorter_losses = [f"loss_after_{length}" for length in range(1, output.lane.depth)]
+    table = table.with_columns(loss_before=pl.min_horizontal(shorter_losses))
     return table.select(*LOSS_KEY, "loss_empty", "loss_before", "first_reason")
+
+
+def _with_losses_after(
+    store: RowStore, table: pl.DataFrame, links_of_chains: Sequence[Sequence[ChainLink]], length: int
+) -> pl.DataFrame:
+    """Add the column loss_after_2 (for the length 2): the stored loss after the first 2 calls of each longer chain.
+
+    links_of_chains: the calls of each chain with their results, in the order of the rows.
+    """
+    beginnings = [_beginning(links, length) for links in links_of_chains]
+    table = table.with_columns(beginning=pl.Series(beginnings, dtype=pl.String))
+    return _with_beginnings(store, table, f"loss_after_{length}").drop("beginning")
+
+
+def _beginning(links: Sequence[ChainLink], length: int) -> str | None:
+    """Return the first `length` calls of a longer chain, as JSON; None for a chain that is not longer."""
+    return written_chain(links[:length]) if len(links) > length else None
 
 
 def _with_first_calls(
     worker: Worker, lane: Lane, chains: pl.DataFrame, links_of_chains: Sequence[Sequence[ChainLink]]
 ) -> pl.DataFrame:
-    """Return `chains` with the columns input and result of their first call, and three more:
+    """Return `chains` with the columns input and result of their first call, and its losses.
 
     - loss_empty: the loss without calls
     - loss_after_1: the loss after the first call and its result
@@ -367,14 +372,9 @@ def _with_first_calls(
 
     chains: LOSS_KEY. links_of_chains: the calls of each chain with their results, in the order of the rows.
     """
-    first_calls = pl.DataFrame(
-        {
-            "input": [links[0].input for links in links_of_chains],
-            "result": [links[0].result for links in links_of_chains],
-        },
-        schema={"input": pl.String, "result": pl.String},
-    )
-    with_first = chains.hstack(first_calls)
+    inputs = pl.Series([links[0].input for links in links_of_chains], dtype=pl.String)
+    results = pl.Series([links[0].result for links in links_of_chains], dtype=pl.String)
+    with_first = chains.with_columns(input=inputs, result=results)
     losses = stored_losses(worker, lane, with_first.select(CALL_LOSS_KEY).unique())
     losses = losses.select(*CALL_LOSS_KEY, "loss_empty", loss_after_1="loss_result", first_reason="reason")
     return with_first.join(losses, on=CALL_LOSS_KEY, how="left", maintain_order="left")

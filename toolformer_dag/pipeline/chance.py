@@ -1,11 +1,11 @@
-"""What the control says about a lane: false discovery rates by swapped results, and the threshold that they allow.
+"""Estimate how many kept calls of a tool are kept by chance, and choose the threshold by it.
 
 A call is kept where it lowers the loss by at least tau_f nats (its delta). The control scores calls again with results
 of other documents, which cannot help: a swapped call that reaches tau_f would be kept by chance. The false discovery
 rate of a threshold is the share of kept places that chance explains; a place is a position of a text.
 
-All of it is SQL over the files of one lane: judged.sql and kept_by_chance.sql of `method`, which the warehouse is made
-with too.
+All of it is SQL over the files of one lane (a tool with its settings): judged.sql and kept_by_chance.sql of `method`,
+which the warehouse uses too.
 """
 
 from collections import Counter
@@ -27,7 +27,7 @@ from toolformer_dag.pipeline import scores
 from toolformer_dag.settings.tool_settings import MODEL, ChanceThreshold
 
 OTHER_TOOL = "other_tool"
-"""Why a sample is no call of the lane: it names another tool."""
+"""The reason of a sample that names another tool."""
 CERTIFIED = "certified"
 """The verdict of chance_thresholds where a threshold has the rate."""
 NOT_MEASURED = "not measured"
@@ -79,25 +79,26 @@ def chance_tables(plan: Plan, lane: Lane) -> ChanceTables:
 def threshold_line(chosen: Mapping[str, Any]) -> str:
     """Say in a line which tau_f was chosen by its false discovery rate, or why none was, and what would help.
 
-    Such as "no tau_f is certified at 0.05 (not measured: no call was told another document's result; raise
-    evaluation.swapped_texts, or annotate more text); nothing is kept".
-
-    chosen: a row of the view chance_thresholds. Its `verdict` is CERTIFIED where a threshold has the rate,
-        NOT_MEASURED where no call was scored with another document's result, or another reason why there is none;
-        swaps_needed is how many swapped places would be enough, null where that does not help.
+    chosen: a row of the view chance_thresholds. `verdict` is CERTIFIED if a threshold has the rate, else the reason why
+        there is none, such as NOT_MEASURED. `swaps_needed` is how many swapped places would be enough, or null.
     """
     if chosen["verdict"] == CERTIFIED:
         return (
             f"tau_f = {chosen['tau_f']:.3f} keeps {chosen['kept']} of {chosen['places']} places, a share of "
             f"{chosen['fdr']:.3f} by chance, at most {chosen['fdr_high']:.3f} with 95 % confidence"
         )
+    return _uncertified_line(chosen)
+
+
+def _uncertified_line(chosen: Mapping[str, Any]) -> str:
+    """Say why no threshold has the false discovery rate, what would help, and what is kept."""
     reason = f"{chosen['verdict']}{_swaps_remedy(chosen)}"
     outcome = "nothing is kept" if chosen["tau_f"] is None else f"the fallback {chosen['tau_f']:.3g} is taken"
     return f"no tau_f is certified at {chosen['by_chance']:.3g} ({reason}); {outcome}"
 
 
 def _swaps_remedy(chosen: Mapping[str, Any]) -> str:
-    """Return what more swapped calls would change, to be appended to a verdict; "" where they change nothing."""
+    """Return what more swapped calls would change, to be appended to a verdict; "" if they change nothing."""
     more_swaps = "raise evaluation.swapped_texts, or annotate more text"
     if chosen["verdict"] == NOT_MEASURED:
         return f": no call was told another document's result; {more_swaps}"
@@ -107,13 +108,13 @@ def _swaps_remedy(chosen: Mapping[str, Any]) -> str:
 
 
 def chosen_by_chance(plan: Plan, lane: Lane) -> Mapping[str, Any] | None:
-    """Return the lane's row of chance_thresholds that the filter took last; None where the settings say tau_f."""
+    """Return the lane's row of chance_thresholds that the filter last used; None if the settings name tau_f."""
     pointer = plan.lane_table(lane, "filter_rule").whole_pointer(WHOLE)
     return pointer.record.get(CHOSEN) if pointer else None
 
 
 def threshold_lines(plan: Plan) -> list[str]:
-    """Return a line per lane whose threshold is chosen by its false discovery rate: which was chosen, or why none."""
+    """Return a line per tool whose threshold is chosen by its false discovery rate: which was chosen, or why none."""
     lines = []
     for lane in plan.lanes:
         chosen = chosen_by_chance(plan, lane)
@@ -125,76 +126,86 @@ def threshold_lines(plan: Plan) -> list[str]:
 def kept_nothing(plan: Plan) -> list[str]:
     """Return a line for each tool without a kept call: how near its calls came to the threshold, and what to do.
 
-    Tools whose filter has not run are left out. Where none keeps a call, a last line says that there is nothing to
+    Tools whose filter has not run are left out. If none keeps a call, a last line says that there is nothing to
     finetune on. Raises DamagedPart.
     """
-    empty = []
-    for lane in plan.lanes:
-        parts = plan.lane_table(lane, "filtered_calls").pointers()
-        if parts and not any(part.rows for part in parts.values()):
-            empty.append(lane)
+    empty = [lane for lane in plan.lanes if _has_empty_filter(plan, lane)]
     lines = [f"{lane.key}: {_why_nothing(plan, lane)}" for lane in empty]
     if empty and len(empty) == len(plan.lanes):
         lines.append(f"No call of any lane is kept: there is nothing to finetune on. {REMEDY}.")
     return lines
 
 
-def _why_nothing(plan: Plan, lane: Lane) -> str:
-    """Say why no call of a tool was kept: the best delta, and how many calls would be kept at other thresholds tau_f.
+def _has_empty_filter(plan: Plan, lane: Lane) -> bool:
+    """Return whether the filter of a lane has run and kept no call."""
+    parts = plan.lane_table(lane, "filtered_calls").pointers()
+    return bool(parts) and not any(part.rows for part in parts.values())
 
-    Such as "no call is kept at tau_f = 1. Of 40 places the best gains 0.310; kept are 0 at 1 (by chance 0, 95 %: 0-1),
-    2 at 0.2 (by chance 1, 95 %: 0-4). Lower tau_f ...". `by chance` is how many calls with results of other documents
-    would be kept, with its interval. Where no call has a delta, the text says at which stage texts or calls ended.
+
+def _why_nothing(plan: Plan, lane: Lane) -> str:
+    """Say why no call of a tool was kept: the best delta, and how many calls other thresholds would keep.
+
+    If no call has a delta, say at which stage texts or calls ended.
     """
     with _control(plan, lane) as connection:
-        best = rows(connection, "SELECT count(*) AS places, max(delta) AS delta FROM places").row(0, named=True)
+        best_place = rows(connection, "SELECT count(*) AS places, max(delta) AS delta FROM places").row(0, named=True)
         statistics = rows(connection, "FROM swapped_statistics ORDER BY tau_f").rows(named=True)
-    if not best["places"]:
+    if not best_place["places"]:
         hint = '`toolformer-dag sql "from funnel"` counts what each stage left'
         return f"no call is kept, for {_none_judged(plan, lane)}; {hint}"
-    counts = []
-    for row in statistics:
-        by_chance = "by chance: not measured"
-        if row["swaps"]:
-            by_chance = f"by chance {row['by_chance']}, 95 %: {row['by_chance_low']}-{row['by_chance_high']}"
-        counts.append(f"{row['calls']} at {row['tau_f']:.3g} ({by_chance})")
     applied = f" at tau_f = {lane.tau_f:.3g}" if isinstance(lane.tau_f, float) else ""
+    counts = ", ".join(map(_count_at_threshold, statistics))
     return (
-        f"no call is kept{applied}. Of {best['places']} places the best gains {best['delta']:.3f}; kept are "
-        f"{', '.join(counts)}. {REMEDY}"
+        f"no call is kept{applied}. Of {best_place['places']} places the best gains {best_place['delta']:.3f}; "
+        f"kept are {counts}. {REMEDY}"
     )
 
 
-def _none_judged(plan: Plan, lane: Lane) -> str:
-    """Say at which stage nothing was left of a tool's texts or calls, with how often each reason was counted there.
+def _count_at_threshold(statistic: Mapping[str, Any]) -> str:
+    """Say how many calls a threshold keeps, and how many by chance: "2 at 0.2 (by chance 1, 95 %: 0-4)".
 
-    Such as "none of 120 calls has a result (timeout 120)".
+    statistic: a row of the view swapped_statistics.
     """
-    texts = _count_present(plan.lane_table(lane, "heuristic_subset"), "text_digest")
-    calls = _count_present(plan.lane_table(lane, "scored_candidates"), "input")
-    results = _count_present(plan.lane_table(lane, "tool_results"), "result")
-    stage: LaneTable
-    if not texts:
-        stage = "heuristic_subset"
-        documents = sum(part.rows for part in plan.lake.table("ccnet/raw_shards").pointers().values())
-        message = f"none of {documents:,} documents has {lane.tool.looks_for}"
-    elif not calls:
-        stage = "scored_candidates"
-        hint = _how_to_propose(lane, _reasons(plan, lane, stage))
-        message = f"no call was proposed for {texts:,} texts{hint}"
-    elif not results:
-        stage = "tool_results"
-        message = f"none of {calls:,} calls has a result"
-    else:
-        stage = "loss_deltas"
-        message = f"none of {results:,} results may stay"
-    reasons = _reasons(plan, lane, stage).most_common()
+    by_chance = "by chance: not measured"
+    if statistic["swaps"]:
+        interval = f"{statistic['by_chance_low']}-{statistic['by_chance_high']}"
+        by_chance = f"by chance {statistic['by_chance']}, 95 %: {interval}"
+    return f"{statistic['calls']} at {statistic['tau_f']:.3g} ({by_chance})"
+
+
+def _none_judged(plan: Plan, lane: Lane) -> str:
+    """Say at which stage no texts or calls were left, and why: "none of 120 calls has a result (timeout 120)"."""
+    empty = _first_empty_stage(plan, lane)
+    reasons = _reasons(plan, lane, empty.stage).most_common()
     counted = ", ".join(f"{reason} {count:,}" for reason, count in reasons)
-    return f"{message} ({counted})" if counted else message
+    return f"{empty.message} ({counted})" if counted else empty.message
+
+
+class _EmptyStage(NamedTuple):
+    """A stage that left no texts or calls of a lane."""
+
+    stage: LaneTable
+    message: str  # what it left none of
+
+
+def _first_empty_stage(plan: Plan, lane: Lane) -> _EmptyStage:
+    """Return the first stage of a lane that left nothing; the scores if every stage before them left something."""
+    texts = _count_present(plan.lane_table(lane, "heuristic_subset"), "text_digest")
+    if not texts:
+        documents = sum(part.rows for part in plan.lake.table("ccnet/raw_shards").pointers().values())
+        return _EmptyStage("heuristic_subset", f"none of {documents:,} documents has {lane.tool.looks_for}")
+    calls = _count_present(plan.lane_table(lane, "scored_candidates"), "input")
+    if not calls:
+        hint = _how_to_propose(lane, _reasons(plan, lane, "scored_candidates"))
+        return _EmptyStage("scored_candidates", f"no call was proposed for {texts:,} texts{hint}")
+    results = _count_present(plan.lane_table(lane, "tool_results"), "result")
+    if not results:
+        return _EmptyStage("tool_results", f"none of {calls:,} calls has a result")
+    return _EmptyStage("loss_deltas", f"none of {results:,} results may stay")
 
 
 def _reasons(plan: Plan, lane: Lane, table: LaneTable) -> Counter[str]:
-    """Count what a stage of the lane left out, by reason."""
+    """Count the rows that a stage of the lane left out, by reason."""
     reasons = Counter[str]()
     for part in plan.lane_table(lane, table).pointers().values():
         for rejection in part.record[REJECTIONS]:
@@ -203,11 +214,9 @@ def _reasons(plan: Plan, lane: Lane, table: LaneTable) -> Counter[str]:
 
 
 def _how_to_propose(lane: Lane, reasons: Counter[str]) -> str:
-    """Return a hint, to be appended to a sentence, on what would propose calls where there are none.
+    """Return a hint, to be appended to a sentence, on how to get calls proposed.
 
-    reasons: how many samples or texts were left out, by reason; the commonest one decides. Where most samples are calls
-    of another tool (OTHER_TOOL), the model writes wrong names; else a lower tau_s, the least probability of a call,
-    gives more positions.
+    reasons: how many samples or texts were left out, by reason; the most common one decides on the hint.
     """
     if MODEL not in lane.sources.names:
         return "; choose other texts, or add a source to proposals"
@@ -220,7 +229,7 @@ def _how_to_propose(lane: Lane, reasons: Counter[str]) -> str:
 
 
 def _count_present(table: Table, column: str) -> int:
-    """Count the rows of a table that have a value in the column; 0 where nothing was published."""
+    """Count the rows of a table that have a value in the column; 0 if nothing was published."""
     if not table.parts():
         return 0
     return int(table.scan().select(pl.col(column).count()).collect().item())
@@ -228,24 +237,17 @@ def _count_present(table: Table, column: str) -> int:
 
 @contextmanager
 def _control(plan: Plan, lane: Lane, by_chance: float | None = None) -> Iterator[duckdb.DuckDBPyConnection]:
-    """Open an in-memory DuckDB with a lane's scored calls, its swapped ones, and the views of kept_by_chance.sql.
+    """Open an in-memory DuckDB that tells how many calls of a lane are kept by chance.
 
-    The views estimate from calls with swapped results how many calls are kept by chance. What is created:
-    - loss_deltas and swapped_results: the calls with true and with swapped results (`_create_calls`); without rows
-      where the tables are not published yet
-    - lanes and filter_rules: a row each, with the threshold of the settings and with `by_chance`
-    - scored, judged and decisions: every scored call, and which of them are best at their positions (JUDGED)
-    - swapped_places, and the views swapped_statistics, chance_rates and chance_thresholds (SWAPPED_PLACES, CHANCE)
+    It has the tables loss_deltas and swapped_results (calls with true and with swapped results), lanes, filter_rules
+    and decisions, and the views of kept_by_chance.sql: swapped_statistics, chance_rates, chance_thresholds.
 
-    by_chance: a false discovery rate, such as 0.05, for which the view chance_thresholds gets a row.
+    by_chance: a false discovery rate, such as 0.05, for which chance_thresholds gets a row.
     """
-    tau_f = None if isinstance(lane.tau_f, ChanceThreshold) else lane.tau_f
     with in_memory() as connection:
         _create_calls(connection, plan, lane, swaps=False)
         _create_calls(connection, plan, lane, swaps=True)
-        select = "AS SELECT $tool::VARCHAR AS tool, $value::DOUBLE AS"
-        connection.execute(f"CREATE TABLE lanes {select} tau_f", {"tool": lane.key, "value": tau_f})
-        connection.execute(f"CREATE TABLE filter_rules {select} by_chance", {"tool": lane.key, "value": by_chance})
+        _create_thresholds(connection, lane, by_chance)
         connection.execute(f"CREATE VIEW scored AS SELECT *, rowid AS row FROM {SCORED}")
         run_sql(connection, JUDGED)
         connection.execute("CREATE TABLE decisions AS FROM judged")  # a table: many views read it
@@ -253,21 +255,34 @@ def _control(plan: Plan, lane: Lane, by_chance: float | None = None) -> Iterator
         yield connection
 
 
-def _create_calls(connection: duckdb.DuckDBPyConnection, plan: Plan, lane: Lane, swaps: bool) -> None:
-    """Create and fill a table with a lane's scored calls, chains among them: loss_deltas.
+def _create_thresholds(connection: duckdb.DuckDBPyConnection, lane: Lane, by_chance: float | None) -> None:
+    """Create the tables lanes, with the tau_f of the settings, and filter_rules, with `by_chance`: a row each."""
+    tau_f = None if isinstance(lane.tau_f, ChanceThreshold) else lane.tau_f
+    select = "AS SELECT $tool::VARCHAR AS tool, $value::DOUBLE AS"
+    connection.execute(f"CREATE TABLE lanes {select} tau_f", {"tool": lane.key, "value": tau_f})
+    connection.execute(f"CREATE TABLE filter_rules {select} by_chance", {"tool": lane.key, "value": by_chance})
 
-    swaps: create swapped_results instead: the same calls scored with results of other documents.
+
+def _create_calls(connection: duckdb.DuckDBPyConnection, plan: Plan, lane: Lane, *, swaps: bool) -> None:
+    """Create the table loss_deltas of a lane's scored calls, or with `swaps` the table swapped_results.
+
+    A table that is not published yet is created without rows.
     """
-    if swaps:
-        name, columns, sources = "swapped_results", SWAP_COLUMNS, lane.swapped
-    else:
-        name, columns, sources = SCORED, CALL_COLUMNS, lane.scored
+    name = "swapped_results" if swaps else SCORED
+    columns = SWAP_COLUMNS if swaps else CALL_COLUMNS
     typed = ", ".join(f"{column} {kind}" for column, kind in columns.items())
     connection.execute(f"CREATE TABLE {name} ({typed})")
+    query = _calls_query(plan, lane, swaps=swaps)
+    if query is not None:
+        connection.execute(f"INSERT INTO {name} BY NAME SELECT {', '.join(columns)} FROM ({query})")
 
+
+def _calls_query(plan: Plan, lane: Lane, *, swaps: bool) -> str | None:
+    """Return the SQL query for all scored calls of a lane, chains among them; None where there are no files."""
+    sources = lane.swapped if swaps else lane.scored
     tables = [plan.lane_table(lane, source) for source in sources]
     files = [file for table in tables for file in table.all_files()]
-    if files:
-        parts = tables[0].parts()  # single calls and chains have the same shards
-        query = scores.calls(plan, lane, parts, files, swaps)
-        connection.execute(f"INSERT INTO {name} BY NAME SELECT {', '.join(columns)} FROM ({query})")
+    if not files:
+        return None
+    parts = tables[0].parts()  # single calls and chains have the same shards
+    return scores.calls(plan, lane, parts, files, swaps)

@@ -1,8 +1,8 @@
-"""Documents are cut into texts once, for all lanes and C*: where they are cut is stored by the hash of the document.
+"""Cut each document into texts once, for all tools and C*, and store where it was cut.
 
-The first column of the key is the document's place (see `raw_shards.documents`), by which rows are sorted: documents
-that follow each other are looked up in one or two row groups, however many there are. Of equal documents in several
-places each is cut.
+Cuts are stored by the document's place (see `raw_shards.documents`) and the hash of its text. Rows are sorted by place,
+so that a lookup of neighbouring documents reads one or two row groups. Equal documents in several places are cut in
+each.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,12 +30,12 @@ CUTS = pl.Schema(
 
 
 def cutting(plan: Plan) -> Mapping[str, Any]:
-    """Return the settings on which the cutting of documents depends, apart from the length of a lane's prompt."""
+    """Return the settings that determine where documents are cut, apart from the length of a tool's prompt."""
     return {"cutting": CUTTING, **determining(plan.settings.corpus, "segment_tokens"), "model": tokenizing(plan)}
 
 
 def tokenizing(plan: Plan) -> dict[str, object]:
-    """Return what the tokens of a text depend on: the model, without its first token and the markers of calls."""
+    """Return the model's properties that determine the tokens of a text: all but its first token and call markers."""
     return {name: value for name, value in plan.model.items() if name not in ("markers", "bos")}
 
 
@@ -60,7 +60,7 @@ class DocumentTexts(NamedTuple):
 
 
 class _DocumentKey(NamedTuple):
-    """What the cuts of a document are stored under, beside `max_tokens`."""
+    """The key under which the cuts of a document are stored, together with `max_tokens`."""
 
     place: str  # see `raw_shards.documents`
     document: str  # the hash of its text
@@ -69,8 +69,9 @@ class _DocumentKey(NamedTuple):
 class DocumentCuts:
     """Cuts documents into texts of at most `max_tokens` tokens, and stores the cuts.
 
-    Lanes (tools with their settings) whose texts may be equally long share the stored cuts. `name` is the name of the
-    row store, which the records of tables mention whose rows come from it.
+    Tools whose texts may be equally long share the stored cuts.
+
+    - `name`: the name of the row store. It goes into the records of tables whose rows come from the store
     """
 
     def __init__(self, worker: Worker, max_tokens: int, count: TokenCounter) -> None:
@@ -81,36 +82,37 @@ class DocumentCuts:
         self.name = self._store.name
 
     def texts_of(self, documents: Sequence[tuple[str, str]]) -> Iterator[DocumentTexts]:
-        """Yield for each document the texts that it is cut into, in order.
+        """Yield the texts that each document is cut into. Only documents that were never cut are tokenized.
 
-        documents: (place, text) of each; the place is what `raw_shards.documents` gives. Hand over raw_shards.BATCH at
-        a time: their cuts are stored side by side and looked up together.
+        documents: (place, text) of each, as `raw_shards.documents` has them; best raw_shards.BATCH at a time, whose
+            cuts are stored together.
 
-        A document that was cut before is not tokenized again. New cuts are stored before the first document is yielded.
-        Raises WriteError.
+        New cuts are stored before the first document is yielded. Raises WriteError.
         """
         keys = [_DocumentKey(place, text_digest(text)) for place, text in documents]
-        cuts_of = self._stored(keys)  # the pieces of each document: texts, and words that fit no text
-        new_rows = []
-        for key, (_, text) in zip(keys, documents, strict=True):
-            if key not in cuts_of:
-                cuts_of[key] = self._cut(text)
-                new_rows.append(self._row(key, cuts_of[key]))
-        self._store.append(pl.DataFrame(new_rows, schema=CUTS, orient="row"))
-        for key, (_, text) in zip(keys, documents, strict=True):
-            cuts = cuts_of[key]
-            text_spans = [(cut.offset, cut.length) for cut in cuts if cut.is_text]
-            yield DocumentTexts(segments(text, text_spans), unfit_words=len(cuts) - len(text_spans))
+        texts = [text for _, text in documents]
+        cuts_of = self._stored(keys)
+        new_texts = {key: text for key, text in zip(keys, texts, strict=True) if key not in cuts_of}
+        cuts_of |= self._new_cuts(new_texts)
+        for key, text in zip(keys, texts, strict=True):
+            yield _texts_of_document(text, cuts_of[key])
 
     def _stored(self, keys: Sequence[_DocumentKey]) -> dict[_DocumentKey, list[Cut]]:
-        """Look up the cuts of documents; those that were not cut before are missing in the result."""
-        max_tokens = pl.lit(self._max_tokens, pl.Int32()).alias("max_tokens")
+        """Return the stored cuts of documents. Those that were never cut are missing in the result."""
         key_schema = {name: CUTS[name] for name in _DocumentKey._fields}
-        stored = self._store.stored(pl.DataFrame(keys, schema=key_schema, orient="row").with_columns(max_tokens))
+        wanted = pl.DataFrame(keys, schema=key_schema, orient="row")
+        wanted = wanted.with_columns(max_tokens=pl.lit(self._max_tokens, pl.Int32()))
         cuts_of = {}
-        for row in stored.iter_rows(named=True):
-            columns = zip(row["offsets"], row["lengths"], row["unfit_tokens"], strict=True)
-            cuts_of[_DocumentKey(row["place"], row["document"])] = [Cut(*values) for values in columns]
+        for row in self._store.stored(wanted).iter_rows(named=True):
+            key = _DocumentKey(row["place"], row["document"])
+            cuts_of[key] = _cuts_of_row(row)
+        return cuts_of
+
+    def _new_cuts(self, texts: Mapping[_DocumentKey, str]) -> dict[_DocumentKey, list[Cut]]:
+        """Cut documents, store their cuts, and return these."""
+        cuts_of = {key: self._cut(text) for key, text in texts.items()}
+        new_rows = [self._row(key, cuts) for key, cuts in cuts_of.items()]
+        self._store.append(pl.DataFrame(new_rows, schema=CUTS, orient="row"))
         return cuts_of
 
     def _row(self, key: _DocumentKey, cuts: Sequence[Cut]) -> tuple[object, ...]:
@@ -121,15 +123,22 @@ class DocumentCuts:
         return (key.place, key.document, self._max_tokens, offsets, lengths, unfit_tokens)
 
     def _cut(self, text: str) -> list[Cut]:
-        """Cut a document into pieces that fit `max_tokens`; a single word that is longer is marked as unfit."""
+        """Cut a document into pieces of at most `max_tokens`. A longer word is a piece of its own, marked as unfit."""
         cuts = []
         for piece in pieces(text, self._max_tokens, self._count):
-            is_unfit = piece.tokens > self._max_tokens
-            cuts.append(
-                Cut(
-                    offset=piece.start,
-                    length=piece.end - piece.start,
-                    unfit_tokens=piece.tokens if is_unfit else None,
-                )
-            )
+            unfit_tokens = piece.tokens if piece.tokens > self._max_tokens else None
+            length = piece.end - piece.start
+            cuts.append(Cut(offset=piece.start, length=length, unfit_tokens=unfit_tokens))
         return cuts
+
+
+def _cuts_of_row(row: Mapping[str, Any]) -> list[Cut]:
+    """Return the cuts of a document from its stored row, which has a list per field of `Cut`."""
+    fields = zip(row["offsets"], row["lengths"], row["unfit_tokens"], strict=True)
+    return [Cut(*values) for values in fields]
+
+
+def _texts_of_document(text: str, cuts: Sequence[Cut]) -> DocumentTexts:
+    """Return the texts of a document from its cuts, and count the words that fit no text."""
+    spans = [(cut.offset, cut.length) for cut in cuts if cut.is_text]
+    return DocumentTexts(segments(text, spans), unfit_words=len(cuts) - len(spans))

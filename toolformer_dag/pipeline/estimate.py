@@ -1,7 +1,7 @@
-"""What a run will cost, forecast from a sample of its texts that is annotated for real.
+"""Forecast what a run will cost, from a sample of its texts that is annotated for real.
 
-The rows of the sample are stored, so the run that follows does not compute them again. Covered: tokens, storage and
-time of annotating. Not covered: finetuning, evaluation, C* and the warehouse.
+The rows of the sample are stored, so that the run does not compute them again. The forecast covers the tokens, storage
+and time of annotating, but not finetuning, evaluation, C* and the warehouse.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,10 +29,10 @@ SHARE = 5
 
 
 class LaneForecast(NamedTuple):
-    """What annotating a lane will cost, beyond what the sample has cost already.
+    """What annotating a lane (a tool with its settings) will cost, beyond what the sample has cost already.
 
-    Of four texts or fewer, and of a lane with calls of a file, there is no sample: everything but `texts` and `shards`
-    is 0 then.
+    For four texts or fewer, and for a lane with calls of a file, there is no sample: everything but `texts` and
+    `shards` is 0 then.
     """
 
     lane: str
@@ -48,33 +48,42 @@ class LaneForecast(NamedTuple):
 def estimate(
     worker: Worker, workers: Workers, outputs: Sequence[TableOutput], progress: Progress, seed: int | None = None
 ) -> list[LaneForecast]:
-    """Forecast what annotating will cost, for each lane (a tool with its thresholds), from a sample that is annotated.
+    """Forecast what annotating will cost, for each lane (a tool with its settings), from a sample that is annotated.
 
-    The tables before annotation (documents, the texts of each tool) are brought up to date first. The sample is drawn
-    from the texts of shards that a run would make again.
+    The tables before annotation are brought up to date first. The sample is drawn from the shards that a run would make
+    again.
 
     outputs: the tables of a plan, each after those that it reads.
-    seed: draws the same texts each time. Without a seed each forecast draws other texts; else the texts of an earlier
-        forecast, whose rows are stored and cost nothing more, would be drawn again.
+    seed: draws the same texts each time. Without a seed every forecast draws other texts, because texts that an earlier
+        one annotated cost nothing more.
 
     Raises what the stages raise.
     """
-    tables_of_lanes: dict[str, dict[str, TableOutput]] = {}  # key of the lane -> name of the stage -> table
+    for output in outputs:
+        if _precedes_annotation(output):
+            update(worker, workers, output, progress)
+    return [_forecast(worker, tables, progress, seed) for tables in _tables_of_lanes(outputs).values()]
+
+
+def _precedes_annotation(output: TableOutput) -> bool:
+    """Return whether a table is made before annotation: documents, or the texts of a tool."""
+    holds_documents = output.group == "ccnet" and output.stage.name != "heldout_texts"
+    return holds_documents or output.stage is heuristic_subset.STAGE
+
+
+def _tables_of_lanes(outputs: Sequence[TableOutput]) -> dict[str, dict[str, TableOutput]]:
+    """Group the tables of lanes: key of the lane -> name of the stage -> table."""
+    tables_of_lanes: dict[str, dict[str, TableOutput]] = {}
     for output in outputs:
         if output.lane_or_none is not None:
             tables_of_lanes.setdefault(output.lane.key, {})[output.stage.name] = output
-    for output in outputs:
-        makes_documents = output.group == "ccnet" and output.stage.name != "heldout_texts"
-        makes_texts = output.stage is heuristic_subset.STAGE
-        if makes_documents or makes_texts:
-            update(worker, workers, output, progress)
-    return [_forecast(worker, tables, progress, seed) for tables in tables_of_lanes.values()]
+    return tables_of_lanes
 
 
 def _measured_stages(plan: Plan, lane: Lane) -> tuple[Stage, ...]:
     """Return the stages of a lane whose cost is forecast: from proposing calls to the control, which is the last.
 
-    The control scores calls again with results of other texts of their shard.
+    The control scores calls again with results of other texts.
     """
     stages = lane_stages(plan, lane)
     end = stages.index(swapped_results.STAGE) + 1
@@ -85,30 +94,46 @@ def _forecast(worker: Worker, tables: Mapping[str, TableOutput], progress: Progr
     """Annotate a sample of a lane's texts, and scale what that cost to all of them.
 
     tables: the lane's tables by the names of their stages.
-
-    The sample is annotated in GROUPS groups of equal size, whose different costs give the range of the forecast. The
-    control (calls scored again with results of other texts) needs the calls of many texts: it runs last, over the whole
-    sample, whose other rows are stored by then. So the second run costs what the control costs.
     """
     subset = tables[heuristic_subset.STAGE.name]
     lane = subset.lane
     stages = _measured_stages(subset.plan, lane)
-    *stages_before_control, _ = stages
     stale_shards = [shard for shard in subset.parts if _is_stale(tables, stages, shard)]
-    rows = pl.concat([subset.stage.schema.to_frame(), *(subset.table.read(shard) for shard in stale_shards)])
+    rows = _rows_of_shards(subset, stale_shards)
     texts = _shuffled_texts(rows, seed)
-    if texts.height <= GROUPS or lane.sources.files:  # no sample, see LaneForecast
+    has_no_sample = texts.height <= GROUPS or bool(lane.sources.files)  # see LaneForecast
+    if has_no_sample:
         return LaneForecast(lane.key, texts=texts.height, shards=len(stale_shards))
 
-    group_size = _group_size(texts.height)
-    sample = texts[: group_size * GROUPS]
+    sample = texts[: _group_size(texts.height) * GROUPS]
+    cost = _annotate_sample(worker, lane, sample, stages, progress)
+    counts = _counts(worker.plan, rows, sample=sample, stale_shards=len(stale_shards))
+    return _scaled(lane, counts, cost)
+
+
+def _rows_of_shards(output: TableOutput, shards: Sequence[str]) -> pl.DataFrame:
+    """Return the rows of some shards of a table."""
+    no_rows = output.stage.schema.to_frame()
+    return pl.concat([no_rows, *(output.table.read(shard) for shard in shards)])
+
+
+def _annotate_sample(
+    worker: Worker, lane: Lane, sample: pl.DataFrame, stages: Sequence[Stage], progress: Progress
+) -> "_SampleCost":
+    """Annotate a sample in GROUPS groups, then run the control over the whole sample; return what each cost.
+
+    The control (calls scored again with results of other texts) needs the calls of many texts. When it runs, all other
+    rows of the sample are stored, so that the second run only computes the control.
+
+    stages: the last one is the control.
+    """
+    *stages_before_control, _ = stages
     worker.engine("proposer" if lane.sources.sampled else "judge")  # loaded before anything is timed
+    group_size = sample.height // GROUPS
     groups = [
         _annotate(worker, lane, group, stages_before_control, progress) for group in sample.iter_slices(group_size)
     ]
-    control = _annotate(worker, lane, sample, stages, progress)
-    counts = _counts(worker.plan, rows, sample=sample, stale_shards=len(stale_shards))
-    return _scaled(lane, counts, groups, control)
+    return _SampleCost(groups, control=_annotate(worker, lane, sample, stages, progress))
 
 
 def _shuffled_texts(rows: pl.DataFrame, seed: int | None) -> pl.DataFrame:
@@ -118,7 +143,7 @@ def _shuffled_texts(rows: pl.DataFrame, seed: int | None) -> pl.DataFrame:
 
 
 def _group_size(text_count: int) -> int:
-    """Return how many texts a group of the sample has: 51 of 1,024 texts, of which 1 in SHARE is annotated."""
+    """Return how many texts a group of the sample has: 51 of 1,024 texts, where one in SHARE is annotated."""
     most_sampled = min(TEXTS, text_count // SHARE)
     return max(1, most_sampled // GROUPS)
 
@@ -131,8 +156,7 @@ def _is_stale(tables: Mapping[str, TableOutput], stages: Sequence[Stage], shard:
 class _Counts(NamedTuple):
     """How many texts were annotated, and how many there are.
 
-    The control scores calls again with results of other texts. It takes the calls of up to `evaluation.swapped_texts`
-    texts of each shard, which are its texts.
+    The control scores calls again with results of other texts: those of up to `evaluation.swapped_texts` texts a shard.
     """
 
     sampled: int  # annotated texts
@@ -144,9 +168,9 @@ class _Counts(NamedTuple):
 
 
 def _counts(plan: Plan, rows: pl.DataFrame, *, sample: pl.DataFrame, stale_shards: int) -> _Counts:
-    """Count the texts that were annotated and those that a run will annotate.
+    """Count the texts that were annotated and the texts that a run will annotate.
 
-    rows: the texts of all stale shards (shard, text_digest, ...), a row per occurrence. sample: the annotated ones.
+    rows: the texts of all stale shards (shard, text_digest, ...), a row per occurrence. sample: the annotated texts.
     """
     control_texts = plan.settings.evaluation.swapped_texts  # of each shard, at most
     distinct = rows.unique("text_digest")
@@ -161,38 +185,38 @@ def _counts(plan: Plan, rows: pl.DataFrame, *, sample: pl.DataFrame, stale_shard
     )
 
 
-def _scaled(lane: Lane, counts: _Counts, groups: "Sequence[_Cost]", control: "_Cost") -> LaneForecast:
+def _scaled(lane: Lane, counts: _Counts, cost: "_SampleCost") -> LaneForecast:
     """Scale the cost of the sample to all texts that a run will annotate.
 
-    Tokens, seconds and stored rows grow with the distinct texts that were not sampled. The control (calls scored again
-    with results of other texts) has its own number of texts. The bytes of tables: see `_table_bytes`.
-
-    groups: what annotating each of the GROUPS parts of the sample cost, without the control.
-    control: what annotating the whole sample cost after that. Everything but the control was stored by then, so its
-        tokens, seconds and stored rows are those of the control; its bytes are those of all tables.
+    Tokens, seconds and stored rows grow with the distinct texts that were not sampled, those of the control with its
+    number of texts.
     """
-    factor = _Factor(
-        texts=(counts.distinct - counts.sampled) / counts.sampled,
-        control=counts.control / counts.sampled_control,
-        spread=spread([cost.tokens for cost in groups]),
-    )
+    factor = _factor(counts, cost)
+    control = cost.control
     table_bytes = _table_bytes(control, counts, factor)
-    group_tokens = sum(cost.tokens for cost in groups)
-    group_seconds = sum(cost.seconds for cost in groups)
     return LaneForecast(
         lane=lane.key,
         texts=counts.distinct,
         sampled=counts.sampled,
-        tokens=factor.scaled(group_tokens, control.tokens),
-        bytes=factor.scaled(_stored_bytes(groups), _stored_bytes([control]), fixed=table_bytes),
-        seconds=factor.scaled(group_seconds, control.seconds),
-        spent=group_tokens + control.tokens,
+        tokens=factor.scaled(cost.group_tokens, control.tokens),
+        bytes=factor.scaled(_stored_bytes(cost.groups), _stored_bytes([control]), fixed=table_bytes),
+        seconds=factor.scaled(cost.group_seconds, control.seconds),
+        spent=cost.group_tokens + control.tokens,
         shards=counts.shards,
     )
 
 
+def _factor(counts: _Counts, cost: "_SampleCost") -> "_Factor":
+    """Return by how much the sample's cost is multiplied; the groups' different costs give the spread."""
+    return _Factor(
+        texts=(counts.distinct - counts.sampled) / counts.sampled,
+        control=counts.control / counts.sampled_control,
+        spread=spread([group.tokens for group in cost.groups]),
+    )
+
+
 def _table_bytes(control: "_Cost", counts: _Counts, factor: "_Factor") -> float:
-    """Return the bytes of the tables of all shards: a text in two shards is computed once, but stands in two tables.
+    """Return the bytes of the tables of all shards. A text in two shards is computed once, but stored in two tables.
 
     control: the cost of annotating the whole sample; the control's table is the last in `row_bytes`.
     """
@@ -224,8 +248,30 @@ class _Cost(NamedTuple):
     row_bytes: Sequence[int]  # what the rows take beyond that, a number per table, in the order of the stages
 
 
+class _SampleCost(NamedTuple):
+    """What annotating the sample cost.
+
+    - groups: the cost of each part of the sample, without the control
+    - control: the cost of annotating the whole sample after that. Everything but the control was stored by then, so its
+      tokens, seconds and stored rows are those of the control; its bytes are those of all tables
+    """
+
+    groups: Sequence[_Cost]
+    control: _Cost
+
+    @property
+    def group_tokens(self) -> int:
+        """The tokens of all groups."""
+        return sum(group.tokens for group in self.groups)
+
+    @property
+    def group_seconds(self) -> float:
+        """The seconds of all groups."""
+        return sum(group.seconds for group in self.groups)
+
+
 def _stored_bytes(costs: Sequence[_Cost]) -> int:
-    """Return the bytes of the rows that were stored, with a file per row store, as after merging."""
+    """Return the bytes of the rows that were stored, as if each row store had a single file."""
     frames_of: dict[str, list[pl.DataFrame]] = {}
     for cost in costs:
         for store, frames in cost.stored.items():
@@ -236,22 +282,32 @@ def _stored_bytes(costs: Sequence[_Cost]) -> int:
 def _annotate(worker: Worker, lane: Lane, texts: pl.DataFrame, stages: Sequence[Stage], progress: Progress) -> _Cost:
     """Run stages over texts and measure what it costs.
 
-    The tables are made in a temporary folder and are gone afterwards; what model and tools computed is stored in the
-    project's lake, so that a run does not compute it again.
+    The tables are temporary; what model and tools computed is stored in the project's lake, for the run to reuse.
     """
     with trial(worker, lane, texts, stages, progress, worker.plan.lake) as annotated:
-        pointers = [output.table.pointer(ALL) for output in annotated.outputs]
-        pairs = zip(pointers, annotated.outputs, strict=True)
-        manifest_lines = [pointer.encode(output.name, ALL) for pointer, output in pairs]
-    # What a Parquet file of each table takes without rows.
-    empty_bytes = [len(parquet.encode(stage.schema.to_frame())) for stage in stages]
-    row_bytes = []
-    for pointer, empty in zip(pointers, empty_bytes, strict=True):
-        row_bytes.append(sum(file.bytes - empty for file in pointer.files))
+        sizes = [_table_size(output) for output in annotated.outputs]
     return _Cost(
         tokens=sum(token_count(report.work.tokens) for report in annotated.reports),
         seconds=sum(report.seconds for report in annotated.reports),
         stored=annotated.appended,
-        fixed_bytes=sum(empty_bytes) + sum(len(line) for line in manifest_lines),
-        row_bytes=row_bytes,
+        fixed_bytes=sum(size.fixed_bytes for size in sizes),
+        row_bytes=[size.row_bytes for size in sizes],
+    )
+
+
+class _TableSize(NamedTuple):
+    """The bytes of a table with one part."""
+
+    fixed_bytes: int  # whatever its rows: a file without rows, and its line in the manifest
+    row_bytes: int  # beyond the files without rows
+
+
+def _table_size(output: TableOutput) -> _TableSize:
+    """Return the bytes of the only part of a table."""
+    pointer = output.table.pointer(ALL)
+    manifest_line = pointer.encode(output.name, ALL)
+    empty_bytes = len(parquet.encode(output.stage.schema.to_frame()))
+    return _TableSize(
+        fixed_bytes=empty_bytes + len(manifest_line),
+        row_bytes=sum(file.bytes - empty_bytes for file in pointer.files),
     )

@@ -1,10 +1,10 @@
-"""file_proposals: calls that a lane's files name (another model, a log, an annotator), at their places in its texts.
+"""file_proposals: place the calls of a lane's files (from another model, a log, an annotator) in its texts.
 
-A row of a file names a document, a character in it and the input of a call. It may bring the call's result.
+A row of a file names a document, a character in it and the input of a call, and may hold the call's result.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -66,7 +66,7 @@ FILE_CALLS = pl.Schema(
 def identity(lane: Lane) -> dict[str, str]:
     """Return a hash of the content of the lane's files, as `{"files": hash}`; empty without files.
 
-    Raises UserError for a file that cannot be read.
+    Raises UserError if a file cannot be read.
     """
     hashes = {}
     for name, path in lane.sources.files.items():
@@ -85,50 +85,57 @@ def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
 def rows(worker: Worker, output: TableOutput, part: str) -> PartRows:
     """Place the calls of a lane's files in its texts: return a row per call and text, over all shards.
 
-    A lane is a tool with its settings, a shard a file of documents, and a text a piece of a document that was selected
-    for the tool. A row of a file names a document, a character of it and the input of a call. A call before a word may
-    stand before or after the white space in front of it.
+    Rejected: bad_row (no JSON, or a field is missing or of another type), no_such_text (no text of the lane holds the
+    character), inside_a_token (no token of the model begins there), and the reasons of `parse_call`. The first two
+    belong to no shard and are counted for the first.
 
     part: always WHOLE. The table has a single part, since a file does not say in which shard its documents are.
 
-    Rejected: bad_row (no JSON, a field is missing or of another type), no_such_text (no text of the lane holds the
-    place), inside_a_token (no token of the model begins there), and those of `parse_call`. The first two belong to no
-    shard and are counted for the first.
-
-    Memory: the files and a shard's texts. Raises UserError for a file that cannot be read.
+    Raises UserError if a file cannot be read.
     """
     plan = output.plan
-    first_shard = min(plan.shards, default="")
     records = _read(output.lane)
-    file_calls = [call for call in records if call is not None]
-    rejected: Rejected = Counter({(first_shard, "bad_row"): len(records) - len(file_calls)})
+    calls = [call for call in records if call is not None]
+    placed = _placed_in_shards(worker, output, calls)
+    rejected = placed.rejected
+    first_shard = min(plan.shards, default="")
+    rejected[first_shard, "bad_row"] += len(records) - len(calls)
+    rejected[first_shard, "no_such_text"] += len(calls) - len(placed.numbers)
+    return PartRows([placed.rows], rejected, facts={BY_SHARD: _fingerprints(plan, placed.rows, rejected)})
 
-    numbered = pl.DataFrame(file_calls, schema=FILE_CALLS, orient="row").with_row_index("number")
-    calls = _with_digests(plan, numbered)
+
+class _PlacedCalls(NamedTuple):
+    """Calls of files before their tokens."""
+
+    rows: pl.DataFrame
+    rejected: Rejected
+    numbers: set[int]  # the indices of the calls that are inside some text
+
+
+def _placed_in_shards(worker: Worker, output: TableOutput, calls: Sequence[FileCall]) -> _PlacedCalls:
+    """Find the text and the token of each call in each shard."""
+    numbered = pl.DataFrame(calls, schema=FILE_CALLS, orient="row").with_row_index("number")
+    table = _with_digests(output.plan, numbered)
     frames = [output.stage.schema.to_frame()]
-    placed_numbers: set[int] = set()  # the numbers of the calls whose place is in some text
-    for shard in plan.shards:
-        calls_of_shard = _in_texts(plan, output.lane, shard, calls)
-        placed_numbers.update(calls_of_shard["number"])
+    rejected: Rejected = Counter()
+    numbers: set[int] = set()
+    for shard in output.plan.shards:
+        calls_of_shard = _in_texts(output.plan, output.lane, shard, table)
         placed = placed_at_tokens(worker, output, calls_of_shard)
         frames.append(placed.rows)
         rejected.update(placed.rejected)
-    rejected[first_shard, "no_such_text"] += len(file_calls) - len(placed_numbers)
-
-    table = pl.concat(frames)
-    return PartRows([table], rejected, facts={BY_SHARD: _fingerprints(plan, table, rejected)})
+        numbers.update(calls_of_shard["number"])
+    return _PlacedCalls(pl.concat(frames), rejected, numbers)
 
 
 def _fingerprints(plan: Plan, table: pl.DataFrame, rejected: Rejected) -> dict[str, str]:
     """Return for each shard a hash of its rows and rejections.
 
-    The table has one part for all shards; by these hashes a changed file makes only those shards out of date in which
-    its calls changed.
+    The table has one part for all shards; by these hashes a changed file only makes the shards out of date whose calls
+    changed.
     """
     rows_of = table.partition_by("shard", as_dict=True)
-    rejections_of = defaultdict(list)
-    for (shard, reason), count in sorted(rejected.items()):
-        rejections_of[shard].append(((shard, reason), count))
+    rejections_of = _rejections_by_shard(rejected)
     fingerprints = {}
     for shard in plan.shards:
         rows_of_shard = rows_of.get((shard,), table.clear()).rows()
@@ -136,10 +143,18 @@ def _fingerprints(plan: Plan, table: pl.DataFrame, rejected: Rejected) -> dict[s
     return fingerprints
 
 
-def _read(lane: Lane) -> list[FileCall | None]:
-    """Read all rows of the lane's files in their order, as calls; None for a row that is no call.
+def _rejections_by_shard(rejected: Rejected) -> dict[str, list[tuple[tuple[str, str], int]]]:
+    """Group rejections by shard, sorted: shard -> [((shard, reason), count), ...]."""
+    rejections_of = defaultdict(list)
+    for (shard, reason), count in sorted(rejected.items()):
+        rejections_of[shard].append(((shard, reason), count))
+    return rejections_of
 
-    Raises UserError for a file that cannot be read.
+
+def _read(lane: Lane) -> list[FileCall | None]:
+    """Return all rows of the lane's files in their order, as calls; None for a row that is no call.
+
+    Raises UserError if a file cannot be read.
     """
     calls: list[FileCall | None] = []
     for name, path in lane.sources.files.items():
@@ -154,6 +169,7 @@ def _read(lane: Lane) -> list[FileCall | None]:
 
 
 def _unreadable(lane: Lane, path: Path, error: object) -> UserError:
+    """Return the error for a file of calls that cannot be read."""
     return UserError(
         f"[tools.{lane.tool.key}] proposals: {path} cannot be read ({error}); name a Parquet file or JSON lines with "
         "digest, text or id, char_offset and input"
@@ -163,13 +179,12 @@ def _unreadable(lane: Lane, path: Path, error: object) -> UserError:
 def _records(path: Path) -> Iterator[object]:
     """Yield the rows of a Parquet file, or the objects of a file of JSON lines; None for a line without an object.
 
-    Raises ValueError where no line holds an object and the first line looks like another format (one JSON array).
+    Raises ValueError if no line holds an object and the first line looks like another format (one JSON array).
     """
     if path.suffix == ".parquet":
         yield from pl.read_parquet(path).iter_rows(named=True)
         return
-    stripped = [line.strip() for line in path.read_bytes().splitlines()]
-    lines = [line for line in stripped if line]
+    lines = [line.strip() for line in path.read_bytes().splitlines() if line.strip()]
     records = [_json_object(line) for line in lines]
     if all(record is None for record in records):
         other_format = other_shape(lines[0] if lines else b"")
@@ -179,7 +194,7 @@ def _records(path: Path) -> Iterator[object]:
 
 
 def _json_object(line: bytes) -> object:
-    """Return the object that a line holds; None where it holds another value, or no JSON."""
+    """Return the object that a line holds; None if it holds another value, or no JSON."""
     try:
         record = orjson.loads(line)
     except orjson.JSONDecodeError:
@@ -188,56 +203,69 @@ def _json_object(line: bytes) -> object:
 
 
 def _file_call(source: str, record: object) -> FileCall | None:
-    """Read a row of a file as a call; None where a field is missing or of another type.
+    """Read a row of a file as a call; None if a field is missing or of another type.
 
-    source: the name of the file. record: {"digest" or "text" or "id": ..., "char_offset": 12, "input": "94 + 23"}, and
-    `result` and `p_api` where they are known.
+    source: the name of the file.
+    record: {"digest" or "text" or "id": ..., "char_offset": 12, "input": "94 + 23"}, and optionally `result`, `p_api`.
     """
-    if not isinstance(record, dict):
+    if not isinstance(record, dict) or not _has_valid_fields(record):
         return None
     digest = record.get("digest") or None
     document_name = None if digest else _document_name(record.get("text"), record.get("id"))
+    if not isinstance(digest or document_name, str):
+        return None
+    return FileCall(
+        source=source,
+        digest=digest,
+        document_name=document_name,
+        char_offset=record["char_offset"],
+        input=record["input"],
+        result=record.get("result"),
+        p_api=record.get("p_api"),
+    )
+
+
+def _has_valid_fields(record: Mapping[str, Any]) -> bool:
+    """Return whether a row has a possible character offset, an input, and values of the right types."""
     char_offset = record.get("char_offset")
-    input = record.get("input")
-    result = record.get("result")
-    p_api = record.get("p_api")
     if type(char_offset) is not int or not 0 <= char_offset < MOST_CHARACTERS:  # True is no number here
-        return None
-    if not isinstance(digest or document_name, str) or not isinstance(input, str):
-        return None
-    if not isinstance(result, str | None) or not isinstance(p_api, int | float | None):
-        return None
-    return FileCall(source, digest, document_name, char_offset, input, result, p_api)
+        return False
+    has_input = isinstance(record.get("input"), str)
+    has_result_type = isinstance(record.get("result"), str | None)
+    has_probability_type = isinstance(record.get("p_api"), int | float | None)
+    return has_input and has_result_type and has_probability_type
 
 
 def _document_name(text: Any, identifier: Any) -> Any:
-    """Return the hash of a document's text, else its id as `raw_shards` holds it, where numbers are text."""
+    """Return the hash of a document's text, else its id as `raw_shards` stores it: a number becomes text."""
     if isinstance(text, str):
         return text_digest(text)
     return str(identifier) if isinstance(identifier, int) else identifier
 
 
 def _with_digests(plan: Plan, calls: pl.DataFrame) -> pl.DataFrame:
-    """Return calls (FILE_CALLS, number) with the digest of the document that each names, without `document_name`.
+    """Return calls (FILE_CALLS, number) with the digest of their document, without `document_name`.
 
-    A name is compared with the hash of a document's text, its digest (which is its id) and its URL (the id of a plain
-    record). A call whose name several documents have is there for each of them; one whose name none has stays without a
-    digest.
+    A call whose name several documents have is there for each of them; a call whose name none has keeps a null digest.
     """
     named = calls.filter(pl.col("document_name").is_not_null()).drop("digest")
     calls = calls.drop("document_name")
     if named.is_empty():
         return calls
-    matches = [calls.clear()]  # without rows: gives the columns where no name matches
+    matches = [calls.clear()]  # without rows: gives the columns if no name matches
     for shard in plan.shards:
         for documents in raw_shards.documents(plan, shard):
-            text_hashes = pl.Series([text_digest(text) for text in documents["text"]], dtype=pl.String)
-            for names in (text_hashes, documents["digest"], documents["url"]):
-                document_names = documents.select("digest", document_name=names)
-                matches.append(document_names.join(named, on="document_name").select(calls.columns))
+            matches.append(_documents_by_name(documents).join(named, on="document_name").select(calls.columns))
     matched = pl.concat(matches).unique(("number", "digest"))
     unmatched = calls.join(matched, on="number", how="anti")
     return pl.concat([unmatched, matched])
+
+
+def _documents_by_name(documents: pl.DataFrame) -> pl.DataFrame:
+    """Return (digest, document_name): a document's names are the hash of its text, its digest (an id) and its URL."""
+    text_hashes = pl.Series([text_digest(text) for text in documents["text"]], dtype=pl.String)
+    names_of_documents = [text_hashes, documents["digest"], documents["url"]]
+    return pl.concat([documents.select("digest", document_name=names) for names in names_of_documents])
 
 
 def _in_texts(plan: Plan, lane: Lane, shard: str, calls: pl.DataFrame) -> pl.DataFrame:
@@ -254,9 +282,9 @@ def _in_texts(plan: Plan, lane: Lane, shard: str, calls: pl.DataFrame) -> pl.Dat
 
 
 def given_results(output: TableOutput) -> pl.DataFrame:
-    """Return the results that stand in a lane's files of calls: (input, context, result), of equal calls the first.
+    """Return the results that the lane's files of calls hold: (input, context, result), the first of equal calls.
 
-    output: any table of the lane. No row where the lane has no files. The frame is kept until the table changes.
+    output: any table of the lane. There are no rows without files. The frame is cached until the table changes.
     """
     if not output.lane.sources.files:
         return pl.DataFrame(schema={"input": pl.String(), "context": pl.String(), "result": pl.String()})

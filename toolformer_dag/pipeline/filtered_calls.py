@@ -1,11 +1,9 @@
-"""filtered_calls: the calls that stay at tau_f (paper, section 2, "Filtering API Calls"). All of it is SQL.
+"""filtered_calls: keep the calls that reach tau_f (paper, section 2, "Filtering API Calls"). All of it is SQL.
 
-A shard is filtered as if alone; several small shards share a query. What it needs from the other shards stands in the
-table filter_rule: a threshold that limits how many calls are kept by chance, and how many texts of each shard the limit
-on examples leaves. The texts are chosen over scored_texts, a row per text with scored calls, so that an added shard
-costs its rows and a look at the texts of the others; the threshold takes the deltas of all calls. Whether a call stays
-is decided by rule.sql of `method`, here and for the warehouse. The reason of each scored call is published with the
-kept calls, as the table decided_calls, from which whoever shows a reason reads it.
+Each shard is filtered on its own; several small shards share a query. The table filter_rule holds what a shard needs of
+the others: a threshold that limits how many calls are kept by chance, and how many texts of each shard may stay. Texts
+are chosen over scored_texts, a row per text with scored calls. Whether a call stays is decided by rule.sql of `method`,
+here and for the warehouse. The reason of each scored call is published with the kept calls, as table decided_calls.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,7 +37,7 @@ from toolformer_dag.computing.worker import Worker
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.queries import in_memory, quoted, run_sql, scratch, sql_text
 from toolformer_dag.lake.queries import rows as answer
-from toolformer_dag.lake.table import WHOLE
+from toolformer_dag.lake.table import WHOLE, Table
 from toolformer_dag.method.decided_calls import DECIDED, DECIDED_SCHEMA
 from toolformer_dag.method.decision_sql import CHANCE, JUDGED, RULE, SWAPPED_PLACES
 from toolformer_dag.method.record_tables import CHOSEN, THRESHOLD
@@ -66,15 +64,12 @@ def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
 
 
 def rule_settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
-    """Return what is hashed to tell whether the rule of a lane (a tool with its thresholds) has changed.
+    """Return the settings and SQL that determine the rule of a lane (a tool with its settings), apart from the calls.
 
-    That is the threshold tau_f, or how it is chosen where the settings ask for a false discovery rate; the limit on
-    texts per tool; and the text of the SQL that applies them. The scored calls are not in it: they are inputs.
-
-    `determining` gives the named settings as name -> value.
+    They are the threshold tau_f, or the false discovery rate by which it is chosen, and the limit on texts per tool.
     """
     shared = {
-        **determining(plan.settings.training, "examples_per_tool"),
+        **determining(plan.settings.training, "examples_per_tool"),  # name -> value
         "sql": fingerprint(RULE_SQL),
         **scores.settings(lane),
     }
@@ -94,35 +89,36 @@ class CallFiles(NamedTuple):
 def _call_files(output: TableOutput, parts: Sequence[str]) -> CallFiles:
     """Return the Parquet files of the scored calls of some shards, and of the texts that the calls stand in.
 
-    A shard without a scored call gives no file. Raises MissingPart, DamagedPart where the table of any of the shards,
-    also of one without calls, was not published or is damaged.
+    A shard without a scored call gives no file. Raises MissingPart, DamagedPart, also for a shard without calls.
     """
-    texts = output.lane_table("heuristic_subset")
     files = CallFiles(calls=[], texts=[])
     for part in parts:
-        files_of_texts = texts.files(part)  # looked up for every part, so that a damaged one raises
-        files_of_calls: list[str] = []
-        has_calls = False
-        for table in output.scored:  # single calls, and chains where the lane has some
-            files_of_calls += table.files(part)
-            has_calls = has_calls or table.pointer(part).rows > 0
-        if has_calls:
-            files.calls.extend(files_of_calls)
-            files.texts.extend(files_of_texts)
+        files_of_part = _files_of_part(output, part)
+        if any(table.pointer(part).rows for table in output.scored):
+            files.calls.extend(files_of_part.calls)
+            files.texts.extend(files_of_part.texts)
     return files
 
 
+def _files_of_part(output: TableOutput, part: str) -> CallFiles:
+    """Return the files of a shard's scored calls, chains among them, and of its texts."""
+    texts = list(output.lane_table("heuristic_subset").files(part))
+    calls: list[str] = []
+    for table in output.scored:
+        calls += table.files(part)
+    return CallFiles(calls, texts)
+
+
 def _by_part(parts: Sequence[str], rows: pl.DataFrame) -> dict[str, pl.DataFrame]:
-    """Split rows by their column `shard`: part (the name of a shard) -> its rows, in their order; maybe none."""
+    """Group rows by their column `shard`: part (the name of a shard) -> its rows, in their order; maybe none."""
     rows_of = rows.partition_by("shard", as_dict=True)
     return {part: rows_of.get((part,), rows.clear()) for part in parts}
 
 
 def text_rows(worker: Worker, output: TableOutput, parts: Sequence[str]) -> dict[str, PartRows]:
-    """Return for each part (the name of a shard) its texts with scored calls, for the table scored_texts.
+    """Return for each part (the name of a shard) the rows of scored_texts: its texts with scored calls.
 
-    A row is a text with the largest `delta` of its calls: by how many nats the best one lowers the loss. `delta` is
-    null where every call of the text has a reason not to stay, whatever the threshold.
+    `delta` is the largest of a text's calls; null if each of them has a reason not to stay, whatever the threshold.
     """
     files = _call_files(output, parts)
     if not files.calls:
@@ -130,54 +126,54 @@ def text_rows(worker: Worker, output: TableOutput, parts: Sequence[str]) -> dict
     with scratch() as connection:
         scores.create_scored(connection, output.plan, output.lane, parts, files.calls)  # `scored`
         run_sql(connection, TEXTS_SQL, {"texts": files.texts})  # `scored_texts`
-        texts = answer(connection, "FROM scored_texts")
-    texts_of = _by_part(parts, _in_schema(output, texts))
-    return {part: PartRows([texts_of[part]]) for part in parts}
+        texts = _in_schema(output, answer(connection, "FROM scored_texts"))
+    return {part: PartRows([texts_of_part]) for part, texts_of_part in _by_part(parts, texts).items()}
 
 
 def _in_schema(output: TableOutput, rows: pl.DataFrame) -> pl.DataFrame:
-    """Return `rows` with the columns of the output's stage alone, in their types and order."""
+    """Return `rows` with only the columns of the output's stage, in their types and order."""
     schema = output.stage.schema
     return rows.select(schema.names()).cast(schema)
 
 
 def rule_rows(worker: Worker, output: TableOutput, part: str) -> PartRows:
-    """Choose the rule of a lane (a tool with its thresholds): which threshold applies, and which texts stay.
+    """Choose the rule of a lane (a tool with its settings): which threshold applies, and which texts stay.
 
-    Calls stay from the threshold tau_f on. Of the texts with such a call, over all shards, the setting
-    `training.examples_per_tool` allows a number; they are taken in the order of their hashes.
-
-    The table filter_rule has a single part and no rows: what is chosen is in the part's record, under `facts`.
-    - CHOSEN: only where the settings ask for a false discovery rate (how many kept calls help by chance): the threshold
-      that has it, as a row of chance_thresholds
-    - LAST_TEXT: the hash of the last text that stays; None where no text has a call that stays
-    - EXAMPLES: how many texts of each shard stay, such as {"en_head_0000": 12}
-
-    DuckDB sorts in a temporary folder, so memory does not grow with the corpus.
+    The table filter_rule has no rows; the rule is in the record of its single part, under `facts`:
+    - LAST_TEXT, EXAMPLES: see `_chosen_texts`
+    - CHOSEN: the chosen threshold, as a row of chance_thresholds; only if the settings ask for a false discovery rate
     """
     lane = output.lane
-    facts: dict[str, Any] = {LAST_TEXT: None, EXAMPLES: {}}
-    tau_f = lane.tau_f
-    if isinstance(tau_f, ChanceThreshold):
-        facts[CHOSEN] = _chosen_threshold(output.plan, lane, tau_f)
-        tau_f = facts[CHOSEN]["tau_f"]
+    if not isinstance(lane.tau_f, ChanceThreshold):
+        return PartRows((), facts=_chosen_texts(output, lane.tau_f))
+    chosen = _chosen_threshold(output.plan, lane, lane.tau_f)
+    return PartRows((), facts={**_chosen_texts(output, chosen["tau_f"]), CHOSEN: chosen})
+
+
+def _chosen_texts(output: TableOutput, tau_f: float | None) -> dict[str, Any]:
+    """Choose the texts of a lane that stay: the first `training.examples_per_tool` with a call at tau_f, by hash.
+
+    - LAST_TEXT: the hash of the last text that stays; None if there is none
+    - EXAMPLES: how many texts of each shard stay, such as {"en_head_0000": 12}
+    """
     files = output.lane_table("scored_texts").all_files()
     if not files:
-        return PartRows((), facts=facts)
-    limit = output.plan.settings.training.examples_per_tool
+        return {LAST_TEXT: None, EXAMPLES: {}}
+    parameters = {"files": files, "tau_f": tau_f, "examples": output.plan.settings.training.examples_per_tool}
     with TemporaryDirectory() as spilled, in_memory() as connection:
+        # DuckDB sorts in this folder, so that memory does not grow with the corpus.
         connection.execute(f"SET temp_directory = {quoted(spilled)}")
         # Creates the tables last_text, with a single value, and examples (shard, number of texts).
-        run_sql(connection, RULE_SQL, {"files": files, "tau_f": tau_f, "examples": limit})
-        facts[LAST_TEXT] = answer(connection, "FROM last_text").item()
-        facts[EXAMPLES] = dict(answer(connection, "FROM examples ORDER BY shard").iter_rows())
-    return PartRows((), facts=facts)
+        run_sql(connection, RULE_SQL, parameters)
+        last_text = answer(connection, "FROM last_text").item()
+        examples = dict(answer(connection, "FROM examples ORDER BY shard").iter_rows())
+    return {LAST_TEXT: last_text, EXAMPLES: examples}
 
 
 def _chosen_threshold(plan: Plan, lane: Lane, rule: ChanceThreshold) -> dict[str, Any]:
     """Return the lane's row of chance_thresholds: the threshold that has the false discovery rate of `rule`.
 
-    Where no threshold has it, `tau_f` is the fallback of the settings, which may be None.
+    If none has it, `tau_f` is the fallback of the settings, which may be None.
     """
     chosen = chance_threshold(plan, lane, rule.by_chance)
     if chosen["tau_f"] is None:
@@ -186,44 +182,53 @@ def _chosen_threshold(plan: Plan, lane: Lane, rule: ChanceThreshold) -> dict[str
 
 
 def rows(worker: Worker, output: TableOutput, parts: Sequence[str]) -> dict[str, PartRows]:
-    """Filter the scored calls of some shards: return for each part (the name of a shard) its kept and rejected calls.
+    """Filter the scored calls of some shards together; return the rows of each part (the name of a shard).
 
-    A result holds, for one shard,
-    - `frames`: the kept calls, a row each, with the threshold that was applied as `tau_f`
-    - `rejected`: how many calls have each reason not to stay
-    - `beside`: every scored call with its reason, null where it is kept; published as the table decided_calls
-
-    The rules are SQL (judged.sql, rule.sql, filtered_calls.sql), run in one query over all shards that are given. Their
-    reasons: below_tau_f, no_threshold (no threshold has the false discovery rate that the settings ask for, and there
-    is no fallback), not_best_at_position, beyond_examples (the limit on texts per tool), or that of loss_deltas.
+    - `frames`: the kept calls, with the applied threshold as `tau_f`
+    - `rejected`: below_tau_f, no_threshold (none has the wanted false discovery rate), not_best_at_position,
+      beyond_examples (the limit on texts per tool), or a reason of loss_deltas
+    - `beside`: the table decided_calls, every scored call with its reason, null where it is kept
 
     Raises MissingPart, DamagedPart.
     """
     files = _call_files(output, parts)
     if not files.calls:
         return {part: PartRows((), beside={DECIDED: DECIDED_SCHEMA.to_frame()}) for part in parts}
-    rule = output.lane_table("filter_rule").record(WHOLE)  # what `rule_rows` chose over all shards
+    decided = _decided_calls(output, parts, files)
+    kept_calls_of = _by_part(parts, decided.kept)
+    reasons_of = _by_part(parts, decided.reasons)
+    rows_of = {}
+    for part in parts:
+        reasons = reasons_of[part]
+        rows_of[part] = PartRows([kept_calls_of[part]], rejected=counted(reasons), beside={DECIDED: reasons})
+    return rows_of
+
+
+class _DecidedCalls(NamedTuple):
+    """The scored calls of some shards after the filter."""
+
+    kept: pl.DataFrame  # the rows of the table
+    reasons: pl.DataFrame  # (CALL_KEY, reason) of every scored call; null where it is kept
+
+
+def _decided_calls(output: TableOutput, parts: Sequence[str], files: CallFiles) -> _DecidedCalls:
+    """Decide which of the scored calls in `files` are kept, by the rule that was chosen over all shards."""
+    rule = output.lane_table("filter_rule").record(WHOLE)
     tau_f = _applied_threshold(output.lane, rule)
     with scratch() as connection:
         scores.create_scored(connection, output.plan, output.lane, parts, files.calls)
         run_sql(connection, SQL, {"texts": files.texts, "tau_f": tau_f, "last_text": rule[LAST_TEXT]})
         # `decided` now holds every scored call; `why` is its reason, null where the call is kept.
         kept = answer(connection, "FROM decided WHERE why IS NULL ORDER BY digest, segment, position")
-        decided = answer(connection, f"SELECT {', '.join(CALL_KEY)}, why AS reason FROM decided ORDER BY row")
-
-    kept_of = _by_part(parts, _in_schema(output, kept.with_columns(tau_f=pl.lit(tau_f, pl.Float64))))
-    decided_of = _by_part(parts, decided.cast(DECIDED_SCHEMA))
-    rows_of = {}
-    for part in parts:
-        reasons = decided_of[part]
-        rows_of[part] = PartRows([kept_of[part]], rejected=counted(reasons), beside={DECIDED: reasons})
-    return rows_of
+        reasons = answer(connection, f"SELECT {', '.join(CALL_KEY)}, why AS reason FROM decided ORDER BY row")
+    kept = kept.with_columns(tau_f=pl.lit(tau_f, pl.Float64))
+    return _DecidedCalls(_in_schema(output, kept), reasons.cast(DECIDED_SCHEMA))
 
 
 def _applied_threshold(lane: Lane, rule: Mapping[str, Any]) -> float | None:
-    """Return the threshold of a lane: the setting, or what was chosen where the settings ask for a rate of chance.
+    """Return the threshold of a lane: the setting, or the chosen one if the settings ask for a false discovery rate.
 
-    rule: the record of filter_rule. None where no threshold has the rate: nothing is kept then.
+    rule: the record of filter_rule. Returns None if no threshold has the rate: nothing is kept then.
     """
     if isinstance(lane.tau_f, ChanceThreshold):
         chosen: float | None = rule[CHOSEN]["tau_f"]
@@ -237,9 +242,9 @@ def below_tau_f(kept: pl.DataFrame, output: TableOutput) -> int:
 
 
 def chosen_threshold(output: TableOutput) -> list[LogLine]:
-    """Return a line on the threshold that was chosen by its false discovery rate, a warning where none is certified.
+    """Return a line on the threshold that was chosen by its false discovery rate, a warning if none is certified.
 
-    Empty where the settings name the threshold.
+    Empty if the settings name the threshold.
     """
     chosen = chosen_by_chance(output.plan, output.lane)
     if chosen is None:
@@ -248,29 +253,39 @@ def chosen_threshold(output: TableOutput) -> list[LogLine]:
 
 
 def threshold_in_deltas(output: TableOutput) -> Shown:
-    """Return what Dagster's page shows of a lane's filter, by label: values, texts and data for plots.
+    """Return what Dagster's page shows of a lane's filter, by label: counts, the threshold, and plots of the deltas.
 
-    - "calls kept", "share of the scored calls kept", "tau_f"
-    - "threshold": a sentence, where tau_f was chosen by a false discovery rate
-    - "deltas": a histogram of delta over all scored calls, with the threshold
-    - "nats over cost": where calls have a cost
-
-    Without a scored call only the first ones are there.
+    Without a scored call there are only the count of kept calls and the threshold.
     """
-    kept = sum(pointer.rows for pointer in output.table.pointers().values())
+    kept_count = sum(pointer.rows for pointer in output.table.pointers().values())
+    tau_f = _shown_threshold(output)
+    shown: dict[str, ShownValue] = {"calls kept": kept_count}
     chosen = chosen_by_chance(output.plan, output.lane)
-    tau_f = output.lane.tau_f if isinstance(output.lane.tau_f, float) else None
-    shown: dict[str, ShownValue] = {"calls kept": kept}
     if chosen is not None:
-        tau_f = chosen["tau_f"]
         shown["threshold"] = threshold_line(chosen)
     if tau_f is not None:
         shown["tau_f"] = tau_f
+    return {**shown, **_shown_deltas(output, kept_count, tau_f)}
+
+
+def _shown_threshold(output: TableOutput) -> float | None:
+    """Return the threshold that the filter last applied; None if there is none, or none was chosen yet."""
+    chosen = chosen_by_chance(output.plan, output.lane)
+    if chosen is not None:
+        tau_f: float | None = chosen["tau_f"]
+        return tau_f
+    return output.lane.tau_f if isinstance(output.lane.tau_f, float) else None
+
+
+def _shown_deltas(output: TableOutput, kept_count: int, tau_f: float | None) -> dict[str, ShownValue]:
+    """Return the share of kept calls, a histogram of all deltas, and the costs where there are some, by label."""
     deltas = scores.scored_deltas(output.plan, output.lane)
     if deltas.is_empty():
-        return shown
-    shown["share of the scored calls kept"] = kept / deltas.height
-    shown["deltas"] = DeltaHistogram(deltas, tau_f)
+        return {}
+    shown: dict[str, ShownValue] = {
+        "share of the scored calls kept": kept_count / deltas.height,
+        "deltas": DeltaHistogram(deltas, tau_f),
+    }
     frontier = scores.cost_frontier(output.plan, output.lane, tau_f)
     if frontier is not None:
         shown["nats over cost"] = CostFrontier(frontier)
@@ -278,7 +293,7 @@ def threshold_in_deltas(output: TableOutput) -> Shown:
 
 
 def reads(plan: Plan, lane: Lane) -> tuple[str, ...]:
-    """Return the tables that are read: scored calls, texts, costs, and the control where it chooses the threshold."""
+    """Return the tables that are read: scored calls, texts, costs, and the control if it chooses the threshold."""
     control = lane.swapped if isinstance(lane.tau_f, ChanceThreshold) else ()
     return (*lane.scored, *control, "heuristic_subset", *scores.reads(lane))
 
@@ -286,29 +301,36 @@ def reads(plan: Plan, lane: Lane) -> tuple[str, ...]:
 def inputs(output: TableOutput) -> InputsOf:
     """Return a function from a shard to what its kept calls depend on; another value makes the shard out of date.
 
-    The mapping that the function returns holds
-    - the versions of the shard's scored calls and of what they cost (`inputs_of_texts`)
-    - EXAMPLES: how many texts of the shard stay by the rule that was chosen over all shards (see `rule_rows`)
-    - THRESHOLD: the chosen threshold, `{"tau_f": 0.7, "by_chance": 0.1, "verdict": "certified"}`; only where the
-      settings ask for a rate of chance
-    Nothing else of the rule can change the shard: one that changes for other shards does not filter this one again.
+    - the versions of the shard's scored calls, and a hash of their costs
+    - EXAMPLES: how many texts of the shard stay
+    - THRESHOLD: the chosen threshold, `{"tau_f": 0.7, "by_chance": 0.1, "verdict": "certified"}`; only if the settings
+      ask for a false discovery rate
     """
     inputs_of_calls = inputs_of_texts(output)
     pointer = output.lane_table("filter_rule").whole_pointer(WHOLE)
     rule: Mapping[str, Any] = pointer.record if pointer else {}
-    threshold = {}  # of the row in the record only the columns that change kept calls
-    if isinstance(output.lane.tau_f, ChanceThreshold) and CHOSEN in rule:
-        threshold[THRESHOLD] = {name: rule[CHOSEN][name] for name in SHOWN_OF_CHOSEN}
+    threshold = _threshold_input(output.lane, rule)
 
     def inputs_of(shard: str) -> Mapping[str, Any]:
+        # Of the texts that stay, only this shard's number: a rule that changes for other shards changes nothing here.
         examples = rule.get(EXAMPLES, {}).get(shard, 0)
         return {**inputs_of_calls(shard), EXAMPLES: examples, **threshold}
 
     return inputs_of
 
 
+def _threshold_input(lane: Lane, rule: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a threshold chosen by chance that change kept calls, under THRESHOLD; else nothing.
+
+    rule: the record of filter_rule.
+    """
+    if not isinstance(lane.tau_f, ChanceThreshold) or CHOSEN not in rule:
+        return {}
+    return {THRESHOLD: {name: rule[CHOSEN][name] for name in SHOWN_OF_CHOSEN}}
+
+
 def reads_of_texts(plan: Plan, lane: Lane) -> tuple[str, ...]:
-    """Return the tables that scored_texts is made from."""
+    """Return the names of the tables that scored_texts is made from."""
     return (*lane.scored, "heuristic_subset", *scores.reads(lane))
 
 
@@ -320,31 +342,35 @@ def inputs_of_texts(output: TableOutput) -> InputsOf:
 
 
 def rule_reads(plan: Plan, lane: Lane) -> tuple[str, ...]:
-    """Return the tables that the rule is chosen from; a threshold by chance also takes all scored and swapped calls."""
+    """Return the tables that the rule is chosen from; a threshold by chance also reads all scored and swapped calls."""
     if isinstance(lane.tau_f, ChanceThreshold):
         return (TEXTS.name, *lane.scored, *lane.swapped, *scores.reads(lane))
     return (TEXTS.name,)
 
 
 def rule_inputs(output: TableOutput) -> InputsOf:
-    """Return a function from a part to what the rule depends on: the versions of all shards of all tables it reads.
+    """Return a function from a part to what the rule depends on: the versions of all shards of the tables it reads.
 
-    The rule has a single part, so the function returns the same mapping whatever part it gets, such as
-    `{"calculator/scored_texts": {"en_head_0000": "3f.."}}`. Of tables with tool results only the costs matter; they
-    stand under COST_VERSION, by shard, where such tables are read.
+    The rule has a single part, so every part gives the same mapping, such as `{"calculator/scored_texts":
+    {"en_head_0000": "3f.."}}`. Of tables with tool results only the costs count, under COST_VERSION.
     """
-    plan = output.plan
+    lake = output.plan.lake
     cost_tables = {f"{output.lane.key}/{name}" for name in scores.reads(output.lane)}
-    versions_of_all: dict[str, dict[str, Any]] = {}
-    for name in output.depends_on:
-        if name not in cost_tables:
-            table = plan.lake.table(name)
-            versions_of_all[name] = {part: table.part_version(part) for part in table.parts()}
-    reads_costs = any(name in cost_tables for name in output.depends_on)
-    if reads_costs:
-        costs = scores.inputs(plan, output.lane)
-        versions_of_all[scores.COST_VERSION] = {part: costs(part) for part in plan.shards}
+    versions_of_all = {name: _part_versions(lake.table(name)) for name in output.depends_on if name not in cost_tables}
+    if cost_tables.intersection(output.depends_on):
+        versions_of_all[scores.COST_VERSION] = _cost_versions(output)
     return lambda part: versions_of_all
+
+
+def _cost_versions(output: TableOutput) -> dict[str, Any]:
+    """Return for each shard of the plan what changes with the costs of its calls."""
+    costs = scores.inputs(output.plan, output.lane)
+    return {shard: costs(shard) for shard in output.plan.shards}
+
+
+def _part_versions(table: Table) -> dict[str, Any]:
+    """Return the version of each part of a table."""
+    return {part: table.part_version(part) for part in table.parts()}
 
 
 TEXTS = Stage(

@@ -1,4 +1,4 @@
-"""heldout_texts: texts of C on which nothing is trained; they choose the checkpoint and measure its perplexity."""
+"""heldout_texts: keep texts of C out of training, to choose the checkpoint and measure its perplexity."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -28,15 +28,15 @@ from toolformer_dag.pipeline import raw_shards, removed_documents
 from toolformer_dag.pipeline.augmented_corpus import corpus_batches
 from toolformer_dag.pipeline.document_cuts import DocumentCuts, cutting
 from toolformer_dag.pipeline.merging import HELDOUT, HELDOUT_SHARE, TRAIN, split_of
-from toolformer_dag.texts.segments import text_digest
+from toolformer_dag.texts.segments import Segment, text_digest
 
 NAME = "ccnet/heldout_texts"
 MINIMUM = 100
-"""Fewer texts than this choose or measure only roughly, and are warned of."""
+"""Below this number of texts a warning says that they choose or measure only roughly."""
 
 
 def settings(plan: Plan, lane: None) -> Mapping[str, Any]:
-    """Return the settings that the rows depend on, apart from the documents; not how many texts are drawn later."""
+    """Return the settings that the rows depend on, apart from the documents."""
     return {**cutting(plan), "heldout_share": HELDOUT_SHARE}
 
 
@@ -92,23 +92,24 @@ class _ShardCutting:
         cut_documents = self._cuts.texts_of(list(documents.select("place", "text").iter_rows()))
         for digest, document in zip(documents["digest"], cut_documents, strict=True):
             self.rejected[self._shard, "word_too_long"] += document.unfit_words
-            for segment in document.texts:
-                rows.append(
-                    _HeldoutRow(
-                        shard=self._shard,
-                        digest=digest,
-                        segment=segment.index,
-                        offset=segment.offset,
-                        text=segment.text,
-                        text_digest=text_digest(segment.text),
-                    )
-                )
+            rows += [self._row(digest, text) for text in document.texts]
         return rows
+
+    def _row(self, digest: str, text: Segment) -> _HeldoutRow:
+        """Return the row of a text of a document."""
+        return _HeldoutRow(
+            shard=self._shard,
+            digest=digest,
+            segment=text.index,
+            offset=text.offset,
+            text=text.text,
+            text_digest=text_digest(text.text),
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class HeldoutTexts:
-    """`choosing`: the texts on which the best checkpoint is chosen; `measuring`: those on which it is measured.
+    """`choosing`: the texts on which the best checkpoint is chosen; `measuring`: the texts on which it is measured.
 
     No text is in both, unless there is only one, and none is in C*'s training texts.
     """
@@ -120,28 +121,23 @@ class HeldoutTexts:
 def heldout_texts(plan: Plan) -> HeldoutTexts:
     """Draw the held-out texts that choose the best checkpoint, and those on which its perplexity is measured.
 
-    The distinct held-out texts are sorted by their hashes. The first `training.heldout_texts` of them choose, the last
-    `evaluation.perplexity_texts` measure. Each are at most half of the texts, so that neither setting changes the other
-    texts. Names, sizes and order of shards change nothing. Texts that C* (the training corpus with calls) also trains
-    on, in another document, are left out.
+    Of the distinct held-out texts, in the order of their hashes, the first `training.heldout_texts` choose and the last
+    `evaluation.perplexity_texts` measure, each at most half. Texts that C* also trains on are left out.
 
-    Memory: hashes, a file of C* at a time, and the texts that are drawn. Raises MissingPart, DamagedPart.
+    Raises MissingPart, DamagedPart.
     """
     texts = _texts(plan)
     drawn = _drawn(plan, texts)
-    size_of_second_half = len(drawn.untrained) - len(drawn.untrained) // 2
-    measuring_count = min(plan.settings.evaluation.perplexity_texts, size_of_second_half)
-    measuring = drawn.untrained[-measuring_count:]
-    is_needed = pl.col("text_digest").is_in([*drawn.choosing, *measuring])
+    is_needed = pl.col("text_digest").is_in([*drawn.choosing, *drawn.measuring])
     text_of = dict(texts.filter(is_needed).select("text_digest", "text").collect().iter_rows())
     return HeldoutTexts(
         choosing=[text_of[digest] for digest in drawn.choosing],
-        measuring=[text_of[digest] for digest in measuring],
+        measuring=[text_of[digest] for digest in drawn.measuring],
     )
 
 
 def _texts(plan: Plan) -> pl.LazyFrame:
-    """Scan the held-out texts of all shards. Raises MissingPart where there are none."""
+    """Scan the held-out texts of all shards. Raises MissingPart if there are none."""
     table = plan.lake.table(NAME)
     if not table.parts():
         raise MissingPart(NAME, WHOLE)
@@ -149,38 +145,46 @@ def _texts(plan: Plan) -> pl.LazyFrame:
 
 
 class _Drawn(NamedTuple):
-    """Held-out texts by their hashes, in the order of these."""
+    """Held-out texts by their hashes, sorted."""
 
     untrained: list[str]  # all that stand in no training text
     choosing: list[str]  # the first of them, on which the checkpoint is chosen
+    measuring: list[str]  # the last of them, on which it is measured
 
 
 def _drawn(plan: Plan, texts: pl.LazyFrame) -> _Drawn:
-    """Return the hashes of the held-out `texts` that may be used, and of the texts that choose the checkpoint.
+    """Draw texts by their hashes: of those that C* does not train on, at most half to choose, at most half to measure.
 
-    texts: a lazy frame with the column `text_digest`. A text that C* trains on in another document may not be used. At
-    most half of the usable texts choose the checkpoint, but at least one.
+    A single text does both.
+
+    texts: a lazy frame with the column `text_digest`.
     """
-    training_texts: set[str] = set()  # hashes
-    for batch in corpus_batches(plan.lake):
-        training_texts.update(text_digest(text) for text in batch.filter(pl.col("split") == TRAIN)["text"])
     digests = texts.select("text_digest").unique().collect()["text_digest"].sort()
-    untrained = digests.filter(~digests.is_in(training_texts)).to_list()
-    size_of_first_half = max(len(untrained) // 2, 1)  # where there is a single text, it chooses and measures
-    choosing_count = min(plan.settings.training.heldout_texts, size_of_first_half)
-    return _Drawn(untrained, choosing=untrained[:choosing_count])
+    untrained = digests.filter(~digests.is_in(_training_texts(plan))).to_list()
+    first_half = max(len(untrained) // 2, 1)
+    second_half = len(untrained) - len(untrained) // 2
+    choosing_count = min(plan.settings.training.heldout_texts, first_half)
+    measuring_count = min(plan.settings.evaluation.perplexity_texts, second_half)
+    return _Drawn(untrained, choosing=untrained[:choosing_count], measuring=untrained[-measuring_count:])
+
+
+def _training_texts(plan: Plan) -> set[str]:
+    """Return the hashes of the texts that C* trains on."""
+    digests: set[str] = set()
+    for batch in corpus_batches(plan.lake):
+        training_rows = batch.filter(pl.col("split") == TRAIN)
+        digests.update(text_digest(text) for text in training_rows["text"])
+    return digests
 
 
 def heldout_documents(plan: Plan) -> pl.DataFrame:
-    """Draw `evaluation.perplexity_texts` distinct held-out documents, to measure perplexity on whole documents.
+    """Draw the last `evaluation.perplexity_texts` distinct held-out documents, to measure perplexity on them.
 
-    Returns (shard, digest, text_digests), a row per document, in the order of `text_digests`: the hashes of the texts
-    that the document was cut into, separated by spaces, as "0a.. 7f..". The last documents of that order are drawn.
+    Returns (shard, digest, text_digests), sorted by `text_digests`: the hashes of the document's texts, as "0a.. 7f..".
+    No text of a drawn document is trained on, and none chooses the best checkpoint, unless every document has one that
+    does.
 
-    No text of a drawn document is a training text of C* (the training corpus with calls), and none chooses the best
-    checkpoint; where no document is free of the latter, texts that choose are allowed.
-
-    Memory: the hashes of all held-out texts. Raises MissingPart, DamagedPart.
+    Raises MissingPart, DamagedPart.
     """
     texts = _texts(plan)
     drawn = _drawn(plan, texts)
@@ -195,7 +199,7 @@ def heldout_documents(plan: Plan) -> pl.DataFrame:
 def _distinct_documents(texts: pl.LazyFrame) -> pl.DataFrame:
     """Return (shard, digest, text_digests), a row per different held-out document, sorted by `text_digests`.
 
-    Equal documents have the same texts; the first of them by shard and digest stands for all.
+    Equal documents have the same texts; only the first of them, by shard and digest, is returned.
     """
     hashed = texts.select("shard", "digest", "segment", "text_digest").sort("segment").collect()
     documents = hashed.group_by("shard", "digest").agg(text_digests=pl.col("text_digest").str.join(" "))
@@ -210,22 +214,22 @@ def _with_texts_in(documents: pl.DataFrame, allowed_texts: set[str]) -> pl.DataF
 
 
 def document_texts(plan: Plan, documents: pl.DataFrame) -> list[str]:
-    """Return the characters of whole `documents` (shard, digest), shard by shard, in the order of the corpus.
+    """Return the texts of whole `documents` (shard, digest), shard by shard, in the order of the corpus.
 
-    Raises MissingPart, DamagedPart where the table of documents was not published or is damaged.
+    Raises MissingPart, DamagedPart.
     """
     texts: list[str] = []
     for (shard,), digests in documents.group_by("shard", maintain_order=True):
         for batch in raw_shards.documents(plan, str(shard)):
-            drawn = batch.join(digests, on="digest", how="semi", maintain_order="left")
-            texts += drawn["text"].to_list()
+            documents_of_batch = batch.join(digests, on="digest", how="semi", maintain_order="left")
+            texts += documents_of_batch["text"].to_list()
     return texts
 
 
 def too_few(texts: int, purpose: str) -> str | None:
-    """Return a warning where fewer than MINIMUM held-out texts were drawn; None where there are enough.
+    """Return a warning if fewer than MINIMUM held-out texts were drawn, else None.
 
-    texts: how many were drawn. purpose: what they do, as it stands in the message: "choose the checkpoint".
+    texts: how many were drawn. purpose: what they do, as the message says it: "choose the checkpoint".
     """
     if texts >= MINIMUM:
         return None

@@ -1,4 +1,4 @@
-"""heuristic_subset: the texts that a tool wants, cut so that the prompt and two copies fit the model's context."""
+"""heuristic_subset: select the texts that a tool wants, short enough for the model's context (paper, appendix A)."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,7 +36,7 @@ from toolformer_dag.tools.routing import Router
 from toolformer_dag.tools.tool import OverBudget, blamed
 
 SMALLEST = 16
-"""Texts of fewer tokens hold no context worth a call."""
+"""The least tokens that a text must be allowed to have: shorter ones hold too little context for a call."""
 CALL_BRACKET_TOKENS = 4
 """The most tokens that a tokenizer has for " [", which begins a call."""
 
@@ -44,8 +44,7 @@ CALL_BRACKET_TOKENS = 4
 def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
     """Return what the texts of a tool depend on, apart from the documents; a change makes the table out of date.
 
-    lane: a tool with its thresholds. An entry stands there only where it matters to this tool, so that an option of
-    another tool makes nothing out of date.
+    An entry is there only if it matters to this tool, so that another tool's options make nothing out of date.
     """
     tool = lane.tool
     entries = {
@@ -67,7 +66,7 @@ def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
 
 
 def _routing(plan: Plan) -> Mapping[str, Any]:
-    """Return what the routing depends on: which of the tools that share the texts gets which (`_Selection`)."""
+    """Return what the routing depends on: which texts each of the tools without a rule gets (`_Selection`)."""
     return {"routed": plan.routing, **determining(plan.settings.corpus, "tools_per_text")}
 
 
@@ -78,10 +77,10 @@ def text_budget(*, segment_tokens: int, context_length: int, prompt_tokens: int,
     prompt_tokens + 2 * text + call <= context_length.
 
     segment_tokens: the setting; the result is never larger.
-    prompt_tokens: everything of the prompt P(x) but the text x.
-    max_call_tokens: what a call may have between its brackets.
+    prompt_tokens: everything in the prompt P(x) except the text x.
+    max_call_tokens: the most tokens between the brackets of a call.
 
-    Raises UserError where fewer than SMALLEST tokens would be left.
+    Raises UserError if fewer than SMALLEST tokens would be left.
     """
     call_tokens = max_call_tokens + CALL_BRACKET_TOKENS
     room = (context_length - prompt_tokens - call_tokens) // 2
@@ -96,9 +95,6 @@ def text_budget(*, segment_tokens: int, context_length: int, prompt_tokens: int,
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     """Select the texts of a shard in which calls of a tool are worth proposing; return them and what was rejected.
 
-    Documents are cut into texts of as many tokens as fit the model's context (`text_budget`); the tool's rule, or the
-    router, says which texts the tool gets.
-
     `corpus.documents_per_shard` and `corpus.texts_per_shard` limit the distinct documents and texts. Those with the
     smallest hashes are taken, so a larger limit adds some and drops none.
 
@@ -106,25 +102,17 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     - document_not_sampled, not_sampled: a document or a text beyond these limits
     - document_not_wanted, text_not_wanted: the tool's rule refuses it
     - fits_other_tools: the text was routed to other tools
-    - holds_call: the text holds a call of this tool. Calls of other tools are refused later, when C* is made
+    - holds_call: the text holds a call of this tool
     - word_too_long: a piece that cannot be cut to fit
     - over_budget: a document or text that costs the tool's rule too much work
 
-    Raises ToolDown where a rule fails, UserError where the prompt leaves too few tokens for a text.
+    Raises ToolDown if a rule fails, UserError if the prompt leaves too few tokens for a text.
     """
-    from toolformer_dag.model.loading import context_length, load_config
-
     plan = worker.plan
     corpus = plan.settings.corpus
-    encoding = worker.encoding()
-    max_tokens = text_budget(
-        segment_tokens=corpus.segment_tokens,
-        context_length=context_length(load_config(plan.settings.model)),
-        prompt_tokens=len(encoding.head(output.lane.tool.prompt)) + len(encoding.output),
-        max_call_tokens=plan.settings.sampling.max_call_tokens,
-    )
-    cuts = DocumentCuts(worker, max_tokens, encoding.lengths)
-    selection = _Selection(output, cuts, encoding.lengths)
+    count_tokens = worker.encoding().lengths
+    cuts = DocumentCuts(worker, _most_tokens(worker, output.lane), count_tokens)
+    selection = _Selection(output, cuts, count_tokens)
     documents = removed_documents.documents(plan, shard)
     if corpus.documents_per_shard is not None:
         documents = _sampled_documents(documents, corpus.documents_per_shard, selection.rejected)
@@ -132,6 +120,20 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     if corpus.texts_per_shard is not None:
         texts = _smallest_hashes(texts, limit=corpus.texts_per_shard, reason="not_sampled", rejected=selection.rejected)
     return PartRows(texts, rejected=selection.rejected, stores=[cuts.name])
+
+
+def _most_tokens(worker: Worker, lane: Lane) -> int:
+    """Return the most tokens of a text that fits the model's context with the tool's prompt. Raises UserError."""
+    from toolformer_dag.model.loading import context_length, load_config
+
+    settings = worker.plan.settings
+    encoding = worker.encoding()
+    return text_budget(
+        segment_tokens=settings.corpus.segment_tokens,
+        context_length=context_length(load_config(settings.model)),
+        prompt_tokens=len(encoding.head(lane.tool.prompt)) + len(encoding.output),
+        max_call_tokens=settings.sampling.max_call_tokens,
+    )
 
 
 class _PlacedDocument(NamedTuple):
@@ -142,7 +144,7 @@ class _PlacedDocument(NamedTuple):
 
 
 class _SelectedText(NamedTuple):
-    """A row of the table, but for its `tokens`; STAGE describes the columns."""
+    """A row of the table without its `tokens`; STAGE describes the columns."""
 
     tool: str
     shard: str
@@ -159,7 +161,7 @@ class _Selection:
     """The selection of a tool's texts from the documents of a shard.
 
     A tool with a rule (`Tool.wants`) gets the texts that the rule accepts. Tools without a rule share the texts: each
-    text goes to the few whose descriptions it fits best (BM25).
+    text goes to the few tools whose descriptions it fits best (BM25).
 
     `rejected` counts documents and texts that the tool does not get, by (shard, reason). It is empty at first, grows
     while `frames` is read, and is complete after its last frame.
@@ -192,9 +194,7 @@ class _Selection:
     def _texts(self, documents: pl.DataFrame) -> pl.DataFrame:
         """Return the rows (STAGE.columns) of the texts that the tool gets from a batch of documents.
 
-        Counts the documents and texts that it does not get, and the words that fit no text, in `rejected`.
-
-        documents: columns of raw_shards, and `place`, under which is stored how a document was cut into texts.
+        documents: columns of raw_shards, and `place`, under which the cuts of a document are stored.
         """
         if self._tool.asks_language:
             documents = self._with_language(documents)
@@ -204,13 +204,17 @@ class _Selection:
         for placed, cut_document in zip(wanted, cut_documents, strict=True):
             self.rejected[placed.document.shard, "word_too_long"] += cut_document.unfit_words
             rows += self._selected(placed.document, cut_document.texts)
+        return self._table(rows)
+
+    def _table(self, rows: Sequence[_SelectedText]) -> pl.DataFrame:
+        """Return selected texts as rows of the table, with their lengths in tokens."""
         token_counts = self._count_tokens([row.text for row in rows])
         row_schema = {name: self._schema[name] for name in _SelectedText._fields}
         frame = pl.DataFrame(rows, schema=row_schema, orient="row")
         return frame.with_columns(tokens=pl.Series(token_counts, dtype=self._schema["tokens"]))
 
     def _with_language(self, documents: pl.DataFrame) -> pl.DataFrame:
-        """Identify the language of the documents for which the corpus names none."""
+        """Identify the language of the documents for which the corpus has none."""
         is_unnamed = documents["language"].is_null()
         identified = self._identifier.identify(documents["text"].filter(is_unnamed).to_list())
         labels = pl.Series([language.label for language in identified], dtype=pl.String)
@@ -233,35 +237,39 @@ class _Selection:
     def _selected(self, document: Document, texts: Sequence[Segment]) -> Iterator[_SelectedText]:
         """Yield a row for each text of a document that the tool gets; count the others in `rejected`.
 
-        texts: what the document was cut into. A tool that works by paragraph gets these cut further.
+        texts: what the document was cut into. For a tool that works by paragraph they are cut further.
         """
         context = self._ask_tool("context", document) or ""
         if self._tool.by_paragraph:
             texts = paragraphs(texts)
-        for segment in texts:
-            if holds_call(segment.text, [self._tool.name]):
-                self.rejected[document.shard, "holds_call"] += 1
-                continue
-            why = self._why_wanted(document, segment.text)
+        for text in texts:
+            why = self._why_wanted(document, text.text)
             if why:
-                yield _SelectedText(
-                    tool=self._tool.key,
-                    shard=document.shard,
-                    digest=document.digest,
-                    segment=segment.index,
-                    offset=segment.offset,
-                    text=segment.text,
-                    text_digest=text_digest(segment.text),
-                    wanted=why,
-                    context=context,
-                )
+                yield self._row(document, text, why, context)
+
+    def _row(self, document: Document, text: Segment, why: str, context: str) -> _SelectedText:
+        """Return the row of a text that the tool gets. context: what its results depend on beside the input."""
+        return _SelectedText(
+            tool=self._tool.key,
+            shard=document.shard,
+            digest=document.digest,
+            segment=text.index,
+            offset=text.offset,
+            text=text.text,
+            text_digest=text_digest(text.text),
+            wanted=why,
+            context=context,
+        )
 
     def _why_wanted(self, document: Document, text: str) -> str | None:
-        """Return why the tool gets the text. Returns None where it does not, and counts the text in `rejected`.
+        """Return why the tool gets a text; None if it does not, which is counted in `rejected`.
 
-        With a rule, the rule's answer is returned, such as "a number after 'total'"; without one, how well the text
-        fits the tool's description: "fits 12.3".
+        The answer is the rule's, such as "a number after 'total'", or for a tool without a rule how well the text fits
+        its description: "fits 12.3".
         """
+        if holds_call(text, [self._tool.name]):
+            self.rejected[document.shard, "holds_call"] += 1
+            return None
         if self._router is None:
             return self._by_rule("wants", text, document, shard=document.shard, refusal="text_not_wanted")
         scores = self._router.top(text, self._tools_per_text)  # of the tools that get the text
@@ -271,12 +279,12 @@ class _Selection:
         return f"fits {scores[self._tool.key]:.1f}"
 
     def _by_rule(self, method: str, *arguments: object, shard: str, refusal: str) -> str | None:
-        """Call a method of the tool that accepts or refuses a document or text; return why it is accepted.
+        """Call a method of the tool that accepts or refuses a document or text; return why it is accepted, else None.
 
-        Returns None where it is refused, and counts it in `rejected` under its shard and the reason `refusal`; or under
-        over_budget where the method gives up because it would cost too much work.
+        A refusal is counted in `rejected` with the reason `refusal`, or as over_budget if the method gave up because it
+        would cost too much work.
 
-        method: the name of the tool's method, such as "wants". arguments: what the method gets.
+        method: the name of the tool's method, such as "wants". arguments: the method's arguments.
         """
         try:
             why = self._ask_tool(method, *arguments)
@@ -291,7 +299,7 @@ class _Selection:
     def _ask_tool(self, method: str, *arguments: object) -> str | None:
         """Call a method of the tool, which may be a user's code, and return its answer: a text or None.
 
-        Raises ToolDown where the method fails or returns anything else, OverBudget where it gives up.
+        Raises ToolDown if the method fails or returns anything else, OverBudget if it gives up.
         """
         with blamed(self._tool, method):
             answer = getattr(self._tool, method)(*arguments)
@@ -304,7 +312,7 @@ class _Selection:
 
 
 def _sampled_documents(documents: Iterator[pl.DataFrame], limit: int, rejected: Rejected) -> Iterator[pl.DataFrame]:
-    """Yield at most `limit` distinct documents, those with the smallest hashes; count the others in `rejected`."""
+    """Yield the `limit` distinct documents with the smallest hashes; count the others in `rejected`."""
     hashed = _with_digests(documents)
     for sample in _smallest_hashes(hashed, limit=limit, reason="document_not_sampled", rejected=rejected):
         yield sample.drop("text_digest")
@@ -322,20 +330,19 @@ def _smallest_hashes(
 ) -> Iterator[pl.DataFrame]:
     """Yield one frame with the rows that have the `limit` smallest distinct values of `text_digest`, in their order.
 
-    The other rows are counted in `rejected` under `reason`; read it only after the frame was yielded. Without an input
-    frame nothing is yielded. Memory: the rows of the result.
+    The other rows are counted in `rejected` under `reason`; it is complete once the frame is yielded. Without an input
+    frame nothing is yielded.
 
     frames: rows with a column `text_digest`, and the columns that `counted` reads.
     """
-    kept: pl.DataFrame | None = None  # the rows of the frames so far that have the smallest hashes
+    smallest: pl.DataFrame | None = None  # of the frames so far
     for frame in frames:
-        candidates = frame if kept is None else pl.concat([kept, frame])
-        ranked = candidates.with_columns(rank=pl.col("text_digest").rank("dense"))  # equal hashes have the same rank
-        beyond_limit = ranked.filter(pl.col("rank") > limit)
-        rejected.update(counted(beyond_limit.with_columns(reason=pl.lit(reason))))
-        kept = ranked.filter(pl.col("rank") <= limit).drop("rank")
-    if kept is not None:
-        yield kept
+        candidates = frame if smallest is None else pl.concat([smallest, frame])
+        is_smallest = candidates["text_digest"].rank("dense") <= limit  # equal hashes have the same rank
+        rejected.update(counted(candidates.filter(~is_smallest).with_columns(reason=pl.lit(reason))))
+        smallest = candidates.filter(is_smallest)
+    if smallest is not None:
+        yield smallest
 
 
 STAGE = Stage(

@@ -1,4 +1,4 @@
-"""heuristic_subset of a project that starts from another: the texts in which that one kept no call of the tool."""
+"""Make heuristic_subset for a project that starts from another: the texts without a kept call of the tool so far."""
 
 from dataclasses import replace
 
@@ -24,7 +24,7 @@ def inputs(output: TableOutput) -> InputsOf:
 
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     """Return the texts of a shard in which the earlier project kept no call. Rejected: kept_before."""
-    texts_name, kept_name = output.depends_on  # as `reads` returns them
+    texts_name, kept_name = output.depends_on  # in the order of `reads`
     lake = output.plan.lake
     texts = lake.table(texts_name).read(shard)
     kept_calls = lake.table(kept_name).read(shard)

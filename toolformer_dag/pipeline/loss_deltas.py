@@ -1,4 +1,4 @@
-"""loss_deltas: by how much each call with its result helps to predict what follows (paper, section 2, "Filtering")."""
+"""loss_deltas: score each call by how much its result helps to predict the text (paper, section 2, "Filtering")."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -31,32 +31,30 @@ from toolformer_dag.pipeline.losses import (
 )
 from toolformer_dag.settings.tool_settings import RULE
 from toolformer_dag.texts import look_ahead
-from toolformer_dag.tools.tool import blamed
+from toolformer_dag.tools.tool import Tool, blamed
 
 
 def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
-    """Return what the rows depend on, apart from calls and results.
-
-    All options of the tool are among it, since `Tool.keeps` may read any of them.
-    """
+    """Return what the rows depend on, apart from calls and results."""
     rule = look_ahead.VERSION if lane.look_ahead else None
+    # All options of the tool count, since `Tool.keeps` may read any of them.
     return {**losses_settings(plan, lane), **tool_settings(lane), "look_ahead": rule}
 
 
 def tool_settings(lane: Lane) -> Mapping[str, Any]:
-    """Return what the decisions of a lane's tool depend on, which calls it keeps out: its version and options."""
+    """Return what determines which calls a lane's tool keeps out: its version and options."""
     settings = {"version": lane.tool.version, "identity": lane.identity()}
     reasons_version = lane.tool.kept_out_version
     return {**settings, "kept_out": reasons_version} if reasons_version else settings
 
 
 def chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed) -> Planned:
-    """Plan the losses of the calls of a shard that are to be scored, and of their echoes: chunks, and counts of losses.
+    """Plan the losses of the calls of a shard and of their echoes, where they are not stored yet.
 
-    The echo of a call that a rule proposes for the word "Paris" is the same call with the tool's result for "Paris"
-    itself (see `rows`). Calls with a reason in the column `unfit` are not scored.
+    The echo of a call that a rule proposes for the word "Paris" is the same call with the tool's result for "Paris".
+    Calls with a reason in the column `unfit` are not scored.
 
-    claimed: losses that earlier shards of this run compute already; the planned ones are added.
+    claimed: losses that earlier shards of this run compute already. They are left out; the planned ones are added.
     """
     texts = output.lane_table("heuristic_subset").read(shard)
     calls = _calls_with_results(output, shard, texts)
@@ -69,27 +67,34 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     """Return the scores of a shard's calls from the stored losses: a row per candidate call that has a result.
 
     A rule that proposes a call because the text says "Paris" after it may have chosen the input for that word. So such
-    a call has an echo: the same call with the result that the tool gives for these words themselves. The column `echo`
-    is by how much the echo lowers the loss (nats), null where a rule saw no words.
+    a call has an echo: the same call with the tool's result for "Paris" itself. The column `echo` is by how much the
+    echo lowers the loss (nats), null where a rule saw no words.
 
-    `reason` says why a call may not stay whatever its delta; null for most. Calls without losses:
-    - looks_ahead: the input names what the text says only later
-    - same_result: a rule proposed a call with this result at this position before
-    - words_not_held, no_echo: the call's result, or the result of its echo, does not hold the words that the rule saw
-    - does_not_fit, not_finite: the model could not compute them
-    Calls with losses:
-    - the reasons of `Tool.kept_out`, such as tool_keeps_out and no_operation
+    `reason` says why a call may not stay whatever its delta:
+    - not scored: looks_ahead, same_result, words_not_held, no_echo (see `_unfit`)
+    - does_not_fit, not_finite: the model could not compute the losses
+    - scored: the reasons of `Tool.kept_out`, such as tool_keeps_out and no_operation
     """
     texts = output.lane_table("heuristic_subset").read(shard)
     calls = _calls_with_results(output, shard, texts)
     to_score = calls.filter(pl.col("unfit").is_null())
     scored = with_losses(worker, output, to_score)
-    echoes = with_losses(worker, output, _echoes(to_score)).calls.select(*CALL_KEY, loss_echo="loss_result")
-    with_echo = scored.calls.join(echoes, on=CALL_KEY, how="left", maintain_order="left")
+    echoes = with_losses(worker, output, _echoes(to_score)).calls
+    return scored_rows(
+        output,
+        texts,
+        scored=_with_echo(scored.calls, echoes),
+        unscored=calls.filter(pl.col("unfit").is_not_null()),
+        stores=scored.stores,
+    )
+
+
+def _with_echo(scored: pl.DataFrame, echoes: pl.DataFrame) -> pl.DataFrame:
+    """Add the column `echo`: L- of a call less the loss after its echo; null for a call without an echo."""
+    losses = echoes.select(*CALL_KEY, loss_echo="loss_result")
+    joined = scored.join(losses, on=CALL_KEY, how="left", maintain_order="left")
     best_without_result = pl.min_horizontal("loss_empty", "loss_call")  # L- in the paper
-    with_echo = with_echo.with_columns(echo=best_without_result - pl.col("loss_echo"))
-    unscored = calls.filter(pl.col("unfit").is_not_null())
-    return scored_rows(output, texts, scored=with_echo, unscored=unscored, stores=scored.stores)
+    return joined.with_columns(echo=best_without_result - pl.col("loss_echo"))
 
 
 def scored_rows(
@@ -97,12 +102,10 @@ def scored_rows(
 ) -> PartRows:
     """Return the rows of a table of scores, for single calls or for chains, in the order of CALL_KEY.
 
-    FINISHED are the columns of calls with a result. The records of both tables name loss_deltas as the stage that made
-    them, so that single calls and chains are counted together.
+    The records of both tables name loss_deltas as their stage, so that single calls and chains are counted together.
 
     texts: text_digest and text of at least the texts of the scored calls.
-    scored: calls (FINISHED) with their losses and `reason`. Where that is null, the tool may give a reason why it keeps
-        the call out.
+    scored: calls (FINISHED) with their losses and `reason`; if it is null, the tool may still keep the call out.
     unscored: calls (FINISHED) with `unfit`, why they were not scored, which becomes their `reason`.
     stores: the names of the row stores that the losses come from.
     """
@@ -115,22 +118,24 @@ def scored_rows(
 def _kept_out(lane: Lane, texts: pl.DataFrame, calls: pl.DataFrame) -> pl.Series:
     """Ask the tools which calls may not stay whatever their delta; return the reason for each, null for most.
 
-    texts: text_digest and text of at least the texts of the calls.
-    calls: FINISHED. `called` is the key of the lane whose tool is called, char_offset the call's character in the
-        document, and offset the character of the document at which its text begins.
+    texts: text_digest and text of at least the texts of the calls. calls: FINISHED.
 
-    Raises ToolDown where a tool's code fails.
+    Raises ToolDown if a tool's code fails.
     """
     text_of = dict(texts.select("text_digest", "text").iter_rows())
     tool_of = {called.key: called.tool for called in lane.chainable.values()}
     offset_in_text = pl.col("char_offset") - pl.col("offset")
-    rows = calls.select("called", "text_digest", offset_in_text, "input").iter_rows()
-    reasons: list[str | None] = []
-    for lane_key, digest, offset, input in rows:
-        tool = tool_of[lane_key]
-        with blamed(tool, "keeps"):
-            reasons.append(tool.kept_out(text_of[digest], offset, input))
+    reasons = [
+        _reason_of_tool(tool_of[called], text_of[digest], offset, input)
+        for called, digest, offset, input in calls.select("called", "text_digest", offset_in_text, "input").iter_rows()
+    ]
     return pl.Series(reasons, dtype=pl.String)
+
+
+def _reason_of_tool(tool: Tool, text: str, offset: int, input: str) -> str | None:
+    """Return why a tool keeps a call out that stands before a character of its text; None if it may stay."""
+    with blamed(tool, "keeps"):
+        return tool.kept_out(text, offset, input)
 
 
 def _calls_with_results(output: TableOutput, shard: str, texts: pl.DataFrame) -> pl.DataFrame:
@@ -138,27 +143,36 @@ def _calls_with_results(output: TableOutput, shard: str, texts: pl.DataFrame) ->
 
     - echoed: the tool's result for the words that a rule saw in the text after the call; null without words
     - ahead: numbers and names of the input that the text says only after the call; null for most
-    - unfit: why the call is not scored; null for one that is
+    - unfit: why the call is not scored; null for most
 
     texts: the texts of the shard (text_digest, text, ...).
     """
-    calls = finished(output, shard, level=1)
     # The echo of [Search(capital of France)] for the word "Paris" is the result of [Search(Paris)].
     results_of_words = output.lane_table("tool_results").read(shard)
     results_of_words = results_of_words.select("context", words="input", echoed="result")
+    calls = finished(output, shard, level=1)
     calls = calls.join(results_of_words, on=("words", "context"), how="left", maintain_order="left")
     calls = calls.with_columns(ahead=units_ahead(output.lane, texts, calls))
+    return calls.with_columns(unfit=_unfit())
 
+
+def _unfit() -> pl.Expr:
+    """Return why a call is not scored: the first reason that holds, else null.
+
+    - looks_ahead: the input names what the text says only later
+    - words_not_held: the result does not hold the words that a rule saw
+    - no_echo: the tool's result for the words does not hold them, or equals the result of the call
+    - same_result: a rule proposed a call with this result at this position before
+    """
     has_echo = _holds_words("echoed") & (pl.col("echoed") != pl.col("result"))
+    # Without words the conditions on them are null, and do not hold.
     is_unfit = {
         "looks_ahead": pl.col("ahead").is_not_null(),
         "words_not_held": ~_holds_words("result"),
-        "no_echo": ~has_echo,  # the tool's result for the words lacks them, or equals that of the call
+        "no_echo": ~has_echo,
         "same_result": _repeats_result(),
     }
-    # The first reason that holds counts. Without words the conditions on them are null, and do not hold.
-    unfit = pl.coalesce(pl.when(holds).then(pl.lit(reason)) for reason, holds in is_unfit.items())
-    return calls.with_columns(unfit=unfit)
+    return pl.coalesce(pl.when(holds).then(pl.lit(reason)) for reason, holds in is_unfit.items())
 
 
 def _holds_words(result: str) -> pl.Expr:
@@ -168,11 +182,10 @@ def _holds_words(result: str) -> pl.Expr:
 
 
 def _repeats_result() -> pl.Expr:
-    """Return an expression that is true for a call whose result an earlier call of a rule at the same place has.
+    """Return whether a call repeats the result of the first call that a rule proposed at its position.
 
-    Of the calls at a place with equal results, where a rule proposed one, only the first that a rule proposed counts:
-    it is false, all others are true. The expression is null where no rule proposed a call with this result. The loss
-    tells results apart, not inputs, so among calls with equal results it would choose by noise.
+    Of calls with equal results only that first call is False; null if no rule proposed a call with this result. The
+    loss tells results apart, not inputs, so among equal results it would choose by noise.
     """
     by_rule = pl.col("source") == RULE
     calls_with_result = (*TEXT_KEY, "position", "result")

@@ -7,7 +7,6 @@ The losses are those of the paper, section 2, "Filtering API Calls", each over t
 A call helps by delta = min(loss_empty, loss_call) - loss_result. The losses of chains are in chained_losses.py.
 """
 
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import isfinite
@@ -21,12 +20,13 @@ from toolformer_dag.computing.stored_rows import TOKEN_BYTES, chunk_limits, clai
 from toolformer_dag.computing.worker import Worker
 from toolformer_dag.lake.row_store import RowStore
 from toolformer_dag.model.requests import WINDOW_WEIGHTS, CallLosses, LossRequest
+from toolformer_dag.pipeline.work_counts import EngineMeter, planned_work
 from toolformer_dag.settings.setting_types import determining
 
 METHOD = 3
 """Raised when the same model would give other losses; a golden test notices where it was not."""
 KEY = ("text_digest", "position", "input", "result")
-"""A call with its result at a position of a text: what its losses are stored under."""
+"""The key of stored losses: a call with its result at a position of a text."""
 AROUND = 12
 """For estimates: tokens of a call apart from its input and result (name, brackets), and of the window behind it."""
 LOSSES = pl.Schema(
@@ -102,10 +102,10 @@ def loss_stores(worker: Worker, lane: Lane) -> LossStores:
 
 
 def stored_losses(worker: Worker, lane: Lane, keys: pl.DataFrame) -> pl.DataFrame:
-    """Look up the losses of calls; return rows of LOSSES for the `keys` (KEY) that are stored.
+    """Return the stored losses of the calls `keys` (KEY), as rows of LOSSES; calls without stored losses are left out.
 
-    Where the setting `filtering.loss_floor` is on, loss_call is null for calls that cannot reach it: the largest
-    possible delta, loss_empty - loss_result, is below the floor. So it is also where loss_call was stored before.
+    With the setting `filtering.loss_floor`, loss_call is null for calls that cannot reach the floor: their largest
+    possible delta, loss_empty - loss_result, is below it.
     """
     stores = loss_stores(worker, lane)
     with_all_losses = stores.whole.stored(keys)
@@ -113,9 +113,10 @@ def stored_losses(worker: Worker, lane: Lane, keys: pl.DataFrame) -> pl.DataFram
     if floor is None:
         return with_all_losses
     reaches_floor = pl.col("loss_empty") - pl.col("loss_result") >= floor
+    # Also where loss_call is stored, so that rows do not depend on earlier runs.
     with_all_losses = with_all_losses.with_columns(loss_call=pl.when(reaches_floor).then("loss_call"))
 
-    # Rows without loss_call, stored under a higher floor, only do for calls below the present floor.
+    # Rows without loss_call may come from a higher floor; they only serve calls below the present one.
     other_keys = keys.join(with_all_losses, on=KEY, how="anti")
     without_loss_call = stores.bounds.stored(other_keys).filter(~reaches_floor)
     return pl.concat([with_all_losses, without_loss_call])
@@ -132,24 +133,21 @@ class LossChunk:
 def planned_losses(
     worker: Worker, output: TableOutput, calls: pl.DataFrame, texts: pl.DataFrame, claimed: Claimed
 ) -> Planned:
-    """Plan the losses of a shard's calls that are not stored yet: chunks for workers, and counts of distinct losses.
+    """Plan the computation of a shard's losses that are not stored yet, in chunks; calls with equal KEY share one.
 
-    calls: KEY (text_digest, position, input, result) and other columns. Calls with equal keys share one computation.
+    calls: KEY (text_digest, position, input, result) and other columns.
     texts: text_digest and text of at least the texts of the calls.
-    claimed: losses that earlier shards of this run compute already. They are not planned again; the planned are added.
+    claimed: losses that earlier shards of this run compute already. They are left out; the planned ones are added.
     """
     keys = calls.select(KEY).unique(maintain_order=True)
     store = loss_stores(worker, output.lane).whole  # the row store of calls with all three losses
     missing = claim(claimed, store.name, _missing_losses(worker, output.lane, keys))
-    work = Work(
-        computed=Counter(losses=missing.height),
-        reused=Counter(losses=keys.height - missing.height),
-    )
+    work = planned_work("losses", total=keys.height, missing=missing.height)
     return Planned(_chunks(worker.plan, keys, missing, texts), work)
 
 
 def _missing_losses(worker: Worker, lane: Lane, keys: pl.DataFrame) -> pl.DataFrame:
-    """Return the `keys` (KEY) whose losses have to be computed; under a floor, rows without loss_call may be enough."""
+    """Return the `keys` (KEY) whose losses have to be computed. Below a floor, a row without loss_call is enough."""
     missing = loss_stores(worker, lane).whole.missing(keys)
     if worker.plan.settings.filtering.loss_floor is None:
         return missing
@@ -158,38 +156,42 @@ def _missing_losses(worker: Worker, lane: Lane, keys: pl.DataFrame) -> pl.DataFr
 
 
 def _chunks(plan: Plan, keys: pl.DataFrame, missing: pl.DataFrame, texts: pl.DataFrame) -> list[Chunk]:
-    """Cut the missing losses into chunks of about equal work; those of a text stay in one chunk.
+    """Cut the missing losses into chunks of about equal work; all losses of a text are in one chunk.
 
-    keys: all calls of the shard (KEY). Chunks are cut over all of them, stored or not, so that those of which nothing
-        is stored are the same in every run.
+    keys: all calls of the shard (KEY), so that chunks of which nothing is stored are the same in every run.
     missing: the keys among them whose losses have to be computed.
     texts: text_digest and text of at least the texts of the calls.
     """
     call_bytes = pl.col("input").str.len_bytes() + pl.col("result").str.len_bytes()
     texts_with_tokens = keys.group_by("text_digest", maintain_order=True).agg(tokens=loss_tokens(call_bytes))
-    # `whole`: no loss of the text is stored. `text_chunks` leaves a chunk as it is where all its texts are whole.
+    distinct_texts = texts.select("text_digest", "text").unique("text_digest")
+    batches = text_chunks(texts_with_tokens, _texts_to_compute(keys, missing), *chunk_limits(plan, "judge"))
+    return [_chunk(batch, missing, distinct_texts) for batch in batches]
+
+
+def _texts_to_compute(keys: pl.DataFrame, missing: pl.DataFrame) -> pl.DataFrame:
+    """Return the texts of the missing losses: text_digest, and `whole`, whether no loss of the text is stored."""
     texts_with_losses = keys.join(missing, on=KEY, how="anti")["text_digest"].unique()
     has_no_losses = ~pl.col("text_digest").is_in(texts_with_losses.implode())
-    to_compute = missing.select("text_digest").unique().with_columns(whole=has_no_losses)
+    return missing.select("text_digest").unique().with_columns(whole=has_no_losses)
 
-    distinct_texts = texts.select("text_digest", "text").unique("text_digest")
-    chunks = []
-    for batch in text_chunks(texts_with_tokens, to_compute, *chunk_limits(plan, "judge")):
-        payload = LossChunk(
-            keys=missing.join(batch, on="text_digest", how="semi", maintain_order="left"),
-            texts=distinct_texts.join(batch, on="text_digest", how="semi"),
-        )
-        chunks.append(Chunk(units=batch.height, payload=payload, tokens=float(batch["tokens"].sum())))
-    return chunks
+
+def _chunk(batch: pl.DataFrame, missing: pl.DataFrame, texts: pl.DataFrame) -> Chunk:
+    """Return the chunk that computes the `missing` losses (KEY) of the texts in `batch` (text_digest, tokens)."""
+    payload = LossChunk(
+        keys=missing.join(batch, on="text_digest", how="semi", maintain_order="left"),
+        texts=texts.join(batch, on="text_digest", how="semi"),
+    )
+    return Chunk(units=batch.height, payload=payload, tokens=float(batch["tokens"].sum()))
 
 
 def loss_tokens(call_bytes: pl.Expr) -> pl.Expr:
-    """Return an aggregating expression: about how many tokens the model runs for the losses of the calls of a text.
+    """Return an aggregation: about how many tokens the model runs for the losses of all calls of a text.
 
-    It is for a frame of calls that is grouped by text. The model runs the text up to the furthest call once without
-    calls, and for each call twice with it.
+    It runs the text up to the last call once without calls, and twice with each call. Use it on calls grouped by text;
+    it reads the column `position`.
 
-    call_bytes: the bytes of each call's input and result. The column `position` is read too.
+    call_bytes: the bytes of each call's input and result.
     """
     tokens_with_call = pl.col("position") + call_bytes / TOKEN_BYTES + AROUND
     return 2 * tokens_with_call.sum() + pl.col("position").max()
@@ -198,19 +200,17 @@ def loss_tokens(call_bytes: pl.Expr) -> pl.Expr:
 def compute_losses(worker: Worker, output: TableOutput, chunk: LossChunk) -> Work:
     """Compute the three losses of every call of a chunk with the model, and append them to their row stores.
 
-    loss_call is not computed where delta is below `filtering.loss_floor` whatever it is; such rows go to the row store
-    `bounds`, all others to `whole`. All losses are null, with a reason, where call and text do not fit the context
-    together (does_not_fit), and where they are not finite (not_finite: a dtype that overflows).
+    loss_call is left out where delta stays below `filtering.loss_floor` whatever it is. All losses are null, with a
+    reason, if call and text do not fit the context together (does_not_fit), or if a loss is not finite (not_finite).
 
     Returns the tokens that went through the model, and the backend that it ran on.
     """
     engine = worker.engine("judge")
-    tokens_before = Counter(engine.counts.as_dict())
+    meter = EngineMeter(engine)
     requests = _requests(output.lane, chunk)
     losses = engine.losses(requests, worker.plan.settings.filtering.loss_floor)
     _append(loss_stores(worker, output.lane), chunk.keys, losses)
-    tokens = Counter(engine.counts.as_dict()) - tokens_before
-    return Work(tokens, backends=frozenset({engine.backend.identity}))
+    return meter.work()
 
 
 def _requests(lane: Lane, chunk: LossChunk) -> list[LossRequest]:
@@ -231,7 +231,7 @@ def _requests(lane: Lane, chunk: LossChunk) -> list[LossRequest]:
 
 
 def _append(stores: LossStores, keys: pl.DataFrame, losses: Iterable[CallLosses]) -> None:
-    """Append the losses of the calls `keys` (KEY), in their order: rows without loss_call to `stores.bounds`."""
+    """Append the losses of the calls `keys` (KEY), in their order; rows without loss_call go to `stores.bounds`."""
     schema = {name: LOSSES[name] for name in _Losses._fields}
     values = pl.DataFrame([_values(call_losses) for call_losses in losses], schema=schema, orient="row")
     rows = keys.select(KEY).hstack(values)
@@ -243,13 +243,12 @@ def _append(stores: LossStores, keys: pl.DataFrame, losses: Iterable[CallLosses]
 def with_losses(worker: Worker, output: TableOutput, calls: pl.DataFrame) -> CallsWithLosses:
     """Add the stored losses to calls; return them with the names of the row stores that the losses come from.
 
-    calls: KEY (text_digest, position, input, result) and other columns. The columns that are added:
-    - loss_empty: the loss without the call, in nats as the others
-    - loss_call: after the call without its result; null where `filtering.loss_floor` saves it
-    - loss_result: after the call with its result
-    - reason: why the losses are null (does_not_fit, not_finite), else null
+    Columns that are added, in nats: loss_empty, loss_call (null where `filtering.loss_floor` saves it), loss_result,
+    and reason, why the losses are null (does_not_fit, not_finite), else null.
 
-    Raises StorageError where losses were damaged since they were computed.
+    calls: KEY (text_digest, position, input, result) and other columns.
+
+    Raises StorageError if losses were damaged since they were computed.
     """
     keys = calls.select(KEY).unique(maintain_order=True)
     losses = stored_losses(worker, output.lane, keys)
@@ -269,7 +268,7 @@ LOSSES_FINITE = Check("Every loss is a finite number, or missing with a reason."
 
 
 def _values(losses: CallLosses) -> _Losses:
-    """Return what is stored of a call's losses. `loss_call` may be None without a reason: L(c) was not computed."""
+    """Return the losses of a call as they are stored; without a reason, loss_call may be None: it was not computed."""
     values = (losses.loss_empty, losses.loss_call, losses.loss_result)
     is_finite = all(value is None or isfinite(value) for value in values)
     if losses.reason is None and is_finite:

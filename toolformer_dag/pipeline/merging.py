@@ -1,4 +1,4 @@
-"""A document and the calls of all tools in it -> texts with their calls, in train or held out (paper, section 2)."""
+"""Insert the kept calls of all tools into the texts of a document, which is in train or held out (paper, section 2)."""
 
 from bisect import bisect_right
 from collections.abc import Collection, Iterator, Sequence
@@ -21,7 +21,7 @@ MERGING = 3
 
 
 def text_order(text: str) -> bytes:
-    """Return a hash of a document's text, 8 bytes, by whose order C* is written and split; no id of the corpus counts.
+    """Return a hash of a document's text, 8 bytes. C* is ordered and split by it, not by ids of the corpus.
 
     The hashes are spread evenly, so that those below 5 % of their range are 5 % of the documents.
     """
@@ -46,7 +46,7 @@ class KeptCall:
 
 @dataclass(frozen=True, slots=True)
 class AugmentedText:
-    """A text x (`segment`), x* (`text_with_calls`) and the calls in it; a text without calls is both."""
+    """A text x (`segment`), the same with calls, x* (`text_with_calls`), and the calls; without any both are equal."""
 
     segment: Segment
     text_with_calls: str
@@ -64,30 +64,30 @@ class Dropped:
 def examples(
     texts: Sequence[Segment], calls: Sequence[KeptCall], names: Sequence[str], markers: CallMarkers = PAPER_MARKERS
 ) -> Iterator[AugmentedText | Dropped]:
-    """Insert the calls of a document into its texts: yield each text that gets calls, in order, and what was dropped.
+    """Insert the calls of a document into its texts; yield each text that gets calls, and what was dropped.
 
-    texts: the parts that the document was cut into, in order; some of its words may be in none.
+    A call belongs to the text with the character before which it stands. Where two tools call at the same character,
+    the call with the larger delta stays. With x = "18 + 4 is 22." and a call before character 9, x* is "18 + 4 is
+    [Calculator(18 + 4) -> 22] 22.".
+
+    texts: what the document was cut into, in order.
     calls: the kept calls of all tools in the document.
     names: the tools' names as they stand in texts.
 
-    A call belongs to the text that holds the character before which it stands. Where two tools call at the same
-    character, the call with the larger delta stays: it lowers the loss by more.
-
-    A text is called x, and with calls x*. With x = "18 + 4 is 22." and a call before character 9, x* is "18 + 4 is
-    [Calculator(18 + 4) -> 22] 22."; taking the call out of x* has to give x back.
-
-    Reasons to drop calls: not_best_at_position; outside_every_text (white space between texts, a word that fits no
-    text); and those of `_augmented_text`.
+    Calls are dropped as not_best_at_position, outside_every_text (in white space between texts, or in a word that fits
+    no text), or with a reason of `_augmented_text`.
     """
     best_calls = _best_at_each_character(calls)
     if len(best_calls) < len(calls):
         yield Dropped("not_best_at_position", len(calls) - len(best_calls))
+
     calls_of_texts = _calls_by_text(texts, best_calls)
-    outside_count = len(best_calls) - sum(len(calls_of_text) for calls_of_text in calls_of_texts.values())
-    if outside_count:
-        yield Dropped("outside_every_text", outside_count)
-    for number, calls_of_text in sorted(calls_of_texts.items()):
-        yield _augmented_text(texts[number], calls_of_text, names, markers)
+    inside_count = sum(map(len, calls_of_texts.values()))
+    if inside_count < len(best_calls):
+        yield Dropped("outside_every_text", len(best_calls) - inside_count)
+
+    for index, calls_of_text in sorted(calls_of_texts.items()):
+        yield _augmented_text(texts[index], calls_of_text, names, markers)
 
 
 def plain_examples(
@@ -97,12 +97,12 @@ def plain_examples(
     names: Sequence[str],
     markers: CallMarkers = PAPER_MARKERS,
 ) -> Iterator[AugmentedText]:
-    """Yield texts of a document without calls, unchanged: x (the text) and x* (the text with calls) are the same.
+    """Yield texts of a document unchanged: their x and x* are the same.
 
-    texts: the parts that the document was cut into, in order.
-    offsets: characters of the document. A text is yielded where it, or the white space after it, holds one of them.
-    calls: the kept calls of the document; a text with one of them is left out.
-    names, markers: how calls are written. A text that contains something like a call is left out too.
+    texts: what the document was cut into, in order.
+    offsets: characters of the document. A text is yielded if it, or the white space after it, holds one of them.
+    calls: the kept calls of the document. Texts with one of them are left out.
+    names, markers: how calls are written. Texts that contain something like a call are left out.
     """
     starts = [text.offset for text in texts]
     wanted = {_text_index(starts, offset) for offset in offsets}
@@ -131,7 +131,7 @@ def _best_at_each_character(calls: Sequence[KeptCall]) -> list[KeptCall]:
 
 
 def _calls_by_text(texts: Sequence[Segment], calls: Sequence[KeptCall]) -> dict[int, list[KeptCall]]:
-    """Group the calls of a document by the text in which they stand: index of the text in `texts` -> its calls.
+    """Group the calls of a document by text: index of the text in `texts` -> its calls.
 
     Calls outside every text are left out, and texts without a call.
     """
@@ -147,28 +147,29 @@ def _calls_by_text(texts: Sequence[Segment], calls: Sequence[KeptCall]) -> dict[
 def _augmented_text(
     text: Segment, calls: Sequence[KeptCall], names: Sequence[str], markers: CallMarkers
 ) -> AugmentedText | Dropped:
-    """Insert calls into their text x and return both the text and x*, the text with calls.
+    """Insert calls into their text x and return both x and x*, the text with calls.
 
-    A kept call has one link, or several where it is a chain; all links of a chain are inserted at the same place.
-
-    The calls of the text are dropped together where x* could not be used:
-    - holds_call: the text as the corpus has it contains such a call already
+    All calls of the text are dropped together where x* could not be used:
+    - holds_call: x contains such a call already
     - cannot_be_spliced: the calls cannot be inserted
     - cannot_be_taken_out: taking them out of x* does not give x back
-
-    names: the tools' names as they stand in texts. markers: what calls begin and end with.
     """
     if holds_call(text.text, names, markers):
         return Dropped("holds_call", len(calls))
-    placed = []
-    for call in calls:
-        place = call.char_offset - text.offset  # the character of the text
-        for link in call.links:
-            placed.append(PlacedCall(offset=place, call=Call(link.tool, link.input), result=link.result))
     try:
-        text_with_calls = splice(text.text, placed, markers)
+        text_with_calls = splice(text.text, _placed_calls(text, calls), markers)
     except SpliceError:
         return Dropped("cannot_be_spliced", len(calls))
     if take_out(text_with_calls, names, markers) != text.text:
         return Dropped("cannot_be_taken_out", len(calls))
     return AugmentedText(text, text_with_calls, tuple(calls))
+
+
+def _placed_calls(text: Segment, calls: Sequence[KeptCall]) -> list[PlacedCall]:
+    """Return each call with its character in the text; all calls of a chain stand before the same character."""
+    placed = []
+    for call in calls:
+        offset = call.char_offset - text.offset
+        for link in call.links:
+            placed.append(PlacedCall(offset=offset, call=Call(link.tool, link.input), result=link.result))
+    return placed

@@ -1,7 +1,7 @@
-"""Calls of files, rules and servers at their places among the tokens of the judge, the model that computes losses."""
+"""Place the calls of files, rules and servers before tokens of the judge, the model that computes losses."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import polars as pl
@@ -23,11 +23,11 @@ COLUMNS = {
     "context": Column(pl.String(), "what the result depends on beside the input"),
     "result": RESULT,
 }
-"""Columns of the tables of such calls."""
+"""Columns of the tables with the calls of files, rules and servers."""
 
 
 class UnplacedCall(NamedTuple):
-    """A call that was proposed for a text, before its token is looked for."""
+    """A call that was proposed for a text, before its token was found."""
 
     shard: str
     digest: str
@@ -90,7 +90,7 @@ class ProposedCalls(NamedTuple):
 
 
 def placing(plan: Plan, lane: Lane) -> dict[str, Any]:
-    """Return what the places of calls depend on, and which inputs are taken for calls: tokenizer and versions."""
+    """Return what the places of calls depend on, and which inputs are valid calls: tokenizer and versions."""
     return {
         "model": tokenizing(plan),
         "placing": PLACING,
@@ -101,52 +101,74 @@ def placing(plan: Plan, lane: Lane) -> dict[str, Any]:
 
 
 def unplaced(calls: Sequence[UnplacedCall]) -> pl.DataFrame:
-    """Return a frame (UNPLACED) of calls."""
+    """Return calls as a frame (UNPLACED)."""
     return pl.DataFrame(calls, schema=UNPLACED, orient="row")
 
 
 def placed_at_tokens(worker: Worker, output: TableOutput, calls: pl.DataFrame) -> ProposedCalls:
-    """Find the token before which each call stands; return those calls as rows (COLUMNS), and count the others.
+    """Find the judge's token before which each call stands; return these calls as rows (COLUMNS), and count the others.
 
-    The tokens are those of the judge, the model that computes the losses. A call before a word may stand before or
-    after the white space in front of it. The calls at a position are numbered (`sample`) in their order, from 0: three
-    calls at the positions 4, 4, 9 of a text get the numbers 0, 1, 0.
+    The calls at a position are numbered (`sample`) from 0, in their order.
 
-    calls: UNPLACED, each with its text and a character of the document.
+    calls: UNPLACED. A call before a word may stand before or after the white space in front of it.
 
-    Rejected: inside_a_token (no token begins at the character), and the reasons of `scored_candidates.parsed_call`, why
-    an input makes no call of the tool.
+    Rejected: inside_a_token (no token begins at the character), and the reasons of `scored_candidates.parsed_call`.
     """
-    lane = output.lane
-    rows: list[_PlacedRow] = []
-    rejected: Rejected = Counter()
+    placed: list[_PlacedRow | _Refused] = []
     for calls_of_text in calls.select(UNPLACED.names()).partition_by(TEXT_KEY, maintain_order=True):
-        # A function from a character of this text to the place before its token, or None.
-        place_in_text = scored_candidates.places_of_judge(worker, calls_of_text["text"][0])
-        for values in calls_of_text.iter_rows():
-            call = UnplacedCall(*values)
-            parsed = scored_candidates.parsed_call(lane, f"{lane.tool.name}({call.input})")
-            place = place_in_text(call.char_offset - call.offset)
-            if place is None or parsed.reason is not None:
-                rejected[call.shard, parsed.reason or "inside_a_token"] += 1
-            else:
-                rows.append(_placed_row(lane, call, parsed, place))
-    table = pl.DataFrame(rows, schema=output.stage.schema, orient="row")
+        placed += _placed_in_text(worker, output.lane, calls_of_text)
+    rows = [call for call in placed if isinstance(call, _PlacedRow)]
+    rejected = Counter((call.shard, call.reason) for call in placed if isinstance(call, _Refused))
+    table = _numbered(pl.DataFrame(rows, schema=output.stage.schema, orient="row"))
+    return ProposedCalls(table.sort(CALL_KEY), rejected)
+
+
+def _placed_in_text(worker: Worker, lane: Lane, calls: pl.DataFrame) -> "list[_PlacedRow | _Refused]":
+    """Return the row of each call of one text (UNPLACED), or why it has none."""
+    place_in_text = scored_candidates.places_of_judge(worker, calls["text"][0])
+    return [_placed_call(lane, UnplacedCall(*values), place_in_text) for values in calls.iter_rows()]
+
+
+def _numbered(table: pl.DataFrame) -> pl.DataFrame:
+    """Number the calls at each position of a text (`sample`): at the positions 4, 4, 9 they get 0, 1, 0."""
     number_at_position = pl.int_range(pl.len(), dtype=pl.Int32).over(*TEXT_KEY, "position")
-    return ProposedCalls(table.with_columns(sample=number_at_position).sort(CALL_KEY), rejected)
+    return table.with_columns(sample=number_at_position)
 
 
-def _placed_row(lane: Lane, call: UnplacedCall, parsed: ParsedCall, place: CallPlace) -> _PlacedRow:
-    """Return the row of a call before the token at `place`. Its `sample` is 0: the caller numbers the calls."""
+class _Refused(NamedTuple):
+    """A call that cannot be placed."""
+
+    shard: str
+    reason: str
+
+
+def _placed_call(
+    lane: Lane, call: UnplacedCall, place_in_text: Callable[[int], CallPlace | None]
+) -> _PlacedRow | _Refused:
+    """Return the row of a call, or why it is no call of the tool or has no place.
+
+    place_in_text: a function from a character of the call's text to the place before its token, or None.
+    """
+    parsed = scored_candidates.parsed_call(lane, f"{lane.tool.name}({call.input})")
+    if parsed.reason is not None:
+        return _Refused(call.shard, parsed.reason)
+    call_place = place_in_text(call.char_offset - call.offset)
+    if call_place is None:
+        return _Refused(call.shard, "inside_a_token")
+    return _placed_row(lane, call, parsed, call_place)
+
+
+def _placed_row(lane: Lane, call: UnplacedCall, parsed: ParsedCall, call_place: CallPlace) -> _PlacedRow:
+    """Return the row of a call before the token at `call_place`. Its `sample` is 0 until the calls are numbered."""
     return _PlacedRow(
         tool=lane.key,
         shard=call.shard,
         digest=call.digest,
         segment=call.segment,
-        position=place.position,
+        position=call_place.position,
         sample=0,
         source=call.source,
-        char_offset=call.offset + place.offset,
+        char_offset=call.offset + call_place.offset,
         p_api=call.p_api,
         body=parsed.body,
         input=parsed.input,

@@ -1,8 +1,9 @@
-"""raw_shards: the documents of the shards of the corpus, and the lines that hold none."""
+"""raw_shards: read the documents of the corpus, shard by shard, and count the lines that hold none."""
 
 import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import polars as pl
@@ -29,7 +30,7 @@ from toolformer_dag.files import UserError
 from toolformer_dag.lake.manifest import Pointer
 from toolformer_dag.lake.record import record
 from toolformer_dag.settings.setting_types import determining
-from toolformer_dag.texts.columns import LATEST_DATE, Rejection
+from toolformer_dag.texts.columns import LATEST_DATE, Batch, Rejection
 from toolformer_dag.texts.formats import FormatChoice
 from toolformer_dag.texts.shard_faults import ShardError, ShardFault
 
@@ -43,11 +44,11 @@ CONTENT = "content"
 NAME = "ccnet/raw_shards"
 """The table of the documents."""
 BATCH = 500
-"""How many documents in a row have the same `place` (`documents`): what is computed for them is looked up together."""
+"""How many documents in a row share a `place` (`documents`): what is computed for them is looked up together."""
 REJECTED_LINES = "ccnet/rejected_lines"
 """The table of lines that hold no document; it has the same parts as the table of documents."""
 LINES = pl.Schema({"shard": pl.String(), "line": pl.Int64(), "reason": pl.String(), "detail": pl.String()})
-"""Its columns. `line`: the line or row, from 1; 0 for the file as a whole. `detail`: what stands there."""
+"""Columns of REJECTED_LINES. `line`: the line or row, from 1; 0 for the whole file. `detail`: what was found there."""
 
 
 def settings(plan: Plan, lane: None) -> Mapping[str, Any]:
@@ -62,31 +63,24 @@ def settings(plan: Plan, lane: None) -> Mapping[str, Any]:
 
 
 def inputs(output: TableOutput) -> InputsOf:
-    """Return a function from a shard to what tells whether its file has changed since it was read.
+    """Return a function from a shard to what changes with its file: size and time, or the revision of a data set."""
+    return partial(_stamp, output.plan)
 
-    That is the file's size and time of change, or the revision of a data set on the Hugging Face hub; an empty mapping
-    for a shard that the corpus no longer has.
-    """
-    shards = output.plan.shards
 
-    def inputs_of_shard(shard: str) -> Mapping[str, Any]:
-        return shards[shard].stamp() if shard in shards else {}
-
-    return inputs_of_shard
+def _stamp(plan: Plan, shard: str) -> Mapping[str, Any]:
+    """Return the size and time of a shard, or its revision; empty for a shard that the corpus no longer has."""
+    shards = plan.shards
+    return shards[shard].stamp() if shard in shards else {}
 
 
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
-    """Read the documents of a shard (a file of the corpus) in one pass, as frames that are read once.
+    """Read the documents of a shard (a file of the corpus) in one pass, in at most 600 MB of memory.
 
-    The result's `rejected` and `facts` are complete when its frames are used up. Memory: at most 600 MB, whatever the
-    size of the shard.
+    A malformed line is counted and described in the table REJECTED_LINES. A damaged shard, which its checksums may tell
+    only at its end, and a file that cannot be read (`unreadable`, tried again by the next run) have no documents.
 
-    A malformed line is counted and described in the table REJECTED_LINES; the rest of its shard is used. A damaged
-    shard, which its checksums may tell only at its end, has no documents and is one rejection; other shards go on. A
-    file that cannot be read at all is one rejection too (`unreadable`), and the next run tries it again.
-
-    Logged as warnings: a shard without a document, with the first detail of each reason, and optional fields that hold
-    something else than text. Raises RottenShard where a shard whose documents were used is damaged now.
+    `rejected` and `facts` of the result are complete when its frames are used up. Raises RottenShard if a shard whose
+    documents were used is damaged now.
     """
     plan = worker.plan
     if not plan.settings.corpus.named and not worker.has_small_web:
@@ -97,7 +91,7 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
 
 
 def format_choice(plan: Plan) -> FormatChoice:
-    """Return the format and the names of fields with which the settings say how shards are read."""
+    """Return the format of shards and the names of their fields, as far as the settings name them."""
     corpus = plan.settings.corpus
     fields = corpus.fields.model_dump(exclude_none=True)
     return FormatChoice(corpus.format, tuple(fields.items()))
@@ -106,9 +100,8 @@ def format_choice(plan: Plan) -> FormatChoice:
 def documents(plan: Plan, shard: str) -> Iterator[pl.DataFrame]:
     """Yield the documents of a shard in their order: the columns of STAGE, and `place`.
 
-    `place` is the shard's name and a number that BATCH documents in a row share: the first 500 documents of
-    "head_0.gz" have "head_0.gz/0", the next ones "head_0.gz/1". What is computed for documents is stored under it,
-    so that a lookup reads rows that lie together.
+    `place` is the shard's name and a number that BATCH documents in a row share: "head_0.gz/0", "head_0.gz/1". What is
+    computed for documents is stored under it, so that rows that are read together lie together.
 
     Raises MissingPart, DamagedPart.
     """
@@ -126,15 +119,15 @@ class UnreadCorpus(UserError):
 def nothing_read(plan: Plan) -> str | None:
     """Return why a corpus has no document at all: the file of its first shard, and why lines of it were rejected.
 
-    None where some shard has a document, and where no shard was read yet. Raises DamagedPart.
+    Returns None if some shard has a document, or if no shard was read yet. Raises DamagedPart.
     """
     parts = plan.lake.table(NAME).pointers()
     if not parts or any(part.rows for part in parts.values()):
         return None
     shard, *other_shards = sorted(parts)
-    place = plan.shards[shard].place if shard in plan.shards else shard
+    file = plan.shards[shard].place if shard in plan.shards else shard
     more = f" (and {len(other_shards)} more shards)" if other_shards else ""
-    return f"no document could be read from {place}{more}: {_first_rejections(plan, shard)}"
+    return f"no document could be read from {file}{more}: {_first_rejections(plan, shard)}"
 
 
 def _first_rejections(plan: Plan, shard: str) -> str:
@@ -143,29 +136,27 @@ def _first_rejections(plan: Plan, shard: str) -> str:
     Such as "no_text: the record has no field 'text'; not_json: ...". A shard without a rejected line is empty.
     """
     table = plan.lake.table(REJECTED_LINES)
-    first_details: dict[str, str] = {}
-    if table.has(shard):
-        for reason, detail in table.read(shard).select("reason", "detail").iter_rows():
-            first_details.setdefault(reason, detail)
-    if not first_details:
+    if not table.has(shard):
         return "it is empty"
-    return "; ".join(f"{reason}: {detail}" for reason, detail in first_details.items())
+    first_lines = table.read(shard).unique("reason", keep="first", maintain_order=True)
+    details = [f"{reason}: {detail}" for reason, detail in first_lines.select("reason", "detail").iter_rows()]
+    return "; ".join(details) or "it is empty"
 
 
 def unread_corpus(output: TableOutput) -> UnreadCorpus | None:
-    """Return the error of a corpus that was read and holds no document: no stage after it would find anything."""
+    """Return the error for a corpus that was read and has no document: no later stage would find anything."""
     reason = nothing_read(output.plan)
     return UnreadCorpus(reason) if reason else None
 
 
 class RottenShard(UserError):
-    """A shard whose documents were used, and that cannot be read to its end any more."""
+    """A shard whose documents were used, and that can no longer be read to its end."""
 
-    def __init__(self, shard: Shard, before: Pointer, reason: str) -> None:
+    def __init__(self, shard: Shard, earlier_part: Pointer, reason: str) -> None:
         super().__init__(
-            f"{shard.place} was whole when its {before.rows:,} documents were read, and is not any more: {reason}; "
-            "restore the file and run again, or go on without its documents: move it away, or `toolformer-dag run "
-            f"--again {shard.name}`"
+            f"{shard.place} was whole when its {earlier_part.rows:,} documents were read, and is not any more: "
+            f"{reason}; restore the file and run again, or go on without its documents: move it away, or "
+            f"`toolformer-dag run --again {shard.name}`"
         )
 
 
@@ -179,10 +170,10 @@ class RejectedLine(NamedTuple):
 
 
 class _Reading:
-    """One pass over the file of a shard: `frames` yields its documents, and fills the two other results.
+    """One pass over the file of a shard: `frames` yields its documents, and fills two more results.
 
     - `rejected`: lines and rows that hold no document, by (shard, reason)
-    - `facts`: what the record of the shard notes, such as the hash of the file and its format
+    - `facts`: fields of the shard's record, such as the hash of the file and its format
 
     Both are empty before the first frame, grow while frames are read, and are complete after the last.
     """
@@ -193,35 +184,33 @@ class _Reading:
         self._shard = shard
         self._choice = choice
         self._lines: list[RejectedLine] = []  # the first LINES_KEPT of the rejections
-        self._ignored: Counter[str] = Counter()  # fields that hold no text: how often, by a message that says so
+        self._ignored: Counter[str] = Counter()  # fields that hold no text: message -> how often
 
     def frames(self, output: TableOutput) -> Iterator[pl.DataFrame]:
         """Yield the documents of the shard; then publish its rejected lines as a part of the table REJECTED_LINES.
 
-        output: the table of documents, of which an earlier run may have published this shard.
+        output: the table of documents, where an earlier run may have published this shard.
 
-        Raises UnusableRows after the last frame where the file is damaged, so that none of its documents may be used.
-        The lines are published before that: they then hold the one reason why the file could not be used. Where an
-        earlier run did use documents of this file, it raises RottenShard and publishes nothing.
+        Raises UnusableRows after the last frame if the file is damaged, so that none of its documents may be used, or
+        RottenShard if an earlier run did use some.
         """
         columns = output.stage.schema.names()
-        before = output.table.whole_pointer(self._shard.name)  # what an earlier run read
-        is_usable = True
+        earlier_part = output.table.whole_pointer(self._shard.name)  # what an earlier run read
         try:
             self.facts |= self._shard.facts()
-            self._refuse_rot(before)  # raises where the content changed under the same size and time
+            self._refuse_rot(earlier_part)
             for frame in self._documents():
                 yield frame.select(columns)
         except (ShardFault, ShardError) as error:
-            if before is not None and before.rows:
-                raise RottenShard(self._shard, before, str(error)) from error
-            is_usable = False
-            self._give_up(error)  # `rejected` and the lines now hold this error alone
+            if earlier_part is not None and earlier_part.rows:
+                raise RottenShard(self._shard, earlier_part, str(error)) from error
+            self._give_up(error)
+            self._publish_lines(output)
+            raise UnusableRows from error
         self._publish_lines(output)
-        if not is_usable:
-            raise UnusableRows
 
     def _publish_lines(self, output: TableOutput) -> None:
+        """Publish the rejected lines of the shard."""
         shard = self._shard.name
         lines = pl.DataFrame(self._lines, schema=LINES, orient="row")
         table = output.plan.lake.table(REJECTED_LINES)
@@ -230,35 +219,43 @@ class _Reading:
     def _documents(self) -> Iterator[pl.DataFrame]:
         """Yield the documents of the file; count lines that hold none, and fields that hold something else than text.
 
-        Logs a warning where there is no document, or where such fields were ignored. Raises ShardFault, ShardError.
+        Logs a warning if there is no document, or if such fields were ignored. Raises ShardFault, ShardError.
         """
         document_count = 0
         for batch in self._shard.batches(self._choice):
-            self.facts["format"] = batch.layout.format
-            for rejection in batch.rejections:
-                self._reject(rejection)
-            self._ignored.update(batch.ignored)
+            self._note(batch)
             document_count += batch.frame.height
             yield batch.frame.with_columns(shard=pl.lit(self._shard.name))
         if document_count == 0:
             self._warn_of_no_document()
         if self._ignored:
-            summary = "; ".join(f"{message} ({count:,} times)" for message, count in self._ignored.items())
-            _log.warning("%s: what counts as empty: %s", self._shard.place, summary)
+            self._warn_of_ignored_fields()
 
-    def _refuse_rot(self, before: Pointer | None) -> None:
-        """Raise RottenShard where the file's content is not that of the last run, although its size and time are."""
-        if before is None or before.record["inputs"] != self._shard.stamp():
+    def _note(self, batch: Batch) -> None:
+        """Note the format of a batch, its rejections and its ignored fields."""
+        self.facts["format"] = batch.layout.format
+        for rejection in batch.rejections:
+            self._reject(rejection)
+        self._ignored.update(batch.ignored)
+
+    def _warn_of_ignored_fields(self) -> None:
+        """Log which fields held something else than text, and how often."""
+        summary = "; ".join(f"{message} ({count:,} times)" for message, count in self._ignored.items())
+        _log.warning("%s: what counts as empty: %s", self._shard.place, summary)
+
+    def _refuse_rot(self, earlier_part: Pointer | None) -> None:
+        """Raise RottenShard if the file has other content than in the last run, but the same size and time."""
+        if earlier_part is None or earlier_part.record["inputs"] != self._shard.stamp():
             return
-        content_before = before.record.get(CONTENT)
+        content_before = earlier_part.record.get(CONTENT)
         if content_before and content_before != self.facts.get(CONTENT):
-            raise RottenShard(self._shard, before, "its content changed, its size and time did not")
+            raise RottenShard(self._shard, earlier_part, "its content changed, its size and time did not")
 
     def _give_up(self, error: ShardFault | ShardError) -> None:
         """Reject the whole shard after an error: a single rejection replaces those of its lines.
 
-        ShardFault: the content is damaged, with its own reason. ShardError: the file could not be read, counted as
-        `unreadable`; a note in `facts` makes the next run try it again.
+        A ShardFault, damaged content, has its own reason. A ShardError is counted as `unreadable`, and a note in
+        `facts` makes the next run try the file again.
         """
         self.rejected.clear()
         self._lines.clear()
@@ -280,7 +277,7 @@ class _Reading:
         _log.warning("%s holds no document: %s", self._shard.place, ", ".join(counts))
 
     def _reject(self, rejection: Rejection) -> None:
-        """Count a rejection; of the first LINES_KEPT also keep line and detail, for the table REJECTED_LINES."""
+        """Count a rejection; the first LINES_KEPT also go into the table REJECTED_LINES, with line and detail."""
         shard = self._shard.name
         self.rejected[shard, rejection.reason] += 1
         if len(self._lines) < LINES_KEPT:

@@ -1,8 +1,7 @@
-"""removed_documents: documents that an earlier shard has; equal texts but one, and texts of benchmarks, where asked.
+"""removed_documents: find duplicate documents and, if the settings say so, equal texts and texts of benchmarks.
 
-So a document counts once, before anything is computed for it, and no later stage compares shards. A shard is screened
-by itself (screened_documents), then all shards are compared. Copies that differ in a character are not found: tools
-made for near-duplicates run before (docs/howto/own-corpus.md).
+Each shard is screened by itself (screened_documents), then all shards are compared, so that no later stage has to.
+Copies that differ in a character are not found: use tools for near-duplicates before (docs/howto/own-corpus.md).
 """
 
 import json
@@ -47,13 +46,13 @@ SCREENED_NAME = "ccnet/screened_documents"
 NAME = "ccnet/removed_documents"
 SQL = sql_text(__package__, "removed_documents.sql")
 SCREENED_AT_ONCE = 2_000
-"""Documents in which passages of benchmarks are looked for at once."""
+"""Documents that are compared with the benchmarks at once."""
 REMOVED_AT_ONCE = 100_000
 """Removed documents that memory holds at once."""
 
 JSON = (".json", ".jsonl", ".ndjson")
 SUFFIXES = (*JSON, ".csv", ".tsv", ".xml", ".txt", ".tokens")
-"""Benchmark files that are read of a folder."""
+"""Suffixes of the benchmark files in a folder."""
 NOT_ASKED = re.compile("answer|alias|target|label|url|id$", re.IGNORECASE)
 """Fields of JSON that hold no question: a page with an answer of eight words would be removed."""
 TAG = re.compile(r"<[^<>]+>")
@@ -66,9 +65,7 @@ def screening(plan: Plan, lane: None) -> Mapping[str, Any]:
 
 
 def benchmark_files(plan: Plan) -> list[Path]:
-    """Return the benchmark files whose texts must not be trained on, sorted.
-
-    The setting `corpus.decontaminate` names them; a folder stands for the files of SUFFIXES below it.
+    """Return the benchmark files of the setting `corpus.decontaminate`, sorted; a folder stands for files of SUFFIXES.
 
     Raises UserError for a path that is no regular file, and for a folder without such files.
     """
@@ -84,7 +81,7 @@ def benchmark_files(plan: Plan) -> list[Path]:
 
 
 def _files_of(path: Path) -> list[Path]:
-    """Return the regular file at a path, or the files of SUFFIXES below a folder; empty where there is none."""
+    """Return the regular file at a path, or the files of SUFFIXES below a folder; empty if there is none."""
     if path.is_dir():
         return sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES and file.is_file())
     is_regular = path.exists() and not irregular(path)
@@ -92,9 +89,9 @@ def _files_of(path: Path) -> list[Path]:
 
 
 def screened_rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
-    """Hash the documents of a shard and look for passages of the benchmark files in them. Memory: those passages.
+    """Hash the documents of a shard, and find passages of the benchmark files in them.
 
-    Raises UserError where a benchmark file is damaged or cannot be read.
+    Raises UserError if a benchmark file is damaged or cannot be read.
     """
     hashed_files = tuple(_HashedFile(file, file_hash(file)) for file in benchmark_files(worker.plan))
     return PartRows(_screened(worker.plan, shard, _benchmark_texts(hashed_files)))
@@ -103,7 +100,7 @@ def screened_rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
 def _screened(plan: Plan, shard: str, benchmarks: "_BenchmarkTexts") -> Iterator[pl.DataFrame]:
     """Yield a row per document of a shard: the hash of its text, and the benchmark file that shares a passage with it.
 
-    benchmarks: the texts that documents are compared with; `benchmark` is null where a document shares none.
+    benchmarks: the texts with which documents are compared; `benchmark` is null if a document shares no passage.
     """
     for documents in raw_shards.documents(plan, shard):
         for batch in documents.iter_slices(SCREENED_AT_ONCE):
@@ -118,7 +115,7 @@ def _screened(plan: Plan, shard: str, benchmarks: "_BenchmarkTexts") -> Iterator
 
 
 class _HashedFile(NamedTuple):
-    """A benchmark file with the hash of its content, which may be remembered from an earlier look at it."""
+    """A benchmark file with the hash of its content, which may be cached."""
 
     path: Path
     content_hash: str
@@ -140,7 +137,7 @@ class _BenchmarkTexts:
     def files_of(self, documents: list[str]) -> list[str | None]:
         """Return for each document the name of the first benchmark file with which it shares a passage, else None."""
         file_of_document: dict[int, str] = {}
-        matches = self._passages.found_in(documents)  # numbers of a document and of a benchmark text in each row
+        matches = self._passages.found_in(documents)  # (index of a document, index of a benchmark text)
         for document, benchmark_text in matches.iter_rows():
             file_of_document.setdefault(document, self._file_names[benchmark_text])
         return [file_of_document.get(document) for document in range(len(documents))]
@@ -148,7 +145,7 @@ class _BenchmarkTexts:
 
 @lru_cache(maxsize=1)  # every shard is compared with the same files
 def _benchmark_texts(files: tuple[_HashedFile, ...]) -> _BenchmarkTexts:
-    """Read the benchmark files. Raises UserError for a file whose content is not that of its hash."""
+    """Read the benchmark files. Raises UserError for a file whose content has another hash."""
     paths = [file.path for file in files]
     damaged = changed_unseen(paths)
     if damaged is not None:
@@ -159,15 +156,12 @@ def _benchmark_texts(files: tuple[_HashedFile, ...]) -> _BenchmarkTexts:
 def question_texts(file: Path) -> list[str]:
     """Return the questions of a benchmark file, with which a document must not share a passage.
 
-    Of JSON and of JSON lines these are all strings but those of fields such as "answer" (NOT_ASKED). Of any other text
-    file they are its lines, without tags.
+    In JSON and JSON lines they are all strings except in fields such as "answer" (NOT_ASKED); in any other text file
+    the lines, without tags.
 
-    Raises UserError for a file that is no text in UTF-8, and for one of JSON that cannot be read as such.
+    Raises UserError for a file that is no text in UTF-8, or looks like JSON and cannot be read.
     """
-    try:
-        content = text_of(file)
-    except (OSError, ValueError) as error:
-        raise UserError(f"corpus.decontaminate: {file} cannot be read as text ({error}); name text files") from error
+    content = _content(file)
     lines = [line for line in content.split("\n") if line.strip()]
     questions = _question_strings([content])  # the file as one JSON value
     if questions is None:
@@ -179,8 +173,16 @@ def question_texts(file: Path) -> list[str]:
     return [TAG.sub(" ", line) for line in lines]
 
 
+def _content(file: Path) -> str:
+    """Read a benchmark file. Raises UserError if it is no text in UTF-8."""
+    try:
+        return text_of(file)
+    except (OSError, ValueError) as error:
+        raise UserError(f"corpus.decontaminate: {file} cannot be read as text ({error}); name text files") from error
+
+
 def _question_strings(records: Sequence[str]) -> list[str] | None:
-    """Return the strings of JSON values but those of answers; None where a record is no JSON, or too deep to read."""
+    """Return the strings of JSON values, without answers; None if a record is no JSON, or nested too deeply to read."""
     strings: list[str] = []
     try:
         for record in records:
@@ -191,7 +193,7 @@ def _question_strings(records: Sequence[str]) -> list[str] | None:
 
 
 def _strings(value: Any) -> Iterator[str]:
-    """Yield the strings in a JSON value, however deep, but those of fields that hold no question (NOT_ASKED)."""
+    """Yield the strings in a JSON value, however deep, except in fields that hold no question (NOT_ASKED)."""
     if isinstance(value, str):
         yield value.encode("utf-8", "ignore").decode()  # half a character is in no document
     elif isinstance(value, list):
@@ -225,16 +227,16 @@ READS = (raw_shards.NAME, NAME)
 
 
 def inputs(output: TableOutput) -> InputsOf:
-    """Return a function from a shard to the versions of its documents, and of its rows here, where it has some.
+    """Return a function from a shard to the versions of its documents and of its removed documents.
 
-    It is for the stages that read `documents`.
+    Stages that read `documents` use it.
     """
     lake = output.plan.lake
     return versions({"raw_shards": lake.table(raw_shards.NAME)}, over_all=lake.table(NAME))
 
 
 def documents(plan: Plan, shard: str) -> Iterator[pl.DataFrame]:
-    """Yield the documents of a shard that stay, in their order, with the columns of `raw_shards.documents`.
+    """Yield the documents of a shard that are not removed, in their order, with the columns of `raw_shards.documents`.
 
     Raises MissingPart, DamagedPart.
     """
@@ -251,15 +253,14 @@ def settings(plan: Plan, lane: None) -> Mapping[str, Any]:
 def rows(worker: Worker, output: TableOutput, part: str) -> PartRows:
     """Return the documents of all shards that are removed: copies of others, and texts of benchmarks.
 
-    Each is a row, and a rejection of its shard. DuckDB compares them on disk. The fields `rejected` and `facts` of the
-    result are complete when its frames were read.
+    Each is also a rejection of its shard. `rejected` and `facts` are complete when the frames of the result were read.
     """
     removal = _Removal(output)
     return PartRows(removal.frames(), rejected=removal.rejected, facts={BY_SHARD: removal.by_shard})
 
 
 class _Removal:
-    """The choice of the documents that are removed, over all shards: `frames` yields them and fills two other results.
+    """The choice of the documents that are removed, over all shards: `frames` yields them and fills two more results.
 
     - `rejected`: removed documents, by (shard, reason)
     - `by_shard`: a hash of the removed digests of each shard, by which other stages see whose documents changed
@@ -273,24 +274,14 @@ class _Removal:
         self._output = output
 
     def frames(self) -> Iterator[pl.DataFrame]:
-        """Yield rows for the removed documents, sorted by shard and digest; count them in `rejected` and `by_shard`.
-
-        DuckDB compares and sorts on disk, so memory does not grow with the corpus.
-        """
-        plan = self._output.plan
+        """Yield rows for the removed documents, sorted by shard and digest; count them in `rejected` and `by_shard`."""
         schema = self._output.stage.schema
-        files = plan.lake.table(SCREENED_NAME).all_files()
+        files = self._output.plan.lake.table(SCREENED_NAME).all_files()
         if not files:
             return
-        with TemporaryDirectory() as spilled, in_memory() as connection:
-            connection.execute(f"SET temp_directory = {quoted(spilled)}")
-            # Creates `removed`: a row for each document that is a copy of another, or holds a passage of a benchmark.
-            run_sql(connection, SQL, {"files": files, "deduplicate": plan.settings.corpus.deduplicate})
-            batches = connection.sql("FROM removed ORDER BY shard, digest").to_arrow_reader(REMOVED_AT_ONCE)
-            for batch in batches:
-                frame = pl.DataFrame(batch)
-                self._count(frame)
-                yield frame.select(schema.names()).cast(schema)
+        for frame in _removed(files, self._output.plan.settings.corpus.deduplicate):
+            self._count(frame)
+            yield frame.select(schema.names()).cast(schema)
 
     def _count(self, removed: pl.DataFrame) -> None:
         """Count a batch of removed documents in `rejected`, and add their digests to the hashes in `by_shard`."""
@@ -299,6 +290,20 @@ class _Removal:
             name = str(shard)
             digests = rows_of_shard["digest"].to_list()
             self.by_shard[name] = fingerprint([self.by_shard.get(name), digests])
+
+
+def _removed(files: Sequence[str], deduplicate: bool) -> Iterator[pl.DataFrame]:
+    """Yield the documents that are copies of others or hold a passage of a benchmark, sorted by shard and digest.
+
+    DuckDB compares and sorts on disk, so memory does not grow with the corpus.
+
+    files: the Parquet files of the screened documents. deduplicate: whether copies are removed.
+    """
+    with TemporaryDirectory() as spilled, in_memory() as connection:
+        connection.execute(f"SET temp_directory = {quoted(spilled)}")
+        run_sql(connection, SQL, {"files": files, "deduplicate": deduplicate})  # creates `removed`
+        for batch in connection.sql("FROM removed ORDER BY shard, digest").to_arrow_reader(REMOVED_AT_ONCE):
+            yield pl.DataFrame(batch)
 
 
 STAGE = Stage(

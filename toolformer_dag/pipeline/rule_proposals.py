@@ -1,4 +1,4 @@
-"""rule_proposals: calls that a lane's rule proposes: a pattern of the settings, or the tool's own `propose`."""
+"""rule_proposals: propose calls by a rule: a pattern of the settings, or the tool's method `propose`."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -25,35 +25,36 @@ def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
 
 
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
-    """Return the calls that a tool's rule proposes for the texts of a shard, each before the token that it names.
+    """Return the calls that a tool's rule proposes for the texts of a shard, each before its token.
 
-    The rule is a pattern of the settings, or the tool's own method `propose`.
-
-    Rejected: over_budget (texts that cost the rule too much work); and what `placed_at_tokens` rejects: inside_a_token
-    (no token begins at that character), and the reasons of `parse_call`. Raises ToolDown where the rule fails.
+    Rejected: over_budget (texts that cost the rule too much work), inside_a_token (no token begins at the character),
+    and the reasons of `parse_call`. Raises ToolDown if the rule fails.
     """
-    lane = output.lane
     rejected: Rejected = Counter()
     calls: list[UnplacedCall] = []
     texts = output.lane_table("heuristic_subset").read(shard)
-    for row in texts.select(*TEXT_KEY, "offset", "text", "context").iter_rows(named=True):
+    for text in texts.select(*TEXT_KEY, "offset", "text", "context").iter_rows(named=True):
         try:
-            proposals = lane.sources.propose(lane.tool, row["text"], row["context"])
+            calls += _proposed_calls(output.lane, text)
         except OverBudget:
             rejected[shard, "over_budget"] += 1
-            continue
-        for proposal in dict.fromkeys(proposals):  # equal proposals once, in their order
-            calls.append(
-                UnplacedCall(
-                    **row,
-                    source=RULE,
-                    char_offset=row["offset"] + proposal.offset,
-                    input=proposal.input,
-                    words=proposal.words or None,
-                )
-            )
     placed = placed_at_tokens(worker, output, unplaced(calls))
     return PartRows([placed.rows], rejected=rejected + placed.rejected)
+
+
+def _proposed_calls(lane: Lane, text: Mapping[str, Any]) -> list[UnplacedCall]:
+    """Return the distinct calls that the rule proposes for a text (a row of heuristic_subset). Raises OverBudget."""
+    proposals = lane.sources.propose(lane.tool, text["text"], text["context"])
+    return [
+        UnplacedCall(
+            **text,
+            source=RULE,
+            char_offset=text["offset"] + proposal.offset,
+            input=proposal.input,
+            words=proposal.words or None,
+        )
+        for proposal in dict.fromkeys(proposals)
+    ]
 
 
 STAGE = Stage(

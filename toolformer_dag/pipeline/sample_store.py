@@ -1,4 +1,4 @@
-"""What the model computed when it was asked for calls, stored once: p_i at every position of a text, and samples.
+"""Store what the model computes to propose calls: p_i at every position of a text, and samples.
 
 p_i is the probability that a call begins before token x_i (paper, section 2, "Sampling"). A sample is what the model
 writes after ` [` there, up to the closing bracket. tau_s, k and m (lane settings) only choose among positions and say
@@ -126,47 +126,52 @@ class SampleStore:
     """The row stores of positions and samples of one lane, under one model, prompt and sampling."""
 
     def __init__(self, worker: Worker, lane: Lane, *, prompt: str | None = None, prefix: str = "") -> None:
-        """Open the two row stores of a lane (a tool with its thresholds): `positions` and `samples`.
-
-        A row store keeps computed rows by key, under a hash of the settings that determine them: here the model, the
-        prompt and the sampling.
+        """Open the two row stores of a lane (a tool with its settings): `positions` and `samples`.
 
         prompt: the prompt for sampling; default: that of the lane's tool.
-        prefix: put before the names, so that calls after others are kept apart: "chained_" gives chained_positions.
+        prefix: put before the names of the stores: "chained_" gives chained_positions.
         """
         self.prompt = lane.tool.prompt if prompt is None else prompt
         self._lane = lane
         self._max_call_tokens = worker.plan.settings.sampling.max_call_tokens
         self._positions_per_text = lane.k
-        folder = f"{lane.tool.key}/{prefix}"
-        position_settings = positions_identity(worker.plan, self.prompt)
-        self.positions = worker.rows(f"{folder}positions", position_settings, ("text_digest",), POSITIONS)
-        sample_settings = samples_identity(worker.plan, self.prompt)
-        self.samples = worker.rows(f"{folder}samples", sample_settings, SAMPLE_KEY, SAMPLES)
+        self.positions = worker.rows(
+            f"{lane.tool.key}/{prefix}positions",
+            positions_identity(worker.plan, self.prompt),
+            ("text_digest",),
+            POSITIONS,
+        )
+        self.samples = worker.rows(
+            f"{lane.tool.key}/{prefix}samples", samples_identity(worker.plan, self.prompt), SAMPLE_KEY, SAMPLES
+        )
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the two row stores."""
+        return [self.positions.name, self.samples.name]
 
     def requested(self, texts: pl.DataFrame) -> RequestedSamples:
-        """Return the positions and samples that the lane's settings ask for in `texts`, stored or not.
+        """Return the positions and samples that the lane's settings request of `texts`, stored or not.
 
-        p_i is the probability that the model starts a call at position i. The settings are tau_s, the least p_i of a
-        position; k, the most positions of a text; and m, the samples at each of them. Positions follow from the stored
-        p_i, so a text without p_i has none yet: it is among `unmeasured_texts` of the result.
+        Of each text they are the k positions with the highest p_i above tau_s, with m samples each. A text without
+        stored p_i has no positions yet: it is in `unmeasured_texts` of the result.
 
         texts: text_digest, text and other columns.
         """
         measured = self.positions.stored(texts)
         positions = pl.DataFrame(list(self._chosen(measured, texts)), schema=CHOSEN, orient="row")
-        unmeasured = texts.join(measured, on="text_digest", how="anti", maintain_order="left")
-        # Texts that the engine refused have no p_i either, and need none.
-        unmeasured = unmeasured.join(self.refused(texts), on="text_digest", how="anti", maintain_order="left")
         numbers = pl.DataFrame({"sample": range(self._lane.m)}, schema={"sample": pl.Int32()})
         keys = positions.select("text_digest", "position").join(numbers, how="cross")
-        return RequestedSamples(positions=positions, keys=keys, unmeasured_texts=unmeasured)
+        return RequestedSamples(positions=positions, keys=keys, unmeasured_texts=self._unmeasured(texts, measured))
+
+    def _unmeasured(self, texts: pl.DataFrame, measured: pl.DataFrame) -> pl.DataFrame:
+        """Return the texts whose p_i have to be computed: not `measured`, and not refused by the engine."""
+        without = texts.join(measured, on="text_digest", how="anti", maintain_order="left")
+        return without.join(self.refused(texts), on="text_digest", how="anti", maintain_order="left")
 
     def refused(self, texts: pl.DataFrame) -> pl.DataFrame:
-        """Return (text_digest, reason) of the `texts` that the engine refused, with a reason such as does_not_fit.
-
-        Such a text has a row among the samples, with REFUSED as its position.
-        """
+        """Return (text_digest, reason) of the `texts` that the engine refused, with a reason such as does_not_fit."""
+        # Such a text has one row among the samples.
         keys = texts.select(
             "text_digest",
             position=pl.lit(REFUSED, pl.Int32()),
@@ -180,62 +185,56 @@ class SampleStore:
         return 2 * text_tokens + self._positions_per_text * self._lane.m * self._max_call_tokens
 
     def append(self, requests: Sequence[ProposalRequest], proposals: Sequence[Proposal]) -> int:
-        """Store the proposal that the engine made for each request, and return the number of new samples.
-
-        A proposal holds samples, and p_i where the request had none; or the reason why the engine refused the text.
-        """
+        """Store the engine's proposal for each request; return the number of new samples."""
         samples: list[StoredSample] = []
         refused: list[StoredSample] = []
         measured: list[MeasuredText] = []
         for request, proposal in zip(requests, proposals, strict=True):
-            digest = request.digest
-            for sample in proposal.samples:
-                samples.append(StoredSample(digest, sample.position, sample.sample, sample.body, sample.reason))
+            samples += _samples_of(request, proposal)
             if proposal.reason is not None:
-                refused.append(StoredSample(digest, REFUSED, 0, None, proposal.reason))
+                refused.append(_refusal(request, proposal.reason))
             elif request.probabilities is None:
-                measured.append(MeasuredText(digest, proposal.probabilities, proposal.offsets))
+                measured.append(MeasuredText(request.digest, proposal.probabilities, proposal.offsets))
         self.samples.append(pl.DataFrame([*samples, *refused], schema=SAMPLES, orient="row"))
         # Positions come last: where they are stored, the samples of an interrupted run are stored as well.
         self.positions.append(pl.DataFrame(measured, schema=POSITIONS, orient="row"))
         return len(samples)
 
     def _chosen(self, measured: pl.DataFrame, texts: pl.DataFrame) -> Iterator[ChosenPosition]:
-        """Yield the positions of each text at which calls are sampled, in the order of the text.
+        """Yield the positions at which calls are sampled: of each text the k with the highest p_i above tau_s.
 
-        They are the k positions with the highest p_i (probability of a call) above the threshold tau_s. A position is
-        the index of a token, before which a call is sampled. The call is written before the character `char`, which may
-        lie before white space that the token begins with. The window of its losses begins at `judged_position`.
-
-        measured: rows of POSITIONS, the stored p_i. texts: text_digest and text of at least the same texts.
+        measured: the stored p_i (POSITIONS). texts: text_digest and text of at least the same texts.
         """
-        tau_s = self._lane.tau_s
         text_of = dict(texts.select("text_digest", "text").iter_rows())
-        for digest, stored_probabilities, offsets in _measured_texts(measured):
-            text = text_of[digest]
-            # p_i becomes 0 where no call may stand before the token.
-            probabilities = without_other_tokens(text, offsets, stored_probabilities, tau_s)
-            for token in select_positions(probabilities, tau_s, self._lane.k):
-                place = place_of_token(text, offsets, token)
-                assert place is not None  # without_other_tokens leaves out the tokens without a place
-                yield ChosenPosition(
-                    text_digest=digest,
-                    position=token,
-                    p_api=float(probabilities[token]),
-                    char=place.offset,
-                    judged_position=place.position,
-                )
+        for measured_text in _measured_texts(measured):
+            yield from self._chosen_in_text(text_of[measured_text.text_digest], measured_text)
+
+    def _chosen_in_text(self, text: str, measured: MeasuredText) -> Iterator[ChosenPosition]:
+        """Yield the positions of a text at which calls are sampled, in the order of the text."""
+        tau_s = self._lane.tau_s
+        # p_i becomes 0 where no call may stand before the token.
+        probabilities = without_other_tokens(text, measured.offsets, measured.probabilities, tau_s)
+        for token in select_positions(probabilities, tau_s, self._lane.k):
+            call_place = place_of_token(text, measured.offsets, token)
+            assert call_place is not None  # without_other_tokens leaves out the tokens without a place
+            yield ChosenPosition(
+                text_digest=measured.text_digest,
+                position=token,
+                p_api=float(probabilities[token]),
+                char=call_place.offset,
+                judged_position=call_place.position,
+            )
 
 
 class ChainedSampleStore(SampleStore):
-    """The row stores for calls that are made after other calls. `requested` gets places (PLACES) in place of texts."""
+    """The row stores for calls that are made after other calls. `requested` takes places (PLACES) instead of texts."""
 
     def __init__(self, worker: Worker, lane: Lane) -> None:
         super().__init__(worker, lane, prompt=lane.chain_prompt, prefix="chained_")
         self._positions_per_text = 1
 
     def _chosen(self, measured: pl.DataFrame, texts: pl.DataFrame) -> Iterator[ChosenPosition]:
-        """Yield the places at which a further call is sampled: its probability is above the threshold tau_s.
+        """Yield the places at which a further call is sampled, because its probability is above the threshold tau_s.
 
         measured: rows of POSITIONS. A place is a single position, right after the earlier calls: it has the number 0.
         """
@@ -249,6 +248,19 @@ class ChainedSampleStore(SampleStore):
                     char=int(offsets[0]),
                     judged_position=0,
                 )
+
+
+def _samples_of(request: ProposalRequest, proposal: Proposal) -> list[StoredSample]:
+    """Return the samples of a proposal as they are stored."""
+    return [
+        StoredSample(request.digest, sample.position, sample.sample, sample.body, sample.reason)
+        for sample in proposal.samples
+    ]
+
+
+def _refusal(request: ProposalRequest, reason: str) -> StoredSample:
+    """Return the row of a text that the engine refused."""
+    return StoredSample(request.digest, position=REFUSED, sample=0, body=None, reason=reason)
 
 
 def _measured_texts(frame: pl.DataFrame) -> Iterator[MeasuredText]:

@@ -1,4 +1,4 @@
-"""scored_candidates: where the model would call the tool, and what it would ask (paper, section 2, "Sampling").
+"""scored_candidates: sample calls of the tool where the model would make them (paper, section 2, "Sampling").
 
 p_i is the probability that the model starts a call at position i of a text. Sampling takes the up to k positions with
 the highest p_i above the threshold tau_s, and lets the model write m calls at each of them.
@@ -48,6 +48,7 @@ from toolformer_dag.pipeline.sample_store import (
     SampleStore,
     samples_identity,
 )
+from toolformer_dag.pipeline.work_counts import EngineMeter
 from toolformer_dag.settings.tool_settings import MODEL
 from toolformer_dag.texts import call_places
 from toolformer_dag.texts.arguments import BadArguments, read_arguments, write_arguments
@@ -56,7 +57,7 @@ from toolformer_dag.texts.calls import Call, MalformedCall, fault, parse_call
 from toolformer_dag.texts.chains import chain_text, read_chain
 
 PARSING = 4
-"""Raised when `parsed_call` takes the same bodies otherwise; no sample is computed again."""
+"""Raised when `parsed_call` parses the same bodies differently; no sample is computed again."""
 PARSED = pl.Schema({"body": pl.String(), "input": pl.String(), "malformed": pl.String()})
 """A body that was sampled, as `ParsedCall` describes it."""
 
@@ -65,7 +66,7 @@ def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
     """Return what the sampled calls depend on, apart from the texts; a change makes the table out of date.
 
     lane: a tool with its settings, here tau_s (the least p_i of a position), k (positions per text) and m (samples per
-        position). A JSON schema of the tool's arguments counts where it has one.
+        position).
     """
     schema = lane.tool.schema
     named_arguments = {} if schema is None else {"arguments": fingerprint(schema)}
@@ -102,32 +103,33 @@ def chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed) ->
 
 
 def planned_samples(worker: Worker, store: SampleStore, texts: pl.DataFrame, claimed: Claimed) -> Planned:
-    """Plan what the model has to compute for a shard's texts: cut the texts that lack something into chunks.
+    """Plan what the model has to compute for a shard's texts, in chunks: p_i or samples that `store` lacks.
 
-    A text lacks p_i (the probability of a call at every position), or samples at the positions that tau_s and k choose
-    from these. Both are kept in `store`; only what is missing there is planned. The result also counts what is to be
-    computed and what is reused.
+    p_i is the probability of a call at position i; samples are drawn at the positions that tau_s and k choose by p_i.
 
     texts: text_digest and text of distinct texts, or PLACES for a ChainedSampleStore.
-    claimed: texts that earlier shards of this run plan already. They are not planned again; the planned ones are added.
+    claimed: texts that earlier shards of this run plan already. They are left out; the planned ones are added.
     """
     requested = store.requested(texts)
     missing_samples = store.samples.missing(requested.keys)
     stored_samples = requested.keys.join(missing_samples, on=SAMPLE_KEY, how="anti")
-    texts_to_plan = claim(claimed, store.samples.name, _incomplete_texts(requested, missing_samples))
-
-    # Of a text without p_i nothing at all is stored; `text_chunks` reads that from the column `whole`.
-    unmeasured = requested.unmeasured_texts["text_digest"]
-    texts_to_plan = texts_to_plan.with_columns(whole=pl.col("text_digest").is_in(unmeasured.implode()))
-    unmeasured_count = texts_to_plan.filter("whole").height
+    to_plan = claim(claimed, store.samples.name, _incomplete_texts(requested, missing_samples))
+    to_plan = _with_whole(to_plan, requested)
 
     with_tokens = texts.with_columns(tokens=store.estimated_tokens())
-    batches = text_chunks(with_tokens, texts_to_plan, *chunk_limits(worker.plan, "proposer"))
+    batches = text_chunks(with_tokens, to_plan, *chunk_limits(worker.plan, "proposer"))
+    unmeasured_count = to_plan.filter("whole").height
     work = Work(
         computed=Counter(texts=unmeasured_count),
         reused=Counter(texts=texts.height - unmeasured_count, samples=stored_samples.height),
     )
     return Planned([_chunk(store, batch, stored_samples) for batch in batches], work)
+
+
+def _with_whole(texts: pl.DataFrame, requested: RequestedSamples) -> pl.DataFrame:
+    """Add the column `whole`, which `text_chunks` reads: nothing of the text is stored, not even its p_i."""
+    unmeasured = requested.unmeasured_texts["text_digest"]
+    return texts.with_columns(whole=pl.col("text_digest").is_in(unmeasured.implode()))
 
 
 def _incomplete_texts(requested: RequestedSamples, missing_samples: pl.DataFrame) -> pl.DataFrame:
@@ -138,7 +140,7 @@ def _incomplete_texts(requested: RequestedSamples, missing_samples: pl.DataFrame
 
 
 def _chunk(store: SampleStore, texts: pl.DataFrame, stored_samples: pl.DataFrame) -> Chunk:
-    """Return a chunk of work: `texts` (with their estimated `tokens`), and what is stored of them already."""
+    """Return a chunk of work: `texts` (with their estimated `tokens`), and what is already stored of them."""
     payload = TextChunk(
         texts=texts.drop("tokens"),
         measured=store.positions.stored(texts.select("text_digest")),
@@ -148,84 +150,70 @@ def _chunk(store: SampleStore, texts: pl.DataFrame, stored_samples: pl.DataFrame
 
 
 def compute(worker: Worker, output: TableOutput, chunk: TextChunk) -> Work:
-    """Compute what the texts of a chunk lack, p_i or samples, and store it."""
+    """Compute the p_i or samples that the texts of a chunk lack, and store them."""
     return compute_samples(worker, output.lane, SampleStore(worker, output.lane), chunk)
 
 
 def compute_samples(worker: Worker, lane: Lane, store: SampleStore, chunk: TextChunk) -> Work:
-    """Let the model compute the p_i and the samples that the texts of a chunk lack, and append them to the row stores.
+    """Compute the p_i and samples that the texts of a chunk lack, and append them to the row stores.
 
-    lane: a tool with its sampling settings: tau_s (the least p_i of a position), k (positions per text) and m (samples
-        per position).
-    store: the row stores to append to; a ChainedSampleStore for calls that are made after other calls.
+    lane: a tool with its settings: tau_s (the least p_i of a position), k (positions per text) and m (samples per
+        position).
 
     Returns the tokens that went through the model, the number of new samples, and the backend that the model ran on.
     """
-    plan = worker.plan
     engine = worker.engine("proposer")
+    meter = EngineMeter(engine)
     requests = _requests(chunk)
-    tokens_before = Counter(engine.counts.as_dict())
     proposals = engine.propose(
         store.prompt,
         requests,
         tau_s=lane.tau_s,
         k=lane.k,
         m=lane.m,
-        sampling=plan.settings.sampling,
-        finetuned=plan.start is not None,
+        sampling=worker.plan.settings.sampling,
+        finetuned=worker.plan.start is not None,
     )
-    sample_count = store.append(requests, proposals)
-    return Work(
-        tokens=Counter(engine.counts.as_dict()) - tokens_before,
-        computed=Counter(samples=sample_count),
-        backends=frozenset({engine.backend.identity}),
-    )
+    return meter.work(samples=store.append(requests, proposals))
 
 
 def _requests(chunk: TextChunk) -> list[ProposalRequest]:
-    """Return a request to the engine for each text of a chunk, with what is stored of the text already.
-
-    In a request, `probabilities` are the stored p_i, or None where they have to be computed; `stored` are the
-    (position, sample) that need not be drawn again.
-
-    A chunk holds either plain texts, or texts with earlier calls (PLACES) after which another call is sampled. The
-    latter have the columns `before` (the earlier calls, as JSON) and `position` (where these stand in the text).
-    """
+    """Return a request to the engine for each text of a chunk, with what is stored of the text."""
     probabilities_of = dict(zip(chunk.measured["text_digest"], chunk.measured["probabilities"], strict=True))
     stored_of = chunk.stored_samples.rows_by_key("text_digest")  # digest -> (position, sample)
     requests = []
     for row in chunk.texts.iter_rows(named=True):
         digest = row["text_digest"]
-        probabilities = probabilities_of.get(digest)
-        earlier_calls = read_chain(row.get("before"))  # none for a plain text
-        requests.append(
-            ProposalRequest(
-                text=row["text"],
-                digest=digest,
-                probabilities=None if probabilities is None else probabilities.to_numpy(),
-                stored=frozenset(stored_of.get(digest, ())),
-                calls=chain_text(earlier_calls),
-                behind=row.get("position", 0),
-            )
-        )
+        requests.append(_request(row, probabilities_of.get(digest), frozenset(stored_of.get(digest, ()))))
     return requests
 
 
+def _request(
+    row: Mapping[str, Any], probabilities: pl.Series | None, stored: frozenset[tuple[int, int]]
+) -> ProposalRequest:
+    """Return the request for a text, or for a place after calls (a row of PLACES).
+
+    probabilities: the stored p_i; None where they have to be computed.
+    stored: (position, sample) of the samples that need not be drawn again.
+    """
+    return ProposalRequest(
+        text=row["text"],
+        digest=row["text_digest"],
+        probabilities=None if probabilities is None else probabilities.to_numpy(),
+        stored=stored,
+        calls=chain_text(read_chain(row.get("before"))),  # a plain text has no earlier calls
+        behind=row.get("position", 0),
+    )
+
+
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
-    """Return the rows of a shard from what is stored: a row per sample of each of its texts.
+    """Return a row per stored sample of each text of a shard: a call, or why the sample is discarded.
 
-    A row is a sampled call, or a discarded sample with its reason:
-    - no_end: the model did not close the brackets
-    - other_tool: a call of another tool
-    - the reasons of `parse_call` and `read_arguments`: no call that can be read
+    Reasons: no_end (the brackets are not closed), other_tool, and those of `parse_call` and `read_arguments`. Only
+    counted are texts without a position (no_position), texts that the engine refused (does_not_fit, not_finite, empty),
+    and samples without a position among the judge's tokens (inside_a_token).
 
-    Without a row, and only counted, are
-    - texts in which no position was chosen (no_position), and texts that the engine refused (does_not_fit, not_finite,
-      empty)
-    - samples that have no place among the judge's tokens (inside_a_token, see `_at_tokens_of_judge`), where the model
-      that draws the samples is another than the judge, which computes the losses
-
-    Raises StorageError where samples were damaged since they were computed.
+    Raises StorageError if samples were damaged since they were computed.
     """
     subset = output.lane_table("heuristic_subset").read(shard)
     texts = _distinct_texts(subset)
@@ -239,19 +227,15 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
         table, dropped = _at_tokens_of_judge(worker, table)
         rejected += dropped
     table = table.select(output.stage.schema.names()).sort(CALL_KEY)
-    return PartRows(
-        frames=[table],
-        rejected=counted(table) + rejected,
-        stores=[store.positions.name, store.samples.name],
-    )
+    return PartRows(frames=[table], rejected=counted(table) + rejected, stores=store.names)
 
 
 def _rows_of_texts(subset: pl.DataFrame, positions: pl.DataFrame, samples: pl.DataFrame) -> pl.DataFrame:
-    """Return a row per text of `subset` and sample; a text that stands in several documents has its samples in each.
+    """Return a row per text and sample; a text that stands in several documents has its samples in each.
 
     subset: the texts of a shard (heuristic_subset).
-    positions: (text_digest, position, judged_position, char, p_api), the chosen positions of each distinct text.
-    samples: (text_digest, position, sample, body, reason, input, malformed), see `_with_calls`.
+    positions: the chosen positions of each distinct text (CHOSEN).
+    samples: see `_with_calls`.
     """
     table = subset.join(positions, on="text_digest").join(samples, on=("text_digest", "position"))
     return table.with_columns(
@@ -269,7 +253,7 @@ def _distinct_texts(subset: pl.DataFrame) -> pl.DataFrame:
 
 
 def stored_samples(output: TableOutput, store: SampleStore, requested: RequestedSamples) -> pl.DataFrame:
-    """Return the requested samples (SAMPLES). Raises StorageError where some were damaged since they were computed."""
+    """Return the requested samples (SAMPLES). Raises StorageError if some were damaged since they were computed."""
     samples = store.samples.stored(requested.keys)
     missing_samples = requested.keys.height - samples.height
     require_whole(output, "samples", missing_samples + requested.unmeasured_texts.height)
@@ -279,8 +263,8 @@ def stored_samples(output: TableOutput, store: SampleStore, requested: Requested
 def _with_calls(lane: Lane, samples: pl.DataFrame) -> pl.DataFrame:
     """Return samples (SAMPLES) with two more columns, both null where there is no body.
 
-    - input: of the call that the body is, else null
-    - malformed: why the body is no call of the lane's tool, or none that a text can hold; else null
+    - input: the input of the call, if the body is one
+    - malformed: why the body is no call of the lane's tool, or one that no text can hold
     """
     bodies = samples["body"].drop_nulls().unique()
     parsed = pl.DataFrame([parsed_call(lane, body) for body in bodies], schema=PARSED, orient="row")
@@ -291,35 +275,39 @@ class ParsedCall(NamedTuple):
     """What was written between the brackets of a call, read as a call of a lane's tool."""
 
     body: str
-    input: str | None  # named arguments in the one way in which tables write them; None where it is no call
+    input: str | None  # named arguments in the form in which tables write them; None where it is no call
     reason: str | None  # why it is no call of the tool, or a call that a text cannot hold; else None
 
 
 def parsed_call(lane: Lane, body: str) -> ParsedCall:
-    """Parse what was sampled between the brackets, such as `Calculator(1 + 2)`, as a call of the lane's tool.
+    """Parse the text between the brackets, such as `Calculator(1 + 2)`, as a call of the lane's tool.
 
-    A tool with named arguments gets them written in one way, however the model wrote them, so that equal calls have
-    equal inputs.
-
-    The result has an input, or the reason why there is none: other_tool, or those of `parse_call` and, for named
-    arguments, of `read_arguments`. Named arguments that a text cannot hold have both, with a reason of `fault`.
+    The result has an input, or the reason why there is none: other_tool, or a reason of `parse_call` or
+    `read_arguments`. Named arguments that a text cannot hold have both.
     """
-    schema = lane.tool.schema  # of named arguments; None for a tool with one plain input
     try:
         call = parse_call(body)
         if call.tool != lane.tool.name:
             return ParsedCall(body, input=None, reason="other_tool")
-        if schema is None:
-            return ParsedCall(body, input=call.input, reason=None)
-        arguments = read_arguments(call.input, schema)
+        return _parsed_arguments(lane, body, call)
     except (MalformedCall, BadArguments) as error:
         return ParsedCall(body, input=None, reason=error.reason)
-    input = write_arguments(arguments, schema)
+
+
+def _parsed_arguments(lane: Lane, body: str, call: Call) -> ParsedCall:
+    """Return a call of the lane's tool with its named arguments in one form, so that equal calls have equal inputs.
+
+    A tool with a plain input keeps it. Raises BadArguments.
+    """
+    schema = lane.tool.schema
+    if schema is None:
+        return ParsedCall(body, input=call.input, reason=None)
+    input = write_arguments(read_arguments(call.input, schema), schema)
     return ParsedCall(body, input=input, reason=fault(Call(call.tool, input)))
 
 
 def _without_positions(subset: pl.DataFrame, requested: RequestedSamples, refused: pl.DataFrame) -> Rejected:
-    """Count the texts without a position: by why the engine refused them (text_digest, reason), else no_position."""
+    """Count the texts without a position: by why the engine refused them (text_digest, reason), else as no_position."""
     without = subset.join(requested.positions, on="text_digest", how="anti")
     without = without.join(refused, on="text_digest", how="left")
     return counted(without.with_columns(pl.col("reason").fill_null("no_position")))
@@ -328,38 +316,36 @@ def _without_positions(subset: pl.DataFrame, requested: RequestedSamples, refuse
 def places_of_judge(worker: Worker, text: str) -> Callable[[int], CallPlace | None]:
     """Return a function from a character of a text to the place of a call before it, among the judge's tokens.
 
-    The judge is the model that computes the losses. The function returns None where none of its tokens begins there.
+    The judge is the model that computes the losses. The function returns None if none of its tokens begins there.
     """
     [tokens] = worker.encoding().texts([text])
     return partial(tokens.place_at, text)
 
 
 def _at_tokens_of_judge(worker: Worker, table: pl.DataFrame) -> tuple[pl.DataFrame, Rejected]:
-    """Move samples from the token positions of the model that drew them to those of the judge.
+    """Move samples to the token positions of the judge (the model that computes losses); also count the dropped ones.
 
-    The judge is the model that computes losses; its tokenizer may cut texts at other characters. Returns `table` with
-    `position` and `char_offset` of the judge, and a count of the dropped samples by (shard, inside_a_token). A sample
-    is dropped where no token of the judge begins at its character, or where an earlier row has the same key by then.
+    A sample is dropped as inside_a_token where no token of the judge begins at its character, or where an earlier
+    sample has the same key after the move.
 
     table: text, offset (of the text in its document), char (of the call in its text), and the columns of STAGE.
     """
-    # For each text, a function from a character to the place of a call before it, or None.
+    table = _with_places_of_judge(worker, table)
+    is_kept = pl.col("position").is_not_null() & pl.struct(CALL_KEY).is_first_distinct()
+    dropped = table.filter(~is_kept).with_columns(reason=pl.lit("inside_a_token"))
+    return table.filter(is_kept), counted(dropped)
+
+
+def _with_places_of_judge(worker: Worker, table: pl.DataFrame) -> pl.DataFrame:
+    """Set `position` and `char_offset` of samples by the judge's tokens; null where none begins at their character."""
     place_in = {text: places_of_judge(worker, text) for text in table["text"].unique()}
-    positions = []
-    chars = []
-    for text, char in table.select("text", "char").iter_rows():
-        place = place_in[text](char)
-        positions.append(None if place is None else place.position)
-        chars.append(None if place is None else place.offset)
-    table = table.with_columns(
+    places_of_calls = [place_in[text](char) for text, char in table.select("text", "char").iter_rows()]
+    positions = [call_place and call_place.position for call_place in places_of_calls]
+    chars = [call_place and call_place.offset for call_place in places_of_calls]
+    return table.with_columns(
         position=pl.Series(positions, dtype=pl.Int32),
         char_offset=pl.col("offset") + pl.Series(chars, dtype=pl.Int64),
     )
-    has_place = pl.col("position").is_not_null()
-    is_first_of_key = pl.struct(CALL_KEY).is_first_distinct()
-    kept = has_place & is_first_of_key
-    dropped = table.filter(~kept).with_columns(reason=pl.lit("inside_a_token"))
-    return table.filter(kept), counted(dropped)
 
 
 STAGE = Stage(

@@ -1,6 +1,7 @@
-"""Scored calls of a lane as its filter and its control read them: with the score as delta; and what calls cost."""
+"""Read the scored calls of a lane (a tool with its settings) with their score as delta, and what calls cost."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -12,11 +13,12 @@ from toolformer_dag.computing.plan import Lane, Plan
 from toolformer_dag.computing.stage import InputsOf
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.queries import in_memory, quoted, rows, run_sql
+from toolformer_dag.lake.table import Table
 from toolformer_dag.method.decision_sql import COST_FRONTIER, JUDGED
 from toolformer_dag.method.scoring import COSTS, IDENTITY, calls_query, kept_as, reads_cost
 
 COST_VERSION = "costs"
-"""The input that tells the files of results: costs are no part of their version."""
+"""The input that holds a hash of the files of results: costs are no part of their version."""
 COST_TABLES = """
 texts AS (SELECT tool, shard, digest, segment, context FROM read_parquet([{texts}], hive_partitioning = false)),
 tool_costs AS (
@@ -35,26 +37,32 @@ def settings(lane: Lane) -> Mapping[str, Any]:
 
 
 def reads(lane: Lane) -> tuple[LaneTable, ...]:
-    """Return the tables that hold what calls cost, those after others too; none where the score does not read it."""
+    """Return the tables that hold what calls cost, chained calls included; none if the score does not read costs."""
     return _result_tables(lane) if reads_cost(lane.scores) else ()
 
 
 def inputs(plan: Plan, lane: Lane) -> InputsOf:
     """Return a function from a shard to `{COST_VERSION: hash}`, which changes where the costs of its calls may have.
 
-    Costs are no part of the version of a table of tool results, so the hash is over the hashes of its files. The
-    mapping is empty where the score of the lane (a tool with its thresholds) does not read costs.
+    The mapping is empty if the score of the lane (a tool with its settings) does not read costs.
     """
-    tables = [plan.lane_table(lane, name) for name in reads(lane)]
+    return partial(_cost_inputs, [plan.lane_table(lane, name) for name in reads(lane)])
 
-    def inputs_of(shard: str) -> Mapping[str, Any]:
-        if not tables:
-            return {}
-        pointers = [table.whole_pointer(shard) for table in tables]
-        file_hashes = [[file.hash for file in pointer.files] if pointer else None for pointer in pointers]
-        return {COST_VERSION: fingerprint(file_hashes)}
 
-    return inputs_of
+def _cost_inputs(tables: Sequence[Table], shard: str) -> Mapping[str, Any]:
+    """Return a hash of the files of a shard in tables of tool results, since their versions leave costs out."""
+    if not tables:
+        return {}
+    file_hashes = [_file_hashes(table, shard) for table in tables]
+    return {COST_VERSION: fingerprint(file_hashes)}
+
+
+def _file_hashes(table: Table, shard: str) -> list[str] | None:
+    """Return the hashes of the files of a shard; None if it is not published."""
+    pointer = table.whole_pointer(shard)
+    if pointer is None:
+        return None
+    return [file.hash for file in pointer.files]
 
 
 def create_scored(
@@ -62,7 +70,7 @@ def create_scored(
 ) -> None:
     """Create `scored` in a database, which judged.sql reads: the calls of some shards with their score as `delta`.
 
-    parts: the shards. files: the Parquet files of the lane's scored calls in them.
+    parts: the shards. files: the Parquet files of the lane's scored calls in these shards.
     """
     connection.execute(f"CREATE TEMP {kept_as(lane.scores)} scored AS {calls(plan, lane, parts, files)}")
 
@@ -70,8 +78,8 @@ def create_scored(
 def calls(plan: Plan, lane: Lane, parts: Sequence[str], files: Sequence[str], swaps: bool = False) -> str:
     """Return the SQL query for the calls of some shards, with their score as `delta`.
 
-    parts: the shards. files: the Parquet files of the lane's scored calls; with `swaps`, of its control, in which they
-    have results of other documents.
+    parts: the shards. files: the Parquet files of the lane's scored calls; with `swaps`, of its control, where calls
+        have results of other documents.
     """
     cost_tables = _cost_tables(plan, lane, parts) if reads_cost(lane.scores) else ""
     return calls_query(files, lane.scores, cost_tables, swaps)
@@ -87,27 +95,32 @@ def scored_deltas(plan: Plan, lane: Lane) -> pl.DataFrame:
 
 
 def cost_frontier(plan: Plan, lane: Lane, tau_f: float | None) -> pl.DataFrame | None:
-    """Return the view cost_frontier of a lane: the nats that its calls gain over what they cost, by threshold.
+    """Return the view cost_frontier of a lane: by threshold, the nats that its calls gain and what they cost.
 
-    Returns None where no call has a cost. Raises MissingPart, DamagedPart.
+    Returns None if no call has a cost. Raises MissingPart, DamagedPart.
 
-    tau_f: the threshold that is applied; its row is marked `today`. None where there is none.
+    tau_f: the threshold that is applied, if any; its row is marked `today`.
     """
     if not _has_costs(plan, lane):
         return None
     parts = _parts(plan, lane)
-    cost_tables = _cost_tables(plan, lane, parts)
     with TemporaryDirectory() as spilled, in_memory() as connection:
         connection.execute(f"SET temp_directory = {quoted(spilled)}")
-        # FRONTIER_SQL reads the tables texts, tool_costs, lanes and scored. The first three are parts of a WITH clause,
-        # `cost_tables`, and become tables of the same names here.
-        connection.execute(f"CREATE TABLE texts AS WITH {cost_tables} FROM texts")
-        connection.execute(f"CREATE TABLE tool_costs AS WITH {cost_tables} FROM tool_costs")
-        applied = f"CASE WHEN tool = {quoted(lane.key)} THEN $tau_f::DOUBLE END AS tau_f"
-        connection.execute(f"CREATE TABLE lanes AS WITH {cost_tables} SELECT *, {applied} FROM lanes", {"tau_f": tau_f})
+        _create_cost_tables(connection, plan, lane, parts, tau_f)
         create_scored(connection, plan, lane, parts, _call_files(plan, lane))
         run_sql(connection, FRONTIER_SQL)
         return rows(connection, "FROM cost_frontier")
+
+
+def _create_cost_tables(
+    connection: duckdb.DuckDBPyConnection, plan: Plan, lane: Lane, parts: Sequence[str], tau_f: float | None
+) -> None:
+    """Create the tables texts, tool_costs and lanes, which FRONTIER_SQL reads; lanes has `tau_f` for this lane."""
+    cost_tables = _cost_tables(plan, lane, parts)
+    applied = f"CASE WHEN tool = {quoted(lane.key)} THEN $tau_f::DOUBLE END AS tau_f"
+    connection.execute(f"CREATE TABLE texts AS WITH {cost_tables} FROM texts")
+    connection.execute(f"CREATE TABLE tool_costs AS WITH {cost_tables} FROM tool_costs")
+    connection.execute(f"CREATE TABLE lanes AS WITH {cost_tables} SELECT *, {applied} FROM lanes", {"tau_f": tau_f})
 
 
 def _has_costs(plan: Plan, lane: Lane) -> bool:
@@ -130,14 +143,14 @@ def _call_files(plan: Plan, lane: Lane) -> list[str]:
 
 
 def _result_tables(lane: Lane) -> tuple[LaneTable, ...]:
-    """Return the tables of results: of single calls, and of those that stand after others."""
+    """Return the names of the tables of results, for single and for chained calls."""
     return ("tool_results", *(call_tables(level).results for level in range(2, lane.depth + 1)))
 
 
 def _cost_tables(plan: Plan, lane: Lane, parts: Sequence[str]) -> str:
     """Return the common table expressions COST_TABLES over the files of some shards.
 
-    They are: texts with their context, the cost of each call, and the tools that a chain of the lane may call.
+    They hold texts with their context, the cost of each call, and the tools that a chain of the lane may call.
     """
     texts = plan.lane_table(lane, "heuristic_subset").all_files(parts)
     results: list[str] = []
@@ -152,4 +165,5 @@ def _cost_tables(plan: Plan, lane: Lane, parts: Sequence[str]) -> str:
 
 
 def _sql_list(values: Iterable[str]) -> str:
+    """Return values as the items of an SQL list."""
     return ", ".join(map(quoted, values))

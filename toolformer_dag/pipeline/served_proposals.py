@@ -1,4 +1,4 @@
-"""served_proposals: calls of a model behind an OpenAI-compatible server, which writes a text again with calls in it."""
+"""served_proposals: let a model behind an OpenAI-compatible server write texts again with calls in them."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -25,19 +25,20 @@ from toolformer_dag.computing.worker import Worker
 from toolformer_dag.lake.row_store import RowStore
 from toolformer_dag.model.completions import written_again
 from toolformer_dag.pipeline.placing import COLUMNS, UnplacedCall, placed_at_tokens, placing, unplaced
+from toolformer_dag.pipeline.work_counts import planned_work
 from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.settings.tool_settings import MODEL
 from toolformer_dag.texts.calls import take_out, written_calls
 
 KEY = ("text_digest", "sample")
 TEXT_COLUMNS = (*TEXT_KEY, "offset", "text", "context")
-"""Columns of a text that its calls take over (UnplacedCall)."""
+"""Columns of a text that each of its calls has too (UnplacedCall)."""
 WRITTEN = pl.Schema({"text_digest": pl.String(), "sample": pl.Int32(), "written": pl.String()})
-"""Columns of the row store, by KEY: what the server wrote when it was asked for a text the `sample`-th time, from 0."""
+"""Columns of the row store, by KEY: what the server wrote in answer to the `sample`-th request for a text, from 0."""
 
 
 def identity(plan: Plan, lane: Lane) -> dict[str, Any]:
-    """Return what the server's texts depend on: the model, the tool's prompt, and how it samples."""
+    """Return what the server's texts depend on: the model, the tool's prompt, and the sampling."""
     model = plan.model_of("proposer")
     return {"model": model.name, "prompt": lane.tool.prompt, "sampling": determining(plan.settings.sampling)}
 
@@ -48,6 +49,7 @@ def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
 
 
 def _store(worker: Worker, lane: Lane) -> RowStore:
+    """Open the row store of the lane's written texts."""
     return worker.lane_rows(lane, "written", identity(worker.plan, lane), KEY, WRITTEN)
 
 
@@ -59,30 +61,25 @@ def _requested_samples(output: TableOutput, subset: pl.DataFrame) -> pl.DataFram
 
 
 def chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed) -> Planned:
-    """Plan the requests to the server: m samples of each distinct text of a shard, but for those that are stored.
+    """Plan the requests to the server: m samples of each distinct text of a shard that are not stored yet.
 
-    claimed: samples that earlier shards of this run request already; the planned ones are added.
+    claimed: samples that earlier shards of this run request already. They are left out; the planned ones are added.
     """
     requested = _requested_samples(output, output.lane_table("heuristic_subset").read(shard))
     store = _store(worker, output.lane)
     missing = claim(claimed, store.name, store.missing(requested.select(KEY)))
-    with_texts = missing.join(requested, on=KEY, how="left", maintain_order="left")
-    chunk_calls = worker.plan.settings.execution.chunk_calls
-    planned_chunks = [Chunk(units=batch.height, payload=batch) for batch in with_texts.iter_slices(chunk_calls)]
-    work = Work(
-        computed=Counter(samples=missing.height),
-        reused=Counter(samples=requested.height - missing.height),
-    )
-    return Planned(planned_chunks, work)
+    missing_texts = missing.join(requested, on=KEY, how="left", maintain_order="left")
+    batches = missing_texts.iter_slices(worker.plan.settings.execution.chunk_calls)
+    work = planned_work("samples", total=requested.height, missing=missing.height)
+    return Planned([Chunk(units=batch.height, payload=batch) for batch in batches], work)
 
 
 def compute(worker: Worker, output: TableOutput, chunk: pl.DataFrame) -> Work:
     """Let the server write each text of a chunk again with calls in it, and append what it wrote to the row store.
 
-    chunk: (text_digest, text, sample); (text_digest, sample) is its key, KEY.
+    chunk: (text_digest, text, sample).
 
-    The returned Work is empty: no model of ours runs, so there are no tokens to count. Raises ModelError where the
-    server fails.
+    The returned Work is empty, since no model runs here. Raises ModelError if the server fails.
     """
     plan = worker.plan
     lane = output.lane
@@ -95,27 +92,33 @@ def compute(worker: Worker, output: TableOutput, chunk: pl.DataFrame) -> Work:
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     """Return the calls that the server wrote into the texts of a shard, each at its place in the original text.
 
-    Rejected: text_changed (see `_unplaced_calls`); inside_a_token (no token begins there) and the reasons of
-    `parse_call`, which `placed_at_tokens` counts. Raises StorageError where samples were damaged since they were
-    computed.
+    Rejected: text_changed (the server changed the text before the call), inside_a_token (no token begins there), and
+    the reasons of `parse_call`. Raises StorageError if samples were damaged since they were computed.
+    """
+    store = _store(worker, output.lane)
+    rejected: Rejected = Counter()
+    calls: list[UnplacedCall] = []
+    for row in _written_texts(output, store, shard).iter_rows(named=True):
+        written = row.pop("written")
+        calls_of_text = _unplaced_calls(row, written, output.lane.tool.name)
+        calls += calls_of_text.calls
+        if calls_of_text.changed:
+            rejected[shard, "text_changed"] += calls_of_text.changed
+    placed = placed_at_tokens(worker, output, unplaced(calls))
+    return PartRows([placed.rows], rejected=rejected + placed.rejected, stores=[store.name])
+
+
+def _written_texts(output: TableOutput, store: RowStore, shard: str) -> pl.DataFrame:
+    """Return (TEXT_COLUMNS, written): each text of a shard with what the server wrote for it, a row per sample.
+
+    Raises StorageError if samples were damaged since they were computed.
     """
     subset = output.lane_table("heuristic_subset").read(shard)
     requested = _requested_samples(output, subset)
-    store = _store(worker, output.lane)
     stored = store.stored(requested.select(KEY))
     require_whole(output, "samples", requested.height - stored.height)
-
     samples = subset.select(*TEXT_COLUMNS, "text_digest").join(stored, on="text_digest").sort(*TEXT_KEY, "sample")
-    rejected: Rejected = Counter()
-    calls: list[UnplacedCall] = []
-    for row in samples.select(*TEXT_COLUMNS, "written").iter_rows(named=True):
-        written = row.pop("written")
-        read = _unplaced_calls(row, written, output.lane.tool.name)
-        calls += read.calls
-        if read.changed:
-            rejected[shard, "text_changed"] += read.changed
-    placed = placed_at_tokens(worker, output, unplaced(calls))
-    return PartRows([placed.rows], rejected=rejected + placed.rejected, stores=[store.name])
+    return samples.select(*TEXT_COLUMNS, "written")
 
 
 class _WrittenCalls(NamedTuple):
@@ -134,21 +137,19 @@ def _unplaced_calls(text: Mapping[str, Any], written: str, tool_name: str) -> _W
     calls = []
     changed = 0
     for written_offset, input in written_calls(written, [tool_name]):
-        place = _place(text["text"], without_calls, written_offset)
-        if place is None:
+        offset = _offset_in_text(text["text"], without_calls, written_offset)
+        if offset is None:
             changed += 1
         else:
-            calls.append(UnplacedCall(**text, source=MODEL, char_offset=text["offset"] + place, input=input))
+            calls.append(UnplacedCall(**text, source=MODEL, char_offset=text["offset"] + offset, input=input))
     return _WrittenCalls(calls, changed)
 
 
-def _place(text: str, written: str, offset: int) -> int | None:
-    """Translate an offset in what the server wrote into an offset in the original text.
+def _offset_in_text(text: str, written: str, offset: int) -> int | None:
+    """Translate a character offset in what the server wrote, without its calls, into one in the original text.
 
-    written: what the server wrote for `text`, without its calls. offset: a character of it, at which a call stood.
-
-    Returns None where the server changed the text before this character; only white space at the start may differ.
-    `_place("  It is 12.", "It is 12!", 6)` is 8, and with the offset 9 None: the text has no exclamation mark.
+    Returns None if the server changed the text before this character; only white space at the start may differ.
+    `_offset_in_text("  It is 12.", "It is 12!", 6)` is 8, and with the offset 9 None.
     """
     written_before = written[:offset].lstrip()
     start = len(text) - len(text.lstrip())

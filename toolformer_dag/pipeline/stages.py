@@ -1,4 +1,4 @@
-"""All stages in the order in which they run, the tables of a plan, and what the warehouse is made of."""
+"""List all stages in the order in which they run, the tables of a plan, and the tables of the warehouse."""
 
 from collections.abc import Sequence
 
@@ -41,13 +41,12 @@ STAGES: tuple[Stage, ...] = (*CORPUS, *LANE_STAGES, augmented_corpus.STAGE)
 
 
 def lane_stages(plan: Plan, lane: Lane) -> tuple[Stage, ...]:
-    """Return the stages (tables) of a lane, that is a tool with its thresholds, in the order in which they run.
+    """Return the stages (tables) of a lane, a tool with its settings, in the order in which they run.
 
-    They select texts, propose calls, run them, score them, score them again with results of other documents (the
-    control), and filter. Where the tool's calls may be chained, there are two more stages per further call (sample it,
-    run it), and two that score chains: chained_deltas, and its control chained_swaps.
+    They select texts, propose calls, run them, score them with their results and with results of other documents (the
+    control), and filter. Chained calls are sampled and run level by level, and scored after the single calls.
 
-    Raises ValueError where a stage reads a table of the lane that no stage before it makes.
+    Raises ValueError if a stage reads a table of the lane that no stage before it makes.
     """
     is_later_round = plan.start is not None  # of a finetuned model, for the texts that have no kept call yet
     texts = left_over_texts.STAGE if is_later_round else heuristic_subset.STAGE
@@ -63,23 +62,24 @@ def lane_stages(plan: Plan, lane: Lane) -> tuple[Stage, ...]:
 
 
 def _refuse_unknown_reads(plan: Plan, lane: Lane, stages: Sequence[Stage]) -> None:
-    """Raise ValueError where a stage reads a table of its lane that no stage before it makes.
-
-    A name with a slash is a table of another lane, or of the whole project, and is not checked.
-    """
+    """Raise ValueError if a stage reads a table of its lane that no stage before it makes."""
     earlier_tables: set[str] = set()
     for stage in stages:
         earlier_tables.update(inner.name for inner in stage.inner)
-        reads = stage.reads(plan, lane) if callable(stage.reads) else stage.reads
-        tables_of_lane = {name for name in reads if "/" not in name}
-        unknown = tables_of_lane - earlier_tables
+        unknown = _tables_of_lane(stage, plan, lane) - earlier_tables
         if unknown:
             raise ValueError(f"stage {stage.name} of {lane.key} reads {min(unknown)}, which no stage before it makes")
         earlier_tables.add(stage.name)
 
 
+def _tables_of_lane(stage: Stage, plan: Plan, lane: Lane) -> set[str]:
+    """Return the names of the tables of its lane that a stage reads: without a slash, which means another lane."""
+    reads = stage.reads(plan, lane) if callable(stage.reads) else stage.reads
+    return {name for name in reads if "/" not in name}
+
+
 def table_outputs(plan: Plan) -> list[TableOutput]:
-    """Return every table of a plan, each after the tables that it reads: documents, tools' lanes, the corpus C*."""
+    """Return every table of a plan, each after the tables that it reads: documents, lanes (tools), the corpus C*."""
     return [
         *(TableOutput(stage, plan) for stage in CORPUS),
         *_lane_outputs(plan),
@@ -88,11 +88,7 @@ def table_outputs(plan: Plan) -> list[TableOutput]:
 
 
 def shown_outputs(plan: Plan) -> list[TableOutput]:
-    """Return the tables that a plan's warehouse shows.
-
-    First come the tables of lanes of earlier projects, whose calls C* (the corpus to finetune on) holds too, then
-    those of the plan.
-    """
+    """Return the tables that a plan's warehouse shows, earlier projects' lanes first: C* holds their calls too."""
     *earlier_projects, _ = plan.projects
     outputs: list[TableOutput] = []
     for project in earlier_projects:
@@ -115,21 +111,33 @@ def warehouse_tables(outputs: Sequence[TableOutput]) -> list[WarehouseTable]:
     The lake has a table for each stage and lane (a tool); the warehouse one per stage over all lanes. Stages of single
     calls and of chains share theirs (`in_warehouse.name`). The last table holds the reason of every scored call.
     """
-    scores: dict[str, str] = {}  # key of the lane -> its score, an SQL expression; without lanes of the paper's score
+    scores = _scores_of_lanes(outputs)
+    tables = []
+    for outputs_of_table in _outputs_by_table(outputs).values():
+        sources = [output.name for output in outputs_of_table]
+        tables.append(outputs_of_table[0].warehouse_table(sources, scores))
+    return [*tables, _decided_table(outputs)]
+
+
+def _scores_of_lanes(outputs: Sequence[TableOutput]) -> dict[str, str]:
+    """Return the scores other than the paper's, as SQL expressions, by the key of the lane."""
+    scores: dict[str, str] = {}
     for output in outputs:
         if output.lane_or_none is not None:
             scores.update(output.lane.scores)
+    return scores
 
-    outputs_of: dict[str, list[TableOutput]] = {}  # by the name in the warehouse
+
+def _outputs_by_table(outputs: Sequence[TableOutput]) -> dict[str, list[TableOutput]]:
+    """Group tables of the lake by the name of their table in the warehouse."""
+    outputs_of: dict[str, list[TableOutput]] = {}
     for output in outputs:
         name = output.stage.in_warehouse.name or output.stage.name
         outputs_of.setdefault(name, []).append(output)
-    tables = []
-    for outputs_of_table in outputs_of.values():
-        names = [output.name for output in outputs_of_table]
-        tables.append(outputs_of_table[0].warehouse_table(names, scores))
+    return outputs_of
 
-    # The filter publishes the table DECIDED, the reason of each scored call, beside its own.
+
+def _decided_table(outputs: Sequence[TableOutput]) -> WarehouseTable:
+    """Return the table of the reason of each scored call, which the filter publishes beside its own table."""
     filters = [output for output in outputs if DECIDED in output.stage.beside]
-    decided = [output.lane_table(DECIDED).name for output in filters]
-    return [*tables, decided_table(decided)]
+    return decided_table([output.lane_table(DECIDED).name for output in filters])

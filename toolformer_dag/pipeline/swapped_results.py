@@ -1,11 +1,9 @@
-"""swapped_results: a control. The same calls with results of other documents: how many would be kept by chance?
+"""swapped_results: the control. Score calls again with results of other documents, to count calls kept by chance.
 
-Each call is scored again with a wrong result, that of a call in another document: a swap. Calls that pass the filter
-with a wrong result pass it by chance.
-
-Results are swapped deterministically. The sampling settings are k (positions per text), m (samples per position) and
-tau_s (the least probability of a call, p_api, at a position). Neither which calls are taken nor which results they get
-depends on them: with more calls there are more rows, and the rows that were there stay as they are.
+In a swap, a call gets the result of a call in another document, which cannot help. Calls that pass the filter with it
+pass by chance. Swaps are deterministic and do not depend on the sampling settings k (positions per text), m (samples
+per position) and tau_s (the least probability of a call, p_api): more calls add rows, and leave the other rows as they
+are.
 """
 
 from collections.abc import Mapping, Sequence
@@ -45,11 +43,11 @@ from toolformer_dag.tools.tool import NO_OPERATION
 
 Array = NDArray[Any]
 METHOD = 3
-"""Raised when the same calls would be chosen otherwise or get other results; a golden test notices where it was not."""
+"""Raised when other calls would be chosen or get other results; a golden test notices where it was not."""
 PLACE = (*TEXT_KEY, "position")
 """Key of a place: a position of a text."""
 DISTINCT_CALL = (*PLACE, "input")
-"""Key of what is swapped: the samples of a place that wrote the same call get the same results."""
+"""Key of the calls that get results: samples that wrote the same call at the same place get the same ones."""
 SWAP_KEY = (*CALL_KEY, "swap")
 SWAPPED = pl.List(pl.String())
 """The type of a column with the other results of a call, one per swap."""
@@ -62,26 +60,29 @@ FIRST_SAMPLES = (0, -1, chained_candidates.FIRST_SAMPLE, 2 * chained_candidates.
 def exchange(
     calls: pl.DataFrame, texts: pl.DataFrame, likeliest: pl.DataFrame, limit: int, swaps: int = 1
 ) -> pl.DataFrame:
-    """Replace the results of a shard's calls by results of other documents.
+    """Replace the results of a shard's calls by results of other documents; return a row per call and swap.
 
-    Returns a row per call and swap: the columns of `calls` with the other result in `result`, and the number of the
-    swap, from 0, in `swap`. A call without another result has one row with a null result, and the reason in
-    `swap_reason`: not_sampled (see `_sampled_texts`) or no_other_result (see `_swapped_results`).
+    The columns are those of `calls`, with the other result, and `swap`, its number from 0. A call without another
+    result has one row with a null result and a `swap_reason`: not_sampled or no_other_result.
 
     calls: (tool, shard, digest, segment, position, input, sample, p_api, result, ...), of one shard. `sample` is
         negative for a call that a rule or a file proposes.
-    texts: (shard, digest, segment, text_digest), the texts of the shard whether they have calls or not.
+    texts: (shard, digest, segment, text_digest), all texts of the shard.
     likeliest: (shard, digest, segment, position), see `likeliest_places`.
     limit: calls of so many texts are taken, and of as many among the texts with calls of a rule or a file.
     swaps: at most so many rows per call, each with another result.
-
-    A result that happens to be right, or comes from a near-duplicate, is not noticed.
     """
     proposed = calls.filter(pl.col("sample") < 0).select(TEXT_KEY).unique()
     calls = calls.join(_sampled_texts(texts, limit, proposed), on=TEXT_KEY, maintain_order="left")
     exchanged = _swapped_results(calls.with_columns(gives=_gives_result(calls, likeliest)), swaps)
+    return _with_swaps(calls, exchanged)
 
-    # A row per call and swap; a call without another result stays as one row.
+
+def _with_swaps(calls: pl.DataFrame, exchanged: pl.DataFrame) -> pl.DataFrame:
+    """Return a row per call and swap; a call without another result stays as one row, with its `swap_reason`.
+
+    calls: with the column `sampled`, which is dropped. exchanged: (DISTINCT_CALL, swap, swapped).
+    """
     joined = calls.join(exchanged, on=DISTINCT_CALL, how="left", maintain_order="left")
     without_result = pl.when(pl.col("swapped").is_null()).then(pl.lit("no_other_result"))
     reason = pl.when("sampled").then(without_result).otherwise(pl.lit("not_sampled"))
@@ -90,16 +91,16 @@ def exchange(
 
 
 def _gives_result(calls: pl.DataFrame, likeliest: pl.DataFrame) -> pl.Series:
-    """Return for each call whether others may get its result: a first sample at the likeliest place of its text.
+    """Return for each call whether others may get its result: it is a first sample at the likeliest place of its text.
 
-    Such calls are there for every k and m, so that neither changes which results the other calls get.
+    Such calls exist for every k and m, so that neither changes which results the other calls get.
     """
     marked = calls.join(likeliest.select(PLACE, likeliest=True), on=PLACE, how="left", maintain_order="left")
     return marked["likeliest"].fill_null(False) & marked["sample"].is_in(FIRST_SAMPLES)
 
 
 def likeliest_places(candidates: pl.DataFrame) -> pl.DataFrame:
-    """Return the most probable position of each text, of equals the earlier: (shard, digest, segment, position).
+    """Return the most probable position of each text, of equals the earliest: (shard, digest, segment, position).
 
     candidates: (shard, digest, segment, position, p_api).
     """
@@ -108,47 +109,54 @@ def likeliest_places(candidates: pl.DataFrame) -> pl.DataFrame:
 
 
 def _sampled_texts(texts: pl.DataFrame, limit: int, proposed: pl.DataFrame) -> pl.DataFrame:
-    """Choose the texts whose calls are swapped: return (shard, digest, segment, text_digest, sampled), all texts.
+    """Return all texts as (shard, digest, segment, text_digest, sampled); calls of `sampled` texts are swapped.
 
-    `sampled` is true where a text's hash is among the `limit` smallest distinct ones of its shard, or among the `limit`
-    smallest of the `proposed` texts (shard, digest, segment) of its shard.
+    Those are the `limit` distinct texts of a shard with the smallest hashes, and as many of its `proposed` texts
+    (shard, digest, segment).
     """
     hashed = texts.with_columns(hash=_hashes("text", texts.select("text_digest")))
     marked = hashed.join(proposed.with_columns(proposed=True), on=TEXT_KEY, how="left", maintain_order="left")
     hash_of_proposed = pl.when("proposed").then("hash")  # null for other texts, which then have no rank
-    # Equal texts have the same hash and so the same dense rank: `limit` counts distinct texts.
-    has_low_hash = pl.col("hash").rank("dense").over("shard") <= limit
-    has_low_hash_of_proposed = (hash_of_proposed.rank("dense").over("shard") <= limit).fill_null(False)
-    return marked.select(*TEXT_KEY, "text_digest", sampled=has_low_hash | has_low_hash_of_proposed)
+    is_sampled = _is_among_smallest(pl.col("hash"), limit)
+    is_sampled_of_proposed = _is_among_smallest(hash_of_proposed, limit).fill_null(False)
+    return marked.select(*TEXT_KEY, "text_digest", sampled=is_sampled | is_sampled_of_proposed)
+
+
+def _is_among_smallest(hashes: pl.Expr, limit: int) -> pl.Expr:
+    """Return whether a hash is among the `limit` smallest distinct ones of its shard; equal texts count once."""
+    return hashes.rank("dense").over("shard") <= limit
 
 
 def _swapped_results(calls: pl.DataFrame, swaps: int) -> pl.DataFrame:
     """Choose other results for the sampled calls: return (DISTINCT_CALL, swap, swapped), a row per call and swap.
 
-    `swapped` is the other result, `swap` its number from 0. A sampled call gets up to `swaps` results, of calls that
-    come next in a circle of all calls (see `_donors`); it has no row where no call of the circle fits.
+    A sampled call gets up to `swaps` results, and has no row where no other call fits.
 
     calls: (DISTINCT_CALL, text_digest, result, p_api, sampled, gives); `gives`: whether others may get its result.
     """
     circle = _circle(calls)
-    seats = _Seats.of(circle)
-    giving = seats.where(circle["gives"].to_numpy())
-    results = circle["result"].to_list()
-    other_results: list[list[str]] = []  # of each sampled call
-    for seat in circle["sampled"].arg_true():
-        donors = _donors(seat, seats, giving, swaps)
-        other_results.append([results[donor] for donor in donors])
-
     sampled = circle.filter("sampled").select(DISTINCT_CALL)
-    sampled = sampled.with_columns(swapped=pl.Series(other_results, dtype=SWAPPED))
+    sampled = sampled.with_columns(swapped=pl.Series(_other_results(circle, swaps), dtype=SWAPPED))
     numbered = sampled.with_columns(swap=pl.int_ranges(pl.col("swapped").list.len(), dtype=pl.Int32))
     return numbered.explode("swapped", "swap").drop_nulls("swapped")
 
 
-def _circle(calls: pl.DataFrame) -> pl.DataFrame:
-    """Return the distinct calls of `calls` in the order of a hash, as (DISTINCT_CALL, text_digest, result, p_api, ...).
+def _other_results(circle: pl.DataFrame, swaps: int) -> list[list[str]]:
+    """Return up to `swaps` other results for each sampled call of the circle, in its order."""
+    seats = _Seats.of(circle)
+    giving = seats.where(circle["gives"].to_numpy())
+    results = circle["result"].to_list()
+    other_results: list[list[str]] = []
+    for seat in circle["sampled"].arg_true():
+        donors = _donors(seat, seats, giving, swaps)
+        other_results.append([results[donor] for donor in donors])
+    return other_results
 
-    Equal samples are one row; it is `sampled`, or `gives` its result, where one of them is or does.
+
+def _circle(calls: pl.DataFrame) -> pl.DataFrame:
+    """Return the distinct calls in the order of a hash: (DISTINCT_CALL, text_digest, result, p_api, sampled, gives).
+
+    Equal samples are one row, which is `sampled` or `gives` its result if one of them is or does.
     """
     shared = pl.col("text_digest", "result", "p_api").first()
     distinct = calls.group_by(DISTINCT_CALL).agg(shared, pl.col("sampled", "gives").any())
@@ -158,9 +166,9 @@ def _circle(calls: pl.DataFrame) -> pl.DataFrame:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Seats:
-    """Seats of the circle of calls, or some of them: four arrays with an entry per seat.
+    """Calls in the circle by their seats (row numbers in it), or some of them: four arrays with an entry per seat.
 
-    - number: of the seat in the circle, from 0, ascending
+    - number: the number of the seat in the circle, from 0, ascending
     - document: equal numbers for calls of equal documents
     - result: equal numbers for calls with equal results
     - probability: of a call at this position of its text (p_api)
@@ -187,24 +195,27 @@ class _Seats:
 
 
 def _donors(seat: int, circle: _Seats, giving: _Seats, most: int) -> list[int]:
-    """Choose the calls whose results a call gets: walk the circle of calls from its seat on, and take those that fit.
+    """Choose the calls whose results a call gets: the first that fit on a walk around the circle, from its seat on.
 
-    A fitting call is from another document, has another result, and stands at a position at which a call is at least as
-    probable: it is there for every tau_s at which the receiving call is there.
-
-    seat: the number of the receiving call in the circle. circle: all seats. giving: the seats that may give a result.
+    seat: the number of the receiving call. circle: all seats. giving: the seats that may give a result.
 
     Returns the numbers of at most `most` seats, in walking order, all with different results.
+    """
+    in_order = _walked_from(seat, _fitting(seat, circle, giving), giving)
+    chosen = in_order[_first_of_each(giving.result[in_order])[:most]]
+    donors: list[int] = giving.number[chosen].tolist()
+    return donors
+
+
+def _fitting(seat: int, circle: _Seats, giving: _Seats) -> Array:
+    """Return the indices into `giving` of calls of other documents with other results, at places as probable or more.
+
+    A call at such a place exists for every tau_s for which the receiving call exists.
     """
     as_likely = giving.probability >= circle.probability[seat]
     other_document = giving.document != circle.document[seat]
     other_result = giving.result != circle.result[seat]
-    fitting = np.flatnonzero(as_likely & other_document & other_result)  # indices into `giving`
-
-    in_order = _walked_from(seat, fitting, giving)
-    chosen = in_order[_first_of_each(giving.result[in_order])[:most]]
-    donors: list[int] = giving.number[chosen].tolist()
-    return donors
+    return np.flatnonzero(as_likely & other_document & other_result)
 
 
 def _walked_from(seat: int, indices: Array, giving: _Seats) -> Array:
@@ -241,11 +252,10 @@ def chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed) ->
 
 
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
-    """Return the control of a shard: calls with wrong results, scored as if these were true.
+    """Return the control of a shard: calls with results of other documents, scored as if these were their own.
 
-    The results are swapped with those of other documents (see `exchange`). Calls of up to `evaluation.swapped_texts`
-    texts are taken. A call has up to `control.swaps` rows, each with another result. Every scored call has a row or is
-    counted in `rejected`: not_sampled, no_other_result, or the reason it had in loss_deltas.
+    Calls of up to `evaluation.swapped_texts` texts are taken; a call has up to `control.swaps` rows, each with another
+    result. Other calls are counted as not_sampled, no_other_result, or with their reason in loss_deltas.
     """
     swapped_calls = swapped(output, shard, "loss_deltas")
     scored, stores = with_losses(worker, output, swapped_calls.calls)
@@ -278,27 +288,18 @@ class SwappedCalls(NamedTuple):
 def swapped(output: TableOutput, shard: str, name: str) -> SwappedCalls:
     """Give the scored calls of a shard results of other documents (see `exchange`), before they are scored again.
 
-    name: the table with the calls: loss_deltas (single calls) or chained_deltas (chains).
+    A call with a reason not to stay gets no other result and is counted by that reason.
 
-    A call that has a reason against it in that table gets no other result and is counted by that reason.
+    name: the table with the calls: loss_deltas (single calls) or chained_deltas (chains).
 
     Raises MissingPart, DamagedPart.
     """
-    settings = output.plan.settings
     texts = output.lane_table("heuristic_subset").read(shard)
-    scored_table = output.plan.lake.table(f"{output.lane.key}/{name}")
-    calls = scored_table.read(shard).select(SWAPPED_COLUMNS).with_columns(_likelihood())
-
+    calls = _scored_calls(output, shard, name)
     # Calls without an operation have no swaps themselves, but others may get their results.
     exchangeable = calls.filter(pl.col("reason").is_null() | (pl.col("reason") == NO_OPERATION))
     places = _candidate_places(output, shard) if name == "loss_deltas" else exchangeable
-    exchanged = exchange(
-        exchangeable,
-        texts,
-        likeliest_places(places),
-        limit=settings.evaluation.swapped_texts,
-        swaps=settings.control.swaps,
-    )
+    exchanged = _exchanged(output.plan, exchangeable, texts, places)
     without_reason = exchanged.filter(pl.col("reason").is_null())
     return SwappedCalls(
         texts=texts,
@@ -307,45 +308,70 @@ def swapped(output: TableOutput, shard: str, name: str) -> SwappedCalls:
     )
 
 
-def _candidate_places(output: TableOutput, shard: str) -> pl.DataFrame:
-    """Return all sampled calls of a shard (scored_candidates), among which the likeliest place of a text is looked for.
+def _scored_calls(output: TableOutput, shard: str, name: str) -> pl.DataFrame:
+    """Return the calls of a shard in a table of scores (SWAPPED_COLUMNS)."""
+    table = output.plan.lake.table(f"{output.lane.key}/{name}")
+    return table.read(shard).select(SWAPPED_COLUMNS).with_columns(_likelihood())
 
-    Their version is no input of the stage: the likeliest place of a text is the same for every k, m and tau_s.
+
+def _exchanged(plan: Plan, calls: pl.DataFrame, texts: pl.DataFrame, places: pl.DataFrame) -> pl.DataFrame:
+    """Exchange results with the limits of the settings. places: calls, among them the likeliest of each text."""
+    return exchange(
+        calls,
+        texts,
+        likeliest_places(places),
+        limit=plan.settings.evaluation.swapped_texts,
+        swaps=plan.settings.control.swaps,
+    )
+
+
+def _candidate_places(output: TableOutput, shard: str) -> pl.DataFrame:
+    """Return all sampled calls of a shard, among which the likeliest place of a text is found.
+
+    The version of their table is no input of the stage: that place is the same for every k, m and tau_s.
     """
     return output.lane_table("scored_candidates").read(shard).with_columns(_likelihood())
 
 
 def _likelihood() -> pl.Expr:
-    """Return the column p_api, with 0 where it is null: calls of a file may have none, and are then equally likely."""
+    """Return the column p_api with 0 instead of null: calls of a file may have none, and are then equally likely."""
     return pl.col("p_api").fill_null(0.0)
 
 
 def kept_by_chance(output: TableOutput) -> Shown:
     """Return what Dagster's page shows of the control, by label: how much passes the filter with wrong results.
 
-    - "kept by chance at 0.5": how many positions of texts would have a call at the threshold 0.5 by chance
-    - "false discovery rate at 0.5": their share of the positions that have one; left out where it is 0 or unknown
-    - "kept": the whole table, a row per threshold; thresholds without a swapped call stand in it alone
-    - "kept by chance": the curves over the thresholds, where there are any
+    Beside single values (`_shown_values`), "kept" is the whole table, a row per threshold, and "kept by chance" the
+    curves over the thresholds, if there are any.
     """
     tables = chance_tables(output.plan, output.lane)
-    statistics = tables.statistics  # a row per threshold tau_f
-    measured = statistics.filter(pl.col("swaps") > 0)
-    shown: dict[str, ShownValue] = {}
-    # First the counts of all thresholds, then their rates: the page shows them in this order.
-    for row in measured.iter_rows(named=True):
-        shown[f"kept by chance at {row['tau_f']:g}"] = row["by_chance"]
-    for row in measured.iter_rows(named=True):
-        if row["fdr"]:
-            shown[f"false discovery rate at {row['tau_f']:g}"] = row["fdr"]
-
-    too_few = pl.lit("too few swaps to tell")
-    count = pl.col("by_chance").cast(pl.String)
-    by_chance = pl.when("too_few_swaps").then(too_few).otherwise(count)
-    shown["kept"] = statistics.with_columns(by_chance=by_chance).drop("tool", "too_few_swaps", strict=False)
+    shown: dict[str, ShownValue] = {**_shown_values(tables.statistics), "kept": _shown_statistics(tables.statistics)}
     if not tables.rates.is_empty():
         shown["kept by chance"] = ChanceCurves(tables.rates)
     return shown
+
+
+def _shown_values(statistics: pl.DataFrame) -> dict[str, ShownValue]:
+    """Return counts and rates of the thresholds with swapped calls, by label; first all counts, then the rates.
+
+    - "kept by chance at 0.5": how many positions have a call at the threshold 0.5 by chance
+    - "false discovery rate at 0.5": their share of the positions with a call; left out if it is 0 or unknown
+    """
+    measured = statistics.filter(pl.col("swaps") > 0)
+    shown: dict[str, ShownValue] = {}
+    for row in measured.iter_rows(named=True):
+        shown[f"kept by chance at {row['tau_f']:g}"] = row["by_chance"]
+    for row in measured.filter(pl.col("fdr") != 0).iter_rows(named=True):
+        shown[f"false discovery rate at {row['tau_f']:g}"] = row["fdr"]
+    return shown
+
+
+def _shown_statistics(statistics: pl.DataFrame) -> pl.DataFrame:
+    """Return swapped_statistics for the page, with a remark in `by_chance` where there are too few swaps."""
+    too_few = pl.lit("too few swaps to tell")
+    count = pl.col("by_chance").cast(pl.String)
+    by_chance = pl.when("too_few_swaps").then(too_few).otherwise(count)
+    return statistics.with_columns(by_chance=by_chance).drop("tool", "too_few_swaps", strict=False)
 
 
 STAGE = Stage(

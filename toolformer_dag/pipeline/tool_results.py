@@ -1,6 +1,5 @@
-"""tool_results: every distinct input in its context, answered once (paper, section 2, "Executing API Calls")."""
+"""tool_results: run the tool once for every distinct call (paper, section 2, "Executing API Calls")."""
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -30,6 +29,7 @@ from toolformer_dag.computing.stored_rows import claim, require_whole
 from toolformer_dag.computing.worker import Worker
 from toolformer_dag.lake.row_store import RowStore
 from toolformer_dag.pipeline import file_proposals
+from toolformer_dag.pipeline.work_counts import planned_work
 from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.tools.tool import ToolCall, ToolResult
 
@@ -47,7 +47,7 @@ RESULTS = pl.Schema(
 )
 """Columns of the stored results; `_ResultRow` describes them."""
 MEASURED = ("seconds", "cost")
-"""Columns that differ from run to run and make no other version of the data."""
+"""Columns that differ from run to run and do not count in the version of the data."""
 
 
 class _ResultRow(NamedTuple):
@@ -60,11 +60,23 @@ class _ResultRow(NamedTuple):
     seconds: float
     cost: float | None
 
+    @classmethod
+    def of(cls, call: ToolCall, answer: ToolResult) -> "_ResultRow":
+        """Return the row of a call and its answer."""
+        return cls(
+            input=call.input,
+            context=call.context,
+            result=answer.result,
+            reason=answer.reason,
+            seconds=answer.seconds,
+            cost=answer.cost,
+        )
+
 
 def result_settings(lane: Lane) -> dict[str, Any]:
     """Return what a result depends on, apart from the call: tool, version, options and limits.
 
-    It is the same where tools are called while decoding and in evaluation.
+    Decoding and evaluation call tools with the same settings.
     """
     tool = lane.tool
     return {
@@ -77,54 +89,44 @@ def result_settings(lane: Lane) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class CallChunk:
-    """Calls (KEY) to the tool of a lane.
-
-    The lane is the output's, or in a chain one whose tool may be called after the output's own.
-    """
+    """Calls (KEY) to the tool of a lane: the output's, or in a chain one whose tool may be called after it."""
 
     lane: str
     calls: pl.DataFrame
 
 
 def chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed) -> Planned:
-    """Plan the calls of a shard whose results no run has stored. Counts distinct calls."""
+    """Plan the distinct calls of a shard whose results are not stored yet."""
     return planned_calls(worker, output, _candidate_calls(output, shard), claimed)
 
 
 def planned_calls(worker: Worker, output: TableOutput, candidates: pl.DataFrame, claimed: Claimed) -> Planned:
-    """Plan which distinct calls of `candidates` the tool has to be run on, in chunks of `execution.chunk_calls`.
+    """Plan on which distinct calls the tool of the output's lane has to be run, in chunks.
 
-    candidates: a row per candidate call; the columns of KEY (input, context) are read.
-    claimed: calls that earlier shards of this run make already; the planned ones are added to it.
-
-    The tool is that of the output's lane. A call is not planned where an earlier shard makes it, or where it is done
-    (`_done_calls`).
+    candidates: a row per candidate call, with the columns of KEY (input, context) and others.
+    claimed: calls that earlier shards of this run plan already. They are left out; the planned ones are added.
     """
     lane = output.lane
     calls = candidates.select(KEY).unique().sort(KEY)
     not_done = calls.join(_done_calls(worker, output, calls), on=KEY, how="anti", maintain_order="left")
-    # `claim` leaves out the calls in `claimed`, and adds the others to it.
     missing = claim(claimed, _store(worker, lane).name, not_done)
+    work = planned_work("calls", total=calls.height, missing=missing.height)
+    batches = missing.iter_slices(worker.plan.settings.execution.chunk_calls)
+    return Planned([_chunk(lane, batch) for batch in batches], work)
 
-    chunk_calls = worker.plan.settings.execution.chunk_calls
-    call_chunks = []
-    for calls_of_chunk in missing.iter_slices(chunk_calls):
-        payload = CallChunk(lane=lane.key, calls=calls_of_chunk)
-        call_chunks.append(Chunk(units=calls_of_chunk.height, payload=payload))
-    work = Work(
-        computed=Counter(calls=missing.height),
-        reused=Counter(calls=calls.height - missing.height),
-    )
-    return Planned(call_chunks, work)
+
+def _chunk(lane: Lane, calls: pl.DataFrame) -> Chunk:
+    """Return a chunk of calls (KEY) to the tool of a lane."""
+    return Chunk(units=calls.height, payload=CallChunk(lane=lane.key, calls=calls))
 
 
 def _done_calls(worker: Worker, output: TableOutput, calls: pl.DataFrame) -> pl.DataFrame:
     """Return the calls (KEY) that the tool need not answer now.
 
-    Their result is stored or came with a file of calls; or the tool lost them in this update (time limit, broken
-    connection), and the next run tries them again.
+    Their result is stored or came with a file of calls, or the tool lost them in this update (time limit, broken
+    connection): then the next run tries them again.
 
-    calls: (input, context), of which the stored ones are looked up.
+    calls: (input, context), looked up among the stored ones.
     """
     # Whole rows are read, not keys alone: damage in any column has to show before the tool runs.
     stored = _store(worker, output.lane).stored(calls)
@@ -136,12 +138,10 @@ def _done_calls(worker: Worker, output: TableOutput, calls: pl.DataFrame) -> pl.
 def compute(worker: Worker, output: TableOutput, chunk: CallChunk) -> Work:
     """Run the tool on a chunk of calls (input, context), and append its answers to the row store of results.
 
-    The chunk names the lane whose tool it is: the output's, or in a chain one that may be called after it. The returned
-    Work is empty: no token goes through the model.
+    A lost call (time limit, broken connection) is not stored, so that the next run tries it again; its reason is in
+    `worker.lost_calls` until the end of the update. The returned Work is empty: no model runs.
 
-    A lost call (time limit, broken connection) is not stored, so that the next run tries it again; its reason is kept
-    in `worker.lost_calls` until the end of the update. Raises ToolDown where the tool stops working; the answers before
-    that are stored.
+    Raises ToolDown if the tool stops working; the answers before that are stored.
     """
     lane_of = {lane.key: lane for lane in output.lane.chainable.values()}
     lane = lane_of[chunk.lane]
@@ -157,23 +157,10 @@ def compute(worker: Worker, output: TableOutput, chunk: CallChunk) -> Work:
 def _commit(worker: Worker, lane: Lane, answers: Mapping[ToolCall, ToolResult]) -> None:
     """Append answers to the row store of results; those of lost calls go to `worker.lost_calls` instead.
 
-    answers: call -> the tool's answer. `lost` is true of one that another try may answer (time limit, connection).
+    answers: call -> the tool's answer; it is `lost` if another try may answer the call (time limit, connection).
     """
-    stored: list[_ResultRow] = []
-    lost: list[_ResultRow] = []
-    for call, answer in answers.items():
-        row = _ResultRow(
-            input=call.input,
-            context=call.context,
-            result=answer.result,
-            reason=answer.reason,
-            seconds=answer.seconds,
-            cost=answer.cost,
-        )
-        if answer.lost:
-            lost.append(row)
-        else:
-            stored.append(row)
+    stored = [_ResultRow.of(call, answer) for call, answer in answers.items() if not answer.lost]
+    lost = [_ResultRow.of(call, answer) for call, answer in answers.items() if answer.lost]
     _store(worker, lane).append(pl.DataFrame(stored, schema=RESULTS, orient="row"))
     worker.lost_calls[lane.key].append(pl.DataFrame(lost, schema=RESULTS, orient="row"))
 
@@ -181,73 +168,89 @@ def _commit(worker: Worker, lane: Lane, answers: Mapping[ToolCall, ToolResult]) 
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     """Return a row per distinct call of a shard; `rejected` counts the candidate calls without a result by reason.
 
-    Where the tool lost calls the next run computes the part again.
+    If the tool lost calls, the next run computes the part again.
     """
     return answered(worker, output, _candidate_calls(output, shard))
 
 
 def answered(worker: Worker, output: TableOutput, candidates: pl.DataFrame) -> PartRows:
-    """Return the answer to each distinct call of `candidates`: a row with its result, or the reason why there is none.
+    """Return a row per distinct call of `candidates`: its result, or the reason why there is none.
 
-    An answer is stored, comes from a file of calls, or was lost in this update; then a note in `facts` makes the next
-    run compute the part again. `rejected` counts candidate calls without a result, by shard and reason.
+    `rejected` counts candidate calls without a result, by shard and reason. If the tool lost calls in this update, a
+    note in `facts` makes the next run compute the part again.
 
-    candidates: (shard, input, context), calls to the tool of the output's lane. Where `shard` is null the row is no
-    candidate call (see `_candidate_calls`) and is not counted.
+    candidates: (shard, input, context), calls to the tool of the output's lane. A row with a null `shard` is no
+        candidate call and is not counted.
 
-    Raises StorageError where results were damaged since they were computed.
+    Raises StorageError if results were damaged since they were computed.
     """
-    lane = output.lane
     calls = candidates.select(KEY).unique()
     answers = _answers(worker, output, calls)
     results = pl.concat([answers.final, answers.lost])
     require_whole(output, "results", calls.height - results.height)
 
-    facts = {}
-    if not answers.lost.is_empty():
-        reasons = sorted(set(answers.lost["reason"]))
-        facts = {RETRY: f"calls were lost ({', '.join(reasons)}) and are tried again"}
-    rejected = counted(candidates.drop_nulls("shard").join(results, on=KEY))
+    return PartRows(
+        frames=[_table(output, results)],
+        rejected=counted(candidates.drop_nulls("shard").join(results, on=KEY)),
+        stores=[_store(worker, output.lane).name],
+        facts=_retry(answers.lost),
+    )
+
+
+def _table(output: TableOutput, results: pl.DataFrame) -> pl.DataFrame:
+    """Return results (RESULTS) as rows of the table."""
+    lane = output.lane
     table = results.with_columns(tool=pl.lit(lane.key), tool_version=pl.lit(lane.tool.version))
-    table = table.select(output.stage.schema.names()).sort(KEY)
-    return PartRows([table], rejected=rejected, stores=[_store(worker, lane).name], facts=facts)
+    return table.select(output.stage.schema.names()).sort(KEY)
+
+
+def _retry(lost: pl.DataFrame) -> dict[str, str]:
+    """Return the note by which the next run tries lost calls (RESULTS) again; empty without any."""
+    if lost.is_empty():
+        return {}
+    reasons = ", ".join(sorted(set(lost["reason"])))
+    return {RETRY: f"calls were lost ({reasons}) and are tried again"}
 
 
 class _Answers(NamedTuple):
-    """Answers to calls (RESULTS): those that stay, and those of calls that the tool lost in this update."""
+    """Answers to calls (RESULTS): the final ones, and those of calls that the tool lost in this update."""
 
     final: pl.DataFrame
     lost: pl.DataFrame
 
 
 def _answers(worker: Worker, output: TableOutput, calls: pl.DataFrame) -> _Answers:
-    """Look up the answers to distinct calls (input, context), each at most once.
+    """Look up the answers to distinct calls (input, context), at most one for each.
 
-    What a file brings wins over what the tool answered, and any answer over a lost call.
+    The result in a file of calls replaces the tool's answer, and any answer replaces a lost call.
     """
+    lost = _lost_answers(worker, output.lane)
     store = _store(worker, output.lane)
-    lost = pl.concat([RESULTS.to_frame(), *worker.lost_calls[output.lane.key]]).unique(KEY)
     if not lost.is_empty():
         store.refresh()  # another process may have stored an answer to a call that was lost here
     from_files = file_proposals.given_results(output).join(calls, on=KEY, how="semi")
-    from_files = from_files.with_columns(seconds=pl.lit(0.0))
     from_tool = store.stored(calls).join(from_files, on=KEY, how="anti")
-    final = pl.concat([RESULTS.to_frame(), from_tool, from_files], how="diagonal")
+    answers = [RESULTS.to_frame(), from_tool, from_files.with_columns(seconds=pl.lit(0.0))]
+    final = pl.concat(answers, how="diagonal")
     still_lost = lost.join(calls, on=KEY, how="semi").join(final, on=KEY, how="anti")
     return _Answers(final=final, lost=still_lost)
 
 
+def _lost_answers(worker: Worker, lane: Lane) -> pl.DataFrame:
+    """Return the distinct calls that a lane's tool lost in this update (RESULTS)."""
+    return pl.concat([RESULTS.to_frame(), *worker.lost_calls[lane.key]]).unique(KEY)
+
+
 def _store(worker: Worker, lane: Lane) -> RowStore:
+    """Open the row store of the results of a lane's tool."""
     return worker.lane_rows(lane, "results", result_settings(lane), KEY, RESULTS)
 
 
 def _candidate_calls(output: TableOutput, shard: str) -> pl.DataFrame:
-    """Return (shard, input, context) of every call that the tool has to answer for a shard.
+    """Return (shard, input, context) of every call that the tool has to answer for a shard: candidates and echoes.
 
-    These are the candidate calls, and an echo for each call that a rule proposed because it saw `words` in the text
-    after it: the call with these words as its input. For Search("capital of France") and the words "Paris", it is
-    Search("Paris"). Whether the call helps more than its echo is judged later (see `loss_deltas`). An echo is no
-    candidate: its shard is null.
+    A rule proposed Search("capital of France") because it saw the words "Paris" in the text after it; then the echo of
+    this call is Search("Paris"), with which `loss_deltas` compares it. An echo is no candidate: its shard is null.
     """
     texts = output.lane_table("heuristic_subset").read(shard).select(*TEXT_KEY, "context")
     candidates = output.lane_table("scored_candidates").read(shard).filter(pl.col("input").is_not_null())

@@ -1,6 +1,6 @@
-"""The real stages over a few texts, in a lake of their own in a temporary folder.
+"""Run the real stages over a few texts, in a temporary lake.
 
-So a text that a person types gets what the line would give it, and a sample tells what all texts would cost.
+This annotates a text that a person types as a run would, and measures on a sample what all texts would cost.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,9 +29,9 @@ ALL = "sample"
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What a trial made.
+    """The result of a trial.
 
-    - `worker`: has the model and the tools of the worker that tries, and works on the trial's lake
+    - `worker`: has the model and the tools of the worker that was passed in, and the trial's lake
     - `outputs`, `reports`: the tables, and what making each of them cost
     - `appended`: computed rows that were new, by row store
     """
@@ -53,10 +53,10 @@ def trial(
 ) -> Iterator[Trial]:
     """Run stages over a few texts in a temporary lake (folder of tables), which lasts as long as the `with` block.
 
-    lane: the tool with its thresholds.
+    lane: the tool with its settings.
     texts: rows of the table heuristic_subset, of any shards; they become the only shard of the temporary lake.
-    row_lake: another lake whose computed rows (samples, results, losses) are used, and to which new ones are added;
-        None computes all and keeps nothing.
+    row_lake: a lake whose computed rows (samples, results, losses) are reused and added to. None computes everything
+        and keeps nothing.
 
     Raises what the stages raise.
     """
@@ -84,7 +84,7 @@ def trial(
 
 
 class _TrialLake(Lake):
-    """A lake in a folder, whose row stores are those of another lake where there is one.
+    """A lake in a folder, with the row stores of another lake if there is one.
 
     `appended`: the rows that were appended to its row stores so far, by the name of the store.
     """
@@ -101,7 +101,7 @@ class _TrialLake(Lake):
     def rows(
         self, name: str, identity: Mapping[str, object], key: Sequence[str], schema: Mapping[str, pl.DataType]
     ) -> RowStore:
-        """Open a row store that notes appended rows; it is one of `row_lake` where there is one. See `Lake.rows`."""
+        """Open a row store that notes appended rows, of `row_lake` if there is one. See `Lake.rows`."""
         if self._row_lake is None:
             store = super().rows(name, identity, key, schema)
         else:
