@@ -61,18 +61,20 @@ def explore(
 
 
 def _about(settings: Settings, names_model: bool = True) -> str:
-    """Say which project, model and code the page shows; no path of this machine, since pages are passed on.
+    """Return the page's heading: the project's folder name, its model, and the version of this package.
 
-    `names_model`: not where the page shows recorded conversations alone, which another model may have judged.
+    It has no path of this machine, because pages are passed on. Leave the model out with `names_model=False`:
+    recorded conversations may have been judged by another model.
     """
     from toolformer_dag.explorer.trace_queries import name_to_show
     from toolformer_dag.lake.record import commit, installed_version
 
-    shown = [settings.root.absolute().name]
+    parts = [settings.root.absolute().name]
     if names_model:
-        shown.append(f"model {name_to_show(settings.model.name)}")
+        parts.append(f"model {name_to_show(settings.model.name)}")
     code = f"toolformer-dag {installed_version('toolformer-dag')}"
     commit_hash = commit()
     if commit_hash:
         code += f", commit {commit_hash[:9]}"
-    return " · ".join([*shown, code])
+    parts.append(code)
+    return " · ".join(parts)
