@@ -187,13 +187,19 @@ def _largest(table: "Table", column: str) -> dict[str, Any] | None:
 
 def _in_document(plan: "Plan", lane: str, call: dict[str, Any]) -> str:
     """Return a call with AROUND characters of its document on each side, on one line."""
-    import polars as pl
-
-    documents = plan.lake.table("ccnet/raw_shards").scan([call["shard"]])
-    text = documents.filter(pl.col("digest") == call["digest"]).select("text").collect().item()
+    text = _document_text(plan, call)
     offset = call["char_offset"]
     before = text[:offset][-AROUND:]
     after = text[offset:][:AROUND]
     result = f" -> {call['result']}" if "result" in call else ""
     excerpt = f"{before} [{plan.lane_names[lane]}({call['input']}){result}]{after}"
     return " ".join(excerpt.split())
+
+
+def _document_text(plan: "Plan", call: dict[str, Any]) -> str:
+    """Return the text of the document that a call stands in."""
+    import polars as pl
+
+    documents = plan.lake.table("ccnet/raw_shards").scan([call["shard"]])
+    text: str = documents.filter(pl.col("digest") == call["digest"]).select("text").collect().item()
+    return text

@@ -284,13 +284,13 @@ def _print_answer(line: ParsedLine[dict[str, Any]], model_name: str, generation:
     """Print an answer as JSON, or report on standard error why nothing was written."""
     from toolformer_dag.decoding.generation import why_nothing
 
-    head: dict[str, Any] = {"line": line.number}
-    if model_name:
-        head["model"] = model_name
     if generation.reason is not None:
         source = f"line {line.number}: {model_name}" if model_name else f"line {line.number}"
         bad.report(f"{source}: {why_nothing(generation.reason)}")
         return
+    head: dict[str, Any] = {"line": line.number}
+    if model_name:
+        head["model"] = model_name
     # head twice: first, so that its fields stand in front, then over fields of the record with the same names
     answer = {**head, **line.value, **head, **_answer_fields(line.value["text"], generation)}
     typer.echo(json.dumps(answer, ensure_ascii=False))
@@ -309,32 +309,44 @@ def _answer_fields(text: str, generation: "Generation") -> dict[str, Any]:
 
 
 def _complete_text(options: _DecodingOptions, model: ChosenModel, text: str) -> None:
-    """Print a text with what the model writes after it; on a terminal as it is decoded.
-
-    Raises UserError where nothing was written.
-    """
-    from toolformer_dag.decoding.generation import why_nothing
-    from toolformer_dag.decoding.greedy import generate as decode
-
-    live = _LiveText(text, options.failure) if sys.stdout.isatty() else None
-    rules = replace(options.rules(model), watch=live.watch if live else None)
-    [generation] = decode(rules, [text], [options.context])
-    if generation.reason is not None:
-        raise UserError(why_nothing(generation.reason))
-    if live:
-        live.print("\n")
+    """Print a text with what the model writes after it. Raises UserError where it writes nothing."""
+    if sys.stdout.isatty():
+        generation = _decode_live(options, model, text)
     else:
-        _print_failures(options, generation)
-        typer.echo(text + generation.text)
+        generation = _decode_whole(options, model, text)
     if options.trace:
-        _print_chances(generation, model.k, min(lane.min_probability for lane in options.lanes))
+        min_probability = min(lane.min_probability for lane in options.lanes)
+        _print_chances(generation, model.k, min_probability)
 
 
-def _print_failures(options: _DecodingOptions, generation: "Generation") -> None:
-    """Name on standard error the calls that gave no result."""
+def _decode_live(options: _DecodingOptions, model: ChosenModel, text: str) -> "Generation":
+    """Decode a text and print it on the terminal meanwhile. Raises UserError where nothing is written."""
+    live = _LiveText(text, options.failure)
+    rules = replace(options.rules(model), watch=live.watch)
+    generation = _decode(rules, text, options.context)
+    live.print("\n")
+    return generation
+
+
+def _decode_whole(options: _DecodingOptions, model: ChosenModel, text: str) -> "Generation":
+    """Decode a text, then print it, and failed calls on standard error. Raises UserError where nothing is written."""
+    generation = _decode(options.rules(model), text, options.context)
     for call in generation.calls:
         if call.reason is not None:
             typer.echo(options.failure(call), err=True)
+    typer.echo(text + generation.text)
+    return generation
+
+
+def _decode(rules: "DecodingRules", text: str, context: str) -> "Generation":
+    """Return what the model writes after a text. Raises UserError where it writes nothing."""
+    from toolformer_dag.decoding.generation import why_nothing
+    from toolformer_dag.decoding.greedy import generate as decode
+
+    [generation] = decode(rules, [text], [context])
+    if generation.reason is not None:
+        raise UserError(why_nothing(generation.reason))
+    return generation
 
 
 def _print_chances(generation: "Generation", k: int, min_probability: float) -> None:

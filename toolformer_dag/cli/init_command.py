@@ -34,17 +34,20 @@ def init(
     """
     corpus = list(_corpus(folder))
     models = list(_models(folder))
-    is_new = not (folder / SETTINGS).exists()
+    settings = folder / SETTINGS
+    summary = "" if settings.exists() else _summary(corpus, models)
     for name, template in WRITTEN.items():
-        file = folder / name
-        if file.exists():
-            typer.echo(f"{file} is there already and stays as it is")
-        else:
-            write_whole(file, _filled(template, corpus, models).encode())
-            typer.echo(file)
-    summary = _summary(corpus, models) if is_new else ""
-    first_look = f"toolformer-dag run --config {quote(str(folder / SETTINGS))} --first 1"
-    typer.echo(f"{summary}Take a first look:\n  {first_look}")
+        _write_file(folder / name, _filled(template, corpus, models))
+    typer.echo(f"{summary}Take a first look:\n  toolformer-dag run --config {quote(str(settings))} --first 1")
+
+
+def _write_file(file: Path, text: str) -> None:
+    """Write a file of the project, unless it exists, and say which of the two."""
+    if file.exists():
+        typer.echo(f"{file} is there already and stays as it is")
+        return
+    write_whole(file, text.encode())
+    typer.echo(file)
 
 
 def _filled(template: str, corpus: Sequence[str], models: Sequence[str]) -> str:

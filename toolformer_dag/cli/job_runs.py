@@ -139,12 +139,16 @@ class _Watch:
         """Report the steps with news, the least recently written first."""
         with suppress(FileNotFoundError):  # a file was replaced meanwhile: it is read the next time
             for file in sorted(self._folder.glob("[!.]*.json"), key=lambda file: file.stat().st_mtime_ns):
-                content = file.read_bytes()
-                step = Step(**json.loads(content))
-                if content != self._reported.get(file) or self._is_overdue(file, step):
-                    self._reported[file] = content
-                    self._reported_at[file] = time.monotonic()
-                    self._sink(step)
+                self._report_step(file)
+
+    def _report_step(self, file: Path) -> None:
+        """Report a step if its file has changed, or if it is overdue."""
+        content = file.read_bytes()
+        step = Step(**json.loads(content))
+        if content != self._reported.get(file) or self._is_overdue(file, step):
+            self._reported[file] = content
+            self._reported_at[file] = time.monotonic()
+            self._sink(step)
 
     def _is_overdue(self, file: Path, step: Step) -> bool:
         """Return whether a running step was last reported more than REPEAT_EVERY_SECONDS ago."""

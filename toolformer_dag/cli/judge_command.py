@@ -191,9 +191,16 @@ class _Progress:
             self._began = time.monotonic()
         line = f"{table.name}: {done:,} of {total:,} {table.stage.unit}{self._time_left(done, total)}"
         if sys.stderr.isatty():
-            typer.echo(f"\r\x1b[K{line}", nl=done == total, err=True)
-        elif time.monotonic() - self._printed >= PRINT_EVERY_SECONDS:
-            self._printed = time.monotonic()
+            is_last = done == total
+            typer.echo(f"\r\x1b[K{line}", nl=is_last, err=True)
+        else:
+            self._print_now_and_then(line)
+
+    def _print_now_and_then(self, line: str) -> None:
+        """Print the line, unless another was printed in the last PRINT_EVERY_SECONDS."""
+        now = time.monotonic()
+        if now - self._printed >= PRINT_EVERY_SECONDS:
+            self._printed = now
             typer.echo(line, err=True)
 
     def _time_left(self, done: int, total: int) -> str:

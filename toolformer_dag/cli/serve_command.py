@@ -12,6 +12,8 @@ from toolformer_dag.files import UserError
 from toolformer_dag.settings.sections import Settings
 
 if TYPE_CHECKING:
+    from starlette.applications import Starlette
+
     from toolformer_dag.cli.generate_command import ChosenModel
     from toolformer_dag.computing.plan import Lane
 
@@ -40,20 +42,28 @@ def serve(
     key = _key(host)
     chosen = find_model(settings, model, k=None)
     from toolformer_dag.cli.web_server import OwnPages, answer, bound
+
+    with bound(port, "serve", host) as listening:
+        lanes = _prepared_lanes(settings, calls_tools=chosen.k > 0)
+        app = _loaded_app(settings, chosen, lanes, key)
+        tools = ", ".join(lane.tool.name for lane in lanes) if chosen.k else "no tools"
+        listening_port = listening.getsockname()[1]
+        address = f"http://{host}:{listening_port}/v1"
+        typer.echo(f"{_served_name(settings, chosen)} at {address} with {tools}  (Ctrl-C stops it)")
+        accepted_hosts = LOOPBACK if host in LOOPBACK else ()
+        answer(OwnPages(app, listening_port, accepted_hosts), listening)
+        typer.echo("stopped")
+
+
+def _loaded_app(settings: Settings, chosen: "ChosenModel", lanes: "list[Lane]", key: str | None) -> "Starlette":
+    """Load the model, and return the application that serves it. `key`: the key that clients must send, if any."""
     from toolformer_dag.serving.server import serving_app
     from toolformer_dag.serving.shared_decoder import SharedDecoder
 
-    with bound(port, "serve", host) as listening:
-        serving_lanes = _prepared_lanes(settings, calls_tools=chosen.k > 0)
-        name = _served_name(settings, chosen)
-        decoder = SharedDecoder(chosen.load(settings), serving_lanes, settings, chosen.k)
-        app = serving_app(decoder, name, key)
-        _exclude_loaded_objects_from_gc()
-        listening_port = listening.getsockname()[1]
-        tools = ", ".join(lane.tool.name for lane in serving_lanes) if chosen.k else "no tools"
-        typer.echo(f"{name} at http://{host}:{listening_port}/v1 with {tools}  (Ctrl-C stops it)")
-        answer(OwnPages(app, listening_port, LOOPBACK if host in LOOPBACK else ()), listening)
-        typer.echo("stopped")
+    decoder = SharedDecoder(chosen.load(settings), lanes, settings, chosen.k)
+    app = serving_app(decoder, _served_name(settings, chosen), key)
+    _exclude_loaded_objects_from_gc()
+    return app
 
 
 def _prepared_lanes(settings: Settings, calls_tools: bool) -> "list[Lane]":

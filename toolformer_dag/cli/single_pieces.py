@@ -39,8 +39,6 @@ def tool(
     """
     settings = checked_settings(config, profile, set)
     from toolformer_dag.computing.plan import lane_named
-    from toolformer_dag.tools.runner import run_calls
-    from toolformer_dag.tools.tool import ToolCall, ToolResult
 
     lane = lane_named(settings, name)
     if prompt:
@@ -48,7 +46,15 @@ def tool(
         return
     if input == "-":
         _answer_lines(lane, context)
-        return
+    else:
+        _answer_input(lane, input, context)
+
+
+def _answer_input(lane: "Lane", input: str, context: str) -> None:
+    """Run the tool of a lane (a tool with its settings), and print its result; exit with 1 where it has none."""
+    from toolformer_dag.tools.runner import run_calls
+    from toolformer_dag.tools.tool import ToolCall, ToolResult
+
     answers: dict[ToolCall, ToolResult] = {}
     run_calls(lane.tool, [ToolCall(input, context)], lane.limits, answers)
     [answer] = answers.values()
@@ -59,7 +65,7 @@ def tool(
 
 
 def _answer_lines(lane: "Lane", context: str) -> None:
-    """Run the tool of a lane on each line of standard input, and print the answers as JSON."""
+    """Run the tool on each line of standard input, and print the answers as JSON."""
     from toolformer_dag.tools.runner import run_calls
     from toolformer_dag.tools.tool import ToolCall, ToolResult
 
@@ -112,11 +118,10 @@ def score(
         for batch in bad.left_out(source, partial(_parse_call, engine)):
             batch_losses = engine.losses([line.value.request for line in batch])
             for line, losses in zip(batch, batch_losses, strict=True):
-                if losses.reason is not None:
+                if losses.reason is None:
+                    _print_losses(engine, line.value, losses, tokens)
+                else:
                     bad.report(f"line {line.number}: {losses.reason}: shorten the text or take another model")
-                    continue
-                token_losses = engine.token_losses(line.value.request, tokens) if tokens else None
-                _print_losses(line.value.record, losses, token_losses)
     raise typer.Exit(int(bad.any))
 
 
@@ -127,12 +132,12 @@ class _CallToScore(NamedTuple):
     request: LossRequest
 
 
-def _print_losses(record: Mapping[str, Any], losses: CallLosses, token_losses: object) -> None:
-    """Print a record with its losses as a line of JSON; `token_losses`: None where they were not asked for."""
+def _print_losses(engine: "Engine", call: _CallToScore, losses: CallLosses, tokens: int) -> None:
+    """Print a record with its losses as a line of JSON. `tokens`: how many tokens have their own losses too."""
     scored = {name: getattr(losses, name) for name in LOSSES}
-    if token_losses is not None:
-        scored["tokens"] = token_losses
-    typer.echo(json.dumps({**record, **scored}, ensure_ascii=False))
+    if tokens:
+        scored["tokens"] = engine.token_losses(call.request, tokens)
+    typer.echo(json.dumps({**call.record, **scored}, ensure_ascii=False))
 
 
 def _parse_call(engine: "Engine", line: bytes) -> _CallToScore:
