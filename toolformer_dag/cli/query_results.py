@@ -159,12 +159,18 @@ def _records(rows: "pl.DataFrame") -> str:
     """Return a line per value below the number of its row, for rows that are wider than the terminal."""
     rows = _on_one_line(rows)
     width = max(map(len, rows.columns), default=0)
-    lines = []
+    parts = []
     for number, row in enumerate(rows.iter_rows(named=True), 1):
-        lines.append(f"-[ row {number} ]\n")
-        for name, value in row.items():
-            text = "" if value is None else value
-            lines.append(f"{name:<{width}} | {text}\n")
+        parts.append(f"-[ row {number} ]\n{_record(row, width)}")
+    return "".join(parts)
+
+
+def _record(row: Mapping[str, Any], width: int) -> str:
+    """Return a line per value of a row. `width`: of the column of names, in characters."""
+    lines = []
+    for name, value in row.items():
+        text = "" if value is None else value
+        lines.append(f"{name:<{width}} | {text}\n")
     return "".join(lines)
 
 

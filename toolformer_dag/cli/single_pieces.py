@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from toolformer_dag.cli.completion import lane_names
-from toolformer_dag.cli.input_lines import BadLines, json_record, open_lines, valid_text
+from toolformer_dag.cli.input_lines import BadLines, ParsedLine, json_record, open_lines, valid_text
 from toolformer_dag.cli.terminal import Config, ModelName, Profile, Set, checked_settings, path, settings_of
 from toolformer_dag.files import UserError
 from toolformer_dag.model.requests import CallLosses, LossRequest
@@ -116,13 +116,18 @@ def score(
     bad = BadLines()
     with open_lines(str(file)) as source:
         for batch in bad.left_out(source, partial(_parse_call, engine)):
-            batch_losses = engine.losses([line.value.request for line in batch])
-            for line, losses in zip(batch, batch_losses, strict=True):
-                if losses.reason is None:
-                    _print_losses(engine, line.value, losses, tokens)
-                else:
-                    bad.report(f"line {line.number}: {losses.reason}: shorten the text or take another model")
+            _score_batch(engine, batch, tokens, bad)
     raise typer.Exit(int(bad.any))
+
+
+def _score_batch(engine: "Engine", batch: "Sequence[ParsedLine[_CallToScore]]", tokens: int, bad: BadLines) -> None:
+    """Print the losses of each line, or report why they could not be computed."""
+    batch_losses = engine.losses([line.value.request for line in batch])
+    for line, losses in zip(batch, batch_losses, strict=True):
+        if losses.reason is None:
+            _print_losses(engine, line.value, losses, tokens)
+        else:
+            bad.report(f"line {line.number}: {losses.reason}: shorten the text or take another model")
 
 
 class _CallToScore(NamedTuple):

@@ -69,15 +69,14 @@ class LiveModel:
 
         Raises ModelError, and UserError where call and text do not fit the context.
         """
-        text = call["text"]
         with self._lock:
             engine = self._worker.engine("judge")
-            position = engine.position_at(text, call["text_offset"])
-            request = LossRequest(text, position, call["name"], call["input"], call["result"])
+            position = engine.position_at(call["text"], call["text_offset"])
+            request = LossRequest(call["text"], position, call["name"], call["input"], call["result"])
             tokens = engine.token_losses(request, SHOWN_TOKENS)
         if not tokens:
             raise UserError("call and text do not fit the model's context together")
-        rows = [{**token, **{kind: _finite(token[kind]) for kind in LOSSES}} for token in tokens]
+        rows = [_with_finite_losses(token) for token in tokens]
         return {"tokens": rows, "sums": {kind: _weighted_sum(rows, kind) for kind in LOSSES}}
 
     def line(self, tool: str, text: str, context: str, found_by_chance: float | None = None) -> dict[str, Any]:
@@ -154,6 +153,12 @@ class LiveModel:
         settings = self.plan.settings
         finetuned = load_model(settings.model, finetuned_or_base(settings))
         return SharedDecoder(finetuned, self.plan.inference_lanes, settings)
+
+
+def _with_finite_losses(token: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a token's row with None in place of each loss that is not finite."""
+    losses = {kind: _finite(token[kind]) for kind in LOSSES}
+    return {**token, **losses}
 
 
 def _weighted_sum(tokens: Sequence[Mapping[str, Any]], kind: str) -> float:

@@ -14,7 +14,7 @@ from typing import Any
 
 from toolformer_dag.computing.plan import Lane
 from toolformer_dag.decoding.generation import DOES_NOT_FIT
-from toolformer_dag.decoding.rules import rules_for
+from toolformer_dag.decoding.rules import DecodingRules, rules_for
 from toolformer_dag.decoding.written_call import WrittenCall
 from toolformer_dag.decoding.written_text import TextState
 from toolformer_dag.files import UserError
@@ -55,6 +55,12 @@ class _JoinTimer:
             return False
         self._missed_runs = 0.0
         return True
+
+
+def _rules(language_model: LanguageModel, lanes: Sequence[Lane], settings: Settings, k: int | None) -> DecodingRules:
+    """Return the rules of decoding of the settings, with another k if one is given."""
+    rules = rules_for(language_model, lanes, settings)
+    return rules if k is None else replace(rules, k=k)
 
 
 class _PromptTokenizer:
@@ -103,8 +109,7 @@ class SharedDecoder:
         self.tokenizer = copy.deepcopy(language_model.tokenizer)
         self._prompts = _PromptTokenizer(self.tokenizer)
         self._backend = backend_of(language_model)
-        rules = rules_for(language_model, lanes, settings)
-        self._rules = rules if k is None else replace(rules, k=k)
+        self._rules = _rules(language_model, lanes, settings, k)
         self._tool_threads = {lane.tool.name: ToolThreads(lane.tool, lane.limits) for lane in lanes}
 
         self._lock = threading.Lock()

@@ -192,15 +192,20 @@ def _story_template(random: Random, scheme: Scheme) -> _StoryTemplate:
     """Draw a template: a setup, if the scheme has any, and a question or an ending."""
     setup_index = random.randrange(len(scheme.setups)) if scheme.setups else 0
     is_question = random.random() < QUESTION_SHARE
-    last_sentences = scheme.questions if is_question else scheme.endings
-    last_index = random.randrange(len(last_sentences))
-    text = last_sentences[last_index]
-    key = f"q{last_index}" if is_question else f"e{last_index}"
+    last = _last_sentence(random, scheme, is_question)
     if not scheme.setups:
-        return _StoryTemplate(text, is_question, key)
+        return last
     separator = ". " if is_question else ""
     setup = scheme.setups[setup_index]
-    return _StoryTemplate(f"{setup}{separator}{text}", is_question, f"{setup_index}.{key}")
+    return _StoryTemplate(f"{setup}{separator}{last.text}", is_question, f"{setup_index}.{last.key}")
+
+
+def _last_sentence(random: Random, scheme: Scheme, is_question: bool) -> _StoryTemplate:
+    """Draw a question or an ending of a scheme."""
+    sentences = scheme.questions if is_question else scheme.endings
+    index = random.randrange(len(sentences))
+    key = f"q{index}" if is_question else f"e{index}"
+    return _StoryTemplate(sentences[index], is_question, key)
 
 
 def _nested(random: Random, part: WorldPart) -> Phenomenon:

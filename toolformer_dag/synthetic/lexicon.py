@@ -175,11 +175,12 @@ def phrase(random: Random, part: WorldPart) -> Translation:
     """
     language = random.choice(LANGUAGES)
     noun = random.choice(words_of(language, "noun", part))
+    [foreign_noun] = noun.forms
     article = ARTICLES[language][noun.gender]
     if random.random() >= ADJECTIVE_SHARE:
-        return Translation(f"{article} {noun.forms[0]}", english=f"the {noun.english}")
+        return Translation(f"{article} {foreign_noun}", english=f"the {noun.english}")
     adjective = random.choice(words_of(language, "adjective", part))
-    foreign = _ordered(language, noun=noun.forms[0], adjective=adjective.form(noun.gender))
+    foreign = _ordered(language, noun=foreign_noun, adjective=adjective.form(noun.gender))
     return Translation(f"{article} {foreign}", english=f"the {adjective.english} {noun.english}")
 
 

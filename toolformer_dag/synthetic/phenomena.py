@@ -57,7 +57,7 @@ def fact(random: Random, world: World, tool: str, part: WorldPart, wordings: Wor
         input=f'"{call.input}"',
         result=call.result,
         answer=answer,
-        wording=f"{tool}/{relation.kind}/{relation.key}/{wordings}/{written.wording}",
+        wording=f"{tool}/{kind}/{relation.key}/{wordings}/{written.wording}",
     )
 
 

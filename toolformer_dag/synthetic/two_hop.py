@@ -93,20 +93,25 @@ def _second_fact(random: Random, world: World, part: WorldPart, wordings: Wordin
     """
     described = _described(random, world, part)  # the town
     relation = random.choice(relations(described.kind))  # its mayor
-    descriptions = chain_templates("described", wordings)[described.relation.key]
-    description = random.choice(descriptions).format(e=described.entity.name)
+    description = _description(random, described, wordings)
     is_question = random.random() < QUESTION_SHARE
     leads, texts = fact_templates(relation, QA_TOOL, wordings).choices(is_question=is_question)
     number = random.choice(_fitting(texts))
-    answer = _entity(world, part, described.kind, described.name).facts[relation.key]
+    entity = _entity(world, part, described.kind, described.name)
     return _phenomenon(
         random,
         lead=random.choice(leads),
         text=texts[number].format(e=description, v=ANSWER_MARK),
         is_question=is_question,
-        calls=(_fact_call(described.relation, described.entity), _question_call(relation, described.name, answer)),
+        calls=(_fact_call(described.relation, described.entity), _fact_call(relation, entity)),
         wording=f"two_hop/{described.relation.key} {relation.key}/{wordings}/{number}",
     )
+
+
+def _description(random: Random, described: _Described, wordings: WordingSet) -> str:
+    """Return a description such as "the town where Ada was born"."""
+    templates = chain_templates("described", wordings)[described.relation.key]
+    return random.choice(templates).format(e=described.entity.name)
 
 
 def _fitting(templates: Sequence[str]) -> list[int]:
@@ -256,14 +261,10 @@ def _relation(key: str) -> Relation:
     return next(relation for relation in _all_relations() if relation.key == key)
 
 
-def _question_call(relation: Relation, name: str, value: str) -> EarlierCall:
-    """Return the call of question answering that asks for a relation of the entity of this name."""
-    return EarlierCall(QA_TOOL, input=f'"{relation.question.format(e=name)}"', result=value)
-
-
 def _fact_call(relation: Relation, entity: Entity) -> EarlierCall:
     """Return the call of question answering that asks for a fact of an entity."""
-    return _question_call(relation, entity.name, entity.facts[relation.key])
+    question = relation.question.format(e=entity.name)
+    return EarlierCall(QA_TOOL, input=f'"{question}"', result=entity.facts[relation.key])
 
 
 def _calculator_call(expression: str, result: int) -> EarlierCall:
