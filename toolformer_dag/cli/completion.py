@@ -1,4 +1,4 @@
-"""What the shell offers when a user presses Tab: lanes, profiles and settings of the project in the current folder."""
+"""Completions for the shell's Tab key: lanes, profiles and settings of the project in the current folder."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
