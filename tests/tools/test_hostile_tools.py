@@ -12,7 +12,7 @@ from llguidance import LLMatcher
 from tests.command_line import cli
 from tests.conftest import make_tiny_tokenizer
 from tests.tiny_models import tokenizer_of
-from toolformer_dag.cli.servers_command import _tell
+from toolformer_dag.cli.servers_command import _print_server
 from toolformer_dag.computing.plan import Plan
 from toolformer_dag.definitions import definitions_of
 from toolformer_dag.exports.structured_forms import chat_form, functions_form
@@ -160,7 +160,7 @@ def test_long_values_stand_in_the_schema_and_not_in_the_prompt(tmp_path: Path) -
 def test_names_are_shown_without_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
     odd = listed("a\x1b[31m\x07b\n  good: good()")
     gone = listed("old\x1b[2J\nx")
-    _tell("office", [{**odd, "fault": "it is\x1b[31m\nnone"}], [gone])
+    _print_server("office", [{**odd, "fault": "it is\x1b[31m\nnone"}], [gone])
     shown = capsys.readouterr().out
     assert shown.count("\n") == 3
     assert "\x1b" not in shown and "\x07" not in shown and "none" in shown and "gone" in shown

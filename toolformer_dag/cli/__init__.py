@@ -27,10 +27,10 @@ from toolformer_dag.cli.terminal import damaged_history, harmless, of_history, t
 from toolformer_dag.files import UserError, limit_met, require_threads
 from toolformer_dag.processes import unfinished
 
-NOT_OURS = {errno.EACCES, errno.EPERM, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.EROFS}
-"""What the file system says of a folder that this user may not use, or of a file in its place."""
+NOT_WRITABLE = {errno.EACCES, errno.EPERM, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.EROFS}
+"""Errors of a folder that this user may not write, or of a file where a folder should be."""
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-"""What it says of a disk without room."""
+"""Errors of a full disk."""
 ENDED = (
     "error: a tool or a library ended this process with os._exit before the command had ended; correct it and run "
     "again, what was committed is kept\n"
@@ -50,51 +50,68 @@ class Grouped(TyperGroup):
     """Lists commands in GROUPS, each with its whole first sentence."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write a section per group; what is in none comes last."""
-        rest = self.list_commands(ctx)
-        sections: dict[str, list[str]] = {}
+        """Write a section per group, then the remaining commands under Other."""
+        ungrouped = self.list_commands(ctx)
         for title, commands in GROUPS.items():
-            sections[title] = [command.__name__ for command in commands]
-            rest = [name for name in rest if name not in sections[title]]
-        sections["Other"] = rest
-        for title, names in sections.items():
-            with formatter.section(title):
-                formatter.write_dl([(name, self.commands[name].get_short_help_str(1000)) for name in names])
+            names = [command.__name__ for command in commands]
+            ungrouped = [name for name in ungrouped if name not in names]
+            self._write_section(formatter, title, names)
+        self._write_section(formatter, "Other", ungrouped)
+
+    def _write_section(self, formatter: Any, title: str, names: Sequence[str]) -> None:
+        """Write a heading and a line of help per command."""
+        rows = [(name, self.commands[name].get_short_help_str(1000)) for name in names]
+        with formatter.section(title):
+            formatter.write_dl(rows)
 
 
 class Commands(typer.Typer):
-    """Shows a mistake of the user as one message; anything else keeps its traceback."""
+    """Shows a user's mistake as a one-line message; any other error keeps its traceback."""
 
     def __call__(self, *args: object, **kwargs: object) -> object:
-        for stream in (sys.stdout, sys.stderr):
-            if isinstance(stream, io.TextIOWrapper):  # half a character, or one that the terminal lacks, is escaped
-                stream.reconfigure(errors="backslashreplace")
+        _escape_unprintable_output()
         typed_config.set(None)
         try:
             require_threads()
             with unfinished(ENDED):
                 return super().__call__(*args, **kwargs)
         except BaseException as error:  # panics of Rust are no Exception
-            message = _remedied(error)
+            message = _user_message(error)
             if message is None:
                 raise
             sys.stderr.write(f"error: {harmless(with_config(message))}\n")
             raise SystemExit(1) from error
 
 
-def _remedied(error: BaseException) -> str | None:
-    """Return the message of an error that a person can mend; None for any other."""
+def _escape_unprintable_output() -> None:
+    """Make the output streams escape characters that the terminal's encoding lacks."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _user_message(error: BaseException) -> str | None:
+    """Return the message for an error that the user can fix, or None for any other error."""
     if isinstance(error, UserError):
         return str(error)
-    if isinstance(error, OSError) and error.errno in NOT_OURS | FULL:
-        remedy = "free space" if error.errno in FULL else "name a folder that can be written, or make this one so"
-        return f"{error.filename or 'a file'}: {error.strerror}; {remedy}"
+    if isinstance(error, OSError) and error.errno in NOT_WRITABLE | FULL:
+        return _file_system_message(error)
     limit = limit_met(error)
     if limit:
         return f"{str(error) or type(error).__name__}: {limit} and run again; what was committed is kept"
     if of_history(error):
         return damaged_history(error.__cause__ or error)
     return None
+
+
+def _file_system_message(error: OSError) -> str:
+    """Return what failed on which file, and how to fix it."""
+    file = error.filename or "a file"
+    if error.errno in FULL:
+        remedy = "free space"
+    else:
+        remedy = "name a folder that can be written, or make this one so"
+    return f"{file}: {error.strerror}; {remedy}"
 
 
 app = Commands(

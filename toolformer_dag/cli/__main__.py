@@ -11,22 +11,22 @@ from toolformer_dag.cli import app
 
 
 def main() -> None:
-    """Run the command, and end the process without taking the interpreter down.
+    """Run the command line, then exit without tearing down the interpreter.
 
-    DuckDB would list what torch has kept alive until then as leaked, in fifty lines below the run's own.
+    At teardown DuckDB would list everything that torch still holds as leaked: fifty lines below the command's output.
     """
     exit_code: int | None = None  # None until the command ended by itself
 
-    def leave() -> None:
-        if exit_code is None:  # an error that nobody caught, or a signal, ends as Python ends it
+    def exit_now() -> None:
+        if exit_code is None:  # an uncaught error or a signal: leave the exit to Python
             return
         logging.shutdown()
-        with suppress(OSError):  # what cannot be written is Python's to say
+        with suppress(OSError):  # output that cannot be flushed: Python reports it
             typer.echo(nl=False)
             typer.echo(nl=False, err=True)
             os._exit(exit_code)
 
-    atexit.register(leave)  # the first to be registered runs last
+    atexit.register(exit_now)  # the first to be registered runs last
     try:
         app()
     except SystemExit as error:

@@ -1,4 +1,4 @@
-"""What the shell offers when a user presses Tab: lanes, profiles and settings of the project in the current folder."""
+"""Completions for the shell's Tab key: lanes, profiles and settings of the project in the current folder."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -8,35 +8,37 @@ from toolformer_dag.settings.settings_file import PAPER_TOOLS, known_profiles, l
 
 
 def lane_names(incomplete: str) -> list[str]:
-    """Return the keys of the project's lanes, such as calculator."""
+    """Return the project's lanes, such as calculator, that begin with the typed text."""
     try:
         lanes = tuple(load_settings().tools)
-    except UserError:  # the command will say what is wrong with the file
+    except UserError:  # the command itself reports a faulty settings file
         lanes = PAPER_TOOLS
     return [name for name in lanes if name.startswith(incomplete)]
 
 
 def profile_names(incomplete: str) -> list[str]:
-    """Return the package's profiles and the project's own."""
+    """Return the profiles, built in or of the project, that begin with the typed text."""
     try:
-        return [name for name in known_profiles() if name.startswith(incomplete)]
+        profiles = known_profiles()
     except UserError:
         return []
+    return [name for name in profiles if name.startswith(incomplete)]
 
 
 def setting_pairs(incomplete: str) -> list[str]:
-    """Return `tools.calculator.tau_f=` and all other keys."""
+    """Return the settings that begin with the typed text, as `tools.calculator.tau_f=`."""
     try:
-        return [f"{key}=" for key in _keys(load_settings().model_dump()) if key.startswith(incomplete)]
+        settings = load_settings().model_dump()
     except UserError:
         return []
+    return [f"{key}=" for key in _dotted_keys(settings) if key.startswith(incomplete)]
 
 
-def _keys(table: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the keys of settings, those of tables within them after the name of the table: `corpus.first`."""
+def _dotted_keys(table: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the key of every value; keys of nested tables are joined by a dot, as in `corpus.first`."""
     for name, value in table.items():
         if isinstance(value, Mapping):
-            for key in _keys(value):
+            for key in _dotted_keys(value):
                 yield f"{name}.{key}"
         else:
             yield name

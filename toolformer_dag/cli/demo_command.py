@@ -1,5 +1,6 @@
-"""`demo`: the whole line over the synthetic web, with something to read while it runs and a screen of it at the end."""
+"""`demo`: run the whole pipeline on the synthetic web, and print what came of it."""
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,6 +12,7 @@ from toolformer_dag.cli.terminal import Config, Set, harmless, with_config
 if TYPE_CHECKING:
     from toolformer_dag.assets.running import Step
     from toolformer_dag.computing.plan import Plan
+    from toolformer_dag.lake.table import Table
 
 TABLES = {
     "Funnel: what is left after each stage": """
@@ -66,7 +68,7 @@ where outcome = 'won' and length(prompt) > 40
 order by length(prompt) + length(written_with), benchmark, question limit 1
 """
 SMALL = "A synthetic web of {documents} pages and a model of 2.17 million parameters: a few minutes on this machine."
-"""What is said of the profile's own corpus and model."""
+"""Printed first where the profile's own corpus and model are used."""
 BEGIN = """The model proposes calls to {lanes} tools where it finds ` [` likely. The tools answer. A call stays if its
 result lowers the model's own loss on the words after it."""
 SEEN = "(seen): new questions, in wordings that the embedded model was trained on"
@@ -76,16 +78,16 @@ NEXT = """Where to go next
   {bin}/toolformer-dag init mine    a project over your own texts"""
 
 
-class Best(NamedTuple):
-    """The call of a stage that is shown: the one with the largest value of a column, and what is said of it."""
+class Example(NamedTuple):
+    """Which call is shown after a stage: the one with the largest value of a column, with a sentence about it."""
 
     column: str
-    said: str
+    sentence: str
 
 
-BEST = {
-    "scored_candidates": Best("p_api", "proposed: the bracket has p = {:.2f}"),
-    "loss_deltas": Best("delta", "lowers the loss by {:.2f} nats"),
+EXAMPLES = {
+    "scored_candidates": Example("p_api", "proposed: the bracket has p = {:.2f}"),
+    "loss_deltas": Example("delta", "lowers the loss by {:.2f} nats"),
 }
 """The stages after which a call is shown."""
 AROUND = 48
@@ -99,32 +101,54 @@ def demo(config: Config = None, set: Set = None) -> None:
     """
     project = opened_project(config, "embedded", shards=None, pairs=set, first=None)
     plan = project.plan
-    from functools import partial
-
-    from toolformer_dag.cli.query_results import drawn
-    from toolformer_dag.evaluation.measurements import read_accuracy
-    from toolformer_dag.lake.warehouse import query
-
     if project.stale():
-        corpus = plan.settings.corpus
-        if plan.settings.model.name == "embedded" and not corpus.named:
-            typer.echo(SMALL.format(documents=corpus.small_web.documents), err=True)
-        typer.echo(BEGIN.format(lanes=len(plan.lanes)), err=True)
+        _introduce(plan)
     report = completed(project, (), training=True, after_step=partial(best_call, plan))
     report.raise_for_failures()
     typer.echo(summary(report))
-    tables = {title: query(plan.settings.warehouse, text) for title, text in TABLES.items()}
-    parts = [f"\n{title}\n{drawn(rows)}" for title, rows in tables.items()]
-    accuracy_title = f"Held-out questions answered right, in per cent (95 % interval)\n{SEEN}"
-    accuracy = f"\n{accuracy_title}\n{drawn(read_accuracy(plan.lake))}"
-    questions = query(plan.settings.warehouse, ANSWERED).iter_rows(named=True)  # one, or none where none was won
-    parts.append("\n".join(f"\n{lines(**question)}" for question in questions))
-    next_steps = with_config(NEXT.format(bin=Path(".venv/bin")))
-    typer.echo("\n".join((*parts, accuracy, "", next_steps)))
+    _print_tables(plan)
+    _print_answered_question(plan)
+    _print_accuracy(plan)
+    typer.echo(with_config(f"\n{NEXT.format(bin=Path('.venv/bin'))}"))
 
 
-def lines(benchmark: str, prompt: str, written_without: str, written_with: str) -> str:
-    """Return a held-out question as the finetuned model answers it with calls disabled, and with its tools."""
+def _introduce(plan: "Plan") -> None:
+    """Say on standard error what is about to run."""
+    corpus = plan.settings.corpus
+    if plan.settings.model.name == "embedded" and not corpus.named:
+        typer.echo(SMALL.format(documents=corpus.small_web.documents), err=True)
+    typer.echo(BEGIN.format(lanes=len(plan.lanes)), err=True)
+
+
+def _print_tables(plan: "Plan") -> None:
+    """Print the tables of the warehouse, each under its title."""
+    from toolformer_dag.cli.query_results import drawn
+    from toolformer_dag.lake.warehouse import query
+
+    for title, text in TABLES.items():
+        rows = query(plan.settings.warehouse, text)
+        typer.echo(f"\n{title}\n{drawn(rows)}")
+
+
+def _print_answered_question(plan: "Plan") -> None:
+    """Print a question that only the model with tools answers right; nothing where there is none."""
+    from toolformer_dag.lake.warehouse import query
+
+    for question in query(plan.settings.warehouse, ANSWERED).iter_rows(named=True):
+        typer.echo(f"\n{answered_question(**question)}")
+
+
+def _print_accuracy(plan: "Plan") -> None:
+    """Print the share of held-out questions that each model answers right, by benchmark."""
+    from toolformer_dag.cli.query_results import drawn
+    from toolformer_dag.evaluation.measurements import read_accuracy
+
+    rows = drawn(read_accuracy(plan.lake))
+    typer.echo(f"\nHeld-out questions answered right, in per cent (95 % interval)\n{SEEN}\n{rows}")
+
+
+def answered_question(benchmark: str, prompt: str, written_without: str, written_with: str) -> str:
+    """Return a held-out question with the finetuned model's answers, without and with tools."""
     return harmless(
         f"One question, held out ({benchmark})\n"
         f"  {prompt}\n"
@@ -134,37 +158,48 @@ def lines(benchmark: str, prompt: str, written_without: str, written_with: str) 
 
 
 def best_call(plan: "Plan", step: "Step") -> str | None:
-    """Return the likeliest call that a step has sampled, or the most helpful one that it has scored, in its text.
+    """Return a line with the best call of the table that a step has written.
 
-    None for a step of another stage, and where there is no call.
+    After sampling that is the likeliest call, after scoring the most helpful one. None for other steps, and where the
+    table has no call.
     """
+    lane, _, stage = step.name.partition("/")
+    example = EXAMPLES.get(stage)
+    if example is None:
+        return None
+    call = _largest(plan.lake.table(step.name), example.column)
+    if call is None:
+        return None
+    sentence = example.sentence.format(call[example.column])
+    return harmless(f"    {_in_document(plan, lane, call)}  ({sentence})")
+
+
+def _largest(table: "Table", column: str) -> dict[str, Any] | None:
+    """Return the call with the largest value in `column`, or None without a complete call."""
     import polars as pl
 
-    lane, _, stage = step.name.partition("/")
-    if stage not in BEST:
-        return None
-    table = plan.lake.table(step.name)
     if not table.parts():
         return None
-    column = BEST[stage].column
-    is_whole = (pl.col("input").is_not_null(), pl.col("reason").is_null(), pl.col(column).is_not_null())
-    best = table.scan().filter(*is_whole).sort(column, descending=True).head(1).collect().to_dicts()
-    if not best:
-        return None
-    [call] = best
-    said = BEST[stage].said.format(call[column])
-    return harmless(f"    {_written(plan, lane, call)}  ({said})")
+    is_complete = (pl.col("input").is_not_null(), pl.col("reason").is_null(), pl.col(column).is_not_null())
+    calls = table.scan().filter(*is_complete).sort(column, descending=True).head(1).collect().to_dicts()
+    return calls[0] if calls else None
 
 
-def _written(plan: "Plan", lane: str, call: dict[str, Any]) -> str:
-    """Return a call with its result, where it has one, and AROUND characters of its document on each side; one line."""
-    import polars as pl
-
-    documents = plan.lake.table("ccnet/raw_shards").scan([call["shard"]])
-    text = documents.filter(pl.col("digest") == call["digest"]).select("text").collect().item()
+def _in_document(plan: "Plan", lane: str, call: dict[str, Any]) -> str:
+    """Return a call with AROUND characters of its document on each side, on one line."""
+    text = _document_text(plan, call)
     offset = call["char_offset"]
     before = text[:offset][-AROUND:]
     after = text[offset:][:AROUND]
     result = f" -> {call['result']}" if "result" in call else ""
-    written = f"{before} [{plan.lane_names[lane]}({call['input']}){result}]{after}"
-    return " ".join(written.split())
+    excerpt = f"{before} [{plan.lane_names[lane]}({call['input']}){result}]{after}"
+    return " ".join(excerpt.split())
+
+
+def _document_text(plan: "Plan", call: dict[str, Any]) -> str:
+    """Return the text of the document that a call stands in."""
+    import polars as pl
+
+    documents = plan.lake.table("ccnet/raw_shards").scan([call["shard"]])
+    text: str = documents.filter(pl.col("digest") == call["digest"]).select("text").collect().item()
+    return text

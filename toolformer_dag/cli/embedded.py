@@ -23,5 +23,5 @@ def web(
     """
     from toolformer_dag.synthetic.web import write_shards
 
-    for written in write_shards(folder, shards, documents, seed):
-        typer.echo(written)
+    for shard in write_shards(folder, shards, documents, seed):
+        typer.echo(shard)

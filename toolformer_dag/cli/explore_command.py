@@ -3,13 +3,16 @@
 import threading
 import webbrowser
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from toolformer_dag.cli.terminal import Config, Force, Profile, Set, path, settings_of
 from toolformer_dag.files import UserError
 from toolformer_dag.settings.sections import Settings
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
 
 
 def explore(
@@ -30,7 +33,6 @@ def explore(
     Example: toolformer-dag explore; toolformer-dag explore --export calls.html
     """
     settings = settings_of(config, profile, set)
-    from toolformer_dag.cli.web_server import HOST, OwnPages, answer, bound
     from toolformer_dag.computing.plan import Plan
     from toolformer_dag.explorer.explorer_server import explorer_app
     from toolformer_dag.explorer.exported_page import export_page
@@ -48,31 +50,39 @@ def explore(
             raise UserError(f"--export {export}: end the name with .html")
         typer.echo(f"{export_page(reader, traces, export, force):,} calls in {export}")
         return
+    model = LiveModel(lambda: Plan.of(settings_of(config, profile, set)))
+    _serve_page(explorer_app(reader, model, traces), port, opens_browser=not no_open)
+
+
+def _serve_page(app: "Starlette", port: int, opens_browser: bool) -> None:
+    """Serve the page on this machine alone until Ctrl-C. Raises UserError if the port is in use."""
+    from toolformer_dag.cli.web_server import HOST, OwnPages, answer, bound
+
     with bound(port, "explore") as listening:
         listening_port = listening.getsockname()[1]
-        model = LiveModel(lambda: Plan.of(settings_of(config, profile, set)))
-        app = OwnPages(explorer_app(reader, model, traces), listening_port)
         address = f"http://{HOST}:{listening_port}"
         typer.echo(f"{address}  (Ctrl-C stops it)")
-        if not no_open:
+        if opens_browser:
             threading.Timer(0.5, webbrowser.open, (address,)).start()
-        answer(app, listening)
+        answer(OwnPages(app, listening_port), listening)
         typer.echo("stopped")
 
 
 def _about(settings: Settings, names_model: bool = True) -> str:
-    """Say which project, model and code the page shows; no path of this machine, since pages are passed on.
+    """Return the page's heading: the project's folder name, its model, and the version of this package.
 
-    `names_model`: not where the page shows recorded conversations alone, which another model may have judged.
+    It has no path of this machine, because pages are passed on. Leave the model out with `names_model=False`:
+    recorded conversations may have been judged by another model.
     """
     from toolformer_dag.explorer.trace_queries import name_to_show
     from toolformer_dag.lake.record import commit, installed_version
 
-    shown = [settings.root.absolute().name]
+    parts = [settings.root.absolute().name]
     if names_model:
-        shown.append(f"model {name_to_show(settings.model.name)}")
+        parts.append(f"model {name_to_show(settings.model.name)}")
     code = f"toolformer-dag {installed_version('toolformer-dag')}"
     commit_hash = commit()
     if commit_hash:
         code += f", commit {commit_hash[:9]}"
-    return " · ".join([*shown, code])
+    parts.append(code)
+    return " · ".join(parts)

@@ -1,5 +1,6 @@
 """`export`: C* in a form that others train on, or the warehouse, as a Hugging Face data set."""
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +12,7 @@ from toolformer_dag.files import UserError
 
 if TYPE_CHECKING:
     from toolformer_dag.computing.plan import Plan
+    from toolformer_dag.exports.dataset_folder import Exported
 
 DEFAULT_FORM: FormName = "text"
 FORMS_HELP = "; ".join(f"{name}: {said}" for name, said in FORMS_SAID.items()) + "."
@@ -57,6 +59,11 @@ def export(
         exported = export_warehouse(plan.settings.warehouse, folder, plan.settings.export.license, views)
     else:
         exported = export_corpus(plan, folder, FORMS[form](plan, tokenizer))
+    _print_summary(folder, exported)
+
+
+def _print_summary(folder: Path, exported: "Exported") -> None:
+    """Print the rows of each part, the longest row, and the size of the export."""
     for name, rows in exported.rows.items():
         typer.echo(f"{name}: {rows:,} rows")
     longest = exported.made_from.get("longest")
@@ -64,7 +71,7 @@ def export(
         typer.echo(
             f"the longest row has some {longest:,} tokens with its tools; a trainer cuts what is above its limit"
         )
-    size = sum(size for size, _ in exported.files.values())
+    size = sum(file.size for file in exported.files.values())
     typer.echo(f"{folder}: {size:,} bytes in {len(exported.files)} files")
 
 
@@ -73,28 +80,40 @@ def _refuse_contradictions(warehouse: bool, form: FormName, tokenizer: str | Non
     if warehouse and form != DEFAULT_FORM:
         raise UserError(f"--warehouse writes tables, which have no form {form}; leave one of the two options out")
     if tokenizer is not None and form not in TOKENIZED:
-        named = " and ".join(TOKENIZED)
-        raise UserError(f"--tokenizer counts for --form {named} alone; leave it out, or add one of them")
+        forms = " and ".join(TOKENIZED)
+        raise UserError(f"--tokenizer counts for --form {forms} alone; leave it out, or add one of them")
 
 
 def _refuse_stale(plan: "Plan") -> None:
-    """Raise UserError where the warehouse does not hold what the settings say."""
-    from toolformer_dag.computing.reasons import differences
-    from toolformer_dag.evaluation.evaluated_tables import all_tables
+    """Raise UserError where the warehouse is missing or older than the settings and the tables."""
     from toolformer_dag.lake.warehouse import query, received
-    from toolformer_dag.lake.warehouse_building import out_of_date
-    from toolformer_dag.method.call_warehouse import CallWarehouse
-    from toolformer_dag.pipeline.stages import shown_outputs, table_outputs
 
     database = received(plan.settings)
-    query(database, "SELECT 1")  # raises where there is none
-    changed: list[str] = []
-    for output in table_outputs(plan):
-        changed += [f"{output.name}: {change}" for change in differences(output).settings()]
-    warehouse = CallWarehouse(all_tables(shown_outputs(plan)), plan.lane_names)
-    changed += out_of_date(plan.lake, warehouse, database)
-    if changed:
-        more = f", and {len(changed) - 1} more" if len(changed) > 1 else ""
+    query(database, "SELECT 1")  # raises where there is no warehouse
+    changes = [*_changed_settings(plan), *_outdated_tables(plan, database)]
+    if changes:
+        more = f", and {len(changes) - 1} more" if len(changes) > 1 else ""
         raise UserError(
-            f"the tables are not what the settings say ({changed[0]}{more}); run `toolformer-dag run` first"
+            f"the tables are not what the settings say ({changes[0]}{more}); run `toolformer-dag run` first"
         )
+
+
+def _changed_settings(plan: "Plan") -> Iterator[str]:
+    """Yield each setting that has changed since a table was made, after the table's name."""
+    from toolformer_dag.computing.reasons import differences
+    from toolformer_dag.pipeline.stages import table_outputs
+
+    for output in table_outputs(plan):
+        for change in differences(output).settings():
+            yield f"{output.name}: {change}"
+
+
+def _outdated_tables(plan: "Plan", database: Path) -> Sequence[str]:
+    """Return what the warehouse holds in an older version than the lake."""
+    from toolformer_dag.evaluation.evaluated_tables import all_tables
+    from toolformer_dag.lake.warehouse_building import out_of_date
+    from toolformer_dag.method.call_warehouse import CallWarehouse
+    from toolformer_dag.pipeline.stages import shown_outputs
+
+    warehouse = CallWarehouse(all_tables(shown_outputs(plan)), plan.lane_names)
+    return out_of_date(plan.lake, warehouse, database)

@@ -14,40 +14,49 @@ from toolformer_dag.pipeline.estimate import LaneForecast, estimate
 from toolformer_dag.pipeline.stages import table_outputs
 
 NOT_COVERED = "Not covered: finetuning and evaluation, the documents and texts themselves, C* and the warehouse."
+HEAD = f"{'lane':<22}{'texts':>12}{'sampled':>9}  {'tokens still to compute':<36}storage still to take"
 
 
 def forecast(plan: Plan) -> str:
-    """Annotate a sample of every lane and return the forecast for people. Raises what the stages raise."""
+    """Annotate a sample of texts for every lane, and return what the remaining texts will cost, as a table."""
+    lanes = _estimated_lanes(plan)
+    total = _sum_of_lanes(lanes)
+    if not total.texts:
+        return "Nothing is left to annotate."
+    table_lines = [HEAD, *map(_table_line, lanes), _table_line(total)]
+    time = time_line(total.seconds, worker_count(plan.settings))
+    spent = f"The sample took {total.spent:,} tokens; the run reuses its samples, results and losses."
+    return "\n".join((*table_lines, time, spent, NOT_COVERED))
+
+
+def _estimated_lanes(plan: Plan) -> Sequence[LaneForecast]:
+    """Annotate a sample of texts for every lane (a tool with its settings), and return the lanes' forecasts."""
     outputs = table_outputs(plan)
     worker = Worker(plan)
     workers = Workers(worker, {output.name: output for output in outputs}, partial(executor_of, table_outputs))
     try:
-        lanes = estimate(worker, workers, outputs, lambda done, total: None)
+        return estimate(worker, workers, outputs, lambda done, total: None)
     finally:
         workers.close()
-    total = _all(lanes)
-    if not total.texts:
-        return "Nothing is left to annotate."
-    head = f"{'lane':<22}{'texts':>12}{'sampled':>9}  {'tokens still to compute':<36}storage still to take"
-    rows = [
-        f"{lane.lane:<22}{lane.texts:>12,}{lane.sampled:>9,}  {_tokens(lane):<36}{written(lane.bytes, _size)}"
-        for lane in (*lanes, total)
-    ]
-    spent = f"The sample took {total.spent:,} tokens; the run reuses its samples, results and losses."
-    return "\n".join((head, *rows, time_line(total.seconds, worker_count(plan.settings)), spent, NOT_COVERED))
+
+
+def _table_line(lane: LaneForecast) -> str:
+    """Return a lane's line of the table, in the columns of HEAD."""
+    size = range_text(lane.bytes, _size)
+    return f"{lane.lane:<22}{lane.texts:>12,}{lane.sampled:>9,}  {_tokens(lane):<36}{size}"
 
 
 def time_line(seconds: Range, workers: int) -> str:
-    """Return how long so many workers take, such as `Time on 2 workers: 0:10:00 (0:08:00 - 0:12:00)`.
+    """Return how long the workers take together, such as `Time on 2 workers: 0:10:00 (0:08:00 - 0:12:00)`.
 
-    seconds: of one worker.
+    `seconds`: the time that a single worker would take.
     """
-    of_all = Range(*(bound / workers for bound in seconds))
-    time = written(of_all, lambda number: str(timedelta(seconds=round(number))))
+    each = Range(seconds.value / workers, low=seconds.low / workers, high=seconds.high / workers)
+    time = range_text(each, lambda number: str(timedelta(seconds=round(number))))
     return f"Time on {workers} worker{'s' * (workers > 1)}: {time}"
 
 
-def _all(lanes: Sequence[LaneForecast]) -> LaneForecast:
+def _sum_of_lanes(lanes: Sequence[LaneForecast]) -> LaneForecast:
     """Return the forecast of all lanes together."""
     return LaneForecast(
         lane="all",
@@ -62,21 +71,23 @@ def _all(lanes: Sequence[LaneForecast]) -> LaneForecast:
 
 
 def _sum(ranges: Iterable[Range]) -> Range:
-    """Add values, and their intervals as if all erred to the same side."""
+    """Add the values, the lower ends and the upper ends, as if all forecasts erred in the same direction."""
     return Range(*map(sum, zip(*ranges, strict=True)))
 
 
 def _size(count: float) -> str:
+    """Return bytes as people write them, such as 1.5 MB."""
     return decimal(int(count))
 
 
 def _tokens(lane: LaneForecast) -> str:
-    """Return the tokens that a lane will take, for people."""
+    """Return the tokens that a lane will take, with their interval."""
     if lane.texts and not lane.sampled:
         return "too few texts to tell"
-    return written(lane.tokens, "{:,.0f}".format)
+    return range_text(lane.tokens, "{:,.0f}".format)
 
 
-def written(value: Range, write: Callable[[float], str]) -> str:
-    """Return `VALUE (LOW - HIGH)`. `write`: writes each of the three."""
-    return f"{write(value.value)} ({write(value.low)} - {write(value.high)})"
+def range_text(forecast: Range, format_number: Callable[[float], str]) -> str:
+    """Return `VALUE (LOW - HIGH)`, each number as `format_number` writes it."""
+    value = format_number(forecast.value)
+    return f"{value} ({format_number(forecast.low)} - {format_number(forecast.high)})"

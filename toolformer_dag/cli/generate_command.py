@@ -1,18 +1,17 @@
-"""The command `generate`: go on from a text, or from every line of a file, with tools."""
+"""The command `generate`: continue a text, or every line of a file, with tools."""
 
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import date
-from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
-from toolformer_dag.cli.input_lines import BadLines, json_record, open_lines, valid_text
+from toolformer_dag.cli.input_lines import BadLines, ParsedLine, json_record, open_lines, valid_text
 from toolformer_dag.cli.terminal import Config, Profile, Set, harmless, settings_of, with_config
 from toolformer_dag.files import UserError
 from toolformer_dag.settings.sections import Settings
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ChosenModel:
-    """A model that a command is to ask.
+    """A model that the command line chose.
 
     - `name`: as it was typed; empty for the settings' own
     - `folder`: its folder, or its id on the hub
@@ -38,7 +37,7 @@ class ChosenModel:
     k: int
 
     def is_own(self, settings: Settings) -> bool:
-        """Return whether it is the settings' own model, which may have a revision."""
+        """Return whether this is the settings' own model, which may have a revision."""
         from toolformer_dag.model.weights import model_name
 
         return self.folder == model_name(settings.model)
@@ -98,23 +97,26 @@ def generate(
     generate questions.jsonl --model base --model Toolformer > answers.jsonl
     """
     settings = settings_of(config, profile, set)
-    lanes = _lanes(settings, min_probability)
-    has_dates = _has_dates(lanes, context)
-    models = [named_model(settings, name, 0 if disabled else k) for name in dict.fromkeys(model or [""])]
-    load_rules = partial(_rules, settings, lanes, max_new_tokens, trace)
+    options = _DecodingOptions(
+        settings=settings,
+        lanes=_lanes(settings, min_probability),
+        max_new_tokens=max_new_tokens,
+        trace=trace,
+        context=context,
+    )
+    options.check_context()
+    models = [find_model(settings, name, 0 if disabled else k) for name in dict.fromkeys(model or [""])]
     if _names_lines(text):
-        raise typer.Exit(_complete_file(load_rules, models, text, partial(_record, has_dates), context))
+        raise typer.Exit(_complete_file(options, models, text))
     valid_text("the text", text)
-    keys = {lane.tool.name: lane.tool.key for lane in lanes}
-    least_probability = min(lane.min_probability for lane in lanes)
-    for named in models:
+    for chosen in models:
         if len(models) > 1:
-            typer.echo(f"== {named.name} ==")
-        _complete_text(load_rules, named, text, context, least_probability if trace else None, keys)
+            typer.echo(f"== {chosen.name} ==")
+        _complete_text(options, chosen, text)
 
 
 def _lanes(settings: Settings, min_probability: float | None) -> "Sequence[Lane]":
-    """Return the lanes (tools with their settings), with another threshold of decoding where one was typed."""
+    """Return the lanes (tools with their settings); `min_probability` replaces their threshold for starting a call."""
     from toolformer_dag.computing.plan import lanes
 
     all_lanes = lanes(settings)
@@ -123,228 +125,280 @@ def _lanes(settings: Settings, min_probability: float | None) -> "Sequence[Lane]
     return [replace(lane, min_probability=min_probability) for lane in all_lanes]
 
 
-def _has_dates(lanes: "Sequence[Lane]", context: str) -> bool:
-    """Return whether contexts are dates, as the calendar reads them; a tool of one's own may read others.
+@dataclass(frozen=True, slots=True)
+class _DecodingOptions:
+    """The options of a command, as decoding needs them.
 
-    Raises UserError where `context` has to be a date and is none.
+    - `lanes`: the tools with their settings
+    - `max_new_tokens`: None to write to the end of the sentence or line
+    - `trace`: whether to record the chances of a call at every position
+    - `context`: what tools read beside the input, such as the date for the calendar; records may have their own
     """
-    from toolformer_dag.tools.built_in.calendar import Calendar
 
-    has_dates = any(isinstance(lane.tool, Calendar) for lane in lanes)
-    if has_dates:
-        _check_date("--context", context)
-    return has_dates
+    settings: Settings
+    lanes: "Sequence[Lane]"
+    max_new_tokens: int | None
+    trace: bool
+    context: str
+
+    def rules(self, model: ChosenModel) -> "DecodingRules":
+        """Load a model, and return the rules that it decodes with."""
+        from toolformer_dag.decoding.rules import rules_for
+
+        rules = rules_for(model.load(self.settings), [lane.at_inference() for lane in self.lanes], self.settings)
+        return replace(
+            rules,
+            k=model.k,
+            max_new_tokens=self.max_new_tokens or rules.max_new_tokens,
+            one_sentence=self.max_new_tokens is None,
+            traced=self.trace,
+        )
+
+    def check_context(self) -> None:
+        """Raise UserError where the context has to be a date and is none."""
+        if self._has_calendar():
+            _check_date("--context", self.context)
+
+    def parse_line(self, line: bytes) -> dict[str, Any]:
+        """Return the record of a JSON line. Raises UserError, also where its context has to be a date and is none."""
+        record = json_record(line, {"text": str}, {"context": str})
+        if self._has_calendar():
+            _check_date("context", record.get("context", ""))
+        return record
+
+    def _has_calendar(self) -> bool:
+        """Return whether contexts are dates, as the calendar reads them; a user's own tool may read other texts."""
+        from toolformer_dag.tools.built_in.calendar import Calendar
+
+        return any(isinstance(lane.tool, Calendar) for lane in self.lanes)
+
+    def failure(self, call: "DecodedCall") -> str:
+        """Return which tool gave no result, and why; `a call` where the tool's name was not complete."""
+        keys = {lane.tool.name: lane.tool.key for lane in self.lanes}
+        return f"{keys.get(call.tool, 'a call')}: {call.reason}"
+
+
+def _check_date(source: str, context: str) -> None:
+    """Raise UserError for a context that is neither empty nor a date. `source`: its option or field."""
+    try:
+        date.fromisoformat(context or "2023-01-30")
+    except ValueError as error:
+        raise UserError(f"{source} {context!r} is no date; write year, month and day, as in 2023-01-30") from error
 
 
 def _names_lines(text: str) -> bool:
-    """Return whether the argument names JSON lines, and is no text itself: `-`, a name ending in .jsonl, or a file."""
+    """Return whether an argument names JSON lines: `-`, a name ending in .jsonl, or an existing file."""
     file = os.path.expanduser(text)  # noqa: PTH111 - Path raises for a long text, and where `~` is no home
     return text == "-" or text.endswith(".jsonl") or os.path.isfile(file)  # noqa: PTH113
 
 
-def _failure(keys: Mapping[str, str], call: "DecodedCall") -> str:
-    """Say which lane's tool gave no result, and why; a call whose name was not complete is `a call`."""
-    return f"{keys.get(call.tool, 'a call')}: {call.reason}"
+def find_model(settings: Settings, name: str, k: int | None) -> ChosenModel:
+    """Return the model with a name of the command line; "" stands for the settings' own. Raises UserError.
 
-
-def _complete_file(
-    load_rules: Callable[[ChosenModel], "DecodingRules"],
-    models: Sequence[ChosenModel],
-    name: str,
-    parse: Callable[[bytes], dict[str, Any]],
-    context: str,
-) -> bool:
-    """Complete the lines of a file, or of the standard input, with each model; return whether some cannot be used.
-
-    - `load_rules`: loads a model, and returns the rules under which it is asked
-    - `parse`: returns the record of a line. Raises UserError for one that cannot be used
-    - `context`: that of records without one
+    `k`: as in ChosenModel; by default the settings' value, or 0 for models that call no tools.
     """
+    from toolformer_dag.model.weights import model_name
+    from toolformer_dag.training.checkpoint_outputs import checkpoint_of
+
+    checkpoint, calls = checkpoint_of(name)
+    if k is None:
+        k = settings.decoding.k if calls else 0
+    if name == "":
+        folder = _default_folder(settings)
+    elif name == "base":
+        folder = model_name(settings.model)
+    elif checkpoint is None:
+        folder = _external_folder(settings, name)
+    else:
+        folder = _checkpoint_folder(settings, name, checkpoint)
+    return ChosenModel(name, folder, k)
+
+
+def _default_folder(settings: Settings) -> str:
+    """Return the finetuned checkpoint of the settings' model, or that model itself with a note on standard error."""
+    from toolformer_dag.model.weights import model_name
+    from toolformer_dag.training.training_report import finetuned_or_base
+
+    folder = finetuned_or_base(settings)
+    if folder == model_name(settings.model):
+        missing = "not finetuned: no checkpoint is here; make it by toolformer-dag run"
+        typer.echo(with_config(f"{settings.model.name}, {missing}"), err=True)
+    return folder
+
+
+def _external_folder(settings: Settings, name: str) -> str:
+    """Return the folder, file or hub id of a model that this project did not train. Raises UserError."""
+    from toolformer_dag.model.weights import check_model, model_name
+
+    folder = model_name(settings.model.other(name))
+    check_model(folder, settings.model.revision if name == settings.model.name else None)
+    return folder
+
+
+def _checkpoint_folder(settings: Settings, name: str, checkpoint: str) -> str:
+    """Return the folder of a finished checkpoint, fetched from the lake first. Raises UserError without one.
+
+    `name`: what was typed for `--model`, for the message.
+    """
+    from toolformer_dag.model.weights import checkpoint_folder
+    from toolformer_dag.training.training_report import checkpoint_files, read_report
+
+    checkpoint_files(settings, checkpoint).receive()
+    folder = checkpoint_folder(settings, checkpoint)
+    if read_report(folder) is None:
+        raise UserError(f"--model {name!r}: {folder} holds no finished checkpoint; make it by toolformer-dag run")
+    return str(folder)
+
+
+def _complete_file(options: _DecodingOptions, models: Sequence[ChosenModel], name: str) -> bool:
+    """Complete the lines of a file, `-` for standard input, with each model; return whether a line was unusable."""
     with open_lines(name) as source:
         bad = BadLines()
-        batches: Iterable[list[tuple[int, dict[str, Any]]]] = bad.left_out(source, parse)
+        batches: Iterable[Sequence[ParsedLine[dict[str, Any]]]] = bad.left_out(source, options.parse_line)
         if len(models) > 1:  # the standard input can be read only once
             batches = list(batches)
         for model in models:
-            _complete_lines(load_rules, model, batches, context, bad)
+            _complete_lines(options, model, batches, bad)
     return bad.any
 
 
 def _complete_lines(
-    load_rules: Callable[[ChosenModel], "DecodingRules"],
+    options: _DecodingOptions,
     model: ChosenModel,
-    batches: Iterable[list[tuple[int, dict[str, Any]]]],
-    context: str,
+    batches: Iterable[Sequence[ParsedLine[dict[str, Any]]]],
     bad: BadLines,
 ) -> None:
-    """Print a line of JSON per record. The model lives as long as this, so that only one is in memory at a time.
-
-    `batches`: records after the numbers of their lines.
-    """
-    from toolformer_dag.decoding.generation import why_nothing
+    """Print an answer as a line of JSON for each line. The loaded model is dropped on return, before the next loads."""
     from toolformer_dag.decoding.greedy import generate as decode
 
-    rules = load_rules(model)
-    named = {"model": model.name} if model.name else {}
-    for records in batches:
-        texts = [record["text"] for _, record in records]
-        contexts = [record.get("context", context) for _, record in records]
-        for (number, record), generation in zip(records, decode(rules, texts, contexts), strict=True):
-            if generation.reason is not None:
-                bad.tell(": ".join((f"line {number}", *named.values(), why_nothing(generation.reason))))
-                continue
-            head = {"line": number, **named}
-            # a field of the record that has the name of one of ours gives way to it; the head stays in front
-            answer = {**head, **record, **head, **_answer(record["text"], generation)}
-            typer.echo(json.dumps(answer, ensure_ascii=False))
+    rules = options.rules(model)
+    for lines in batches:
+        texts = [line.value["text"] for line in lines]
+        contexts = [line.value.get("context", options.context) for line in lines]
+        generations = decode(rules, texts, contexts)
+        for line, generation in zip(lines, generations, strict=True):
+            _print_answer(line, model.name, generation, bad)
 
 
-def _answer(text: str, generation: "Generation") -> dict[str, Any]:
-    """Return the fields of an answer: the text with and without its calls, the calls, and the chances if traced."""
-    answer: dict[str, Any] = {
+def _print_answer(line: ParsedLine[dict[str, Any]], model_name: str, generation: "Generation", bad: BadLines) -> None:
+    """Print an answer as JSON, or report on standard error why nothing was written."""
+    from toolformer_dag.decoding.generation import why_nothing
+
+    if generation.reason is not None:
+        source = f"line {line.number}: {model_name}" if model_name else f"line {line.number}"
+        bad.report(f"{source}: {why_nothing(generation.reason)}")
+        return
+    head: dict[str, Any] = {"line": line.number}
+    if model_name:
+        head["model"] = model_name
+    # head twice: first, so that its fields stand in front, then over fields of the record with the same names
+    answer = {**head, **line.value, **head, **_answer_fields(line.value["text"], generation)}
+    typer.echo(json.dumps(answer, ensure_ascii=False))
+
+
+def _answer_fields(text: str, generation: "Generation") -> dict[str, Any]:
+    """Return the text with and without its calls, the calls, and the chances of a call if they were recorded."""
+    fields: dict[str, Any] = {
         "text": text + generation.text,
         "plain": text + generation.plain,
         "calls": [asdict(call) for call in generation.calls],
     }
     if generation.chances:
-        answer["trace"] = [asdict(chance) for chance in generation.chances]
-    return answer
+        fields["trace"] = [asdict(chance) for chance in generation.chances]
+    return fields
 
 
-def _complete_text(
-    load_rules: Callable[[ChosenModel], "DecodingRules"],
-    model: ChosenModel,
-    text: str,
-    context: str,
-    traced_from: float | None,
-    keys: Mapping[str, str],
-) -> None:
-    """Print the text; on a terminal as it is decoded. Raises UserError where nothing was written.
+def _complete_text(options: _DecodingOptions, model: ChosenModel, text: str) -> None:
+    """Print a text with what the model writes after it. Raises UserError where it writes nothing."""
+    if sys.stdout.isatty():
+        generation = _decode_live(options, model, text)
+    else:
+        generation = _decode_whole(options, model, text)
+    if options.trace:
+        min_probability = min(lane.min_probability for lane in options.lanes)
+        _print_chances(generation, model.k, min_probability)
 
-    - `traced_from`: the least probability at which a call may begin; None where no chances of a call are printed
-    - `keys`: the lanes by the names of their tools, for messages
-    """
+
+def _decode_live(options: _DecodingOptions, model: ChosenModel, text: str) -> "Generation":
+    """Decode a text and print it on the terminal meanwhile. Raises UserError where nothing is written."""
+    live = _LiveText(text, options.failure)
+    rules = replace(options.rules(model), watch=live.watch)
+    generation = _decode(rules, text, options.context)
+    live.print("\n")
+    return generation
+
+
+def _decode_whole(options: _DecodingOptions, model: ChosenModel, text: str) -> "Generation":
+    """Decode a text, then print it, and failed calls on standard error. Raises UserError where nothing is written."""
+    generation = _decode(options.rules(model), text, options.context)
+    for call in generation.calls:
+        if call.reason is not None:
+            typer.echo(options.failure(call), err=True)
+    typer.echo(text + generation.text)
+    return generation
+
+
+def _decode(rules: "DecodingRules", text: str, context: str) -> "Generation":
+    """Return what the model writes after a text. Raises UserError where it writes nothing."""
     from toolformer_dag.decoding.generation import why_nothing
     from toolformer_dag.decoding.greedy import generate as decode
 
-    live = _LiveText(text, keys) if sys.stdout.isatty() else None
-    rules = replace(load_rules(model), watch=live.watch if live else None)
     [generation] = decode(rules, [text], [context])
     if generation.reason is not None:
         raise UserError(why_nothing(generation.reason))
-    if live:
-        live.print("\n")
-    else:
-        for call in generation.calls:
-            if call.reason is not None:
-                typer.echo(_failure(keys, call), err=True)
-        typer.echo(text + generation.text)
-    if traced_from is not None:
-        _print_chances(generation, model.k, traced_from)
+    return generation
 
 
-def _print_chances(generation: "Generation", k: int, least: float) -> None:
-    """Print a line per position, with a mark where a call may begin."""
-    threshold = f", p >= {least:g}" if least else ""
+def _print_chances(generation: "Generation", k: int, min_probability: float) -> None:
+    """Print the probability and rank of ` [` at every position, with `<` where a call may begin."""
+    threshold = f", p >= {min_probability:g}" if min_probability else ""
     typer.echo(f"{'p of [':>10} {'rank':>6}  k = {k}{threshold}")
     for chance in generation.chances:
+        may_begin = chance.rank < k and chance.probability >= min_probability
+        mark = "<" if may_begin else " "
         text = json.dumps(chance.text, ensure_ascii=False) if chance.text else "(end)"
-        mark = "<" if chance.rank < k and chance.probability >= least else " "
         typer.echo(harmless(f"{chance.probability:10.6f} {chance.rank:6}  {mark} {text}"))
-
-
-def _record(has_dates: bool, line: bytes) -> dict[str, Any]:
-    """Parse a line; with `has_dates` its context must be a date. Raises UserError."""
-    record = json_record(line, {"text": str}, {"context": str})
-    if has_dates:
-        _check_date("context", record.get("context", ""))
-    return record
-
-
-def _check_date(where: str, context: str) -> None:
-    """Raise UserError for a context that is neither empty nor a date."""
-    try:
-        date.fromisoformat(context or "2023-01-30")
-    except ValueError as error:
-        raise UserError(f"{where} {context!r} is no date; write year, month and day, as in 2023-01-30") from error
-
-
-def named_model(settings: Settings, name: str, k: int | None) -> ChosenModel:
-    """Find the model of a name, "" for the settings' own. Raises UserError where there is none."""
-    from toolformer_dag.model.weights import check_model, checkpoint_folder, model_name
-    from toolformer_dag.training.checkpoint_outputs import checkpoint_of
-    from toolformer_dag.training.training_report import checkpoint_files, finetuned_or_base, read_report
-
-    checkpoint_name, calls = checkpoint_of(name)
-    if k is None:
-        k = settings.decoding.k if calls else 0
-    if name == "":
-        folder = finetuned_or_base(settings)
-        if folder == model_name(settings.model):
-            missing = "not finetuned: no checkpoint is here; make it by toolformer-dag run"
-            typer.echo(with_config(f"{settings.model.name}, {missing}"), err=True)
-        return ChosenModel(name, folder, k)
-    if name == "base":
-        return ChosenModel(name, model_name(settings.model), k)
-    if checkpoint_name is None:  # no name of the lake: a folder, a file or an id
-        folder = model_name(settings.model.other(name))
-        check_model(folder, settings.model.revision if name == settings.model.name else None)
-        return ChosenModel(name, folder, k)
-    checkpoint_files(settings, checkpoint_name).receive()
-    checkpoint = checkpoint_folder(settings, checkpoint_name)
-    if read_report(checkpoint) is None:
-        raise UserError(f"--model {name!r}: {checkpoint} holds no finished checkpoint; make it by toolformer-dag run")
-    return ChosenModel(name, str(checkpoint), k)
-
-
-def _rules(
-    settings: Settings, lanes: "Sequence[Lane]", max_new_tokens: int | None, trace: bool, model: ChosenModel
-) -> "DecodingRules":
-    """Load the model, and return the rules under which it is asked."""
-    from toolformer_dag.decoding.rules import rules_for
-
-    rules = rules_for(model.load(settings), [lane.at_inference() for lane in lanes], settings)
-    return replace(
-        rules,
-        k=model.k,
-        max_new_tokens=max_new_tokens or rules.max_new_tokens,
-        one_sentence=max_new_tokens is None,
-        traced=trace,
-    )
 
 
 class _LiveText:
     """Prints a text on the terminal as it is decoded, with calls and results in colour.
 
-    The text that was given is held back until something is written after it: else an error stands alone. `keys`: the
-    lanes by the names of their tools, for messages.
+    The prompt is held back until something is written after it, so that an error stands alone.
+
+    - `prompt`: the text that the model continues
+    - `failure`: returns which tool gave no result to a call, and why
     """
 
-    def __init__(self, text: str, keys: Mapping[str, str]) -> None:
-        self._keys = keys
+    def __init__(self, prompt: str, failure: "Callable[[DecodedCall], str]") -> None:
+        self._failure = failure
         self._console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
-        self._held_back = text
-        self._call = ""  # what is printed of the call that is being written
+        self._held_back = prompt
+        self._call = ""  # the printed part of the call that is being written
 
     def watch(self, piece: "WrittenPiece") -> None:
-        """Print a piece; of a call that has ended, what is not yet there."""
+        """Print a piece of the text, or the rest of a call that has ended."""
+        if piece.call is not None:
+            self._end_call(piece.call)
+        elif piece.in_call:
+            self._call += piece.text
+            self.print(piece.text, "cyan")
+        else:
+            self.print(piece.text)
+
+    def _end_call(self, call: "DecodedCall") -> None:
+        """Print the result of a call, or why it has none, after the printed part of the call."""
         from toolformer_dag.decoding.generation import call_text
 
-        if piece.call is None:
-            if piece.in_call:
-                self._call += piece.text
-            self.print(piece.text, "cyan" if piece.in_call else None)
-            return
-        whole = call_text(piece.call)
+        whole = call_text(call)
         if not whole:
-            self.print(f" ✗ {_failure(self._keys, piece.call)}]", "red")
+            self.print(f" ✗ {self._failure(call)}]", "red")
         elif not whole.startswith(self._call):
             self.print(" ✗ not closed, so it ends earlier:", "red")
         self.print(whole.removeprefix(self._call), "green")
         self._call = ""
 
     def print(self, text: str, style: str | None = None) -> None:
-        """Print a piece of the text, after the text that was given."""
+        """Print a text, after the prompt if it is still held back."""
         self._console.print(harmless(self._held_back), end="")
         self._held_back = ""
         self._console.print(harmless(text), style=style, end="")

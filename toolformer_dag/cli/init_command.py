@@ -1,7 +1,7 @@
-"""`init`: a project in one command, which asks nothing and replaces no file."""
+"""`init`: write the files of a new project; it asks nothing and replaces no file."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.resources import files
 from pathlib import Path
 from shlex import quote
@@ -34,47 +34,62 @@ def init(
     """
     corpus = list(_corpus(folder))
     models = list(_models(folder))
-    values = {
-        "{corpus}": f"shards = {json.dumps(corpus, ensure_ascii=False)}" if corpus else '# shards = ["pages"]',
-        "{model}": f"name = {json.dumps(models[0], ensure_ascii=False)}" if models else '# name = "gpt2"',
-    }
-    summary = ""
+    settings = folder / SETTINGS
+    summary = "" if settings.exists() else _summary(corpus, models)
     for name, template in WRITTEN.items():
-        if (folder / name).exists():
-            typer.echo(f"{folder / name} is there already and stays as it is")
-            continue
-        text = files(__package__).joinpath("project_template", template).read_text("utf-8")
-        for mark, value in values.items():
-            text = text.replace(mark, value)
-        write_whole(folder / name, text.encode())
-        typer.echo(folder / name)
-        if name == SETTINGS:
-            shards = ", ".join(corpus) or "no JSON lines or Parquet: a synthetic web is used"
-            summary = f"Found {shards}. "
-            if models:
-                summary += f"The model is {models[0]}. "
-    look = f"toolformer-dag run --config {quote(str(folder / SETTINGS))} --first 1"
-    typer.echo(f"{summary}Take a first look:\n  {look}")
+        _write_file(folder / name, _filled(template, corpus, models))
+    typer.echo(f"{summary}Take a first look:\n  toolformer-dag run --config {quote(str(settings))} --first 1")
+
+
+def _write_file(file: Path, text: str) -> None:
+    """Write a file of the project, unless it exists, and say which of the two."""
+    if file.exists():
+        typer.echo(f"{file} is there already and stays as it is")
+        return
+    write_whole(file, text.encode())
+    typer.echo(file)
+
+
+def _filled(template: str, corpus: Sequence[str], models: Sequence[str]) -> str:
+    """Return the text of a template, with the corpus and the first model in its settings where there are any."""
+    shards_line = f"shards = {json.dumps(corpus, ensure_ascii=False)}" if corpus else '# shards = ["pages"]'
+    model_line = f"name = {json.dumps(models[0], ensure_ascii=False)}" if models else '# name = "gpt2"'
+    text = files(__package__).joinpath("project_template", template).read_text("utf-8")
+    return text.replace("{corpus}", shards_line).replace("{model}", model_line)
+
+
+def _summary(corpus: Sequence[str], models: Sequence[str]) -> str:
+    """Return which corpus and model stand in the settings."""
+    shards = ", ".join(corpus) or "no JSON lines or Parquet: a synthetic web is used"
+    model = f"The model is {models[0]}. " if models else ""
+    return f"Found {shards}. {model}"
 
 
 def _models(folder: Path) -> Iterator[str]:
-    """Yield the folders of models, then the GGUF files in the folder and in those below it."""
-    yield from sorted(file.parent.name for file in folder.glob("*/config.json"))
-    near = [*folder.glob("*.gguf"), *folder.glob("*/*.gguf")]
-    files = [path.relative_to(folder) for path in near if path.is_file()]
-    yield from sorted(path.as_posix() for path in files if not path.parts[0].startswith("."))
+    """Yield the subfolders that hold a model, then the GGUF files in the folder and its subfolders."""
+    yield from sorted(config.parent.name for config in folder.glob("*/config.json"))
+    weights = [*folder.glob("*.gguf"), *folder.glob("*/*.gguf")]
+    names = [file.relative_to(folder) for file in weights if file.is_file()]
+    yield from sorted(name.as_posix() for name in names if not name.parts[0].startswith("."))
 
 
 def _corpus(folder: Path) -> Iterator[str]:
-    """Yield the names of the entries of `folder` that are files of documents, or folders with such files in them.
+    """Yield the names of files of documents in the folder, and of its subfolders that hold such files."""
+    for entry in sorted(folder.glob("*")):
+        if _may_be_corpus(entry) and _holds_documents(entry):
+            yield entry.name
 
-    Hidden entries, the lake and folders of models (with a config.json) are skipped.
-    """
+
+def _may_be_corpus(entry: Path) -> bool:
+    """Return False for hidden entries, the lake, and folders of models."""
+    is_hidden = entry.name.startswith((".", "_"))
+    is_model = (entry / "config.json").exists()
+    return not (is_hidden or is_model or entry.name == "lake")
+
+
+def _holds_documents(entry: Path) -> bool:
+    """Return whether an entry is a file of documents, or a folder with such a file at any depth."""
     from toolformer_dag.computing.shards import DATA, SIDE_FILE
 
-    for entry in sorted(folder.glob("*")):
-        if entry.name.startswith((".", "_")) or entry.name == "lake" or (entry / "config.json").exists():
-            continue
-        below = entry.rglob("*") if entry.is_dir() else [entry]
-        if any(path.name.lower().endswith(DATA) and not SIDE_FILE.fullmatch(path.name) for path in below):
-            yield entry.name
+    candidates = entry.rglob("*") if entry.is_dir() else [entry]
+    return any(file.name.lower().endswith(DATA) and not SIDE_FILE.fullmatch(file.name) for file in candidates)

@@ -1,10 +1,10 @@
-"""Read JSON lines from a file or the standard input; a bad line is named by its number."""
+"""Read JSON lines from a file or standard input, and report bad lines by their numbers."""
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO, Generic, NamedTuple, TypeVar
 
 import orjson
 import typer
@@ -13,23 +13,26 @@ from toolformer_dag.files import UserError
 from toolformer_dag.settings.setting_types import expanded
 
 BATCH = 256
-"""Lines that are read before the first of them is answered."""
+"""How many lines are read before the first is answered."""
 Parsed = TypeVar("Parsed")
 Item = TypeVar("Item")
 
 
 def open_lines(file: str) -> BinaryIO:
-    """Open a file, or the standard input for `-`. Raises UserError where there is no such file."""
+    """Open a file of lines, or standard input for `-`. Raises UserError where there is no such file."""
     if file == "-":
         return sys.stdin.buffer
-    named = expanded(Path(file))
-    if not named.is_file():
+    file_path = expanded(Path(file))
+    if not file_path.is_file():
         raise UserError(f"{file}: no such file; name a file of JSON lines, or - to read standard input")
-    return named.open("rb")
+    return file_path.open("rb")
 
 
 def valid_text(source: str, text: str) -> str:
-    """Return the text. Raises UserError for bytes that are no UTF-8, which Python keeps as halves of characters."""
+    """Return the text. Raises UserError if it is not UTF-8, which Python reads as lone surrogates.
+
+    `source`: what the message calls the text.
+    """
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -37,34 +40,41 @@ def valid_text(source: str, text: str) -> str:
     return text
 
 
+class ParsedLine(NamedTuple, Generic[Parsed]):
+    """A line of a file: its number, from 1, and its parsed value."""
+
+    number: int
+    value: Parsed
+
+
 class BadLines:
-    """Names lines that cannot be used on standard error; `any`: whether there were some."""
+    """Reports unusable lines on standard error; `any` says whether there were some."""
 
     any = False
 
-    def tell(self, fault: object) -> None:
-        """Name a line."""
+    def report(self, fault: object) -> None:
+        """Print what is wrong with a line."""
         typer.echo(f"error: {fault}", err=True)
         self.any = True
 
-    def left_out(self, lines: Iterable[bytes], parse: Callable[[bytes], Parsed]) -> Iterator[list[tuple[int, Parsed]]]:
-        """Yield the good lines, parsed and after their numbers, of up to BATCH lines at a time.
+    def left_out(self, lines: Iterable[bytes], parse: Callable[[bytes], Parsed]) -> Iterator[list[ParsedLine[Parsed]]]:
+        """Yield the usable lines in lists, each parsed from up to BATCH lines; report the others.
 
-        Blank lines are left out, and count. `parse`: raises UserError for a line that cannot be used; it is named.
+        Blank lines are skipped but counted. `parse` raises UserError for an unusable line.
         """
         not_blank = ((number, line) for number, line in enumerate(lines, 1) if line.strip())
         for batch in batched(not_blank, BATCH):
             parsed = []
             for number, line in batch:
                 try:
-                    parsed.append((number, parse(line)))
+                    parsed.append(ParsedLine(number, parse(line)))
                 except UserError as error:
-                    self.tell(f"line {number}: {error}")
+                    self.report(f"line {number}: {error}")
             yield parsed
 
 
 def batched(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
-    """Yield lists of `size` items, the last one of what is left; nothing where there is no item."""
+    """Yield the items in lists of `size`; the last list may be shorter."""
     iterator = iter(items)
     batch = list(islice(iterator, size))
     while batch:
@@ -75,16 +85,25 @@ def batched(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
 def json_record(
     line: bytes, required: Mapping[str, type], optional: Mapping[str, type] | None = None
 ) -> dict[str, Any]:
-    """Parse a line whose fields must have these types; further fields may stand beside them. Raises UserError."""
+    """Return the JSON object in a line. Raises UserError where a field is missing or has another type.
+
+    The mappings have the expected type of each field. Other fields may have any type.
+    """
     try:
         record = orjson.loads(line)  # json would let half a character pass, which no tokenizer takes
     except ValueError as error:
         raise UserError(f"not JSON: {error}; write one object per line") from error
     fields = {**required, **(optional or {})}
     for name, kind in fields.items():
-        is_object = isinstance(record, dict)
-        may_lack = is_object and name not in record and name not in required
-        has_kind = is_object and type(record.get(name)) is kind
-        if not (has_kind or may_lack):
+        if not _has_field(record, name, kind, name in required):
             raise UserError(f"field {name!r} must be a {kind.__name__}; fields: {', '.join(fields)}")
     return dict(record)
+
+
+def _has_field(record: object, name: str, kind: type, is_required: bool) -> bool:
+    """Return whether a record is an object with a field of this type, or may lack the field and does."""
+    if not isinstance(record, dict):
+        return False
+    if name in record:
+        return type(record[name]) is kind
+    return not is_required

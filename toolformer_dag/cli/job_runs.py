@@ -1,4 +1,4 @@
-"""Running a job to its end, and watching it: steps in this process, or several at once in processes of their own."""
+"""Run a Dagster job to its end and report its progress; its steps run in this process, or each in a child process."""
 
 import json
 import os
@@ -37,21 +37,22 @@ INTERRUPTIONS = ("DagsterExecutionInterruptedError", "KeyboardInterrupt")
 CANCELLED = (dg.DagsterRunStatus.CANCELING, dg.DagsterRunStatus.CANCELED)
 """States of a run that was cancelled in the UI."""
 LOOK_EVERY_SECONDS = 0.25
-"""How often the files of the steps, and the state of the run, are looked at."""
+"""How often the steps' progress files and the state of the run are read."""
 REPEAT_EVERY_SECONDS = 5.0
-"""How often a step is passed on that does not get on."""
+"""How often a step without progress is reported again."""
 Result = dg.ExecuteInProcessResult | dg.JobExecutionResult
 Sink = Callable[[Step], None]
-"""Called whenever a step got on, now and then while it does not, and once when it has ended."""
+"""Receives a step whenever it made progress, every few seconds while it makes none, and once when it has ended."""
 
 
 @contextmanager
 def completed(
     plan: Plan, instance: dg.DagsterInstance, name: str, assets: Sequence[dg.AssetKey], sink: Sink
 ) -> Iterator[tuple[Result, Path]]:
-    """Run a job for these assets, whatever fails; yield what came of it, and the folder with what its steps spent.
+    """Run a job for these assets, and yield Dagster's result and the folder with the costs of its steps.
 
-    Others see the run as alive until the block has ended. `sink` is called from another thread.
+    A failure is in the result. Other processes see the run as alive until the block ends. `sink` is called from another
+    thread.
     """
     folder = run_folders(instance) / uuid4().hex
     options: dict[str, Any] = {
@@ -63,20 +64,24 @@ def completed(
     }
     with alive(folder):
         with _watched(instance, folder, sink), dead_runs_ended(instance):
-            if plan.settings.execution.steps_at_once == 1:
-                result: Result = definitions_of(plan).resolve_job_def(name).execute_in_process(**options)
-            else:
-                result = _in_processes(plan, name, options)
+            result = _run_job(plan, name, options)
             plan.lake.storage.wait_for_writes()
         yield result, folder
 
 
-def _in_processes(plan: Plan, name: str, options: dict[str, Any]) -> Result:
-    """Run a job whose steps are processes of their own. `options`: those of Dagster's `execute_job`.
+def _run_job(plan: Plan, name: str, options: dict[str, Any]) -> Result:
+    """Run the job in this process, or with a process per step if the settings allow several steps at once."""
+    if plan.settings.execution.steps_at_once == 1:
+        return definitions_of(plan).resolve_job_def(name).execute_in_process(**options)
+    return _run_in_processes(plan, name, options)
 
-    Each process builds the job from the settings in a file (`definitions.job_of`).
+
+def _run_in_processes(plan: Plan, name: str, options: dict[str, Any]) -> Result:
+    """Run a job with a process per step. `options`: arguments of Dagster's `execute_job`.
+
+    Each process builds the job again, from the settings in a file (`definitions.job_of`).
     """
-    _prepare_processes()
+    _start_quiet_forkserver()
     with TemporaryDirectory() as folder:  # nobody else may read it: an option of a tool may be a secret
         settings = Path(folder, "settings.json")
         settings.write_text(plan.settings.model_dump_json())
@@ -87,10 +92,10 @@ def _in_processes(plan: Plan, name: str, options: dict[str, Any]) -> Result:
             free_slots_of_ended_runs(options["instance"])
 
 
-def _prepare_processes() -> None:
-    """Start the process from which the processes of steps are forked, with a standard error that goes nowhere.
+def _start_quiet_forkserver() -> None:
+    """Start the process that the steps' processes are forked from, with its standard error discarded.
 
-    Dagster would write on the terminal there. What a step writes is in the run's log all the same.
+    Else Dagster would write to the terminal from there. The run's log has what a step writes all the same.
     """
     terminal = os.dup(2)
     try:
@@ -104,56 +109,63 @@ def _prepare_processes() -> None:
 
 
 class _Watch:
-    """What is seen of a run by whoever started it: its steps, by the files in its folder, and whether it was cancelled.
+    """Watches a run: reports the progress of its steps to a sink, and notices when the UI cancels it.
 
-    The sink gets each step when its file changed, and now and then while it does not.
+    Each step writes its progress to a file in the run's folder.
     """
 
     def __init__(self, instance: dg.DagsterInstance, folder: Path, sink: Sink) -> None:
         self._instance = instance
         self._folder = folder
         self._sink = sink
-        self._seen: dict[Path, bytes] = {}  # what a file held when it was passed on
-        self._passed_at: dict[Path, float] = {}
+        self._reported: dict[Path, bytes] = {}  # the content of each file when it was last reported
+        self._reported_at: dict[Path, float] = {}
 
     def until(self, ended: threading.Event) -> None:
-        """Look until the event is set, and once more. Interrupt this process, once, where the UI cancelled the run."""
+        """Report steps until the event is set, and once more after it.
+
+        Sends SIGINT to this process, once, if the UI cancelled the run.
+        """
         is_interrupted = False
         is_over = False
         while not is_over:
             is_over = ended.wait(LOOK_EVERY_SECONDS)
-            self._look()
+            self._report_steps()
             if not is_over and not is_interrupted and self._is_cancelled():
                 is_interrupted = True
                 os.kill(os.getpid(), signal.SIGINT)
 
-    def _look(self) -> None:
-        """Pass on the steps that got on, in the order in which they did."""
-        with suppress(FileNotFoundError):  # replaced meanwhile: seen the next time
+    def _report_steps(self) -> None:
+        """Report the steps with news, the least recently written first."""
+        with suppress(FileNotFoundError):  # a file was replaced meanwhile: it is read the next time
             for file in sorted(self._folder.glob("[!.]*.json"), key=lambda file: file.stat().st_mtime_ns):
-                self._pass_on(file)
+                self._report_step(file)
 
-    def _pass_on(self, file: Path) -> None:
+    def _report_step(self, file: Path) -> None:
+        """Report a step if its file has changed, or if it is overdue."""
         content = file.read_bytes()
         step = Step(**json.loads(content))
-        now = time.monotonic()
-        is_changed = content != self._seen.get(file)
-        is_quiet = step.outcome is None and now - self._passed_at.get(file, now) > REPEAT_EVERY_SECONDS
-        if is_changed or is_quiet:
-            self._seen[file] = content
-            self._passed_at[file] = now
+        if content != self._reported.get(file) or self._is_overdue(file, step):
+            self._reported[file] = content
+            self._reported_at[file] = time.monotonic()
             self._sink(step)
 
+    def _is_overdue(self, file: Path, step: Step) -> bool:
+        """Return whether a running step was last reported more than REPEAT_EVERY_SECONDS ago."""
+        now = time.monotonic()
+        return step.outcome is None and now - self._reported_at.get(file, now) > REPEAT_EVERY_SECONDS
+
     def _is_cancelled(self) -> bool:
+        """Return whether the run was cancelled in the UI."""
         runs = self._instance.get_runs(dg.RunsFilter(tags={FOLDER: self._folder.name}))
         return any(run.status in CANCELLED for run in runs)
 
 
 @contextmanager
 def _watched(instance: dg.DagsterInstance, folder: Path, sink: Sink) -> Iterator[None]:
-    """Pass on how the steps of a run get on, and interrupt it as Ctrl-C does where the UI cancelled it.
+    """Report the steps of a run to a sink while the block runs, and interrupt the block if the UI cancels the run.
 
-    Raises what the sink raised, when the block has ended.
+    Raises the sink's own error at the end of the block.
     """
     ended = threading.Event()
     with ThreadPoolExecutor(1) as threads:
@@ -167,11 +179,12 @@ def _watched(instance: dg.DagsterInstance, folder: Path, sink: Sink) -> Iterator
 
 def was_interrupted(result: Result) -> bool:
     """Return whether Ctrl-C, another signal or the UI ended the run."""
-    return any(map(_interrupts, result.all_events))
+    return any(map(_is_interruption, result.all_events))
 
 
-def _interrupts(event: dg.DagsterEvent) -> bool:
-    """Return whether an event of a run tells that it was interrupted or cancelled."""
+def _is_interruption(event: dg.DagsterEvent) -> bool:
+    """Return whether an event says that a step was interrupted or the run cancelled."""
+    if event.event_type is dg.DagsterEventType.RUN_CANCELED:
+        return True
     error = getattr(event.event_specific_data, "error", None)
-    canceled = event.event_type is dg.DagsterEventType.RUN_CANCELED
-    return canceled or (error is not None and error.cls_name in INTERRUPTIONS)
+    return error is not None and error.cls_name in INTERRUPTIONS

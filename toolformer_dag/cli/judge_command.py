@@ -1,4 +1,4 @@
-"""`judge`: whether the tool calls of recorded conversations help, and the conversations without those that do not."""
+"""`judge`: find out which tool calls of recorded conversations help, and write the conversations without the others."""
 
 import sys
 import time
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from toolformer_dag.computing.stage import TableOutput
     from toolformer_dag.settings.sections import Settings
     from toolformer_dag.traces.cleaned import Cleaned
+    from toolformer_dag.traces.judgement import Judgement
 
 
 def judge(
@@ -70,10 +71,8 @@ def judge(
     if forms:
         _list_forms()
         return
-    given = {"model.name": model, "traces.share": share}
-    pairs = [f"{key}={value}" for key, value in given.items() if value is not None]
-    settings = settings_of(config, profile, [*(set or ()), *pairs], needs_project=False)
-    from toolformer_dag.model.weights import is_packaged, model_identity, model_name
+    overrides = _overrides(set or (), model, share)
+    settings = settings_of(config, profile, overrides, needs_project=False)
     from toolformer_dag.traces.cleaned import write_cleaned
     from toolformer_dag.traces.judgement import judged, refuse_other_judge, traces_database
     from toolformer_dag.traces.label_agreement import agreement_lines, label_agreement, read_labels
@@ -81,31 +80,55 @@ def judge(
     sources = source or list(settings.traces.source)
     if not sources:
         raise UserError("name a file, a folder or a data set of the hub with conversations, or set traces.source")
-    labelled = read_labels(labels) if labels is not None else []
-    names_judge = any(pair.startswith("model.name=") for pair in (*(set or ()), *pairs))
+    labels_of_people = read_labels(labels) if labels is not None else []
+    names_judge = any(override.startswith("model.name=") for override in overrides)
+    database = traces_database(settings)
     if not names_judge and not estimate:
-        refuse_other_judge(settings, traces_database(settings))
+        refuse_other_judge(settings, database)
+    _warn_of_embedded_judge(settings)
+    if estimate:
+        _print_forecast(settings, sources)
+        return
+    with judged(settings, sources, database, _Progress().show) as judgement:
+        if out is not None:
+            _report_cleaned(write_cleaned(judgement, out, drop, force), out)
+        agreement = label_agreement(judgement.database, labels_of_people) if labels_of_people else None
+    _print_judgement(judgement, database)
+    if agreement is not None:
+        for line in agreement_lines(agreement):
+            typer.echo(line)
+
+
+def _overrides(pairs: Sequence[str], model: str | None, share: float | None) -> list[str]:
+    """Return the settings of `--set`, then those of `--model` and `--share`, as `model.name=VALUE`."""
+    overrides = list(pairs)
+    if model is not None:
+        overrides.append(f"model.name={model}")
+    if share is not None:
+        overrides.append(f"traces.share={share}")
+    return overrides
+
+
+def _warn_of_embedded_judge(settings: "Settings") -> None:
+    """Say on standard error where the judge is the embedded model."""
+    from toolformer_dag.model.weights import is_packaged, model_identity, model_name
+
     if is_packaged(model_identity(model_name(settings.model), settings.model.revision)):
         typer.echo(
             "the embedded model knows the synthetic world of the demo alone; name another judge with --model", err=True
         )
-    if estimate:
-        _say_forecast(settings, sources)
-        return
-    with judged(settings, sources, traces_database(settings), _Progress().show) as judgement:
-        if out is not None:
-            _say_cleaned(write_cleaned(judgement, out, drop, force), out)
-        agreed = agreement_lines(label_agreement(judgement.database, labelled)) if labelled else []
+
+
+def _print_judgement(judgement: "Judgement", database: Path) -> None:
+    """Print which calls help, and on standard error what judging took. `database`: the file with the verdicts."""
     computed = judgement.losses["computed"]
     reused = judgement.losses["reused"]
     typer.echo(
         f"{judgement.conversations:,} conversations, {judgement.rejected:,} rejections; {computed:,} losses computed "
-        f"with {judgement.tokens:,} tokens, {reused:,} reused; {traces_database(settings)}",
+        f"with {judgement.tokens:,} tokens, {reused:,} reused; {database}",
         err=True,
     )
     typer.echo(harmless(judgement.summary))
-    for line in agreed:
-        typer.echo(line)
 
 
 def _list_forms() -> None:
@@ -120,18 +143,19 @@ def _list_forms() -> None:
         typer.echo()
 
 
-def _say_forecast(settings: "Settings", sources: Sequence[str]) -> None:
+def _print_forecast(settings: "Settings", sources: Sequence[str]) -> None:
     """Judge a sample of the calls, and print what the others will cost."""
     from toolformer_dag.cli.judge_forecast import forecast_text
     from toolformer_dag.traces.judgement import conversation_plan
     from toolformer_dag.traces.judging_forecast import forecast_judging
 
     plan = conversation_plan(settings, sources)
-    typer.echo(forecast_text(forecast_judging(plan, _Progress().show), plan.settings))
+    forecast = forecast_judging(plan, _Progress().show)
+    typer.echo(forecast_text(forecast, plan.settings))
 
 
-def _say_cleaned(cleaned: "Cleaned", out: Path) -> None:
-    """Say what was written, what was left out, and what may still rest on it."""
+def _report_cleaned(cleaned: "Cleaned", out: Path) -> None:
+    """Say on standard error which files were written and what they leave out."""
     for name, lines in cleaned.lines.items():
         typer.echo(f"{out}/{name}: {lines:,} lines", err=True)
     if cleaned.conversations:
@@ -145,37 +169,44 @@ def _say_cleaned(cleaned: "Cleaned", out: Path) -> None:
         )
 
 
-SAY_EVERY_SECONDS = 30.0
-"""How often progress has a line where no terminal shows it."""
+PRINT_EVERY_SECONDS = 30.0
+"""How often progress is printed where standard error is no terminal."""
 
 
 class _Progress:
-    """Shows how the tables get on: on a terminal in one line that is written over, elsewhere now and then in a new one.
+    """Prints the progress of tables: on a terminal in a line that is overwritten, elsewhere in a new line now and then.
 
-    State: the table that goes on, since when it does, and when the last line was written, in seconds of the clock.
+    Times are in seconds of the monotonic clock.
     """
 
     def __init__(self) -> None:
-        self._table = ""
-        self._began = time.monotonic()
-        self._said = self._began
+        self._table = ""  # the table that is being made
+        self._began = time.monotonic()  # when the table was begun
+        self._printed = self._began  # when the last line was printed
 
     def show(self, table: "TableOutput", done: int, total: int) -> None:
-        """Show that `done` of `total` units of a table are done."""
-        now = time.monotonic()
+        """Print that `done` of `total` units of a table are done."""
         if table.name != self._table:
             self._table = table.name
-            self._began = now
-        line = f"{table.name}: {done:,} of {total:,} {table.stage.unit}{self._time_left(done, total, now)}"
+            self._began = time.monotonic()
+        line = f"{table.name}: {done:,} of {total:,} {table.stage.unit}{self._time_left(done, total)}"
         if sys.stderr.isatty():
-            typer.echo(f"\r\x1b[K{line}", nl=done == total, err=True)
-        elif now - self._said >= SAY_EVERY_SECONDS:
-            self._said = now
+            is_last = done == total
+            typer.echo(f"\r\x1b[K{line}", nl=is_last, err=True)
+        else:
+            self._print_now_and_then(line)
+
+    def _print_now_and_then(self, line: str) -> None:
+        """Print the line, unless another was printed in the last PRINT_EVERY_SECONDS."""
+        now = time.monotonic()
+        if now - self._printed >= PRINT_EVERY_SECONDS:
+            self._printed = now
             typer.echo(line, err=True)
 
-    def _time_left(self, done: int, total: int, now: float) -> str:
-        """Return how long the table goes on at the pace so far; empty where nothing tells."""
+    def _time_left(self, done: int, total: int) -> str:
+        """Return the time left at the pace so far, as `, 0:01:30 left`; empty before the first unit and at the end."""
         if not 0 < done < total:
             return ""
-        seconds_left = (now - self._began) / done * (total - done)
-        return f", {timedelta(seconds=round(seconds_left))} left"
+        seconds_per_unit = (time.monotonic() - self._began) / done
+        seconds_left = timedelta(seconds=round(seconds_per_unit * (total - done)))
+        return f", {seconds_left} left"

@@ -1,4 +1,4 @@
-"""The lake from outside: `verify` reads everything, `clean` removes files that nothing needs."""
+"""Care of the stored data: `verify` reads everything, `clean` removes files that nothing needs."""
 
 from datetime import timedelta
 from pathlib import Path
@@ -10,7 +10,7 @@ from toolformer_dag.cli.terminal import Config, Profile, Set, path, settings_of
 from toolformer_dag.files import UserError
 
 CENTURY = 876_600.0
-"""Hours of a century; much more has no date."""
+"""Hours in a century, the longest grace period: dates cannot express much more."""
 
 
 def verify(
@@ -57,12 +57,18 @@ def clean(
     from toolformer_dag.lake.cleaning import clean as remove
     from toolformer_dag.lake.table import Lake
 
-    if not 0 <= grace_hours <= CENTURY:  # nan neither
-        raise UserError(f"--grace-hours {grace_hours:g}: no such time; write hours from 0 to {CENTURY:,.0f}")
+    grace = _grace_period(grace_hours)
     lake = Lake.of(settings_of(config, profile, set).paths)
-    removed = remove(lake, timedelta(hours=grace_hours), dry_run=dry_run)
+    removed = remove(lake, grace, dry_run=dry_run)
     for file in removed:
         typer.echo(f"{file.bytes:>12,}  {file.path}")
     verb = "would go" if dry_run else "gone"
     size = sum(file.bytes for file in removed)
     typer.echo(f"{len(removed)} files, {size:,} bytes {verb}")
+
+
+def _grace_period(hours: float) -> timedelta:
+    """Return the hours as a duration. Raises UserError unless they are between 0 and CENTURY."""
+    if not 0 <= hours <= CENTURY:  # also refuses nan
+        raise UserError(f"--grace-hours {hours:g}: no such time; write hours from 0 to {CENTURY:,.0f}")
+    return timedelta(hours=hours)

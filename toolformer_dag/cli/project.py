@@ -1,4 +1,4 @@
-"""A project as the commands see it: its plan, its definitions, the Dagster instance shared with the UI, its runs."""
+"""A project as the commands see it: its plan, its runs, and the Dagster instance that it shares with the UI."""
 
 import os
 import re
@@ -49,19 +49,19 @@ code_servers:
 CRASHED = "ChildProcessCrashException"
 NOT_RUN = "not run: an asset before it failed"
 MENDED = (DamagedPart.__name__, DamagedCheckpoint.__name__)
-"""Errors of damaged files that the next attempt makes again."""
+"""Errors of damaged files, which are set aside when they are met: the next attempt makes them again."""
 REPAIRS = 10
-"""How often the jobs start at most: again where one met a damaged file, which is set aside then."""
+"""How often the jobs of a round start at most; they start again after a damaged file."""
 
 
 @dataclass
 class RunReport:
-    """What came of a run of a project.
+    """The outcome of running a project.
 
     - `ran`: the assets that were made anew
     - `failed`: the assets that were not made, each with its error, or with NOT_RUN
     - `spent`: tokens and calls of this run
-    - `unfinished`: those of runs before it that were killed, failed or interrupted, since a report counted them
+    - `unfinished`: tokens and calls of earlier runs that were killed, failed or interrupted, if not yet reported
     - `set_aside`: files that were found damaged before anything ran
     - `damaged`: whether something failed because a file that it read was damaged
     - `untrained`: why finetuning was not begun; None where it was, or was not asked for
@@ -76,7 +76,7 @@ class RunReport:
     untrained: str | None = None
 
     def raise_for_failures(self) -> None:
-        """Raise UserError where something failed: the assets, each with its reason; or where nothing was trained."""
+        """Raise UserError naming each failed asset with its reason, or saying why nothing was trained."""
         if self.failed:
             failures = [f"{name}: {reason}" for name, reason in self.failed.items() if reason != NOT_RUN]
             remedy = "What comes after them did not run (`stale` lists it). Mend the cause and run again."
@@ -84,13 +84,24 @@ class RunReport:
         if self.untrained:
             raise UserError(self.untrained)
 
+    def add_made(self, name: str) -> None:
+        """Count an asset that was made anew; the list of shards is no asset that people know."""
+        if name != SHARD_LIST and name not in self.ran:
+            self.ran.append(name)
+
+    def add_failed(self, name: str, causes: Sequence[Any]) -> None:
+        """Count an asset that was not made. `causes`: the errors of its step, the outermost first."""
+        self.failed[name] = _reason(causes)
+        if any(error.cls_name in MENDED for error in causes):
+            self.damaged = True
+
 
 @dataclass(frozen=True)
 class Project:
     """A settings file as the commands see it.
 
-    `plan`: that of the last round. A round annotates the texts in which the round before kept no call, with the
-    checkpoint of that round; its plan starts from the plan of the round before.
+    `plan`: the plan of the last round. A round annotates, with the checkpoint of the round before, the texts in which
+    that round kept no call; its plan starts from that round's plan.
     """
 
     plan: Plan
@@ -102,39 +113,36 @@ class Project:
 
     @cached_property
     def instance(self) -> dg.DagsterInstance:
-        """The instance of $DAGSTER_HOME, or `.dagster` beside toolformer.toml; opening it takes a second."""
+        """The instance of $DAGSTER_HOME, or of `.dagster` beside toolformer.toml; opening it takes a second."""
         return shared_instance(self.plan.settings.root)
 
     def rounds(self) -> Iterator[Plan]:
-        """Yield the plan of each round; one that comes after a training knows its checkpoint."""
+        """Yield the plan of each round; a plan made after a training knows the trained checkpoint."""
         for plan in self.plan.projects:
             yield Plan.of(plan.settings) if plan.start else plan
 
     def stale(self) -> dict[str, Reasons]:
-        """Return missing and stale assets of all rounds, upstream first, and why."""
+        """Return the missing and stale assets of all rounds with the reasons, upstream first."""
         reasons: dict[str, Reasons] = {}
         for plan in self.rounds():
             reasons |= stale_in_round(plan)
         return reasons
 
     def others(self) -> list[str]:
-        """Return the names of other runs that are going on; steps that would compute the same rows wait for them."""
+        """Return the names of other running jobs; steps that would compute the same rows wait for them."""
         end_dead_runs(self.instance)
         return [run.job_name for run in self.instance.get_runs(dg.RunsFilter(statuses=UNFINISHED))]
 
     def run(self, training: bool, sink: Sink = lambda step: None) -> RunReport:
-        """Run the job that brings everything up to date; with `training` also the one that finetunes and evaluates.
+        """Bring everything up to date, round by round; with `training`, finetune and evaluate too.
 
-        Round by round. All end before this returns, and show in the UI. A failed asset stops what depends on it and
-        nothing else. `sink` learns how each step gets on. Raises TrainingError before anything runs where finetuning
-        cannot run or fit into memory, and KeyboardInterrupt where a signal or the UI ended the run.
+        The runs show in the UI. A failed asset stops only what depends on it. `sink` receives the progress of each
+        step. Raises TrainingError before anything runs if finetuning cannot run or does not fit into memory, and
+        KeyboardInterrupt if a signal or the UI ended the run.
         """
         if training:
             self._check_finetuning()
-        end_dead_runs(self.instance)
-        observe(self.instance, self.plan)
-        with session():
-            report = RunReport(set_aside=set_aside(self.plan))
+        report = self._begin()
         for plan in self.rounds():
             self._run_round(plan, training, report, sink)
             if report.failed or report.untrained:
@@ -144,15 +152,22 @@ class Project:
         report.unfinished = take_unfinished(self.instance)
         return report
 
+    def _begin(self) -> RunReport:
+        """End dead runs, tell Dagster of changed inputs, set damaged files aside; return the report of the new run."""
+        end_dead_runs(self.instance)
+        observe(self.instance, self.plan)
+        with session():
+            return RunReport(set_aside=set_aside(self.plan))
+
     def _check_finetuning(self) -> None:
-        """Raise TrainingError where a checkpoint is to be made, and finetuning cannot run or fit into memory."""
+        """Raise TrainingError if a checkpoint has to be made and finetuning cannot run or does not fit into memory."""
         if any(_is_untrained(plan, stale_in_round(plan)) for plan in self.rounds()):
             from toolformer_dag.training.launch import check_finetuning
 
             check_finetuning(self.plan.settings.model, self.plan.settings.training)
 
     def _run_round(self, plan: Plan, training: bool, report: RunReport, sink: Sink) -> None:
-        """Run the jobs of a round, again while one meets a damaged file: by then it is set aside, and made again."""
+        """Run the jobs of a round; start again when one meets a damaged file, which has been set aside by then."""
         for _ in range(REPAIRS):
             report.failed = {}
             report.damaged = False
@@ -163,10 +178,10 @@ class Project:
                 break
 
     def _train(self, plan: Plan, report: RunReport, sink: Sink) -> None:
-        """Run the job that finetunes and evaluates, unless a checkpoint is to be made of too few texts."""
+        """Run the job that finetunes and evaluates, unless there are too few texts to train a checkpoint on."""
         try:
             refusal = too_few_to_train(plan) if _is_untrained(plan, stale_in_round(plan)) else None
-        except (DamagedPart, MissingPart):  # C*: the first job makes it again
+        except (DamagedPart, MissingPart):  # of C*, which the first job makes again
             report.damaged = True
             return
         if refusal:
@@ -175,25 +190,23 @@ class Project:
             self._run_job(plan, TRAINING_JOB, report, sink)
 
     def _run_job(self, plan: Plan, name: str, report: RunReport, sink: Sink) -> None:
-        """Run what is stale and what depends on it; its steps skip themselves where nothing changed.
+        """Run a job for its stale assets and what depends on them, and add the outcome to the report.
 
-        Raises KeyboardInterrupt where a signal or the UI ended the run.
+        A step skips itself if nothing changed. Raises KeyboardInterrupt if a signal or the UI ended the run.
         """
         stale = stale_in_round(plan)
         if name == TRAINING_JOB and _is_data_lost(plan, stale):
-            report.damaged = True  # the first job makes it again before
+            report.damaged = True  # the first job has to make it again
             return
-        chosen = _of_job(plan, name, stale)
-        if not chosen:
+        assets = _assets_to_make(plan, name, stale)
+        if not assets:
             return
-        if RAW_SHARDS in chosen:
-            chosen.insert(0, SHARD_LIST)
-        keys = [asset_key(asset) for asset in chosen]
+        keys = [asset_key(asset) for asset in assets]
         with completed(plan, self.instance, f"{name}{plan.suffix}", keys, sink) as (result, folder):
             report.spent += take_spent(folder)
         if was_interrupted(result):
             raise KeyboardInterrupt
-        _add(report, plan, chosen, result)
+        _add_outcome(report, plan, assets, result)
 
 
 def stale_in_round(plan: Plan) -> dict[str, Reasons]:
@@ -202,59 +215,74 @@ def stale_in_round(plan: Plan) -> dict[str, Reasons]:
         return stale_assets(outputs(plan))
 
 
-def _of_job(plan: Plan, name: str, stale: Iterable[str]) -> list[str]:
-    """Return the assets that a job has to make: its stale ones, and those of it that depend on them, in order."""
+def _assets_to_make(plan: Plan, job: str, stale: Iterable[str]) -> list[str]:
+    """Return the stale assets of a job and those that depend on them, in order; first the list of shards if needed."""
     by_hand = set(map(plan.named, BY_HAND))
-    in_both_jobs = set(map(plan.named, IN_BOTH_JOBS))
-    if name == TRAINING_JOB:
+    if job == TRAINING_JOB:
+        allowed = by_hand | set(map(plan.named, IN_BOTH_JOBS))
         changed = with_descendants(outputs(plan), [asset for asset in stale if asset in by_hand])
-        return [asset for asset in changed if asset in by_hand or asset in in_both_jobs]
+        return [asset for asset in changed if asset in allowed]
     changed = with_descendants(outputs(plan), [asset for asset in stale if asset not in by_hand])
-    return [asset for asset in changed if asset not in by_hand]
+    assets = [asset for asset in changed if asset not in by_hand]
+    return [SHARD_LIST, *assets] if RAW_SHARDS in assets else assets
 
 
 def _is_data_lost(plan: Plan, stale: Mapping[str, Reasons]) -> bool:
-    """Return whether what the first job has made turned out to be damaged since. `stale`: what is stale, and why."""
+    """Return whether an asset that only the first job makes has been damaged since that job ran."""
     in_second_job = set(map(plan.named, (*BY_HAND, *IN_BOTH_JOBS)))
-    return any(not why.retry_only for name, why in stale.items() if name not in in_second_job)
+    return any(not reasons.retry_only for name, reasons in stale.items() if name not in in_second_job)
 
 
 def _is_untrained(plan: Plan, stale: Mapping[str, Reasons]) -> bool:
-    """Return whether a checkpoint of a round is among what is stale."""
+    """Return whether a checkpoint of the round is among the stale assets."""
     return any(plan.named(name) in stale for name in TRAINED)
 
 
-def _add(report: RunReport, plan: Plan, chosen: Sequence[str], result: Result) -> None:
-    """Add to a report what a job made and what failed.
-
-    - `chosen`: the assets that it was to make
-    - `result`: what Dagster says came of the job
-    """
-    metadata = {event.asset_key: event.materialization.metadata for event in result.get_asset_materialization_events()}
-    failures = {event.step_key: event for event in result.all_events if event.is_step_failure}
+def _add_outcome(report: RunReport, plan: Plan, assets: Sequence[str], result: Result) -> None:
+    """Add to a report which assets of a job were made and which failed. `assets`: all that it was to make."""
+    outcome = _JobOutcome(result)
     step_of = dict.fromkeys(map(plan.named, SHOWN), f"{STEP}{plan.suffix}")  # one step makes them all
-    for name in chosen:
-        key = asset_key(name)
-        if key not in metadata:
-            causes = list(_causes(failures.get(step_of.get(name, key.to_python_identifier()))))
-            report.failed[name] = _reason(causes)
-            report.damaged |= any(error.cls_name in MENDED for error in causes)
-            continue
-        was_skipped = metadata[key].get(UNCHANGED) == dg.MetadataValue.bool(True)
-        if not was_skipped and name != SHARD_LIST and name not in report.ran:
-            report.ran.append(name)
+    for name in assets:
+        if not outcome.is_materialized(name):
+            step = step_of.get(name, asset_key(name).to_python_identifier())
+            report.add_failed(name, outcome.causes(step))
+        elif not outcome.is_unchanged(name):
+            report.add_made(name)
 
 
-def _causes(failure: dg.DagsterEvent | None) -> Iterator[Any]:
-    """Yield the error that a step ended with, then what caused it; nothing where it did not begin."""
-    error = failure.step_failure_data.error if failure else None
-    while error is not None:
-        yield error
-        error = error.cause
+class _JobOutcome:
+    """What Dagster's events say of the assets and steps of a job."""
+
+    def __init__(self, result: Result) -> None:
+        self._metadata = {
+            event.asset_key: event.materialization.metadata for event in result.get_asset_materialization_events()
+        }
+        self._failures = {event.step_key: event for event in result.all_events if event.is_step_failure}
+
+    def is_materialized(self, name: str) -> bool:
+        """Return whether the step of an asset ended well."""
+        return asset_key(name) in self._metadata
+
+    def is_unchanged(self, name: str) -> bool:
+        """Return whether the step of an asset found nothing to do."""
+        return self._metadata[asset_key(name)].get(UNCHANGED) == dg.MetadataValue.bool(True)
+
+    def causes(self, step: str) -> list[Any]:
+        """Return the error that a step ended with, then its causes; nothing if the step did not begin."""
+        failure = self._failures.get(step)
+        error = failure.step_failure_data.error if failure else None
+        causes = []
+        while error is not None:
+            causes.append(error)
+            error = error.cause
+        return causes
 
 
 def _reason(causes: Sequence[Any]) -> str:
-    """Return what the asset raised, without Dagster's wrapping; the run's log in the UI has its traceback."""
+    """Return the message of the asset's own error, without Dagster's wrapping; NOT_RUN without an error.
+
+    The traceback is in the run's log in the UI.
+    """
     if not causes:
         return NOT_RUN
     raised_by_asset = (cause for cause in causes if not (cause.cls_name or "").startswith("Dagster"))
@@ -265,9 +293,10 @@ def _reason(causes: Sequence[Any]) -> str:
 
 
 def home(root: Path) -> Path:
-    """Return $DAGSTER_HOME, or `.dagster` beside toolformer.toml, made ready on first use; `~` is the home folder.
+    """Return the folder of the Dagster instance: $DAGSTER_HOME, or `.dagster` beside toolformer.toml.
 
-    Raises OSError where it is no folder, and UserError where its name is not UTF-8 or `~` leads nowhere.
+    It is made on first use; `~` is expanded. Raises OSError where it is no folder, and UserError where its name is not
+    UTF-8 or `~` leads nowhere.
     """
     folder = expanded(Path(os.environ.get("DAGSTER_HOME") or root / ".dagster")).absolute()
     if printable(folder) != str(folder):
@@ -279,16 +308,21 @@ def home(root: Path) -> Path:
 
 
 def shared_instance(root: Path) -> dg.DagsterInstance:
-    """Open the instance of `home(root)`; runs of the command line show in the UI and the other way round."""
+    """Open the Dagster instance in `home(root)`, which the command line and the UI share. Raises UserError."""
     folder = home(root)
-    with locked(folder / "instance.lock"):  # two at once would each make Dagster's databases
+    with locked(folder / "instance.lock"):  # two processes at once would each make Dagster's databases
         try:
             return dg.DagsterInstance.from_config(str(folder))
         except Exception as error:  # of Dagster's checks, of YAML, of its databases
             if isinstance(error, OSError) or of_history(error):
                 raise
-            reason = " ".join(str(error).split())[:200]
-            raise UserError(
-                f"{folder / 'dagster.yaml'} cannot be used ({reason}); correct it, or move it away: it is made anew. "
-                f"Or {damaged_history('another file of it is damaged')}"
-            ) from error
+            raise UserError(_unusable_instance(folder, error)) from error
+
+
+def _unusable_instance(folder: Path, error: Exception) -> str:
+    """Return why the instance in a folder cannot be opened, and the remedies."""
+    reason = " ".join(str(error).split())[:200]
+    return (
+        f"{folder / 'dagster.yaml'} cannot be used ({reason}); correct it, or move it away: it is made anew. "
+        f"Or {damaged_history('another file of it is damaged')}"
+    )

@@ -59,22 +59,23 @@ def run(
         typer.echo(forecast(project.plan))
         return
     report = completed(project, again or (), training=train or first is None)
-    if not report.failed:
-        typer.echo(summary(report))
-    if first is not None and not report.failed:
+    if report.failed:
+        report.raise_for_failures()
+    typer.echo(summary(report))
+    if first is not None:
         from toolformer_dag.cli.run_reports import first_look
 
-        options = _typed("--config", [config]) + _typed("--profile", [profile]) + _typed("--set", set)
-        typer.echo(first_look(project.plan, first, options=options, corpus=_typed("--shards", shards)))
-    elif project.plan.start and not report.failed:
+        options = _retyped("--config", [config]) + _retyped("--profile", [profile]) + _retyped("--set", set)
+        typer.echo(first_look(project.plan, first, options=options, corpus=_retyped("--shards", shards)))
+    elif project.plan.start:
         from toolformer_dag.cli.run_reports import round_report
 
         typer.echo(with_config(round_report(project.plan)))
-    report.raise_for_failures()
+    report.raise_for_failures()  # too few texts to train on
 
 
-def _typed(option: str, values: Sequence[object] | None) -> str:
-    """Return an option as it is typed, once for each value, with a space before each; empty without a value."""
+def _retyped(option: str, values: Sequence[object] | None) -> str:
+    """Return an option as it has to be typed again, ` --set a=1 --set b=2`; empty without a value."""
     return "".join(f" {option} {quote(str(value))}" for value in values or () if value)
 
 
@@ -98,12 +99,22 @@ def stale(
         raise UserError(f"--again {again[0]}: only --run makes a shard anew; write `stale --run --again {again[0]}`")
     project = opened_project(config, profile, shards, set, first)
     if run:
-        report = completed(project, again or (), training=False)
-        for name in report.ran:
-            typer.echo(f"ran {name}")
-        report.raise_for_failures()
-        typer.echo(summary(report))
-        return
+        _run_stale(project, again or ())
+    else:
+        _list_stale(project, why)
+
+
+def _run_stale(project: "Project", again: Sequence[str]) -> None:
+    """Run what is stale, without training, and name the assets that were made."""
+    report = completed(project, again, training=False)
+    for name in report.ran:
+        typer.echo(f"ran {name}")
+    report.raise_for_failures()
+    typer.echo(summary(report))
+
+
+def _list_stale(project: "Project", why: bool) -> None:
+    """Print the stale assets, each with the reasons if `why` is set."""
     outdated = project.stale()
     for name, reasons in outdated.items():
         typer.echo(name)
@@ -115,8 +126,10 @@ def stale(
 
 
 def summary(report: "RunReport") -> str:
-    """Say how many assets ran and what that cost."""
-    return f"{len(report.ran)} assets ran; {report.spent}." if report.ran else "Everything is fresh: nothing ran."
+    """Return how many assets ran and what that cost."""
+    if not report.ran:
+        return "Everything is fresh: nothing ran."
+    return f"{len(report.ran)} assets ran; {report.spent}."
 
 
 def opened_project(
@@ -127,9 +140,9 @@ def opened_project(
     first: int | None,
     round: int | None = None,
 ) -> "Project":
-    """Load the settings and the tools, then everything heavy. Raises SettingsError, ToolError, ModelError.
+    """Return the project of the options, once its settings and tools load. Raises SettingsError, ToolError, ModelError.
 
-    `pairs`: settings as `--set` takes them; `first`, `round`: two more of them.
+    `pairs`: settings as `--set` takes them. Everything heavy is imported after these were checked.
     """
     overrides = list(pairs or ())
     if first is not None:
@@ -148,14 +161,11 @@ def completed(
     training: bool,
     after_step: "Callable[[Step], str | None]" = lambda step: None,
 ) -> "RunReport":
-    """Run a project with its progress on the standard error, and say what was found damaged, chosen and kept.
+    """Run a project with its progress on standard error, and say what was damaged, unfinished, chosen and kept.
 
-    `again`: shards that are made anew; `after_step`: what to print after a step that has ended.
+    `again`: shards that are made anew. `after_step`: returns what to print after a step has ended.
     """
     from toolformer_dag.cli.run_display import shown
-    from toolformer_dag.computing.spending import Spent
-    from toolformer_dag.lake.session import session
-    from toolformer_dag.pipeline.chance import kept_nothing, threshold_lines
 
     _withdraw(project.plan, again)
     _warn_of_names(project.plan)
@@ -164,18 +174,33 @@ def completed(
         typer.echo(f"{', '.join(others)} is running; steps that would compute the same rows wait for it.", err=True)
     with shown(after_step) as sink:
         report = project.run(training, sink)
+    _print_incidents(report)
+    _print_thresholds(project.plan)
+    return report
+
+
+def _print_incidents(report: "RunReport") -> None:
+    """Print on standard error the damaged files, and what unfinished runs and a failed run have spent."""
+    from toolformer_dag.computing.spending import Spent
+
     for damaged in report.set_aside:
         typer.echo(f"damaged and made again: {damaged.path} {damaged.reason}", err=True)
     if report.unfinished != Spent():
         typer.echo(f"Runs before this one that did not finish: {report.unfinished}.", err=True)
     if report.failed:
         typer.echo(f"This run: {report.spent}.", err=True)
+
+
+def _print_thresholds(plan: "Plan") -> None:
+    """Print the thresholds that were chosen, and on standard error the tools that kept no call."""
+    from toolformer_dag.lake.session import session
+    from toolformer_dag.pipeline.chance import kept_nothing, threshold_lines
+
     with session():
-        for line in threshold_lines(project.plan):
+        for line in threshold_lines(plan):
             typer.echo(with_config(line))
-        for line in kept_nothing(project.plan):
+        for line in kept_nothing(plan):
             typer.echo(with_config(line), err=True)
-    return report
 
 
 def _warn_of_names(plan: "Plan") -> None:
@@ -187,7 +212,7 @@ def _warn_of_names(plan: "Plan") -> None:
 
 
 def _withdraw(plan: "Plan", shards: Sequence[str]) -> None:
-    """Withdraw the parts of shards from every table of all rounds. Raises UserError where there is no such shard."""
+    """Remove the parts of these shards from every table of all rounds. Raises UserError for an unknown shard."""
     from toolformer_dag.computing.update import withdraw
     from toolformer_dag.pipeline.stages import table_outputs
 
@@ -207,23 +232,30 @@ def ui(
 
     Example: toolformer-dag ui --port 3000
     """
-    from toolformer_dag.cli.project import home, shared_instance
+    from toolformer_dag.cli.project import shared_instance
     from toolformer_dag.cli.web_server import serve
     from toolformer_dag.resources.live_runs import dead_runs_ended, end_dead_runs
-    from toolformer_dag.settings.settings_file import settings_file
 
-    root = settings_of(config, None, None).root
-    instance = shared_instance(root)
-    end_dead_runs(instance)  # opened here: webserver and daemon would both make its databases
+    root = settings_of(config, profile=None, pairs=None).root
+    instance = shared_instance(root)  # opened here: webserver and daemon would both make its databases
+    end_dead_runs(instance)
     for stop in (signal.SIGINT, signal.SIGTERM):  # background shells start this with SIGINT ignored
         signal.signal(stop, signal.default_int_handler)
+    try:
+        with dead_runs_ended(instance):
+            code = serve(root, port, _environment(root, config))
+    except KeyboardInterrupt:
+        code = 0
+    raise typer.Exit(code)
+
+
+def _environment(root: Path, config: Path | None) -> dict[str, str]:
+    """Return the environment of Dagster's processes, which names its home and the settings file."""
+    from toolformer_dag.cli.project import home
+    from toolformer_dag.settings.settings_file import settings_file
+
     environment = os.environ | {"DAGSTER_HOME": str(home(root))}
     file = settings_file(config)
     if file.exists():
         environment["TOOLFORMER_CONFIG"] = str(file)
-    try:
-        with dead_runs_ended(instance):
-            code = serve(root, port, environment)
-    except KeyboardInterrupt:
-        code = 0
-    raise typer.Exit(code)
+    return environment

@@ -1,12 +1,12 @@
-"""The progress of a run: a live line per step on a terminal, and a line for every asset when it has ended.
+"""The progress of a run: a live line per running step on a terminal, and a line for every asset when it has ended.
 
-Elsewhere, as in a pipe or a log, a step that goes on has a line every SAY_EVERY_SECONDS.
+In a pipe or a log, a running step prints a line every PRINT_EVERY_SECONDS instead.
 """
 
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from rich.console import Console
@@ -15,74 +15,78 @@ from rich.text import Text
 
 from toolformer_dag.assets.running import Step
 
-SAY_EVERY_SECONDS = 30.0
-"""How often a step that goes on has a line where no terminal shows it live."""
+PRINT_EVERY_SECONDS = 30.0
+"""How often a running step prints a line where no terminal shows it live."""
 
 
 @dataclass(slots=True)
 class _Progress:
-    """What is shown of the steps of a run.
+    """Shows the steps of a run on a console.
 
-    - `console`: where
-    - `after_step`: returns what to print after a step that has ended; None for nothing
-    - `now`: the steps under way, by name
-    - `said`: at which of its seconds a line was last printed of a step, by name
+    - `after_step`: returns what to print after a step has ended; None for nothing
+    - `running`: the running steps, by name
+    - `printed_at`: by name of a step, its running time in seconds when a line was last printed of it
     """
 
     console: Console
     after_step: Callable[[Step], str | None]
-    now: dict[str, Step] = field(default_factory=dict)
-    said: dict[str, float] = field(default_factory=dict)
+    running: dict[str, Step] = field(default_factory=dict)
+    printed_at: dict[str, float] = field(default_factory=dict)
 
     def lines(self) -> Text:
-        """Return a line per step under way."""
-        steps = [f"{step.name}  {step.under_way}".rstrip() for step in list(self.now.values())]
+        """Return the live display: a line per running step."""
+        steps = [f"{step.name}  {step.under_way}".rstrip() for step in list(self.running.values())]
         return Text("\n".join(steps), no_wrap=True, overflow="ellipsis")
 
     def watch(self, step: Step) -> None:
-        """Show how a step gets on, or its end."""
-        before = self.now.get(step.name)
-        if step.waits and (before is None or not before.waits):
-            self._say(f"{step.name} waits for another run over this lake ({step.waits}); no row is computed twice")
+        """Show the progress of a step, or its end."""
+        self._print_if_it_waits(step)
         if step.outcome is None:
-            self.now[step.name] = step
-            self._say_that_it_goes_on(step)
+            self.running[step.name] = step
+            self._print_progress(step)
             return
-        self.now.pop(step.name, None)
-        self._say(f"{step.name}: {step.outcome}")
+        self.running.pop(step.name, None)
+        self._print(f"{step.name}: {step.outcome}")
         remark = self.after_step(step)
         if remark:
-            self._say(remark)
+            self._print(remark)
 
-    def _say_that_it_goes_on(self, step: Step) -> None:
-        """Print a line of a step under way, where no terminal shows it live, every SAY_EVERY_SECONDS."""
-        silent_seconds = step.seconds - self.said.get(step.name, 0.0)
-        if not self.console.is_terminal and silent_seconds >= SAY_EVERY_SECONDS:
-            self.said[step.name] = step.seconds
-            self._say(f"{step.name}: {step.under_way or 'goes on'}")
+    def _print_if_it_waits(self, step: Step) -> None:
+        """Print a line when a step begins to wait for another run."""
+        before = self.running.get(step.name)
+        waited_before = before is not None and before.waits
+        if step.waits and not waited_before:
+            self._print(f"{step.name} waits for another run over this lake ({step.waits}); no row is computed twice")
 
-    def _say(self, line: str) -> None:
+    def _print_progress(self, step: Step) -> None:
+        """Print a line of a running step every PRINT_EVERY_SECONDS, unless a terminal shows it live."""
+        silent_seconds = step.seconds - self.printed_at.get(step.name, 0.0)
+        if not self.console.is_terminal and silent_seconds >= PRINT_EVERY_SECONDS:
+            self.printed_at[step.name] = step.seconds
+            self._print(f"{step.name}: {step.under_way or 'goes on'}")
+
+    def _print(self, line: str) -> None:
+        """Print a line as it is, without markup or line breaks of rich."""
         self.console.print(Text(line), soft_wrap=True)
 
 
 @contextmanager
 def shown(after_step: Callable[[Step], str | None] = lambda step: None) -> Iterator[Callable[[Step], None]]:
-    """Yield what shows the progress of runs inside the block on the standard error.
+    """Yield a function that shows the progress of steps on standard error, until the block ends.
 
-    `after_step`: what to print after a step that has ended.
+    `after_step`: returns what to print after a step has ended.
     """
-    with ExitStack() as stack:
-        if not sys.stderr.isatty():
-            yield _Progress(Console(stderr=True), after_step).watch
-            return
-        # under a descriptor of its own, since Dagster keeps what steps write to 2
-        terminal = os.fdopen(os.dup(sys.stderr.fileno()), "w", encoding=sys.stderr.encoding)
-        progress = _Progress(Console(file=stack.enter_context(terminal)), after_step)
+    if not sys.stderr.isatty():
+        yield _Progress(Console(stderr=True), after_step).watch
+        return
+    # on a descriptor of its own, since Dagster captures what steps write to descriptor 2
+    with os.fdopen(os.dup(sys.stderr.fileno()), "w", encoding=sys.stderr.encoding) as terminal:
+        progress = _Progress(Console(file=terminal), after_step)
         live = Live(
             get_renderable=progress.lines,
             console=progress.console,
             transient=True,
             redirect_stdout=sys.stdout.isatty(),
         )
-        stack.enter_context(live)
-        yield progress.watch
+        with live:
+            yield progress.watch

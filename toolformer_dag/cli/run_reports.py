@@ -1,14 +1,19 @@
-"""What `run --first N` and `run --round N` end with: what was sampled and kept, and what to do next."""
+"""The reports at the end of `run --first N` and `run --round N`: what was sampled and kept, and what to do next."""
 
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 from toolformer_dag.cli.query_results import drawn
 from toolformer_dag.computing.plan import Plan
 from toolformer_dag.evaluation.measurements import ACCURACY, read_accuracy
 from toolformer_dag.lake.warehouse import query
-from toolformer_dag.training.checkpoint_outputs import CHECKPOINTS, too_few_to_train, training_text_counts
+from toolformer_dag.training.checkpoint_outputs import CHECKPOINTS, TextCounts, too_few_to_train, training_text_counts
+
+Stamps = Mapping[str, Mapping[str, Any]]
+"""By shard: what identifies its content."""
 
 LANES = """
 with counts as (pivot (select tool, step, count from funnel) on step in (2, 4, 5, 8) using sum(count) group by tool)
@@ -25,7 +30,7 @@ from lanes join swapped_statistics using (tool, tau_f)
 where swaps > 0 and not too_few_swaps and calls > 0 and by_chance_high >= calls
 order by lanes.rowid
 """
-"""The tools of which chance may keep as many calls as the filter, by the 95 % interval."""
+"""The tools whose kept calls may all be kept by chance, by the 95 % interval."""
 ECHOES = """
 select tool, count(*) as calls, count(*) filter (loss_minus - loss_plus >= tau_f) as gaining,
        count(*) filter (delta >= tau_f) as gaining_over_echo
@@ -49,77 +54,104 @@ NEXT_ROUND = """Where to go next
 def first_look(plan: Plan, first: int, options: str, corpus: str) -> str:
     """Return the report of `run --first`, with what all shards would cost. Raises WarehouseError.
 
-    `options`: those of the command that every command takes, with a space before each; `corpus`: its `--shards`, alike.
+    `options` and `corpus`: the options of the command and its `--shards`, to repeat them in the next commands; a space
+    stands before each.
     """
-    whole = _everything(plan)
     database = plan.settings.warehouse
-    texts, documents = training_text_counts(plan)
-    enough = f"{texts:,} texts in C* to train on, about {1000 * texts / max(1, documents):,.0f} per 1,000 documents"
-    echoes = [
-        f"{row['tool']}: of {row['calls']:,} calls with an echo {row['gaining']:,} gain tau_f, "
-        f"{row['gaining_over_echo']:,} of them over the echo."
-        for row in query(database, ECHOES).iter_rows(named=True)
-    ]
-    lanes = drawn(query(database, LANES))
+    all_shards = _plan_of_all_shards(plan)
+    counts = training_text_counts(plan)
     return "\n".join(
         (
-            f"\nThe first look: {len(plan.shards)} of {len(whole.shards)} shards, {documents:,} documents",
-            lanes,
+            f"\nThe first look: {len(plan.shards)} of {len(all_shards.shards)} shards, {counts.documents:,} documents",
+            drawn(query(database, LANES)),
             *_kept_by_chance(database),
-            *echoes,
-            f"{too_few_to_train(plan) or enough}.",
-            _rest(plan, whole),
+            *_gains_over_echo(database),
+            f"{too_few_to_train(plan) or _texts_to_train(counts)}.",
+            _cost_of_all_shards(plan, all_shards),
             NEXT.format(options=options, corpus=corpus, first=f" --first {first}"),
         )
     )
 
 
+def _texts_to_train(counts: TextCounts) -> str:
+    """Return how many texts there are to train on, and how many per 1,000 documents."""
+    per_thousand = 1000 * counts.texts / max(1, counts.documents)
+    return f"{counts.texts:,} texts in C* to train on, about {per_thousand:,.0f} per 1,000 documents"
+
+
+def _gains_over_echo(database: Path) -> list[str]:
+    """Return, per tool, how many calls gain more than their echo: the result of another input with the same words."""
+    return [
+        f"{row['tool']}: of {row['calls']:,} calls with an echo {row['gaining']:,} gain tau_f, "
+        f"{row['gaining_over_echo']:,} of them over the echo."
+        for row in query(database, ECHOES).iter_rows(named=True)
+    ]
+
+
 def _kept_by_chance(database: Path) -> list[str]:
-    """Return a sentence for each tool of whose kept calls as many would be kept by chance."""
-    sentences = []
+    """Return a warning for each tool whose kept calls may all be kept by chance."""
+    warnings = []
     for row in query(database, BY_CHANCE).iter_rows(named=True):
-        surely = row["by_chance"] >= row["calls"]
-        may = "keeps" if surely else "may keep"
-        sentences.append(
-            f"{row['tool']}: {row['calls']:,} calls are kept, and chance {may} as many ({row['by_chance']:,}, 95 %: "
+        is_certain = row["by_chance"] >= row["calls"]
+        keeps = "keeps" if is_certain else "may keep"
+        warnings.append(
+            f"{row['tool']}: {row['calls']:,} calls are kept, and chance {keeps} as many ({row['by_chance']:,}, 95 %: "
             f"{row['low']:,} to {row['high']:,}): they say nothing about the tool; raise its tau_f or change the model."
         )
-    return sentences
+    return warnings
 
 
 def round_report(plan: Plan) -> str:
-    """Return the report of `run --round`: calls kept and answers by round. Raises WarehouseError."""
-    tables = {"Calls by lane, of all rounds so far": query(plan.settings.warehouse, LANES)}
+    """Return the report of `run --round`: the calls kept so far, and each round's answers. Raises WarehouseError."""
+    round = plan.settings.rounds.count
+    calls = drawn(query(plan.settings.warehouse, LANES))
+    return "\n".join(
+        (
+            f"\nCalls by lane, of all rounds so far\n{calls}",
+            *_answers_by_round(plan),
+            "",
+            NEXT_ROUND.format(round=round, next=round + 1),
+        )
+    )
+
+
+def _answers_by_round(plan: Plan) -> Iterator[str]:
+    """Yield a table per evaluated round, with the held-out questions that were answered right."""
     for project in plan.projects:
         if project.lake.table(ACCURACY).parts():
             number = project.settings.rounds.count
             title = f"Round {number}: held-out questions answered right, in per cent (95 % interval)"
-            tables[title] = read_accuracy(project.lake)
-    round = plan.settings.rounds.count
-    parts = [f"\n{title}\n{drawn(rows)}" for title, rows in tables.items()]
-    return "\n".join((*parts, "", NEXT_ROUND.format(round=round, next=round + 1)))
+            yield f"\n{title}\n{drawn(read_accuracy(project.lake))}"
 
 
-def _everything(plan: Plan) -> Plan:
-    """Return the plan without corpus.first: that of all shards."""
+def _plan_of_all_shards(plan: Plan) -> Plan:
+    """Return the plan without `corpus.first`, which limits the shards."""
     corpus = plan.settings.corpus.model_copy(update={"first": None})
     return replace(plan, settings=plan.settings.model_copy(update={"corpus": corpus}))
 
 
-def _rest(plan: Plan, everything: Plan) -> str:
-    """Scale what the lake has cost so far by the sizes of the shards, or by their number where sizes are not known."""
-    all_stamps = everything.stamps
-    seen_stamps = plan.stamps
-    if len(all_stamps) == len(seen_stamps):
+def _cost_of_all_shards(plan: Plan, all_shards: Plan) -> str:
+    """Return what the shards have cost so far, and what all shards would cost in proportion."""
+    if len(all_shards.shards) == len(plan.shards):
         return "These are all shards."
-    factor = len(all_stamps) / len(seen_stamps)
-    if all("bytes" in stamp for stamp in all_stamps.values()):
-        seen_bytes = sum(stamp["bytes"] for stamp in seen_stamps.values())
-        factor = sum(stamp["bytes"] for stamp in all_stamps.values()) / seen_bytes
+    factor = _size_ratio(plan.stamps, all_shards.stamps)
     [(tokens, seconds)] = query(plan.settings.warehouse, SPENT).rows()
-    spent = f"{tokens:,} tokens and {timedelta(seconds=round(seconds))}"
+    time = timedelta(seconds=round(seconds))
+    time_of_all = timedelta(seconds=round(seconds * factor))
     return (
-        f"So far {spent} went into these shards. All {len(all_stamps)} would take about {tokens * factor:,.0f} tokens "
-        f"and {timedelta(seconds=round(seconds * factor))}, without finetuning; `run --estimate` tells it with "
+        f"So far {tokens:,} tokens and {time} went into these shards. All {len(all_shards.shards)} would take about "
+        f"{tokens * factor:,.0f} tokens and {time_of_all}, without finetuning; `run --estimate` tells it with "
         "intervals."
     )
+
+
+def _size_ratio(stamps: Stamps, all_stamps: Stamps) -> float:
+    """Return how many times larger all shards are than the first ones: in bytes if all sizes are known, else in number.
+
+    A stamp has what identifies the content of a shard, such as the size of its file in `bytes`.
+    """
+    if not all("bytes" in stamp for stamp in all_stamps.values()):
+        return len(all_stamps) / len(stamps)
+    size = sum(stamp["bytes"] for stamp in stamps.values())
+    size_of_all = sum(stamp["bytes"] for stamp in all_stamps.values())
+    return float(size_of_all / size)

@@ -2,13 +2,20 @@
 
 import gc
 import os
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from toolformer_dag.cli.terminal import Config, Profile, Set, settings_of
 from toolformer_dag.cli.web_server import HOST, LOOPBACK
 from toolformer_dag.files import UserError
+from toolformer_dag.settings.sections import Settings
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+
+    from toolformer_dag.cli.generate_command import ChosenModel
+    from toolformer_dag.computing.plan import Lane
 
 KEY = "TOOLFORMER_DAG_API_KEY"
 
@@ -29,43 +36,70 @@ def serve(
 
     Example: toolformer-dag serve; toolformer-dag serve --model base --port 8001
     """
-    from toolformer_dag.cli.generate_command import named_model
+    from toolformer_dag.cli.generate_command import find_model
 
     settings = settings_of(config, profile, set)
     key = _key(host)
-    named = named_model(settings, model, None)
+    chosen = find_model(settings, model, k=None)
     from toolformer_dag.cli.web_server import OwnPages, answer, bound
-    from toolformer_dag.computing.plan import lanes
-    from toolformer_dag.model.weights import folder_name
-    from toolformer_dag.serving.server import serving_app
-    from toolformer_dag.serving.shared_decoder import SharedDecoder
-    from toolformer_dag.tools.tool import blamed
 
     with bound(port, "serve", host) as listening:
-        serving_lanes = [lane.at_inference() for lane in lanes(settings)]
-        if named.k:  # else no call is made
-            for lane in serving_lanes:
-                with blamed(lane.tool, "prepare"):
-                    lane.tool.prepare(lambda done: None)
-        loaded = named.load(settings)
-        own_name = settings.model.name if named.is_own(settings) else "finetuned_checkpoint"
-        name = folder_name(named.name or own_name)
-        app = serving_app(SharedDecoder(loaded, serving_lanes, settings, named.k), name, key)
-        # Python looks through all objects for garbage now and then, which takes a third of a second with a model loaded
-        # and keeps every client waiting; from now on it passes over those that are there already.
-        gc.collect()
-        gc.freeze()
+        lanes = _prepared_lanes(settings, calls_tools=chosen.k > 0)
+        app = _loaded_app(settings, chosen, lanes, key)
+        tools = ", ".join(lane.tool.name for lane in lanes) if chosen.k else "no tools"
         listening_port = listening.getsockname()[1]
-        tools = ", ".join(lane.tool.name for lane in serving_lanes) if named.k else "no tools"
-        typer.echo(f"{name} at http://{host}:{listening_port}/v1 with {tools}  (Ctrl-C stops it)")
-        answer(OwnPages(app, listening_port, LOOPBACK if host in LOOPBACK else ()), listening)
+        address = f"http://{host}:{listening_port}/v1"
+        typer.echo(f"{_served_name(settings, chosen)} at {address} with {tools}  (Ctrl-C stops it)")
+        accepted_hosts = LOOPBACK if host in LOOPBACK else ()
+        answer(OwnPages(app, listening_port, accepted_hosts), listening)
         typer.echo("stopped")
 
 
-def _key(host: str) -> str | None:
-    """Return the key that clients must show; None where none is set.
+def _loaded_app(settings: Settings, chosen: "ChosenModel", lanes: "list[Lane]", key: str | None) -> "Starlette":
+    """Load the model, and return the application that serves it. `key`: the key that clients must send, if any."""
+    from toolformer_dag.serving.server import serving_app
+    from toolformer_dag.serving.shared_decoder import SharedDecoder
 
-    Raises UserError where `host` is open to other machines and none is set, and where no header can hold it.
+    decoder = SharedDecoder(chosen.load(settings), lanes, settings, chosen.k)
+    app = serving_app(decoder, _served_name(settings, chosen), key)
+    _exclude_loaded_objects_from_gc()
+    return app
+
+
+def _prepared_lanes(settings: Settings, calls_tools: bool) -> "list[Lane]":
+    """Return the lanes (tools with their settings) for decoding; prepare their tools if the model calls them."""
+    from toolformer_dag.computing.plan import lanes
+    from toolformer_dag.tools.tool import blamed
+
+    serving_lanes = [lane.at_inference() for lane in lanes(settings)]
+    if calls_tools:
+        for lane in serving_lanes:
+            with blamed(lane.tool, "prepare"):
+                lane.tool.prepare(lambda done: None)
+    return serving_lanes
+
+
+def _served_name(settings: Settings, chosen: "ChosenModel") -> str:
+    """Return the model's name for clients, without the path to its folder."""
+    from toolformer_dag.model.weights import folder_name
+
+    default_name = settings.model.name if chosen.is_own(settings) else "finetuned_checkpoint"
+    return folder_name(chosen.name or default_name)
+
+
+def _exclude_loaded_objects_from_gc() -> None:
+    """Make Python's garbage collector skip the objects that exist now.
+
+    With a model loaded, a collection takes a third of a second and keeps every client waiting.
+    """
+    gc.collect()
+    gc.freeze()
+
+
+def _key(host: str) -> str | None:
+    """Return the key that clients must send, or None if the environment sets none.
+
+    Raises UserError where `host` is open to other machines and no key is set, and where a header cannot hold the key.
     """
     key = os.environ.get(KEY)
     if host not in LOOPBACK and not key:

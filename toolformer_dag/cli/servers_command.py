@@ -1,9 +1,9 @@
-"""`servers`: list the tools of MCP servers, and tell what changed."""
+"""`servers`: list the tools of MCP servers, and what changed since the last list."""
 
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from pydantic import ValidationError
@@ -13,8 +13,13 @@ from toolformer_dag.files import UserError, write_whole
 from toolformer_dag.settings.servers import FAULT, LISTING, ServerSettings, lane_key, read_listing
 from toolformer_dag.settings.settings_file import load_servers, load_settings
 
+if TYPE_CHECKING:
+    from mcp.types import Tool
+
+    from toolformer_dag.tools.mcp_options import McpOptions
+
 Listed = list[dict[str, Any]]
-"""Tools of a server as mcp_tools.json has them: name, description, input_schema; FAULT where no call can be written."""
+"""Tools of a server as in mcp_tools.json: name, description, input_schema; FAULT if calls of it cannot be written."""
 
 
 def servers(config: Config = None) -> None:
@@ -30,30 +35,36 @@ def servers(config: Config = None) -> None:
         raise UserError(
             'there is no [servers.NAME] in toolformer.toml; add one with command = ["program"] or url = "..."'
         )
-    before = read_listing(root)
-    listed = {name: tools for name, tools in before.items() if name in tables}
+    listed_before = read_listing(root)
+    listed = {name: tools for name, tools in listed_before.items() if name in tables}
     some_failed = False
     for name, server in tables.items():
         try:
-            listed[name] = _listed(name, server, root)
-            _tell(name, listed[name], before.get(name, []))
+            listed[name] = _list_server(name, server, root)
+            _print_server(name, listed[name], listed_before.get(name, []))
         except UserError as error:
-            typer.echo(f"error: {harmless(str(error))}", err=True)
+            _print_error(error)
             some_failed = True
-    write_whole(root / LISTING, (json.dumps(listed, ensure_ascii=False, indent=1) + "\n").encode())
-    _tell_what_lacks(config)
+    listing = json.dumps(listed, ensure_ascii=False, indent=1)
+    write_whole(root / LISTING, f"{listing}\n".encode())
+    _print_unusable_lanes(config)
     if some_failed:
         raise typer.Exit(1)
 
 
-def _tell_what_lacks(config: Path | None) -> None:
-    """Say of each lane of a server why it cannot be loaded: most lack examples, which a person has to give."""
+def _print_error(error: UserError) -> None:
+    """Print an error on standard error; the command goes on."""
+    typer.echo(f"error: {harmless(str(error))}", err=True)
+
+
+def _print_unusable_lanes(config: Path | None) -> None:
+    """Print why a server's tool cannot be loaded as a lane; most lack examples, which a person has to write."""
     from toolformer_dag.tools.registry import load_tool
 
     try:
         settings = load_settings(config)
     except UserError as error:
-        typer.echo(f"error: {harmless(str(error))}", err=True)
+        _print_error(error)
         return
     for key, section in settings.tools.items():
         options = section.options()
@@ -65,53 +76,70 @@ def _tell_what_lacks(config: Path | None) -> None:
             typer.echo(f"\n{harmless(str(error))}")
 
 
-def _listed(name: str, server: ServerSettings, root: Path) -> Listed:
-    """Ask a server for its tools, sorted by name. Raises UserError for wrong options, or where it cannot be asked."""
-    from toolformer_dag.texts.arguments import schema_fault
-    from toolformer_dag.tools.mcp_options import McpOptions
+def _list_server(name: str, server: ServerSettings, root: Path) -> Listed:
+    """Ask a server for its tools, and return them by name. Raises UserError for wrong options or without an answer."""
     from toolformer_dag.tools.mcp_session import list_tools
+
+    tools = list_tools(_connection_options(name, server, root))
+    return [_listed_tool(tool) for tool in sorted(tools, key=lambda tool: tool.name)]
+
+
+def _connection_options(name: str, server: ServerSettings, root: Path) -> "McpOptions":
+    """Return the options to connect to a server. Raises UserError for wrong ones.
+
+    `root`: the folder that relative paths start from.
+    """
+    from toolformer_dag.tools.mcp_options import McpOptions
     from toolformer_dag.tools.options import explain_options
 
     try:
-        connection = {"server": name, "tool": "", **(server.model_extra or {})}
-        options = McpOptions.model_validate(connection, context={"root": root})
+        options = {"server": name, "tool": "", **(server.model_extra or {})}
+        return McpOptions.model_validate(options, context={"root": root})
     except ValidationError as error:
         raise UserError(explain_options(name, error, McpOptions).replace("[tools.", "[servers.")) from error
-    listed = []
-    for tool in sorted(list_tools(options), key=lambda tool: tool.name):
-        entry = {"name": tool.name, "description": tool.description or "", "input_schema": tool.input_schema}
-        fault = schema_fault(tool.input_schema)
-        if fault:
-            entry[FAULT] = fault
-        listed.append(entry)
-    return listed
 
 
-def _tell(server: str, tools: Listed, before: Listed) -> None:
-    """Print the tools of a server with their arguments, and what changed since they were listed `before`."""
-    from toolformer_dag.texts.arguments import argument_names
+def _listed_tool(tool: "Tool") -> dict[str, Any]:
+    """Return the entry of a tool in mcp_tools.json."""
+    from toolformer_dag.texts.arguments import schema_fault
 
-    listed_before: Mapping[str, Any] = {tool["name"]: tool for tool in before}
+    entry = {"name": tool.name, "description": tool.description or "", "input_schema": tool.input_schema}
+    fault = schema_fault(tool.input_schema)
+    if fault:
+        entry[FAULT] = fault
+    return entry
+
+
+def _print_server(server: str, tools: Listed, listed_before: Listed) -> None:
+    """Print the tools of a server, and what changed since the last list."""
+    before = {tool["name"]: tool for tool in listed_before}
     typer.echo(f"{server}: {len(tools)} tools")
     for tool in tools:
-        name = tool["name"]
-        fault = tool.get(FAULT)
-        arguments = "" if fault else f"({', '.join(argument_names(tool['input_schema']))})"
-        line = f"{lane_key(name)}: {name}{arguments}  {_change(tool, listed_before.get(name))}"
-        if fault:
-            line += f"; its calls cannot be written: {fault}"
-        typer.echo("  " + _line(line))
-    for name in sorted(listed_before.keys() - {tool["name"] for tool in tools}):
-        typer.echo("  " + _line(f"{lane_key(name)}: {name}  gone"))
+        typer.echo("  " + _one_line(_tool_line(tool, before.get(tool["name"]))))
+    for name in sorted(before.keys() - {tool["name"] for tool in tools}):
+        typer.echo("  " + _one_line(f"{lane_key(name)}: {name}  gone"))
 
 
-def _line(text: str) -> str:
-    """Return text of a server for one line of the terminal: a line end in a name would look like another tool."""
+def _tool_line(tool: Mapping[str, Any], before: Mapping[str, Any] | None) -> str:
+    """Return a tool's lane, name, arguments and change. `before`: its entry in the last list, if any."""
+    from toolformer_dag.texts.arguments import argument_names
+
+    head = f"{lane_key(tool['name'])}: {tool['name']}"
+    change = _change(tool, before)
+    fault = tool.get(FAULT)
+    if fault:
+        return f"{head}  {change}; its calls cannot be written: {fault}"
+    arguments = ", ".join(argument_names(tool["input_schema"]))
+    return f"{head}({arguments})  {change}"
+
+
+def _one_line(text: str) -> str:
+    """Make text of a server safe for the terminal, on one line: after a line end it could look like another tool."""
     return harmless(text.replace("\n", "\ufffd"))
 
 
 def _change(tool: Mapping[str, Any], before: Mapping[str, Any] | None) -> str:
-    """Say how a tool differs from what was listed `before`, None where it was not: arguments count more than words."""
+    """Return how a tool differs from its entry in the last list; a change of arguments outweighs one of words."""
     if before is None:
         return "new"
     if before == tool:

@@ -1,20 +1,21 @@
-"""Single pieces of the method: `tool` and `score`."""
+"""The commands `tool` (run a tool) and `score` (losses of given calls)."""
 
 import json
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 from toolformer_dag.cli.completion import lane_names
-from toolformer_dag.cli.input_lines import BadLines, json_record, open_lines, valid_text
+from toolformer_dag.cli.input_lines import BadLines, ParsedLine, json_record, open_lines, valid_text
 from toolformer_dag.cli.terminal import Config, ModelName, Profile, Set, checked_settings, path, settings_of
 from toolformer_dag.files import UserError
-from toolformer_dag.model.requests import LossRequest
+from toolformer_dag.model.requests import CallLosses, LossRequest
 
 if TYPE_CHECKING:
+    from toolformer_dag.computing.plan import Lane
     from toolformer_dag.model.engine import Engine
     from toolformer_dag.tools.tool import ToolCall, ToolResult
 
@@ -38,32 +39,43 @@ def tool(
     """
     settings = checked_settings(config, profile, set)
     from toolformer_dag.computing.plan import lane_named
-    from toolformer_dag.tools.runner import run_calls
-    from toolformer_dag.tools.tool import ToolCall, ToolResult
 
     lane = lane_named(settings, name)
     if prompt:
         typer.echo(lane.tool.prompt, nl=False)
         return
     if input == "-":
-        read = (line.decode(errors="surrogateescape").rstrip("\r\n") for line in open_lines("-"))
-        inputs = [valid_text(f"line {number}", line) for number, line in enumerate(read, 1)]
+        _answer_lines(lane, context)
     else:
-        inputs = [input]
-    calls = [ToolCall(text, context) for text in inputs]
-    answers: dict[ToolCall, ToolResult] = {}  # filled call by call, so that an error leaves those before it
-    try:
-        run_calls(lane.tool, calls, lane.limits, answers)
-    finally:
-        if input == "-":  # after an error too: those before it may have been paid for
-            _print_answers(calls, answers)
-    if input == "-":
-        return
-    [result] = answers.values()
-    if result.result is None:
-        typer.echo(f"no result: {result.reason}", err=True)
+        _answer_input(lane, input, context)
+
+
+def _answer_input(lane: "Lane", input: str, context: str) -> None:
+    """Run the tool of a lane (a tool with its settings), and print its result; exit with 1 where it has none."""
+    from toolformer_dag.tools.runner import run_calls
+    from toolformer_dag.tools.tool import ToolCall, ToolResult
+
+    answers: dict[ToolCall, ToolResult] = {}
+    run_calls(lane.tool, [ToolCall(input, context)], lane.limits, answers)
+    [answer] = answers.values()
+    if answer.result is None:
+        typer.echo(f"no result: {answer.reason}", err=True)
         raise typer.Exit(1)
-    typer.echo(result.result)
+    typer.echo(answer.result)
+
+
+def _answer_lines(lane: "Lane", context: str) -> None:
+    """Run the tool on each line of standard input, and print the answers as JSON."""
+    from toolformer_dag.tools.runner import run_calls
+    from toolformer_dag.tools.tool import ToolCall, ToolResult
+
+    lines = (line.decode(errors="surrogateescape").rstrip("\r\n") for line in open_lines("-"))
+    calls = [ToolCall(valid_text(f"line {number}", line), context) for number, line in enumerate(lines, 1)]
+    answers: dict[ToolCall, ToolResult] = {}
+    try:
+        run_calls(lane.tool, calls, lane.limits, answers)  # fills `answers` call by call
+    finally:  # after an error too: the earlier answers may have been paid for
+        _print_answers(calls, answers)
 
 
 def _print_answers(calls: "Sequence[ToolCall]", answers: "Mapping[ToolCall, ToolResult]") -> None:
@@ -100,26 +112,44 @@ def score(
     """
     from toolformer_dag.model.engine import load_engine
 
-    engine = load_engine(settings_of(config, None, None), model, dtype)
+    engine = load_engine(settings_of(config, profile=None, pairs=None), model, dtype)
     bad = BadLines()
     with open_lines(str(file)) as source:
-        for batch in bad.left_out(source, partial(_request, engine)):
-            computed = engine.losses([request for _, (_, request) in batch])
-            for (number, (record, request)), losses in zip(batch, computed, strict=True):
-                if losses.reason is not None:
-                    bad.tell(f"line {number}: {losses.reason}: shorten the text or take another model")
-                    continue
-                scored = {name: getattr(losses, name) for name in LOSSES}
-                if tokens:
-                    scored["tokens"] = engine.token_losses(request, tokens)
-                typer.echo(json.dumps({**record, **scored}, ensure_ascii=False))
+        for batch in bad.left_out(source, partial(_parse_call, engine)):
+            _score_batch(engine, batch, tokens, bad)
     raise typer.Exit(int(bad.any))
 
 
-def _request(engine: "Engine", line: bytes) -> tuple[Mapping[str, Any], LossRequest]:
-    """Return the record of a line, and the losses that it asks for. Raises UserError for a line that cannot be used."""
+def _score_batch(engine: "Engine", batch: "Sequence[ParsedLine[_CallToScore]]", tokens: int, bad: BadLines) -> None:
+    """Print the losses of each line, or report why they could not be computed."""
+    batch_losses = engine.losses([line.value.request for line in batch])
+    for line, losses in zip(batch, batch_losses, strict=True):
+        if losses.reason is None:
+            _print_losses(engine, line.value, losses, tokens)
+        else:
+            bad.report(f"line {line.number}: {losses.reason}: shorten the text or take another model")
+
+
+class _CallToScore(NamedTuple):
+    """A line of the input: its record, and the losses to compute for it."""
+
+    record: Mapping[str, Any]
+    request: LossRequest
+
+
+def _print_losses(engine: "Engine", call: _CallToScore, losses: CallLosses, tokens: int) -> None:
+    """Print a record with its losses as a line of JSON. `tokens`: how many tokens have their own losses too."""
+    scored = {name: getattr(losses, name) for name in LOSSES}
+    if tokens:
+        scored["tokens"] = engine.token_losses(call.request, tokens)
+    typer.echo(json.dumps({**call.record, **scored}, ensure_ascii=False))
+
+
+def _parse_call(engine: "Engine", line: bytes) -> _CallToScore:
+    """Parse a line of the input of `score`. Raises UserError for a line that cannot be used."""
     record = json_record(line, FIELDS)
     if not record["text"]:
         raise UserError("the text is empty; there is nothing to predict")
     position = engine.position_at(record["text"], record["offset"])
-    return record, LossRequest(record["text"], position, record["tool"], record["input"], record["result"])
+    request = LossRequest(record["text"], position, record["tool"], record["input"], record["result"])
+    return _CallToScore(record, request)

@@ -13,30 +13,32 @@ from toolformer_dag.cli.input_lines import valid_text
 from toolformer_dag.cli.query_results import Format, description, encoded, ending_of, printed, saved_queries
 from toolformer_dag.cli.terminal import Config, Force, Profile, Set, path, settings_of
 from toolformer_dag.files import UserError, write_output
+from toolformer_dag.settings.sections import Settings
 
 if TYPE_CHECKING:
     import polars as pl
 
 COMMENTED = re.compile(r"--(\s|[^\n=]*\n)")
-"""How a query begins whose first line is a comment; an option has no white space before its value."""
+"""The beginning of a query whose first line is a comment; an option has no white space before its value."""
 ALONE = ("describe", "summarize")
-"""Words that DuckDB takes as a whole query, or says what it lacks."""
+"""Single words that DuckDB takes as a query, or explains what is missing."""
 
 
 class QueryCommand(TyperCommand):
-    """A command whose argument may begin with a comment of SQL, `-- kept calls`, which looks like an option."""
+    """A command whose argument may begin with an SQL comment, `-- kept calls`, which looks like an option."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Put such an argument behind `--`, after which nothing is an option."""
+        """Move such arguments behind `--`, after which nothing is an option."""
         if "--" not in args:
             queries = [argument for argument in args if COMMENTED.match(argument)]
             if queries:
-                args = [*(argument for argument in args if argument not in queries), "--", *queries]
+                others = [argument for argument in args if argument not in queries]
+                args = [*others, "--", *queries]
         return super().parse_args(ctx, args)
 
 
 def _names(incomplete: str) -> list[tuple[str, str]]:
-    """Return saved queries for the completion of the shell, each with what it answers."""
+    """Return the saved queries that begin with the typed text, each with its description, for the shell."""
     return [(name, description(text)) for name, text in saved_queries().items() if name.startswith(incomplete)]
 
 
@@ -87,12 +89,9 @@ def sql(
         typer.echo(_listed())
         return
     settings = settings_of(config, profile, set)
-    from toolformer_dag.lake.warehouse import query as answered
-    from toolformer_dag.lake.warehouse import received
+    from toolformer_dag.lake.warehouse import query as run_query
 
-    if traces:
-        from toolformer_dag.traces.judgement import judged_file
-    database = judged_file(settings) if traces else received(settings)
+    database = _database(settings, traces)
     folders = read or ()
     if query is None and file is None and output is None and sys.stdin.isatty():
         from toolformer_dag.cli.sql_prompt import answer_queries
@@ -103,19 +102,31 @@ def sql(
     text = _query_text(query, file)
     ending = ending_of(format, output)
     _refuse_terminal(format, output)
-    rows = answered(database, text, settings.execution.query_gib, folders)
-    _put_out(rows, format, ending, output, force)
-
-
-def _put_out(rows: "pl.DataFrame", format: Format | None, ending: str, output: Path | None, force: bool) -> None:
-    """Write rows to the file, or print them. Raises UserError where the file is there, WriteError."""
+    rows = run_query(database, text, settings.execution.query_gib, folders)
     if output is not None:
         write_output(output, encoded(rows, ending), "--output", force)
         typer.echo(f"{rows.height:,} rows in {output}", err=True)
-    elif format == "parquet":
-        sys.stdout.buffer.write(encoded(rows, ending))
     else:
-        sys.stdout.write(printed(rows, format or "table"))
+        _print_rows(rows, format or "table")
+
+
+def _database(settings: Settings, traces: bool) -> Path:
+    """Return the warehouse, or with `traces` the file of `judge`. Raises UserError where `judge` wrote none."""
+    if traces:
+        from toolformer_dag.traces.judgement import judged_file
+
+        return judged_file(settings)
+    from toolformer_dag.lake.warehouse import received
+
+    return received(settings)
+
+
+def _print_rows(rows: "pl.DataFrame", format: Format) -> None:
+    """Write rows to standard output; Parquet as bytes."""
+    if format == "parquet":
+        sys.stdout.buffer.write(encoded(rows, ".parquet"))
+    else:
+        sys.stdout.write(printed(rows, format))
 
 
 def _refuse_terminal(format: Format | None, output: Path | None) -> None:
@@ -127,34 +138,40 @@ def _refuse_terminal(format: Format | None, output: Path | None) -> None:
 
 
 def _listed() -> str:
-    """Return a line per saved query, with what it answers."""
+    """Return a line per saved query, with its description."""
     queries = saved_queries()
     width = max(map(len, queries))
     return "\n".join(f"{name:<{width}}  {description(text)}" for name, text in queries.items())
 
 
 def _query_text(query: str | None, file: Path | None) -> str:
-    """Return the text of the query that was given in one of four ways. Raises UserError."""
+    """Return the query: an argument, a saved query, a file or standard input. Raises UserError."""
     if (query is None) == (file is None):
         raise UserError(
             "give one query: as the argument, by the name of a saved one (`--list`), with --file, or with `-` on the "
             "standard input; without any, `sql` opens a prompt on a terminal"
         )
+    if file is not None:
+        return _read_query(file)
+    if query == "-":
+        return valid_text("the query", sys.stdin.read())
+    return _typed_query(str(query))
+
+
+def _typed_query(query: str) -> str:
+    """Return the saved query of that name, else the query itself. Raises UserError for an unknown name."""
     saved = saved_queries()
-    if query is not None and query in saved:
+    if query in saved:
         return saved[query]
-    text = _typed_or_read(query, file)
-    is_name = query == text and text.isidentifier() and text.lower() not in ALONE
-    if is_name:
+    text = valid_text("the query", query)
+    if text.isidentifier() and text.lower() not in ALONE:
         names = ", ".join(saved)
         raise UserError(f'there is no saved query {text!r}; there are {names}. For a table write "from {text}"')
     return text
 
 
-def _typed_or_read(query: str | None, file: Path | None) -> str:
-    """Return the text of the file, the standard input or the argument. Raises UserError for what is no text."""
-    if file is None:
-        return valid_text("the query", sys.stdin.read() if query == "-" else str(query))
+def _read_query(file: Path) -> str:
+    """Return the query in a file. Raises UserError if it cannot be read or is no UTF-8."""
     try:
         return valid_text(str(file), file.read_text("utf-8-sig", "surrogateescape"))
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The prompt of `sql`: queries over several lines, with a history and completion of names."""
+"""The prompt of `sql`: multi-line queries with a history and completion of names."""
 
 import sys
 from collections.abc import Sequence
@@ -41,16 +41,18 @@ union all select distinct column_name, 'column of ' || string_agg(table_name, ',
 
 
 def answer_queries(database: Path, format: Format, gib: float | None = None, folders: Sequence[Path] = ()) -> None:
-    """Read queries from the terminal and print their rows until the user ends it.
+    """Read queries from the terminal and print their rows until the user ends the prompt.
 
-    A faulty query is reported and the prompt goes on. Every query opens the file anew, so that it sees what a run has
-    built meanwhile. `gib`: memory limit, see `query`; `folders`: those whose files a query may read too.
+    Every query opens the database anew, and so sees what a run has built meanwhile.
 
-    Raises WarehouseError where there is no warehouse, UserError for a format that a terminal cannot show.
+    - `gib`: the memory limit of a query
+    - `folders`: folders whose files a query may read too
+
+    Raises WarehouseError without a database, and UserError for a format that a terminal cannot show.
     """
     if format == "parquet":
         raise UserError("--format parquet: a prompt cannot show it; give a query, with --output")
-    query(database, "select 1", folders=folders)  # raises where there is none
+    query(database, "select 1", folders=folders)  # raises where there is no database
     session = query_session(database)
     typer.echo(f"{database} (read only). Saved queries: {', '.join(saved_queries())}.\n{WELCOME}")
     while True:
@@ -60,7 +62,7 @@ def answer_queries(database: Path, format: Format, gib: float | None = None, fol
                 return
             if line:
                 answer(database, line, format, gib, folders)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt:  # ends the line or the query only
             continue
         except EOFError:
             return
@@ -69,7 +71,7 @@ def answer_queries(database: Path, format: Format, gib: float | None = None, fol
 
 
 def answer(database: Path, line: str, format: Format, gib: float | None = None, folders: Sequence[Path] = ()) -> None:
-    """Print at most SHOWN_ROWS rows of a query, or of the saved one of that name. Raises WarehouseError."""
+    """Print the first SHOWN_ROWS rows of a query, which may be the name of a saved one. Raises WarehouseError."""
     rows = query(database, saved_queries().get(line, line), gib, folders)
     sys.stdout.write(printed(rows.head(SHOWN_ROWS), format))
     if format == "table":
@@ -78,7 +80,7 @@ def answer(database: Path, line: str, format: Format, gib: float | None = None, 
 
 
 def query_session(database: Path) -> PromptSession[str]:
-    """Return a prompt whose Enter ends a query that is complete, and else begins another line."""
+    """Return a prompt in which Enter sends a complete query, and otherwise begins another line."""
     return PromptSession(
         history=history_file(),
         completer=DynamicCompleter(lambda: name_completer(database)),
@@ -90,13 +92,13 @@ def query_session(database: Path) -> PromptSession[str]:
 
 
 def complete(text: str) -> bool:
-    """Return whether Enter sends what stands in the prompt: it ends with `;`, or is a word that needs none."""
+    """Return whether a query is complete: it is empty, ends with `;`, or is a saved query or a word that ends."""
     line = text.strip()
     return not line or line.endswith(";") or line in ENDS or line in saved_queries()
 
 
 def history_file() -> History:
-    """Return the user's history, one for all projects; of this session alone where it cannot be written."""
+    """Return the user's history of all projects; if it cannot be written, a history of this session only."""
     file = platformdirs.user_state_path("toolformer-dag") / "sql_history"
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -107,8 +109,8 @@ def history_file() -> History:
 
 
 def name_completer(database: Path) -> WordCompleter:
-    """Complete saved queries, keywords, and names of tables, views, macros and columns as they are now."""
+    """Return a completer of saved queries, keywords, and the database's tables, views, macros and columns."""
     kinds = dict.fromkeys(saved_queries(), "saved query") | dict.fromkeys(KEYWORDS, "")
-    with suppress(WarehouseError, OSError):  # it is being replaced
+    with suppress(WarehouseError, OSError):  # the database is being replaced
         kinds |= dict(query(database, NAMES).iter_rows())
     return WordCompleter(list(kinds), ignore_case=True, meta_dict=kinds)

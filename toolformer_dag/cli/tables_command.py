@@ -1,13 +1,18 @@
 """`toolformer-dag tables`: the paper's tables, with our figures and the paper's."""
 
 from functools import partial
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from toolformer_dag.cli.query_results import Format, drawn, printed
 from toolformer_dag.cli.terminal import Config, Profile, Set, harmless, settings_of
 from toolformer_dag.files import UserError
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+    from toolformer_dag.evaluation.paper_tables import PaperTable
 
 _drawn = partial(drawn, longest=110, width=180)
 
@@ -26,7 +31,7 @@ def tables(
     Example: toolformer-dag tables 9; toolformer-dag tables figure_4 --format csv
     """
     settings = settings_of(config, profile, set)
-    from toolformer_dag.evaluation.paper_tables import PAPER_TABLES, notes, paper_table, tools_called
+    from toolformer_dag.evaluation.paper_tables import PAPER_TABLES, paper_table
     from toolformer_dag.lake.warehouse import CLOSED, opened, received
 
     if format == "parquet":
@@ -38,12 +43,19 @@ def tables(
     chosen = PAPER_TABLES if number is None else (paper_table(number),)
     with opened(received(settings), CLOSED) as warehouse:
         for table in chosen:
-            rows = table.rows(warehouse)
-            if format != "table":
-                typer.echo(printed(rows, format), nl=False)
-                continue
-            typer.echo(f"{table.title}\n{_drawn(table.wide(rows))}")
-            called = tools_called(warehouse, table)
-            if called is not None:
-                typer.echo(f"Questions with a call, by tool, %\n{_drawn(called)}")
-            typer.echo("".join(f"  {harmless(note)}\n" for note in notes(warehouse, table)))
+            if format == "table":
+                _print_table(warehouse, table)
+            else:
+                typer.echo(printed(table.rows(warehouse), format), nl=False)
+
+
+def _print_table(warehouse: "DuckDBPyConnection", table: "PaperTable") -> None:
+    """Print a table of the paper with its title, the tools that were called, and its notes."""
+    from toolformer_dag.evaluation.paper_tables import notes, tools_called
+
+    rows = table.rows(warehouse)
+    typer.echo(f"{table.title}\n{_drawn(table.wide(rows))}")
+    called = tools_called(warehouse, table)
+    if called is not None:
+        typer.echo(f"Questions with a call, by tool, %\n{_drawn(called)}")
+    typer.echo("".join(f"  {harmless(note)}\n" for note in notes(warehouse, table)))

@@ -1,4 +1,4 @@
-"""Options that several commands share, and text of the web as a terminal may show it."""
+"""Options that several commands share, messages about them, and text that is safe to print on a terminal."""
 
 import re
 import sqlite3
@@ -18,7 +18,10 @@ from toolformer_dag.settings.settings_file import load_settings, settings_file
 
 
 def path(text: str) -> Path:
-    """Read a path of the command line: shells leave `~` after a `=` and in quotes. Raises SettingsError."""
+    """Parse a path of the command line and expand `~`, which shells leave after `=` and in quotes.
+
+    Raises SettingsError where `~` leads nowhere.
+    """
     return expanded(Path(text))
 
 
@@ -50,17 +53,17 @@ NO_PROJECT = (
 
 
 typed_config: ContextVar[Path | None] = ContextVar("typed_config", default=None)
-"""The settings file that this command was given with --config."""
+"""The settings file of `--config` in this command."""
 WITHOUT_CONFIG = ("init", "embedded")
 """The commands that read no settings file."""
 HINT = re.compile(rf"\btoolformer-dag (?!(?:{'|'.join(WITHOUT_CONFIG)})\b)[a-z]+\b")
-"""A command in a message that reads a settings file."""
+"""A command in a message, if it reads a settings file."""
 COMMAND_ENDS = re.compile(r"([`\n])")
-"""What ends a command in a message."""
+"""A character that ends a command in a message."""
 
 
 def with_config(message: str) -> str:
-    """Return a message whose commands name the settings file that this command was given, so that they can be typed.
+    """Add this command's `--config` to the commands in a message, so that the user can type them as they stand.
 
     `run "toolformer-dag stale"` becomes `run "toolformer-dag stale --config mine/toolformer.toml"`.
     """
@@ -68,11 +71,11 @@ def with_config(message: str) -> str:
     if config is None:
         return message
     option = f" --config {quote(str(config))}"
-    written = []
+    parts = []
     for part in COMMAND_ENDS.split(message):
-        named = part.rfind("--config") + 1  # what stands before it names a file already
-        written.append(part[:named] + HINT.sub(lambda command: command[0] + option, part[named:]))
-    return "".join(written)
+        end = part.rfind("--config") + 1  # commands before it have the option already
+        parts.append(part[:end] + HINT.sub(lambda command: command[0] + option, part[end:]))
+    return "".join(parts)
 
 
 def settings_of(
@@ -82,12 +85,12 @@ def settings_of(
     shards: list[str] | None = None,
     needs_project: bool = True,
 ) -> Settings:
-    """Return the settings as the command line asks for them.
+    """Return the settings of the file, the profile and the options of a command.
 
     - `config`: the settings file; None for the usual one
     - `pairs`: settings as `--set` takes them, `tools.calculator.tau_f=0.8`
-    - `shards`: patterns of files, which count from the current folder
-    - `needs_project`: say on the standard error where neither a file nor an option tells of a project
+    - `shards`: paths or patterns, relative to the current folder
+    - `needs_project`: whether to note on standard error that no project was found
     """
     typed_config.set(config)
     settings = load_settings(
@@ -96,24 +99,24 @@ def settings_of(
         overrides=pairs or (),
         shards=[rooted(pattern, Path.cwd()) for pattern in shards or ()],
     )
-    names_project = settings.corpus.named or profile == "embedded" or settings_file(config).exists()
-    if needs_project and not names_project:
-        _say_once(NO_PROJECT.format(folder=settings.root))
+    has_project = settings.corpus.named or profile == "embedded" or settings_file(config).exists()
+    if needs_project and not has_project:
+        _print_once(NO_PROJECT.format(folder=settings.root))
     return settings
 
 
 @cache
-def _say_once(line: str) -> None:
-    """Print a line on the standard error, if this process has not printed it yet."""
+def _print_once(line: str) -> None:
+    """Print a line on standard error, unless this process has printed it before."""
     typer.echo(line, err=True)
 
 
 def checked_settings(
     config: Path | None, profile: str | None, pairs: list[str] | None, shards: list[str] | None = None
 ) -> Settings:
-    """Return `settings_of` once its tools load, so that a mistake in an option of theirs shows before anything heavy.
+    """Return the settings as `settings_of` does, after loading the tools to check their options. Raises ToolError.
 
-    Raises ToolError.
+    A mistake is thus reported before anything heavy is imported.
     """
     from toolformer_dag.tools.registry import enabled_tools
 
@@ -123,7 +126,7 @@ def checked_settings(
 
 
 def damaged_history(reason: object) -> str:
-    """Say what to do where Dagster's databases cannot be used."""
+    """Return why Dagster's databases cannot be used, and the remedies."""
     line = " ".join(str(reason).split())[:200]
     return (
         f"Dagster's history cannot be used ({line}); free space or correct the rights; or, if damaged, move .dagster "
@@ -132,10 +135,9 @@ def damaged_history(reason: object) -> str:
 
 
 def of_history(error: BaseException) -> bool:
-    """Return whether an error comes from Dagster's storage, the history of runs.
+    """Return whether an error comes from Dagster's storage, which holds the history of runs.
 
-    It does if SQLite caused it, which nothing else uses, or if its traceback passes through a module of Dagster's
-    storage, as for an event that cannot be read.
+    Either SQLite caused it, which nothing else uses, or its traceback passes through Dagster's storage modules.
     """
     if isinstance(error.__cause__, sqlite3.Error):
         return True
@@ -149,9 +151,9 @@ def of_history(error: BaseException) -> bool:
 
 
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-"""Characters with which text of the web could steer the terminal, or turn its direction."""
+"""Characters that control a terminal or the direction of text; text of the web may contain them."""
 
 
-def harmless(table: str) -> str:
-    """Return a table for the terminal; every control character but line ends is shown as `\ufffd`."""
-    return CONTROL.sub("\ufffd", table)
+def harmless(text: str) -> str:
+    """Replace every control character but tabs and line feeds by `\ufffd`, so that the text is safe on a terminal."""
+    return CONTROL.sub("\ufffd", text)

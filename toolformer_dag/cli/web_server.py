@@ -1,6 +1,6 @@
-"""Dagster's pages on this machine alone: code server, daemon and webserver, guarded against pages of other origins.
+"""Web pages of this machine only, guarded against requests of other origins, and Dagster's UI served that way.
 
-`main` runs one of Dagster's programs, which ends with the one that started it.
+`main` runs in a child process: it runs one of Dagster's programs and ends with the process that started it.
 """
 
 import json
@@ -13,7 +13,8 @@ import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -27,21 +28,25 @@ LOOPBACK = (HOST, "localhost")
 DAGSTER = str(Path(sys.executable).with_name("dagster"))
 WEBSERVER = str(Path(sys.executable).with_name("dagster-webserver"))
 HTTP = 80
-"""The port that a browser leaves out of the header Host."""
+"""The port that a browser leaves out of the Host header."""
 GRACE = 10
-"""Seconds for answering open requests after the command was asked to stop."""
+"""Seconds to answer open requests after a signal to stop."""
 PATIENCE = 20.0
-"""Seconds that a process has to end when it is asked to."""
+"""Seconds that a child process has to end after SIGINT, before it is killed."""
+OTHER_ORIGIN = "refused: the request comes from a page of another origin"
 Scope = MutableMapping[str, Any]
-App = Callable[[Scope, Callable[[], Awaitable[Any]], Callable[[Any], Awaitable[None]]], Awaitable[None]]
+Receive = Callable[[], Awaitable[Any]]
+Send = Callable[[Any], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class OwnPages:
-    """An ASGI application that answers only to its own address, and changes nothing by GET.
+    """An ASGI application that answers only to its own address and changes nothing by GET.
 
-    A page of another site can make the browser send requests here; what gives it away is the header Host (where the
-    site's name was pointed to this machine) or Origin. Dagster's GraphQL would run mutations that come by GET.
-    `names`: those of this machine; without any, every Host will do, as where only a key opens.
+    A page of another site can make the browser send requests here. They are recognised by the Host header (if the
+    site's name was pointed to this machine) or the Origin header. Dagster's GraphQL would run mutations sent by GET.
+
+    `names`: the host names to answer to; without any, every host, for servers that need a key.
     """
 
     def __init__(self, app: App, port: int, names: Sequence[str] = LOOPBACK) -> None:
@@ -50,78 +55,102 @@ class OwnPages:
         if port == HTTP:
             self._hosts |= set(names)
 
-    async def __call__(
-        self, scope: Scope, receive: Callable[[], Awaitable[Any]], send: Callable[[Any], Awaitable[None]]
-    ) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
-        status = 403
-        reason = self._refusal(scope)
-        if reason is None and _leaves_logs(scope):
-            status = 404
+        refusal = self._refusal(scope)
+        if refusal is not None:
+            await _refuse(scope, send, 403, refusal)
+        elif _leaves_logs(scope):
             reason = f"{scope['path']}: there is no such log; a path of a log has no `..`"
-        if reason is None:
-            await self._app(scope, receive, send)
-        elif scope["type"] == "websocket":
-            await send({"type": "websocket.close", "code": 1008})
+            await _refuse(scope, send, 404, reason)
         else:
-            headers = [(b"content-type", b"text/plain; charset=utf-8")]
-            await send({"type": "http.response.start", "status": status, "headers": headers})
-            await send({"type": "http.response.body", "body": f"{reason}\n".encode()})
+            await self._app(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> str | None:
-        """Return why a request is not answered; None where it is."""
+        """Return why a request is refused, or None if it is answered."""
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        hosts = self._hosts or {headers.get("host", "")}
-        if headers.get("host") not in hosts:
+        host = headers.get("host", "")
+        hosts = self._hosts or {host}
+        if "host" not in headers or host not in hosts:
             return f"refused: the Host header must be one of {', '.join(sorted(hosts))}"
         if "origin" in headers and headers["origin"].partition("://")[2] not in hosts:
-            return "refused: the request comes from a page of another origin"
-        allowed_sites = ["same-origin", "none"]
-        if headers.get("sec-fetch-dest") == "document":  # a link that was followed, as in Dagster's UI on another port
-            allowed_sites.append("same-site")
-        if headers.get("sec-fetch-site", "none") not in allowed_sites:
-            return "refused: the request comes from a page of another origin"
-        parameters = dict(parse_qsl(scope.get("query_string", b"").decode("latin-1"), keep_blank_values=True))
-        if "graphql" in scope["path"] and "query" in parameters:  # Dagster reads it there for POST too
+            return OTHER_ORIGIN
+        if _is_cross_site(headers):
+            return OTHER_ORIGIN
+        if _is_graphql_in_address(scope):
             return "refused: GraphQL is asked by POST, in the body"
         return None
 
 
+async def _refuse(scope: Scope, send: Send, status: int, reason: str) -> None:
+    """Answer a request with an HTTP status and the reason; close a WebSocket."""
+    if scope["type"] == "websocket":
+        await send({"type": "websocket.close", "code": 1008})
+        return
+    headers = [(b"content-type", b"text/plain; charset=utf-8")]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": f"{reason}\n".encode()})
+
+
+def _is_cross_site(headers: Mapping[str, str]) -> bool:
+    """Return whether the browser says that a page of another site sent the request.
+
+    Another port of this machine is the same site; a link from there may be followed, as from Dagster's UI.
+    """
+    allowed = ["same-origin", "none"]
+    if headers.get("sec-fetch-dest") == "document":  # a link that was followed
+        allowed.append("same-site")
+    return headers.get("sec-fetch-site", "none") not in allowed
+
+
+def _is_graphql_in_address(scope: Scope) -> bool:
+    """Return whether the address holds a GraphQL query, which Dagster would run for GET and POST alike."""
+    parameters = dict(parse_qsl(scope.get("query_string", b"").decode("latin-1"), keep_blank_values=True))
+    return "graphql" in scope["path"] and "query" in parameters
+
+
 def _leaves_logs(scope: Scope) -> bool:
-    """Return whether a path names a file outside of the logs; Dagster's page answers that with status 500."""
+    """Return whether a path of a log leads out of the logs' folder; Dagster would answer it with status 500."""
     folders = scope["path"].split("/")
     return folders[:2] == ["", "logs"] and ".." in folders
 
 
 def serve(root: Path, port: int, environment: Mapping[str, str]) -> int:
-    """Serve the UI until it is interrupted; return the exit code of the webserver.
+    """Serve Dagster's UI until it is interrupted, and return the webserver's exit code.
 
     Raises UserError where the port is in use. No process is left behind.
     """
     bound(port, "ui").close()  # only to find out whether the port is free
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(TemporaryDirectory()))
-        code_socket = folder / "code"
-        workspace = folder / "workspace.yaml"
-        location = {"socket": str(code_socket), "location_name": MODULE}
-        workspace.write_text(json.dumps({"load_from": [{"grpc_server": location}]}), "utf-8")  # JSON is YAML
+    running = partial(_running, root=root, environment=environment)
+    with TemporaryDirectory() as folder:
+        code_socket = Path(folder, "code")
+        workspace = _write_workspace(Path(folder), code_socket)
         code_command = [DAGSTER, "code-server", "start", "-m", MODULE, "-d", str(root), "--socket", str(code_socket)]
-        code_server = stack.enter_context(_running(code_command, root, environment))
-        while code_server.poll() is None and not code_socket.exists():
-            time.sleep(0.1)
-        stack.enter_context(_running([f"{DAGSTER}-daemon", "run", "-w", str(workspace)], root, environment))
-        webserver_command = [WEBSERVER, "-w", str(workspace), "-h", HOST, "-p", str(port)]
-        return stack.enter_context(_running(webserver_command, root, environment)).wait()
+        with running(code_command) as code_server:
+            while code_server.poll() is None and not code_socket.exists():
+                time.sleep(0.1)
+            daemon_command = [f"{DAGSTER}-daemon", "run", "-w", workspace]
+            webserver_command = [WEBSERVER, "-w", workspace, "-h", HOST, "-p", str(port)]
+            with running(daemon_command), running(webserver_command) as webserver:
+                return webserver.wait()
+
+
+def _write_workspace(folder: Path, code_socket: Path) -> str:
+    """Write the file that names the code server to Dagster's other processes, and return its path."""
+    file = folder / "workspace.yaml"
+    location = {"socket": str(code_socket), "location_name": MODULE}
+    file.write_text(json.dumps({"load_from": [{"grpc_server": location}]}), "utf-8")  # JSON is YAML
+    return str(file)
 
 
 @contextmanager
 def _running(command: list[str], root: Path, environment: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
-    """Start a process in a session of its own, so that Ctrl-C reaches it once, from here; end it with the block.
+    """Run a command in a child process while the block runs, then end it.
 
-    The child's standard input closes when this process dies, even by SIGKILL; `main`, which the child runs, then ends
-    the command.
+    The child has a session of its own, so that Ctrl-C reaches it once, from here. Its standard input closes when this
+    process dies, even by SIGKILL; `main`, which runs in the child, then ends the command.
     """
     command = [sys.executable, "-c", f"from {__name__} import main; main()", *command]
     process = subprocess.Popen(command, cwd=root, env=environment, stdin=subprocess.PIPE, start_new_session=True)
@@ -138,9 +167,9 @@ def _running(command: list[str], root: Path, environment: Mapping[str, str]) -> 
 
 
 def bound(port: int, command: str, host: str = HOST) -> socket.socket:
-    """Return a socket on `port` of this machine, 0 for a free one. Raises UserError where it cannot be had.
+    """Return a socket that listens on `port`, 0 for a free port. Raises UserError if the port is not available.
 
-    `command`: what would listen there.
+    `command`: the command that listens, for the message.
     """
     try:
         return socket.create_server((host, port))
@@ -152,7 +181,7 @@ def bound(port: int, command: str, host: str = HOST) -> socket.socket:
 
 
 def answer(app: App, listening: socket.socket) -> None:
-    """Answer requests by an application until Ctrl-C, or a signal to end. Those that came before it are answered."""
+    """Answer requests until Ctrl-C or SIGTERM, then those that are still open, for up to GRACE seconds."""
     import uvicorn
 
     from toolformer_dag.cli.connections import bounded_config
@@ -160,28 +189,33 @@ def answer(app: App, listening: socket.socket) -> None:
     for stop in (signal.SIGINT, signal.SIGTERM):
         signal.signal(stop, signal.default_int_handler)
     server = uvicorn.Server(bounded_config(app, timeout_graceful_shutdown=GRACE))
-    with suppress(KeyboardInterrupt):  # how uvicorn ends once it has answered what was asked
+    with suppress(KeyboardInterrupt):  # how uvicorn ends after answering the open requests
         server.run(sockets=[listening])
 
 
 def main() -> None:
-    """Run one of Dagster's programs, the webserver behind the guard, until this process's input ends."""
+    """Run the Dagster program in this process's arguments until its standard input ends; guard the webserver."""
     threading.Thread(target=_end_with_input, daemon=True).start()
     sys.argv = sys.argv[1:]
     if sys.argv[0] == WEBSERVER:
-        import uvicorn
-
-        unguarded = uvicorn.run
-
-        def run(app: App, **options: Any) -> None:
-            unguarded(OwnPages(app, options["port"]), **options)
-
-        uvicorn.run = run  # type: ignore[assignment]
+        _guard_webserver()
     runpy.run_path(sys.argv[0], run_name="__main__")
 
 
+def _guard_webserver() -> None:
+    """Make uvicorn, which Dagster's webserver uses, wrap its application in OwnPages."""
+    import uvicorn
+
+    unguarded = uvicorn.run
+
+    def run(app: App, **options: Any) -> None:
+        unguarded(OwnPages(app, options["port"]), **options)
+
+    uvicorn.run = run  # type: ignore[assignment]
+
+
 def _end_with_input() -> None:
-    """End this process and all that it started when the process at the other end of its input is gone."""
+    """Wait for the end of standard input, which means that the parent is gone; then kill this process group."""
     while os.read(0, 1):
         pass
     os.killpg(0, signal.SIGKILL)

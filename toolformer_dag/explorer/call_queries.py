@@ -95,33 +95,39 @@ WHERE decisions.rowid IN (SELECT unnest($rows::BIGINT[]))
 
 
 def overview(reader: WarehouseReader) -> dict[str, Any]:
-    """Return what every view needs at once, as the page's script takes it. Raises WarehouseError.
+    """Return what every view of the page needs, in the form that the page's script reads. Raises WarehouseError.
 
     - `version`, `about`: version and description of the warehouse.
     - `near`: how many calls a list shows on each side of a threshold.
-    - `tools`: a row per tool. Its keys `curve`, `bars`, `applied` and `best` hold the tool's rows of the queries of
-      these names, or None where a query has no row for the tool.
+    - `tools`: a row per tool, see `_tools`.
     - `reasons`: the reasons for which calls were rejected, to filter by.
     """
-    queries = {"curve": CURVE, "bars": BARS, "applied": APPLIED, "best": BEST}
-    rows_of_tool = {name: _by_tool(reader.rows(sql)) for name, sql in queries.items()}
-    tools = []
-    for tool in reader.rows(TOOLS):
-        for name, rows in rows_of_tool.items():
-            tool[name] = rows.get(tool["tool"])
-        tools.append(tool)
     reasons = reader.rows("SELECT DISTINCT reason FROM rejections WHERE stage = 'filtered_calls' ORDER BY reason")
     return {
         "version": reader.version(),
         "about": reader.about,
         "near": NEAR,
-        "tools": tools,
+        "tools": _tools(reader),
         "reasons": [row["reason"] for row in reasons],
     }
 
 
+def _tools(reader: WarehouseReader) -> list[Row]:
+    """Return a row per tool, with its rows of the queries CURVE, BARS, APPLIED and BEST.
+
+    These are under the keys `curve`, `bars`, `applied` and `best`; None where a query has no row for the tool.
+    """
+    queries = {"curve": CURVE, "bars": BARS, "applied": APPLIED, "best": BEST}
+    rows_of_tool = {name: _by_tool(reader.rows(sql)) for name, sql in queries.items()}
+    tools = reader.rows(TOOLS)
+    for tool in tools:
+        for name, rows in rows_of_tool.items():
+            tool[name] = rows.get(tool["tool"])
+    return tools
+
+
 def _by_tool(rows: Iterable[Row]) -> dict[str, Row]:
-    """Return rows, one per tool, by that tool and without it."""
+    """Return rows by their column `tool`, which is removed from them."""
     by_tool = {}
     for row in rows:
         tool = row.pop("tool")
@@ -130,7 +136,7 @@ def _by_tool(rows: Iterable[Row]) -> dict[str, Row]:
 
 
 def best_calls(shown: Mapping[str, Any]) -> list[Row]:
-    """Return the best kept call of each tool that has one, from an `overview`."""
+    """Return the best kept call of each tool that has one. `shown`: an `overview`."""
     return [{**tool["best"], "tool": tool["tool"]} for tool in shown["tools"] if tool["best"]]
 
 
@@ -138,39 +144,40 @@ def calls(reader: WarehouseReader, query: Mapping[str, str]) -> dict[str, Any]:
     """Return the calls of a tool whose delta is nearest to a threshold tau, the nearest call first.
 
     delta is the loss that a call with its result saves (L- - L+ of the paper). There are at most NEAR calls at or above
-    tau and NEAR below it; then follow at most NEAR calls without a delta.
+    tau, NEAR below it, and NEAR without a delta, which come last.
 
-    query: `tool` and `tau`, and optional filters: `domain`, `verdict` (kept or lost), `reason`, `text`. For example
-        {"tool": "calculator", "tau": "0.5", "verdict": "kept"}.
+    `query`: `tool` and `tau`, and optional filters: `domain`, `verdict` (kept or lost), `reason`, `text`. For example
+    {"tool": "calculator", "tau": "0.5", "verdict": "kept"}.
 
     Raises ValueError if tau is not a number, and WarehouseError.
     """
-    chosen = _filter(query)
-    above = _calls_of(reader, chosen, AT_OR_ABOVE)
-    below = _calls_of(reader, chosen, BELOW)
-    tau = chosen.parameters["tau"]
+    call_filter = _filter(query)
+    above = _calls_of(reader, call_filter, AT_OR_ABOVE)
+    below = _calls_of(reader, call_filter, BELOW)
+    tau = call_filter.parameters["tau"]
     scored = sorted([*above, *below], key=lambda row: abs(row["delta"] - tau))
-    return {"version": reader.version(), "rows": [*scored, *_calls_of(reader, chosen, WITHOUT_DELTA)]}
+    unscored = _calls_of(reader, call_filter, WITHOUT_DELTA)
+    return {"version": reader.version(), "rows": [*scored, *unscored]}
 
 
-def _calls_of(reader: WarehouseReader, chosen: "_Filter", side: Side) -> list[Row]:
-    """Return the NEAR calls of a side that are nearest the threshold, with COLUMNS and `verdict`."""
+def _calls_of(reader: WarehouseReader, call_filter: "_Filter", side: Side) -> list[Row]:
+    """Return the NEAR calls on a side of the threshold that are nearest to it, with COLUMNS and `verdict`."""
     return reader.rows(
         f"SELECT {COLUMNS}, {VERDICT} AS verdict FROM decisions "
-        f"WHERE {chosen.condition} AND {side.condition} ORDER BY {side.order} LIMIT {NEAR}",
-        chosen.parameters,
+        f"WHERE {call_filter.condition} AND {side.condition} ORDER BY {side.order} LIMIT {NEAR}",
+        call_filter.parameters,
     )
 
 
 def excerpts(reader: WarehouseReader, numbers: Sequence[int]) -> dict[str, Any]:
-    """Return the text before and after calls. numbers: the rows of the calls in `decisions`. Raises WarehouseError."""
+    """Return the text before and after calls. `numbers`: their rows in `decisions`. Raises WarehouseError."""
     return {"version": reader.version(), "rows": reader.rows(EXCERPTS, {"rows": list(numbers)})}
 
 
 def whole_call(reader: WarehouseReader, key: Mapping[str, Any]) -> Row | None:
-    """Return a call with its whole input and result, and the text that it was scored in.
+    """Return a call with its whole input and result, and the text that it was scored in; None if it does not exist.
 
-    key: KEY. None where there is no such call. Raises WarehouseError.
+    `key`: the columns KEY. Raises WarehouseError.
     """
     sql = f"""
     SELECT decisions.*, lanes.name, substr(documents.text, texts."offset" + 1, characters::BIGINT) AS text, context
@@ -182,12 +189,12 @@ def whole_call(reader: WarehouseReader, key: Mapping[str, Any]) -> Row | None:
 
 
 def text_with_calls(reader: WarehouseReader, key: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return a text of a tool with the calls of every tool in it, and the samples that gave no call.
+    """Return a text of a tool with the calls of every tool in it, or None if it does not exist. Raises WarehouseError.
 
-    key: TEXT_KEY. None where there is no such text. Raises WarehouseError.
+    `key`: the columns TEXT_KEY. Beside the text's columns the result has lists of rows:
 
-    The result has the text's columns and, as lists of rows: `calls`, of every tool; `samples` and `results`, of this
-    tool; `augmented`, the text in C*, if it is there.
+    - `calls`: of every tool. `samples`, `results`: of this tool; some samples gave no call.
+    - `augmented`: the text in C*, if it is there.
     """
     texts = reader.rows(
         'SELECT url, documents.domain, title, date, wanted, context, texts."offset", characters, '
@@ -198,34 +205,38 @@ def text_with_calls(reader: WarehouseReader, key: Mapping[str, Any]) -> dict[str
     if not texts:
         return None
     text = texts[0]
-    first_character = text["offset"]
-    end = first_character + text["characters"]
-    span = {"digest": key["digest"], "low": first_character, "high": end}  # characters of the document
+    low = text["offset"]
+    characters = {"digest": key["digest"], "low": low, "high": low + text["characters"]}
     return {
         **text,
-        "calls": _calls_within(reader, {**span, "shard": key["shard"]}),
+        "calls": _calls_within(reader, {**characters, "shard": key["shard"]}),
         "samples": _samples_of(reader, key),
         "results": _results_of(reader, key),
-        "augmented": reader.rows(
-            "SELECT text_with_calls, split FROM augmented_corpus "
-            'WHERE digest = $digest AND "offset" < $high AND "offset" + length(text) > $low ORDER BY "offset" LIMIT 1',
-            span,
-        ),
+        "augmented": _augmented(reader, characters),
     }
 
 
-def _calls_within(reader: WarehouseReader, span: Mapping[str, Any]) -> list[Row]:
-    """Return the calls of all tools in a part of a document. span: shard, digest, low and high (characters)."""
+def _calls_within(reader: WarehouseReader, characters: Mapping[str, Any]) -> list[Row]:
+    """Return the calls of all tools in a part of a document. `characters`: shard, digest, low and high (excluded)."""
     return reader.rows(
         f"SELECT {COLUMNS} FROM decisions "
         "WHERE shard = $shard AND digest = $digest AND char_offset >= $low AND char_offset < $high "
         "ORDER BY char_offset, tool, sample",
-        span,
+        characters,
+    )
+
+
+def _augmented(reader: WarehouseReader, characters: Mapping[str, Any]) -> list[Row]:
+    """Return the text of C* that covers a part of a document, if any. `characters`: digest, low and high (excluded)."""
+    return reader.rows(
+        "SELECT text_with_calls, split FROM augmented_corpus "
+        'WHERE digest = $digest AND "offset" < $high AND "offset" + length(text) > $low ORDER BY "offset" LIMIT 1',
+        characters,
     )
 
 
 def _samples_of(reader: WarehouseReader, key: Mapping[str, Any]) -> list[Row]:
-    """Return the samples of a text; those without a call have a reason. key: TEXT_KEY."""
+    """Return the samples of a text (columns TEXT_KEY); a sample without a call has a reason."""
     return reader.rows(
         f"SELECT tool, position, sample, char_offset, p_api, body[:{SHORT}] AS body, input[:{SHORT}] AS input, reason "
         f"FROM candidates WHERE {_equal(TEXT_KEY)} ORDER BY position, sample",
@@ -234,7 +245,7 @@ def _samples_of(reader: WarehouseReader, key: Mapping[str, Any]) -> list[Row]:
 
 
 def _results_of(reader: WarehouseReader, key: Mapping[str, Any]) -> list[Row]:
-    """Return the results of the calls that were sampled in a text. key: TEXT_KEY."""
+    """Return the results of the calls that were sampled in a text (columns TEXT_KEY)."""
     of_text = _equal(TEXT_KEY)
     return reader.rows(
         f"SELECT input[:{SHORT}] AS input, result[:{SHORT}] AS result, reason, seconds FROM tool_results "
@@ -245,50 +256,57 @@ def _results_of(reader: WarehouseReader, key: Mapping[str, Any]) -> list[Row]:
 
 
 class _Filter(NamedTuple):
-    """A condition on `decisions` in SQL, and the values of its parameters, `tau` among them."""
+    """An SQL condition on the table `decisions`, with the values of its parameters."""
 
     condition: str
     parameters: dict[str, Any]
 
 
 def _filter(query: Mapping[str, str]) -> _Filter:
-    """Turn the query of a request into a condition for SQL, with the values of its parameters.
+    """Turn the query of a request into an SQL condition. Raises ValueError if tau is not a number.
 
-    query: tool and tau (a threshold), and where they filter domain, text (part of input or result), verdict and reason.
-    {"tool": "calculator", "tau": "0.5", "verdict": "kept"} selects the calls that stay at 0.5.
-
-    Raises ValueError where tau is no number.
+    `query`: as in `calls`. Its values are passed as parameters, never as SQL.
     """
+    parameters: dict[str, Any] = {"tool": query.get("tool", ""), "tau": _tau(query)}
+    conditions = ["tool = $tool"]
+    if query.get("domain"):
+        conditions.append("domain = $domain")
+        parameters["domain"] = query["domain"]
+    if query.get("text"):
+        conditions.append("(contains(lower(input), $text) OR contains(lower(result), $text))")
+        parameters["text"] = query["text"].lower()
+    if query.get("verdict"):
+        conditions.append(_verdict_condition(query["verdict"]))
+    if query.get("reason"):
+        conditions.append(_reason_condition(query["reason"]))
+        parameters["reason"] = query["reason"]
+    return _Filter(" AND ".join(conditions), parameters)
+
+
+def _tau(query: Mapping[str, str]) -> float:
+    """Return the threshold of a query. Raises ValueError if it is not a number."""
     try:
         tau = float(query.get("tau", ""))
     except ValueError:
         tau = math.nan
     if math.isnan(tau):
         raise ValueError("tau must be a number, such as 0.5")
-    conditions = ["tool = $tool"]
-    parameters: dict[str, Any] = {"tool": query.get("tool", ""), "tau": tau}
-    domain = query.get("domain")
-    if domain:
-        conditions.append("domain = $domain")
-        parameters["domain"] = domain
-    text = query.get("text")
-    if text:
-        conditions.append("(contains(lower(input), $text) OR contains(lower(result), $text))")
-        parameters["text"] = text.lower()
-    verdict = query.get("verdict")
-    if verdict == "kept":
-        conditions.append(f"{VERDICT} = 'kept'")
-    elif verdict:
-        conditions.append(f"{VERDICT} <> 'kept'")
-    reason = query.get("reason")
-    if reason:
-        # A reason that depends on the threshold is computed anew for tau; every other reason is stored with the call.
-        follows_from_threshold = reason in REASONS_OF_THRESHOLD
-        conditions.append(f"{VERDICT} = $reason" if follows_from_threshold else "reason = $reason")
-        parameters["reason"] = reason
-    return _Filter(" AND ".join(conditions), parameters)
+    return tau
+
+
+def _verdict_condition(verdict: str) -> str:
+    """Return the SQL condition that a call stays at $tau for the verdict `kept`, else that it does not."""
+    return f"{VERDICT} = 'kept'" if verdict == "kept" else f"{VERDICT} <> 'kept'"
+
+
+def _reason_condition(reason: str) -> str:
+    """Return the SQL condition that a call is rejected for $reason.
+
+    A reason that depends on the threshold is computed for $tau; every other reason is stored with the call.
+    """
+    return f"{VERDICT} = $reason" if reason in REASONS_OF_THRESHOLD else "reason = $reason"
 
 
 def _equal(names: Sequence[str]) -> str:
-    """Return the condition that columns equal the parameters of their names."""
+    """Return the SQL condition that each column equals the parameter of its name."""
     return " AND ".join(f"{name} = ${name}" for name in names)

@@ -1,7 +1,7 @@
-"""The server of the page. It answers with JSON, and serves the page's files.
+"""The server of the page: it sends the page's files, and answers the page's requests with JSON.
 
-Nothing comes from outside, no SQL is taken from an address, and what runs the model is no GET: its fields come as a
-form in the body, since a typed text may be longer than an address.
+No SQL is taken from an address. Requests that run the model are POST, with their fields as a form in the body, because
+a typed text may be longer than an address.
 """
 
 import asyncio
@@ -67,15 +67,16 @@ HEADERS = {
 MOST_ROWS = 500
 """The most calls whose excerpts are sent at once."""
 MOST_FORM_BYTES = 1 << 18
-"""Of the form of a request; a typed text has up to 48,000 bytes in it."""
+"""The most bytes of a request's form; a typed text takes up to 48,000 of them."""
 MOST_MODEL_THREADS = 4
-"""Questions to the model that have a thread at once; more wait without one, and leave those threads to what reads."""
+"""The most requests to the model that have a thread at once; the other threads stay free for reading tables."""
 LARGEST_NUMBER = 2**63 - 1
 """The largest integer of a column."""
 NUMBERS = ("segment", "position", "sample", "turn", "call")
-"""Columns of keys that are integers."""
+"""The key columns that are integers."""
 Answer = Callable[[Mapping[str, str]], Any]
-"""Called with the fields of a request; returns what JSON can hold, None for what is not there."""
+"""Takes the fields of a request and returns JSON data, or None for what does not exist."""
+Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 def page_file(name: str) -> str:
@@ -84,24 +85,39 @@ def page_file(name: str) -> str:
 
 
 def explorer_app(reader: WarehouseReader, model: LiveModel | None, traces: WarehouseReader) -> Starlette:
-    """Return the application. Who may ask it is for the caller to guard.
+    """Return the web application of the page. The caller has to guard it against requests of strangers.
 
-    reader: reads the warehouse.
-    model: answers what only a model can say; None: no such requests are taken.
-    traces: reads the file of `judge`, which need not be there.
+    - `reader`: reads the warehouse.
+    - `model`: answers requests that run the model; None to refuse them.
+    - `traces`: reads the file of `judge`, which may be missing.
     """
     answers = _PageAnswers(reader, model, traces)
-    routes = []
-    for name, answer in answers.from_tables().items():
-        routes.append(Route(f"/api/{name}", _answering(answer), methods=["GET"]))
+    routes = [*_table_routes(answers.from_tables()), *_page_routes()]
     if model is not None:
-        model_threads = asyncio.Semaphore(MOST_MODEL_THREADS)
-        for name, answer in answers.from_model(model).items():
-            routes.append(Route(f"/api/{name}", _answering_form(answer, model_threads), methods=["POST"]))
-    for name, media_type in FILES.items():
-        routes.append(Route(f"/{name}", _file(name, media_type), methods=["GET"]))
-    routes.append(Route("/", _file("index.html", "text/html"), methods=["GET"]))
+        routes += _model_routes(answers.from_model(model))
     return Starlette(routes=routes, middleware=[Middleware(GZipMiddleware, minimum_size=2000)])
+
+
+def _table_routes(answers: Mapping[str, Answer]) -> list[Route]:
+    """Return a route per answer that only reads tables."""
+    return [Route(f"/api/{name}", _query_endpoint(answer), methods=["GET"]) for name, answer in answers.items()]
+
+
+def _model_routes(answers: Mapping[str, Answer]) -> list[Route]:
+    """Return a route per answer that runs the model; they share MOST_MODEL_THREADS threads."""
+    threads = asyncio.Semaphore(MOST_MODEL_THREADS)
+    routes = []
+    for name, answer in answers.items():
+        routes.append(Route(f"/api/{name}", _form_endpoint(answer, threads), methods=["POST"]))
+    return routes
+
+
+def _page_routes() -> list[Route]:
+    """Return a route per file of the page, and one for the page itself."""
+    routes = [Route("/", _file_endpoint("index.html", "text/html"), methods=["GET"])]
+    for name, media_type in FILES.items():
+        routes.append(Route(f"/{name}", _file_endpoint(name, media_type), methods=["GET"]))
+    return routes
 
 
 class _PageAnswers:
@@ -132,7 +148,7 @@ class _PageAnswers:
         return {
             "tokens": partial(self._token_losses, model),
             "line": partial(self._line, model),
-            "complete": partial(self._completed, model),
+            "complete": partial(self._completion, model),
         }
 
     def _overview(self, query: Mapping[str, str]) -> dict[str, Any]:
@@ -165,18 +181,18 @@ class _PageAnswers:
         tau_f = lanes[0]["tau_f"] if lanes else None
         return model.line(tool, query.get("text", ""), query.get("context", ""), tau_f)
 
-    def _completed(self, model: LiveModel, query: Mapping[str, str]) -> dict[str, Any]:
+    def _completion(self, model: LiveModel, query: Mapping[str, str]) -> dict[str, Any]:
         return model.completed(query.get("text", ""), query.get("context", ""))
 
 
 def page_overview(reader: WarehouseReader, traces: WarehouseReader) -> dict[str, Any]:
-    """Return what every view of the page needs, as JSON data: the `overview` of the warehouse, `traces` and `judge`.
+    """Return what every view of the page needs: the `overview` of the warehouse, `traces` and `judge`.
 
-    reader: of the warehouse of a run. traces: of the file that the command `judge` writes for recorded conversations.
-    `traces` says whether that file is there, and `judge` then names the model that judged. Without a warehouse the
-    overview has no tools.
+    - `reader`: reads the warehouse of a run; without it the overview has no tools.
+    - `traces`: reads the file that `judge` writes for recorded conversations.
 
-    Raises WarehouseError where there is neither file.
+    In the result `traces` says whether that file exists, and `judge` names the model that judged. Raises
+    WarehouseError if neither file exists.
     """
     if not traces.database.is_file():
         return {**overview(reader), "traces": False}
@@ -185,16 +201,16 @@ def page_overview(reader: WarehouseReader, traces: WarehouseReader) -> dict[str,
     return {**shown, "traces": True, "judge": judge_name(traces)}
 
 
-def _answering(answer: Answer) -> Callable[[Request], Awaitable[Response]]:
+def _query_endpoint(answer: Answer) -> Endpoint:
     """Return an endpoint that answers the query of an address with JSON, in a thread."""
 
     async def respond(request: Request) -> Response:
-        return await _answered(answer, request.query_params)
+        return await _respond(answer, request.query_params)
 
     return respond
 
 
-def _answering_form(answer: Answer, threads: asyncio.Semaphore) -> Callable[[Request], Awaitable[Response]]:
+def _form_endpoint(answer: Answer, threads: asyncio.Semaphore) -> Endpoint:
     """Return an endpoint that answers a form with JSON, in one of the threads that `threads` counts."""
 
     async def respond(request: Request) -> Response:
@@ -203,13 +219,13 @@ def _answering_form(answer: Answer, threads: asyncio.Semaphore) -> Callable[[Req
         except UserError as error:
             return _json({"error": str(error)}, 413)
         async with threads:
-            return await _answered(answer, fields)
+            return await _respond(answer, fields)
 
     return respond
 
 
-async def _answered(answer: Answer, fields: Mapping[str, str]) -> Response:
-    """Return an answer as JSON: with status 404 for what is not there, and 400 for what cannot be answered."""
+async def _respond(answer: Answer, fields: Mapping[str, str]) -> Response:
+    """Return an answer as JSON; status 404 for what does not exist, 400 for a faulty request."""
     try:
         content = await run_in_threadpool(answer, fields)
     except (UserError, ValueError) as error:
@@ -220,7 +236,7 @@ async def _answered(answer: Answer, fields: Mapping[str, str]) -> Response:
 
 
 async def _form(request: Request) -> Mapping[str, str]:
-    """Return the fields of a form, which has the form of a query. Raises UserError above MOST_FORM_BYTES."""
+    """Return the fields of a form in a request's body. Raises UserError for more than MOST_FORM_BYTES."""
     body = bytearray()
     async for part in request.stream():
         body += part
@@ -229,8 +245,8 @@ async def _form(request: Request) -> Mapping[str, str]:
     return QueryParams(body.decode("latin-1"))
 
 
-def _file(name: str, media_type: str) -> Callable[[Request], Awaitable[Response]]:
-    """Return an endpoint that answers with a file of the page, which is read once."""
+def _file_endpoint(name: str, media_type: str) -> Endpoint:
+    """Return an endpoint that sends a file of the page; the file is read once, now."""
     text = page_file(name)
 
     async def respond(request: Request) -> Response:
@@ -240,12 +256,13 @@ def _file(name: str, media_type: str) -> Callable[[Request], Awaitable[Response]
 
 
 def _json(value: Any, status: int = 200) -> Response:
+    """Return a response with a value as JSON."""
     content = orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS, default=str)
     return Response(content, status, headers=HEADERS, media_type="application/json")
 
 
 def _key(query: Mapping[str, str], names: tuple[str, ...]) -> dict[str, str | int]:
-    """Return the columns of a key from a query. Raises ValueError where one of NUMBERS is no integer."""
+    """Return the values of key columns in a query. Raises ValueError if one of NUMBERS is no integer."""
     key: dict[str, str | int] = {}
     for name in names:
         value = query.get(name, "")
@@ -254,7 +271,7 @@ def _key(query: Mapping[str, str], names: tuple[str, ...]) -> dict[str, str | in
 
 
 def _integer(name: str, text: str) -> int:
-    """Return the integer that a field holds. Raises ValueError for another text, and for one that no column holds."""
+    """Return the integer in a field. Raises ValueError if the text is none, or too large for a column."""
     try:
         number = int(text)
     except ValueError:

@@ -1,8 +1,9 @@
-"""The page as an HTML file that works offline: its scripts and style, with the data that it shows."""
+"""Export the page as an HTML file that works offline: scripts, style and the data that it shows."""
 
 import hashlib
 import re
 from base64 import b64encode
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,23 +17,20 @@ from toolformer_dag.explorer.warehouse_reader import Row, WarehouseReader
 from toolformer_dag.files import write_output
 
 MODULE_SYNTAX = re.compile(r'^import \{[^}]*\} from "\./[a-z]+\.js";\n|^export ', re.MULTILINE)
-"""What makes a script of the page a module, and is removed where all become a single script."""
+"""The imports and exports of the page's scripts, which are removed when all become a single script."""
 
 
 def export_page(reader: WarehouseReader, traces: WarehouseReader, file: Path, force: bool = False) -> int:
-    """Write the page with the calls nearest each tool's threshold and their texts.
+    """Write the page with the calls nearest each tool's threshold and their texts; return how many calls it holds.
 
-    The page also holds
+    It also holds the first questions of each benchmark that tools won and lost, and the recorded conversations around
+    the calls with the lowest gains; these count too. It fetches nothing when it is opened, and cannot run a model.
 
-    - questions that tools won and lost: the first of each benchmark (`exported_outcomes`)
-    - recorded conversations: those around the calls with the lowest gains (`exported_conversations`)
+    - `reader`: reads the warehouse of a run.
+    - `traces`: reads the file that `judge` writes; it may be missing.
+    - `force`: replace `file` if it exists.
 
-    The page fetches nothing when it is opened, and it cannot run a model.
-
-    reader: reads the warehouse of a run. traces: reads the file that the command `judge` writes; it may be missing.
-    force: replace `file` if it exists.
-
-    Return the number of calls and conversations. Raises WarehouseError, and what `write_output` raises.
+    Raises WarehouseError, and what `write_output` raises.
     """
     shown = page_overview(reader, traces)
     proposed = _proposed_calls(reader, shown) if shown["tools"] else {"calls": []}
@@ -45,50 +43,51 @@ def export_page(reader: WarehouseReader, traces: WarehouseReader, file: Path, fo
 def _proposed_calls(reader: WarehouseReader, shown: dict[str, Any]) -> dict[str, Any]:
     """Return the calls near each tool's threshold with their texts, and the outcomes of benchmarks.
 
-    shown: an `overview`. The best call of each tool has its text too. The names are those by which the page's script
-    reads them.
+    `shown`: an `overview`. The keys of the result are the names that the page's script reads.
     """
-    near_threshold: list[Row] = []
-    for tool in shown["tools"]:
-        tau = 1.0 if tool["tau_f"] is None else tool["tau_f"]  # without a threshold: the paper's default
-        near_threshold += calls(reader, {"tool": tool["tool"], "tau": str(tau)})["rows"]
-
-    text_keys = set()
-    for call in (*near_threshold, *best_calls(shown)):
-        text_keys.add(tuple(call[name] for name in TEXT_KEY))
-    texts = []
-    for values in sorted(text_keys):
-        key = dict(zip(TEXT_KEY, values, strict=True))
-        text = text_with_calls(reader, key)
-        if text is not None:
-            texts.append({**key, **text})
+    near_threshold = _calls_near_thresholds(reader, shown)
     return {
         "calls": near_threshold,
         "excerpts": excerpts(reader, [call["row"] for call in near_threshold])["rows"],
-        "texts": texts,
+        "texts": _texts_of(reader, [*near_threshold, *best_calls(shown)]),
         "outcomes": outcome_tables(reader),
         **exported_outcomes(reader),
     }
 
 
-def _html(content: dict[str, Any]) -> str:
-    """Return the explorer as one HTML file: script, style and `content` (as JSON) are written into it.
+def _calls_near_thresholds(reader: WarehouseReader, shown: dict[str, Any]) -> list[Row]:
+    """Return the calls nearest to the threshold of each tool of an `overview`."""
+    near_threshold: list[Row] = []
+    for tool in shown["tools"]:
+        tau = 1.0 if tool["tau_f"] is None else tool["tau_f"]  # without a threshold: the paper's default
+        near_threshold += calls(reader, {"tool": tool["tool"], "tau": str(tau)})["rows"]
+    return near_threshold
 
-    Its content security policy allows only its own script and style, by their hashes: a text of the corpus cannot run
-    anything.
+
+def _texts_of(reader: WarehouseReader, shown_calls: Iterable[Row]) -> list[Row]:
+    """Return the texts that calls stand in, each once and with its key."""
+    keys = sorted({tuple(call[name] for name in TEXT_KEY) for call in shown_calls})
+    texts = []
+    for values in keys:
+        key = dict(zip(TEXT_KEY, values, strict=True))
+        text = text_with_calls(reader, key)
+        if text is not None:
+            texts.append({**key, **text})
+    return texts
+
+
+def _html(content: dict[str, Any]) -> str:
+    """Return the page as a single HTML file that holds script, style and data.
+
+    Its content security policy allows only this script and style, by their hashes, so that no text of the corpus can
+    run code.
     """
-    # SCRIPTS has each after those that it imports, and no two share a name: without imports they are a single script.
-    modules = "".join(page_file(name) for name in SCRIPTS)
-    script = MODULE_SYNTAX.sub("", modules)
+    script = _single_script()
     style = page_file("page.css")
-    policy = (
-        f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; img-src data:; "
-        "base-uri 'none'; form-action 'none'"
-    )
     data = orjson.dumps(content, default=str).decode().replace("<", "\\u003c")  # so that no text ends the script
     charset = '<meta charset="utf-8">'
     replacements = {
-        charset: f'{charset}\n<meta http-equiv="content-security-policy" content="{policy}">',
+        charset: f'{charset}\n<meta http-equiv="content-security-policy" content="{_policy(script, style)}">',
         '<link rel="stylesheet" href="page.css">': f"<style>{style}</style>",
         '<script type="module" src="page.js"></script>\n': "",
         "</body>": f'<script type="application/json" id="exported">{data}</script>\n'
@@ -98,6 +97,20 @@ def _html(content: dict[str, Any]) -> str:
     for part, replacement in replacements.items():
         html = html.replace(part, replacement)
     return html
+
+
+def _single_script() -> str:
+    """Return all scripts as one without imports: each stands after those it imports, and no names collide."""
+    modules = "".join(page_file(name) for name in SCRIPTS)
+    return MODULE_SYNTAX.sub("", modules)
+
+
+def _policy(script: str, style: str) -> str:
+    """Return a content security policy that allows a script and a style, and nothing from the network."""
+    return (
+        f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
 
 
 def _hash(text: str) -> str:

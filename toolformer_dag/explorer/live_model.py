@@ -1,6 +1,6 @@
-"""What only a model can say: the losses of tokens after a call, a tool's stages on a typed text, a completed text.
+"""Answers of the page that run a model: losses of tokens after a call, a tool's stages on a typed text, a completion.
 
-A tool's line is its stages from proposing calls to filtering them; a lane is a tool with its settings.
+A lane is a tool with its settings; its stages lead from proposing calls to filtering them.
 """
 
 import math
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 import polars as pl
 
 from toolformer_dag.computing.plan import Lane, Plan
-from toolformer_dag.computing.stage import PartRows
+from toolformer_dag.computing.stage import PartRows, TableOutput
 from toolformer_dag.computing.worker import Worker
 from toolformer_dag.explorer.call_queries import text_with_calls
 from toolformer_dag.explorer.warehouse_reader import WarehouseReader
@@ -25,31 +25,32 @@ from toolformer_dag.model.requests import LossRequest
 from toolformer_dag.pipeline import heuristic_subset
 from toolformer_dag.pipeline.sample_store import SampleStore
 from toolformer_dag.pipeline.stages import lane_stages, table_outputs, warehouse_tables
-from toolformer_dag.pipeline.trial import ALL, trial
+from toolformer_dag.pipeline.trial import ALL, Trial, trial
 from toolformer_dag.settings.tool_settings import ChanceThreshold
 from toolformer_dag.texts.segments import text_digest
 from toolformer_dag.tools.tool import context_fault
 
 if TYPE_CHECKING:
     from toolformer_dag.serving.shared_decoder import SharedDecoder
+    from toolformer_dag.serving.writings import TextRequest
 
 SHOWN_TOKENS = 24
-"""Tokens from the call on whose losses are shown; the five of the window decide."""
+"""How many tokens after a call are shown with their losses; the first five decide."""
 MOST_CHARACTERS = 4_000
 """The most characters of a text that a user types."""
 TYPED = "typed"
-"""The digest that stands for the document of a typed text."""
+"""Stands for the digest of the document of a typed text."""
 UNFIT = ("does_not_fit", "not_finite", "empty")
-"""Reasons of proposing calls for which the model takes no text."""
+"""Rejections of proposing calls that mean that the model cannot take the text."""
 LOSSES = ("loss_empty", "loss_call", "loss_result")
 """The three losses of the paper: without a call, with a call, and with a call and its result."""
 
 
 class LiveModel:
-    """The plan's model and tools, for the page.
+    """Runs the plan's model and tools for the page. Safe for several threads.
 
-    Plan, model and tools are loaded when they are first needed. Questions are answered one at a time; only texts that
-    are being completed go on together. Safe for several threads.
+    Plan, model and tools are loaded when they are first needed. Requests are answered in turn; only texts that are
+    being completed are decoded together.
     """
 
     def __init__(self, plan: Callable[[], Plan]) -> None:
@@ -57,10 +58,10 @@ class LiveModel:
         self._lock = threading.Lock()
 
     def token_losses(self, call: Mapping[str, Any]) -> dict[str, Any]:
-        """Return -log p of each of the tokens after a call, in nats (paper, section 4.1).
+        """Return -log p, in nats, of each of the tokens after a call (paper, section 4.1).
 
-        call: `text`, `text_offset` (the character before which the call stands), `name`, `input` and `result`, as
-            `whole_call` returns them.
+        `call`: `text`, `text_offset` (the character before which the call stands), `name`, `input` and `result`, as
+        `whole_call` returns them. The result has
 
         - `tokens`: a row per token with `token`, its `weight` (0 after the first five tokens) and a column for each of
           LOSSES: without the call, with the call, with call and result. A loss that is not finite is None.
@@ -68,71 +69,75 @@ class LiveModel:
 
         Raises ModelError, and UserError where call and text do not fit the context.
         """
-        text = call["text"]
         with self._lock:
             engine = self._worker.engine("judge")
-            position = engine.position_at(text, call["text_offset"])
-            request = LossRequest(text, position, call["name"], call["input"], call["result"])
+            position = engine.position_at(call["text"], call["text_offset"])
+            request = LossRequest(call["text"], position, call["name"], call["input"], call["result"])
             tokens = engine.token_losses(request, SHOWN_TOKENS)
         if not tokens:
             raise UserError("call and text do not fit the model's context together")
-        rows = []
-        sums = dict.fromkeys(LOSSES, 0.0)
-        for token in tokens:
-            losses = {kind: _finite(token[kind]) for kind in LOSSES}
-            rows.append({**token, **losses})
-            for kind, loss in losses.items():
-                sums[kind] += token["weight"] * (loss or 0.0)
-        return {"tokens": rows, "sums": sums}
+        rows = [_with_finite_losses(token) for token in tokens]
+        return {"tokens": rows, "sums": {kind: _weighted_sum(rows, kind) for kind in LOSSES}}
 
     def line(self, tool: str, text: str, context: str, found_by_chance: float | None = None) -> dict[str, Any]:
-        """Run a tool's stages on a text, over a lake that has only this text and is removed again.
+        """Run a tool's stages on a text, over a temporary lake, and return `text_with_calls` of the text.
 
-        tool: the key of its settings. context: the ISO date of the calendar, else empty.
-        found_by_chance: for a tool whose threshold is chosen by chance, the tau_f that the filter found; None where it
-            found none, so that no call is kept.
+        Added to it are `positions` (p of ` [` at each), tau_s and tau_f.
 
-        Return `text_with_calls` of the text, p of ` [` at each position (`positions`), tau_s and tau_f. Raises
-        UserError for an unknown tool, and for a text that is empty, too long or does not fit the model.
+        - `tool`: the key of its settings
+        - `context`: the ISO date for the calendar, else empty
+        - `found_by_chance`: the tau_f that the filter chose, if the tool's threshold is chosen by chance; None where
+          it found none, so that no call is kept
+
+        Raises UserError for an unknown tool, and for a text that is empty, too long or does not fit the model.
         """
-        lane = next((lane for lane in self.plan.all_lanes if lane.key == tool), None)
-        if lane is None:
-            raise UserError(f"there is no tool {tool!r} in the settings")
+        lane = self._lane(tool)
         _refuse(text)
         _refuse_context(context, [lane])
         by_chance = isinstance(lane.tau_f, ChanceThreshold)
         if by_chance:
             lane = replace(lane, tau_f=cast(float, found_by_chance))  # in SQL, None is null: no call may stay
         with self._lock:
-            with_calls = _tried(self._worker, lane, text, context)
+            with_calls = _run_stages(self._worker, lane, text, context)
         return {**with_calls, "name": lane.tool.name, "tau_s": lane.tau_s, "tau_f": lane.tau_f, "by_chance": by_chance}
 
+    def _lane(self, tool: str) -> Lane:
+        """Return a tool with its settings. Raises UserError for an unknown tool."""
+        for lane in self.plan.all_lanes:
+            if lane.key == tool:
+                return lane
+        raise UserError(f"there is no tool {tool!r} in the settings")
+
     def completed(self, text: str, context: str) -> dict[str, Any]:
-        """Complete a text as `toolformer-dag generate` does: with the finetuned model where there is one.
+        """Complete a text as `toolformer-dag generate` does: by the finetuned model if there is one, with tool calls.
 
-        Calls are made inline, by the tools of inference (paper, section 4.2). context: the ISO date of the calendar,
-        else empty. Return `text` with and `plain` without calls, and `calls`. Raises UserError, ModelError.
+        `context`: the ISO date for the calendar, else empty. Return `text` with and `plain` without calls, and `calls`.
+        Raises UserError, ModelError.
         """
-        from toolformer_dag.serving.writings import TextRequest
-
         _refuse(text)
         _refuse_context(context, self.plan.inference_lanes)
         with self._lock:
-            decoding = self.plan.settings.decoding
-            request = TextRequest(
-                text,
-                max_new_tokens=decoding.max_new_tokens,
-                calls=decoding.calls,
-                context=context,
-                one_sentence=True,
-            )
-            [writing] = self._decoder.begin([request])
-        written = writing.done.result()  # waits, while other questions are answered
-        return {"text": written.text, "plain": written.plain, "calls": [asdict(call) for call in written.calls]}
+            [writing] = self._decoder.begin([self._request(text, context)])
+        generation = writing.done.result()  # waits, while other requests are answered
+        calls = [asdict(call) for call in generation.calls]
+        return {"text": generation.text, "plain": generation.plain, "calls": calls}
+
+    def _request(self, text: str, context: str) -> "TextRequest":
+        """Return the request to complete a text to the end of its sentence, by the settings of decoding."""
+        from toolformer_dag.serving.writings import TextRequest
+
+        decoding = self.plan.settings.decoding
+        return TextRequest(
+            text,
+            max_new_tokens=decoding.max_new_tokens,
+            calls=decoding.calls,
+            context=context,
+            one_sentence=True,
+        )
 
     @cached_property
     def plan(self) -> Plan:
-        """The settings' plan; computing it hashes the model's files."""
+        """The plan of the settings; making it hashes the model's files."""
         return self._make_plan()
 
     @cached_property
@@ -150,45 +155,68 @@ class LiveModel:
         return SharedDecoder(finetuned, self.plan.inference_lanes, settings)
 
 
-def _tried(worker: Worker, lane: Lane, text: str, context: str) -> dict[str, Any]:
-    """Run the stages of a lane (a tool's way through the pipeline) on one text that a person typed.
+def _with_finite_losses(token: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a token's row with None in place of each loss that is not finite."""
+    losses = {kind: _finite(token[kind]) for kind in LOSSES}
+    return {**token, **losses}
 
-    Return what `text_with_calls` returns for the text, and `positions`: for each place where a call may begin, its
-    character and the probability of ` [`, as [{"char": 12, "p": 0.03}].
 
-    Raises UserError for a text that is too long or does not fit the model (the rejections UNFIT).
+def _weighted_sum(tokens: Sequence[Mapping[str, Any]], kind: str) -> float:
+    """Return the sum of a loss over tokens, each times its weight; a loss that is not finite counts as 0."""
+    total = 0.0
+    for token in tokens:
+        total += token["weight"] * (token[kind] or 0.0)
+    return total
+
+
+def _run_stages(worker: Worker, lane: Lane, text: str, context: str) -> dict[str, Any]:
+    """Run the stages of a lane on a typed text, and return its `text_with_calls` with the `positions` of calls.
+
+    Raises UserError for a text that the model cannot take.
     """
     key = {"tool": lane.key, "shard": ALL, "digest": TYPED, "segment": 0}
     row = {**key, "offset": 0, "text": text, "text_digest": text_digest(text), "wanted": TYPED, "context": context}
     texts = pl.DataFrame([row], heuristic_subset.STAGE.schema)  # as if the first stage had chosen this text
     stages = lane_stages(worker.plan, lane)[1:]  # the first chooses texts of the corpus
     with trial(worker, lane, texts, stages, lambda done, total: None, None) as finished:
-        rejections = finished.reports[0].rejections
-        refusals = [reason for reason in UNFIT if reason in rejections]
-        if refusals:
-            raise UserError(f"the model does not take this text ({refusals[0]}); give a shorter one")
+        _refuse_unfit(finished)
         warehouse = _warehouse_of(finished.worker.plan, text)
         with_calls = text_with_calls(WarehouseReader(warehouse), key) or {}
-        stored = SampleStore(finished.worker, lane).positions.stored(texts.select("text_digest"))
+        positions = _positions(finished, lane, texts)
+    return {**with_calls, "positions": positions}
+
+
+def _refuse_unfit(finished: Trial) -> None:
+    """Raise UserError where proposing calls, the first stage of a trial, rejected the text as UNFIT."""
+    for reason in UNFIT:
+        if reason in finished.reports[0].rejections:
+            raise UserError(f"the model does not take this text ({reason}); give a shorter one")
+
+
+def _positions(finished: Trial, lane: Lane, texts: pl.DataFrame) -> list[dict[str, Any]]:
+    """Return where a call may begin, with the probability of ` [`: [{"char": 12, "p": 0.03}]."""
+    stored = SampleStore(finished.worker, lane).positions.stored(texts.select("text_digest"))
     positions = stored.select(char=pl.col("offsets").explode(), p=pl.col("probabilities").explode())
-    rows = [{"char": char, "p": _finite(p)} for char, p in positions.iter_rows()]
-    return {**with_calls, "positions": rows}
+    return [{"char": char, "p": _finite(p)} for char, p in positions.iter_rows()]
 
 
 def _warehouse_of(plan: Plan, text: str) -> Path:
-    """Build a small warehouse (DuckDB file) for a text that a person typed, and return its path.
+    """Build a warehouse (a DuckDB file) for a typed text, and return its path.
 
-    plan: its lake is a temporary one, in which the stages have run over this text alone. The text is published as the
-    only document, which the warehouse's tables refer to.
+    `plan`: its lake is temporary, and has the results of the stages for this text alone.
     """
     outputs = table_outputs(plan)
-    documents = outputs[0]  # the table of documents comes first
-    no_rows = documents.stage.schema.to_frame()
-    document = pl.DataFrame([{"shard": ALL, "digest": TYPED, "text": text}])
-    documents.publish(ALL, PartRows([pl.concat([no_rows, document], how="diagonal")]))
+    _publish_document(outputs[0], text)  # the table of documents comes first
     file = Path(str(plan.lake.root)) / "typed.duckdb"
     build(plan.lake, CallWarehouse(warehouse_tables(outputs), plan.lane_names), file)
     return file
+
+
+def _publish_document(documents: TableOutput, text: str) -> None:
+    """Publish the text as the only document, which the warehouse's tables refer to."""
+    no_rows = documents.stage.schema.to_frame()
+    document = pl.DataFrame([{"shard": ALL, "digest": TYPED, "text": text}])
+    documents.publish(ALL, PartRows([pl.concat([no_rows, document], how="diagonal")]))
 
 
 def _refuse(text: str) -> None:
@@ -200,12 +228,12 @@ def _refuse(text: str) -> None:
 
 
 def _refuse_context(context: str, lanes: Sequence[Lane]) -> None:
-    """Raise UserError for a context that is no date where the tool of a lane reads one."""
+    """Raise UserError for a context that is no date, if a tool reads it as one."""
     fault = context_fault(context, [lane.tool for lane in lanes])
     if fault is not None:
         raise UserError(fault)
 
 
 def _finite(value: float | None) -> float | None:
-    """Return a number as JSON can hold it: None in place of NaN and infinity."""
+    """Return a number as JSON can hold it: None for NaN and infinity."""
     return value if value is not None and math.isfinite(value) else None

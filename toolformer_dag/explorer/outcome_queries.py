@@ -83,28 +83,32 @@ def exported_outcomes(reader: WarehouseReader) -> dict[str, Any]:
     - `pairs`: the counts of every pair of a condition with calls and one without.
     - `questions`: of the pair that is compared first, MOST_EXPORTED questions won and lost of each benchmark.
     """
-    pairs_shown: list[Row] = []
-    for pair in reader.rows(COMPARED):
-        pairs_shown.append({**pair, "rows": pairs(reader, pair)})
+    counted_pairs = [{**pair, "rows": pairs(reader, pair)} for pair in reader.rows(COMPARED)]
+    compared = _compared(_conditions(reader))
+    exported_questions: list[Row] = []
+    for pair in counted_pairs:
+        if [pair["one"], pair["other"]] == compared:
+            exported_questions += _questions_won_and_lost(reader, pair)
+    return {"pairs": counted_pairs, "questions": exported_questions}
 
-    first_pair = dict(zip(("one", "other"), _compared(_conditions(reader)), strict=False))
-    questions_shown: list[Row] = []
-    for pair in pairs_shown:
-        if not first_pair.items() <= pair.items():
-            continue
-        for counts in pair["rows"]:
-            for which in ("won", "lost"):
-                query = {**first_pair, "benchmark": counts["benchmark"], "which": which}
-                questions_shown.append({**query, "rows": questions(reader, query)[:MOST_EXPORTED]})
-    return {"pairs": pairs_shown, "questions": questions_shown}
+
+def _questions_won_and_lost(reader: WarehouseReader, pair: Row) -> list[Row]:
+    """Return MOST_EXPORTED questions won and lost of each benchmark, each list with the query that it answers."""
+    answers = []
+    for counts in pair["rows"]:
+        for which in ("won", "lost"):
+            query = {"one": pair["one"], "other": pair["other"], "benchmark": counts["benchmark"], "which": which}
+            answers.append({**query, "rows": questions(reader, query)[:MOST_EXPORTED]})
+    return answers
 
 
 def _conditions(reader: WarehouseReader) -> list[str]:
+    """Return the conditions under which questions were asked, such as `Toolformer (disabled)`."""
     return [row["condition"] for row in reader.rows(CONDITIONS)]
 
 
 def _compared(conditions: Sequence[str]) -> list[str]:
-    """Return the two conditions that are compared first: of PREFERRED, else the first and the last; at most two."""
+    """Return the two conditions to compare first: from PREFERRED, else the first and the last; fewer if there are."""
     preferred = [name for name in PREFERRED if name in conditions]
     if len(preferred) > 1:
         return preferred[:2]
@@ -112,17 +116,16 @@ def _compared(conditions: Sequence[str]) -> list[str]:
 
 
 def pairs(reader: WarehouseReader, query: Mapping[str, str]) -> list[Row]:
-    """Count by benchmark the questions that only one of two conditions answers, and the calls.
+    """Count, by benchmark, the questions that only one of two conditions answers, and the calls.
 
-    query: the conditions, `one` and `other`. Raises WarehouseError.
+    `query`: the conditions, `one` and `other`. Raises WarehouseError.
     """
     return reader.rows(PAIRS, {name: query.get(name, "") for name in ("one", "other")})
 
 
 def questions(reader: WarehouseReader, query: Mapping[str, str]) -> list[Row]:
-    """Return questions of a benchmark with what two conditions wrote.
+    """Return questions of a benchmark with what two conditions wrote. Raises WarehouseError.
 
-    query: the conditions, `one` and `other`; `benchmark`; and `which`: won, lost, or another word for all. Raises
-        WarehouseError.
+    `query`: the conditions, `one` and `other`; `benchmark`; and `which`: won, lost, or another word for all.
     """
     return reader.rows(QUESTIONS, {name: query.get(name, "") for name in ("one", "other", "benchmark", "which")})

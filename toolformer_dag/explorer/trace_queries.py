@@ -72,9 +72,9 @@ WHERE conversation = $conversation AND turn = $turn AND call = $call ORDER BY ga
 
 
 def judge_name(reader: WarehouseReader) -> str:
-    """Return the model that judged; of a path on this machine the last part, since pages are passed on.
+    """Return the name of the model that judged, without folders of this machine: pages are passed on.
 
-    Raises WarehouseError, also where the file names none.
+    Raises WarehouseError, also where the file does not name the model.
     """
     rows = reader.rows(JUDGE)
     if not rows:
@@ -83,25 +83,25 @@ def judge_name(reader: WarehouseReader) -> str:
 
 
 def name_to_show(model: str) -> str:
-    """Return a model's name without the folders of this machine."""
+    """Return a model's name, or of an absolute path its last part only."""
     return Path(model).name if Path(model).is_absolute() else model
 
 
 def _record_id(reader: WarehouseReader) -> str:
-    """Return SQL for the record's own id; it is null in files that were judged before it was stored."""
+    """Return SQL for the column of the records' own ids; it is null in files that were judged before it existed."""
     return "record_id" if reader.rows(RECORD_ID) else "NULL AS record_id"
 
 
 def recorded_calls(reader: WarehouseReader, query: Mapping[str, str]) -> dict[str, Any]:
-    """Return recorded calls, those with the lowest gains first and those without a gain last. Raises WarehouseError.
+    """Return recorded calls, the lowest gain first and calls without a gain last. Raises WarehouseError.
 
-    query: `tool` and `verdict`, each empty or absent for all.
+    `query`: `tool` and `verdict`, each empty or absent for all. The result has
 
-    - `rows`: at most MOST_CALLS calls. `fitting`: how many calls there are of this tool and verdict.
+    - `rows`: at most MOST_CALLS calls, and `fitting`: how many calls there are of this tool and verdict.
     - `tools`, `verdicts`: what calls can be filtered by.
     """
-    listed = LISTED.format(record_id=_record_id(reader))
-    rows = reader.rows(listed, {name: query.get(name, "") for name in ("tool", "verdict")})
+    sql = LISTED.format(record_id=_record_id(reader))
+    rows = reader.rows(sql, {"tool": query.get("tool", ""), "verdict": query.get("verdict", "")})
     return {
         "rows": rows,
         "fitting": rows[0]["fitting"] if rows else 0,
@@ -111,14 +111,14 @@ def recorded_calls(reader: WarehouseReader, query: Mapping[str, str]) -> dict[st
 
 
 def conversation(reader: WarehouseReader, key: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the messages and calls around a call, its swapped results, and its threshold.
+    """Return the messages and calls around a recorded call, or None if it does not exist. Raises WarehouseError.
 
-    key: TRACE_KEY. None where there is no such call. Raises WarehouseError.
+    `key`: the columns TRACE_KEY. The result has
 
-    - `messages`: the number of messages of the conversation. `first`: the number of the first message in `said`.
-    - `share`: of swapped results, the share that may pass. `threshold`: the gain above which the call helps.
-    - `said`: the messages around the call. `calls`: the calls in them, in order.
-    - `swapped`: the results of other calls that were tried in place of this call's result.
+    - `messages`, `first`: how many messages the conversation has, and the number of the first one in `said`.
+    - `said`, `calls`: the messages around the call, and the calls in them.
+    - `swapped`: results of other calls that were tried in place of this call's result.
+    - `share`, `threshold`: the share of swapped results that may pass, and the gain above which the call helps.
     """
     [extent] = reader.rows(FIRST, {"conversation": key["conversation"], "turn": key["turn"]})
     part = {"conversation": key["conversation"], "first": extent["first"]}
@@ -136,24 +136,24 @@ def conversation(reader: WarehouseReader, key: Mapping[str, Any]) -> dict[str, A
 
 
 def _has_key(call: Row, key: Mapping[str, Any]) -> bool:
-    """Return whether a call is the one of a key (TRACE_KEY)."""
+    """Return whether a call has the values of a key."""
     return all(call[name] == value for name, value in key.items())
 
 
 def exported_conversations(reader: WarehouseReader) -> dict[str, Any]:
     """Return what an exported page shows of recorded conversations. Raises WarehouseError.
 
-    - `recorded`: as `recorded_calls`, with the MOST_EXPORTED calls with the lowest gains; and `counts`, how many of all
-      calls have each tool and verdict.
+    - `recorded`: as `recorded_calls`, with the MOST_EXPORTED calls with the lowest gains; and `counts`, how many calls
+      there are by tool and verdict.
     - `conversations`: for each of these calls its key, and under `shown` its `conversation`.
     """
-    listed = recorded_calls(reader, {})
-    rows = listed["rows"][:MOST_EXPORTED]
+    recorded = recorded_calls(reader, {})
+    rows = recorded["rows"][:MOST_EXPORTED]
     conversations = []
     for row in rows:
         key = {name: row[name] for name in TRACE_KEY}
         conversations.append({**key, "shown": conversation(reader, key)})
     return {
-        "recorded": {**listed, "rows": rows, "counts": reader.rows(COUNTS)},
+        "recorded": {**recorded, "rows": rows, "counts": reader.rows(COUNTS)},
         "conversations": conversations,
     }

@@ -1,4 +1,4 @@
-"""Read a warehouse that is rebuilt under the reader: every answer comes from the file as it is now."""
+"""Read a warehouse file that may be replaced at any time: every answer comes from the present file."""
 
 import math
 import threading
@@ -17,12 +17,12 @@ Row = dict[str, Any]
 
 
 class WarehouseReader:
-    """A connection to a warehouse, opened anew when the file was replaced. Safe for several threads.
+    """Reads a warehouse; opens the file again when it was replaced. Safe for several threads.
 
-    Nothing is written, no other file is reached, and no extension is loaded.
+    Queries cannot write, reach other files or load extensions.
 
-    - `database`: the file, which need not be there until it is read.
-    - `about`: what the page calls what it shows.
+    - `database`: the file, which may be missing until it is read.
+    - `about`: the page's heading for the data.
     """
 
     def __init__(self, database: Path, about: str = "") -> None:
@@ -31,31 +31,28 @@ class WarehouseReader:
         self._lock = threading.Lock()  # guards the members below
         self._opened = ExitStack()  # closes the connection
         self._connection: duckdb.DuckDBPyConnection
-        self._stamp: _Stamp | None = None  # of the file that the connection is to; None without a connection
+        self._stamp: _Stamp | None = None  # of the connected file; None without a connection
 
     def version(self) -> str:
-        """Return a name of the file's content, another one after each rebuild. Raises WarehouseError."""
+        """Return a name of the file's content, which differs after each rebuild. Raises WarehouseError."""
         self._current()
         stamp = self._stamp
         return f"{stamp.inode}-{stamp.modified}" if stamp else ""
 
     def rows(self, sql: str, parameters: Mapping[str, Any] | None = None) -> list[Row]:
-        """Run a query and return its rows as dicts of plain values, which JSON can hold.
+        """Run a query and return its rows by column, as JSON data. Raises WarehouseError.
 
-        parameters: values for `$NAME` in the query. Raises WarehouseError.
+        `parameters`: values for `$NAME` in the query.
         """
         try:
             cursor = self._current().execute(sql, parameters)
             names = [column[0] for column in cursor.description]
-            rows = []
-            for values in cursor.fetchall():
-                rows.append(dict(zip(names, map(_plain, values), strict=True)))
-            return rows
+            return [dict(zip(names, map(_plain, values), strict=True)) for values in cursor.fetchall()]
         except duckdb.Error as error:
             raise WarehouseError(str(error)) from error
 
     def _current(self) -> duckdb.DuckDBPyConnection:
-        """Return a new cursor, for the caller's thread alone; where the file was replaced, open it again first."""
+        """Return a new cursor for the caller's thread; open the file again first if it was replaced."""
         with self._lock:
             stamp = self._stamp_of_file()
             if stamp is None or stamp != self._stamp:
@@ -66,7 +63,7 @@ class WarehouseReader:
             return self._connection.cursor()
 
     def _stamp_of_file(self) -> "_Stamp | None":
-        """Return the stamp of the file; None where there is no file."""
+        """Return the stamp of the file, or None without a file."""
         try:
             status = self.database.stat()
         except FileNotFoundError:
@@ -75,20 +72,17 @@ class WarehouseReader:
 
 
 class _Stamp(NamedTuple):
-    """What tells a rebuilt file from the one before: its inode, and when it was modified in ns."""
+    """Identifies a version of the file: its inode, and when it was modified, in ns."""
 
     inode: int
     modified: int
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as JSON can hold it: None in place of NaN and infinity, dates and times as ISO text.
-
-    An integer beyond 64 bits, which orjson refuses, becomes text.
-    """
+    """Return a value as JSON data: None for NaN and infinity, text for dates, times and integers beyond 64 bits."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
-    if isinstance(value, int) and not -(2**63) <= value < 2**64:
+    if isinstance(value, int) and not -(2**63) <= value < 2**64:  # orjson refuses it
         return str(value)
     if isinstance(value, date):
         return value.isoformat()

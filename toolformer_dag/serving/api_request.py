@@ -3,6 +3,7 @@
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, Self
 from uuid import uuid4
 
@@ -186,19 +187,14 @@ class ApiRequest(BaseModel, ABC):
 
     @classmethod
     def parse(cls, body: bytes) -> Self:
-        """Return the request in the JSON `body`. Raises Refused, which names the faulty field."""
+        """Return the request in a JSON body. Raises Refused, which names the faulty field."""
         try:
             fields = _json(body)
             if isinstance(fields, dict):
                 fields = cls._with_known_values(fields)
             return cls.model_validate(fields)
         except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            place = ".".join(map(str, first["loc"])) or "the body"
-            message = f"{place}: {first['msg']}"
-            if first["type"] == "extra_forbidden":
-                message = f"{place} is not supported; leave it out"
-            raise Refused(message, place.partition(".")[0], code=first["type"]) from error
+            raise _refused(error) from error
         except (ValueError, RecursionError) as error:
             raise Refused(f"the body is no JSON: {error}") from error
 
@@ -212,10 +208,20 @@ class ApiRequest(BaseModel, ABC):
             raise Refused(f"the body has {len(fields):,} fields; send at most {MOST_FIELDS}")
         for param in cls.neutral.keys() & fields:
             _require_neutral(param, fields[param], cls.neutral[param])
-        left_out = cls.neutral.keys() | cls.passed_over
+        without_effect = cls.neutral.keys() | cls.passed_over
         if fields.get("max_completion_tokens") is not None:
-            left_out |= {"max_tokens"}  # if both are there, the newer name counts
-        return {param: value for param, value in fields.items() if param not in left_out and value is not None}
+            without_effect |= {"max_tokens"}  # if both are there, the newer name counts
+        return {param: value for param, value in fields.items() if param not in without_effect and value is not None}
+
+
+def _refused(error: ValidationError) -> Refused:
+    """Return the error for a client, which names the first faulty field."""
+    first = error.errors(include_url=False)[0]
+    field = ".".join(map(str, first["loc"])) or "the body"
+    message = f"{field}: {first['msg']}"
+    if first["type"] == "extra_forbidden":
+        message = f"{field} is not supported; leave it out"
+    return Refused(message, field.partition(".")[0], code=first["type"])
 
 
 def _require_neutral(param: str, value: Any, neutral: object) -> None:
@@ -249,25 +255,31 @@ def text_requests(request: ApiRequest, model: str, decoder: SharedDecoder) -> li
     `model`: the name of the server's model. Raises Refused, and NothingWritten for a prompt that is too long.
     """
     _require_supported(request, model, decoder)
+    without_prompt = TextRequest(
+        prompt="",
+        max_new_tokens=_max_new_tokens(request, decoder),
+        calls=_max_calls(request, decoder),
+        context=request.context,
+        one_sentence=request.one_sentence,
+        withheld=request.withheld(decoder),
+        stop=tuple(request.stop or ()),
+        likeliest=request.likeliest,
+    )
+    return [replace(without_prompt, prompt=prompt) for prompt in request.prompts(decoder)]
+
+
+def _max_new_tokens(request: ApiRequest, decoder: SharedDecoder) -> int:
+    """Return how many tokens a text of a request may have. Raises Refused if the client asks for too many."""
     decoding = decoder.settings.decoding
     serving = decoder.settings.serving
-    usual_tokens = decoding.max_new_tokens if request.one_sentence else serving.max_tokens
-    max_new_tokens = _limited(request.limit, request.max_tokens, usual=usual_tokens, most=serving.max_tokens)
-    calls = _limited("max_calls", request.max_calls, usual=decoding.calls, most=serving.calls)
-    withheld = request.withheld(decoder)
-    return [
-        TextRequest(
-            prompt,
-            max_new_tokens=max_new_tokens,
-            calls=calls,
-            context=request.context,
-            one_sentence=request.one_sentence,
-            withheld=withheld,
-            stop=tuple(request.stop or ()),
-            likeliest=request.likeliest,
-        )
-        for prompt in request.prompts(decoder)
-    ]
+    usual = decoding.max_new_tokens if request.one_sentence else serving.max_tokens
+    return _limited(request.limit, request.max_tokens, usual=usual, most=serving.max_tokens)
+
+
+def _max_calls(request: ApiRequest, decoder: SharedDecoder) -> int:
+    """Return how many calls a text of a request may have. Raises Refused if the client asks for too many."""
+    settings = decoder.settings
+    return _limited("max_calls", request.max_calls, usual=settings.decoding.calls, most=settings.serving.calls)
 
 
 def _require_supported(request: ApiRequest, model: str, decoder: SharedDecoder) -> None:

@@ -196,6 +196,21 @@ class _Event(NamedTuple):
     writing: Writing
     piece_or_end: WrittenPiece | Future[Generation]
 
+    @property
+    def is_end(self) -> bool:
+        """Whether the text has ended."""
+        return isinstance(self.piece_or_end, Future)
+
+    @property
+    def error(self) -> BaseException | None:
+        """The error with which the text ended, if any."""
+        return self.piece_or_end.exception() if isinstance(self.piece_or_end, Future) else None
+
+    @property
+    def content(self) -> WrittenPiece | Generation:
+        """The piece, or the whole text at its end."""
+        return self.piece_or_end.result() if isinstance(self.piece_or_end, Future) else self.piece_or_end
+
 
 class _Events:
     """A queue that takes pieces of texts from the decoding thread to the event loop in which it was created."""
@@ -222,9 +237,9 @@ class _Events:
 async def _chunks(api_request: ApiRequest, writings: Sequence[Writing], events: _Events) -> AsyncIterator[bytes]:
     """Yield the server-sent events of a request, until all its texts have ended or one has failed.
 
-    `events`: what is new in `writings`, the texts of the request, whichever comes first.
+    `events`: the pieces and ends of `writings`, the texts of the request, as they come.
     """
-    streams = {}  # by text: what turns its pieces into contents of chunks
+    streams = {}  # by text: turns its pieces into the contents of chunks
     for index, writing in enumerate(writings):
         streams[writing] = TextStream(index, writing, calls_in_text=api_request.has_calls_in_text)
     beginning = api_request.stream_begin()
@@ -232,16 +247,13 @@ async def _chunks(api_request: ApiRequest, writings: Sequence[Writing], events: 
         yield beginning
     open_texts = len(writings)
     while open_texts:
-        writing, piece_or_end = await events.get()
-        if isinstance(piece_or_end, Future):  # the text has ended
-            error = piece_or_end.exception()
-            if error is not None:
-                yield api_request.stream_event(_error(error).body())
-                return
+        event = await events.get()
+        if event.error is not None:
+            yield api_request.stream_event(_error(event.error).body())
+            return
+        if event.is_end:
             open_texts -= 1
-            new_text = streams[writing].new_text(piece_or_end.result())
-        else:
-            new_text = streams[writing].new_text(piece_or_end)
+        new_text = streams[event.writing].new_text(event.content)
         yield api_request.stream_event(api_request.stream_chunk(new_text))
     yield api_request.stream_end(writings)
 

@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from queue import Empty, SimpleQueue
+from typing import Any
 
 from toolformer_dag.computing.plan import Lane
 from toolformer_dag.decoding.generation import DOES_NOT_FIT
-from toolformer_dag.decoding.rules import rules_for
+from toolformer_dag.decoding.rules import DecodingRules, rules_for
 from toolformer_dag.decoding.written_call import WrittenCall
 from toolformer_dag.decoding.written_text import TextState
 from toolformer_dag.files import UserError
@@ -56,6 +57,27 @@ class _JoinTimer:
         return True
 
 
+def _rules(language_model: LanguageModel, lanes: Sequence[Lane], settings: Settings, k: int | None) -> DecodingRules:
+    """Return the rules of decoding of the settings, with another k if one is given."""
+    rules = rules_for(language_model, lanes, settings)
+    return rules if k is None else replace(rules, k=k)
+
+
+class _PromptTokenizer:
+    """Tokenizes prompts; for one thread at a time. `longest_token`: in characters."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._encoding = Encoding(tokenizer)
+        self.longest_token = max(map(len, tokenizer.get_vocab()))
+
+    def tokens(self, prompt: str | Sequence[int]) -> list[int]:
+        """Return the token ids of a prompt with BOS; a prompt of token ids has it already."""
+        if not isinstance(prompt, str):
+            return list(prompt)
+        [text] = self._encoding.texts([prompt])
+        return [*self._encoding.bos, *text.ids]
+
+
 class SharedDecoder:
     """Completes the texts of many clients in one thread, each as `generate` would write it alone.
 
@@ -77,18 +99,17 @@ class SharedDecoder:
     ) -> None:
         """Start the decoding thread.
 
-        lanes: the tools that texts may call, with thresholds and limits. k: replaces k of the settings.
+        - `lanes`: the tools that texts may call, with thresholds and limits
+        - `k`: replaces k of the settings
         """
         self.settings = settings
         self.figures = DecoderFigures()
         self.tools = {lane.tool.name: lane.tool for lane in lanes}
         # Tokenizers are not safe for threads: callers use this copy, the decoding thread the model's own.
         self.tokenizer = copy.deepcopy(language_model.tokenizer)
-        self._encoding = Encoding(self.tokenizer)
-        self._longest_token = max(map(len, self.tokenizer.get_vocab()))  # in characters
+        self._prompts = _PromptTokenizer(self.tokenizer)
         self._backend = backend_of(language_model)
-        rules = rules_for(language_model, lanes, settings)
-        self._rules = rules if k is None else replace(rules, k=k)
+        self._rules = _rules(language_model, lanes, settings, k)
         self._tool_threads = {lane.tool.name: ToolThreads(lane.tool, lane.limits) for lane in lanes}
 
         self._lock = threading.Lock()
@@ -109,7 +130,7 @@ class SharedDecoder:
 
     @property
     def alive(self) -> bool:
-        """Return whether the decoding thread runs."""
+        """Whether the decoding thread runs."""
         return self._thread.is_alive()
 
     def begin(self, requests: Sequence[TextRequest], watch: Watch | None = None) -> list[Writing]:
@@ -135,7 +156,7 @@ class SharedDecoder:
 
     def require_length(self, characters: int) -> None:
         """Raise NothingWritten for a prompt of so many characters if it cannot fit into the model's context."""
-        if characters > self._backend.context_length * self._longest_token:
+        if characters > self._backend.context_length * self._prompts.longest_token:
             raise NothingWritten(DOES_NOT_FIT)
 
     def drop(self, writing: Writing) -> None:
@@ -154,16 +175,12 @@ class SharedDecoder:
             raise Busy(math.ceil(self._mean_seconds))
 
     def _prepared(self, request: TextRequest, watch: Watch | None) -> Writing:
-        """Return the text of a request, ready to be decoded after its prompt, which is a text or token ids.
+        """Return the text of a request, ready to be decoded.
 
         Raises NothingWritten if the prompt is empty or does not fit into the model's context.
         """
-        prompt = request.prompt
-        self.require_length(len(prompt))  # a cheap test, before a long text is tokenized
-        if isinstance(prompt, str):
-            prompt_tokens = self._encoding.bos + self._encoding.texts([prompt])[0].ids
-        else:
-            prompt_tokens = list(prompt)
+        self.require_length(len(request.prompt))  # a cheap test, before a long text is tokenized
+        prompt_tokens = self._prompts.tokens(request.prompt)
         writing = Writing(request, self._rules, prompt_tokens, watch)
         if writing.text.reason is not None:
             raise NothingWritten(writing.text.reason)
@@ -189,9 +206,8 @@ class SharedDecoder:
 
         If no text can be decoded now, wait for a job, at most until the next call is out of time.
         """
-        next_deadline = min((writing.call_deadline for writing in self._calling), default=None)
-        timeout = None if next_deadline is None else max(0.0, next_deadline - time.monotonic())
         may_wait = not (self._batches or self._waiting)
+        timeout = self._seconds_to_next_deadline()
         while True:
             try:
                 job = self._jobs.get(block=may_wait, timeout=timeout)
@@ -203,6 +219,11 @@ class SharedDecoder:
             may_wait = False
         self._end_late_calls()
         return True
+
+    def _seconds_to_next_deadline(self) -> float | None:
+        """Return in how many seconds the next call is out of time; None if no text waits for a tool."""
+        next_deadline = min((writing.call_deadline for writing in self._calling), default=None)
+        return None if next_deadline is None else max(0.0, next_deadline - time.monotonic())
 
     def _end_late_calls(self) -> None:
         """Let texts go on without a result if they have waited for their tools as long as they may."""
@@ -259,21 +280,27 @@ class SharedDecoder:
 
         A call that cannot be run, or has no time left, is answered at once with the reason.
         """
-        text = writing.text
-        written_call = text.call  # by this object `_waits_for` recognizes the call later
-        parsed_call = text.open_call()
+        written_call = writing.text.call  # by this object `_waits_for` recognizes the call later
+        reason = self._begin_waiting(writing)
+        if reason is not None:
+            self._take_answer(writing, written_call, ToolResult(result=None, reason=reason))
+            return
+        self._tool_threads[writing.text.open_call().tool].submit(
+            writing.text.tool_call(),
+            is_wanted=partial(self._waits_for, writing, written_call),
+            on_result=partial(self._put_answer, writing, written_call),
+        )
+
+    def _begin_waiting(self, writing: Writing) -> str | None:
+        """Let a text wait for its open call; return why the call cannot be run, or None if it can."""
         seconds_left = writing.seconds_for_tools(self.settings.serving.tool_seconds)
         writing.call_began = time.monotonic()
         writing.call_deadline = writing.call_began + seconds_left
         self._calling.add(writing)
-        if parsed_call.reason is not None or seconds_left <= 0:
-            self._take_answer(writing, written_call, ToolResult(result=None, reason=parsed_call.reason or OUT_OF_TIME))
-            return
-        self._tool_threads[parsed_call.tool].submit(
-            text.tool_call(),
-            is_wanted=partial(self._waits_for, writing, written_call),
-            on_result=partial(self._put_answer, writing, written_call),
-        )
+        reason = writing.text.open_call().reason
+        if reason is None and seconds_left <= 0:
+            return OUT_OF_TIME
+        return reason
 
     def _put_answer(self, writing: Writing, written_call: WrittenCall | None, result: ToolResult) -> None:
         """Hand the answer of a call to the decoding thread; called in the thread of the tool."""

@@ -23,7 +23,7 @@ class BatchSize(NamedTuple):
 
     @property
     def tokens(self) -> int:
-        """Return for how many tokens, padding included, the batch holds keys and values in memory."""
+        """The number of tokens, padding included, whose keys and values the batch holds in memory."""
         return self.texts * self.longest
 
 
@@ -46,6 +46,15 @@ class TextBatch:
         """Return the size that the batch would have with `text` in addition."""
         texts = len(self.writings) + len(self.joining) + 1
         return BatchSize(max(self.size.texts, texts), max(self.size.longest, text.most_tokens))
+
+    def can_take(self, text: WrittenText, backend: Backend, free_tokens: int) -> bool:
+        """Return whether a text can join. `free_tokens`: how many tokens memory still has room for."""
+        size = self.size_with(text)
+        has_free_row = size.texts <= backend.greedy_rows  # the largest number of rows of a batch
+        # With padding to the longest text, other texts could exceed the model's context: that text gets its own batch.
+        fits_context = size.longest <= backend.context_length
+        fits_memory = size.tokens - self.size.tokens <= free_tokens
+        return has_free_row and fits_context and fits_memory
 
     def join(self, writing: Writing) -> None:
         """Add a text, which gets its row with the next step."""
@@ -79,19 +88,15 @@ class TextBatch:
 
 
 def batch_for(text: WrittenText, open_batches: Sequence[TextBatch], backend: Backend) -> TextBatch | None:
-    """Return the batch that a text can join: an open one, else a new one; None if memory has no room for it now.
+    """Return the batch that a text can join, an open or a new one; None if memory has no room for it now.
 
     All batches together hold at most BATCH_TOKENS tokens; only a text that is alone may exceed this.
     """
     tokens_of_all = sum(batch.size.tokens for batch in open_batches)
+    free_tokens = BATCH_TOKENS - tokens_of_all
     for batch in open_batches:
-        size = batch.size_with(text)
-        has_free_row = size.texts <= backend.greedy_rows  # the largest number of rows of a batch
-        # With padding to the longest text, other texts could exceed the model's context: that text gets its own batch.
-        fits_context = size.longest <= backend.context_length
-        fits_memory = tokens_of_all - batch.size.tokens + size.tokens <= BATCH_TOKENS
-        if has_free_row and fits_context and fits_memory:
+        if batch.can_take(text, backend, free_tokens):
             return batch
-    if open_batches and tokens_of_all + text.most_tokens > BATCH_TOKENS:
+    if open_batches and text.most_tokens > free_tokens:
         return None
     return TextBatch()

@@ -1,4 +1,4 @@
-"""Tell stories that a calculation helps with; no pair of operands is used in two parts of the world."""
+"""Write stories that a calculation helps with; each pair of operands belongs to one part of the world alone."""
 
 from collections.abc import Callable, Mapping
 from decimal import ROUND_HALF_UP, Decimal
@@ -25,7 +25,7 @@ SIZES = ((3, 9), (10, 99), (100, 989), (1000, 9899))
 SIZE_WEIGHTS = (4, 9, 8, 2)
 """How often each of SIZES is drawn from."""
 _SLOTS = 20
-"""Into as many slots the pairs of operands are dealt, and these to the parts of the world."""
+"""The pairs of operands are hashed into so many slots, which are dealt to the parts of the world."""
 _PERCENTS = (*range(1, 11), *range(10, 100, 5), 12, 18, 22, 33, 48, 64, 72)
 _CONSTANTS: Mapping[Numbers, int] = {"half": 2, "third": 3, "quarter": 4, "double": 2, "triple": 3}
 """The second operand where words stand for it."""
@@ -34,8 +34,8 @@ _CONSTANTS: Mapping[Numbers, int] = {"half": 2, "third": 3, "quarter": 4, "doubl
 def operands(random: Random, part: WorldPart, operation: Operation, numbers: Numbers) -> tuple[Decimal, Decimal]:
     """Draw two different numbers for a calculation; for `-` the first is the larger.
 
-    part: of the world, such as "pretraining". Each pair of numbers belongs to one part alone, so numbers are drawn
-    until they are of this one. numbers: what kind of numbers, such as "prices".
+    - `part`: of the world, such as "pretraining"; only pairs that belong to it are returned
+    - `numbers`: the kind of numbers, such as "prices"
     """
     while True:
         a, b = _DRAW_OPERANDS[numbers](random)
@@ -46,26 +46,34 @@ def operands(random: Random, part: WorldPart, operation: Operation, numbers: Num
 
 
 def part_of(a: Decimal, b: Decimal) -> WorldPart:
-    """Return the part that may ask about these two numbers, in either order."""
+    """Return the part of the world that two numbers belong to, in either order."""
     low, high = sorted((int(a * 100), int(b * 100)))
     slot = (low * 7919 + high * 104729) // 7 % _SLOTS
     return part_of_slot(slot, _SLOTS)
 
 
 def _count(random: Random) -> Decimal:
-    return Decimal(random.randint(*random.choices(SIZES, SIZE_WEIGHTS)[0]))
+    """Draw a count, first its size and then the number."""
+    [size] = random.choices(SIZES, SIZE_WEIGHTS)
+    return Decimal(random.randint(*size))
 
 
 def _price(random: Random) -> Decimal:
-    return Decimal(random.randint(1, 89)) + Decimal(random.choice((0, 0, 0, 25, 50, 75, 10, 20, 90, 99))) / 100
+    """Draw a price below 90 dollars; every third has no cents."""
+    dollars = Decimal(random.randint(1, 89))
+    cents = Decimal(random.choice((0, 0, 0, 25, 50, 75, 10, 20, 90, 99)))
+    return dollars + cents / 100
 
 
 def _distance(random: Random) -> Decimal:
-    return Decimal(random.randint(3, 899)) + Decimal(random.choice((0, 0, 0, 5))) / 10
+    """Draw a distance below 900; every fourth ends in a half."""
+    whole = Decimal(random.randint(3, 899))
+    tenths = Decimal(random.choice((0, 0, 0, 5)))
+    return whole + tenths / 10
 
 
 def _share(random: Random) -> tuple[Decimal, Decimal]:
-    """Draw a dividend and a divisor; half of the quotients are whole."""
+    """Draw a dividend and a divisor; about half of the quotients are whole."""
     divisor = random.randint(3, 48)
     is_whole = random.random() < 0.5
     dividend = divisor * random.randint(3, 60) if is_whole else random.randint(50, 989)
@@ -73,7 +81,7 @@ def _share(random: Random) -> tuple[Decimal, Decimal]:
 
 
 def _count_and(constant: int) -> Callable[[Random], tuple[Decimal, Decimal]]:
-    """Return a function that draws a count, whose second operand is always this constant."""
+    """Return a function that draws a count as the first operand; the second is the constant."""
     return lambda random: (_count(random), Decimal(constant))
 
 
@@ -117,10 +125,10 @@ SUM_SHARE = 0.5  # of the seen wordings: those of somebody who asks, in one temp
 
 
 def calculation(random: Random, part: WorldPart, wordings: WordingSet) -> Phenomenon:
-    """Write a text whose last number is the result of a calculation with numbers in it, for a calculator to help with.
+    """Write a text that ends in the result of a calculation with the numbers in it.
 
-    It is a story ("Ada had 12 apples and got 30 more ...") or, among the seen wordings, often a bare sum that somebody
-    asks for. wordings: "seen" in training, or "unseen" ones.
+    It is a story ("Ada had 12 apples and got 30 more ...") or, with "seen" wordings (those of training), often a bare
+    sum that somebody asks for.
     """
     is_sum = wordings == "seen" and random.random() < SUM_SHARE
     if is_sum and random.random() < NESTED_SHARE:
@@ -134,100 +142,121 @@ def calculation(random: Random, part: WorldPart, wordings: WordingSet) -> Phenom
 
 
 def _story(random: Random, part: WorldPart, wordings: WordingSet, scheme: Scheme) -> Phenomenon:
-    """Write a story: a setup with two numbers, and a question or an ending that leads to the result.
+    """Write a story up to its result, as "Ada had 12 apples and got 30 more. How many has she?".
 
-    As "Ada had 12 apples and got 30 more. How many has she?", before the call `12 + 30`. A scheme holds the templates
-    of a kind of story; one without setups has single sentences. The templates, the numbers and the words in the slots,
-    such as names and things, are drawn at random.
+    A scheme holds the templates of a kind of story. Templates, numbers and words such as names are drawn at random.
     """
     a, b = operands(random, part, scheme.operation, scheme.numbers)
     slots = _slots(random, part)
     slots["a"] = written(random, a)
     slots["b"] = written(random, b)
     template = _story_template(random, scheme)
-    before = template.text.format(**slots)
-    if template.is_question:
-        before = typed_question(random, before)
-    unit = scheme.unit.format(**slots)
-    ending = _after_result(random, unit).format(m=slots["m"])  # m: the second person of the story
-    result = result_of(a, scheme.operation, b)
-    return Phenomenon(
-        tool="calculator",
-        before=before,
-        after=f" {result}{ending}",
-        input=_expression(scheme.operation, template.text, slots),
-        result=result,
-        answer=result,
+    text = template.text.format(**slots)
+    return _phenomenon(
+        before=typed_question(random, text) if template.is_question else text,
+        ending=_ending(random, scheme, slots),
+        expression=_expression(scheme.operation, template.text, slots),
+        result=result_of(a, scheme.operation, b),
         wording=f"calculator/{scheme.operation} {scheme.name}/{wordings}/{template.key}",
     )
 
 
-class _StoryTemplate(NamedTuple):
-    """The template of a story up to its result."""
+def _phenomenon(*, before: str, ending: str, expression: str, result: str, wording: str) -> Phenomenon:
+    """Return a text with a call of the calculator before its result.
 
-    text: str  # with slots such as `{a}`
+    - `before`, `ending`: the text before and after the result
+    - `expression`: the input of the call
+    - `wording`: names the templates of the text
+    """
+    return Phenomenon(
+        tool="calculator",
+        before=before,
+        after=f" {result}{ending}",
+        input=expression,
+        result=result,
+        answer=result,
+        wording=wording,
+    )
+
+
+class _StoryTemplate(NamedTuple):
+    """The template of a story up to its result, with slots such as `{a}`."""
+
+    text: str
     is_question: bool
-    key: str  # the indexes of its parts in the scheme: `2.q0` is the third setup with the first question, e an ending
+    key: str
+    """The indexes of its parts in the scheme: `2.q0` is the third setup with the first question, e an ending."""
 
 
 def _story_template(random: Random, scheme: Scheme) -> _StoryTemplate:
-    """Draw a setup of the scheme, where it has some, and a question or an ending, and join them."""
+    """Draw a template: a setup, if the scheme has any, and a question or an ending."""
     setup_index = random.randrange(len(scheme.setups)) if scheme.setups else 0
     is_question = random.random() < QUESTION_SHARE
-    last_sentences = scheme.questions if is_question else scheme.endings
-    last_index = random.randrange(len(last_sentences))
+    last = _last_sentence(random, scheme, is_question)
+    if not scheme.setups:
+        return last
+    separator = ". " if is_question else ""
+    setup = scheme.setups[setup_index]
+    return _StoryTemplate(f"{setup}{separator}{last.text}", is_question, f"{setup_index}.{last.key}")
 
-    text = last_sentences[last_index]
-    key = f"q{last_index}" if is_question else f"e{last_index}"
-    if scheme.setups:
-        separator = ". " if is_question else ""
-        text = scheme.setups[setup_index] + separator + text
-        key = f"{setup_index}.{key}"
-    return _StoryTemplate(text, is_question, key)
+
+def _last_sentence(random: Random, scheme: Scheme, is_question: bool) -> _StoryTemplate:
+    """Draw a question or an ending of a scheme."""
+    sentences = scheme.questions if is_question else scheme.endings
+    index = random.randrange(len(sentences))
+    key = f"q{index}" if is_question else f"e{index}"
+    return _StoryTemplate(sentences[index], is_question, key)
 
 
 def _nested(random: Random, part: WorldPart) -> Phenomenon:
     """Write a question or statement with a calculation of three numbers: `(3 + 4) * 5` or an average."""
     a, b = operands(random, part, "+", "count")
     c = random.choice([number for number in range(2, 30) if number not in (a, b)])
-    calculation = _in_brackets(random, a, b, c) if random.random() < 0.5 else _average(random, a, b, c)
-    text = calculation.text
-    before = typed_question(random, text) if text.endswith("?") else text
-    ending = random.choice((".", ".", ", nothing more."))
-    return Phenomenon(
-        tool="calculator",
-        before=before,
-        after=f" {calculation.result}{ending}",
-        input=calculation.expression,
-        result=calculation.result,
-        answer=calculation.result,
+    write = _in_brackets if random.random() < 0.5 else _average
+    nested = write(random, a, b, c)
+    is_question = nested.text.endswith("?")
+    return _phenomenon(
+        before=typed_question(random, nested.text) if is_question else nested.text,
+        ending=random.choice((".", ".", ", nothing more.")),
+        expression=nested.expression,
+        result=nested.result,
         wording="calculator/seen/nested",
     )
 
 
 class _NestedCalculation(NamedTuple):
-    """A calculation with three numbers."""
+    """A calculation with three numbers: the text before its result, and the input of the call."""
 
-    text: str  # what stands before the result
-    expression: str  # the input of the call
+    text: str
+    expression: str
     result: str
 
 
 def _in_brackets(random: Random, a: Decimal, b: Decimal, c: int) -> _NestedCalculation:
-    """Write a product of `c` and the sum or difference of the other numbers, such as `(3 + 4) * 5`.
+    """Write a product with a sum or difference in brackets, such as `(3 + 4) * 5`.
 
-    The text has it with or without spaces; the call, `expression`, always has them.
+    The text has it with or without spaces, the input of the call always with spaces.
     """
-    expression = random.choice((f"({a} + {b}) * {c}", f"{c} * ({a} + {b})", f"({max(a, b)} - {min(a, b)}) * {c}"))
-    in_brackets = abs(a - b) if " - " in expression else a + b
+    results = _products(a, b, c)
+    expression = random.choice(tuple(results))
     has_spaces = random.random() < 0.7
     shown = expression if has_spaces else expression.replace(" ", "")
     question = random.choice(word_list("calculator", "bracket_questions"))
-    return _NestedCalculation(question.format(x=shown), expression, result=str(in_brackets * c))
+    return _NestedCalculation(question.format(x=shown), expression, result=str(results[expression]))
+
+
+def _products(a: Decimal, b: Decimal, c: int) -> dict[str, Decimal]:
+    """Return the results of the products of `c` with the sum and the difference of two numbers, by expression."""
+    smaller, larger = sorted((a, b))
+    return {
+        f"({a} + {b}) * {c}": (a + b) * c,
+        f"{c} * ({a} + {b})": (a + b) * c,
+        f"({larger} - {smaller}) * {c}": (larger - smaller) * c,
+    }
 
 
 def _average(random: Random, a: Decimal, b: Decimal, c: int) -> _NestedCalculation:
-    """Write the average of three numbers."""
+    """Write a question or statement about the average of three numbers."""
     question = random.choice(word_list("calculator", "average_questions"))
     return _NestedCalculation(
         text=question.format(a=a, b=b, c=c),
@@ -237,21 +266,22 @@ def _average(random: Random, a: Decimal, b: Decimal, c: int) -> _NestedCalculati
 
 
 def _sum_scheme(random: Random) -> Scheme:
-    """Draw a calculation in a single template; those with more wordings are drawn more often."""
-    operation = random.choices(("+", "-", "*", "/", "%"), (5, 5, 5, 6, 4))[0]
+    """Draw a scheme of bare sums; a scheme with more wordings is drawn more often."""
+    [operation] = random.choices(("+", "-", "*", "/", "%"), (5, 5, 5, 6, 4))
     candidates = [scheme for scheme in sums() if scheme.operation == operation]
     wording_counts = [len(scheme.questions) + len(scheme.endings) for scheme in candidates]
     return random.choices(candidates, wording_counts)[0]
 
 
-def _after_result(random: Random, unit: str) -> str:
-    """Draw what follows a result, with its unit; without a unit, what needs none. It may have a slot `{m}`."""
+def _ending(random: Random, scheme: Scheme, slots: Mapping[str, str]) -> str:
+    """Draw what follows the result of a story: its unit, if it has one, and the end of the sentence."""
+    unit = scheme.unit.format(**slots)
     endings = [ending for ending in word_list("tails", "calculator") if unit or "{unit}" not in ending]
-    return random.choice(endings).replace("{unit}", unit)
+    return random.choice(endings).replace("{unit}", unit).format(m=slots["m"])  # m: the story's second person
 
 
 def _expression(operation: str, template: str, slots: Mapping[str, str]) -> str:
-    """Return the call's input; the operands of + and * come in the order in which the text names them."""
+    """Return the call's input; operands of `+` and `*` are in the order of the text."""
     if operation == "%":
         return f"{slots['b']} * {slots['a']} / 100"
     names_b_first = 0 <= template.find("{b}") < template.index("{a}")
@@ -265,16 +295,22 @@ _SLOT_LISTS = {"it": "things", "box": "containers", "event": "events", "gets": "
 
 
 def _slots(random: Random, part: WorldPart) -> dict[str, str]:
-    """Return a word for each slot of a story's templates, drawn at random, as {"n": "Ada", "it": "apples", ...}.
+    """Draw a word for each slot of a story's templates but its numbers, as {"n": "Ada", "it": "apples", ...}.
 
-    n and m are two persons, t, u and w three towns, `day` and `other` two days of the week; the rest is in _SLOT_LISTS.
-    The numbers, slots a and b, are drawn by the caller. part: the part of the world whose towns are named.
+    n and m are two persons, t, u and w three towns of the part of the world, `day` and `other` two weekdays; the other
+    slots are in _SLOT_LISTS.
     """
     first_person, second_person = random.sample(word_list("names", "first_names"), 2)
-    towns = random.sample(name_pool("town", part), 3)
+    town, second_town, third_town = random.sample(name_pool("town", part), 3)
     day, other_day = random.sample(WEEK_DAYS, 2)
-    slots = {slot: random.choice(word_list("calculator", name)) for slot, name in _SLOT_LISTS.items()}
-    slots |= {"n": first_person, "m": second_person}
-    slots |= {"t": towns[0], "u": towns[1], "w": towns[2]}
-    slots |= {"day": day, "other": other_day}
-    return slots
+    words = {slot: random.choice(word_list("calculator", name)) for slot, name in _SLOT_LISTS.items()}
+    return {
+        **words,
+        "n": first_person,
+        "m": second_person,
+        "t": town,
+        "u": second_town,
+        "w": third_town,
+        "day": day,
+        "other": other_day,
+    }

@@ -1,11 +1,12 @@
 """Translate Spanish, German and French with a closed lexicon, and write phrases followed by their English."""
 
 import csv
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain
 from random import Random
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from toolformer_dag.synthetic.sentences import Phenomenon, typed_question, worded
 from toolformer_dag.synthetic.wordings import (
@@ -31,17 +32,17 @@ ARTICLES: dict[Language, dict[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class LexiconWord:
-    """Hold a noun or an adjective."""
+    """A noun or an adjective of a foreign language, with its English."""
 
     language: Language
     forms: tuple[str, ...]
-    """One for a noun; for an adjective one for each gender, in the order of ARTICLES, or one for all."""
+    """One form for a noun; for an adjective one per gender, in the order of ARTICLES, or one for all genders."""
     english: str
     gender: str
-    """That of a noun, a key of ARTICLES."""
+    """The gender of a noun, a key of ARTICLES."""
 
     def form(self, gender: str) -> str:
-        """Return the form that agrees with a noun of this gender; some adjectives have one form only."""
+        """Return the form that agrees with a noun of this gender."""
         if len(self.forms) == 1:
             return self.forms[0]
         genders = list(ARTICLES[self.language])
@@ -50,7 +51,7 @@ class LexiconWord:
 
 @cache
 def words(language: Language, word_class: str) -> tuple[LexiconWord, ...]:
-    """Return the nouns or adjectives of a language, in the order of lexicon.tsv. word_class: "noun" or "adjective"."""
+    """Return the words of a language in the order of lexicon.tsv. `word_class`: "noun" or "adjective"."""
     with (FOLDER / "lexicon.tsv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file, delimiter="\t"))
     chosen = []
@@ -63,7 +64,7 @@ def words(language: Language, word_class: str) -> tuple[LexiconWord, ...]:
 
 @cache
 def words_of(language: Language, word_class: str, part: WorldPart) -> tuple[LexiconWord, ...]:
-    """Return the part's share of the nouns or adjectives."""
+    """Return the words that belong to a part of the world; each word belongs to one part."""
     shuffled = list(words(language, word_class))
     Random(f"lexicon {language} {word_class}").shuffle(shuffled)
     return tuple(deal(shuffled, part))
@@ -71,7 +72,7 @@ def words_of(language: Language, word_class: str, part: WorldPart) -> tuple[Lexi
 
 @cache
 def english(word_class: str) -> dict[str, str]:
-    """Return the English of every form of the nouns or adjectives, in lower case."""
+    """Return the English of every form of the nouns or adjectives of all languages, in lower case."""
     english_of_form = {}
     for language in LANGUAGES:
         for word in words(language, word_class):
@@ -87,27 +88,33 @@ def lexicon() -> dict[str, str]:
 
 
 AROUND = " .,;:!?¿¡\"'“”‘’«»()"
-"""What a call may leave around a phrase."""
+"""Characters around a phrase that are not translated."""
 THE = frozenset(chain.from_iterable(articles.values() for articles in ARTICLES.values()))
 """The articles of all languages."""
 
 
 def translate(phrase: str) -> str | None:
-    """Translate a phrase word by word into lower-case English, with adjectives before the noun.
+    """Translate a phrase word by word: `la tortuga roja` becomes `the red turtle`.
 
-    `la tortuga roja` becomes `the red turtle`. Unknown words stay as they are; punctuation and quotes around the phrase
-    are left out. None where the lexicon has no word of the phrase.
+    The English is in lower case, with adjectives before the noun and without punctuation around it. Unknown words stay
+    as they are. None if the lexicon has no word of the phrase.
     """
     words = phrase.lower().strip(AROUND).split()
     without_articles = [word for word in words if word not in THE]
     if lexicon().keys().isdisjoint(without_articles):
         return None
+    has_article = len(without_articles) < len(words)
+    article = ["the"] if has_article else []
+    return " ".join([*article, *_english_words(without_articles)])
+
+
+def _english_words(foreign_words: Sequence[str]) -> list[str]:
+    """Return the English of words, adjectives first; unknown words stay as they are."""
     adjectives = english("adjective")
     nouns = english("noun")
-    article = ["the"] if len(without_articles) < len(words) else []
-    english_adjectives = [adjectives[word] for word in without_articles if word in adjectives]
-    other_words = [nouns.get(word, word) for word in without_articles if word not in adjectives]
-    return " ".join([*article, *english_adjectives, *other_words])
+    english_adjectives = [adjectives[word] for word in foreign_words if word in adjectives]
+    other_words = [nouns.get(word, word) for word in foreign_words if word not in adjectives]
+    return [*english_adjectives, *other_words]
 
 
 QUESTION_SHARE = 0.35
@@ -116,74 +123,88 @@ ADJECTIVE_SHARE = 0.75
 QUOTES = ("", '"', "'")
 """What may stand around a foreign phrase."""
 QUOTE_WEIGHTS = (16, 3, 1)
-"""How often each of QUOTES does."""
+"""How often each of QUOTES is drawn."""
+
+
+class Translation(NamedTuple):
+    """A foreign phrase and its English."""
+
+    foreign: str
+    english: str
 
 
 def translated(random: Random, part: WorldPart, wordings: WordingSet) -> Phenomenon:
-    """Write a sentence or question with a foreign phrase, followed by its English, which a translation call helps with.
+    """Write a sentence or question with a foreign phrase and its English, with a call that translates the phrase.
 
-    As an example, `What is "la tortuga"?`, the call on `la tortuga`, and ` the turtle.` For training (part
-    "pretraining") most phrases are of invented words, whose English a model cannot know without the call's result.
+    For example `What is "la tortuga"?`, the call on `la tortuga`, and ` the turtle.`
     """
-    is_pseudo = part == "pretraining" and random.random() < PSEUDO_SHARE
-    foreign, english = _pseudo_phrase(random) if is_pseudo else phrase(random, part)
+    translation = _translation(random, part)
     is_question = random.random() < QUESTION_SHARE
-    quote = random.choices(QUOTES, QUOTE_WEIGHTS)[0]
-    person = random.choice(word_list("filler", "persons"))
-    slots = {"f": f"{quote}{foreign}{quote}", "x": person}  # the slots `{f}` and `{x}` of the templates
+    slots = _slots(random, translation.foreign)
     text, wording = worded(random, translation_templates(wordings), slots, is_question=is_question)
-    before = typed_question(random, text) if is_question else text  # as somebody types it, with a lead to the answer
+    before = typed_question(random, text) if is_question else text
     ending = random.choice(word_list("tails", "translation")).format(**slots)
     return Phenomenon(
         tool="machine_translation",
         before=before,
-        after=f" {english}{ending}",
-        input=foreign,
-        result=english,
-        answer=english,
+        after=f" {translation.english}{ending}",
+        input=translation.foreign,
+        result=translation.english,
+        answer=translation.english,
         wording=f"machine_translation/{wordings}/{wording}",
     )
 
 
-def phrase(random: Random, part: WorldPart) -> tuple[str, str]:
-    """Draw a foreign phrase, such as `la tortuga roja`; return it and its English, `the red turtle`.
+def _slots(random: Random, foreign: str) -> dict[str, str]:
+    """Return the values of the slots `{f}`, the foreign phrase in drawn quotes, and `{x}`, a drawn person."""
+    [quote] = random.choices(QUOTES, QUOTE_WEIGHTS)
+    person = random.choice(word_list("filler", "persons"))
+    return {"f": f"{quote}{foreign}{quote}", "x": person}
 
-    It is an article, a noun and often an adjective. part: of the world; each word belongs to one part alone.
+
+def _translation(random: Random, part: WorldPart) -> Translation:
+    """Draw a phrase with its English; in training mostly of invented words, so that a model has to read the result."""
+    is_pseudo = part == "pretraining" and random.random() < PSEUDO_SHARE
+    return _pseudo_phrase(random) if is_pseudo else phrase(random, part)
+
+
+def phrase(random: Random, part: WorldPart) -> Translation:
+    """Draw a phrase with its English, such as `la tortuga roja` and `the red turtle`.
+
+    It is an article, a noun and often an adjective, of the words that belong to a part of the world.
     """
     language = random.choice(LANGUAGES)
     noun = random.choice(words_of(language, "noun", part))
+    [foreign_noun] = noun.forms
     article = ARTICLES[language][noun.gender]
     if random.random() >= ADJECTIVE_SHARE:
-        return f"{article} {noun.forms[0]}", f"the {noun.english}"
+        return Translation(f"{article} {foreign_noun}", english=f"the {noun.english}")
     adjective = random.choice(words_of(language, "adjective", part))
-    foreign = _ordered(language, noun=noun.forms[0], adjective=adjective.form(noun.gender))
-    return f"{article} {foreign}", f"the {adjective.english} {noun.english}"
+    foreign = _ordered(language, noun=foreign_noun, adjective=adjective.form(noun.gender))
+    return Translation(f"{article} {foreign}", english=f"the {adjective.english} {noun.english}")
 
 
-def _pseudo_phrase(random: Random) -> tuple[str, str]:
-    """Draw a phrase of invented words with a real article; return it and an English phrase as its translation.
-
-    The English is drawn too, so that only the call's result tells it.
-    """
+def _pseudo_phrase(random: Random) -> Translation:
+    """Draw a phrase of invented words with a real article, and an unrelated English phrase as its translation."""
     language = random.choice(LANGUAGES)
     noun = _cased(language, _pseudo_word(random))
     adjective = _pseudo_word(random)
     article = random.choice(tuple(ARTICLES[language].values()))
     english_noun = random.choice(word_list("translation", "english_nouns"))
     if random.random() >= ADJECTIVE_SHARE:
-        return f"{article} {noun}", f"the {english_noun}"
+        return Translation(f"{article} {noun}", english=f"the {english_noun}")
     foreign = _ordered(language, noun=noun, adjective=adjective)
     english_adjective = random.choice(word_list("translation", "english_adjectives"))
-    return f"{article} {foreign}", f"the {english_adjective} {english_noun}"
+    return Translation(f"{article} {foreign}", english=f"the {english_adjective} {english_noun}")
 
 
 def _ordered(language: Language, *, noun: str, adjective: str) -> str:
-    """Return noun and adjective in the order of the language."""
+    """Join noun and adjective in the order of the language."""
     return f"{adjective} {noun}" if language == "de" else f"{noun} {adjective}"
 
 
 def _cased(language: Language, noun: str) -> str:
-    """Return a noun as the language writes it: German ones have a capital."""
+    """Return a noun as its language writes it: German nouns have a capital."""
     return noun.capitalize() if language == "de" else noun
 
 

@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 from hashlib import blake2b
 from random import Random
+from typing import NamedTuple
 
-from toolformer_dag.synthetic.sentences import ANSWER_MARK, Phenomenon, around_answer, casual, with_answer_lead, worded
+from toolformer_dag.synthetic.sentences import ANSWER_MARK, Phenomenon, question_or_statement, worded
 from toolformer_dag.synthetic.today import WEEK_DAYS
 from toolformer_dag.synthetic.wordings import WordingSet, WorldPart, named_templates, part_of_slot, word_list
 from toolformer_dag.synthetic.world import WORLD_SEED, World
@@ -13,7 +14,7 @@ QUESTION_SHARE = 0.45
 MILES_PER_KM = 0.621371
 UNITS = ("km", "miles")
 _SLOTS = 20
-"""Into as many slots the questions about prices are dealt, and these to the parts of the world."""
+"""The questions about prices are hashed into so many slots, which are dealt to the parts of the world."""
 
 
 def distance_of(start: str, end: str, unit: str, seed: int = WORLD_SEED) -> int:
@@ -33,76 +34,77 @@ def _hash(seed: int, *values: str) -> int:
 
 
 def distance(random: Random, world: World, part: WorldPart, wordings: WordingSet) -> Phenomenon:
-    """Write a sentence or question about the distance of two towns, with a call such as `start="A", end="B"`.
+    """Write a sentence or question about the distance of two towns of a part of the world, with a call.
 
-    The unit is drawn: `unit="miles"` is written into the call, km is the default and left out. part: of the world, from
-    whose towns is drawn. wordings: "seen" in training, or "unseen".
+    The call is as `start="A", end="B", unit="miles"`; the unit km is the default, which a call leaves out.
     """
     start, end = [town.name for town in random.sample(world.entities(part, "town"), 2)]
     unit = random.choice(UNITS)
-    call_input = f'start="{start}", end="{end}"'
-    if unit != UNITS[0]:
-        call_input += f', unit="{unit}"'
-    miles_or_km = distance_of(start, end, unit, world.seed)
+    unit_argument = "" if unit == UNITS[0] else f', unit="{unit}"'
     return _phenomenon(
         random,
         "distance",
         wordings,
         slots={"a": start, "b": end, "u": unit},
-        call_input=call_input,
-        answer=str(miles_or_km),
+        call_input=f'start="{start}", end="{end}"{unit_argument}',
+        answer=str(distance_of(start, end, unit, world.seed)),
     )
 
 
 def price(random: Random, world: World, part: WorldPart, wordings: WordingSet) -> Phenomenon:
-    """Write a sentence or question about the price of some things on a weekday, with a call to the price tool.
+    """Write a sentence or question about the price of things on a weekday, with a call.
 
-    The input of the call is as `item="lamps", count=3, day="Monday"`. A hash assigns each combination of the three to
-    one part of the world, so combinations are drawn until one belongs to `part`.
+    The call is as `item="lamps", count=3, day="Monday"`.
     """
-    while True:
-        item = random.choice(word_list("calculator", "things"))
-        day = random.choice(WEEK_DAYS)
-        count = random.randint(2, 60)
-        bucket = _hash(0, item, day, str(count)) % _SLOTS  # seed 0: the same parts in every world
-        if part_of_slot(bucket, _SLOTS) == part:
-            break
+    purchase = _purchase(random, part)
     return _phenomenon(
         random,
         "price",
         wordings,
-        slots={"n": str(count), "i": item, "d": day},
-        call_input=f'item="{item}", count={count}, day="{day}"',
-        answer=str(price_of(item, count, day, world.seed)),
+        slots={"n": str(purchase.quantity), "i": purchase.item, "d": purchase.day},
+        call_input=f'item="{purchase.item}", count={purchase.quantity}, day="{purchase.day}"',
+        answer=str(price_of(purchase.item, purchase.quantity, purchase.day, world.seed)),
     )
+
+
+class _Purchase(NamedTuple):
+    """Some things that are bought on a weekday."""
+
+    item: str
+    quantity: int
+    day: str
+
+
+def _purchase(random: Random, part: WorldPart) -> _Purchase:
+    """Draw purchases until one belongs to the part of the world; a hash assigns each purchase to one part."""
+    while True:
+        item = random.choice(word_list("calculator", "things"))
+        day = random.choice(WEEK_DAYS)
+        quantity = random.randint(2, 60)
+        slot = _hash(0, item, day, str(quantity)) % _SLOTS  # seed 0: the same parts in every world
+        if part_of_slot(slot, _SLOTS) == part:
+            return _Purchase(item, quantity, day)
 
 
 def _phenomenon(
     random: Random, tool: str, wordings: WordingSet, *, slots: Mapping[str, str], call_input: str, answer: str
 ) -> Phenomenon:
-    """Write a question or statement about an answer by a random template; return it with the call that belongs there.
+    """Write a question or statement by a random template, with a call right before its answer.
 
-    The call stands between `before` and `after`, right before the answer. A question has `before` "How far is it from
-    Lund to Ystad? It is" and `after` " 40."; a statement has `before` "From Lund to Ystad it is" and `after` " 40
-    miles."
+    "How far is it from Lund to Ystad? It is 40." or "From Lund to Ystad it is 40 miles."
 
-    - slots: the values for the placeholders of the templates, as {"a": "Lund", "b": "Ystad"}; `{v}`, which stands for
-      the answer, is added here.
-    - call_input: the input of the call. answer: what the tool returns for it.
+    - `slots`: values for the placeholders of the templates but the answer's, as {"a": "Lund", "b": "Ystad"}
+    - `answer`: what the tool returns for `call_input`
     """
     is_question = random.random() < QUESTION_SHARE
     templates = named_templates(tool, wordings)
     text, wording = worded(random, templates, {**slots, "v": ANSWER_MARK}, is_question=is_question)
-    if is_question:
-        before = with_answer_lead(random, casual(random, text))
-        after_answer = ""
-    else:
-        before, after_answer = around_answer(text)
+    around = question_or_statement(random, text, is_question=is_question)
     ending = random.choice(word_list("tails", "facts"))
     return Phenomenon(
         tool=tool,
-        before=before,
-        after=f" {answer}{after_answer}{ending}",
+        before=around.before,
+        after=f" {answer}{around.after}{ending}",
         input=call_input,
         result=answer,
         answer=answer,

@@ -1,16 +1,34 @@
 """Draw phenomena of the synthetic world for each tool, and the questions that evaluation asks about them."""
 
 from random import Random
+from typing import NamedTuple
 
 from toolformer_dag.settings.settings_file import PAPER_TOOLS
 from toolformer_dag.synthetic.calculations import calculation
 from toolformer_dag.synthetic.lexicon import translated
 from toolformer_dag.synthetic.named_tools import distance, price
-from toolformer_dag.synthetic.sentences import ANSWER_MARK, Phenomenon, around_answer, casual, with_answer_lead, worded
+from toolformer_dag.synthetic.sentences import (
+    ANSWER_MARK,
+    EarlierCall,
+    Phenomenon,
+    around_answer,
+    casual,
+    with_answer_lead,
+    worded,
+)
 from toolformer_dag.synthetic.today import today
 from toolformer_dag.synthetic.two_hop import two_hop
-from toolformer_dag.synthetic.wordings import KINDS, WordingSet, WorldPart, fact_templates, relations, word_list
-from toolformer_dag.synthetic.world import World, passages_by_relation, the_world
+from toolformer_dag.synthetic.wordings import (
+    KINDS,
+    Relation,
+    Templates,
+    WordingSet,
+    WorldPart,
+    fact_templates,
+    relations,
+    word_list,
+)
+from toolformer_dag.synthetic.world import Entity, World, passages_by_relation, the_world
 
 QUESTION_SHARE = 0.45
 KIND_WEIGHTS = (5, 3, 2, 1)  # in the order of KINDS
@@ -18,51 +36,67 @@ PRETRAINING_WEIGHTS = (4, 3, 2, 2)  # rivers have three facts too: what is asked
 
 
 def fact(random: Random, world: World, tool: str, part: WorldPart, wordings: WordingSet) -> Phenomenon:
-    """Write a sentence that states a fact of the synthetic world, or a question that asks for it, with a call.
+    """Write a sentence that states a fact of a part of the world, or a question that asks for it, with a call.
 
-    tool: "question_answering", whose call has the question as input and the fact as result; or "wiki_search", whose
-    call has the entity's name and a keyword as input and a passage with the fact as result. part: of the world, such as
-    "pretraining", from whose people, towns, firms and rivers is drawn.
+    `tool`: "question_answering", which gets the question and returns the fact, or "wiki_search", which gets the
+    entity's name and a keyword and returns a passage with the fact.
     """
-    kind_weights = PRETRAINING_WEIGHTS if part == "pretraining" else KIND_WEIGHTS
-    kind = random.choices(KINDS, kind_weights)[0]
+    [kind] = random.choices(KINDS, PRETRAINING_WEIGHTS if part == "pretraining" else KIND_WEIGHTS)
     entity = random.choice(world.entities(part, kind))
     relation = random.choice(relations(kind))
+    written = _fact_text(random, entity, relation, fact_templates(relation, tool, wordings))
     answer = entity.facts[relation.key]
-    templates = fact_templates(relation, tool, wordings)
-    is_question = random.random() < QUESTION_SHARE
-    if is_question:
-        leads, questions = templates.choices(is_question=True)
-        number = random.randrange(len(questions))
-        lead_number = random.randrange(len(leads))
-        question = casual(random, questions[number].format(e=entity.name))
-        text = f"{leads[lead_number]}{question}"
-        wording = f"q{number}.{lead_number}"
-    else:
-        question = relation.question.format(e=entity.name)
-        text, wording = worded(random, templates, {"e": entity.name, "v": ANSWER_MARK}, is_question=False)
-    ending = random.choice(word_list("tails", "facts"))
-    if is_question:
-        before = with_answer_lead(random, text)
-        after_answer = ""
-    else:
-        before, after_answer = around_answer(text)
-
     if tool == "question_answering":
-        call_input = question
-        result = answer
+        call = EarlierCall(tool, input=written.question, result=answer)
     else:
-        call_input = f"{entity.name} {relation.keyword}"
-        result = passages_by_relation(entity, world.seed)[relation.key].snippet
+        call = _search(entity, relation, world.seed)
     return Phenomenon(
         tool=tool,
-        before=before,
-        after=f" {answer}{after_answer}{ending}",
-        input=f'"{call_input}"',
-        result=result,
+        before=written.before,
+        after=f" {answer}{written.after_answer}",
+        input=f'"{call.input}"',
+        result=call.result,
         answer=answer,
-        wording=f"{tool}/{relation.kind}/{relation.key}/{wordings}/{wording}",
+        wording=f"{tool}/{kind}/{relation.key}/{wordings}/{written.wording}",
     )
+
+
+def _search(entity: Entity, relation: Relation, seed: int) -> EarlierCall:
+    """Return the search for a fact of an entity, and the passage that it returns. `seed`: of the world."""
+    passage = passages_by_relation(entity, seed)[relation.key]
+    return EarlierCall("wiki_search", input=f"{entity.name} {relation.keyword}", result=passage.snippet)
+
+
+class _FactText(NamedTuple):
+    """A text about a fact: what stands before and after its answer, and the question that asks for the fact."""
+
+    before: str
+    after_answer: str
+    question: str
+    wording: str
+    """Names the templates of the text, as `Worded.wording`."""
+
+
+def _fact_text(random: Random, entity: Entity, relation: Relation, templates: Templates) -> _FactText:
+    """Write a question about an entity's fact, or a statement of it, by a random template."""
+    if random.random() < QUESTION_SHARE:
+        return _fact_question(random, entity, templates)
+    slots = {"e": entity.name, "v": ANSWER_MARK}
+    statement, wording = worded(random, templates, slots, is_question=False)
+    ending = random.choice(word_list("tails", "facts"))
+    around = around_answer(statement)
+    return _FactText(around.before, around.after + ending, relation.question.format(e=entity.name), wording)
+
+
+def _fact_question(random: Random, entity: Entity, templates: Templates) -> _FactText:
+    """Write a question about an entity's fact, as somebody types it, after a random lead."""
+    leads, questions = templates.choices(is_question=True)
+    number = random.randrange(len(questions))
+    lead_number = random.randrange(len(leads))
+    question = casual(random, questions[number].format(e=entity.name))
+    ending = random.choice(word_list("tails", "facts"))
+    before = with_answer_lead(random, f"{leads[lead_number]}{question}")
+    return _FactText(before, ending, question, wording=f"q{number}.{lead_number}")
 
 
 TOOLS = PAPER_TOOLS
@@ -75,7 +109,8 @@ NAMED_TOOLS = ("distance", "price")
 def phenomenon(random: Random, world: World, tool: str, part: WorldPart, wordings: WordingSet) -> Phenomenon:
     """Write a random text with a place where a call to `tool` helps: of TOOLS, NAMED_TOOLS, or TWO_HOP.
 
-    part: of the world; entities, numbers and words belong to one part alone. wordings: "seen" in training, or "unseen".
+    - `part`: of the world; each entity, number and word belongs to one part alone
+    - `wordings`: "seen" in training, or "unseen"
     """
     draw_from_world = {TWO_HOP: two_hop, "distance": distance, "price": price}
     draw_without_world = {"calculator": calculation, "calendar": today, "machine_translation": translated}
@@ -89,9 +124,8 @@ def phenomenon(random: Random, world: World, tool: str, part: WorldPart, wording
 def questions(seed: int, tool: str, n: int, wordings: WordingSet) -> list[Phenomenon]:
     """Return `n` different questions and unfinished statements that a call to a tool answers, the same for each seed.
 
-    A phenomenon is a text with a place where a call helps. Here a model is to continue its text `before`, and is right
-    when `answer` is among its first words. About half are questions. All are from the world's part "evaluation", in
-    which training has no texts. Does not end where the part has fewer than `n` different ones.
+    A model continues the text `before`; it is right if `answer` is among its first words. All are from the world's part
+    "evaluation", which no training text uses. Never returns if that part has fewer than `n` different ones.
     """
     random = Random(f"questions {seed} {tool} {wordings}")
     distinct: dict[tuple[object, ...], Phenomenon] = {}

@@ -12,26 +12,26 @@ from toolformer_dag.synthetic.wordings import Templates, pick, word_list
 
 @dataclass(frozen=True, slots=True)
 class EarlierCall:
-    """Hold a call whose result the next call of a chain needs."""
+    """A call with its result, mostly of a chain, whose next call needs it. `tool`: the key of its settings."""
 
-    tool: str  # the lane's key
+    tool: str
     input: str
     result: str
 
 
 @dataclass(frozen=True, slots=True)
 class Phenomenon:
-    """Hold sentences around a gold place: a place where a call belongs, because it tells what the text says next.
+    """A text with a place where a call belongs, because its result tells what the text says next.
 
-    The text is `before + after`, and `after` begins with a space and `answer`.
+    The text is `before + after`, and the call stands between them; `after` begins with a space and `answer`.
     """
 
     tool: str
-    """The lane's key."""
+    """The key of the tool in the settings."""
     before: str
     after: str
     input: str
-    """As it is written in the call: those of QA and search are in quotes."""
+    """The input as the call has it; for question answering and search it is in quotes."""
     result: str
     """What the tool returns."""
     answer: str
@@ -39,13 +39,13 @@ class Phenomenon:
     wording: str
     """Names the templates of the text, such as `calendar/year/seen/q3.1`."""
     date: datetime.date | None = None
-    """The date of the page, for the calendar alone."""
+    """The date of the page; only for the calendar."""
     earlier: tuple[EarlierCall, ...] = ()
-    """The calls of a chain before the last one, at the same place."""
+    """Earlier calls of a chain, which stand at the same place before the call."""
 
     @property
     def text(self) -> str:
-        """Return the text without the call."""
+        """The text without the call."""
         return self.before + self.after
 
 
@@ -55,9 +55,10 @@ def sentence(text: str) -> str:
 
 
 def joined(lead: str, text: str) -> str:
-    """Return the lead and the text as sentences: the text gets a capital after a whole sentence or an empty lead."""
+    """Join a lead and a text, both with a capital; the text keeps its first letter after a lead that is no sentence."""
     begins_sentence = not lead or lead.rstrip().endswith((".", "!", "?"))
-    return sentence(lead + (sentence(text) if begins_sentence else text))
+    rest = sentence(text) if begins_sentence else text
+    return sentence(lead + rest)
 
 
 class Worded(NamedTuple):
@@ -83,16 +84,26 @@ ANSWER_MARK = "\0"
 
 
 class AroundAnswer(NamedTuple):
-    """What a text has before its answer, without the space, and after it."""
+    """A text before its answer, without the space, and after it."""
 
     before: str
     after: str
 
 
 def around_answer(statement: str) -> AroundAnswer:
-    """Cut a statement at the mark of its answer, which follows a space."""
+    """Split a statement at the mark of its answer, and drop the space before the mark."""
     before, after = statement.split(f" {ANSWER_MARK}")
     return AroundAnswer(before, after)
+
+
+def question_or_statement(random: Random, text: str, *, is_question: bool) -> AroundAnswer:
+    """Return the text before and after an answer: of a question as somebody types it, or of a statement with the mark.
+
+    A question has nothing after its answer.
+    """
+    if is_question:
+        return AroundAnswer(before=typed_question(random, text), after="")
+    return around_answer(text)
 
 
 CASUAL_SHARE = 0.15
@@ -125,32 +136,33 @@ def casual(random: Random, question: str) -> str:
 
 
 def filler(random: Random, sentences: int) -> str:
-    """Write a paragraph of plain sentences, of this number."""
+    """Write a paragraph of so many plain sentences."""
     return " ".join(_sentence(random, is_first=number == 0) for number in range(sentences))
 
 
 def _sentence(random: Random, *, is_first: bool) -> str:
-    """Write a plain sentence that no tool helps with, from random words.
-
-    One in ten is a remark; the others are a clause, mostly with more after it, some with a word such as "then" that
-    refers to the sentence before. is_first: whether there is none before it in its paragraph.
-    """
+    """Write a plain sentence that no tool helps with, from random words. `is_first`: of its paragraph."""
     shape = random.random()  # by its ranges: a remark, or a clause with an adverbial, a second clause or nothing
     if shape < 0.1:
         return f"{pick(random, 'filler', 'remarks')}."
-    text = _clause(random)
-    if shape < 0.6:
-        text += f" {pick(random, 'filler', 'adverbials')}"
-    elif shape < 0.75:
-        text += f" {pick(random, 'filler', 'subordinate')} {_clause(random)}"
-    elif shape < 0.9:
-        text += f", and {_clause(random)}"
+    text = _clause(random) + _rest_of_sentence(random, shape)
     if not is_first and random.random() < 0.3:
         text = f"{pick(random, 'filler', 'connectives')} {text}"
     return sentence(text) + "."
 
 
+def _rest_of_sentence(random: Random, shape: float) -> str:
+    """Write what follows a first clause, by ranges of `shape`: an adverbial, a second clause or nothing."""
+    if shape < 0.6:
+        return f" {pick(random, 'filler', 'adverbials')}"
+    if shape < 0.75:
+        return f" {pick(random, 'filler', 'subordinate')} {_clause(random)}"
+    if shape < 0.9:
+        return f", and {_clause(random)}"
+    return ""
+
+
 def _clause(random: Random) -> str:
-    """Write who does what where."""
+    """Write a clause that says who does what where."""
     subject = random.choice(word_list("filler", "persons") + word_list("filler", "groups"))
     return f"{subject} {pick(random, 'filler', 'verbs')} {pick(random, 'filler', 'places')}"

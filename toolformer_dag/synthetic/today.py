@@ -24,17 +24,17 @@ MONTHS = (
 SLOTS = ("weekday", "month_day", "year", "full", "month")
 """The parts of a date that a text may ask for."""
 SLOT_WEIGHTS = (4, 3, 3, 2, 1)
-"""How often, in the order of SLOTS."""
+"""How often each of SLOTS is drawn."""
 FIRST_DAY = datetime.date(2003, 1, 1)
 DAYS = 7670
 """Days that a page may have, from FIRST_DAY to the end of 2023."""
 QUESTION_SHARE = 0.45
 _SLOTS = 20
-"""Into as many slots the days are dealt, and these to the parts of the world."""
+"""The days are hashed into so many slots, which are dealt to the parts of the world."""
 
 
 def day_of(random: Random, part: WorldPart) -> datetime.date:
-    """Draw a date of the part, 2003-2023."""
+    """Draw a day from 2003 to 2023 that belongs to a part of the world."""
     while True:
         day = FIRST_DAY + datetime.timedelta(days=random.randrange(DAYS))
         if part_of_day(day) == part:
@@ -42,18 +42,17 @@ def day_of(random: Random, part: WorldPart) -> datetime.date:
 
 
 def part_of_day(day: datetime.date) -> WorldPart:
-    """Return the part whose pages may have this date."""
+    """Return the part of the world that a day belongs to."""
     return part_of_slot(day.toordinal() * 13 // 7 % _SLOTS, _SLOTS)
 
 
 def today(random: Random, part: WorldPart, wordings: WordingSet) -> Phenomenon:
-    """Write a sentence or question about today's date, of a page about some event, with a calendar call.
+    """Write a sentence or question about today's date on a page about some event, with a calendar call.
 
-    The date of the page is drawn from those that belong to `part` of the world. The text says a part of it, such as the
-    weekday.
+    The text says a part of the page's date, such as the weekday. The date belongs to a part of the world.
     """
     day = day_of(random, part)
-    slot = random.choices(SLOTS, SLOT_WEIGHTS)[0]  # the part of the date that the text says
+    [slot] = random.choices(SLOTS, SLOT_WEIGHTS)  # the part of the date that the text says
     is_question = random.random() < QUESTION_SHARE
     event = random.choice(word_list("calendar", "events"))
     text, wording = worded(random, date_templates(slot, wordings), {"event": event}, is_question=is_question)
@@ -73,9 +72,9 @@ def today(random: Random, part: WorldPart, wordings: WordingSet) -> Phenomenon:
 
 
 def date_text(day: datetime.date, slot: str) -> str:
-    """Return a part of a date in words, as the calendar's result has it: `Sunday` for the slot "weekday".
+    """Return a part of a date in words, such as `Sunday` for the slot "weekday".
 
-    slot: "weekday", "month" (`May`), "month_day" (`May 3`), "year" or "full" (`May 3, 2009`).
+    `slot`: "weekday", "month" (`May`), "month_day" (`May 3`), "year" or "full" (`May 3, 2009`).
     """
     month = MONTHS[day.month - 1]
     month_day = f"{month} {day.day}"

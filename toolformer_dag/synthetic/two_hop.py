@@ -1,15 +1,17 @@
-"""Write sentences whose answer takes two or three calls: the result of one is in the input of the next.
+"""Write sentences whose answer takes two or three calls: the result of a call is in the input of the next.
 
-A wording is a name for the templates that a text was written with, as `two_hop/years founded/seen/2`.
+A wording names the templates of a text, as `two_hop/years founded/seen/2`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from itertools import chain
 from random import Random
+from typing import NamedTuple
 
 from toolformer_dag.synthetic.sentences import (
     ANSWER_MARK,
+    AroundAnswer,
     EarlierCall,
     Phenomenon,
     around_answer,
@@ -39,59 +41,81 @@ LEADS_TO: Mapping[str, EntityKind] = {
     "mayor": "person",
     "founder": "person",
 }
-"""Relation whose value is an entity with facts of its own -> the kind of that entity."""
+"""The relations whose value is an entity with facts of its own, and the kind of that entity."""
 YEARS = ("birth_year", "founded", "opened")
 """The relations whose value is a year."""
-YOUNG = 1940  # who was born after it has an age in the years to come
+YOUNG = 1940  # only people born later are asked for their age in a year of YEARS_TO_COME
 YEARS_TO_COME = (2040, 2099)
-"""The embedded model's tokenizer has a token of each year from 1900 to 2039, whose digits the model has not learned."""
+"""Later years, from 2040: years from 1900 to 2039 are single tokens, whose digits the embedded model never learned."""
 QA_TOOL = "question_answering"
 """The tool of the first calls."""
 _UNFIT = ("town of {e}", "town {e}", "firm {e}", "{e}'s", "called {e}", "name of {e}", "named {e}", "to {e},")
-"""What a template has that reads badly with a description in place of a name."""
+"""Words of templates that read badly with a description in place of a name."""
 
 
 def two_hop(random: Random, world: World, part: WorldPart, wordings: WordingSet) -> Phenomenon:
-    """Draw a fact about what another fact names, an age in a year, or a sum of two facts; QA is asked first."""
+    """Write a text about a fact of a described entity, years since a fact, or a calculation with two facts."""
     draw: Callable[[Random, World, WorldPart, WordingSet], Phenomenon]
-    draw = random.choices((_second_fact, _years, _two_numbers), (6, 3, 1))[0]
+    [draw] = random.choices((_second_fact, _years, _two_numbers), (6, 3, 1))
     return draw(random, world, part, wordings)
 
 
+class _Described(NamedTuple):
+    """An entity that is described by a fact about another one, as the town where Ada was born."""
+
+    relation: Relation
+    """The relation of that fact, such as birthplace; its value is the described entity."""
+    entity: Entity
+    """The other entity, such as Ada."""
+
+    @property
+    def name(self) -> str:
+        """The described entity's name."""
+        return self.entity.facts[self.relation.key]
+
+    @property
+    def kind(self) -> EntityKind:
+        """The described entity's kind."""
+        return LEADS_TO[self.relation.key]
+
+
+def _described(random: Random, world: World, part: WorldPart) -> _Described:
+    """Draw an entity that another one's fact describes."""
+    relation = random.choice([_relation(key) for key in LEADS_TO])
+    return _Described(relation, entity=random.choice(world.entities(part, relation.kind)))
+
+
 def _second_fact(random: Random, world: World, part: WorldPart, wordings: WordingSet) -> Phenomenon:
-    """Write a text that needs two calls: about an entity that is only described, by a fact about another one.
+    """Write a question or statement of a fact about an entity that is only described.
 
-    "The mayor of the town where Ada Lovelace was born is ..." needs a call that returns the town, and a second one that
-    asks for the mayor of that town.
+    "The mayor of the town where Ada Lovelace was born is ..." needs a call that returns the town, then one that asks
+    for its mayor.
     """
-    # 1. Two facts: the value of the first (a town) is the entity of the second (the mayor of that town).
-    first_relation = random.choice([_relation(key) for key in LEADS_TO])  # such as birthplace
-    entity = random.choice(world.entities(part, first_relation.kind))
-    described_kind = LEADS_TO[first_relation.key]  # such as town
-    described_name = entity.facts[first_relation.key]
-    second_relation = random.choice(relations(described_kind))  # such as mayor
-    descriptions = chain_templates("described", wordings)[first_relation.key]
-    description = random.choice(descriptions).format(e=entity.name)
-    answer = _entity(world, part, described_kind, described_name).facts[second_relation.key]
-
+    described = _described(random, world, part)  # the town
+    relation = random.choice(relations(described.kind))  # its mayor
+    description = _description(random, described, wordings)
     is_question = random.random() < QUESTION_SHARE
-    # 2. A question or statement of the second fact, with a description ("the town where Ada was born") for a name.
-    leads, texts = fact_templates(second_relation, QA_TOOL, wordings).choices(is_question=is_question)
+    leads, texts = fact_templates(relation, QA_TOOL, wordings).choices(is_question=is_question)
     number = random.choice(_fitting(texts))
-    text = texts[number].format(e=description, v=ANSWER_MARK)
+    entity = _entity(world, part, described.kind, described.name)
     return _phenomenon(
         random,
         lead=random.choice(leads),
-        text=sentence(text) if is_question else text,
+        text=texts[number].format(e=description, v=ANSWER_MARK),
         is_question=is_question,
-        call=EarlierCall(tool=QA_TOOL, input=_question(second_relation, described_name), result=answer),
-        earlier=(EarlierCall(tool=QA_TOOL, input=_question(first_relation, entity.name), result=described_name),),
-        wording=f"two_hop/{first_relation.key} {second_relation.key}/{wordings}/{number}",
+        calls=(_fact_call(described.relation, described.entity), _fact_call(relation, entity)),
+        wording=f"two_hop/{described.relation.key} {relation.key}/{wordings}/{number}",
     )
 
 
+def _description(random: Random, described: _Described, wordings: WordingSet) -> str:
+    """Return a description such as "the town where Ada was born"."""
+    templates = chain_templates("described", wordings)[described.relation.key]
+    return random.choice(templates).format(e=described.entity.name)
+
+
 def _fitting(templates: Sequence[str]) -> list[int]:
-    """Return the indexes of the templates that read well with a description, "the town where Ada was born", as {e}."""
+    """Return the indexes of the templates that read well with a description such as "the town where Ada was born"."""
     indexes = []
     for index, template in enumerate(templates):
         reads_badly = any(words in template for words in _UNFIT)
@@ -103,114 +127,126 @@ def _fitting(templates: Sequence[str]) -> list[int]:
 def _years(random: Random, world: World, part: WorldPart, wordings: WordingSet) -> Phenomenon:
     """Write a text about the years between a fact's year and a later one, such as somebody's age in 2050.
 
-    It needs two calls: a question whose answer is the year of the fact, and a calculation with it.
+    It needs a question whose answer is the year of the fact, then a calculation.
     """
     relation = random.choice([relation for relation in _all_relations() if relation.key in YEARS])
-    entities: Sequence[Entity] = world.entities(part, relation.kind)
-    if relation.key == "birth_year":
-        entities = [person for person in entities if int(person.facts["birth_year"]) > YOUNG]
-    entity = random.choice(entities)
+    entity = random.choice(_entities_with_year(world, part, relation))
     later_year = random.randint(*YEARS_TO_COME)
-    year = entity.facts[relation.key]
-
-    is_question = random.random() < QUESTION_SHARE
-    templates_of = chain_templates("years", wordings)
-    texts = templates_of[_template_key(relation.key, is_question=is_question)]
-    number = random.randrange(len(texts))
-    return _phenomenon(
+    year = _number_of(entity, relation.key)
+    return _calculated(
         random,
-        lead=random.choice(_leads(wordings, is_question=is_question)),
-        text=texts[number].format(e=entity.name, y=later_year, v=ANSWER_MARK),  # entity, year, value
-        is_question=is_question,
-        call=EarlierCall(tool="calculator", input=f"{later_year} - {year}", result=str(later_year - int(year))),
-        earlier=(EarlierCall(tool=QA_TOOL, input=_question(relation, entity.name), result=year),),
-        wording=f"two_hop/years {relation.key}/{wordings}/{number}",
+        f"years {relation.key}",
+        wordings,
+        slots={"e": entity.name, "y": later_year},
+        calls=(_fact_call(relation, entity), _calculator_call(f"{later_year} - {year}", later_year - year)),
     )
 
 
-def _template_key(relation_key: str, *, is_question: bool) -> str:
-    """Return the key of a relation's templates in `chain_templates`: `founded_questions` or `founded_statements`."""
-    sentences = "questions" if is_question else "statements"
-    return f"{relation_key}_{sentences}"
+def _entities_with_year(world: World, part: WorldPart, relation: Relation) -> Sequence[Entity]:
+    """Return the entities that a year is known of; of people only those who may live in YEARS_TO_COME."""
+    entities = world.entities(part, relation.kind)
+    if relation.key == "birth_year":
+        return [person for person in entities if int(person.facts["birth_year"]) > YOUNG]
+    return entities
 
 
 def _two_numbers(random: Random, world: World, part: WorldPart, wordings: WordingSet) -> Phenomenon:
     """Write a text about the years between two facts, or about the sum of two rivers' lengths.
 
-    It needs three calls: two questions, whose answers are numbers, and a calculation with both.
+    It needs two questions, whose answers are numbers, then a calculation with both.
     """
     key = random.choice((*YEARS, "length"))
     relation = _relation(key)
-    while True:
-        a, b = random.sample(world.entities(part, relation.kind), 2)
-        first = _number_of(a, key)
-        second = _number_of(b, key)
-        if first < second or key == "length":
-            break
-    if key == "length":
-        calculation = f"{first} + {second}"
-        result = first + second
-    else:
-        calculation = f"{second} - {first}"
-        result = second - first
+    a, b = _two_entities(random, world.entities(part, relation.kind), key)
+    calculation = _sum_or_difference(key, _number_of(a, key), _number_of(b, key))
+    return _calculated(
+        random,
+        f"two_numbers {key}",
+        wordings,
+        slots={"a": a.name, "b": b.name},
+        calls=(_fact_call(relation, a), _fact_call(relation, b), calculation),
+    )
 
+
+def _sum_or_difference(key: str, first: int, second: int) -> EarlierCall:
+    """Return the call that adds two lengths, or subtracts the first year from the second."""
+    if key == "length":
+        return _calculator_call(f"{first} + {second}", first + second)
+    return _calculator_call(f"{second} - {first}", second - first)
+
+
+def _two_entities(random: Random, entities: Sequence[Entity], key: str) -> list[Entity]:
+    """Draw two entities by the key of a number; unless it is a length, the number of the first is the smaller."""
+    while True:
+        a, b = random.sample(entities, 2)
+        if key == "length" or _number_of(a, key) < _number_of(b, key):
+            return [a, b]
+
+
+def _calculated(
+    random: Random,
+    kind: str,
+    wordings: WordingSet,
+    *,
+    slots: Mapping[str, object],
+    calls: Sequence[EarlierCall],
+) -> Phenomenon:
+    """Write a question or statement about a calculation by a random template.
+
+    - `kind`: the name of the templates and the key of their relation, as `years founded`
+    - `slots`: values for the placeholders of the templates but the answer's
+    - `calls`: the calls in their order, the calculator last
+    """
+    templates, key = kind.split()
     is_question = random.random() < QUESTION_SHARE
-    templates_of = chain_templates("two_numbers", wordings)
-    texts = templates_of[_template_key(key, is_question=is_question)]
+    sentences = "questions" if is_question else "statements"
+    texts = chain_templates(templates, wordings)[f"{key}_{sentences}"]
     number = random.randrange(len(texts))
     return _phenomenon(
         random,
         lead=random.choice(_leads(wordings, is_question=is_question)),
-        text=texts[number].format(a=a.name, b=b.name, v=ANSWER_MARK),
+        text=texts[number].format(**slots, v=ANSWER_MARK),
         is_question=is_question,
-        call=EarlierCall(tool="calculator", input=calculation, result=str(result)),
-        earlier=(
-            EarlierCall(tool=QA_TOOL, input=_question(relation, a.name), result=a.facts[key]),
-            EarlierCall(tool=QA_TOOL, input=_question(relation, b.name), result=b.facts[key]),
-        ),
-        wording=f"two_hop/two_numbers {key}/{wordings}/{number}",
+        calls=calls,
+        wording=f"two_hop/{kind}/{wordings}/{number}",
     )
 
 
 def _phenomenon(
-    random: Random,
-    *,
-    lead: str,
-    text: str,
-    is_question: bool,
-    call: EarlierCall,
-    earlier: tuple[EarlierCall, ...],
-    wording: str,
+    random: Random, *, lead: str, text: str, is_question: bool, calls: Sequence[EarlierCall], wording: str
 ) -> Phenomenon:
-    """Return a question or statement with the calls that it needs, which stand right before its answer.
+    """Return a question or statement with its calls right before its answer.
 
-    A question has `before` "Who is the mayor of Lund? It is" and `after` " Eva Holm."; a statement has `before` "In
-    2050 Ada will be" and `after` " 70 years old."; the calls stand between `before` and `after`.
-
-    - lead: words before the text.
-    - text: the question without its answer, or the statement with ANSWER_MARK for its answer.
-    - call: the last call, whose result is the answer. earlier: the calls before it, whose results it needs.
-    - wording: a name for the templates that were used.
+    - `lead`: words before the text
+    - `text`: the question without its answer, or the statement with ANSWER_MARK for its answer
+    - `calls`: the calls in their order; the result of the last one is the answer
     """
-    if is_question:
-        typed = casual(random, sentence(text))
-        before = with_answer_lead(random, lead + typed)
-        after_answer = ""
-    else:
-        begins_sentence = not lead or lead.rstrip().endswith((".", "!", "?", ":"))
-        rest = sentence(text) if begins_sentence else text
-        before, after_answer = around_answer(sentence(lead + rest))
+    around = _led_question(random, lead, text) if is_question else _led_statement(lead, text)
     ending = random.choice(word_list("tails", "facts"))
+    *earlier, last = calls
     return Phenomenon(
-        tool=call.tool,
-        before=before,
-        after=f" {call.result}{after_answer}{ending}",
-        input=call.input,
-        result=call.result,
-        answer=call.result,
+        tool=last.tool,
+        before=around.before,
+        after=f" {last.result}{around.after}{ending}",
+        input=last.input,
+        result=last.result,
+        answer=last.result,
         wording=wording,
-        earlier=earlier,
+        earlier=tuple(earlier),
     )
+
+
+def _led_question(random: Random, lead: str, question: str) -> AroundAnswer:
+    """Return a question after its lead, as somebody types it: "Who is the mayor of Lund? It is"."""
+    typed = casual(random, sentence(question))
+    return AroundAnswer(before=with_answer_lead(random, lead + typed), after="")
+
+
+def _led_statement(lead: str, statement: str) -> AroundAnswer:
+    """Return a statement after its lead, split at its answer: "In 2050 Ada will be" and " years old"."""
+    begins_sentence = not lead or lead.rstrip().endswith((".", "!", "?", ":"))
+    rest = sentence(statement) if begins_sentence else statement
+    return around_answer(sentence(lead + rest))
 
 
 @cache
@@ -225,23 +261,29 @@ def _relation(key: str) -> Relation:
     return next(relation for relation in _all_relations() if relation.key == key)
 
 
-def _question(relation: Relation, name: str) -> str:
-    """Return the input of QA that asks for a fact about the entity of this name."""
-    return f'"{relation.question.format(e=name)}"'
+def _fact_call(relation: Relation, entity: Entity) -> EarlierCall:
+    """Return the call of question answering that asks for a fact of an entity."""
+    question = relation.question.format(e=entity.name)
+    return EarlierCall(QA_TOOL, input=f'"{question}"', result=entity.facts[relation.key])
+
+
+def _calculator_call(expression: str, result: int) -> EarlierCall:
+    """Return a call of the calculator."""
+    return EarlierCall("calculator", input=expression, result=str(result))
 
 
 def _number_of(entity: Entity, key: str) -> int:
-    """Return the number in a fact: 1820 of `1820`, 120 of `120 miles`."""
+    """Return the number in a fact: 1820 for `1820`, 120 for `120 miles`."""
     number, *_ = entity.facts[key].split()
     return int(number)
 
 
 def _leads(wordings: WordingSet, *, is_question: bool) -> Sequence[str]:
-    """Return what may stand before a question or statement; it is the same for all relations."""
+    """Return the words that may stand before a question or statement; they are the same for all relations."""
     leads, _ = fact_templates(_all_relations()[0], QA_TOOL, wordings).choices(is_question=is_question)
     return leads
 
 
 def _entity(world: World, part: WorldPart, kind: EntityKind, name: str) -> Entity:
-    """Return the entity of a part that has this name."""
+    """Return the entity of this name in a part of the world."""
     return next(entity for entity in world.entities(part, kind) if entity.name == name)

@@ -26,33 +26,37 @@ DOMAINS = tuple(
 )
 SECTIONS = ("news", "blog", "posts", "archive", "stories")
 _NO_WORD = re.compile(r"[^a-z]+")
-"""What a slug has a hyphen for."""
+"""Characters that a slug replaces by a hyphen."""
 
 
 def page_url(random: Random, title: str, day: datetime.date | None) -> str:
-    """Draw a URL for a page: with its date in one of the forms that real pages have, or without where `day` is None.
-
-    Every form is written before one is chosen, so that the number of random draws, on which all later ones depend, is
-    always the same.
-    """
+    """Draw a URL for a page: with its date in a form that real pages have, or without if `day` is None."""
     slug = _NO_WORD.sub("-", title.lower()).strip("-")
-    if day is None:
-        paths = [
-            slug,
-            f"{random.choice(SECTIONS)}/{slug}.html",
-            f"page?id={random.randint(10, 999)}",
-        ]
-    else:
-        paths = [
-            f"{day:%Y/%m/%d}/{slug}",
-            f"{random.choice(SECTIONS)}/{day:%Y/%m/%d}/{slug}.html",
-            f"{random.choice(SECTIONS)}/{day:%Y-%m-%d}-{slug}",
-            f"{random.choice(SECTIONS)}/{day:%Y-%m-%d}/{slug}",
-            f"{day.year}/{MONTHS[day.month - 1][:3].lower()}/{day.day:02}/{slug}",
-            f"{random.choice(SECTIONS)}/{day:%Y%m%d}/{slug}/",
-        ]
+    # All forms are written before one is drawn, so that later draws of `random` do not depend on the choice.
+    paths = _undated_paths(random, slug) if day is None else _dated_paths(random, slug, day)
     path = random.choice(paths)
     return f"https://{random.choice(DOMAINS)}/{path}"
+
+
+def _undated_paths(random: Random, slug: str) -> list[str]:
+    """Return a path in each form without a date."""
+    return [
+        slug,
+        f"{random.choice(SECTIONS)}/{slug}.html",
+        f"page?id={random.randint(10, 999)}",
+    ]
+
+
+def _dated_paths(random: Random, slug: str, day: datetime.date) -> list[str]:
+    """Return a path in each form with a date."""
+    return [
+        f"{day:%Y/%m/%d}/{slug}",
+        f"{random.choice(SECTIONS)}/{day:%Y/%m/%d}/{slug}.html",
+        f"{random.choice(SECTIONS)}/{day:%Y-%m-%d}-{slug}",
+        f"{random.choice(SECTIONS)}/{day:%Y-%m-%d}/{slug}",
+        f"{day.year}/{MONTHS[day.month - 1][:3].lower()}/{day.day:02}/{slug}",
+        f"{random.choice(SECTIONS)}/{day:%Y%m%d}/{slug}/",
+    ]
 
 
 _HEADER = b"\x1f\x8b\x08\x00" + bytes(4) + b"\x00\xff"  # deflate, no name, no time, any system
@@ -62,18 +66,20 @@ _LONGEST = 0xFFFF  # bytes of a stored block
 def stored_gzip(data: bytes) -> bytes:
     """Return `data` as a gzip file without compression: compressed bytes would differ between versions of zlib.
 
-    Its content is a sequence of stored blocks (RFC 1951, 3.2.4), between the header and trailer of gzip (RFC 1952).
+    Between gzip's header and trailer (RFC 1952) stand blocks of plain bytes (RFC 1951, 3.2.4).
     """
     starts = range(0, max(len(data), 1), _LONGEST)
-    pieces = [_HEADER]
+    blocks = []
     for start in starts:
         block = data[start : start + _LONGEST]
-        is_last = start == starts[-1]
-        # A block's header: whether it is the last one, its length, and the complement of its length.
-        pieces.append(struct.pack("<BHH", is_last, len(block), len(block) ^ 0xFFFF))
-        pieces.append(block)
-    pieces.append(struct.pack("<LL", zlib.crc32(data), len(data) & 0xFFFFFFFF))
-    return b"".join(pieces)
+        blocks.append(_stored_block(block, is_last=start == starts[-1]))
+    trailer = struct.pack("<LL", zlib.crc32(data), len(data) & 0xFFFFFFFF)
+    return b"".join((_HEADER, *blocks, trailer))
+
+
+def _stored_block(block: bytes, is_last: bool) -> bytes:
+    """Return bytes as a block of deflate, after its header: whether it is the last, its length and the complement."""
+    return struct.pack("<BHH", is_last, len(block), len(block) ^ 0xFFFF) + block
 
 
 PHENOMENA_PER_DOCUMENT = (0, 1, 2)
@@ -95,16 +101,22 @@ def records(seed: int, part: WorldPart, documents: int) -> Iterator[dict[str, An
     for number in range(documents):
         phenomena = [phenomenon(random, world, tool, part, wordings="seen") for tool in _kinds(random)]
         text = document_text(random, phenomena)
-        day = next((drawn.date for drawn in phenomena if drawn.date), None)  # of a calendar phenomenon
-        if day is None and random.random() < DATED_SHARE:
-            day = day_of(random, part)
+        day = _page_day(random, part, phenomena)
         yield _record(random, text, day, f"made/{seed}/{part}/{number:06}")
 
 
-def document_text(random: Random, phenomena: list[Phenomenon]) -> str:
-    """Return the text of a page: the given texts that tools help with, among plain sentences, in random order.
+def _page_day(random: Random, part: WorldPart, phenomena: list[Phenomenon]) -> datetime.date | None:
+    """Return the date that a calendar phenomenon needs; without one draw a date for a share of the pages."""
+    for drawn in phenomena:
+        if drawn.date:
+            return drawn.date
+    return day_of(random, part) if random.random() < DATED_SHARE else None
 
-    Plain sentences are added up to a random length within WORDS; paragraphs are joined by spaces or line ends.
+
+def document_text(random: Random, phenomena: list[Phenomenon]) -> str:
+    """Return the text of a page: the phenomena among plain sentences, as paragraphs in random order.
+
+    Plain sentences are added up to a random length within WORDS.
     """
     paragraphs = [drawn.text for drawn in phenomena]
     least_words = random.randint(*WORDS)
@@ -112,18 +124,25 @@ def document_text(random: Random, phenomena: list[Phenomenon]) -> str:
         sentence_count = random.choice((1, 1, 2, 3))
         paragraphs.append(filler(random, sentence_count))
     random.shuffle(paragraphs)
+    return _joined(random, paragraphs)
+
+
+def _joined(random: Random, paragraphs: list[str]) -> str:
+    """Join paragraphs by spaces or line ends, drawn at random."""
+    *first_paragraphs, last = paragraphs
     text = ""
-    for paragraph in paragraphs[:-1]:
+    for paragraph in first_paragraphs:
         text += paragraph + random.choice((" ", " ", "\n"))
-    return text + paragraphs[-1]
+    return text + last
 
 
 def write_shards(folder: Path, shards: int, documents: int, seed: int) -> list[Path]:
-    """Write a small web to gzip files of JSON lines, named as CCNet's; return their paths.
+    """Write a small web to gzip files of JSON lines, named as CCNet's, and return their paths.
 
-    shards: the number of files, to which the pages are dealt in turn. documents: the number of pages in all files.
+    - `shards`: the number of files, among which the pages are dealt in turn
+    - `documents`: the number of pages in all files
 
-    The bytes are the same on every machine; a file appears whole or not at all. Raises WriteError.
+    The bytes are the same on every machine. A file appears whole or not at all. Raises WriteError.
     """
     lines = [json.dumps(record, ensure_ascii=False) + "\n" for record in records(seed, "corpus", documents)]
     paths = [folder / f"en_head_{number:04}.json.gz" for number in range(shards)]
@@ -134,8 +153,8 @@ def write_shards(folder: Path, shards: int, documents: int, seed: int) -> list[P
 
 
 def _kinds(random: Random) -> list[str]:
-    """Draw the kinds of a document's phenomena; at most one calendar, since a document has one date."""
-    count = random.choices(PHENOMENA_PER_DOCUMENT, PHENOMENA_WEIGHTS)[0]
+    """Draw the kinds of a page's phenomena; at most one is of the calendar, since a page has one date."""
+    [count] = random.choices(PHENOMENA_PER_DOCUMENT, PHENOMENA_WEIGHTS)
     kinds = random.choices(ON_PAGES, k=count)
     return kinds if kinds.count("calendar") < 2 else kinds[:1]
 
@@ -143,18 +162,16 @@ def _kinds(random: Random) -> list[str]:
 def _record(random: Random, text: str, day: datetime.date | None, segment: str) -> dict[str, Any]:
     """Return a page as a record of CCNet, with all of its 16 fields.
 
-    The title is the page's first words. day: the date of the page, which its URL shows. segment: the value of
-    `cc_segment`, which in CCNet names a file of Common Crawl.
+    - `day`: the date of the page, which its URL shows
+    - `segment`: the value of `cc_segment`, in CCNet the name of a file of Common Crawl
     """
-    title_words = text.split()[: random.randint(3, 6)]
-    title = " ".join(title_words).rstrip(",.:;?")
+    title = _title(random, text)
     url = page_url(random, title, day)
     lines = text.count("\n") + 1
-    sha1 = hashlib.sha1(text.encode(), usedforsecurity=False).digest()
     return {
         "url": url,
         "date_download": f"2024-0{random.randint(1, 9)}-{random.randint(10, 28)}T{random.randint(10, 23)}:00:00Z",
-        "digest": f"sha1:{base64.b32encode(sha1).decode()}",
+        "digest": _digest(text),
         "length": len(text),
         "nlines": lines,
         "source_domain": url.split("/")[2],
@@ -169,3 +186,15 @@ def _record(random: Random, text: str, day: datetime.date | None, segment: str) 
         "perplexity": round(random.uniform(150, 900), 1),
         "bucket": random.choice(("head", "middle", "tail")),
     }
+
+
+def _title(random: Random, text: str) -> str:
+    """Return the first three to six words of a page."""
+    words = text.split()[: random.randint(3, 6)]
+    return " ".join(words).rstrip(",.:;?")
+
+
+def _digest(text: str) -> str:
+    """Return the SHA-1 of a text as CCNet writes it."""
+    sha1 = hashlib.sha1(text.encode(), usedforsecurity=False).digest()
+    return f"sha1:{base64.b32encode(sha1).decode()}"

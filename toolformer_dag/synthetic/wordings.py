@@ -27,7 +27,7 @@ STORIES: dict[Operation, str] = {"+": "addition", "-": "subtraction", "*": "mult
 
 @dataclass(frozen=True, slots=True)
 class Templates:
-    """Hold the sentences that state an answer, the questions that ask for it, and the words before each."""
+    """The sentences that state an answer, the questions that ask for it, and the words before each."""
 
     leads: Sequence[str]
     statements: Sequence[str]
@@ -136,10 +136,9 @@ def named_templates(tool: str, wordings: WordingSet) -> Templates:
 
 
 def fact_templates(relation: Relation, tool: str, wordings: WordingSet) -> Templates:
-    """Return the templates that state or ask a relation, such as a birthplace, and the words that may stand before.
+    """Return the templates that state a relation, such as a birthplace, or ask for it, with their leads.
 
-    tool: "question_answering" or "wiki_search", on which these words (leads) depend. wordings: "seen" in training, or
-    "unseen".
+    Leads are the words before a sentence; they depend on the tool, "question_answering" or "wiki_search".
     """
     is_unseen = wordings == "unseen"
     leads = _file("leads")[wordings][tool]
@@ -193,6 +192,6 @@ def deal(items: Sequence[T], part: WorldPart) -> Sequence[T]:
 
 
 def part_of_slot(slot: int, slots: int) -> WorldPart:
-    """Return the part that owns a slot, of which there are `slots`, 0 to `slots` - 1; each part has its share."""
+    """Return the part of the world that a slot, from 0 to `slots` - 1, belongs to; each part has its share."""
     ends = [round(sum(SHARES[: number + 1]) * slots) for number in range(len(PARTS))]
     return PARTS[sum(slot >= end for end in ends)]

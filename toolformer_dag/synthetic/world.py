@@ -1,6 +1,6 @@
 """Create the synthetic world (people, towns, firms and rivers, in three disjoint parts) and its encyclopaedia."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain
@@ -23,19 +23,18 @@ PEOPLE: dict[WorldPart, int] = {"pretraining": 1600, "corpus": 1400, "evaluation
 
 @dataclass(frozen=True, slots=True)
 class Entity:
-    """Hold a person, town, firm or river."""
+    """A person, town, firm or river with its facts."""
 
     kind: EntityKind
     name: str
     facts: Mapping[str, str]
-    """By the key of a relation, the words that answer it: `{"birthplace": "Ravenford"}`."""
+    """The values of its relations: `{"birthplace": "Ravenford"}`."""
 
 
 class World:
-    """Hold all entities of one seed; the facts of a part name entities of that part only."""
+    """All entities of a seed; facts of a part name only entities of that part."""
 
     def __init__(self, seed: int = WORLD_SEED) -> None:
-        """Draw the entities of all parts."""
         self.seed = seed
         self._entities: dict[tuple[WorldPart, EntityKind], tuple[Entity, ...]] = {}
         for part in PARTS:
@@ -57,35 +56,40 @@ def the_world() -> World:
 
 
 def _entities_of(random: Random, part: WorldPart) -> dict[tuple[WorldPart, EntityKind], tuple[Entity, ...]]:
-    """Draw the people, towns, firms and rivers of a part of the world, with their facts; return them by part and kind.
+    """Draw the entities of a part of the world with their facts, which name entities of the same part only.
 
-    Facts name entities of the same part only. All names of a part but those of people are used.
+    All names of the part are used, but for people.
     """
     towns = name_pool("town", part)
-    firms = name_pool("firm", part)
     rivers = name_pool("river", part)
-    names = []
-    for first_name in word_list("names", "first_names"):
-        names += [f"{first_name} {surname}" for surname in name_pool("person", part)]
-    people = tuple(random.sample(names, PEOPLE[part]))
-    facts_of_people = {name: _person(random, name, people=people, towns=towns) for name in people}
-    facts_of_towns = {name: _town(random, people=people, rivers=rivers) for name in towns}
-    facts_of_firms = {name: _firm(random, people=people, towns=towns) for name in firms}
-    facts_of_rivers = {name: _river(random, towns) for name in rivers}
+    people = _names_of_people(random, part)
     return {
-        (part, "person"): _entities("person", facts_of_people),
-        (part, "town"): _entities("town", facts_of_towns),
-        (part, "firm"): _entities("firm", facts_of_firms),
-        (part, "river"): _entities("river", facts_of_rivers),
+        (part, "person"): _entities("person", people, lambda name: _person(random, name, people=people, towns=towns)),
+        (part, "town"): _entities("town", towns, lambda name: _town(random, people=people, rivers=rivers)),
+        (part, "firm"): _entities(
+            "firm", name_pool("firm", part), lambda name: _firm(random, people=people, towns=towns)
+        ),
+        (part, "river"): _entities("river", rivers, lambda name: _river(random, towns)),
     }
 
 
-def _entities(kind: EntityKind, facts_by_name: Mapping[str, Mapping[str, str]]) -> tuple[Entity, ...]:
-    return tuple(Entity(kind, name, facts) for name, facts in facts_by_name.items())
+def _names_of_people(random: Random, part: WorldPart) -> tuple[str, ...]:
+    """Draw first names and surnames for the people of a part of the world."""
+    names = []
+    for first_name in word_list("names", "first_names"):
+        names += [f"{first_name} {surname}" for surname in name_pool("person", part)]
+    return tuple(random.sample(names, PEOPLE[part]))
+
+
+def _entities(
+    kind: EntityKind, names: Sequence[str], draw_facts: Callable[[str], Mapping[str, str]]
+) -> tuple[Entity, ...]:
+    """Return an entity of each name. `draw_facts`: returns the facts of a name, by the keys of relations."""
+    return tuple(Entity(kind, name, draw_facts(name)) for name in names)
 
 
 def _person(random: Random, name: str, *, people: tuple[str, ...], towns: tuple[str, ...]) -> dict[str, str]:
-    """Draw the facts about a person, by the keys of relations; people and towns that they name are of the same part."""
+    """Draw the facts about a person from the people and towns of its part of the world."""
     return {
         "birthplace": random.choice(towns),
         "profession": pick(random, "facts", "professions"),
@@ -105,7 +109,7 @@ def _stranger(random: Random, name: str, people: tuple[str, ...]) -> str:
 
 
 def _town(random: Random, *, people: tuple[str, ...], rivers: tuple[str, ...]) -> dict[str, str]:
-    """Draw the facts about a town, by the keys of relations; people and rivers that they name are of the same part."""
+    """Draw the facts about a town from the people and rivers of its part of the world."""
     return {
         "country": pick(random, "facts", "countries"),
         "river": random.choice(rivers),
@@ -140,7 +144,7 @@ FACTS_PER_PASSAGE = 2
 
 @dataclass(frozen=True, slots=True)
 class ArticlePassage:
-    """Hold a section of an article of the encyclopaedia."""
+    """A section of an article of the encyclopaedia."""
 
     id: str  # unique in its world
     title: str
@@ -149,7 +153,7 @@ class ArticlePassage:
 
     @property
     def snippet(self) -> str:
-        """Return the passage as a search returns it, `title > section > text`: fewer than 40 words."""
+        """The passage as a search returns it, `title > section > text`: fewer than 40 words."""
         return f"{self.title} > {self.section} > {self.text}"
 
 
@@ -160,10 +164,9 @@ def passages(world: World) -> Iterator[ArticlePassage]:
 
 
 def passages_by_relation(entity: Entity, seed: int) -> dict[str, ArticlePassage]:
-    """Write the encyclopaedia's article about an entity; return, for each of its facts, the passage that states it.
+    """Write the article about an entity, and return the passage that states each fact, by the key of its relation.
 
-    Facts are named by the key of their relation, such as "birthplace". A passage states FACTS_PER_PASSAGE of them, in
-    random groups, so a passage is there once for each of its facts.
+    A passage states FACTS_PER_PASSAGE facts, drawn at random, so it is returned once for each of them.
     """
     random = Random(f"passages {seed} {entity.name}")
     relations_of_kind = relations(entity.kind)
@@ -172,16 +175,12 @@ def passages_by_relation(entity: Entity, seed: int) -> dict[str, ArticlePassage]
     for number, start in enumerate(range(0, len(shuffled), FACTS_PER_PASSAGE)):
         group = shuffled[start : start + FACTS_PER_PASSAGE]
         passage = _passage(random, entity, group, number)
-        for relation in group:
-            by_relation[relation.key] = passage
+        by_relation |= dict.fromkeys([relation.key for relation in group], passage)
     return by_relation
 
 
 def _passage(random: Random, entity: Entity, group: list[Relation], number: int) -> ArticlePassage:
-    """Write a passage of an entity's article: a sentence for each relation of a group, in random order.
-
-    number: of the passage in its article, from 0.
-    """
+    """Write a passage with a sentence per relation, in random order. `number`: its index in the article."""
     sentences = []
     for relation in group:
         template = random.choice(relation.sentences)
