@@ -306,17 +306,27 @@ class ObjectStorage(Storage):
         """
         open_session = None if anew else current_session()
         if open_session:
-            manifests_folder = self.root / path.relative_to(self.root).parts[0]
-            listed = self._objects_in_session(manifests_folder, open_session)
-            if path not in listed:
-                raise self._missing(path)
-            with suppress(OSError, ValueError):  # there is no copy, or a damaged one
-                content, version = self._copied_manifest(path)
-                if version.e_tag and version.e_tag == listed[path]["e_tag"]:
-                    return content, version
+            copied = self._unchanged_copy(path, open_session)
+            if copied is not None:
+                return copied
         content, version = self.read(path)
         self._copy_manifest(path, content, version)
         return content, version
+
+    def _unchanged_copy(self, path: Path, open_session: LakeSession) -> tuple[bytes, Version] | None:
+        """Return this machine's copy of a manifest; None where it is missing, damaged, or older than the object.
+
+        Raises FileNotFoundError where there is no such object.
+        """
+        manifests_folder = self.root / path.relative_to(self.root).parts[0]
+        listed = self._objects_in_session(manifests_folder, open_session)
+        if path not in listed:
+            raise self._missing(path)
+        with suppress(OSError, ValueError):
+            content, version = self._copied_manifest(path)
+            if version.e_tag and version.e_tag == listed[path]["e_tag"]:
+                return content, version
+        return None
 
     def _objects_in_session(self, folder: Path, open_session: LakeSession) -> "dict[Path, ObjectMeta]":
         """Return the objects of a folder by path, listed once in a session."""

@@ -107,34 +107,43 @@ class Table:
         record: Callable[[], Mapping[str, Any]],
         volatile: Collection[str] = (),
     ) -> Pointer:
-        """Replace the rows of a part (mostly those of a shard) by `frames`; return the pointer that was published.
-
-        frames: at least one, all of one schema. They may be lazy: memory holds about 64 MB of rows.
-        record: called after the last frame; returns what the rows were made from.
-        volatile: columns that do not count in the data version.
+        """Replace the rows of a part (mostly a shard) by `frames`; return the pointer that was published.
 
         In a batch or a worker, other processes see the part only once the batch is written (see session.py).
 
-        Raises WriteError, NotPlain for a record that JSON has no place for, LostRace where an object store has another
-        part by now, and what `frames` raises; the part is then what it was, and the files of the frames are removed.
+        frames: at least one, all of one schema. They may be lazy: memory holds about 64 MB of rows.
+        record: called after the last frame; returns what the rows were computed from.
+        volatile: columns that do not count in the data version.
+
+        Raises WriteError, NotPlain for a record that JSON cannot hold, LostRace where an object store has another part
+        by now, and what `frames` raises; the part is then unchanged, and the new files are removed.
         """
         line_before = self._manifest().line(part)
-        content = ContentHash(volatile)
         reusable_files = self._reusable_files(part)
-        files: list[PartFile] = []
-        try:
-            for piece in parquet.pieces(frames):
-                content.update(piece)
-                files.append(self._write_file(part, piece, reusable_files))
+        content = ContentHash(volatile)
+        with self._removed_on_error(part, reusable_files) as files:
+            for rows in parquet.pieces(frames):
+                content.update(rows)
+                files.append(self._write_file(part, rows, reusable_files))
             if not files:
                 raise ValueError(f"{self.name}, part {part!r}: publish at least one frame, empty or not")
             pointer = Pointer(tuple(files), content.hexdigest(), record())
             line = pointer.encode(self.name, part)
-        except BaseException:  # no pointer will name these files
-            self._remove_files(part, set(files) - set(reusable_files.values()))
-            raise
         equal_of_another_run = self.commit(part, line_before, line)
         return equal_of_another_run or pointer
+
+    @contextmanager
+    def _removed_on_error(self, part: str, published: Mapping[str, PartFile]) -> Iterator[list[PartFile]]:
+        """Yield an empty list for new files of a part; remove the files in it where the block raises.
+
+        published: files that stay, by hash.
+        """
+        files: list[PartFile] = []
+        try:
+            yield files
+        except BaseException:  # no pointer will name these files
+            self._remove_files(part, set(files).difference(published.values()))
+            raise
 
     def revise(
         self,
