@@ -18,10 +18,10 @@ from toolformer_dag.settings.settings_file import load_settings
 
 
 def definitions_of(plan: Plan, within_another: bool = False) -> dg.Definitions:
-    """Build the asset graph of a plan and of those that it starts from. Loads no weights and imports no torch.
+    """Build the asset graph of a plan and of the earlier rounds that it starts from, without weights and torch.
 
-    within_another: they will be merged into the definitions of another project. Its executor then runs our assets
-    outside of our jobs, so that a step may be a process of its own.
+    within_another: whether they will be merged into the definitions of another project, whose executor then runs the
+        assets, perhaps each step in a process of its own.
     """
     steps_at_once = plan.settings.execution.steps_at_once
     steps_have_processes = within_another or steps_at_once > 1
@@ -69,7 +69,7 @@ LINE_COMPONENT = re.compile(r"^type:[ \t]*['\"]?toolformer_dag(?:\.definitions)?
 
 
 class LineParameters(BaseModel):
-    """Hold what `dg scaffold defs toolformer_dag.ToolformerLine` takes."""
+    """Hold the options of `dg scaffold defs toolformer_dag.ToolformerLine`."""
 
     settings: str = Field("toolformer.toml", description="Settings file, seen from the project's folder.")
 
@@ -118,10 +118,7 @@ def _refuse_second_line(folder: Path) -> None:
 
 
 def job_of(file: str, name: str) -> dg.JobDefinition:
-    """Build the job of this name from the settings in a JSON file.
-
-    Each step of a run of the command line that is a process of its own builds it so.
-    """
+    """Build the job of this name from the settings in a JSON file, for a step that is a process of its own."""
     settings = Settings.model_validate(json.loads(Path(file).read_bytes()))
     return definitions_of(Plan.of(settings)).resolve_job_def(name)
 

@@ -68,15 +68,21 @@ def _tag_and_body(value: object) -> tuple[str, bytes]:
     """
     write_scalar = SCALARS.get(type(value))
     if write_scalar is not None:
-        return type(value).__name__, write_scalar(value).encode("utf-8", "surrogatepass")
+        text = write_scalar(value)
+        return type(value).__name__, text.encode("utf-8", "surrogatepass")
     if isinstance(value, list | tuple) and type(value) in (list, tuple):
         return "sequence", b"".join(_encode(item) for item in value)
     if isinstance(value, set | frozenset):
         return "set", b"".join(sorted(_encode(item) for item in value))
     if isinstance(value, Mapping):
-        pairs = [_encode(key) + _encode(item) for key, item in value.items()]
-        return "mapping", b"".join(sorted(pairs))
+        return "mapping", _encode_mapping(value)
     return f"object {type(value).__qualname__}", _encode(_fields(value))
+
+
+def _encode_mapping(value: Mapping[Any, object]) -> bytes:
+    """Return the encodings of a mapping's pairs, sorted, so that the order of keys does not matter."""
+    pairs = [_encode(key) + _encode(item) for key, item in value.items()]
+    return b"".join(sorted(pairs))
 
 
 def _fields(value: object) -> dict[str, object]:
@@ -125,13 +131,11 @@ class Stamp(NamedTuple):
 def file_hash(file: Path, again: bool = False) -> str:
     """Return the SHA-256 hash of a file, cut to 16 hexadecimal characters, for the fingerprint of what is made from it.
 
-    again: read the file even if its size, inode and times are those of the last reading. Without it the hash may be
-        remembered from then: that tells whether results are stale, but not whether the file is whole, since a disk may
-        give other bits under the same times. Reading again costs XXH3 alone; SHA-256 is computed anew only where XXH3
-        differs.
-
     Hashes of files of a megabyte and more are remembered across processes, in `cache_folder`, so that loading the
     definitions does not read gigabytes of weights. Raises OSError.
+
+    again: read the file even if its size, inode and times did not change. A remembered hash tells whether results are
+        stale; whether the file is damaged on the disk is only found by reading it.
     """
     remembered = remembered_hashes(file)
     if again and stream_hash(file) != remembered.content:

@@ -65,11 +65,10 @@ def _end_as_orphan(parent: int) -> None:
 
 @contextmanager
 def unfinished(message: str) -> Iterator[None]:
-    """Make sure that a tool which ends this process inside the block does not make the command look successful.
+    """Let a tool that ends this process inside the block make the command fail, with a message.
 
-    `os._exit` writes `message` to standard error first, and ends with status 1 where it was called with 0. `os.exec`,
-    and the functions of C that end a process (called by ctypes), raise RuntimeError. A compiled library that calls
-    these itself is not noticed. Forked children end as they want to.
+    `os._exit` writes `message` to standard error and never ends with status 0. `os.exec`, and the functions of C that
+    end a process (called by ctypes), raise RuntimeError. Forked children are not affected.
     """
     process = os.getpid()
     exit_of_os = os._exit

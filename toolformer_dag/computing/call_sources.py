@@ -56,16 +56,11 @@ class CallSources:
 
 
 def call_sources(tool: Tool, section: ToolSettings, settings: Settings) -> CallSources:
-    """Read from a tool's section who proposes its calls: the model, a rule, files, in the order of the settings.
+    """Return who proposes a tool's calls: the model, a rule, files, in the order of its section.
 
-    Raises SettingsError where that is a rule, and neither the section nor the tool has one.
+    Raises SettingsError where the section names a rule and there is none.
     """
-    tool_has_rule = type(tool).propose is not Tool.propose
-    if RULE in section.proposals and section.rule is None and not tool_has_rule:
-        raise SettingsError(
-            f"[tools.{tool.key}] proposals: {tool.name} has no rule of its own; write a pattern, as in "
-            f"[tools.{tool.key}.rule] pattern = ..., give its class `propose`, or leave {RULE!r} out"
-        )
+    _require_rule(tool, section)
     files = {}
     for source in section.proposals:
         if source not in (MODEL, RULE):
@@ -76,6 +71,16 @@ def call_sources(tool: Tool, section: ToolSettings, settings: Settings) -> CallS
         pattern=section.rule,
         served=is_served(settings) and MODEL in section.proposals,
     )
+
+
+def _require_rule(tool: Tool, section: ToolSettings) -> None:
+    """Raise SettingsError where a rule proposes calls, and neither the section nor the tool has one."""
+    tool_has_rule = type(tool).propose is not Tool.propose
+    if RULE in section.proposals and section.rule is None and not tool_has_rule:
+        raise SettingsError(
+            f"[tools.{tool.key}] proposals: {tool.name} has no rule of its own; write a pattern, as in "
+            f"[tools.{tool.key}.rule] pattern = ..., give its class `propose`, or leave {RULE!r} out"
+        )
 
 
 def is_served(settings: Settings) -> bool:

@@ -193,21 +193,25 @@ class ChunkServer:
         return ChunkAnswer(outcome, spent_since)
 
     def _perform(self, task: Task) -> Work:
-        """Carry out a task; return what it cost.
+        """Carry out a task; return what it cost, with what it has written to the lake (`news`).
 
-        The first task loads the plan and its tables. What the task has written to the lake is returned with it as
-        `news`: the process that leads the update publishes it. What was read of the lake is remembered for one step.
+        The first task loads the plan and its tables. What is read of the lake is remembered for one step.
         """
-        if self._worker is None:
-            plan = Plan.of(self._settings)
-            self._tables = {output.name: output for output in self._tables_of(plan)}
-            self._worker = Worker(plan)
+        worker = self._loaded_worker()
         if task.step != self._step:
             self._step = task.step
             self._session = LakeSession(news=[])
         with session(self._session):
-            work = perform(self._worker, self._tables, task)
+            work = perform(worker, self._tables, task)
         return replace(work, news=self._session.take_news())
+
+    def _loaded_worker(self) -> Worker:
+        """Return the worker of this process; the first call loads the plan and its tables."""
+        if self._worker is None:
+            plan = Plan.of(self._settings)
+            self._tables = {output.name: output for output in self._tables_of(plan)}
+            self._worker = Worker(plan)
+        return self._worker
 
 
 class OneProcess:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from toolformer_dag.files import UserError
 from toolformer_dag.model.weights import is_small
+from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.settings.sections import Settings
 
 
@@ -22,34 +23,39 @@ class Share:
 
 
 def share_of(nodes: Sequence[Mapping[str, float]], settings: Settings, cluster: str = "Ray cluster") -> Share:
-    """Return the workers for a cluster.
+    """Return how many workers a cluster gets, and what each reserves; `execution.workers` limits their number.
 
     nodes: the resources of each machine that is alive, as numbers under `CPU` and `GPU`.
     cluster: what it is called in errors.
 
-    - on GPUs: a worker per group of as many GPUs of one machine as the model takes (`model.gpus`, one for most)
-    - a small model without GPUs: a worker per core
-    - a large model without GPUs: a worker per machine; each reserves as many cores as the smallest machine has
-
-    `execution.workers` sets a smaller number. Raises ClusterError where no machine has a core, or as many GPUs as a
-    model takes.
+    Raises ClusterError where no machine has a core, or as many GPUs as a model takes.
     """
-    model = settings.model
-    cores = [int(node.get("CPU", 0)) for node in nodes if node.get("CPU", 0) >= 1]
     gpu_groups = _count_gpu_groups(nodes, settings, cluster)
+    cores = [int(node.get("CPU", 0)) for node in nodes if node.get("CPU", 0) >= 1]
     if not cores:
         raise ClusterError(
             f"execution.engine: no machine of the {cluster} offers a core; start one that does (docs: Several machines)"
         )
-    uses_gpus = gpu_groups > 0 and model.device in ("auto", "cuda") and not model.url
-    if uses_gpus:
-        share = Share(count=gpu_groups, cpus=1, gpus=model.gpus)
-    elif is_small(model):
-        share = Share(count=sum(cores), cpus=1, gpus=0)
-    else:
-        share = Share(count=len(cores), cpus=min(cores), gpus=0)
+    share = _largest_share(settings.model, cores, gpu_groups)
     most = settings.execution.workers or share.count
     return replace(share, count=min(most, share.count))
+
+
+def _largest_share(model: ModelSettings, cores: Sequence[int], gpu_groups: int) -> Share:
+    """Return the most workers for a model.
+
+    - on GPUs: a worker per group of as many GPUs of one machine as the model takes (`model.gpus`)
+    - a small model without GPUs: a worker per core
+    - a large model without GPUs: a worker per machine; each reserves as many cores as the smallest machine has
+
+    cores: of each machine. gpu_groups: how many models fit on the GPUs.
+    """
+    uses_gpus = gpu_groups > 0 and model.device in ("auto", "cuda") and not model.url
+    if uses_gpus:
+        return Share(count=gpu_groups, cpus=1, gpus=model.gpus)
+    if is_small(model):
+        return Share(count=sum(cores), cpus=1, gpus=0)
+    return Share(count=len(cores), cpus=min(cores), gpus=0)
 
 
 def _count_gpu_groups(nodes: Sequence[Mapping[str, float]], settings: Settings, cluster: str) -> int:

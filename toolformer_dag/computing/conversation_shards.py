@@ -155,13 +155,12 @@ ConversationShard = FileShard | GroupShard | HubShard
 
 
 def conversation_shards(sources: Sequence[str], storage: Storage) -> dict[str, ConversationShard]:
-    """Return the shards of sources by name.
+    """Return the shards of sources by name; hidden files and folders are left out.
+
+    The order of files does not change the shards. Raises UserError for any other source, or a folder without files.
 
     sources: files (JSON lines, JSON, Parquet; .gz and .zst too), folders of these, data sets of the hub.
-    storage: of the lake, which remembers at which commit a data set of the hub is.
-
-    Hidden files and what lies in hidden folders is left out. The shards are the same in whatever order files are named
-    or listed. Raises UserError where a source is nothing of the kind, or a folder without such files.
+    storage: of the lake, which remembers the commit of each data set of the hub.
     """
     files: list[ConversationFile] = []
     shards: dict[str, ConversationShard] = {}
@@ -190,23 +189,25 @@ def _files_below(folder: Path, source: str) -> list[ConversationFile]:
     """Return the files with conversations below a folder. Raises UserError where there are none."""
     files = []
     for path in folder.rglob("*"):
-        below = path.relative_to(folder)
-        is_hidden = any(part.startswith(".") for part in below.parts)
-        if not is_hidden and path.name.lower().endswith(RECORD_ENDINGS) and path.is_file():
-            files.append(ConversationFile(str(below), path, folder))
+        name = path.relative_to(folder)
+        if not _is_hidden(name) and path.name.lower().endswith(RECORD_ENDINGS) and path.is_file():
+            files.append(ConversationFile(str(name), path, folder))
     if not files:
         raise UserError(f"{source}: no file ends in {', '.join(RECORD_ENDINGS)}; name a file of conversations")
     return files
 
 
-def _with_distinct_names(files: Iterable[ConversationFile]) -> list[ConversationFile]:
-    """Return the files sorted by path, each once. Of those that share a name the first keeps it.
+def _is_hidden(path: Path) -> bool:
+    """Return whether a file, or a folder of its relative path, is hidden."""
+    return any(part.startswith(".") for part in path.parts)
 
-    The others are named by their whole path.
+
+def _with_distinct_names(files: Iterable[ConversationFile]) -> list[ConversationFile]:
+    """Return the files sorted by path, each once.
+
+    The first file of a name keeps it; later ones are named by their whole path.
     """
-    by_path: dict[Path, ConversationFile] = {}
-    for file in files:
-        by_path.setdefault(file.path.absolute(), file)
+    by_path = _by_path(files)
     names: set[str] = set()
     distinct = []
     for path, file in sorted(by_path.items()):
@@ -216,23 +217,36 @@ def _with_distinct_names(files: Iterable[ConversationFile]) -> list[Conversation
     return distinct
 
 
-def _file_shards(files: Sequence[ConversationFile]) -> Iterator[FileShard | GroupShard]:
-    """Yield the shards of files: small ones of a folder with many of them in groups, each other file alone."""
-    small_of_folder: dict[Path, list[ConversationFile]] = {}
+def _by_path(files: Iterable[ConversationFile]) -> dict[Path, ConversationFile]:
+    """Return the first of the files with each absolute path."""
+    by_path: dict[Path, ConversationFile] = {}
     for file in files:
-        if _unpacked_bytes(file) < SMALL_BYTES:
-            small_of_folder.setdefault(file.folder, []).append(file)
+        by_path.setdefault(file.path.absolute(), file)
+    return by_path
+
+
+def _file_shards(files: Sequence[ConversationFile]) -> Iterator[FileShard | GroupShard]:
+    """Yield groups for the small files of folders with many of them, then a shard for each other file."""
     grouped: set[ConversationFile] = set()
-    for folder, small in small_of_folder.items():
-        if len(small) > MANY_FILES:
-            grouped.update(small)
-            hashed = [_HashedFile(fingerprint(file.name), file) for file in small]
-            yield from _groups(folder, hashed, prefix="")
+    for folder, small_files in _small_files_by_folder(files).items():
+        if len(small_files) > MANY_FILES:
+            grouped.update(small_files)
+            hashed_files = [_HashedFile(fingerprint(file.name), file) for file in small_files]
+            yield from _groups(folder, hashed_files, prefix="")
     for file in files:
         if file not in grouped:
             # The hash of the path tells apart files of one name in different folders.
-            name = short_name(f"{file.name}~{_place_hash(file.path)}")
+            name = short_name(f"{file.name}~{_path_hash(file.path)}")
             yield FileShard(name, file)
+
+
+def _small_files_by_folder(files: Iterable[ConversationFile]) -> dict[Path, list[ConversationFile]]:
+    """Return the files whose records take less than SMALL_BYTES, by folder."""
+    small_files: dict[Path, list[ConversationFile]] = {}
+    for file in files:
+        if _unpacked_bytes(file) < SMALL_BYTES:
+            small_files.setdefault(file.folder, []).append(file)
+    return small_files
 
 
 def _unpacked_bytes(file: ConversationFile) -> int:
@@ -241,8 +255,8 @@ def _unpacked_bytes(file: ConversationFile) -> int:
     return stored_bytes * PACKED if file.path.suffix in NAMED else stored_bytes
 
 
-def _place_hash(path: Path) -> str:
-    """Return eight digits that tell a path apart from others, whatever its characters are."""
+def _path_hash(path: Path) -> str:
+    """Return a hash of an absolute path, as eight hexadecimal digits."""
     return fingerprint(printable(path.absolute()))[:8]
 
 
@@ -254,15 +268,14 @@ class _HashedFile(NamedTuple):
 
 
 def _groups(folder: Path, files: Sequence[_HashedFile], prefix: str) -> Iterator[GroupShard]:
-    """Yield groups of small files of a folder. files: those whose hashes begin with `prefix`, bits such as "01".
+    """Yield groups of small files of a folder, split by the bits of their hashes until each group is small enough.
 
-    Files that are too many, or too large, for one group are parted by the next bit of their hashes. So a file that
-    comes or goes changes only its own group, splits it or joins it with another, whatever the other files are called.
+    So a file that comes or goes changes only its own group, splits it or joins it with another.
+
+    files: the files whose hashes begin with `prefix`, bits such as "01".
     """
-    total_bytes = sum(_unpacked_bytes(hashed.file) for hashed in files)
-    fits_in_one_group = len(files) <= GROUP_FILES and total_bytes <= GROUP_BYTES
-    if len(files) == 1 or fits_in_one_group:
-        name = f"{printable(folder.name)}~{_place_hash(folder)}~{prefix or 'all'}"
+    if _fit_in_one_group(files):
+        name = f"{printable(folder.name)}~{_path_hash(folder)}~{prefix or 'all'}"
         sorted_files = sorted((hashed.file for hashed in files), key=lambda file: file.name)
         yield GroupShard(short_name(name), tuple(sorted_files))
         return
@@ -270,6 +283,13 @@ def _groups(folder: Path, files: Sequence[_HashedFile], prefix: str) -> Iterator
         half = [hashed for hashed in files if _bit(hashed.hash, len(prefix)) == bit]
         if half:
             yield from _groups(folder, half, prefix + bit)
+
+
+def _fit_in_one_group(files: Sequence[_HashedFile]) -> bool:
+    """Return whether files are few and small enough for one group; a single file always is."""
+    total_bytes = sum(_unpacked_bytes(hashed.file) for hashed in files)
+    is_small_enough = len(files) <= GROUP_FILES and total_bytes <= GROUP_BYTES
+    return len(files) == 1 or is_small_enough
 
 
 def _bit(hash: str, number: int) -> str:
@@ -294,11 +314,10 @@ def _hub_shards(source: str, storage: Storage) -> list[HubShard]:
 
 
 def _pinned_splits(hub: str, storage: Storage) -> list[HubSplit]:
-    """Return the splits of a data set as the lake remembers them; on first use ask the hub and remember the answer.
+    """Return the splits of a data set of the hub, at the commit that it had at the first use.
 
-    So a data set stays at the commit at which it was first used, and is found without a connection. The answer is in a
-    small file (a pin); one that is damaged is written anew, unless another process has done so meanwhile. Raises
-    HubError.
+    A small file of the lake (a pin) remembers them, so that later uses need no connection. A damaged pin is written
+    anew, unless another process has done so meanwhile. Raises HubError.
     """
     pin = storage.root / PINS / f"{fingerprint({'conversations': hub})}.json"
     version = ABSENT

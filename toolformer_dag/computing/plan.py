@@ -101,17 +101,17 @@ class Lane:
         return {lane.tool.name: lane for lane in (self, *self.then)}
 
     def identity(self) -> dict[str, object]:
-        """Return `Tool.identity`. Raises ToolDown where the tool's code fails."""
+        """Return what determines the tool's results. Raises ToolDown where the tool's code fails."""
         with blamed(self.tool, "identity"):
             return dict(self.tool.identity())
 
     def at_inference(self) -> "Lane":
-        """Return the lane with `Tool.at_inference`. Raises ToolDown where the tool's code fails."""
+        """Return the lane with the tool that a finetuned model calls. Raises ToolDown where the tool's code fails."""
         with blamed(self.tool, "at_inference"):
             return replace(self, tool=self.tool.at_inference())
 
     def selection(self) -> dict[str, object]:
-        """Return `Tool.selection`. Raises ToolDown where the tool's code fails."""
+        """Return what determines which texts the tool wants. Raises ToolDown where the tool's code fails."""
         with blamed(self.tool, "selection"):
             return dict(self.tool.selection())
 
@@ -173,28 +173,22 @@ def start_thresholds(lanes: Sequence[Lane]) -> dict[str, float]:
 def _with_chains(lane: Lane, single_lanes: Mapping[str, Lane], settings: Settings) -> Lane:
     """Return the lane (a tool with its thresholds) with the settings of its chains; the same lane where it has none.
 
-    A chain are calls at one place, each made after the results of those before. single_lanes: the lanes of all enabled
-    tools, by key, whose tools may be called in it.
+    In a chain, several calls stand at one position, each sampled after the results of the calls before it.
+
+    single_lanes: the lanes of all enabled tools, by key, whose tools may be called in a chain.
 
     Raises SettingsError where the section contradicts itself, names an unknown tool, or another model samples.
     """
     section = settings.tools[lane.tool.key]
-    option = f"[tools.{lane.tool.key}] then"
-    has_chains = section.depth > 1
-    if not has_chains and (section.then or section.chain_prompt is not None):
-        raise SettingsError(f"{option} and chain_prompt are for chains; set depth = 2, or remove them")
-
     other_lanes = {key: other for key, other in single_lanes.items() if key != lane.tool.key}
-    unknown_keys = sorted(set(section.then) - other_lanes.keys())
-    if unknown_keys:
-        raise SettingsError(
-            f"{option}: there is no other tool {unknown_keys[0]!r}; the settings have {', '.join(other_lanes)}"
-        )
-    if not has_chains:
+    _refuse_chain_options_without_chains(lane.tool, section)
+    _refuse_unknown_next_tools(lane.tool, section, other_lanes)
+    if section.depth == 1:
         return lane
     if settings.proposer is not None:
         raise SettingsError(
-            f"{option}: chains are sampled by the model that judges; set depth = 1, or remove [proposer]"
+            f"{_then_option(lane.tool)}: chains are sampled by the model that judges; set depth = 1, or remove "
+            "[proposer]"
         )
     return replace(
         lane,
@@ -204,12 +198,32 @@ def _with_chains(lane: Lane, single_lanes: Mapping[str, Lane], settings: Setting
     )
 
 
+def _then_option(tool: Tool) -> str:
+    """Return the name of a tool's setting `then`, for messages."""
+    return f"[tools.{tool.key}] then"
+
+
+def _refuse_chain_options_without_chains(tool: Tool, section: ToolSettings) -> None:
+    """Raise SettingsError where a section without chains has a setting for chains."""
+    has_chain_options = bool(section.then) or section.chain_prompt is not None
+    if section.depth == 1 and has_chain_options:
+        raise SettingsError(f"{_then_option(tool)} and chain_prompt are for chains; set depth = 2, or remove them")
+
+
+def _refuse_unknown_next_tools(tool: Tool, section: ToolSettings, other_lanes: Mapping[str, Lane]) -> None:
+    """Raise SettingsError where `then` names a tool that is not among the other lanes."""
+    unknown_keys = sorted(set(section.then) - other_lanes.keys())
+    if unknown_keys:
+        raise SettingsError(
+            f"{_then_option(tool)}: there is no other tool {unknown_keys[0]!r}; the settings have "
+            f"{', '.join(other_lanes)}"
+        )
+
+
 def _lane(tool: Tool, section: ToolSettings, settings: Settings) -> Lane:
     """Return the lane of a tool, without chains of calls.
 
-    Thresholds are those of the tool's section in the settings; one that it does not set is the tool's default. They are
-    the paper's: `tau_s` for sampling, `k` positions, `m` calls per position, `tau_f` for filtering. Raises
-    SettingsError.
+    A threshold that the section does not set is the tool's default. Raises SettingsError.
     """
     defaults = tool.defaults
     return Lane(
@@ -299,30 +313,46 @@ def _checkpoint_of(start: Settings) -> ModelSettings:
 
 
 def _proposer_identity(settings: Settings, base_identity: Mapping[str, object]) -> Mapping[str, object]:
-    """Return what determines the values of the model that samples calls (the proposer), such as its weights.
+    """Return everything that determines the values of the model that samples calls (the proposer).
 
-    - first round, without `[proposer]`: `base_identity`, which is that of `[model]`
-    - first round, with a proposer behind an API: its name
-    - first round, with another proposer: that of its weights
-    - later round: that of the checkpoint of the round before (`settings.start`); empty where there is none yet
+    The proposer is the checkpoint of the round before (`settings.start`), else `[proposer]`, else `[model]`.
 
-    Raises ModelError. Raises SettingsError for a later round where servers (`model.url`) hold the base model: they
-    would sample in place of the checkpoint.
+    base_identity: the identity of `[model]`.
+
+    Raises ModelError, and SettingsError for a later round with `model.url`.
     """
-    is_first_round = settings.start is None
-    if is_first_round and settings.proposer is None:
+    if settings.start is not None:
+        return _checkpoint_identity(settings.start, settings)
+    if settings.proposer is None:
         return base_identity
-    if settings.start is None:
-        assert settings.proposer is not None
-        return {"served": settings.proposer.name} if is_served(settings) else _identity(settings.proposer)
+    if is_served(settings):
+        return {"served": settings.proposer.name}
+    return _identity(settings.proposer)
+
+
+def _checkpoint_identity(start: Settings, settings: Settings) -> Mapping[str, object]:
+    """Return the identity of the checkpoint that the round `start` finetunes; empty where there is none yet.
+
+    settings: of the later round. Raises SettingsError where it names servers: they hold the base model.
+    """
     if settings.model.url:
         raise SettingsError(
             "rounds.count: later rounds sample from a checkpoint, and the servers of model.url have the base model; "
             "remove model.url, or annotate once"
         )
-    checkpoint = _checkpoint_of(settings.start)
+    checkpoint = _checkpoint_of(start)
     is_finetuned = Path(checkpoint.name, CHECKPOINT).is_file()
     return _identity(checkpoint) if is_finetuned else {}
+
+
+def _without_tools_by_module(settings: Settings) -> Settings:
+    """Return the settings without the tools that are named by module, such as "my_tools:Weather"."""
+    sections = {}
+    for key, section in settings.tools.items():
+        class_name = str(section.options().get("use", key))
+        if ":" not in class_name:
+            sections[key] = section
+    return settings.model_copy(update={"tools": sections})
 
 
 @dataclass(frozen=True)
@@ -370,21 +400,15 @@ class Plan:
 
     @staticmethod
     def to_read(settings: Settings) -> "Plan":
-        """Return the plan of a command that only looks at files: no model is hashed, no code of the user's imported.
+        """Return the plan of a command that only reads files: hash no model and import no code of the user.
 
-        Lanes of tools that the settings name by module ("my_tools:Weather") are left out, and `model` and `proposer`
-        are empty. Raises ToolError, SettingsError, StorageError.
+        The plan has no lanes of tools that the settings name by module ("my_tools:Weather"), and no identities of
+        models. Raises ToolError, SettingsError, StorageError.
         """
-        sections = {}
-        for key, section in settings.tools.items():
-            class_name = str(section.options().get("use", key))
-            is_by_module = ":" in class_name
-            if not is_by_module:
-                sections[key] = section
         plan = Plan(
             settings=settings,
             lake=Lake.of(settings.paths, settings.rounds.suffix),
-            lanes=tuple(lanes(settings.model_copy(update={"tools": sections}))),
+            lanes=tuple(lanes(_without_tools_by_module(settings))),
             model={},
             proposer={},
             start=Plan.to_read(settings.start) if settings.start else None,
@@ -400,7 +424,7 @@ class Plan:
 
     @property
     def suffix(self) -> str:
-        """What the names of this round's own lanes, jobs and files end with; empty for the first round."""
+        """Return the ending of the names of this round's lanes, jobs and files; empty for the first round."""
         return self.settings.rounds.suffix
 
     def named(self, name: str) -> str:
@@ -429,16 +453,20 @@ class Plan:
         if self.has_own_proposer:  # `[proposer]`
             assert self.settings.proposer is not None
             return self.settings.proposer
-        assert self.start is not None  # a later round, which samples with the checkpoint of the one before
-        has_checkpoint = bool(self.proposer)
-        if not has_checkpoint:
-            round = self.settings.rounds.count
-            raise ModelError(
-                f"round {round} annotates with the checkpoint of round {round - 1}, and there is none; run "
-                f"`toolformer-dag run --round {round}`, or materialize "
-                f"{self.start.named('training/finetuned_checkpoint')}"
-            )
+        assert self.start is not None  # a later round, which samples with the checkpoint of the round before
+        self._require_checkpoint(self.start)
         return _checkpoint_of(self.start.settings)
+
+    def _require_checkpoint(self, start: "Plan") -> None:
+        """Raise ModelError where the round before (`start`) has no checkpoint yet."""
+        has_checkpoint = bool(self.proposer)
+        if has_checkpoint:
+            return
+        round = self.settings.rounds.count
+        raise ModelError(
+            f"round {round} annotates with the checkpoint of round {round - 1}, and there is none; run "
+            f"`toolformer-dag run --round {round}`, or materialize {start.named('training/finetuned_checkpoint')}"
+        )
 
     @property
     def has_own_proposer(self) -> bool:
@@ -467,7 +495,7 @@ class Plan:
 
     @cached_property
     def routing(self) -> str:
-        """What determines how the routed tools are ranked; computed once, since each of their lanes asks."""
+        """Return what determines how the routed tools are ranked; computed once for all lanes."""
         return ranking_identity(self.routed)
 
     @property
@@ -486,31 +514,35 @@ class Plan:
 
     @property
     def stamps(self) -> dict[str, dict[str, Any]]:
-        """What tells that a shard changed, by its name: size and time of a file, the revision of a data set."""
+        """Return what tells that a shard changed, by its name: a file's size and time, or a data set's revision."""
         return {name: shard.stamp() for name, shard in self.shards.items()}
 
     @cached_property
     def shards(self) -> Mapping[str, Shard]:
-        """The shards of the corpus by name, listed once per plan. Raises SettingsError, HubError.
+        """Return the shards of the corpus by name, listed once per plan.
 
-        With `corpus.first` only the first so many, and those that an earlier run has read.
+        `corpus.first` limits them to the first so many, and the shards that an earlier run has read. Raises
+        SettingsError, HubError.
         """
         list_files = hub_files if self.settings.corpus.hub else shard_files
         files: dict[str, Shard] = {file.name: file for file in list_files(self.settings)}
-        first = self.settings.corpus.first
-        if first is None:
+        if self.settings.corpus.first is None:
             return files
-        first_names = list(files)[:first]
-        names_read = self.lake.table("ccnet/raw_shards").parts()
-        chosen_names = {*first_names, *names_read}
+        return self._first_or_read(files, self.settings.corpus.first)
+
+    def _first_or_read(self, files: Mapping[str, Shard], count: int) -> dict[str, Shard]:
+        """Return the first shards and those that an earlier run has read, by name."""
+        first_names = list(files)[:count]
+        read_names = self.lake.table("ccnet/raw_shards").parts()
+        chosen_names = {*first_names, *read_names}
         return {name: file for name, file in files.items() if name in chosen_names}
 
     @cached_property
     def conversations(self) -> Mapping[str, ConversationShard]:
-        """The shards of recorded conversations (`traces.source`) by name, listed once per plan. Raises UserError."""
+        """Return the shards of recorded conversations (`traces.source`) by name, listed once. Raises UserError."""
         return conversation_shards(self.settings.traces.source, self.lake.storage)
 
     @property
     def conversation_stamps(self) -> dict[str, dict[str, Any]]:
-        """What tells that a shard of conversations changed, by its name."""
+        """Return what tells that a shard of conversations changed, by its name."""
         return {name: shard.stamp() for name, shard in self.conversations.items()}

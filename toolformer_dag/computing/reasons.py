@@ -7,6 +7,7 @@ made from; where that differs from the settings and inputs of now, the part is m
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from toolformer_dag.computing.stage import RETRY, InputsOf, TableOutput
 from toolformer_dag.lake.record import SHORT, FieldChange, changes, shortened
@@ -62,29 +63,41 @@ class Reasons:
 
         For example `settings.tau_f: 0.5 -> 0.8` and `removed: en_head_0003`.
         """
-        touched_files = [reason for reason in self._all() if isinstance(reason, Touched)]  # each the name of a file
-        never_made = [part for part, reasons in self.parts.items() if NEVER_MADE in reasons]
-        new_shards = [part for part in never_made if part != WHOLE]  # a table that is no shard's has one part, WHOLE
-
-        # What a list of names below says is not said by a sentence as well.
-        reasons_in_lists: set[str] = {*touched_files}
-        if new_shards:
-            reasons_in_lists.add(NEVER_MADE)
-        sentences = [str(reason) for reason in self._all()]
-        lines = list(dict.fromkeys(sentence for sentence in sentences if sentence not in reasons_in_lists))
-
-        lists: dict[str, Sequence[str]] = {TOUCHED: touched_files, "without rows": new_shards, "removed": self.removed}
+        lists: dict[str, Sequence[str]] = {
+            TOUCHED: self._touched_files,
+            "without rows": self._new_shards,
+            "removed": self.removed,
+        }
+        lines = self._sentences()
         for heading, names in lists.items():
             if names:
                 lines.append(f"{heading}: {_first_few(names)}")
         return tuple(lines)
 
+    @property
+    def _touched_files(self) -> list[Touched]:
+        """The files whose time of change alone differs."""
+        return [reason for reason in self._all() if isinstance(reason, Touched)]
+
+    @property
+    def _new_shards(self) -> list[str]:
+        """The shards that were never published; the single part of a table without shards (WHOLE) is none."""
+        return [part for part, reasons in self.parts.items() if NEVER_MADE in reasons and part != WHOLE]
+
+    def _sentences(self) -> list[str]:
+        """Return each reason once, as text, without those that a list of files or shards says."""
+        reasons_in_lists: set[str] = {*self._touched_files}
+        if self._new_shards:
+            reasons_in_lists.add(NEVER_MADE)
+        sentences = dict.fromkeys(str(reason) for reason in self._all())
+        return [sentence for sentence in sentences if sentence not in reasons_in_lists]
+
     def settings(self) -> list[str]:
-        """Say which settings changed: `tau_f 0.5 -> 0.8`, or `prompt changed` where values are hashes or long texts."""
+        """Return a line per changed setting: `tau_f 0.5 -> 0.8`, or `prompt changed` for hashes and long texts."""
         return [_setting_line(change) for change in self.setting_changes()]
 
     def setting_changes(self) -> list[FieldChange]:
-        """Return the settings that changed, each once, by name; the types of columns are none."""
+        """Return the settings that changed, each once, sorted by name; types of columns are left out."""
         changed = {reason.field: reason for reason in self._all() if isinstance(reason, FieldChange)}
         setting_changes = []
         for name, change in sorted(changed.items()):
@@ -100,8 +113,7 @@ class Reasons:
 def differences(output: TableOutput) -> Reasons:
     """Return why a table is missing or out of date; the result is false where it is up to date.
 
-    Where none of its parts (shards) differs, the reasons are those of a table that is only made for it (`Stage.inner`).
-    `stale`, `--why` and every asset ask this.
+    Where none of its parts (shards) differs, the tables that are computed for it alone (`Stage.inner`) are compared.
     """
     for table in (output, *output.inner):
         reasons = table_differences(table)
@@ -111,10 +123,9 @@ def differences(output: TableOutput) -> Reasons:
 
 
 def table_differences(output: TableOutput) -> Reasons:
-    """Compare each part (shard) of a table with what it would be made from now; return the reasons by part.
+    """Compare each part (shard) of a table with the present settings and inputs; return the reasons by part.
 
-    Parts whose shard is gone from the corpus are listed as removed. Tables that are only made for this one
-    (`Stage.inner`) are not looked at.
+    Parts whose shard is gone from the corpus are listed as removed.
     """
     with session():  # what is read of the lake inside is read once
         inputs_of = output.inputs_of()
@@ -131,13 +142,10 @@ def table_differences(output: TableOutput) -> Reasons:
 def difference(output: TableOutput, part: str, inputs_of: InputsOf | None = None) -> Sequence[Reason]:
     """Return why a part (the rows of a shard) is missing or out of date; nothing where it is up to date.
 
-    A published part has a record of the settings and inputs (versions of other tables) that its rows were made from.
-    The reasons are what differs between these and those of now. A part is also made again where its files are damaged,
-    where a table that is published with it lacks it, and where the record says that something is to be tried again.
+    Compares the settings and inputs in the part's record with the present ones. Reads sizes and footers of files, not
+    every byte.
 
-    inputs_of: what `output.inputs_of()` returned, where many parts of a table are compared.
-
-    Looks at sizes and footers of files, not at every byte.
+    inputs_of: the result of `output.inputs_of()`, to compare many parts of a table.
     """
     try:
         record = output.table.checked(part).record
@@ -148,10 +156,13 @@ def difference(output: TableOutput, part: str, inputs_of: InputsOf | None = None
     for table in output.beside:
         if table.part_version(part) is None:
             return [f"{table.name} lacks it"]
-    if record.get(RETRY):
+    if record.get(RETRY):  # calls were lost, or a file could not be read
         return [Incomplete(record[RETRY])]
-    if inputs_of is None:
-        inputs_of = output.inputs_of()
+    return _changes_since(record, output, part, inputs_of or output.inputs_of())
+
+
+def _changes_since(record: Mapping[str, Any], output: TableOutput, part: str, inputs_of: InputsOf) -> Sequence[Reason]:
+    """Return what differs between the settings and inputs of a part's record and the present ones."""
     changed = changes(record, {"settings": output.settings, "inputs": inputs_of(part)})
     if output.stage.sharded and part in output.shards:
         return _naming_the_file(output.shards[part].place, changed)
@@ -159,10 +170,11 @@ def difference(output: TableOutput, part: str, inputs_of: InputsOf | None = None
 
 
 def _naming_the_file(place: str, changed: Sequence[FieldChange]) -> Sequence[Reason]:
-    """Put a sentence about the shard's file in place of changes of its size and time of change.
+    """Return the changes with a sentence about the shard's file in place of its size and time of change.
 
-    place: where the file lies: "/web/en_0.json.gz: 1200 -> 1300 bytes". Where the time alone differs, the sentence is a
-    Touched: the content was not compared yet.
+    The sentence is "/web/en_0.json.gz: 1200 -> 1300 bytes", or a Touched where the time alone differs.
+
+    place: the path of the file.
     """
     stamp_changes = {change.field: change for change in changed if change.field in (STAMP_BYTES, STAMP_TIME)}
     if not stamp_changes:

@@ -4,7 +4,7 @@ import logging
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 
 from toolformer_dag.files import FILES, damaged_beside, file_name, irregular, locked, sealed, unsealed, write_whole
 from toolformer_dag.identity import file_hash, fingerprint, stream_hash
-from toolformer_dag.lake.storage import ABSENT
+from toolformer_dag.lake.storage import ABSENT, Storage, Version
 from toolformer_dag.lake.table import Lake
+from toolformer_dag.settings.corpus_settings import CorpusSettings
 from toolformer_dag.settings.sections import Settings
 from toolformer_dag.settings.setting_types import SettingsError, expanded, printable, rooted
 from toolformer_dag.synthetic.web import VERSION, write_shards
@@ -53,7 +54,7 @@ class ShardFile:
         return printable(self.path)
 
     def stamp(self) -> dict[str, Any]:
-        """Return size and time of change, which tell that the file changed; nothing for a file that is not there."""
+        """Return the size and the time of change of the file, by which changes are noticed; empty for a missing one."""
         try:
             status = self.path.stat()
         except OSError:
@@ -116,15 +117,19 @@ class _Match(NamedTuple):
     folder: Path
     path: Path
 
+    @property
+    def stem(self) -> str:
+        """The path below the folder without suffixes, such as "en/head_0000"."""
+        return _stem(printable(self.path.relative_to(self.folder)))
+
 
 def shard_files(settings: Settings) -> list[ShardFile]:
     """Return the files of `corpus.shards`, or those of the small web where there are none, sorted by name.
 
-    - A folder stands for the files of JSON lines and Parquet below it. Of folders and patterns, hidden files, names
-      that begin with `_` and what is published beside documents (SIDE_FILE, Dolma's `attributes`) are left out.
+    - A folder stands for the files of JSON lines and Parquet below it. Hidden files, names that begin with `_` and
+      what is published beside documents (SIDE_FILE, Dolma's `attributes`) are left out.
     - A shard's name is its path below the folder that a pattern begins with, without its suffixes. Files that would
-      share a name keep their suffixes and more of their path. Bytes that are not UTF-8 are written as `\\udcff`. A name
-      that takes more than LONGEST_NAME bytes is shortened in its middle, with a hash of the whole.
+      share a name keep their suffixes and more of their path. Names over LONGEST_NAME bytes are shortened.
     - A file that two patterns match is a shard once, named by the first pattern.
 
     Raises SettingsError where a pattern matches nothing, or something named like data that is no regular file.
@@ -134,26 +139,24 @@ def shard_files(settings: Settings) -> list[ShardFile]:
     matches: list[_Match] = []
     for pattern in settings.corpus.shards:
         matches += _matches(settings.root, pattern)
-    match_of_file: dict[str, _Match] = {}  # by the path without links
-    for match in reversed(matches):  # the first pattern overwrites what a later one said of the file
+    return sorted(_named(_each_file_once(matches)), key=lambda file: file.name)
+
+
+def _each_file_once(matches: Sequence[_Match]) -> list[_Match]:
+    """Return the first match of each file; links to a file count as the file."""
+    match_of_file: dict[str, _Match] = {}
+    for match in reversed(matches):  # the first match overwrites later ones
         match_of_file[os.path.realpath(match.path)] = match
-    return sorted(_named(list(match_of_file.values())), key=lambda file: file.name)
+    return list(match_of_file.values())
 
 
 def hub_files(settings: Settings) -> list[HubFile]:
     """Return the data files of the data set at `corpus.hub`, each a shard, sorted by name.
 
-    `corpus.hub` is a local folder, or a data set of the hub. The latter is kept at the commit that it was on when it
-    was first used; the lake remembers which. Raises HubError where it cannot be reached, or has no such configuration
-    or split.
+    `corpus.hub` is a local folder, or a data set of the hub, which is kept at the commit of its first use. Raises
+    HubError where it cannot be reached, or has no such configuration or split.
     """
-    corpus = settings.corpus
-    assert corpus.hub is not None
-    folder = settings.root / expanded(Path(corpus.hub))
-    if folder.is_dir():
-        split = resolve(str(folder), corpus.configuration, corpus.split, revision=None)
-    else:
-        split = _pinned_split(settings)
+    split = _split_of_corpus(settings)
     stems = [_stem(name) for name in split.files]
     are_unique = len(set(stems)) == len(stems)
     names = stems if are_unique else split.files
@@ -161,26 +164,50 @@ def hub_files(settings: Settings) -> list[HubFile]:
     return sorted(files, key=lambda file: file.name)
 
 
-def _pinned_split(settings: Settings) -> HubSplit:
-    """Return the data files of `corpus.hub` at a fixed commit: the one that the hub had when it was first asked.
-
-    The answer is noted in a small file of the lake (a pin) and read from there later. A damaged pin is written anew,
-    with a warning, since the hub may have another commit by now; where another process has written it meanwhile, that
-    stays. Raises HubError.
-    """
+def _split_of_corpus(settings: Settings) -> HubSplit:
+    """Return the data files at `corpus.hub`, a local folder or a data set of the hub. Raises HubError."""
     corpus = settings.corpus
+    assert corpus.hub is not None
+    folder = settings.root / expanded(Path(corpus.hub))
+    if folder.is_dir():
+        return resolve(str(folder), corpus.configuration, corpus.split, revision=None)
+    return _pinned_split(corpus, Lake.of(settings.paths).storage)
+
+
+def _pinned_split(corpus: CorpusSettings, storage: Storage) -> HubSplit:
+    """Return the data files of a data set of the hub, at the commit that the hub had at the first use.
+
+    A small file of the lake (a pin) remembers the commit. A damaged pin is written anew, unless another process has
+    done so meanwhile. Raises HubError.
+    """
     request = {
         "hub": corpus.hub,
         "configuration": corpus.configuration,
         "split": corpus.split,
         "revision": corpus.revision,
     }
-    storage = Lake.of(settings.paths).storage
     pin = storage.root / PINS / f"{fingerprint(request)}.json"
+    pinned, version = _read_pin(pin, str(corpus.hub), storage)
+    if pinned is not None:
+        return pinned
+    split = resolve(str(corpus.hub), corpus.configuration, corpus.split, corpus.revision)
+    storage.replace(pin, sealed("corpus.hub", {"asked": request, "resolved": asdict(split)}), version)
+    return split
+
+
+class _Pin(NamedTuple):
+    """The split in a pin, None where there is no pin or a damaged one, and the version of the pin's file."""
+
+    split: HubSplit | None
+    version: Version
+
+
+def _read_pin(pin: Path, hub: str, storage: Storage) -> _Pin:
+    """Read the file that remembers the commit of a data set; warn where it is damaged."""
     version = ABSENT
     try:
         content, version = storage.read(pin)
-        return _split_in(content)
+        return _Pin(_split_in(content), version)
     except FileNotFoundError:  # the first use
         pass
     except (ValueError, KeyError, TypeError) as error:
@@ -188,15 +215,13 @@ def _pinned_split(settings: Settings) -> HubSplit:
             "%s is damaged (%s): %s is resolved anew, and may be another commit than before; corpus.revision fixes one",
             storage.shown(pin),
             error,
-            corpus.hub,
+            hub,
         )
-    split = resolve(str(corpus.hub), corpus.configuration, corpus.split, corpus.revision)
-    storage.replace(pin, sealed("corpus.hub", {"asked": request, "resolved": asdict(split)}), version)
-    return split
+    return _Pin(None, version)
 
 
 def _split_in(pin: bytes) -> HubSplit:
-    """Return the split that the content of a pin says. Raises ValueError, KeyError, TypeError where it is damaged."""
+    """Parse the content of a pin. Raises ValueError, KeyError, TypeError where it is damaged."""
     resolved = unsealed(pin)["resolved"]
     fields = {**resolved, "files": tuple(resolved["files"])}  # JSON has made a list of the files
     return HubSplit(**fields)
@@ -217,32 +242,33 @@ WEB_RECORD = "small_web.json"
 
 
 def write_small_web(settings: Settings) -> None:
-    """Write the small web's files where one of them is missing or damaged; of several processes one does it.
+    """Write the small web's files where one of them is missing or damaged; one process at a time does so.
 
-    The small web is a made corpus for tests and the demo. Its content follows from the settings.
+    The small web is a synthetic corpus for tests and the demo, which follows from the settings.
     """
-    web = settings.corpus.small_web
     folder = small_web_files(settings)[0].path.parent
     with locked(folder.with_name(f".{folder.name}.lock")):
-        damaged = damaged_beside(folder / WEB_RECORD, again=True)  # again: also files that were looked at before
-        if not damaged:
-            return
-        files = write_shards(folder, web.shards, web.documents, web.seed)
-        hashes = {file.name: file_hash(file) for file in files}
-        write_whole(folder / WEB_RECORD, sealed(str(folder), {FILES: hashes}))
-        is_in_object_store = isinstance(settings.paths.lake, str)
-        if is_in_object_store:
-            for file in files:
-                os.utime(file, (0, 0))  # machines that share the lake compare the times of change of their files
+        damaged = damaged_beside(folder / WEB_RECORD, again=True)  # again: read files that were read before, too
+        if damaged:
+            _write_web_files(settings, folder)
+
+
+def _write_web_files(settings: Settings, folder: Path) -> None:
+    """Write the small web's files and the record of their hashes into a folder."""
+    web = settings.corpus.small_web
+    files = write_shards(folder, web.shards, web.documents, web.seed)
+    hashes = {file.name: file_hash(file) for file in files}
+    write_whole(folder / WEB_RECORD, sealed(str(folder), {FILES: hashes}))
+    is_in_object_store = isinstance(settings.paths.lake, str)
+    if is_in_object_store:
+        for file in files:
+            os.utime(file, (0, 0))  # machines that share the lake compare the times of change of their files
 
 
 def _matches(root: Path, pattern: str) -> list[_Match]:
     """Return the files that a pattern of `corpus.shards` matches: a file, a folder, or a path with wildcards.
 
-    root: the folder at which a relative pattern begins. Each file comes with the folder from which its shard's name
-    counts: for "web/*/en.json.gz" that is "web".
-
-    Raises SettingsError where nothing matches.
+    root: the folder at which a relative pattern begins. Raises SettingsError where nothing matches.
     """
     path = Path(rooted(pattern, root))
     is_file = os.path.lexists(path) and not path.is_dir()
@@ -250,40 +276,54 @@ def _matches(root: Path, pattern: str) -> list[_Match]:
         return [_Match(path.parent, _require_regular(path))]
     if path.parent == path:
         raise SettingsError(f"corpus.shards: {pattern!r} is the root folder; name the folder of the corpus")
-    folder = _folder_before_wildcards(path)
+    matches = _matches_below(_folder_before_wildcards(path), path)
+    if matches:
+        return matches
+    if path.is_dir():
+        reason = f"is a folder without JSON lines or Parquet; write {pattern}/* for files of other names"
+    else:
+        reason = f"matches no file under {root}; name existing shards"
+    raise SettingsError(f"corpus.shards: {pattern!r} {reason}")
+
+
+def _matches_below(folder: Path, pattern: Path) -> list[_Match]:
+    """Return the files of documents that a pattern matches. folder: the part of the pattern before wildcards."""
     matches = []
-    for file in _files_below(folder, path):
+    for file in _files_below(folder, pattern):
         if _may_hold_documents(file, folder):
             matches.append(_Match(folder, _require_regular(file)))
-    if not matches:
-        if path.is_dir():
-            reason = f"is a folder without JSON lines or Parquet; write {pattern}/* for files of other names"
-        else:
-            reason = f"matches no file under {root}; name existing shards"
-        raise SettingsError(f"corpus.shards: {pattern!r} {reason}")
     return matches
 
 
 def _files_below(folder: Path, pattern: Path) -> Iterator[Path]:
-    """Yield the paths that a pattern with wildcards matches.
+    """Yield the paths that a pattern matches: a folder, or a path with wildcards.
 
-    folder: the part of the pattern before the first wildcard. Where the pattern has none, everything below the folder
-    is yielded that is named like a file of documents (DATA). Spark writes the parts of a data set into a folder that is
-    named as a file, such as `corpus.parquet/part-0.parquet`: the parts are yielded, the folder is not.
+    folder: the part of the pattern before the first wildcard.
     """
     if folder == pattern:
-        for path in folder.rglob("*"):
-            is_named_as_documents = path.name.lower().endswith(DATA)
-            if is_named_as_documents and not _is_folder(path):  # a link to a folder is refused later, by name
-                yield path
+        yield from _data_files_below(folder)
         return
     wildcards = str(pattern.relative_to(folder))
     if wildcards.endswith("**"):  # alone it matches folders only
         wildcards = f"{wildcards}/*"
     for path in folder.glob(wildcards):
-        is_named_as_documents = path.name.lower().endswith(DATA)
-        if is_named_as_documents or not path.is_dir():  # a folder named as a file is refused later, by name
+        if _is_named_as_data(path) or not path.is_dir():  # a folder named as a file is refused later, by name
             yield path
+
+
+def _data_files_below(folder: Path) -> Iterator[Path]:
+    """Yield everything below a folder that is named like a file of documents (DATA), except folders.
+
+    Spark writes the parts of a data set into a folder that is named as a file: `corpus.parquet/part-0.parquet`.
+    """
+    for path in folder.rglob("*"):
+        if _is_named_as_data(path) and not _is_folder(path):  # a link to a folder is refused later, by name
+            yield path
+
+
+def _is_named_as_data(path: Path) -> bool:
+    """Return whether a name ends as those of documents do, in upper or lower case."""
+    return path.name.lower().endswith(DATA)
 
 
 def _is_folder(path: Path) -> bool:
@@ -342,16 +382,18 @@ def _named(matches: list[_Match]) -> list[ShardFile]:
     Files that would share such a name are named by their path below the folder that they have in common, suffixes
     included.
     """
-    stems = [_stem(printable(match.path.relative_to(match.folder))) for match in matches]
-    counts = Counter(stems)
-    # Files that share a stem are named by their path below the folder that all such files have in common.
-    ambiguous_folders = [match.path.parent for stem, match in zip(stems, matches, strict=True) if counts[stem] > 1]
-    common_folder = Path(os.path.commonpath(ambiguous_folders)) if ambiguous_folders else Path()
-    files = []
-    for stem, match in zip(stems, matches, strict=True):
-        name = stem if counts[stem] == 1 else printable(match.path.relative_to(common_folder))
-        files.append(ShardFile(short_name(name), match.path))
-    return files
+    counts = Counter(match.stem for match in matches)
+    unique = [match for match in matches if counts[match.stem] == 1]
+    ambiguous = [match.path for match in matches if counts[match.stem] > 1]
+    return [*(ShardFile(short_name(match.stem), match.path) for match in unique), *_named_by_path(ambiguous)]
+
+
+def _named_by_path(paths: Sequence[Path]) -> list[ShardFile]:
+    """Name the shards of files by their paths below the folder that all have in common, suffixes included."""
+    if not paths:
+        return []
+    common_folder = os.path.commonpath([path.parent for path in paths])
+    return [ShardFile(short_name(printable(path.relative_to(common_folder))), path) for path in paths]
 
 
 def _stem(name: str) -> str:

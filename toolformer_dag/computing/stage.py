@@ -350,7 +350,7 @@ class Stage:
 
     @property
     def unit(self) -> str:
-        """What its progress counts: "shards", "calls" or "texts"."""
+        """Return what its progress counts: "shards", "calls" or "texts"."""
         if not isinstance(self.make, ByChunk):
             return "shards"
         return "calls" if self.pool == "tools" else "texts"
@@ -361,18 +361,24 @@ class Stage:
         return pl.Schema({name: column.dtype for name, column in self.columns.items()})
 
     def shaped(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """Bring a frame into the form of the table: all declared columns, in their order and no others.
+        """Return the rows with the declared columns of the table, in their order and no others.
 
-        A column that declares `sql` is computed from the others, in the declared order, so that one may follow from
-        another ("delta" is "loss_minus - loss_plus"). Optional columns that are not there become null.
+        Optional columns that are not there become null. Columns that declare `sql` are computed from the others, such
+        as "loss_minus - loss_plus".
         """
+        complete = self._with_optional_columns(frame)
+        for name, column in self.columns.items():
+            if column.sql is not None:  # one after the other: it may follow from an earlier one
+                computed = pl.sql_expr(column.sql).cast(column.dtype)
+                complete = complete.with_columns(computed.alias(name))
+        return complete.select(self.schema.names())
+
+    def _with_optional_columns(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """Return the frame with nulls in the optional columns that it lacks."""
         for name, column in self.columns.items():
             if column.optional and name not in frame.columns:
                 frame = frame.with_columns(pl.lit(None, column.dtype).alias(name))
-        for name, column in self.columns.items():
-            if column.sql is not None:
-                frame = frame.with_columns(pl.sql_expr(column.sql).cast(column.dtype).alias(name))
-        return frame.select(self.schema.names())
+        return frame
 
 
 InputsOf = Callable[[str], Mapping[str, Any]]
@@ -609,10 +615,9 @@ class _PublishedRows:
             yield stage.schema.to_frame()
 
     def record(self) -> Mapping[str, Any]:
-        """Return the record of the part, after the last frame: what it was made from, what was rejected, broken checks.
+        """Return the record of the part, after the last frame: settings, inputs, rejections and broken checks.
 
-        Its settings and inputs decide whether the part is out of date. A reason under RETRY, from the facts of the
-        rows, lets the next update make the part again.
+        A reason under RETRY, from the facts of the rows, lets the next update compute the part again.
         """
         lane = self._output.lane_or_none
         facts = {
@@ -636,13 +641,10 @@ class _PublishedRows:
 
 
 def versions(tables: Mapping[str, Table], over_all: Table | None = None) -> InputsOf:
-    """Return a function from a shard to its inputs: the versions of its parts, by the names in `tables`.
-
-    As an example, it returns {"loss_deltas": "<version>", "removed_documents": "<fingerprint>"}.
+    """Return a function from a shard to its inputs, such as {"loss_deltas": "<version>"}, by the names in `tables`.
 
     over_all: a table with one part for all shards, such as ccnet/removed_documents. Its record maps shards to
-        fingerprints of what concerns them (BY_SHARD); these count as an input of the shard. The record is read now, the
-        versions of the parts when the function is called.
+        fingerprints of what concerns them (BY_SHARD), which count as an input; it is read now.
     """
     over_all_name = ""
     over_all_by_shard: Mapping[str, Any] = {}

@@ -64,31 +64,28 @@ def chunk_limits(plan: Plan, role: Role) -> ChunkLimits:
 def text_chunks(texts: pl.DataFrame, lacking: pl.DataFrame, size: int, tokens: float = inf) -> list[pl.DataFrame]:
     """Cut the texts of a shard that have to be computed into chunks; return a frame per chunk, with `texts`' columns.
 
-    texts: every text of the shard once, in a fixed order: text_digest, other columns, and `tokens` where these are
-        limited.
-    lacking: the texts to compute, as (text_digest, whole); `whole` says whether the whole text has to be computed,
-        because nothing of it is stored.
-    size, tokens: the most texts of a chunk, and about the most tokens. A text with more tokens is a chunk of its own.
+    The shard is cut as if every text had to be computed, so that a first run always has the same chunks. Chunks of
+    which nothing is stored stay; the lacking texts of the others are pooled and cut anew. With size 2, the texts
+    a b c d e f are cut into ab, cd, ef; where a and c are stored, the result is ef, bd.
 
-    First the shard is cut as if every text had to be computed. A chunk of which nothing is stored stays as it is, so
-    that a first run always has the same chunks. The lacking texts of the others are pooled and cut anew.
-
-    As an example, the texts a b c d e f with size 2 are cut into ab, cd, ef. Where only a and c are stored, ef stays,
-    and b and d are pooled: the chunks are ef, bd.
+    texts: every text of the shard once, in a fixed order: text_digest, other columns, and `tokens` where limited.
+    lacking: the texts to compute: text_digest, and `whole`, false where some of the text is stored.
+    size, tokens: the most texts of a chunk, and about the most tokens. A text with more tokens has its own chunk.
     """
     chunk_number = _chunk_number(size, tokens)
     numbered = texts.with_columns(chunk=chunk_number)
     numbered = numbered.join(lacking, on="text_digest", how="left", maintain_order="left")  # whole: null where stored
-
-    all_texts_are_whole = pl.col("whole").fill_null(False).all().over("chunk")
-    whole_chunks = numbered.filter(all_texts_are_whole)
-
-    is_lacking = pl.col("whole").is_not_null()
-    is_in_whole_chunk = pl.col("chunk").is_in(whole_chunks["chunk"].unique().implode())
-    pooled = numbered.filter(is_lacking & ~is_in_whole_chunk).with_columns(chunk=chunk_number)
-
+    whole_chunks = numbered.filter(pl.col("whole").fill_null(False).all().over("chunk"))
+    pooled = _lacking_outside(numbered, whole_chunks["chunk"]).with_columns(chunk=chunk_number)
     chunks = [*whole_chunks.partition_by("chunk"), *pooled.partition_by("chunk")]
     return [chunk.drop("chunk", "whole") for chunk in chunks]
+
+
+def _lacking_outside(numbered: pl.DataFrame, chunks: pl.Series) -> pl.DataFrame:
+    """Return the texts that have to be computed and are in none of these chunks. numbered: texts with `chunk`."""
+    is_lacking = pl.col("whole").is_not_null()
+    is_in_chunks = pl.col("chunk").is_in(chunks.unique().implode())
+    return numbered.filter(is_lacking & ~is_in_chunks)
 
 
 def _chunk_number(size: int, tokens: float) -> pl.Expr:

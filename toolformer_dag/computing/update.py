@@ -6,10 +6,10 @@ the chunks of a part and of all parts before it are done, the part is published.
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 from toolformer_dag.computing.chunks import Task
@@ -32,6 +32,7 @@ from toolformer_dag.computing.stage import (
 from toolformer_dag.computing.stored_rows import release
 from toolformer_dag.computing.worker import Ahead, Worker
 from toolformer_dag.computing.workers import Workers, in_process
+from toolformer_dag.lake.manifest import Pointer
 from toolformer_dag.lake.session import session
 
 AT_ONCE = 64
@@ -336,34 +337,37 @@ class _PartsUnderWay:
 
         The inputs of the chosen parts take at most AT_ONCE_BYTES together. `part` itself is always chosen.
         """
-        tables = [self._output.plan.lake.table(name) for name in self._output.depends_on]
-        together = [part]
-        total_bytes = 0
         first = self._near_parts.index(part)
-        for near_part in self._near_parts[first:]:
-            for table in tables:
-                total_bytes += sum(file.bytes for file in table.pointer(near_part).files)
+        together = [part]
+        total_bytes = self._input_bytes(part)
+        for next_part in self._near_parts[first + 1 :]:
             if total_bytes > AT_ONCE_BYTES:
                 break
-            if near_part != part:
-                together.append(near_part)
+            total_bytes += self._input_bytes(next_part)
+            if total_bytes <= AT_ONCE_BYTES:
+                together.append(next_part)
         return together
+
+    def _input_bytes(self, part: str) -> int:
+        """Return the size of the files that a part is computed from."""
+        lake = self._output.plan.lake
+        total_bytes = 0
+        for name in self._output.depends_on:
+            total_bytes += sum(file.bytes for file in lake.table(name).pointer(part).files)
+        return total_bytes
 
 
 def _check_inputs(output: TableOutput, part: str) -> None:
-    """Raise StaleInput where two inputs of a table do not fit each other.
+    """Raise StaleInput where two inputs of a lane's table do not fit each other.
 
-    As an example, a table reads texts and scored calls, and the calls were scored on an earlier version of the texts.
+    For example, a table reads texts and scored calls, and the calls were scored on an earlier version of the texts.
     """
     has_lane = output.lane_or_none is not None
     if not (output.stage.sharded and has_lane):
         return
-    lane_prefix = f"{output.group}/"
-    lane_inputs = [name for name in output.depends_on if name.startswith(lane_prefix)]
+    lane_inputs = [name for name in output.depends_on if name.startswith(f"{output.group}/")]
     for name in lane_inputs:
-        pointer = output.plan.lake.table(name).pointer(part)
-        for source_name, version_read in pointer.record["inputs"].items():
-            source = f"{lane_prefix}{source_name}"
+        for source, version_read in _versions_read(output, name, part).items():
             if source not in lane_inputs:
                 continue
             version_now = output.plan.lake.table(source).pointer(part).data_version
@@ -371,19 +375,22 @@ def _check_inputs(output: TableOutput, part: str) -> None:
                 raise StaleInput(output.name, part, f"{name} was made from other rows of {source}", name)
 
 
-def _report(output: TableOutput, updated: _Updated, seconds: float) -> TableReport:
-    """Return what a table holds after an update: rows, rejections and broken checks of all its parts, and the cost.
+def _versions_read(output: TableOutput, name: str, part: str) -> dict[str, Any]:
+    """Return the versions of its inputs that a part of the table `name` was computed from, by table of the lane."""
+    inputs = output.plan.lake.table(name).pointer(part).record["inputs"]
+    return {f"{output.group}/{source}": version for source, version in inputs.items()}
 
-    updated: why it was out of date, and what that cost. seconds: wall time of the update.
+
+def _report(output: TableOutput, updated: _Updated, seconds: float) -> TableReport:
+    """Return what a table holds after an update, and what the update cost.
+
+    updated: why the table was out of date, and the work. seconds: wall time of the update.
     """
     with session():
         pointers = output.pointers()
         version = output.version()
-    rejections: Counter[str] = Counter()
     violations: Counter[str] = Counter()
     for pointer in pointers.values():
-        for rejection in pointer.record[REJECTIONS]:
-            rejections[rejection["reason"]] += rejection["count"]
         violations.update(pointer.record[VIOLATIONS])
     return TableReport(
         name=output.name,
@@ -392,7 +399,16 @@ def _report(output: TableOutput, updated: _Updated, seconds: float) -> TableRepo
         seconds=seconds,
         updated=tuple(updated.reasons.parts),
         differences=updated.reasons,
-        rejections=dict(sorted(rejections.items())),
+        rejections=_rejections_by_reason(pointers.values()),
         violations=dict(violations),
         work=updated.work,
     )
+
+
+def _rejections_by_reason(pointers: Iterable[Pointer]) -> dict[str, int]:
+    """Return how many rows the parts of a table have left out, by reason, sorted."""
+    rejections: Counter[str] = Counter()
+    for pointer in pointers:
+        for rejection in pointer.record[REJECTIONS]:
+            rejections[rejection["reason"]] += rejection["count"]
+    return dict(sorted(rejections.items()))

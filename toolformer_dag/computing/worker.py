@@ -213,7 +213,8 @@ def own_gpus(visible: tuple[str, ...], count: int) -> OwnGpus:
         for gpu in visible:
             if len(taken) == count:
                 break
-            is_free = locks.enter_context(locked(folder / f"gpu-{gpu.replace('/', '-')}.lock", wait=False))
+            lock = folder / f"gpu-{gpu.replace('/', '-')}.lock"
+            is_free = locks.enter_context(locked(lock, wait=False))
             if is_free:
                 taken.append(gpu)
         if len(taken) == count:

@@ -128,6 +128,11 @@ class _Assignment:
     def __str__(self) -> str:
         return f"{self.task.table}, chunk {self.number + 1}"
 
+    def exceeds(self, limit: timedelta) -> bool:
+        """Return whether a worker has had it for longer than the limit, and no other worker was given it yet."""
+        seconds = time.monotonic() - self.since
+        return seconds > limit.total_seconds() and not self.is_late
+
 
 class _Busy(NamedTuple):
     """A worker that computes, and what it computes."""
@@ -195,18 +200,17 @@ class Workers:
 
     @property
     def spent(self) -> Spent:
-        """What was spent by this process and by workers of others; other threads may ask."""
+        """Return what this process and the workers of other processes spent; other threads may read it."""
         return self._own_worker.spent() + self._spent_elsewhere
 
     def map_chunks(self, tasks: Iterable[Task]) -> Ended:
-        """Yield tasks as they end, and None about once a second. Closing the generator ends those under way.
+        """Yield tasks as they end, and None about once a second. Closing the generator ends the running tasks.
 
-        - Tasks are taken from the iterable as workers become free, and one more for each worker while all compute.
-        - The task of a worker that dies, or is lost with its machine, is given to another one.
-        - So is the task of a worker that has not answered for `execution.chunk_hours`; whichever ends first counts.
+        Tasks are taken from the iterable as workers become free, and one more for each worker while all compute. The
+        task of a worker that dies, or that takes longer than `execution.chunk_hours`, is given to another worker.
 
         Raises WorkerError where workers failed too often over one task, UserError as a task raised it, and TokensSpent
-        where `execution.most_tokens` went through the model and a task is left; those under way have ended then.
+        where `execution.most_tokens` are spent and a task is left.
         """
         not_taken = (_Assignment(number, task) for number, task in enumerate(tasks))
         outcomes = deque[_Outcome]()
@@ -216,11 +220,15 @@ class Workers:
                 seconds = 0.0 if outcomes else 1.0
                 outcomes.extend(self._wait_for_outcomes(not_taken, seconds))
                 yield _first_ended(outcomes)
-            if not self._may_spend() and self._has_waiting(not_taken):
-                raise TokensSpent(self.spent.tokens, self._own_worker.plan.settings.execution.most_tokens or 0)
+            self._require_none_left(not_taken)
         finally:
             self._waiting.clear()
             self._kill_busy()
+
+    def _require_none_left(self, not_taken: Iterator[_Assignment]) -> None:
+        """Raise TokensSpent where a task is left because `execution.most_tokens` are spent."""
+        if not self._may_spend() and self._has_waiting(not_taken):
+            raise TokensSpent(self.spent.tokens, self._own_worker.plan.settings.execution.most_tokens or 0)
 
     def close(self) -> None:
         """End the workers, and let go of the model of this process: what was committed is kept."""
@@ -234,7 +242,7 @@ class Workers:
 
     @property
     def _executor(self) -> Executor:
-        """Where chunks are computed; decided by the first chunk."""
+        """Return where chunks are computed, which the first chunk decides."""
         if self._decided_executor is None:
             self._decided_executor = self._executor_of(self._own_worker, self._tables)
             self._most_workers = self._decided_executor.count()
@@ -247,22 +255,25 @@ class Workers:
             busy.worker.kill()
 
     def _employ(self, not_taken: Iterator[_Assignment]) -> bool:
-        """Give chunks that wait to idle workers, and start new workers up to their number.
+        """Give waiting chunks to idle workers, and start new workers; return whether any chunk is not done.
 
         not_taken: the chunks that were not taken from the caller yet; they are taken as there is room for them.
-        Returns whether any chunk is not done.
         """
         if self._decided_executor is not None:
             self._most_workers = self._decided_executor.count()
         if not self._may_spend():
             return bool(self._busy)
         while self._has_room() and self._has_waiting(not_taken):
-            worker = self._idle.pop() if self._idle else self._executor.start()
-            if worker.started.done():
-                self._give(worker, self._waiting.popleft())
-            else:
-                self._starting.append(worker)
+            self._employ_worker()
         return bool(self._busy) or self._has_waiting(not_taken)
+
+    def _employ_worker(self) -> None:
+        """Give the next waiting chunk to an idle worker; without one, start a worker, which may take a while."""
+        worker = self._idle.pop() if self._idle else self._executor.start()
+        if worker.started.done():
+            self._give(worker, self._waiting.popleft())
+        else:
+            self._starting.append(worker)
 
     def _may_spend(self) -> bool:
         """Return whether fewer tokens than `execution.most_tokens` went through the model."""
@@ -311,15 +322,24 @@ class Workers:
         self._busy[future] = _Busy(worker, replace(assignment, since=time.monotonic()))
 
     def _wait_for_outcomes(self, not_taken: Iterator[_Assignment], seconds: float) -> list[_Outcome]:
-        """Wait until a worker answers or has started; return the outcomes of those that answered.
+        """Wait until a worker answers or has started; return the outcomes of the chunks that were answered.
 
-        seconds: the longest wait. Meanwhile up to a chunk per worker is taken from `not_taken`. Workers that answered
-        are busy with their next chunk afterwards, or idle; chunks that take too long are given to other workers too.
+        Meanwhile up to a chunk per worker is taken from `not_taken`. Chunks that take too long are given to other
+        workers as well.
+
+        seconds: the longest wait.
         """
         self._plan_ahead(not_taken)
-        awaited: list[Future[Any]] = [*self._busy, *(worker.started for worker in self._starting)]
+        starts = (worker.started for worker in self._starting)
+        awaited: list[Future[Any]] = [*self._busy, *starts]
         wait(awaited, seconds, FIRST_COMPLETED)
         self._take_in_started()
+        outcomes = self._receive_answers()
+        self._pass_on_late()
+        return outcomes
+
+    def _receive_answers(self) -> list[_Outcome]:
+        """Receive the answers of all workers that are done; return the outcomes of their tasks."""
         outcomes = []
         answered = [future for future in self._busy if future.done()]
         for future in answered:
@@ -328,7 +348,6 @@ class Workers:
             outcome = self._receive(future)
             if outcome is not None:
                 outcomes.append(outcome)
-        self._pass_on_late()
         return outcomes
 
     def _take_in_started(self) -> None:
@@ -350,20 +369,15 @@ class Workers:
                 self._failed_starts += 1
 
     def _receive(self, future: "Future[ChunkAnswer]") -> _Outcome | None:
-        """Take the answer of a worker, give the worker the next chunk that waits, and return the outcome of its task.
+        """Take the answer of a worker, give the worker the next waiting chunk, and return the outcome of its task.
 
-        Returns None where the worker died and another one gets its chunk. Where too many died over it, the WorkerError
-        is returned as the outcome: the outcomes of the other workers that answered are yielded before it is raised.
+        Returns None where the worker died and another worker gets its chunk.
         """
         worker, assignment = self._busy.pop(future)
         try:
             answer = future.result()
         except self._executor.deaths as death:
-            try:
-                self._replace_dead(worker, assignment, death)
-            except WorkerError as error:
-                return _Outcome(assignment.number, error)
-            return None
+            return self._outcome_of_death(worker, assignment, death)
         self._idle.append(worker)
         self._spent_elsewhere += answer.spent
         self._forget_other_assignments(assignment.number)
@@ -371,6 +385,17 @@ class Workers:
         if self._waiting and not task_failed and self._may_spend():
             self._give(self._idle.pop(), self._waiting.popleft())
         return _Outcome(assignment.number, answer.outcome)
+
+    def _outcome_of_death(self, worker: ChunkWorker, assignment: _Assignment, death: Exception) -> _Outcome | None:
+        """Let another worker have the chunk of a dead worker; return an outcome only where too many died over it.
+
+        The outcome is the WorkerError. It is raised later, after the outcomes of other workers have been yielded.
+        """
+        try:
+            self._replace_dead(worker, assignment, death)
+        except WorkerError as error:
+            return _Outcome(assignment.number, error)
+        return None
 
     def _forget_other_assignments(self, number: int) -> None:
         """Drop a task that has ended wherever else it was given, or waits to be given, because its worker was late."""
@@ -383,21 +408,23 @@ class Workers:
     def _replace_dead(self, worker: ChunkWorker, assignment: _Assignment, death: Exception) -> None:
         """Forget a dead worker and let its chunk wait for another one, before all others.
 
-        Where its machine was lost, the idle workers there are forgotten too. death: the exception that told.
-
-        Raises WorkerError where too many workers died over this chunk.
+        death: the exception by which the death was noticed. Raises WorkerError where too many workers died over this
+        chunk.
         """
         is_machine_lost = self._executor.lost(worker, death)
         worker.kill()
-        if is_machine_lost:  # idle workers on the machine are lost too, and each would cost a chunk
-            lost_machine = worker.started.result().machine
-            self._idle = [idle for idle in self._idle if idle.started.result().machine != lost_machine]
+        if is_machine_lost:
+            self._forget_idle_on(worker.started.result().machine)
         if assignment.is_late:  # another worker has the chunk already
             return
         if is_machine_lost:
             self._give_again(assignment, LOST, f"{worker} was lost with its machine")
         else:
             self._give_again(assignment, DIED, f"{worker} died: {' '.join(str(death).split())}")
+
+    def _forget_idle_on(self, lost_machine: str) -> None:
+        """Forget the idle workers on a lost machine, each of which would cost a chunk."""
+        self._idle = [idle for idle in self._idle if idle.started.result().machine != lost_machine]
 
     def _give_again(self, assignment: _Assignment, failure: _Failure, what_happened: str) -> None:
         """Put a chunk at the head of those that wait, after a worker failed over it, with a warning in the log.
@@ -422,9 +449,7 @@ class Workers:
         """
         limit = timedelta(hours=self._own_worker.plan.settings.execution.chunk_hours)
         for future, (worker, assignment) in list(self._busy.items()):
-            seconds = time.monotonic() - assignment.since
-            is_newly_late = seconds > limit.total_seconds() and not assignment.is_late and not future.done()
-            if is_newly_late:
+            if assignment.exceeds(limit) and not future.done():
                 self._give_again(assignment, LATE, f"{worker} has not answered for {limit} (execution.chunk_hours)")
                 self._busy[future] = _Busy(worker, replace(assignment, is_late=True))
         all_are_late = all(busy.assignment.is_late for busy in self._busy.values())

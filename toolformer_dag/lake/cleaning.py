@@ -8,10 +8,11 @@ from typing import NamedTuple
 
 from toolformer_dag.lake.inventory import LakeFile, inventory
 from toolformer_dag.lake.local_outputs import contents_in_use
+from toolformer_dag.lake.manifest import Pointer
 from toolformer_dag.lake.record import STORES
 from toolformer_dag.lake.row_store import IDENTITY
 from toolformer_dag.lake.session import session
-from toolformer_dag.lake.table import Lake
+from toolformer_dag.lake.table import Lake, Table
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,24 +62,26 @@ class _Unneeded(NamedTuple):
 
 
 def _remove(lake: Lake, unneeded: Sequence[_Unneeded], kept_since: float) -> list[_Unneeded]:
-    """Remove files that nothing needs; return those that were removed.
+    """Remove files that nothing needs; return the files that were removed.
 
     Computed rows stay where a run has opened their row store since the lake was listed.
 
     kept_since: seconds since 1970; what was opened or written after it is in use.
     """
     row_stores = {file.item.owner for file in unneeded if file.item.kind == "rows"}
-    # Files of anything else are removed at once.
     removed = [file for file in unneeded if file.item.owner not in row_stores]
-    lake.storage.remove(*(file.item.path for file in removed))
-    # The files of a row store are removed unless a run has opened it meanwhile.
+    _remove_files(lake, removed)
     for store in sorted(row_stores):
-        if _is_in_use_again(lake, store, kept_since):
-            continue
-        store_files = [file for file in unneeded if file.item.owner == store]
-        lake.storage.remove(*(file.item.path for file in store_files))
-        removed += store_files
+        if not _is_in_use_again(lake, store, kept_since):
+            store_files = [file for file in unneeded if file.item.owner == store]
+            _remove_files(lake, store_files)
+            removed += store_files
     return removed
+
+
+def _remove_files(lake: Lake, files: Sequence[_Unneeded]) -> None:
+    """Remove files from the lake."""
+    lake.storage.remove(*(file.item.path for file in files))
 
 
 def _is_in_use_again(lake: Lake, store: str, kept_since: float) -> bool:
@@ -110,10 +113,6 @@ class _Use:
     def add_table(self, lake: Lake, name: str, items: Sequence[LakeFile], kept_since: float) -> None:
         """Note the files and row stores that a table uses, by its manifest.
 
-        Of a part that was published within the grace period all files of its folder are in use: one that was replaced
-        may still be read. Where the manifest is damaged, it may have named any file: then all files of the table and
-        all row stores are in use.
-
         items: all files of the lake. kept_since: the beginning of the grace period, in seconds since 1970.
         """
         table = lake.table(name)
@@ -122,10 +121,17 @@ class _Use:
             self.folders |= {item.path.parent for item in items if item.kind == "part" and item.owner == name}
             return
         for part, pointer in table.pointers().items():
-            self.stores.update(pointer.record.get(STORES, ()))
-            self.files.update(table.file_path(part, file) for file in pointer.files)
-            if pointer.published >= kept_since:
-                self.folders.add(table.part_folder(part))
+            self._add_part(table, part, pointer, kept_since)
+
+    def _add_part(self, table: Table, part: str, pointer: Pointer, kept_since: float) -> None:
+        """Note the files and row stores of a part; its whole folder where it was published within the grace period.
+
+        Files that it replaced may still be read then.
+        """
+        self.stores.update(pointer.record.get(STORES, ()))
+        self.files.update(table.file_path(part, file) for file in pointer.files)
+        if pointer.published >= kept_since:
+            self.folders.add(table.part_folder(part))
 
     def add_local_output(self, lake: Lake, folder: Path, kept_since: float) -> None:
         """Note what the manifest of a local output names, such as a checkpoint; all its files where that is unknown."""
@@ -168,7 +174,7 @@ def _unneeded(lake: Lake, kept_since: float) -> list[_Unneeded]:
 
 
 def _use_of(lake: Lake, items: Sequence[LakeFile], kept_since: float) -> _Use:
-    """Collect what is in use of a lake, from the manifests of its tables and of its local outputs (checkpoints).
+    """Return what is in use of a lake, by the manifests of its tables and of its local outputs (checkpoints).
 
     items: all files of the lake. kept_since: the beginning of the grace period, in seconds since 1970.
     """

@@ -37,10 +37,10 @@ def reason_of(error: Exception) -> str:
 
 @contextmanager
 def replaced_database(database: Path) -> Iterator[duckdb.DuckDBPyConnection]:
-    """Open a new, empty DuckDB file; at the end of the block it takes the place of `database`.
+    """Yield a connection to a new, empty DuckDB file, which replaces `database` after the block.
 
-    Readers of the old file keep what they have opened. Where the block raises, or the disk takes no more, the old file
-    stays, and nothing of the new one is left. Raises WriteError for what cannot be written.
+    Readers of the old file keep what they have opened. Where the block raises, or the disk is full, the old file stays
+    and the new one is removed. Raises WriteError.
 
         with replaced_database(Path("traces.duckdb")) as connection:
             connection.execute("CREATE TABLE calls AS FROM frame")

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from toolformer_dag.files import FILES, WriteError, beside, sealed, unsealed, write_whole
 from toolformer_dag.identity import file_hash
@@ -27,6 +28,13 @@ MANIFEST = "manifest.json"
 """The object that says which files an output has."""
 UPLOADS_AT_ONCE = 4
 """Files that are uploaded at once; each takes some 60 MB of memory where it is large."""
+
+
+class _SentFiles(NamedTuple):
+    """The manifest of an output in the object store, and the hashes of the files that it names."""
+
+    manifest: bytes
+    hashes: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,45 +55,68 @@ class LocalOutput:
     names: tuple[str, ...] = ()
 
     def receive(self) -> None:
-        """Download what another machine has sent of this output; files that were made here and not sent yet stay.
+        """Download what another machine has sent of this output; files that were written here and not sent yet stay.
 
-        Nothing happens where nothing was sent, and in a folder lake. Where an object is gone or damaged, some files may
-        have been replaced, and the next run makes the output again. Raises ObjectStoreError, WriteError.
-        """
-        if not isinstance(self.storage, ObjectStorage):
-            return
-        with self.storage.alone(self._object(".lock")):
-            try:
-                manifest, _ = self.storage.read(self._object(MANIFEST))
-                sent_hashes: dict[str, str] = unsealed(manifest)[FILES]
-            except (FileNotFoundError, ValueError, KeyError):  # never sent, or damaged: sent again by the next run
-                return
-            local_hashes = self._local_hashes()
-            has_newer_files = self._last_manifest() != manifest
-            only_lacks_files = local_hashes.items() < sent_hashes.items()  # a proper subset of what was sent
-            if not (has_newer_files or only_lacks_files):
-                return  # the files are equal, or what differs was made here and not sent yet
-            if self._replace_files(self.storage, local_hashes, sent_hashes):
-                write_whole(self._object(MANIFEST), manifest)  # here too: it tells later what was sent last
-
-    def send(self) -> None:
-        """Upload the contents that the object store does not have yet, then the manifest that names all files.
-
-        Nothing happens in a folder lake. Raises ObjectStoreError, WriteError.
+        Does nothing in a folder lake. Where an object is gone or damaged, some files may have been replaced, and the
+        next run writes the output again. Raises ObjectStoreError, WriteError.
         """
         storage = self.storage
         if not isinstance(storage, ObjectStorage):
             return
-        with storage.alone(self._object(".lock")), ThreadPoolExecutor(UPLOADS_AT_ONCE) as pool:
+        with storage.alone(self._object(".lock")):
+            sent = self._sent_files(storage)
+            if sent is None:
+                return
+            local_hashes = self._local_hashes()
+            if not self._is_outdated(local_hashes, sent):
+                return
+            if self._replace_files(storage, local_hashes, sent.hashes):
+                write_whole(self._object(MANIFEST), sent.manifest)  # the copy that says what was received last
+
+    def _sent_files(self, storage: ObjectStorage) -> _SentFiles | None:
+        """Return what was sent last by any machine; None where nothing was sent or the manifest is damaged."""
+        try:
+            manifest, _ = storage.read(self._object(MANIFEST))
+            return _SentFiles(manifest, unsealed(manifest)[FILES])
+        except (FileNotFoundError, ValueError, KeyError):
+            return None
+
+    def _is_outdated(self, local_hashes: dict[str, str], sent: _SentFiles) -> bool:
+        """Return whether the files of this machine are to be replaced by those that were sent.
+
+        They are where another manifest was sent since, or where some files are only missing here. Other differences are
+        files that were written here and not sent yet.
+        """
+        was_sent_since = self._last_manifest() != sent.manifest
+        only_lacks_files = local_hashes.items() < sent.hashes.items()  # a proper subset
+        return was_sent_since or only_lacks_files
+
+    def send(self) -> None:
+        """Upload the contents that the object store does not have yet, then the manifest that names all files.
+
+        Does nothing in a folder lake. Raises ObjectStoreError, WriteError.
+        """
+        storage = self.storage
+        if not isinstance(storage, ObjectStorage):
+            return
+        with storage.alone(self._object(".lock")):
             hashes = self._local_hashes()
-            uploads = []
-            for name, digest in hashes.items():  # a file is stored under the hash of its content
-                uploads.append(pool.submit(storage.upload, self._object(digest), self.folder / name))
-            for upload in uploads:
-                upload.result()
+            self._upload_contents(storage, hashes)
             manifest = sealed(self.name, {FILES: hashes})
             storage.mark(self._object(MANIFEST), manifest)
             write_whole(self._object(MANIFEST), manifest)
+
+    def _upload_contents(self, storage: ObjectStorage, hashes: dict[str, str]) -> None:
+        """Upload files, several at once, each as an object that is named by the hash of its content.
+
+        hashes: of the files, by name.
+        """
+        with ThreadPoolExecutor(UPLOADS_AT_ONCE) as pool:
+            uploads = []
+            for name, digest in hashes.items():
+                uploads.append(pool.submit(storage.upload, self._object(digest), self.folder / name))
+            for upload in uploads:
+                upload.result()
 
     def unsent(self) -> bool:
         """Return whether the files of this machine differ from what was sent or received last."""
@@ -107,11 +138,11 @@ class LocalOutput:
         return {path.relative_to(self.folder).as_posix(): file_hash(path) for path in paths if path.is_file()}
 
     def _replace_files(self, storage: ObjectStorage, local_hashes: dict[str, str], sent_hashes: dict[str, str]) -> bool:
-        """Make the files of this machine equal to those that were sent: download what differs, delete the others.
+        """Download the files that differ from what was sent, and delete those that were not sent.
 
-        local_hashes, sent_hashes: name of a file -> hash of its content, here and as sent.
+        Returns False, and leaves the rest as it is, where an object is gone or damaged.
 
-        Returns False where an object is gone or damaged: it is removed, so that it is sent again, and the rest is left.
+        local_hashes, sent_hashes: hash of each file's content, by the file's name.
         """
         try:
             for name, sent_hash in sent_hashes.items():
@@ -125,9 +156,11 @@ class LocalOutput:
         return True
 
     def _replace_file(self, storage: ObjectStorage, name: str, content: str) -> bool:
-        """Download an object and put it in place of the file `name`, once its hash is checked; return whether it fits.
+        """Download an object and put it in place of the file `name`; return False where it is gone or damaged.
 
-        content: the hash of the object, which is also its name. One that does not fit is removed, with a warning.
+        A damaged object is removed with a warning, so that it is sent again.
+
+        content: the hash of the object, which is also its name.
         """
         path = self.folder / name
         fresh = beside(path)

@@ -97,18 +97,11 @@ class Pointer:
 
 @lru_cache(maxsize=2**18)
 def decode(line: bytes) -> Pointer:
-    """Read a part's line of the manifest: `{"seal": "<hash of the rest>", "part": "en_head_0000", "files": ...}`.
+    """Parse a part's line of the manifest: `{"seal": "<hash of the rest>", "part": "en_head_0000", "files": ...}`.
 
-    Equal lines give the same object (cached). Raises ValueError, whose message is the reason, where the seal is not the
-    hash of the rest.
+    Equal lines give the same object (cached). Raises ValueError, whose message is the reason, for a damaged line.
     """
-    match = LINE.match(line)
-    if match is None:
-        raise ValueError(DAMAGED)
-    seal = match[1]
-    sealed_rest = line[match.end() :]
-    if content_hash(sealed_rest).encode() != seal:
-        raise ValueError(DAMAGED)
+    _require_seal(line)
     try:
         value = _parsed(line)
         return Pointer(
@@ -119,6 +112,16 @@ def decode(line: bytes) -> Pointer:
         )
     except (KeyError, TypeError) as error:
         raise ValueError(f"is no part: {error!r}") from error
+
+
+def _require_seal(line: bytes) -> None:
+    """Raise ValueError unless a line begins with the hash of its rest."""
+    match = LINE.match(line)
+    if match is None:
+        raise ValueError(DAMAGED)
+    sealed_rest = line[match.end() :]
+    if content_hash(sealed_rest).encode() != match[1]:
+        raise ValueError(DAMAGED)
 
 
 def _parsed(line: bytes) -> dict[str, Any]:
@@ -135,10 +138,9 @@ _last_values: dict[str, Any] = {}
 
 
 def _with_shared_values(record: dict[str, Any]) -> dict[str, Any]:
-    """Save memory: put the objects of the last equal record in place of the record's `settings` and `versions`.
+    """Replace the record's `settings` and `versions` by equal objects of the last record; return the changed record.
 
-    All parts of a table have equal ones, so that a process holds them once per table, not once per part. Changes the
-    record, remembers its values for the next one in `_last_values`, and returns it.
+    All parts of a table have equal ones, so a process holds them once per table instead of once per part.
     """
     for name in ("settings", "versions"):
         if name not in record:
@@ -174,6 +176,10 @@ class _Change(NamedTuple):
 
     line_before: bytes | None
     line: bytes | None
+
+    def came_too_late(self, line_in_file: bytes | None) -> bool:
+        """Return whether another process has changed the part's line in the file meanwhile."""
+        return line_in_file not in (self.line_before, self.line)
 
 
 class _Merged(NamedTuple):
@@ -226,10 +232,10 @@ class Manifest:
         return sorted(part for part in names if self.line(part) is not None)
 
     def read(self, anew: bool = True) -> "Manifest":
-        """Read the file into `lines`, `version` and `fault`, and return self; changes that are not written yet stay.
+        """Read the file into `lines`, `version` and `fault`, and return self; pending changes stay.
 
-        anew: read what is there now. Else, in a session (see session.py) over an object store, what was there when the
-            session began.
+        anew: read what is there now. Otherwise a session (see session.py) over an object store gives what was there
+            when it began.
 
         Raises ReadError, and StorageError where a later release wrote the file.
         """
@@ -244,14 +250,10 @@ class Manifest:
             return self
         except OSError as error:
             raise ReadError(self.path, error) from error
-        digest = content_hash(content)
-        last = _last_contents.get(self.path)
-        if last is None or last.digest != digest:
-            last = _decoded(content, digest)
-            _last_contents[self.path] = last
-        self.lines = last.lines
-        self.fault = last.fault
-        self.answers = last.answers
+        decoded = _decoded_once(self.path, content)
+        self.lines = decoded.lines
+        self.fault = decoded.fault
+        self.answers = decoded.answers
         return self
 
     def change(self, part: str, line_before: bytes | None, line: bytes | None) -> None:
@@ -337,16 +339,14 @@ class Manifest:
         return DAMAGED
 
     def _merged(self) -> _Merged:
-        """Apply the pending changes to the lines that were read; return the lines of the next file, part -> line.
+        """Return the lines of the next file: the lines that were read, with the pending changes applied.
 
-        Where the first writer wins, a change is dropped (`lost`) if another process was faster. That shows in the line
-        that was read: it is neither the one that the change replaces nor the one that it puts.
+        Where the first writer wins, the changes of parts that another process changed meanwhile are lost.
         """
         lines = dict(self.lines)
         lost: dict[str, bytes | None] = {}
         for part, change in self.pending.items():
-            another_was_faster = lines.get(part) not in (change.line_before, change.line)
-            if self.storage.first_wins and another_was_faster:
+            if self.storage.first_wins and change.came_too_late(lines.get(part)):
                 lost[part] = change.line
             elif change.line is None:  # the part is withdrawn
                 lines.pop(part, None)
@@ -371,19 +371,43 @@ def _encoded(lines: Mapping[str, bytes]) -> bytes:
 
 
 def _decoded(content: bytes, digest: str) -> _Content:
-    """Split the content of a manifest into the lines of its parts, which are not decoded yet.
+    """Split the content of a manifest into the lines of its parts. digest: the hash of the content.
 
-    digest: the hash of the content, kept beside it. A line without a readable part's name is left out, and the file's
-    `fault` is DAMAGED where the hash in its first line does not fit.
-
-    Raises StorageError where a later release wrote it.
+    The `fault` is DAMAGED where the first line does not fit the others. Raises StorageError where a later release wrote
+    the content.
     """
     head, _, body = content.partition(b"\n")
-    head_match = HEAD.fullmatch(head)
-    if head_match is not None:
-        layout = int(head_match[1])
-        if layout > LAYOUT:
-            raise StorageError(f"the lake was written by a later release (layout {layout}); use that one")
+    _require_known_layout(head)
+    lines = _lines_of_parts(body)
+    fault = None if head == _head(body, len(lines)) else DAMAGED
+    return _Content(digest, lines, fault, answers={})
+
+
+def _decoded_once(path: Path, content: bytes) -> _Content:
+    """Return the lines of a manifest; the last result for a path is returned again while the content is equal.
+
+    Raises StorageError where a later release wrote the content.
+    """
+    digest = content_hash(content)
+    last = _last_contents.get(path)
+    if last is None or last.digest != digest:
+        last = _decoded(content, digest)
+        _last_contents[path] = last
+    return last
+
+
+def _require_known_layout(head: bytes) -> None:
+    """Raise StorageError where the first line of a manifest names a layout of a later release."""
+    match = HEAD.fullmatch(head)
+    if match is None:
+        return
+    layout = int(match[1])
+    if layout > LAYOUT:
+        raise StorageError(f"the lake was written by a later release (layout {layout}); use that one")
+
+
+def _lines_of_parts(body: bytes) -> dict[str, bytes]:
+    """Return the lines of a manifest by part; lines without a readable name of a part are left out."""
     lines = {}
     for line in body.split(b"\n"):
         match = LINE.match(line)
@@ -392,8 +416,7 @@ def _decoded(content: bytes, digest: str) -> _Content:
         with suppress(ValueError):  # a flipped bit in the name
             part = str(orjson.loads(match[2]))
             lines[part] = line
-    fault = None if head == _head(body, len(lines)) else DAMAGED
-    return _Content(digest, lines, fault, answers={})
+    return lines
 
 
 def _head(body: bytes, parts: int) -> bytes:

@@ -28,7 +28,7 @@ from uuid import uuid4
 from toolformer_dag.files import StorageError, WriteError, beside, file_name, write_whole
 from toolformer_dag.lake import parquet
 from toolformer_dag.lake.parquet import UnreadableFile
-from toolformer_dag.lake.session import current_session
+from toolformer_dag.lake.session import LakeSession, current_session
 from toolformer_dag.lake.storage import (
     ABSENT,
     ASIDE,
@@ -150,21 +150,64 @@ def _opened(url: str, root: Path, variables: tuple[tuple[str, str], ...]) -> "Ob
 def _options(url: str, variables: Mapping[str, str]) -> "ClientConfig":
     """Return the options of the HTTP client for the store at `url`: time limits, and whether plain HTTP is allowed.
 
-    variables: those of the environment. Plain HTTP is allowed to this machine, and where AWS_ALLOW_HTTP says so. Raises
-    ObjectStoreError where AWS_ENDPOINT_URL is no address.
+    Plain HTTP is allowed to this machine, and with AWS_ALLOW_HTTP. Raises ObjectStoreError for an endpoint that is no
+    address.
+
+    variables: the environment.
     """
-    addresses = [variables[name] for name in ENDPOINTS if variables.get(name)]
-    address = addresses[0] if addresses else ""
-    if address and url.startswith("s3:") and not ADDRESS.fullmatch(address):
-        raise ObjectStoreError(
-            f"AWS_ENDPOINT_URL: {address!r} is no address; write one as https://HOST or https://HOST:PORT"
-        )
     options: ClientConfig = {"connect_timeout": "10s", "timeout": "300s"}
+    address = _endpoint(url, variables)
     is_local = address.startswith("http:") and urlsplit(address).hostname in LOOPBACK
     allows_http = variables.get("AWS_ALLOW_HTTP", "").lower() in TRUE  # obstore ignores it where options are passed
     if is_local or allows_http:
         options["allow_http"] = True
     return options
+
+
+def _endpoint(url: str, variables: Mapping[str, str]) -> str:
+    """Return the address of the store that the environment sets, or an empty text.
+
+    Raises ObjectStoreError where the value is no address.
+    """
+    addresses = [variables[name] for name in ENDPOINTS if variables.get(name)]
+    if not addresses:
+        return ""
+    address = addresses[0]
+    if url.startswith("s3:") and not ADDRESS.fullmatch(address):
+        raise ObjectStoreError(
+            f"AWS_ENDPOINT_URL: {address!r} is no address; write one as https://HOST or https://HOST:PORT"
+        )
+    return address
+
+
+class _WatchedClaim:
+    """The object of a claim as it was read last, and when it was seen to change.
+
+    - `version`: of the object; ABSENT where there is none
+    """
+
+    def __init__(self) -> None:
+        self.version = ABSENT
+        self._holder = b""
+        self._last_change = time.monotonic()
+
+    def note(self, holder: bytes, version: Version) -> None:
+        """Note what was read. holder: the content of the object, empty where nobody holds the claim."""
+        self._holder = holder
+        if version != self.version:
+            self.version = version
+            self._last_change = time.monotonic()
+
+    @property
+    def is_free(self) -> bool:
+        """Whether nobody holds the claim, or its holder did not renew it for LEASE_SECONDS."""
+        is_expired = time.monotonic() - self._last_change > LEASE_SECONDS
+        return not self._holder or is_expired
+
+    @property
+    def holder_name(self) -> str:
+        """Who holds the claim, for messages."""
+        return self._holder.decode(errors="replace").partition("\n")[0]
 
 
 class ObjectStorage(Storage):
@@ -258,22 +301,37 @@ class ObjectStorage(Storage):
     def manifest(self, path: Path, anew: bool = False) -> tuple[bytes, Version]:
         """Return the content of a manifest (the list of a table's parts) and the version of its object.
 
-        In a session (see session.py) all manifests are listed once; one that has not changed since this machine copied
-        it is read from the copy. anew: ask the store for the manifest itself.
+        A session (see session.py) lists all manifests once and reads a manifest that did not change from this machine's
+        copy. anew: read the object itself. Raises FileNotFoundError, ObjectStoreError.
         """
         open_session = None if anew else current_session()
         if open_session:
-            manifests_folder = self.root / path.relative_to(self.root).parts[0]
-            listed = open_session.once(self.shown(manifests_folder), lambda: self._objects(manifests_folder))
-            if path not in listed:
-                raise self._missing(path)
-            with suppress(OSError, ValueError):  # there is no copy, or a damaged one
-                content, version = self._copied_manifest(path)
-                if version.e_tag and version.e_tag == listed[path]["e_tag"]:
-                    return content, version
+            copied = self._unchanged_copy(path, open_session)
+            if copied is not None:
+                return copied
         content, version = self.read(path)
         self._copy_manifest(path, content, version)
         return content, version
+
+    def _unchanged_copy(self, path: Path, open_session: LakeSession) -> tuple[bytes, Version] | None:
+        """Return this machine's copy of a manifest; None where it is missing, damaged, or older than the object.
+
+        Raises FileNotFoundError where there is no such object.
+        """
+        manifests_folder = self.root / path.relative_to(self.root).parts[0]
+        listed = self._objects_in_session(manifests_folder, open_session)
+        if path not in listed:
+            raise self._missing(path)
+        with suppress(OSError, ValueError):
+            content, version = self._copied_manifest(path)
+            if version.e_tag and version.e_tag == listed[path]["e_tag"]:
+                return content, version
+        return None
+
+    def _objects_in_session(self, folder: Path, open_session: LakeSession) -> "dict[Path, ObjectMeta]":
+        """Return the objects of a folder by path, listed once in a session."""
+        objects: dict[Path, ObjectMeta] = open_session.once(self.shown(folder), lambda: self._objects(folder))
+        return objects
 
     def _copy_manifest(self, path: Path, content: bytes, version: Version) -> None:
         """Write the copy of a manifest: its version as a line of JSON, then its content."""
@@ -371,22 +429,25 @@ class ObjectStorage(Storage):
         self._check_object(Path(path), size)
 
     def _check_object(self, path: Path, size: int) -> None:
-        """Raise UnreadableFile where the object of a Parquet file is gone or does not have `size` bytes.
-
-        In a session (see session.py) the files of the table are listed once, which tells the sizes of all; a file that
-        is not in the listing is asked for by itself.
-        """
-        open_session = current_session()
-        listed: dict[Path, ObjectMeta] = {}
+        """Raise UnreadableFile where the object of a Parquet file is gone or does not have `size` bytes."""
         try:
-            if open_session:
-                table_files = path.parents[1]
-                listed = open_session.once(self.shown(table_files), lambda: self._objects(table_files))
-            stored_size = listed[path]["size"] if path in listed else self._head(path)["size"]
+            stored_size = self._stored_size(path)
         except FileNotFoundError as error:
             raise UnreadableFile("is gone from the object store") from error
         if stored_size != size:
             raise UnreadableFile(f"has {stored_size} bytes, not the {size} that were written")
+
+    def _stored_size(self, path: Path) -> int:
+        """Return the size of the object of a Parquet file. Raises FileNotFoundError.
+
+        A session (see session.py) lists all files of the table once; one that was written later takes a request.
+        """
+        open_session = current_session()
+        if open_session:
+            listed = self._objects_in_session(path.parents[1], open_session)
+            if path in listed:
+                return listed[path]["size"]
+        return self._head(path)["size"]
 
     def damage(self, path: str, size: int, digest: str, since: int, owner: str | None = None) -> str | None:
         """Return what is wrong with an object, which is downloaded anew whatever `since` says; None for a whole one."""
@@ -409,9 +470,7 @@ class ObjectStorage(Storage):
         Two may then work at once: rows are stored twice, and of two writers of a part the first wins.
         """
         path = self.root / CLAIMS / file_name(name)
-        releasing = self._releasing.pop(path, None)
-        if releasing is not None:
-            releasing.result()  # wait until this process has released the claim of the block before
+        self._wait_for_release(path)
         with ExitStack() as local_claim:
             # First among the processes of this machine, by a lock, which takes no request.
             local_claim.enter_context(super().claimed(name, on_wait))
@@ -425,6 +484,12 @@ class ObjectStorage(Storage):
                 is_over.set()
                 self._releasing[path] = self._release_pool.submit(_release, renewing, local_claim.pop_all())
 
+    def _wait_for_release(self, path: Path) -> None:
+        """Wait until this process has released the claim of an earlier block. path: the claim's object."""
+        releasing = self._releasing.pop(path, None)
+        if releasing is not None:
+            releasing.result()
+
     def _claim(self, path: Path, on_wait: Callable[[str], None]) -> Version:
         """Put this process into the object of a claim once nobody else holds it; return the object's version."""
         released_version = self._released.pop(path, None)
@@ -436,34 +501,31 @@ class ObjectStorage(Storage):
     def _wait_for_claim(self, path: Path, on_wait: Callable[[str], None]) -> Version:
         """Wait until nobody holds a claim, then take it; return the version of its object, which names the holder.
 
-        The object is read every few seconds. Nobody holds the claim where it is empty or missing, or did not change for
-        LEASE_SECONDS. Of two processes that take it at once the store lets one: both replace the version that they have
-        read, and the second goes on waiting.
+        Reads the object every few seconds. The claim is free where the object is empty, missing, or did not change for
+        LEASE_SECONDS. Of two processes that take it together, the store lets one, and the other goes on waiting.
 
-        on_wait: called once with who holds the claim, where there is somebody.
+        on_wait: called once with the holder's name, where somebody holds the claim.
         """
-        last_version = ABSENT
-        last_change = time.monotonic()
+        watched = _WatchedClaim()
         has_named_holder = False
         while True:
-            holder = b""
-            version = ABSENT
-            with suppress(FileNotFoundError):
-                holder, version = self.read(path)
-            if version != last_version:
-                last_version = version
-                last_change = time.monotonic()
-            is_expired = time.monotonic() - last_change > LEASE_SECONDS
-            is_free = not holder or is_expired
-            if is_free:
+            watched.note(*self._read_claim(path))
+            if watched.is_free:
                 try:
-                    return self.replace(path, _claim_of_this_process(), version)
+                    return self.replace(path, _claim_of_this_process(), watched.version)
                 except Overtaken:  # another process took it: read who
                     continue
             if not has_named_holder:
                 has_named_holder = True
-                on_wait(holder.decode(errors="replace").partition("\n")[0])
+                on_wait(watched.holder_name)
             time.sleep(LEASE_SECONDS / 10)
+
+    def _read_claim(self, path: Path) -> tuple[bytes, Version]:
+        """Return the content and version of the object of a claim; empty and ABSENT where there is none."""
+        try:
+            return self.read(path)
+        except FileNotFoundError:
+            return b"", ABSENT
 
     def _renew(self, path: Path, version: Version, is_over: threading.Event) -> None:
         """Keep a claim alive: replace its object every few seconds until `is_over` is set, then make it empty.

@@ -42,12 +42,12 @@ def encode(frame: pl.DataFrame, owner: str | None = None) -> bytes:
 
 @lru_cache(maxsize=256)
 def _encoded_empty(columns: tuple[tuple[str, pl.DataType], ...], owner: str | None) -> bytes:
-    """Encode a file without rows, once per schema: where calls of a tool are rare, most shards have none."""
+    """Return the bytes of a file without rows, cached per schema: many shards have no call of a rare tool."""
     return _encoded(pl.DataFrame(schema=dict(columns)), owner)
 
 
 def _encoded(frame: pl.DataFrame, owner: str | None) -> bytes:
-    """Write the file in memory."""
+    """Return the bytes of a Parquet file, written in memory."""
     buffer = BytesIO()
     metadata = {} if owner is None else {OWNER: owner}
     frame.write_parquet(buffer, compression="zstd", compression_level=1, metadata=metadata)
@@ -57,17 +57,10 @@ def _encoded(frame: pl.DataFrame, owner: str | None) -> bytes:
 def check(path: Path | str, size: int) -> None:
     """Raise UnreadableFile unless `path` has `size` bytes and ends as a Parquet file does.
 
-    Only the last 5 bytes are read: flipped bits before them are not noticed, see `verify`. Raises ReadError where the
-    file cannot be opened, which says nothing of its content.
+    Reads the last bytes only, so damage before them goes unnoticed. Raises ReadError where the file cannot be opened.
     """
     try:
-        # Every step does this for every part. Calls of the system cost less than a Python stream.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-        try:
-            # One byte more than MAGIC is asked for: a longer file has it.
-            tail = os.pread(descriptor, len(MAGIC) + 1, max(size - len(MAGIC), 0))
-        finally:
-            os.close(descriptor)
+        tail = _tail(path, size)
     except FileNotFoundError as error:
         raise UnreadableFile(error.strerror or str(error)) from error
     except OSError as error:
@@ -78,13 +71,23 @@ def check(path: Path | str, size: int) -> None:
         raise UnreadableFile("has no Parquet footer")
 
 
-def _require_size(path: Path | str, size: int) -> os.stat_result:
-    """Return the `stat` of a file, after its size was compared.
+def _tail(path: Path | str, size: int) -> bytes:
+    """Return the last four bytes of a file of `size` bytes; one byte more where the file is longer."""
+    # Every step reads this of every part: system calls cost less than a Python stream.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        return os.pread(descriptor, len(MAGIC) + 1, max(size - len(MAGIC), 0))
+    finally:
+        os.close(descriptor)
 
-    Raises UnreadableFile where it is missing or does not have `size` bytes, ReadError where the system cannot tell.
+
+def _require_size(path: Path | str, size: int) -> os.stat_result:
+    """Return the `stat` of a file.
+
+    Raises UnreadableFile where it is missing or does not have `size` bytes, ReadError where `stat` fails.
     """
     try:
-        status = os.stat(path)  # noqa: PTH116 - asked of every file, each step
+        status = os.stat(path)  # noqa: PTH116 - called for every file, each step
     except FileNotFoundError as error:
         raise UnreadableFile(error.strerror or str(error)) from error
     except OSError as error:
@@ -97,8 +100,8 @@ def _require_size(path: Path | str, size: int) -> os.stat_result:
 def damage(path: Path | str, size: int, digest: str, since: int = 0, owner: str | None = None) -> str | None:
     """Return what is wrong with a file, in words; None where its content has the hash `digest`.
 
-    since: a file whose inode did not change since then (nanoseconds since 1970) is only compared with its size.
-    owner: see `verify`.
+    since: of a file whose inode is older (nanoseconds since 1970), only the size is compared.
+    owner: the row store that the file must have been written for.
 
     Raises ReadError.
     """
@@ -116,7 +119,7 @@ def damage(path: Path | str, size: int, digest: str, since: int = 0, owner: str 
 
 
 class _FileState(NamedTuple):
-    """A file as it was when its hash was compared; what changes the file changes one of these."""
+    """A file as it was when its hash was compared; any change of the file changes one of these fields."""
 
     path: str
     modified_ns: int
@@ -128,10 +131,19 @@ _verified: set[_FileState] = set()
 """The files whose hash this process has compared."""
 
 
-def _require_owner(path: Path, owner: str | None) -> None:
-    """Raise UnreadableFile for a file whose metadata name another row store than `owner`.
+def _file_state(path: Path, status: os.stat_result) -> _FileState:
+    return _FileState(
+        path=str(path),
+        modified_ns=status.st_mtime_ns,
+        changed_ns=status.st_ctime_ns,
+        inode=status.st_ino,
+    )
 
-    Files of earlier releases name none, and pass.
+
+def _require_owner(path: Path, owner: str | None) -> None:
+    """Raise UnreadableFile where the file's metadata name another row store than `owner`.
+
+    Files of earlier releases name no row store, and pass.
     """
     if owner is None:
         return
@@ -143,18 +155,25 @@ def _require_owner(path: Path, owner: str | None) -> None:
 def verify(path: Path, size: int, digest: str, owner: str | None = None) -> None:
     """Raise UnreadableFile unless the file has `size` bytes with the hash `digest`.
 
-    owner: the row store in whose folder the file lies. A file of another one, moved there by hand, holds rows that were
-    computed with other settings, and is refused.
+    Reads each file once per process, and again after a change. Raises ReadError.
 
-    Each file is read once per process, and again where it changed. One that was written within the last moments is read
-    at every call, since another change may leave the same time. This is for readers that open a file by its path, as
-    DuckDB does. Raises ReadError.
+    owner: the row store in whose folder the file lies; a file that was written for another one is refused.
     """
     status = _require_size(path, size)
-    state = _FileState(str(path), status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
+    state = _file_state(path, status)
     if state in _verified:
         return
     check(path, size)
+    _require_content(path, digest, owner)
+    if settled(status):  # a file written a moment ago may change again within the same clock tick
+        _verified.add(state)
+
+
+def _require_content(path: Path, digest: str, owner: str | None) -> None:
+    """Raise UnreadableFile unless a file has the hash `digest` and was written for the row store `owner`.
+
+    Raises ReadError where the file cannot be read.
+    """
     try:
         if stream_hash(path) != digest:
             raise UnreadableFile(DAMAGED)
@@ -163,16 +182,13 @@ def verify(path: Path, size: int, digest: str, owner: str | None = None) -> None
         raise UnreadableFile(error.strerror or str(error)) from error
     except OSError as error:
         raise ReadError(path, error) from error
-    if settled(status):
-        _verified.add(state)
 
 
 def pieces(frames: Iterable[pl.DataFrame], size: int = FILE_BYTES) -> Iterator[pl.DataFrame]:
     """Concatenate consecutive frames until they take at least `size` bytes of memory; yield each such frame.
 
-    Rows keep their order. Frames are never split: one larger than `size` makes a larger piece, and the last piece may
-    be smaller. Where there is at least one frame there is at least one piece, even if no frame has rows. Only the
-    frames of one piece are held at a time, so `frames` may be lazy and larger than memory.
+    Rows keep their order, and frames are never split. One or more frames give at least one piece, even without rows.
+    Only the frames of one piece are held in memory.
     """
     waiting: list[pl.DataFrame] = []  # frames of the next piece
     waiting_bytes = 0.0
@@ -192,16 +208,15 @@ def pieces(frames: Iterable[pl.DataFrame], size: int = FILE_BYTES) -> Iterator[p
 class ContentHash:
     """Hash rows in order to 16 hexadecimal characters, the data version of a part.
 
-    Names and types of columns count. `volatile` columns do not: they measure a run, such as seconds, and would make
-    equal results look different.
+    Names and types of columns count. `volatile` columns, which measure a run, such as seconds, do not.
 
         content = ContentHash(volatile=["seconds"])
         for frame in frames:
             content.update(frame)
         data_version = content.hexdigest()
 
-    Every column is hashed apart, by a few XXH3 streams: which rows are null, the lengths of texts and lists, and the
-    values one after the other. A stream is named by its column and by what it holds, such as "input lengths".
+    Each column has a few XXH3 streams: which rows are null, the lengths of texts and lists, and the values. A stream is
+    named by its column and by what it holds, such as "input lengths".
     """
 
     def __init__(self, volatile: Collection[str] = ()) -> None:
@@ -210,50 +225,67 @@ class ContentHash:
         self._schema = ""  # of the first frame, as text
 
     def update(self, frame: pl.DataFrame) -> None:
-        """Add the values of rows to the hashes of their columns; columns that are volatile do not count.
-
-        The hashes are the same however the rows are spread over calls.
+        """Add rows to the hash; it does not matter how the rows are spread over calls.
 
         Raises ValueError for another schema than before, TypeError for a type that no table has.
         """
-        schema = _schema_text(tuple(frame.schema.items()), self._volatile)
-        if self._schema and schema != self._schema:
-            raise ValueError(f"a part has one schema: {self._schema} and then {schema}")
-        self._schema = schema
+        self._set_schema(frame.schema)
         if frame.is_empty():
             return
-        for name, series in frame.drop(self._volatile, strict=False).to_dict().items():
-            self._add_values(name, series.rechunk().to_arrow(compat_level=pl.CompatLevel.oldest()))
+        columns = frame.drop(self._volatile, strict=False).to_dict()
+        for name, series in columns.items():
+            array = series.rechunk().to_arrow(compat_level=pl.CompatLevel.oldest())
+            self._add_values(name, array)
 
     def hexdigest(self) -> str:
         """Return the hash of all rows so far."""
         hashes = {name: stream.hexdigest() for name, stream in self._streams.items()}
         return fingerprint([self._schema, hashes])
 
-    def _add_values(self, name: str, values: pa.Array) -> None:
-        """Add an Arrow array to the hash: a column, or the items of its lists or the fields of its structs.
+    def _set_schema(self, schema: pl.Schema) -> None:
+        """Remember the schema of the rows. Raises ValueError for another schema than before."""
+        text = _schema_text(tuple(schema.items()), self._volatile)
+        if self._schema and text != self._schema:
+            raise ValueError(f"a part has one schema: {self._schema} and then {text}")
+        self._schema = text
 
-        name: of the column, with "items" or the name of the field; it names the streams. Nested values are added by
-        calling this again.
+    def _add_values(self, name: str, values: pa.Array) -> None:
+        """Add an Arrow array to the streams that begin with `name`: a column, or what is nested in it.
+
+        Raises TypeError for a type that no table has.
         """
         kind = values.type
         self._add(f"{name} nulls", np.asarray(values.is_null()))
         if pa.types.is_large_string(kind) or pa.types.is_large_binary(kind):
-            self._add(f"{name} lengths", pc.fill_null(pc.binary_length(values), 0).to_numpy())
-            self._add_text(f"{name} text", values)
+            self._add_texts(name, values)
         elif pa.types.is_large_list(kind):
-            self._add(f"{name} lengths", pc.fill_null(pc.list_value_length(values), 0).to_numpy())
-            self._add_values(f"{name} items", values.flatten())
+            self._add_lists(name, values)
         elif pa.types.is_struct(kind):
-            for field, field_values in zip(kind, values.flatten(), strict=True):
-                self._add_values(f"{name} {field.name}", field_values)
+            self._add_structs(name, values)
         elif pa.types.is_primitive(kind):
             self._add(f"{name} values", _numbers(values))
         else:
             raise TypeError(f"{name}: no table holds {kind}")
 
-    def _add_text(self, stream: str, values: pa.Array) -> None:
-        """Add the bytes of all texts of an Arrow array of large strings, one after the other, without copying them."""
+    def _add_texts(self, name: str, texts: pa.Array) -> None:
+        """Add the lengths of texts (0 for null), and their bytes."""
+        lengths = pc.fill_null(pc.binary_length(texts), 0)
+        self._add(f"{name} lengths", lengths.to_numpy())
+        self._add_text_bytes(f"{name} text", texts)
+
+    def _add_lists(self, name: str, lists: pa.Array) -> None:
+        """Add the lengths of lists (0 for null), and their items."""
+        lengths = pc.fill_null(pc.list_value_length(lists), 0)
+        self._add(f"{name} lengths", lengths.to_numpy())
+        self._add_values(f"{name} items", lists.flatten())
+
+    def _add_structs(self, name: str, structs: pa.Array) -> None:
+        """Add the values of each field of structs."""
+        for field, field_values in zip(structs.type, structs.flatten(), strict=True):
+            self._add_values(f"{name} {field.name}", field_values)
+
+    def _add_text_bytes(self, stream: str, values: pa.Array) -> None:
+        """Add the bytes of all texts of an Arrow array of large strings, without copying them."""
         _, offsets_buffer, text_buffer = values.buffers()
         if text_buffer is None:  # there is no text
             return
@@ -264,7 +296,7 @@ class ContentHash:
         self._add(stream, memoryview(text_buffer)[first:end])
 
     def _add(self, stream: str, values: NDArray[Any] | memoryview) -> None:
-        """Add bytes to the stream of that name."""
+        """Add bytes to the XXH3 stream of that name."""
         content = values if isinstance(values, memoryview) else np.ascontiguousarray(values).data
         if stream not in self._streams:
             self._streams[stream] = xxh3_128()
@@ -272,9 +304,11 @@ class ContentHash:
 
 
 def _numbers(values: pa.Array) -> NDArray[Any]:
-    """Return numbers, or days and times as integers, with 0 in place of null, where memory may hold anything."""
+    """Return numbers, or days and times as integers, with 0 for null: the memory of a null may hold anything."""
     kind = values.type
-    numbers = values.view(INTEGERS[kind.bit_width]) if pa.types.is_temporal(kind) else values
+    numbers = values
+    if pa.types.is_temporal(kind):
+        numbers = values.view(INTEGERS[kind.bit_width])
     if numbers.null_count:
         numbers = numbers.fill_null(pa.scalar(0).cast(numbers.type))
     array: NDArray[Any] = numbers.to_numpy(zero_copy_only=False)
@@ -283,7 +317,7 @@ def _numbers(values: pa.Array) -> NDArray[Any]:
 
 @lru_cache(maxsize=256)
 def _schema_text(columns: tuple[tuple[str, pl.DataType], ...], volatile: tuple[str, ...]) -> str:
-    """Return the names and types of the columns that count, as they enter the hash."""
+    """Return the names and types of all columns but the volatile ones, as text."""
     return str([(name, str(dtype)) for name, dtype in columns if name not in volatile])
 
 

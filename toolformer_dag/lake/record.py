@@ -58,21 +58,17 @@ class FieldChange:
 
 
 def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[FieldChange]:
-    """Return what differs in the settings, then what differs in the inputs, each sorted by field.
+    """Return the settings that differ between two records, then the inputs, each sorted by field.
 
-    Empty means that the output of the record `old` is up to date. Other fields are not compared. `stale`, `--why` and
-    every asset that skips itself ask this function.
+    Empty means that the output of the record `old` is up to date. Other fields, such as versions, are not compared.
     """
     if all(old.get(field, {}) == new.get(field, {}) for field in COMPARED):
         return []
     old_values = _compared_values(old)
     new_values = _compared_values(new)
-    all_fields = old_values.keys() | new_values.keys()
-    settings_fields = sorted(field for field in all_fields if field.startswith("settings."))
-    other_fields = sorted(field for field in all_fields if not field.startswith("settings."))
-
+    fields = old_values.keys() | new_values.keys()
     changed = []
-    for field in (*settings_fields, *other_fields):  # what people changed themselves stands first
+    for field in sorted(fields, key=_settings_first):
         old_value = old_values.get(field, ABSENT)
         new_value = new_values.get(field, ABSENT)
         if old_value != new_value:
@@ -80,8 +76,14 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[FieldChange]
     return changed
 
 
+def _settings_first(field: str) -> tuple[bool, str]:
+    """Return the sort key that puts settings, which people change themselves, before inputs."""
+    is_input = not field.startswith("settings.")
+    return is_input, field
+
+
 def _compared_values(record: Mapping[str, Any]) -> dict[str, object]:
-    """Return the values of COMPARED by dotted path."""
+    """Return the settings and inputs of a record by dotted path, such as "settings.tau_f"."""
     return dict(flat({field: record.get(field, {}) for field in COMPARED}))
 
 
@@ -96,31 +98,39 @@ def shortened(value: object) -> str:
 def shortened_pair(old: object, new: object) -> tuple[str, str]:
     """Return two values in at most SHORT characters each.
 
-    Of two texts, one of them longer, the part is shown that begins shortly before the first difference.
+    Long texts are cut so that their first difference is shown.
     """
-    both_texts = isinstance(old, str) and isinstance(new, str)
-    if not both_texts:
-        return shortened(old), shortened(new)
-    old_text = str(old)
-    new_text = str(new)
-    if max(len(old_text), len(new_text)) <= SHORT:
-        return shortened(old_text), shortened(new_text)
+    if isinstance(old, str) and isinstance(new, str):
+        begin = _first_shown_character(old, new)
+        return _shortened_from(begin, old), _shortened_from(begin, new)
+    return shortened(old), shortened(new)
 
-    same_characters = 0
-    for old_character, new_character in zip(old_text, new_text, strict=False):
+
+def _first_shown_character(old: str, new: str) -> int:
+    """Return the character offset shortly before the first difference of two texts; 0 where both are short."""
+    if max(len(old), len(new)) <= SHORT:
+        return 0
+    first_difference = min(len(old), len(new))  # where one text begins with the other
+    for offset, (old_character, new_character) in enumerate(zip(old, new, strict=False)):
         if old_character != new_character:
+            first_difference = offset
             break
-        same_characters += 1
-    begin = max(0, same_characters - SHORT // 4)
+    return max(0, first_difference - SHORT // 4)
+
+
+def _shortened_from(begin: int, text: str) -> str:
+    """Return a text from the character offset `begin` on, in at most SHORT characters; `...` marks what is cut."""
     dots = "..." if begin else ""
-    return shortened(dots + old_text[begin:]), shortened(dots + new_text[begin:])
+    return shortened(dots + text[begin:])
 
 
 def flat(value: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, object]]:
-    """Yield the dotted path and the value of everything in nested mappings that is no mapping.
+    """Yield the dotted path and the value of each leaf of nested mappings.
 
     `{"tool": {"tau_f": 0.5, "names": ("a",)}}` yields `("tool.tau_f", 0.5)` and `("tool.names", ["a"])`: tuples become
-    lists, as JSON has them. An empty mapping yields nothing. `path` stands before each.
+    lists, as in JSON. An empty mapping yields nothing.
+
+    path: a prefix for every path.
     """
     for key, item in value.items():
         if isinstance(item, Mapping):
@@ -138,7 +148,7 @@ def versions() -> Mapping[str, str]:
 
 
 def installed_version(package: str) -> str:
-    """Return the version of a package, or "not installed", also for one that can be imported but was not installed."""
+    """Return the installed version of a package, else "not installed"."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -147,9 +157,9 @@ def installed_version(package: str) -> str:
 
 @lru_cache(maxsize=1)
 def commit() -> str | None:
-    """Return the hash of the git commit that this package runs from; asked once per process.
+    """Return the hash of the git commit that this package runs from, read once per process.
 
-    None where it was installed and is no checkout, and where git is not installed.
+    None outside a checkout and where git is not installed.
     """
     checkout = Path(__file__).resolve().parents[2]
     if not (checkout / ".git").exists():

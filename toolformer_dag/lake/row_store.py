@@ -32,7 +32,7 @@ from toolformer_dag.identity import content_hash
 from toolformer_dag.lake import parquet
 from toolformer_dag.lake.parquet import UnreadableFile
 from toolformer_dag.lake.session import NewRowFile, current_session
-from toolformer_dag.lake.storage import CheckedFile, Storage
+from toolformer_dag.lake.storage import CheckedFile, Later, Storage
 
 log = logging.getLogger(__name__)
 IDENTITY = "identity.json"
@@ -66,7 +66,7 @@ class RowFile:
 
 
 def parse_row_file(name: str) -> RowFile | None:
-    """Read the name of a file of rows; None for any other file."""
+    """Parse the name of a file of rows; return None for any other file."""
     match = NAME.fullmatch(name)
     if match is None:
         return None
@@ -95,7 +95,7 @@ class RowStore:
         self.damaged: list[str] = []
 
     def missing(self, keys: pl.DataFrame) -> pl.DataFrame:
-        """Return those of `keys` (at least the key columns) that are not stored, in their order, each once."""
+        """Return the keys that have no stored row, in their order, each once. keys: at least the key columns."""
         requested = keys.select(self.key).unique(maintain_order=True)
         stored = self._rows(requested, self.key)
         return requested.join(stored, on=self.key, how="anti", maintain_order="left")
@@ -105,10 +105,10 @@ class RowStore:
         return self._rows(keys.select(self.key).unique(), self.schema.names())
 
     def append(self, rows: pl.DataFrame) -> None:
-        """Commit a chunk: it is on the disk when this returns. Raises WriteError, ValueError for another schema.
+        """Commit rows: they are on the disk when this returns.
 
-        In a batch (`Lake.batch`) an object store gets it soon, after the chunks before it and before a manifest is
-        written.
+        In a batch (`Lake.batch`) the upload to an object store goes on in the background, in the order of the commits.
+        Raises WriteError, ValueError for another schema.
         """
         if rows.schema != self.schema:
             raise ValueError(f"{self.folder}: rows have {rows.schema}, the store has {self.schema}")
@@ -124,11 +124,11 @@ class RowStore:
         return sorted(file for file in row_files if file is not None)
 
     def checked_files(self, since: int = 0) -> Iterator[CheckedFile]:
-        """Check every file and yield it with what is wrong; set nothing aside.
-
-        since: files that did not change since then (nanoseconds since 1970) are compared with their size alone.
+        """Check every file and yield it with what is wrong; change nothing.
 
         A file that is gone meanwhile was merged into another, and is left out.
+
+        since: of files that are older (nanoseconds since 1970), only the size is compared.
         """
         for file in self.files():
             path = self.folder / file.name
@@ -137,78 +137,91 @@ class RowStore:
                 yield CheckedFile(path, file.bytes, reason)
 
     def _rows(self, keys: pl.DataFrame, columns: Sequence[str]) -> pl.DataFrame:
-        """Look up rows by key, in all files; where several files have a key, the oldest counts.
+        """Return columns of the rows stored under `keys`; where several files have a key, the oldest file counts.
 
-        keys: the key columns. columns: those to return.
-
-        Another process may merge files away while they are read; then the folder is listed again. Raises StorageError
-        where that happens at every try.
+        Lists the folder again where another process merges files meanwhile. Raises StorageError where that does not
+        end.
         """
         for _ in range(LOOKS):
             paths = self._readable_paths(self._held_files())
             if paths is not None:  # None: a file is gone
                 with suppress(FileNotFoundError):  # a file was merged away since it was verified
-                    return self._rows_in(paths, keys, columns)
+                    return self._read_rows(paths, keys, columns)
             self.refresh()
         raise StorageError(f"{self.storage.shown(self.folder)}: others merge its files all the time; run again")
 
-    def _rows_in(self, paths: Sequence[Path], keys: pl.DataFrame, columns: Sequence[str]) -> pl.DataFrame:
-        """Scan Parquet files for the rows under `keys`; where several files have a key, the first counts.
+    def _read_rows(self, paths: Sequence[Path], keys: pl.DataFrame, columns: Sequence[str]) -> pl.DataFrame:
+        """Return columns of the rows under `keys` in Parquet files; where several files have a key, the first counts.
 
-        Returns `columns`. Raises FileNotFoundError where a file is gone.
+        Raises FileNotFoundError where a file is gone.
         """
-        # Most rows are left out while a file is scanned, by the first column of the key. The join compares the others.
-        first_key = self.key[0]
-        may_be_requested = pl.col(first_key).is_in(keys[first_key].unique().implode())
-        scans = [self.schema.to_frame().lazy().select(columns)]  # without rows; there may be no file
-        for path in paths:
-            scans.append(pl.scan_parquet(path, glob=False).select(columns).filter(may_be_requested))
-        candidates = pl.concat(scans).collect(engine="streaming")
+        first_key_values = keys[self.key[0]].unique()
+        candidates = self._scan(paths, first_key_values, columns)
         rows = candidates.join(keys, on=self.key, how="semi", maintain_order="left")
         return rows.unique(self.key, keep="first", maintain_order=True)
 
-    def _merge(self) -> None:
-        """Replace the oldest small files by one with all their rows, so that a lookup opens few files.
+    def _scan(self, paths: Sequence[Path], first_key_values: pl.Series, columns: Sequence[str]) -> pl.DataFrame:
+        """Return columns of the rows whose first key column has one of the values.
 
-        One process at a time does so, under a lock; another that comes meanwhile returns at once.
+        Polars drops the other rows while it scans a file, so that few are left to join by the whole key.
         """
+        has_value = pl.col(self.key[0]).is_in(first_key_values.implode())
+        without_rows = self.schema.to_frame().lazy().select(columns)  # there may be no file
+        scans = [without_rows]
+        for path in paths:
+            scan = pl.scan_parquet(path, glob=False).select(columns)
+            scans.append(scan.filter(has_value))
+        return pl.concat(scans).collect(engine="streaming")
+
+    def _merge(self) -> None:
+        """Merge the oldest small files, so that a lookup opens few files; do nothing while another process merges."""
         with self.storage.alone(self.folder / LOCK, wait=False) as is_alone:
             if not is_alone:
                 return
-            small_files = self._small_files()  # listed again: another process may have merged them
-            if len(small_files) < MERGE_AT:
-                return
-            files = _up_to_full(small_files)
-            paths = self._readable_paths(files)
-            self.refresh()
-            if paths is None:
-                return
-            rows = pl.concat(pl.read_parquet(path, columns=self.schema.names()) for path in paths)
-            oldest_rows = rows.unique(self.key, keep="first", maintain_order=True)
-            merged_name = self._write(oldest_rows, files[0].written)
-            self._finish_writes()
-            # Where the other files repeat the rows of the first, the merged file is that one, under the same name.
-            replaced_names = {file.name for file in files} - {merged_name}
-            self.storage.remove(*(self.folder / name for name in replaced_names))
+            small_files = self._small_files()  # another process may have merged them before the lock was taken
+            if len(small_files) >= MERGE_AT:
+                self._merge_files(_up_to_full(small_files))
+
+    def _merge_files(self, files: Sequence[RowFile]) -> None:
+        """Replace files by one with all their rows; nothing happens where one is gone or damaged.
+
+        files: the oldest first. The caller holds the lock.
+        """
+        paths = self._readable_paths(files)
+        self.refresh()
+        if paths is None:
+            return
+        merged_name = self._write(self._oldest_rows(paths), files[0].written)
+        self._finish_writes()
+        # Where the other files repeat the rows of the first, the merged file is that one, under the same name.
+        replaced_names = {file.name for file in files} - {merged_name}
+        self.storage.remove(*(self.folder / name for name in replaced_names))
+
+    def _oldest_rows(self, paths: Sequence[Path]) -> pl.DataFrame:
+        """Return the rows of Parquet files, a row per key; where several files have a key, the first counts."""
+        rows = pl.concat(pl.read_parquet(path, columns=self.schema.names()) for path in paths)
+        return rows.unique(self.key, keep="first", maintain_order=True)
 
     def _write(self, rows: pl.DataFrame, written: int) -> str:
-        """Write rows as a file and return its name, which holds `written` (nanoseconds since 1970), hash and size.
-
-        In a batch of an open session (see session.py) the upload goes on in the background. The session notes the new
-        file; in a worker process the leading process is told of it too.
-        """
+        """Write rows as a file and return its name. written: nanoseconds since 1970."""
         content = parquet.encode(rows, self.name)
         name = f"{written:016x}-{content_hash(content)}-{len(content)}.parquet"
-        open_session = current_session()
-        later = partial(open_session.later, in_order=True) if open_session and open_session.batching else None
-        self.storage.add(self.folder / name, content, later)
+        self.storage.add(self.folder / name, content, _background_writes())
         self.note(name)
-        if open_session and open_session.news is not None:
-            open_session.news.append(NewRowFile(store=self.name, file=name))
+        self._tell_leading_process(name)
         return name
 
+    def _tell_leading_process(self, name: str) -> None:
+        """Let a worker process report a file that it has written; nothing elsewhere."""
+        open_session = current_session()
+        if open_session and open_session.news is not None:
+            open_session.news.append(NewRowFile(store=self.name, file=name))
+
     def _readable_paths(self, files: Collection[RowFile]) -> list[Path] | None:
-        """Return the paths to open the files at; None where one was merged away, or is damaged and now set aside."""
+        """Return the paths of files that can be opened.
+
+        None where a file was merged away, or was damaged and is now set aside.
+        """
         paths = []
         for file in files:
             with suppress(UnreadableFile):
@@ -216,10 +229,9 @@ class RowStore:
         return paths if len(paths) == len(files) else None
 
     def _readable_path(self, file: RowFile) -> Path:
-        """Return where a file can be opened, after its hash was compared.
+        """Return the path of a file on this machine, after its hash was compared.
 
-        Raises UnreadableFile where it is gone or damaged. A damaged one is renamed, so that its rows count as missing,
-        and noted in `damaged`.
+        Sets a damaged file aside. Raises UnreadableFile where the file is gone or damaged.
         """
         path = self.folder / file.name
         try:
@@ -227,40 +239,45 @@ class RowStore:
             parquet.verify(path, file.bytes, file.hash, self.name)
         except UnreadableFile as error:
             if self.storage.exists(path):
-                note = f"{self.storage.shown(path)} {error}; set aside, its rows are computed again"
-                log.warning(note)
-                self.damaged.append(note)
-                self.storage.set_aside(path)
+                self._set_aside(path, error)
             raise
         return path
 
+    def _set_aside(self, path: Path, error: UnreadableFile) -> None:
+        """Rename a damaged file, so that its rows count as missing, and note it in `damaged`."""
+        note = f"{self.storage.shown(path)} {error}; set aside, its rows are computed again"
+        log.warning(note)
+        self.damaged.append(note)
+        self.storage.set_aside(path)
+
     def _held_files(self) -> list[RowFile]:
-        """Return the files by age; in a session those of its first listing, and those noted in it since."""
+        """Return the files by age; a session lists them once and adds what is written in it."""
         open_session = current_session()
-        files = open_session.once(self._place, self._listed_files) if open_session else self._listed_files()
-        return sorted(files)
+        if open_session is None:
+            return sorted(self._listed_files())
+        return sorted(open_session.once(self._held_key, self._listed_files))
 
     def note(self, name: str) -> None:
-        """Add a file that was written to those that the session holds; nothing where they were not listed yet."""
+        """Add a file that was written to those that the session has listed; nothing where it has not listed them."""
         open_session = current_session()
         file = parse_row_file(name)
         if open_session and file:
-            open_session.held.get(self._place, set()).add(file)
+            open_session.held.get(self._held_key, set()).add(file)
 
     def refresh(self) -> None:
         """Let the session list the files again at the next lookup."""
         open_session = current_session()
         if open_session:
-            open_session.held.pop(self._place, None)
+            open_session.held.pop(self._held_key, None)
 
     def _small_files(self) -> list[RowFile]:
         return [file for file in self._held_files() if file.bytes < FULL_BYTES]
 
     def _listed_files(self) -> set[RowFile]:
-        """List the files in the folder, after those that this session still uploads are there.
+        """Return the files of the folder, after this session's uploads have ended.
 
-        While a folder is listed another process may replace files by a merged one, so that some rows are in no listed
-        file. So it is listed until two listings agree, unless the storage lists what was there at one moment.
+        Another process may replace files by a merged one while they are listed, and some rows would be in no listed
+        file. So the folder is listed until two listings agree, unless the storage answers with one moment's state.
         """
         self._finish_writes()
         files = self.files()
@@ -275,19 +292,27 @@ class RowStore:
         return set(files)
 
     def _finish_writes(self) -> None:
-        """Wait for the files of rows that the session writes in the background."""
+        """Wait until the session has written its files of rows."""
         open_session = current_session()
         if open_session:
             open_session.settle(in_order=True)
 
     @property
-    def _place(self) -> str:
-        """The place in `LakeSession.held` where the files are held: a set of RowFile."""
+    def _held_key(self) -> str:
+        """The key in `LakeSession.held` of the files that the session has listed, a set of RowFile."""
         return f"{self.storage.shown(self.folder)} files"
 
 
+def _background_writes() -> Later | None:
+    """Return what runs a write in the background, first in, first out; None outside a batch."""
+    open_session = current_session()
+    if open_session is None or not open_session.batching:
+        return None
+    return partial(open_session.later, in_order=True)
+
+
 def _up_to_full(files: Sequence[RowFile]) -> list[RowFile]:
-    """Return the first files, until they have FULL_BYTES together; the last one may go beyond that."""
+    """Return the first files, up to and with the one that brings them to FULL_BYTES together."""
     chosen: list[RowFile] = []
     total_bytes = 0
     for file in files:

@@ -258,13 +258,8 @@ def _below(folder: str, real_path: str, walked: set[str], all_parts: bool) -> It
     if real_path in walked:
         return
     walked.add(real_path)
-    try:
-        with os.scandir(folder) as listed:
-            entries = list(listed)
-    except OSError:  # gone since, or without rights
-        return
     stops_at_first_folder = not all_parts and real_path.endswith(f"/{PARTS}")
-    for entry in entries:
+    for entry in _entries(folder):
         if _is_folder(entry):
             entry_real_path = os.path.realpath(entry.path) if entry.is_symlink() else f"{real_path}/{entry.name}"
             has_files = False
@@ -277,6 +272,15 @@ def _below(folder: str, real_path: str, walked: set[str], all_parts: bool) -> It
             stored = _stored_file(entry)
             if stored is not None:
                 yield stored
+
+
+def _entries(folder: str) -> list[os.DirEntry[str]]:
+    """Return what a folder holds; nothing where it is gone, or may not be read."""
+    try:
+        with os.scandir(folder) as entries:
+            return list(entries)
+    except OSError:
+        return []
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:

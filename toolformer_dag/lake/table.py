@@ -97,7 +97,7 @@ class Table:
         self.folder = storage.root / name
         self.name = name
         self.path = Manifest(storage, name).path
-        self._place = storage.shown(self.path)  # where a session holds the manifest
+        self._held_key = storage.shown(self.path)  # of the manifest in `LakeSession.held`
         self._files_folder = f"{self.folder}/{PARTS}"
 
     def publish(
@@ -107,34 +107,43 @@ class Table:
         record: Callable[[], Mapping[str, Any]],
         volatile: Collection[str] = (),
     ) -> Pointer:
-        """Replace the rows of a part (mostly those of a shard) by `frames`; return the pointer that was published.
-
-        frames: at least one, all of one schema. They may be lazy: memory holds about 64 MB of rows.
-        record: called after the last frame; returns what the rows were made from.
-        volatile: columns that do not count in the data version.
+        """Replace the rows of a part (mostly a shard) by `frames`; return the pointer that was published.
 
         In a batch or a worker, other processes see the part only once the batch is written (see session.py).
 
-        Raises WriteError, NotPlain for a record that JSON has no place for, LostRace where an object store has another
-        part by now, and what `frames` raises; the part is then what it was, and the files of the frames are removed.
+        frames: at least one, all of one schema. They may be lazy: memory holds about 64 MB of rows.
+        record: called after the last frame; returns what the rows were computed from.
+        volatile: columns that do not count in the data version.
+
+        Raises WriteError, NotPlain for a record that JSON cannot hold, LostRace where an object store has another part
+        by now, and what `frames` raises; the part is then unchanged, and the new files are removed.
         """
         line_before = self._manifest().line(part)
-        content = ContentHash(volatile)
         reusable_files = self._reusable_files(part)
-        files: list[PartFile] = []
-        try:
-            for piece in parquet.pieces(frames):
-                content.update(piece)
-                files.append(self._write_file(part, piece, reusable_files))
+        content = ContentHash(volatile)
+        with self._removed_on_error(part, reusable_files) as files:
+            for rows in parquet.pieces(frames):
+                content.update(rows)
+                files.append(self._write_file(part, rows, reusable_files))
             if not files:
                 raise ValueError(f"{self.name}, part {part!r}: publish at least one frame, empty or not")
             pointer = Pointer(tuple(files), content.hexdigest(), record())
             line = pointer.encode(self.name, part)
-        except BaseException:  # no pointer will name these files
-            self._remove_files(part, set(files) - set(reusable_files.values()))
-            raise
         equal_of_another_run = self.commit(part, line_before, line)
         return equal_of_another_run or pointer
+
+    @contextmanager
+    def _removed_on_error(self, part: str, published: Mapping[str, PartFile]) -> Iterator[list[PartFile]]:
+        """Yield an empty list for new files of a part; remove the files in it where the block raises.
+
+        published: files that stay, by hash.
+        """
+        files: list[PartFile] = []
+        try:
+            yield files
+        except BaseException:  # no pointer will name these files
+            self._remove_files(part, set(files).difference(published.values()))
+            raise
 
     def revise(
         self,
@@ -144,11 +153,11 @@ class Table:
     ) -> Pointer:
         """Read the rows of a part, change them by a function, and publish the result.
 
-        revised: gets the rows (None where there are none, or damaged ones) and returns the new ones. It is called again
+        revised: gets the rows (None where they are missing or damaged) and returns the new ones. It is called again
             where another writer was faster, so that the rows of both are kept.
-        record: returns what the rows were made from.
+        record: returns what the rows were computed from.
 
-        Raises as `publish`, and StorageError where others replace the part all the time.
+        Raises what `publish` raises, and StorageError where others replace the part all the time.
         """
         with session(), self.storage.alone(self.folder / ".revise.lock"):
             for _ in range(REVISIONS):
@@ -167,17 +176,20 @@ class Table:
         return pl.concat(self.batches(part))
 
     def batches(self, part: str) -> Iterator[pl.DataFrame]:
-        """Yield the same rows, a file at a time, for parts larger than memory. Raises as `read`, at the first file."""
+        """Yield the rows of a part, a frame per file, for parts larger than memory.
+
+        Raises MissingPart, DamagedPart before the first frame.
+        """
         for file in self.files(part):
             yield pl.read_parquet(file, glob=False)
 
     def files(self, part: str, retries: int = RETRIES) -> list[str]:
-        """Return where the Parquet files of a part can be opened, after their hashes were compared.
+        """Return the paths of the Parquet files of a part, after their hashes were compared.
 
-        retries: how often the manifest is read again where a file is gone because the part was replaced meanwhile.
+        retries: how often the manifest is read again where the part was replaced meanwhile and a file is gone.
 
         Raises MissingPart, and DamagedPart where a file is damaged: the part is then withdrawn, so that the next update
-        makes it again.
+        computes it again.
         """
         pointer = self.pointer(part)
         try:
@@ -191,11 +203,14 @@ class Table:
         return self.files(part, retries - 1)
 
     def scan(self, parts: Collection[str] | None = None) -> pl.LazyFrame:
-        """Scan the rows of these parts, or of all; at least one. Raises as `files`."""
+        """Scan the rows of at least one part, or of all parts. Raises MissingPart, DamagedPart."""
         return pl.scan_parquet(self.all_files(parts), glob=False)  # a folder may have brackets in its name
 
     def all_files(self, parts: Collection[str] | None = None) -> list[str]:
-        """Return the paths of the files of these parts, or of all; hashes are compared. Raises as `files`."""
+        """Return the paths of the files of parts, or of all parts, after their hashes were compared.
+
+        Raises MissingPart, DamagedPart.
+        """
         paths: list[str] = []
         with session():
             chosen = self.parts() if parts is None else parts
@@ -262,24 +277,30 @@ class Table:
             return None
 
     def checked_files(self, part: str, since: int = 0) -> Iterator[CheckedFile]:
-        """Check the files of a part by their hashes; yield them with what is wrong.
+        """Check the files of a part by their hashes; yield each file with what is wrong.
 
-        since: files that did not change since then (nanoseconds since 1970) are not read; of these only the ones with a
-            wrong size are yielded. With 0 every file is read and yielded.
+        Yields nothing for a part whose line in the manifest is damaged, and stops where the part was replaced or
+        withdrawn meanwhile.
 
-        A part whose line is damaged yields nothing: see `damage`. Files that are gone because the part was replaced or
-        withdrawn meanwhile are not yielded.
+        since: of files that are older (nanoseconds since 1970) only the size is compared, and only wrong ones are
+            yielded. With 0 every file is read and yielded.
         """
         with suppress(MissingPart, DamagedPart):
             pointer = self.pointer(part)
             for file in pointer.files:
                 reason = self.storage.damage(self._file(part, file), file.bytes, file.hash, since)
-                if reason:
-                    manifest_now = Manifest(self.storage, self.name).read()
-                    if self.pointer(part, manifest_now) != pointer:
-                        return
+                if reason and self._was_replaced(part, pointer):
+                    return
                 if reason or not since:
                     yield CheckedFile(self.file_path(part, file), file.bytes, reason)
+
+    def _was_replaced(self, part: str, pointer: Pointer) -> bool:
+        """Return whether the manifest in the storage has another pointer by now.
+
+        Raises MissingPart where the part was withdrawn.
+        """
+        manifest_now = Manifest(self.storage, self.name).read()
+        return self.pointer(part, manifest_now) != pointer
 
     def pointers(self) -> dict[str, Pointer]:
         """Return the pointer of every part. Raises DamagedPart, ReadError."""
@@ -287,9 +308,9 @@ class Table:
             return {part: self.pointer(part) for part in self.parts()}
 
     def version(self) -> str | None:
-        """Return the version of the whole table: another one whenever a part comes, goes or changes its rows.
+        """Return the version of the whole table, which changes whenever a part comes, goes or changes its rows.
 
-        None for a table without parts, or with one that is damaged.
+        None for a table without parts, or with a damaged part.
         """
         return self.remembered("version", self._version)
 
@@ -307,10 +328,9 @@ class Table:
         return pointer.data_version if pointer else None
 
     def remembered(self, question: str, ask: Callable[[], Answer]) -> Answer:
-        """Return the answer to a question about this table, by its name; `ask` computes it.
+        """Return the answer to a question about this table; `ask` computes it where it is not remembered.
 
-        The answer is remembered in the session, and across sessions for an equal manifest, until the table changes. It
-        must follow from the published parts alone.
+        It is remembered until the manifest changes, across sessions, so it must follow from the published parts alone.
         """
         answers = self._manifest().answers
         if question not in answers:
@@ -319,28 +339,27 @@ class Table:
         return answer
 
     def damage(self) -> str | None:
-        """Return what is wrong with the manifest as it is now; parts may be lost then. None for a whole one."""
+        """Return what is wrong with the manifest in the storage, which may have lost parts; None for a whole one."""
         return self._manifest(anew=True).damage()
 
     def mend(self) -> None:
-        """Write the manifest anew with the parts that can be read; what there was is set aside."""
+        """Set the manifest aside and write a new one with the parts that can be read."""
         self._manifest(anew=True).mend()
 
     def record(self, part: str) -> Mapping[str, Any]:
-        """Return what the rows were made from. Raises MissingPart, DamagedPart."""
+        """Return what the rows of a part were computed from. Raises MissingPart, DamagedPart."""
         return self.pointer(part).record
 
     def remove(self, part: str) -> None:
-        """Withdraw a part; its files go with the next `clean`. Nothing happens where there is none."""
+        """Withdraw a part, if there is one; its files go with the next `clean`."""
         line = self._manifest().line(part)
         if line is not None:
             self.commit(part, line, None)
 
     def _reusable_files(self, part: str) -> dict[str, PartFile]:
-        """Return the files of the part as it is published, hash -> file: rows that stay the same need no new file.
+        """Return the published files of a part by hash, so that equal rows need no new file.
 
-        Empty where nothing is published, and where the first of two writers wins: the loser's files are removed, and
-        shared ones would be among them.
+        Empty where the first of two writers wins: the loser's files are removed, and must not be shared.
         """
         if self.storage.first_wins or not self.has(part):
             return {}
@@ -350,26 +369,34 @@ class Table:
         return {file.hash: file for file in pointer.files}
 
     def _write_file(self, part: str, rows: pl.DataFrame, reusable_files: Mapping[str, PartFile]) -> PartFile:
-        """Write rows as a Parquet file of the part; in a batch of an open session in the background.
+        """Write rows as a Parquet file of the part, or return a published file with the same content.
 
-        reusable_files: hash -> a file that is published already. Where one has the same content, and is whole, it is
-        returned and nothing is written.
+        reusable_files: published files by hash.
         """
         content = parquet.encode(rows)
         digest = content_hash(content)
         reusable = reusable_files.get(digest)
-        if reusable is not None:
-            with suppress(UnreadableFile):
-                parquet.verify(self.file_path(part, reusable), reusable.bytes, digest)
-                return reusable
+        if reusable is not None and self._is_undamaged(part, reusable):
+            return reusable
         file = PartFile(name=f"{uuid4().hex}.parquet", bytes=len(content), hash=digest, rows=rows.height)
-        path = self.file_path(part, file)
+        self._add_file(self.file_path(part, file), content)
+        return file
+
+    def _is_undamaged(self, part: str, file: PartFile) -> bool:
+        """Return whether a file is there with the content that was written."""
+        try:
+            parquet.verify(self.file_path(part, file), file.bytes, file.hash)
+        except UnreadableFile:
+            return False
+        return True
+
+    def _add_file(self, path: Path, content: bytes) -> None:
+        """Write a new file; in a batch of an open session in the background."""
         open_session = current_session()
         if open_session and open_session.batching:
             open_session.later(lambda: self.storage.add(path, content))
         else:
             self.storage.add(path, content)
-        return file
 
     def _remove_files(self, part: str, files: Iterable[PartFile]) -> None:
         """Remove files of a part that no manifest names."""
@@ -380,38 +407,39 @@ class Table:
         self.storage.remove(*(self.file_path(part, file) for file in files))
 
     def _manifest(self, anew: bool = False) -> Manifest:
-        """Return the manifest of the table: the list of its parts, with the files of each.
+        """Return the manifest of the table, which lists its parts with their files.
 
-        Without a session it is read at every call, in one at the first call. anew: read it again in any case.
+        A session reads it once and holds it. anew: read it again in any case.
         """
         open_session = current_session()
-        manifest: Manifest | None = open_session.held.get(self._place) if open_session else None
-        if manifest is None:
-            manifest = Manifest(self.storage, self.name).read(anew)
-            if open_session:
-                open_session.held[self._place] = manifest
+        if open_session is None:
+            return Manifest(self.storage, self.name).read(anew)
+        held: Manifest | None = open_session.held.get(self._held_key)
+        if held is None:
+            held = Manifest(self.storage, self.name).read(anew)
+            open_session.held[self._held_key] = held
         elif anew:
-            manifest.read()
-        return manifest
+            held.read()
+        return held
 
     def commit(
         self, part: str, line_before: bytes | None, line: bytes | None, write_now: bool = False
     ) -> Pointer | None:
         """Publish or withdraw a part: give it another line in the manifest (the list of the table's parts).
 
-        line_before: the part's line when the caller began; None where it had none.
-        line: the new line; None withdraws the part.
-        write_now: write the manifest at once. Else, in a worker the leading process is told and writes it, and in a
-            batch the line waits to be written with others.
-
         Returns what another run published meanwhile where that is equal and stays, else None. Raises LostRace where
         another run published something else.
+
+        line_before: the part's line when the caller began; None where it had none.
+        line: the new line; None withdraws the part.
+        write_now: write the manifest at once. Otherwise a worker leaves that to the leading process, and a batch writes
+            several lines together.
         """
         manifest = self._manifest()
         manifest.change(part, line_before, line)
         open_session = current_session()
         if open_session and not write_now:
-            if open_session.news is not None:
+            if open_session.news is not None:  # in a worker
                 open_session.news.append(NewPart(table=self.name, part=part, line_before=line_before, line=line))
                 return None
             if open_session.batching and not manifest.is_due():
@@ -419,12 +447,12 @@ class Table:
         return self.flush(manifest).get(part)
 
     def flush(self, manifest: Manifest | None = None) -> dict[str, Pointer]:
-        """Write the waiting changes of the manifest, after the files that the session writes in the background.
+        """Write the pending changes of the manifest, after the files that the session writes in the background.
 
-        manifest: default: that of the table.
+        Returns the other run's pointer of each part that another run published meanwhile with equal rows. Raises
+        LostRace where it published something else.
 
-        Returns {part: the other run's pointer} for the parts that another run has published meanwhile, equal to this
-        one's. Raises LostRace where it published something else.
+        manifest: default: the table's manifest in this session.
         """
         open_session = current_session()
         if open_session:
@@ -433,30 +461,37 @@ class Table:
         return {part: self._winner(part, line) for part, line in lost.items()}
 
     def _winner(self, part: str, line: bytes | None) -> Pointer:
-        """Return what another run published first, where it is equal to what this run could not publish.
+        """Return what another run published first, where it has the same rows from the same settings and inputs.
 
-        Equal: the same rows, made from the same settings and inputs. Raises LostRace where it is not.
+        Removes the files of this run, which no manifest names. Raises LostRace where the other run's part differs.
 
-        line: this run's line of the manifest, which lost; None where it withdrew the part. The files that it names are
-        removed, since the manifest does not name them.
+        line: this run's line of the manifest, which lost; None where it withdrew the part.
         """
-        winner = None  # stays None where the other run has withdrawn the part
-        with suppress(MissingPart):
-            winner = self.pointer(part)
-        if line is None:  # this run withdrew what another one has made anew
-            raise LostRace(self.name, part, winner, ())
+        winner = self._pointer_or_none(part)
+        if line is None:  # this run withdrew a part that another run published anew
+            raise LostRace(self.name, part, winner, changed=())
         loser = decode(line)
-        winner_files = set(winner.files) if winner else set()
-        self._remove_files(part, set(loser.files) - winner_files)
+        winner_files = winner.files if winner else ()
+        self._remove_files(part, set(loser.files).difference(winner_files))
         if winner is None:
-            raise LostRace(self.name, part, None, ())
+            raise LostRace(self.name, part, winner=None, changed=())
         changed = changes(loser.record, winner.record)
         if changed or winner.data_version != loser.data_version:
             raise LostRace(self.name, part, winner, changed)
         return winner
 
+    def _pointer_or_none(self, part: str) -> Pointer | None:
+        """Return the pointer of a part; None where there is none. Raises DamagedPart."""
+        try:
+            return self.pointer(part)
+        except MissingPart:
+            return None
+
     def _verified_paths(self, part: str, pointer: Pointer) -> Iterator[Path]:
-        """Yield where the files of a part can be opened. Raises DamagedPart, after withdrawing it, or MissingPart."""
+        """Yield the paths of the files of a part, after their hashes were compared.
+
+        Raises DamagedPart after withdrawing a damaged part, or MissingPart.
+        """
         for file in pointer.files:
             try:
                 path = self.storage.fetch(self.file_path(part, file), file.bytes, file.hash)
@@ -466,10 +501,12 @@ class Table:
             yield path
 
     def _set_aside(self, part: str, pointer: Pointer, file: PartFile, error: UnreadableFile) -> StorageError:
-        """Withdraw a part with a damaged file, so that the next update makes it again; return the error to raise.
+        """Withdraw a part with a damaged file, so that the next update computes it again; return the error to raise.
 
-        pointer: the part as it was read. One that was published anew since then stays. The error is DamagedPart, or
-        MissingPart where the part was withdrawn meanwhile, and `clean` has removed its files.
+        A part that was published anew since it was read stays. The error is DamagedPart, or MissingPart where the part
+        was withdrawn meanwhile.
+
+        pointer: the part as it was read.
         """
         line = self._manifest(anew=True).line(part)
         if line is None:

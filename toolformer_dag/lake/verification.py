@@ -46,31 +46,29 @@ def checked_files(lake: Lake, since: int = 0) -> Iterator[CheckedFile]:
 
 
 def set_aside_damaged(lake: Lake) -> list[CheckedFile]:
-    """Set aside what was damaged since the last time, so that it is made again; return the damaged files.
+    """Set aside the files that were damaged since the last call, so that they are computed again; return them.
 
-    Files that did not change since then are not read, so this costs a look at every file and a read of the new ones.
-    A disk that gives back other bits under the same time of change is noticed by readers, and by `verify`, which
-    touches what it finds. The time of this check is written to the file VERIFIED of the lake.
-
-    Nothing is read where the lake is an object store: readers compare what they fetch, and the copies that they have,
-    with the hash, and `verify` sets aside what it finds.
+    Only files that changed since then are read. The time of the call is written to the file VERIFIED of the lake. In an
+    object store nothing is checked here: readers compare the hash of what they fetch.
     """
     if isinstance(lake.storage, ObjectStorage) or not lake.root.is_dir():
         return []
     note = lake.root / VERIFIED
     began = time.time_ns() - COARSE
-    damaged = []
-    for file in checked_files(lake, _verified_until(note)):
-        if file.reason is not None and file.path.exists():
-            damaged.append(file)
+    damaged = _damaged_since(lake, _verified_until(note))
     for file in damaged:
         set_aside_file(lake, file.path)
     write_whole(note, str(began).encode())
     return damaged
 
 
+def _damaged_since(lake: Lake, since: int) -> list[CheckedFile]:
+    """Return the damaged files among those that changed since then (nanoseconds since 1970)."""
+    return [file for file in checked_files(lake, since) if file.reason is not None and file.path.exists()]
+
+
 def _verified_until(note: Path) -> int:
-    """Return the time in the file `note`; 0 where it says none, or one in the future, as after a clock was set back."""
+    """Return the time in the file `note`; 0 where it has none, or a time in the future (a clock was set back)."""
     try:
         until = int(note.read_bytes())
     except (OSError, ValueError):
@@ -80,11 +78,11 @@ def _verified_until(note: Path) -> int:
 
 
 def set_aside_file(lake: Lake, path: Path) -> None:
-    """Set one damaged file aside, so that it is made again; do nothing with a file that is not the lake's.
+    """Set a damaged file of the lake aside, so that it is computed again; other files stay.
 
     - A manifest is written anew with the parts that can be read.
     - A part with a damaged file is withdrawn.
-    - A file of computed rows gets another name; its rows count as missing.
+    - A file of computed rows is renamed; its rows count as missing.
     """
     item = lake_file_of(lake.storage, path)
     if item is None:
@@ -99,9 +97,9 @@ def set_aside_file(lake: Lake, path: Path) -> None:
 
 
 def _checked_table(lake: Lake, name: str, since: int) -> list[CheckedFile]:
-    """Check the manifest of a table (the list of its parts) and their files; return each with what is wrong.
+    """Check the manifest of a table (the list of its parts) and the files of the parts; return each with what is wrong.
 
-    since: files that did not change since then (nanoseconds since 1970) are compared with their size alone.
+    since: of files that are older (nanoseconds since 1970), only the size is compared.
     """
     table = lake.table(name)
     part_files: list[CheckedFile] = []

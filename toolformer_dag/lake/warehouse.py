@@ -70,25 +70,19 @@ class WarehouseError(StorageError):
 
 
 def query(database: Path, sql: str, gib: float | None = None, folders: Sequence[Path] = ()) -> pl.DataFrame:
-    """Run one read-only query over the warehouse (a DuckDB file) and return its answer.
-
-    gib: the most memory that it may take, in GiB, and as much again on the disk; None: no limit.
-    folders: whose files the query may read too; without them it reaches no other file.
+    """Run one read-only query over the warehouse (a DuckDB file) and return its rows.
 
     DESCRIBE shows the comments. Ctrl-C ends the query; where DuckDB does not stop in time, it ends this process. Raises
     WarehouseError.
+
+    gib: the most memory, in GiB, and as much again on the disk; None: no limit.
+    folders: folders whose files the query may read too; without them it reaches no other file.
     """
-    try:
-        sql.encode()
-    except UnicodeEncodeError as error:
-        raise WarehouseError(f"the query holds half of a character at {error.start}; remove it") from error
-    config: dict[str, Any] = {}
+    _refuse_half_characters(sql)
+    kinds = QUERIES_OVER_FOLDERS if folders else QUERIES
+    config = _limits(gib)
     if not folders:  # with folders, the connection is opened first and then closed to all other files
         config |= CLOSED
-    if gib is not None:
-        config["memory_limit"] = f"{gib}GiB"
-        config["max_temp_directory_size"] = f"{gib}GiB"
-    kinds = QUERIES_OVER_FOLDERS if folders else QUERIES
     with opened(database, config) as connection, ThreadPoolExecutor(1) as threads:
         if folders:
             _close_all_but(connection, folders)
@@ -100,6 +94,21 @@ def query(database: Path, sql: str, gib: float | None = None, folders: Sequence[
             _stop_or_die(connection, answer, database)
             raise
         return answer.result()
+
+
+def _refuse_half_characters(sql: str) -> None:
+    """Raise WarehouseError where a query holds a lone surrogate, which DuckDB cannot read."""
+    try:
+        sql.encode()
+    except UnicodeEncodeError as error:
+        raise WarehouseError(f"the query holds half of a character at {error.start}; remove it") from error
+
+
+def _limits(gib: float | None) -> dict[str, Any]:
+    """Return DuckDB's settings for the most memory, and the most space on the disk, of a query; None: no limit."""
+    if gib is None:
+        return {}
+    return {"memory_limit": f"{gib}GiB", "max_temp_directory_size": f"{gib}GiB"}
 
 
 def _stop_or_die(connection: duckdb.DuckDBPyConnection, answer: "Future[pl.DataFrame]", database: Path) -> None:
@@ -181,9 +190,9 @@ def _spill_folder(database: Path) -> Path:
 
 
 def refuse_other_file(database: Path) -> None:
-    """Raise WarehouseError where something lies at `database` that was not built here.
+    """Raise WarehouseError where something exists at `database` that was not built by this project.
 
-    A file that was built here, as its seal says, may be damaged beyond recognition and is still replaced.
+    A file with a seal was built by it, and is replaced even where it is damaged.
     """
     if not database.exists():
         return
@@ -194,6 +203,11 @@ def refuse_other_file(database: Path) -> None:
         return
     if not (seal or _begins_as_duckdb(database)):
         raise _other_file(database, "no DuckDB file and will not be replaced")
+    _refuse_other_tables(database)
+
+
+def _refuse_other_tables(database: Path) -> None:
+    """Raise WarehouseError for a database that holds tables, but not those that every warehouse has."""
     names = _names(database)
     if names and not BUILT_HERE.issubset(names):
         raise _other_file(database, f"a database with the {names[0]}, which was not built here and stays")

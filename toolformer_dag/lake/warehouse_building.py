@@ -96,43 +96,70 @@ def build(lake: Lake, warehouse: DeclaredWarehouse, database: Path) -> Mapping[s
 
 
 def _built(lake: Lake, warehouse: DeclaredWarehouse, database: Path, folder: Path) -> Mapping[str, int]:
-    """Build the file in a scratch folder, then put it and its seal (hash and origin) in place; return table -> rows.
+    """Build the file in a scratch folder, then put it in place; return table -> rows.
 
     folder: empty, on the same disk as `database`. The caller holds the lock. Raises DamagedPart, OSError and what
     DuckDB and Polars raise.
     """
     content = _content(lake, warehouse)
-    last = _last_content(database)
-    changed_shards = last.changed_shards(content) if last else None  # None: all tables have to be written anew
+    sources = _sources(lake, warehouse.tables, content, _last_content(database))
     fresh = folder / "fresh.duckdb"
-    if last is None or changed_shards is None:
-        files = _all_files(lake, warehouse.tables)
-    else:  # in a copy of the file only the rows of these shards are replaced
-        files = _files_of_shards(lake, warehouse.tables, changed_shards, last.kept_places)
+    if sources.changed_shards is not None:
         shutil.copyfile(database, fresh)
+    files = sources.files
+    for name, file in _write_record_rows(lake, warehouse, content, folder).items():
+        files.setdefault(name, []).append(file)
+    counts = warehouse.fill(fresh, folder, files, sources.changed_shards)
+    _put_in_place(fresh, database, content)
+    return counts
 
-    # Tables that follow from records get a file with their rows; all others an empty one, which names their columns.
+
+@dataclass(frozen=True, slots=True)
+class _Sources:
+    """What a build reads from the lake.
+
+    - `files`: Parquet files by table of the warehouse
+    - `changed_shards`: the shards whose rows are replaced in a copy of the last file; None to build from nothing
+    """
+
+    files: dict[str, list[str]]
+    changed_shards: list[str] | None
+
+
+def _sources(lake: Lake, tables: Sequence[WarehouseTable], content: "Content", last: "Content | None") -> _Sources:
+    """Return what to read for a file with `content`. last: what the present file was built from, if it is whole."""
+    changed_shards = last.changed_shards(content) if last else None
+    if last is None or changed_shards is None:
+        return _Sources(_all_files(lake, tables), changed_shards=None)
+    files = _files_of_shards(lake, tables, changed_shards, last.kept_places)
+    return _Sources(files, changed_shards)
+
+
+def _write_record_rows(lake: Lake, warehouse: DeclaredWarehouse, content: "Content", folder: Path) -> dict[str, str]:
+    """Write a Parquet file per table into `folder`; return the files by table.
+
+    The file has the rows that follow from the records of parts. For other tables it is empty and names their columns.
+    """
     frames = {table.name: table.schema.to_frame() for table in warehouse.tables}
     frames |= warehouse.record_rows(_records(lake, content), content.sources)
+    files = {}
     for name, frame in frames.items():
-        file = str(folder / f"{name}.parquet")
-        frame.write_parquet(file)
-        files.setdefault(name, []).append(file)
+        files[name] = str(folder / f"{name}.parquet")
+        frame.write_parquet(files[name])
+    return files
 
-    counts = warehouse.fill(fresh, folder, files, changed_shards)
+
+def _put_in_place(fresh: Path, database: Path, content: "Content") -> None:
+    """Replace the database by the fresh file, and write its seal: hash, size and what it was built from."""
     seal = {"hash": stream_hash(fresh), "bytes": fresh.stat().st_size, "content": asdict(content)}
     replace_whole(fresh, database)
     write_whole(seal_path(database), sealed(str(database), seal))
-    return counts
 
 
 @contextmanager
 def _folder_beside(database: Path) -> Iterator[Path]:
-    """Make an empty scratch folder beside the file, which is gone after the block. The caller holds the lock.
-
-    What a killed build left in a folder of the same name is removed.
-    """
-    folder = database.with_name(f".{database.name}.spilled")
+    """Yield an empty scratch folder beside the file, and remove it after the block. The caller holds the lock."""
+    folder = database.with_name(f".{database.name}.spilled")  # a killed build may have left one
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     try:
@@ -159,9 +186,9 @@ def _reason_and_remedy(error: Exception) -> str:
 class Content:
     """What a file is built from.
 
-    sources: lake table, or SETTINGS -> version of what is copied.
-    kept_places: shard -> version of its rows in the tables whose rows keep their places in the file.
-    shards: shard -> fingerprint of its parts in all tables by shard.
+    - `sources`: lake table, or SETTINGS -> version of what is copied
+    - `kept_places`: shard -> version of its rows in the tables whose rows keep their row numbers in the file
+    - `shards`: shard -> fingerprint of its parts in all tables by shard
     """
 
     sources: Mapping[str, str]
@@ -171,38 +198,52 @@ class Content:
     def changed_shards(self, now: "Content") -> list[str] | None:
         """Return the shards whose rows differ between the file (self) and the lake (`now`).
 
-        None where the file has to be built from nothing: the columns or views changed, more than MOST_CHANGED of the
-        shards did, or rows that other tables point to by their row numbers would go or change.
+        None where the file has to be built from nothing: a copy cannot be updated, or more than MOST_CHANGED of the
+        shards changed.
         """
+        if not self._can_be_updated(now):
+            return None
+        shards = {**self.shards, **now.shards}
+        changed = [shard for shard in shards if self.shards.get(shard) != now.shards.get(shard)]
+        if len(changed) > MOST_CHANGED * len(now.shards):
+            return None
+        return changed
+
+    def _can_be_updated(self, now: "Content") -> bool:
+        """Return whether columns and views are the same, and all rows stay that others point to by row number."""
         same_settings = self.sources[SETTINGS] == now.sources[SETTINGS]
         places_stay = self.kept_places.items() <= now.kept_places.items()
-        if not (same_settings and places_stay):
-            return None
-        both = {**self.shards, **now.shards}
-        changed = [shard for shard in both if self.shards.get(shard) != now.shards.get(shard)]
-        return changed if len(changed) <= MOST_CHANGED * len(now.shards) else None
+        return same_settings and places_stay
 
 
 def _content(lake: Lake, warehouse: DeclaredWarehouse) -> Content:
-    """Return the versions of everything that the warehouse would be built from now, as Content describes them.
-
-    They are read from the parts of the lake tables that it copies. A part without a pointer is damaged.
-    """
-    versions_of_shard: dict[str, list[object]] = {}
-    kept_places: dict[str, str] = {}
-    for source in _source_parts(lake, [table for table in warehouse.tables if table.by_shard]):
-        versions = versions_of_shard.setdefault(source.part, [])
-        versions.append([source.name, _shard_version(warehouse, source.pointer)])
-        if source.table.keeps_places:  # its rows keep their numbers as long as this version stays
-            kept_places[source.part] = source.pointer.data_version if source.pointer else ""
-    for source in _source_parts(lake, warehouse.tables_by_file):
-        versions = versions_of_shard.setdefault(source.part, [])
-        versions.append([source.name, _file_hashes(source.pointer)])
+    """Return the versions of everything that the warehouse would be built from now."""
+    tables_by_shard = [table for table in warehouse.tables if table.by_shard]
+    parts = list(_source_parts(lake, tables_by_shard))
     return Content(
-        _source_versions(lake, warehouse),
-        kept_places,
-        {shard: fingerprint(versions) for shard, versions in versions_of_shard.items()},
+        shards=_versions_of_shards(lake, warehouse, parts),
+        kept_places=_kept_places(parts),
+        sources=_source_versions(lake, warehouse),
     )
+
+
+def _versions_of_shards(lake: Lake, warehouse: DeclaredWarehouse, parts: Sequence["SourcePart"]) -> dict[str, str]:
+    """Return a fingerprint of each shard's rows in all tables. parts: of the tables by shard."""
+    versions: dict[str, list[object]] = {}
+    for source in parts:
+        versions.setdefault(source.part, []).append([source.name, _shard_version(warehouse, source.pointer)])
+    for source in _source_parts(lake, warehouse.tables_by_file):
+        versions.setdefault(source.part, []).append([source.name, _file_hashes(source.pointer)])
+    return {shard: fingerprint(shard_versions) for shard, shard_versions in versions.items()}
+
+
+def _kept_places(parts: Sequence["SourcePart"]) -> dict[str, str]:
+    """Return the version of each part whose rows keep their row numbers in the file; "" for a damaged part."""
+    versions = {}
+    for source in parts:
+        if source.table.keeps_places:
+            versions[source.part] = source.pointer.data_version if source.pointer else ""
+    return versions
 
 
 def _last_content(database: Path) -> Content | None:
@@ -219,7 +260,7 @@ def _last_content(database: Path) -> Content | None:
 def out_of_date(lake: Lake, warehouse: DeclaredWarehouse, database: Path) -> list[str]:
     """Return why the warehouse file is out of date, a line per reason; empty where it is up to date.
 
-    It is where it is missing or damaged, or where a lake table that was copied, or a view, has another version now.
+    Reasons are a missing or damaged file, and another version of a lake table or a view.
     """
     if not database.is_file():
         return [f"{database} is gone"]
@@ -227,10 +268,17 @@ def out_of_date(lake: Lake, warehouse: DeclaredWarehouse, database: Path) -> lis
         return [f"{database} {reason}"]
     seal = read_seal(database)
     copied = seal["content"].get("sources", {}) if seal else {}
-    now = _source_versions(lake, warehouse)
-    changed = [name for name in sorted({*copied, *now}) if copied.get(name) != now.get(name)]
-    names = ["columns, comments or views" if name == SETTINGS else name for name in changed]
-    return [f"{name} changed since it was copied" for name in names]
+    return _changed_sources(copied, _source_versions(lake, warehouse))
+
+
+def _changed_sources(copied: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """Return a line per lake table whose version differs, sorted by name. copied: the versions in the file."""
+    lines = []
+    for name in sorted({*copied, *now}):
+        if copied.get(name) != now.get(name):
+            title = "columns, comments or views" if name == SETTINGS else name
+            lines.append(f"{title} changed since it was copied")
+    return lines
 
 
 def version(lake: Lake, warehouse: DeclaredWarehouse) -> str:
@@ -241,9 +289,8 @@ def version(lake: Lake, warehouse: DeclaredWarehouse) -> str:
 def _source_versions(lake: Lake, warehouse: DeclaredWarehouse) -> dict[str, str]:
     """Return a version of each lake table that is copied, by name; it changes where the copy has to change.
 
-    Under SETTINGS it is the version of the warehouse's columns and views. For most tables it is a hash of what the
-    versions of their parts say. Some (`tables_by_file`) have columns that these leave out, such as what a call cost:
-    there the hashes of the parts' files are added.
+    Under SETTINGS stands the version of the warehouse's columns and views. The hashes of files count for
+    `tables_by_file`, whose columns the versions of parts leave out in part, such as costs.
     """
     versions = {SETTINGS: fingerprint(warehouse.settings)}
     for table in warehouse.tables:
@@ -272,14 +319,15 @@ def _source_parts(lake: Lake, tables: Sequence[WarehouseTable]) -> Iterator[Sour
 
 
 def _table_version(table: Table, warehouse: DeclaredWarehouse) -> str:
-    """Return a hash of what is copied of a lake table: settings, and of each part rows, rejections and threshold.
+    """Return a hash of what is copied of a lake table: its settings, and the rows, rejections and threshold of parts.
 
     The hash is remembered until the table changes.
     """
 
     def compute_version() -> str:
         pointers = _pointers(table)
-        settings = next((pointer.record["settings"] for pointer in pointers.values() if pointer), None)  # all are equal
+        settings_of_parts = (pointer.record["settings"] for pointer in pointers.values() if pointer)
+        settings = next(settings_of_parts, None)  # all are equal
         part_versions = {part: _part_version(warehouse, pointer) for part, pointer in pointers.items()}
         return fingerprint([settings, part_versions])
 
@@ -296,14 +344,14 @@ def _pointers(table: Table) -> dict[str, Pointer | None]:
 
 
 def _part_version(warehouse: DeclaredWarehouse, pointer: Pointer | None) -> list[object] | None:
-    """Return another one when rows, rejections or what was applied change. A damaged part counts by its name alone."""
+    """Return what changes when the rows, the rejections or what is shown of a part change; None for a damaged part."""
     if pointer is None:
         return None
     return [pointer.data_version, pointer.record.get("rejections", []), warehouse.applied(pointer.record)]
 
 
 def _shard_version(warehouse: DeclaredWarehouse, pointer: Pointer | None) -> list[object] | None:
-    """Return the same of a part of a shard; without what was applied where there is nothing that it could change."""
+    """Return the version of a shard's part; without rows and rejections, it is the version of its data alone."""
     if pointer and not (pointer.rows or pointer.record.get("rejections")):
         return [pointer.data_version]
     return _part_version(warehouse, pointer)
@@ -327,22 +375,30 @@ def _files_of_shards(
 ) -> dict[str, list[str]]:
     """Return the Parquet files that a copy of the warehouse has to read, by table of the warehouse.
 
-    shards: whose rows are replaced. Tables that are not cut by shard are read as a whole.
-    kept_places: shards that the copy has already in tables whose rows keep their row numbers; these are not read.
+    shards: the shards whose rows are replaced.
+    kept_places: the shards that the copy has already in tables whose rows keep their row numbers; these are not read.
     """
-    files: dict[str, list[str]] = {table.name: [] for table in tables}
+    files: dict[str, list[str]] = {}
     for table in tables:
-        wanted = set(shards)
+        shards_to_read = set(shards)
         if table.keeps_places:
-            wanted.difference_update(kept_places)
-        for source in map(lake.table, table.sources):
-            parts = [part for part in source.parts() if part in wanted or not table.by_shard]
-            files[table.name] += source.all_files(parts)
+            shards_to_read.difference_update(kept_places)
+        files[table.name] = _files_of_table(lake, table, shards_to_read)
+    return files
+
+
+def _files_of_table(lake: Lake, table: WarehouseTable, shards: Collection[str]) -> list[str]:
+    """Return the Parquet files of shards, for a table of the warehouse; all files where it is not cut by shard."""
+    files: list[str] = []
+    for name in table.sources:
+        source = lake.table(name)
+        parts = [part for part in source.parts() if part in shards or not table.by_shard]
+        files += source.all_files(parts)
     return files
 
 
 def _records(lake: Lake, content: Content) -> dict[str, list[Mapping[str, Any]]]:
-    """Return the records of the whole parts of every source."""
+    """Return the records of all undamaged parts, by lake table."""
     records: dict[str, list[Mapping[str, Any]]] = {}
     for name in content.sources:
         if name != SETTINGS:
