@@ -70,9 +70,11 @@ def _smolagents_action(step: Mapping[str, Any], path: Path) -> Iterator[StoredMe
     error = first_of(step, ("error.message", "error"))
     failure = None if error is None else {"error": error}
     if observation is not None:
-        yield StoredMessage((*path, "observations"), observation, result=FoundResult(observation, beside=failure))
+        yield StoredMessage(
+            (*path, "observations"), observation, result=FoundResult(observation, status_fields=failure)
+        )
     elif error is not None:
-        yield StoredMessage((*path, "error"), error, result=FoundResult(error, beside=failure))
+        yield StoredMessage((*path, "error"), error, result=FoundResult(error, status_fields=failure))
 
 
 def adp_items(record: Any) -> Iterator[StoredMessage]:

@@ -90,7 +90,7 @@ def _messages_of(
     elif kind == "CodeExecutionEvent":
         exit_code = first_of(message, ("result.exit_code",))
         failure = {"error": exit_code not in (0, None)}
-        result = FoundResult(first_of(message, ("result.output",)), beside=failure)
+        result = FoundResult(first_of(message, ("result.output",)), status_fields=failure)
         yield StoredMessage(path, message, result=result)
     elif kind not in SILENT_TYPES:
         yield StoredMessage(path, message, role=kind)

@@ -26,7 +26,7 @@ def _bfcl_single_turn(record: Mapping[str, Any]) -> Iterator[StoredMessage]:
     calls = list(_bfcl_calls(result))
     for call in calls:
         path: Path = ("result", call.item) if isinstance(result, list) else ("result",)
-        yield StoredMessage(path, result, call=call.found)
+        yield StoredMessage(path, result, call=call.fields)
     if not calls and isinstance(result, str):
         yield StoredMessage(("result",), result, "assistant")
 
@@ -56,14 +56,14 @@ def _bfcl_message(path: Path, message: Any) -> Iterator[StoredMessage]:
         yield StoredMessage(path, message)
     for call in calls:
         call_path: Path = (*path, "content", call.item) if isinstance(content, list) else path
-        yield StoredMessage(call_path, message, call=call.found)
+        yield StoredMessage(call_path, message, call=call.fields)
 
 
 class _BfclCall(NamedTuple):
     """A call, and the number of the item of a content that holds it."""
 
     item: int
-    found: FoundCall
+    fields: FoundCall
 
 
 def _bfcl_calls(content: Any) -> Iterator[_BfclCall]:
@@ -74,12 +74,12 @@ def _bfcl_calls(content: Any) -> Iterator[_BfclCall]:
     opened = parsed(content) if isinstance(content, str) else content
     if isinstance(content, str) and opened is None:
         for index, marked in enumerate(marked_calls(content).calls):
-            yield _BfclCall(index, marked.found)
+            yield _BfclCall(index, marked.fields)
         return
     for index, item in enumerate(opened if isinstance(opened, list) else []):
         if isinstance(item, str):
             for marked in marked_calls(f"[{item}]").calls:
-                yield _BfclCall(index, marked.found)
+                yield _BfclCall(index, marked.fields)
         elif isinstance(item, Mapping) and len(item) == 1:
             [(tool, arguments)] = item.items()
             yield _BfclCall(index, FoundCall(str(tool), arguments, id=None))
@@ -118,10 +118,10 @@ def api_bank_messages(lines: Any) -> Iterator[StoredMessage]:
 def _api_bank_result(result: Any, call_id: str) -> FoundResult:
     """Return the result of a call: its output, or the exception in place of it."""
     if not isinstance(result, Mapping):
-        return FoundResult(result, id=call_id, beside={"error": None})
+        return FoundResult(result, id=call_id, status_fields={"error": None})
     exception = result.get("exception")
     output = result.get("output", result)
-    return FoundResult(output if exception is None else exception, id=call_id, beside={"error": exception})
+    return FoundResult(output if exception is None else exception, id=call_id, status_fields={"error": exception})
 
 
 FORMS = (

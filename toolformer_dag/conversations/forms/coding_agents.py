@@ -152,7 +152,7 @@ def _openhands_call_id(event: Mapping[str, Any], action_id: object) -> str:
 
 def _openhands_result(event: Mapping[str, Any], path: Path) -> StoredMessage:
     """Return an observation as the result of the action that it names as its cause."""
-    result = FoundResult(event.get("content"), id=_openhands_call_id(event, event["cause"]), beside=event)
+    result = FoundResult(event.get("content"), id=_openhands_call_id(event, event["cause"]), status_fields=event)
     return StoredMessage(path, event, result=result)
 
 
@@ -218,11 +218,11 @@ def _sdk_event(event: Mapping[str, Any], path: Path) -> Iterator[StoredMessage]:
         yield StoredMessage(path, event, call=call)
     elif kind == "ObservationEvent":
         content = first_of(event, ("observation.content", "observation", "error", "rejection_reason"))
-        result = FoundResult(content, id=call_id, beside=event.get("observation"))
+        result = FoundResult(content, id=call_id, status_fields=event.get("observation"))
         yield StoredMessage(path, event, result=result)
     elif kind in ("AgentErrorEvent", "UserRejectObservation"):
         content = first_of(event, ("observation.content", "observation", "error", "rejection_reason"))
-        yield StoredMessage(path, event, result=FoundResult(content, id=call_id, beside={"error": True}))
+        yield StoredMessage(path, event, result=FoundResult(content, id=call_id, status_fields={"error": True}))
 
 
 FORMS = (

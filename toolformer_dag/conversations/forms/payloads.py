@@ -44,7 +44,7 @@ def _pydantic_part(part: Any, path: Path) -> StoredMessage:
     """Return a part as a message. A retry prompt with the id of a call is its result: the call has failed."""
     kind = part.get("part_kind") if isinstance(part, dict) else None
     if kind == "retry-prompt" and part.get("tool_call_id"):
-        result = FoundResult(part.get("content"), id=id_in(part, ("tool_call_id",)), beside={"error": True})
+        result = FoundResult(part.get("content"), id=id_in(part, ("tool_call_id",)), status_fields={"error": True})
         return StoredMessage(path, part, result=result)
     role = "user" if kind == "retry-prompt" else PYDANTIC_ROLES.get(str(kind), "assistant")
     is_content_block = role == "assistant" or str(kind).startswith("builtin")
