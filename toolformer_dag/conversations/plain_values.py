@@ -79,6 +79,12 @@ def first_of(value: Any, paths: tuple[str, ...]) -> Any:
     return None
 
 
+def list_at(value: Any, path: str) -> list[Any]:
+    """Return the list at a path such as `message.tool_calls`; an empty list where there is none."""
+    items = first_of(value, (path,))
+    return items if isinstance(items, list) else []
+
+
 def text_of(content: Any) -> str:
     """Return a content as text: the text itself, the texts of all its parts, or else its JSON."""
     if content is None:
