@@ -13,6 +13,7 @@ LISTS: tuple[Path, ...] = (("messages",), ("llm_context", "messages"), ("llm_mes
 """Paths to the messages in the result of a run, in the state of an agent, and in the state of a group's manager."""
 CALL_TYPES = ("ToolCallRequestEvent", "AssistantMessage")
 RESULT_TYPES = ("ToolCallExecutionEvent", "FunctionExecutionResultMessage")
+CODE_TYPES = ("CodeGenerationEvent", "CodeExecutionEvent")
 WORD_TYPES = (
     "TextMessage",
     "MultiModalMessage",
@@ -52,13 +53,11 @@ def autogen_messages(record: Any) -> Iterator[StoredMessage]:
     people = _people(messages)
     call_ids = _call_ids(messages)
     for number, message in enumerate(messages):
-        message_path: Path = (*path, number)
         if not isinstance(message, Mapping) or "type" not in message:
-            yield StoredMessage(message_path, message)
+            yield StoredMessage((*path, number), message)
             continue
         next_type = _type_of(messages[number + 1]) if number + 1 < len(messages) else None
-        role = ROLE_OF_TYPE.get(_type_of(message)) or _role_of(str(message.get("source")), people)
-        event = _Event(message, message_path, role, next_type)
+        event = _Event(message, (*path, number), _role_of(message, people), next_type)
         yield from _messages_of(event, call_ids)
 
 
@@ -110,12 +109,17 @@ def _messages_of(event: _Event, call_ids: Collection[str | None]) -> Iterator[St
         yield StoredMessage(event.path, {"content": _words(event.content)}, f"{event.type} with calls of no event")
     elif event.has_words:
         yield StoredMessage(event.path, {"content": _words(event.content)}, event.role)
-    elif event.type == "CodeGenerationEvent":
-        yield StoredMessage(event.path, event.fields, call=_code_call(event.fields))
-    elif event.type == "CodeExecutionEvent":
-        yield StoredMessage(event.path, event.fields, result=_code_result(event.fields))
+    elif event.type in CODE_TYPES:
+        yield _code_message(event)
     elif event.type not in SILENT_TYPES:
         yield StoredMessage(event.path, event.fields, role=event.type)
+
+
+def _code_message(event: _Event) -> StoredMessage:
+    """Return the code that an agent wrote as a call, or its output as the result."""
+    if event.type == "CodeGenerationEvent":
+        return StoredMessage(event.path, event.fields, call=_code_call(event.fields))
+    return StoredMessage(event.path, event.fields, result=_code_result(event.fields))
 
 
 def _call_messages(event: _Event) -> Iterator[StoredMessage]:
@@ -156,8 +160,12 @@ def _has_other_calls(message: Mapping[str, Any], call_ids: Collection[str | None
     return isinstance(calls, list) and any(id_in(call, ("id",)) not in call_ids for call in calls)
 
 
-def _role_of(source: str, people: Collection[str]) -> str:
-    """Return the role of an agent: user for people, else system or assistant."""
+def _role_of(message: Mapping[str, Any], people: Collection[str]) -> str:
+    """Return the role of a message by its type, else by its source: user for people, else system or assistant."""
+    role = ROLE_OF_TYPE.get(_type_of(message))
+    if role is not None:
+        return role
+    source = str(message.get("source"))
     if source in people or source.lower().startswith(("user", "human")):
         return "user"
     return "system" if ROLES.get(source) == "system" else "assistant"
