@@ -126,10 +126,9 @@ def _with_turns(messages: Sequence[RawMessage]) -> list[_MessageOfTurn]:
     call_counts = Counter[int]()  # by message number: a stored message may have been cut into several messages
     messages_of_turns = []
     for index, message in enumerate(messages):
-        results_follow = any(next_message.results for next_message in messages[index + 1 : index + 2])
-        first_index = call_counts[message.number]
-        calls = _waiting_calls(message, turns[index], first_index)
+        calls = _waiting_calls(message, turns[index], first_index=call_counts[message.number])
         call_counts[message.number] += len(calls)
+        results_follow = index + 1 < len(messages) and bool(messages[index + 1].results)
         messages_of_turns.append(_MessageOfTurn(message, turns[index], results_follow, calls))
     return messages_of_turns
 

@@ -201,22 +201,25 @@ def _conversations_of(number: int, form: Form, value: Any, *, record_count: int 
     """
     conversations = stored_conversations(form, value)
     if not conversations:
-        detail = f"it begins as {form.name}, and holds no conversation; {described(value)}"
-        yield _unread(NumberedRecord(number, value), "unknown_form", detail)
+        yield _unread(NumberedRecord(number, value), "unknown_form", _without_content(form, value, "conversation"))
     for part, stored in enumerate(conversations):
-        conversation = _read_messages(stored)
-        if not conversation.messages and not conversation.faults:
-            detail = f"it begins as {form.name}, and holds no message; {described(value)}"
-            conversation.faults.append(("unknown_form", detail))
+        read = _read_messages(stored)
+        if not read.messages and not read.faults:
+            read.faults.append(("unknown_form", _without_content(form, value, "message")))
         yield ReadConversation(
             number=number,
             part=part,
             record_id=_id_of_part(form, value, part),
             form=form.name,
-            messages=conversation.messages,
-            faults=tuple(conversation.faults),
+            messages=read.messages,
+            faults=tuple(read.faults),
             record_count=record_count,
         )
+
+
+def _without_content(form: Form, value: Any, missing: str) -> str:
+    """Return the detail of a fault about a record that has the signs of a form but no message, or no conversation."""
+    return f"it begins as {form.name}, and holds no {missing}; {described(value)}"
 
 
 class _Messages(NamedTuple):

@@ -2,7 +2,7 @@
 
 import json
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from toolformer_dag.conversations.plain_values import parsed
@@ -104,7 +104,7 @@ def _without_stretches(text: str, by_step: Mapping[Step, list[Path]]) -> _TextLe
     kept = []
     position = 0
     has_emptied = False
-    for span in sorted(step for step in by_step if isinstance(step, tuple)):
+    for span in _spans(by_step):
         start, end = span
         stretch_left = _stretch_without(text[start:end], by_step[span])
         if not stretch_left and () not in by_step[span]:
@@ -125,6 +125,11 @@ def _stretch_without(stretch: str, paths: Collection[Path]) -> str:
         return "" if json_left is GONE else str(json_left)
     left = _without_stretches(stretch, by_step)
     return "" if left.has_emptied or not left.text.strip() else left.text
+
+
+def _spans(steps: Iterable[Step]) -> list[tuple[int, int]]:
+    """Return the steps that are stretches of text, in the order of the text."""
+    return sorted(step for step in steps if isinstance(step, tuple))
 
 
 def _by_first_step(paths: Collection[Path]) -> dict[Step, list[Path]]:

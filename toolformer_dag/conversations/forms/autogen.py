@@ -80,10 +80,24 @@ class _Event(NamedTuple):
         return self.fields.get("content")
 
     @property
+    def has_calls(self) -> bool:
+        """Whether the content is a list of calls."""
+        return self.type in CALL_TYPES and isinstance(self.content, list)
+
+    @property
+    def has_results(self) -> bool:
+        """Whether the content is a list of results."""
+        return self.type in RESULT_TYPES and isinstance(self.content, list)
+
+    @property
     def has_words(self) -> bool:
         """Whether the event has words; a thought before a call is the text that the model wrote with the call."""
         is_text_of_call = self.type == "ThoughtEvent" and self.next_type in CALL_TYPES
         return self.type in WORD_TYPES or is_text_of_call
+
+    def words(self, role: str) -> StoredMessage:
+        """Return the content of the event as words of a role."""
+        return StoredMessage(self.path, {"content": _words(self.content)}, role)
 
 
 def _people(messages: Sequence[Any]) -> set[str]:
@@ -100,15 +114,14 @@ def _messages_of(event: _Event, call_ids: Collection[str | None]) -> Iterator[St
 
     A summary that repeats calls of no event, as where the events were not kept, gets an unknown role, too.
     """
-    has_list = isinstance(event.content, list)
-    if event.type in CALL_TYPES and has_list:
+    if event.has_calls:
         yield from _call_messages(event)
-    elif event.type in RESULT_TYPES and has_list:
+    elif event.has_results:
         yield StoredMessage(event.path, {"content": [_typed_result(part) for part in event.content]}, "tool")
     elif _has_other_calls(event.fields, call_ids):
-        yield StoredMessage(event.path, {"content": _words(event.content)}, f"{event.type} with calls of no event")
+        yield event.words(role=f"{event.type} with calls of no event")
     elif event.has_words:
-        yield StoredMessage(event.path, {"content": _words(event.content)}, event.role)
+        yield event.words(event.role)
     elif event.type in CODE_TYPES:
         yield _code_message(event)
     elif event.type not in SILENT_TYPES:

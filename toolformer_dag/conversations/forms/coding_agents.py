@@ -73,16 +73,17 @@ def _command_call(command: str) -> FoundCall:
 
 
 def mini_swe_messages(record: Any) -> Iterator[StoredMessage]:
-    """Yield the messages of mini-swe-agent.
-
-    Newer files have calls in fields. In older ones a call is a command between backquotes, and the next message of the
-    user is its result.
-    """
+    """Yield the messages of mini-swe-agent; newer files have calls in fields, older ones commands in texts."""
     messages_path = () if isinstance(record, list) else ("messages",)
     messages = value_at(record, messages_path)
     if any(map(_has_tool_calls, messages)):
         yield from messages_in(record, [".".join(messages_path)])
-        return
+    else:
+        yield from _messages_with_commands(messages, messages_path)
+
+
+def _messages_with_commands(messages: Sequence[Any], messages_path: Path) -> Iterator[StoredMessage]:
+    """Yield messages in which a command between backquotes is a call, and the user's next message is its result."""
     awaits_result = False
     for number, message in enumerate(messages):
         path: Path = (*messages_path, number)

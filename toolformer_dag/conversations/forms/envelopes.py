@@ -271,13 +271,13 @@ def event_messages(span: Mapping[str, Any]) -> list[StoredMessage]:
 
 
 def _event_message(event: Any) -> dict[str, Any] | None:
-    """Return the message of an event; None where it has none. The event `gen_ai.choice` is the assistant's answer."""
+    """Return the message of an event; None where it has none."""
     name = str(event.get("name")) if isinstance(event, Mapping) else ""
     if not name.startswith("gen_ai."):
         return None
-    body = first_of(event, ("body",)) or attribute_values(event)
     role = name.split(".")[1]
-    if role == "choice":
+    body = first_of(event, ("body",)) or attribute_values(event)
+    if role == "choice":  # the answer of the assistant
         role = "assistant"
         body = body.get("message") if isinstance(body, Mapping) else body
     message = parsed(body) if isinstance(body, str) else body
@@ -294,10 +294,12 @@ def tool_span(span: Mapping[str, Any], path: Path) -> list[StoredMessage]:
         return []
     call_id = str(values.get("gen_ai.tool.call.id", first_of(span, ("spanId", "span_id"))))
     arguments = values.get("gen_ai.tool.call.arguments", values.get("input.value"))
+    call = FoundCall(tool, arguments, id=call_id)
+    messages = [StoredMessage(path, span, call=call)]
     content = values.get("gen_ai.tool.call.result", values.get("output.value"))
-    messages = [StoredMessage(path, span, call=FoundCall(tool, arguments, id=call_id))]
     if content is not None:
-        messages.append(StoredMessage(path, span, result=FoundResult(content, id=call_id, tool=tool)))
+        result = FoundResult(content, id=call_id, tool=tool)
+        messages.append(StoredMessage(path, span, result=result))
     return messages
 
 

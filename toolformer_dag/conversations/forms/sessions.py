@@ -4,6 +4,7 @@ Each line names its parent, the line that it follows. A line with several childr
 the session is a tree, and the path from its root to the last line is the conversation.
 """
 
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -55,13 +56,18 @@ def session_lines(records: Sequence[Any]) -> Iterator[list[StoredMessage]]:
     lines = _lines_with_messages(records)
     main_lines = [line for line in lines if not line.is_of_side_agent]
     yield [line.message for line in _last_branch(records, main_lines)]
-    lines_by_agent = dict[str, list[SessionLine]]()
+    for side_lines in _lines_of_side_agents(records, lines):
+        yield [line.message for line in side_lines]
+
+
+def _lines_of_side_agents(records: Sequence[Any], lines: Sequence[SessionLine]) -> list[list[SessionLine]]:
+    """Return the lines of each side agent, told apart by the agent's id or else by the first ancestor."""
+    lines_by_agent = defaultdict[str, list[SessionLine]](list)
     for line in lines:
         if line.is_of_side_agent:
             agent = first_of(line.record, ("agentId",)) or _first_ancestor(records, line.record)
-            lines_by_agent.setdefault(str(agent), []).append(line)
-    for side_lines in lines_by_agent.values():
-        yield [line.message for line in side_lines]
+            lines_by_agent[str(agent)].append(line)
+    return list(lines_by_agent.values())
 
 
 def _lines_with_messages(records: Sequence[Any]) -> list[SessionLine]:
