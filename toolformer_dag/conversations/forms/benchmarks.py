@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from toolformer_dag.conversations.forms.examples import ANSWER, OPENAI_RESULT, QUESTION
 from toolformer_dag.conversations.forms.form import Form, paths_matching
-from toolformer_dag.conversations.forms.payloads import ANSWER, QUESTION
 from toolformer_dag.conversations.marks import marked_calls
 from toolformer_dag.conversations.plain_values import parsed
 from toolformer_dag.conversations.raw_messages import StoredMessage
@@ -176,7 +176,7 @@ FORMS = (
                                 "tool_calls": [{"id": "c1", "name": "weather", "arguments": '{"city": "Oslo"}'}],
                             },
                         },
-                        {"parent": 1, "message": {"role": "tool", "tool_call_id": "c1", "content": "7 degrees"}},
+                        {"parent": 1, "message": OPENAI_RESULT},
                         {"parent": 2, "message": ANSWER},
                     ],
                 }

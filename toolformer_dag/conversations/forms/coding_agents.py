@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from toolformer_dag.conversations.forms.examples import ANSWER, ANSWER_TEXT, QUESTION, QUESTION_TEXT, text_message
 from toolformer_dag.conversations.forms.form import Form, messages_in
 from toolformer_dag.conversations.plain_values import first_of, list_at, text_of
 from toolformer_dag.conversations.raw_messages import StoredMessage
@@ -262,7 +263,7 @@ FORMS = (
         signs=("trajectory.*.observation",),
         read=swe_agent_steps,
         example={
-            "history": [{"role": "user", "content": "How warm is it in Oslo?"}],
+            "history": [QUESTION],
             "trajectory": [
                 {"thought": "I look.", "action": "weather Oslo", "observation": "7 degrees"},
                 {"thought": "It is 7 degrees in Oslo.", "action": "", "observation": ""},
@@ -282,10 +283,10 @@ FORMS = (
         example={
             "trajectory_format": "mini-swe-agent-1",
             "messages": [
-                {"role": "user", "content": "How warm is it in Oslo?"},
+                QUESTION,
                 {"role": "assistant", "content": "THOUGHT: I look.\n\n```bash\nweather Oslo\n```"},
                 {"role": "user", "content": "<returncode>0</returncode>\n<output>\n7 degrees</output>"},
-                {"role": "assistant", "content": "It is 7 degrees in Oslo."},
+                ANSWER,
             ],
         },
     ),
@@ -318,7 +319,7 @@ FORMS = (
             {
                 "kind": "MessageEvent",
                 "source": "user",
-                "llm_message": {"role": "user", "content": [{"type": "text", "text": "How warm is it in Oslo?"}]},
+                "llm_message": text_message("user", QUESTION_TEXT),
             },
             {
                 "kind": "ActionEvent",
@@ -337,10 +338,7 @@ FORMS = (
             {
                 "kind": "MessageEvent",
                 "source": "agent",
-                "llm_message": {
-                    "role": "assistant",
-                    "content": [{"type": "text", "text": "It is 7 degrees in Oslo."}],
-                },
+                "llm_message": text_message("assistant", ANSWER_TEXT),
             },
         ],
     ),

@@ -1,11 +1,12 @@
 """Forms of traces, which put spans, runs or observations around messages, and of requests with their responses."""
 
+import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from toolformer_dag.conversations.forms.examples import ANSWER, OPENAI_CALL, OPENAI_RESULT, QUESTION
 from toolformer_dag.conversations.forms.form import Form, messages_in, paths_matching, system_prompt
-from toolformer_dag.conversations.forms.payloads import ANSWER, QUESTION
 from toolformer_dag.conversations.plain_values import first_of, list_at, parsed
 from toolformer_dag.conversations.raw_messages import StoredMessage
 from toolformer_dag.conversations.record_paths import Path, value_at
@@ -423,9 +424,7 @@ def request_and_response(record: Any) -> Iterator[StoredMessage]:
 
 
 def _span(name: str, messages: Sequence[Any], written: Sequence[Any]) -> dict[str, Any]:
-    """Return a span for examples."""
-    import json
-
+    """Return a span for the examples, with the messages of its request and the messages written in answer."""
     return {
         "traceId": "t1",
         "spanId": "1",
@@ -447,12 +446,6 @@ OTEL_INPUT = [
     {"role": "tool", "parts": [{"type": "tool_call_response", "id": "c1", "response": "7 degrees"}]},
 ]
 OTEL_OUTPUT = [{"role": "assistant", "parts": [{"type": "text", "content": "It is 7 degrees in Oslo."}]}]
-CALLED = {
-    "role": "assistant",
-    "content": "",
-    "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Oslo"}'}}],
-}
-ANSWERED = {"role": "tool", "tool_call_id": "c1", "content": "7 degrees"}
 FORMS = (
     Form(
         name="OpenTelemetry, OTLP in JSON",
@@ -518,7 +511,7 @@ FORMS = (
                     {
                         "name": "chat",
                         "attributes": {
-                            "mlflow.spanInputs": {"messages": [QUESTION, CALLED, ANSWERED]},
+                            "mlflow.spanInputs": {"messages": [QUESTION, OPENAI_CALL, OPENAI_RESULT]},
                             "mlflow.spanOutputs": {"choices": [{"message": ANSWER}]},
                         },
                     }
@@ -535,7 +528,7 @@ FORMS = (
         example={
             "id": "t1",
             "observations": [
-                {"type": "GENERATION", "input": [QUESTION, CALLED, ANSWERED], "output": ANSWER},
+                {"type": "GENERATION", "input": [QUESTION, OPENAI_CALL, OPENAI_RESULT], "output": ANSWER},
             ],
         },
     ),
@@ -547,7 +540,7 @@ FORMS = (
         example={
             "id": "r1",
             "run_type": "llm",
-            "inputs": {"messages": [QUESTION, CALLED, ANSWERED]},
+            "inputs": {"messages": [QUESTION, OPENAI_CALL, OPENAI_RESULT]},
             "outputs": {"choices": [{"message": ANSWER}]},
         },
     ),
@@ -568,7 +561,7 @@ FORMS = (
         ),
         read=request_and_response,
         example={
-            "request": {"model": "m", "messages": [QUESTION, CALLED, ANSWERED]},
+            "request": {"model": "m", "messages": [QUESTION, OPENAI_CALL, OPENAI_RESULT]},
             "response": {"choices": [{"message": ANSWER}]},
         },
     ),

@@ -3,6 +3,13 @@
 from collections.abc import Iterator
 from typing import Any
 
+from toolformer_dag.conversations.forms.examples import (
+    ANSWER,
+    ANTHROPIC_CALL,
+    ANTHROPIC_RESULT,
+    OPENAI_RESULT,
+    QUESTION,
+)
 from toolformer_dag.conversations.forms.form import Form
 from toolformer_dag.conversations.plain_values import list_at
 from toolformer_dag.conversations.raw_messages import StoredMessage
@@ -13,9 +20,6 @@ LISTS = ("conversations", "conversation", "trajectory", "history", "chat_history
 """Fields that may hold the messages of a record, whatever their form."""
 OTHER_LISTS = ("turns", "dialogue", "events", "data.messages", "chat.messages", "conversation.messages")
 """Paths to lists of messages that are less common."""
-QUESTION = {"role": "user", "content": "How warm is it in Oslo?"}
-ANSWER = {"role": "assistant", "content": "It is 7 degrees in Oslo."}
-
 
 PYDANTIC_ROLES = {
     "system-prompt": "system",
@@ -86,11 +90,8 @@ FORMS = (
         example={
             "messages": [
                 QUESTION,
-                {
-                    "role": "assistant",
-                    "content": [{"type": "tool_use", "id": "c1", "name": "weather", "input": {"city": "Oslo"}}],
-                },
-                {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1", "content": "7 degrees"}]},
+                ANTHROPIC_CALL,
+                ANTHROPIC_RESULT,
                 ANSWER,
             ]
         },
@@ -273,7 +274,7 @@ GENERAL_FORMS = (
                         }
                     ],
                 },
-                {"role": "tool", "tool_call_id": "c1", "content": "7 degrees"},
+                OPENAI_RESULT,
                 ANSWER,
             ]
         },

@@ -8,6 +8,14 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from toolformer_dag.conversations.forms.examples import (
+    ANSWER_TEXT,
+    ANTHROPIC_CALL,
+    ANTHROPIC_RESULT,
+    QUESTION,
+    QUESTION_TEXT,
+    text_message,
+)
 from toolformer_dag.conversations.forms.form import Form
 from toolformer_dag.conversations.plain_values import first_of, list_at
 from toolformer_dag.conversations.raw_messages import StoredMessage
@@ -223,6 +231,18 @@ def _codex_message(record: Any, number: int) -> StoredMessage | None:
     return None
 
 
+def _claude_line(line_id: str, parent: str | None, message: dict[str, Any]) -> dict[str, Any]:
+    """Return a line of a session of Claude Code for the example."""
+    return {
+        "type": message["role"],
+        "uuid": line_id,
+        "parentUuid": parent,
+        "sessionId": "s",
+        "isSidechain": False,
+        "message": message,
+    }
+
+
 FORMS = (
     Form(
         name="Session of Claude Code",
@@ -232,44 +252,10 @@ FORMS = (
         is_file=True,
         after_drop=reparented,
         example=[
-            {
-                "type": "user",
-                "uuid": "a",
-                "parentUuid": None,
-                "sessionId": "s",
-                "isSidechain": False,
-                "message": {"role": "user", "content": "How warm is it in Oslo?"},
-            },
-            {
-                "type": "assistant",
-                "uuid": "b",
-                "parentUuid": "a",
-                "sessionId": "s",
-                "isSidechain": False,
-                "message": {
-                    "role": "assistant",
-                    "content": [{"type": "tool_use", "id": "c1", "name": "weather", "input": {"city": "Oslo"}}],
-                },
-            },
-            {
-                "type": "user",
-                "uuid": "c",
-                "parentUuid": "b",
-                "sessionId": "s",
-                "isSidechain": False,
-                "message": {
-                    "role": "user",
-                    "content": [{"type": "tool_result", "tool_use_id": "c1", "content": "7 degrees"}],
-                },
-            },
-            {
-                "type": "assistant",
-                "uuid": "d",
-                "parentUuid": "c",
-                "sessionId": "s",
-                "isSidechain": False,
-                "message": {"role": "assistant", "content": [{"type": "text", "text": "It is 7 degrees in Oslo."}]},
-            },
+            _claude_line("a", parent=None, message=QUESTION),
+            _claude_line("b", parent="a", message=ANTHROPIC_CALL),
+            _claude_line("c", parent="b", message=ANTHROPIC_RESULT),
+            _claude_line("d", parent="c", message=text_message("assistant", ANSWER_TEXT)),
         ],
     ),
     Form(
@@ -324,7 +310,7 @@ FORMS = (
                 "type": "message",
                 "id": "a",
                 "parentId": None,
-                "message": {"role": "user", "content": [{"type": "text", "text": "How warm is it in Oslo?"}]},
+                "message": text_message("user", QUESTION_TEXT),
             },
             {
                 "type": "message",
@@ -351,7 +337,7 @@ FORMS = (
                 "type": "message",
                 "id": "d",
                 "parentId": "c",
-                "message": {"role": "assistant", "content": [{"type": "text", "text": "It is 7 degrees in Oslo."}]},
+                "message": text_message("assistant", ANSWER_TEXT),
             },
         ],
     ),

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from toolformer_dag.conversations.forms.examples import ANSWER, ANSWER_TEXT, QUESTION, QUESTION_TEXT
 from toolformer_dag.conversations.forms.form import Form, messages_in
 from toolformer_dag.conversations.mark_scanner import END_OF_TEXT, positions_of
 from toolformer_dag.conversations.plain_values import parsed
@@ -143,6 +144,8 @@ def _bare_heads(text: str) -> Iterator[TurnHead]:
         line_start += len(line)
 
 
+SHAREGPT_QUESTION = {"from": "human", "value": QUESTION_TEXT}
+SHAREGPT_ANSWER = {"from": "gpt", "value": ANSWER_TEXT}
 FORMS = (
     Form(
         name="glaive",
@@ -197,10 +200,10 @@ FORMS = (
         messages=("system", "conversations"),
         example={
             "conversations": [
-                {"from": "human", "value": "How warm is it in Oslo?"},
+                SHAREGPT_QUESTION,
                 {"from": "function_call", "value": '{"name": "weather", "arguments": {"city": "Oslo"}}'},
                 {"from": "observation", "value": "7 degrees"},
-                {"from": "gpt", "value": "It is 7 degrees in Oslo."},
+                SHAREGPT_ANSWER,
             ],
             "tools": "[]",
         },
@@ -212,10 +215,10 @@ FORMS = (
         messages=("messages",),
         example={
             "messages": [
-                {"role": "user", "content": "How warm is it in Oslo?"},
+                QUESTION,
                 {"role": "tool_call", "content": '{"name": "weather", "arguments": {"city": "Oslo"}}'},
                 {"role": "tool_response", "content": "7 degrees"},
-                {"role": "assistant", "content": "It is 7 degrees in Oslo."},
+                ANSWER,
             ]
         },
     ),
@@ -226,13 +229,13 @@ FORMS = (
         messages=("conversations", "messages"),
         example={
             "conversations": [
-                {"from": "human", "value": "How warm is it in Oslo?"},
+                SHAREGPT_QUESTION,
                 {
                     "from": "gpt",
                     "value": '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>',
                 },
                 {"from": "tool", "value": "<tool_response>\n7 degrees\n</tool_response>"},
-                {"from": "gpt", "value": "It is 7 degrees in Oslo."},
+                SHAREGPT_ANSWER,
             ]
         },
     ),
@@ -258,10 +261,10 @@ FORMS = (
         messages=("messages", "conversations"),
         example={
             "messages": [
-                {"role": "user", "content": "How warm is it in Oslo?"},
+                QUESTION,
                 {"role": "assistant", "content": "<function=weather>\n<parameter=city>Oslo</parameter>\n</function>"},
                 {"role": "user", "content": "OBSERVATION:\n7 degrees"},
-                {"role": "assistant", "content": "It is 7 degrees in Oslo."},
+                ANSWER,
             ]
         },
     ),
@@ -272,7 +275,7 @@ FORMS = (
         messages=("messages", "conversations"),
         example={
             "messages": [
-                {"role": "user", "content": "How warm is it in Oslo?"},
+                QUESTION,
                 {
                     "role": "assistant",
                     "content": "<search>temperature Oslo</search><information>7 degrees</information>"
