@@ -197,13 +197,13 @@ def _json_end(text: str, start: int) -> int | None:
 
 def without_spans(text: str, spans: Sequence[Span]) -> str:
     """Return a text without some of its stretches, which may touch or overlap."""
-    kept = []
+    pieces = []
     position = 0
     for start, end in sorted(spans):
-        kept.append(text[position:start])
+        pieces.append(text[position:start])
         position = max(position, end)
-    kept.append(text[position:])
-    return "".join(kept)
+    pieces.append(text[position:])
+    return "".join(pieces)
 
 
 def is_within(position: int, spans: Sequence[Span]) -> bool:

@@ -154,9 +154,9 @@ class RawMessage:
         if call.id is not None:
             self._index_by_id.setdefault(call.id, len(self.calls))
         self.calls.append(CallAt(call, (path,)))
-        result = call.held_result()
-        if result is not None:
-            self.results.append(ResultAt(result, path))
+        held_result = call.held_result()
+        if held_result is not None:
+            self.results.append(ResultAt(held_result, path))
 
     def _index_of_copy(self, call: FoundCall) -> int | None:
         """Return the index of the same call with the same id in `calls`; None without one."""

@@ -101,7 +101,7 @@ def _without_stretches(text: str, by_step: Mapping[Step, list[Path]]) -> _TextLe
 
     by_step: the paths to remove inside each stretch; () removes it whole.
     """
-    kept = []
+    pieces = []
     position = 0
     has_emptied = False
     for span in _spans(by_step):
@@ -109,10 +109,10 @@ def _without_stretches(text: str, by_step: Mapping[Step, list[Path]]) -> _TextLe
         stretch_left = _stretch_without(text[start:end], by_step[span])
         if not stretch_left and () not in by_step[span]:
             has_emptied = True
-        kept += [text[position:start], stretch_left]
+        pieces += [text[position:start], stretch_left]
         position = max(position, end)
-    kept.append(text[position:])
-    return _TextLeft("".join(kept), has_emptied)
+    pieces.append(text[position:])
+    return _TextLeft("".join(pieces), has_emptied)
 
 
 def _stretch_without(stretch: str, paths: Collection[Path]) -> str:

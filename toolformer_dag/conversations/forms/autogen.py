@@ -53,12 +53,17 @@ def autogen_messages(record: Any) -> Iterator[StoredMessage]:
     people = _people(messages)
     call_ids = _call_ids(messages)
     for number, message in enumerate(messages):
-        if not isinstance(message, Mapping) or "type" not in message:
+        if isinstance(message, Mapping) and "type" in message:
+            role = _role_of(message, people)
+            event = _Event(message, (*path, number), role, next_type=_type_at(messages, number + 1))
+            yield from _messages_of(event, call_ids)
+        else:
             yield StoredMessage((*path, number), message)
-            continue
-        next_type = _type_of(messages[number + 1]) if number + 1 < len(messages) else None
-        event = _Event(message, (*path, number), _role_of(message, people), next_type)
-        yield from _messages_of(event, call_ids)
+
+
+def _type_at(messages: Sequence[Any], number: int) -> str | None:
+    """Return the type of a message by its number; None behind the last one."""
+    return _type_of(messages[number]) if number < len(messages) else None
 
 
 class _Event(NamedTuple):

@@ -54,6 +54,9 @@ RESPONSES = (
     "result.message",
 )
 """Paths to the message of a response; of several choices the first counts."""
+TOOL_ARGUMENTS = ("gen_ai.tool.call.arguments", "input.value")
+TOOL_RESULTS = ("gen_ai.tool.call.result", "output.value")
+"""Attributes of a span that runs a tool, with the call's arguments and with its result."""
 TRACE_IDS = ("traceId", "trace_id", "context.trace_id", "traceid")
 STARTS = ("startTimeUnixNano", "start_time", "startTime", "start_time_unix_nano", "start_time_ns")
 
@@ -278,9 +281,14 @@ def _event_message(event: Any) -> dict[str, Any] | None:
         return None
     role = name.split(".")[1]
     body = first_of(event, ("body",)) or attribute_values(event)
-    if role == "choice":  # the answer of the assistant
-        role = "assistant"
-        body = body.get("message") if isinstance(body, Mapping) else body
+    if role != "choice":
+        return _message_of_body(role, body)
+    answer = body.get("message") if isinstance(body, Mapping) else body
+    return _message_of_body("assistant", answer)
+
+
+def _message_of_body(role: str, body: Any) -> dict[str, Any] | None:
+    """Return the body of an event, maybe in JSON, as a message of this role; None where it is no object."""
     message = parsed(body) if isinstance(body, str) else body
     if not isinstance(message, Mapping):
         return None
@@ -294,14 +302,18 @@ def tool_span(span: Mapping[str, Any], path: Path) -> list[StoredMessage]:
     if not isinstance(tool, str):
         return []
     call_id = str(values.get("gen_ai.tool.call.id", first_of(span, ("spanId", "span_id"))))
-    arguments = values.get("gen_ai.tool.call.arguments", values.get("input.value"))
-    call = FoundCall(tool, arguments, id=call_id)
+    call = FoundCall(tool, _first_value(values, TOOL_ARGUMENTS), id=call_id)
     messages = [StoredMessage(path, span, call=call)]
-    content = values.get("gen_ai.tool.call.result", values.get("output.value"))
+    content = _first_value(values, TOOL_RESULTS)
     if content is not None:
         result = FoundResult(content, id=call_id, tool=tool)
         messages.append(StoredMessage(path, span, result=result))
     return messages
+
+
+def _first_value(values: Mapping[str, Any], names: Sequence[str]) -> Any:
+    """Return the value of the first of some attributes that a span has; None without one."""
+    return next((values[name] for name in names if name in values), None)
 
 
 class TraceSpan(NamedTuple):
