@@ -16,6 +16,8 @@ NO_CALLS = ("message", "finish", "system", "recall", "think", "change_agent_stat
 """Actions of OpenHands that call no tool."""
 FENCES = ("```mswea_bash_command\n", "```bash\n")
 """The lines before a command in a text of mini-swe-agent; three backquotes end the command."""
+SDK_RESULTS = ("ObservationEvent", "AgentErrorEvent", "UserRejectObservation")
+"""Kinds of events of OpenHands' SDK that are results."""
 SHELL = "bash"
 """The name of the tool for agents that write commands instead of calls."""
 
@@ -238,10 +240,8 @@ def _sdk_event(event: Mapping[str, Any], path: Path) -> Iterator[StoredMessage]:
     elif kind == "ActionEvent":
         yield from _words(text_of(event.get("thought")), (*path, "thought"))
         yield StoredMessage(path, event, call=_sdk_call(event))
-    elif kind == "ObservationEvent":
-        yield StoredMessage(path, event, result=_sdk_result(event, status_fields=event.get("observation")))
-    elif kind in ("AgentErrorEvent", "UserRejectObservation"):
-        yield StoredMessage(path, event, result=_sdk_result(event, status_fields={"error": True}))
+    elif kind in SDK_RESULTS:
+        yield StoredMessage(path, event, result=_sdk_result(event))
 
 
 def _sdk_call(event: Mapping[str, Any]) -> FoundCall:
@@ -250,9 +250,10 @@ def _sdk_call(event: Mapping[str, Any]) -> FoundCall:
     return FoundCall(tool=str(event.get("tool_name")), arguments=arguments, id=id_in(event, ("tool_call_id",)))
 
 
-def _sdk_result(event: Mapping[str, Any], status_fields: Any) -> FoundResult:
-    """Return the result of an event with an observation or an error."""
+def _sdk_result(event: Mapping[str, Any]) -> FoundResult:
+    """Return the result of an event with an observation, an error or a rejection; the latter two are failures."""
     content = first_of(event, ("observation.content", "observation", "error", "rejection_reason"))
+    status_fields = event.get("observation") if event["kind"] == "ObservationEvent" else {"error": True}
     return FoundResult(content, id=id_in(event, ("tool_call_id",)), status_fields=status_fields)
 
 
