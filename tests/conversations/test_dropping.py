@@ -16,38 +16,38 @@ ACTIONS_WITH_THOUGHTS = ("OpenHands events", "Events of OpenHands' SDK", "smolag
 """Forms in which words and call are one event, which goes as a whole."""
 UNITED_RESULTS = "sharegpt_function_call"
 """The form whose lists of results do not say for which calls they are: a list of one is one result."""
-Heard = tuple[list[tuple[str, str]], list[Any]]
+WordsAndCalls = tuple[list[tuple[str, str]], list[Any]]
 
 
-def heard(messages: Sequence[RecordedMessage]) -> Heard:
-    """What is said and called in a conversation, whatever messages it is cut into."""
-    words = [(one.role, " ".join(one.content.split())) for one in messages if one.content.strip()]
-    calls = [(call.tool, call.arguments, call.result, call.failed) for one in messages for call in one.calls]
+def words_and_calls(messages: Sequence[RecordedMessage]) -> WordsAndCalls:
+    """Return the words and the calls of a conversation, whatever messages it is cut into."""
+    words = [(message.role, " ".join(message.content.split())) for message in messages if message.content.strip()]
+    calls = [(call.tool, call.arguments, call.result, call.failed) for message in messages for call in message.calls]
     return words, calls
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_each_call_goes_with_its_result_and_nothing_else(form: str) -> None:
     values = values_of(form)
-    conversations = [one for one in read(values) if can_drop(one.form)]
+    conversations = [conversation for conversation in read(values) if can_drop(conversation.form)]
     for conversation in conversations:
         is_file = conversation.record_count > 1
         record = values if is_file else values[conversation.number - 1]
-        beside = [one for one in read(values) if one.number == conversation.number]
+        of_record = [other for other in read(values) if other.number == conversation.number]
         before = copy.deepcopy(record)
         for number, message in enumerate(conversation.messages):
             for index, call in enumerate(message.calls):
                 left = drop(record, [call])
                 assert record == before, "the record itself is not changed"
-                words, calls = heard(without_call(conversation.messages, number, index))
-                again = [heard(one.messages) for one in read(left if is_file else [left])]
-                if not calls and not any(said for said, _ in again):
+                words, calls = words_and_calls(without_call(conversation.messages, number, index))
+                again = [words_and_calls(other.messages) for other in read(left if is_file else [left])]
+                if not calls and not any(remaining_words for remaining_words, _ in again):
                     continue  # without a call it is in no form any more
-                found = again[beside.index(conversation)]
+                remaining = again[of_record.index(conversation)]
                 if form != UNITED_RESULTS:
-                    assert found[1] == calls
+                    assert remaining[1] == calls
                 if conversation.form not in ACTIONS_WITH_THOUGHTS:
-                    assert found[0] == words
+                    assert remaining[0] == words
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -76,15 +76,15 @@ NORRBY, TVEIT, OLDEN = (CALL % station for station in STATIONS)
 def test_any_of_the_calls_of_one_text_go_and_the_others_stay(text: str, is_in_parts: bool, gone: set[int]) -> None:
     content: Any = [{"type": "text", "text": text}] if is_in_parts else text
     results = [{"role": "tool", "content": f"<tool_response>{height} cm</tool_response>"} for height in (114, 87, 63)]
-    said = [{"role": "user", "content": "?"}, {"role": "assistant", "content": content}, *results]
-    record = {"messages": [*said, {"role": "assistant", "content": "So high."}]}
+    messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": content}, *results]
+    record = {"messages": [*messages, {"role": "assistant", "content": "So high."}]}
     messages, faults = read_conversation(record)
     calls = messages[1].calls
     assert not faults and [call.result for call in calls] == ["114 cm", "87 cm", "63 cm"]
     left, left_faults = read_conversation(drop(record, [calls[number] for number in gone]))
     assert not left_faults
     expected = [call for number, call in enumerate(calls) if number not in gone]
-    assert heard(left) == (
+    assert words_and_calls(left) == (
         [("user", "?"), ("assistant", "So high.")],
         [(call.tool, call.arguments, call.result, call.failed) for call in expected],
     )
@@ -100,8 +100,13 @@ def test_a_stretch_goes_once_nothing_is_left_of_what_it_holds() -> None:
 
 
 def test_a_line_of_a_session_follows_the_one_before_the_line_that_is_gone() -> None:
-    def line(own: str, parent: str | None, role: str, *content: dict[str, Any]) -> dict[str, Any]:
-        return {"uuid": own, "parentUuid": parent, "type": role, "message": {"role": role, "content": list(content)}}
+    def line(line_id: str, parent: str | None, role: str, *content: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "uuid": line_id,
+            "parentUuid": parent,
+            "type": role,
+            "message": {"role": role, "content": list(content)},
+        }
 
     session = [
         line("a", None, "user", {"type": "text", "text": "How high?"}),
@@ -113,4 +118,4 @@ def test_a_line_of_a_session_follows_the_one_before_the_line_that_is_gone() -> N
     [conversation] = read(session)
     [call] = [call for message in conversation.messages for call in message.calls]
     left = drop(session, [call])
-    assert [(one["uuid"], one["parentUuid"]) for one in left] == [("a", None), ("x", "a"), ("d", "a")]
+    assert [(line["uuid"], line["parentUuid"]) for line in left] == [("a", None), ("x", "a"), ("d", "a")]

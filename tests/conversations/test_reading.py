@@ -18,10 +18,10 @@ ADD = {"name": "add", "arguments": {"a": 2, "b": 3}}
 SUB = {"name": "sub", "arguments": {"a": 9, "b": 1}}
 
 
-def asked(*calls: dict[str, Any]) -> dict[str, Any]:
+def message_with_calls(*calls: dict[str, Any]) -> dict[str, Any]:
     """An assistant's message with calls as OpenAI stores them."""
-    functions = [{"name": one["name"], "arguments": json.dumps(one["arguments"])} for one in calls]
-    listed = [{"id": f"id{n}", "type": "function", "function": one} for n, one in enumerate(functions)]
+    functions = [{"name": call["name"], "arguments": json.dumps(call["arguments"])} for call in calls]
+    listed = [{"id": f"id{n}", "type": "function", "function": call} for n, call in enumerate(functions)]
     return {"role": "assistant", "content": None, "tool_calls": listed}
 
 
@@ -29,7 +29,7 @@ OPENAI = {
     "id": 7,
     "messages": [
         {"role": "user", "content": "2 + 3, and 9 - 1?"},
-        asked(ADD, SUB),
+        message_with_calls(ADD, SUB),
         {"role": "tool", "tool_call_id": "id1", "content": "8"},
         {"role": "tool", "tool_call_id": "id0", "content": "5"},
         {"role": "assistant", "content": "5 and 8."},
@@ -79,8 +79,8 @@ VERIFIERS = {
             "role": "assistant",
             "content": "",
             "tool_calls": [
-                json.dumps({"id": n, "function": {**one, "arguments": json.dumps(one["arguments"])}})
-                for n, one in (("x", ADD), ("y", SUB))
+                json.dumps({"id": n, "function": {**call, "arguments": json.dumps(call["arguments"])}})
+                for n, call in (("x", ADD), ("y", SUB))
             ],
         },
         {"role": "tool", "tool_call_id": "x", "content": "5"},
@@ -93,10 +93,11 @@ FORMS = pytest.mark.parametrize(
 )
 
 
-def heard(messages: tuple[RecordedMessage, ...]) -> list[Any]:
+def words_and_calls(messages: tuple[RecordedMessage, ...]) -> list[Any]:
     """What a conversation says, whatever form it came in."""
     return [
-        (one.role, one.content, [(call.tool, call.arguments, call.result) for call in one.calls]) for one in messages
+        (message.role, message.content, [(call.tool, call.arguments, call.result) for call in message.calls])
+        for message in messages
     ]
 
 
@@ -104,7 +105,7 @@ def heard(messages: tuple[RecordedMessage, ...]) -> list[Any]:
 def test_every_form_tells_the_same(record: dict[str, Any]) -> None:
     messages, faults = read_conversation(record)
     calls = [("add", ADD["arguments"], "5"), ("sub", SUB["arguments"], "8")]
-    assert heard(messages) == [
+    assert words_and_calls(messages) == [
         ("user", "2 + 3, and 9 - 1?", []),
         ("assistant", "", calls),
         ("assistant", "5 and 8.", []),
@@ -117,18 +118,20 @@ def test_a_dropped_call_leaves_the_rest_of_its_record_as_it_was(record: dict[str
     messages, _ = read_conversation(record)
     first, second = messages[1].calls
     cleaned = drop(record, [first])
-    assert heard(read_conversation(cleaned)[0]) == heard(without_call(messages, 1, 0))
+    assert words_and_calls(read_conversation(cleaned)[0]) == words_and_calls(without_call(messages, 1, 0))
     assert cleaned.keys() == record.keys()
     assert "5 and 8." in json.dumps(cleaned)
     assert drop(record, []) == record
     both = read_conversation(drop(record, [first, second]))
-    assert heard(both[0]) == [("user", "2 + 3, and 9 - 1?", []), ("assistant", "5 and 8.", [])]
+    assert words_and_calls(both[0]) == [("user", "2 + 3, and 9 - 1?", []), ("assistant", "5 and 8.", [])]
     assert not both[1]
 
 
 def test_what_is_written_for_openai_is_read_again() -> None:
     messages, _ = read_conversation(HERMES)
-    assert heard(read_conversation({"messages": [one for _, one in to_openai(messages)]})[0]) == heard(messages)
+    assert words_and_calls(
+        read_conversation({"messages": [message for _, message in to_openai(messages)]})[0]
+    ) == words_and_calls(messages)
 
 
 def test_variants_of_a_call_change_nothing_else() -> None:
@@ -161,7 +164,7 @@ def test_variants_of_a_call_change_nothing_else() -> None:
     ],
 )
 def test_a_result_says_whether_its_call_failed(result: str, failed: bool) -> None:
-    record = {"messages": [asked(ADD), {"role": "tool", "tool_call_id": "id0", "content": result}]}
+    record = {"messages": [message_with_calls(ADD), {"role": "tool", "tool_call_id": "id0", "content": result}]}
     [message] = read_conversation(record)[0]
     [call] = message.calls
     assert (call.tool, call.arguments, call.id, call.result, call.failed) == (
@@ -178,9 +181,12 @@ def test_a_result_says_whether_its_call_failed(result: str, failed: bool) -> Non
     ("messages", "reason"),
     [
         ([{"role": "tool", "tool_call_id": "zz", "content": "5"}], "result_without_call"),
-        ([{"role": "tool", "tool_call_id": "id0", "content": "5"}, asked(ADD)], "result_before_call"),
-        ([asked(ADD), {"role": "user", "content": "?"}, {"role": "tool", "content": "5"}], "late_result"),
-        ([asked(ADD), *[{"role": "tool", "tool_call_id": "id0", "content": "5"}] * 2], "result_without_call"),
+        ([{"role": "tool", "tool_call_id": "id0", "content": "5"}, message_with_calls(ADD)], "result_before_call"),
+        ([message_with_calls(ADD), {"role": "user", "content": "?"}, {"role": "tool", "content": "5"}], "late_result"),
+        (
+            [message_with_calls(ADD), *[{"role": "tool", "tool_call_id": "id0", "content": "5"}] * 2],
+            "result_without_call",
+        ),
         ([{"role": "critic", "content": "weak"}], "unknown_role"),
         ([{"role": "user", "content": "?"}, "hello"], "no_message"),
         ([{"role": "assistant", "tool_calls": [{"id": "x"}]}], "unreadable_call"),
@@ -188,11 +194,11 @@ def test_a_result_says_whether_its_call_failed(result: str, failed: bool) -> Non
     ],
 )
 def test_what_cannot_be_used_is_named(messages: list[Any], reason: str) -> None:
-    found, faults = read_conversation({"messages": messages})
-    assert [one for one, _ in faults] == [reason]
+    read_messages, faults = read_conversation({"messages": messages})
+    assert [fault for fault, _ in faults] == [reason]
     assert drop({"messages": messages}, []) == {"messages": messages}
     if reason in ("result_before_call", "late_result"):
-        assert [call.result for one in found for call in one.calls] == ["5"]
+        assert [call.result for message in read_messages for call in message.calls] == ["5"]
 
 
 @pytest.mark.parametrize(
@@ -208,7 +214,7 @@ def test_another_form_is_refused_with_its_fields(record: object, named: str) -> 
         read_conversation(record)
 
 
-TOLD = ("user", "2 + 3?", [])
+EXPECTED = ("user", "2 + 3?", [])
 MESSAGES: list[Any] = [{"role": "user", "content": "2 + 3?"}]
 
 
@@ -224,8 +230,8 @@ MESSAGES: list[Any] = [{"role": "user", "content": "2 + 3?"}]
 )
 def test_a_field_that_holds_no_messages_hides_none(beside: dict[str, Any]) -> None:
     record = {**beside, "messages": MESSAGES}
-    assert heard(read_conversation(record)[0]) == [TOLD]
-    assert heard(read_conversation({**beside, "messages": json.dumps(MESSAGES)})[0]) == [TOLD]
+    assert words_and_calls(read_conversation(record)[0]) == [EXPECTED]
+    assert words_and_calls(read_conversation({**beside, "messages": json.dumps(MESSAGES)})[0]) == [EXPECTED]
     assert drop(record, []) == record
 
 
@@ -238,7 +244,7 @@ def test_a_field_that_holds_no_messages_hides_none(beside: dict[str, Any]) -> No
     ],
 )
 def test_a_result_without_an_id_goes_to_the_call_of_the_tool_that_it_names(role: str, results: list[Any]) -> None:
-    record = {"messages": [asked(ADD, SUB), *({"role": role, **one} for one in results)]}
+    record = {"messages": [message_with_calls(ADD, SUB), *({"role": role, **result} for result in results)]}
     [message], faults = read_conversation(record)
     assert not faults
     assert [("5" in str(call.result), "add" in str(call.result)) for call in message.calls] in (
@@ -248,10 +254,13 @@ def test_a_result_without_an_id_goes_to_the_call_of_the_tool_that_it_names(role:
 
 
 def test_words_beside_a_result_are_said_by_whoever_wrote_them() -> None:
-    said = "<tool_response>5</tool_response>\nNow answer."
-    messages, faults = read_conversation({"messages": [asked(ADD), {"role": "user", "content": said}]})
+    content = "<tool_response>5</tool_response>\nNow answer."
+    messages, faults = read_conversation({"messages": [message_with_calls(ADD), {"role": "user", "content": content}]})
     assert not faults
-    assert heard(messages) == [("assistant", "", [("add", ADD["arguments"], "5")]), ("user", "Now answer.", [])]
+    assert words_and_calls(messages) == [
+        ("assistant", "", [("add", ADD["arguments"], "5")]),
+        ("user", "Now answer.", []),
+    ]
 
 
 def test_steps_are_numbered_without_a_gap_after_a_call_is_dropped() -> None:
@@ -302,8 +311,8 @@ def test_whatever_stands_in_a_record_it_is_read_or_refused() -> None:
                 inner[way[-1]] = copy.deepcopy(chance.choice(JUNK + MORE_JUNK))
         with contextlib.suppress(UnknownForm):
             messages, _ = read_conversation(record)
-            calls = [call for one in messages for call in one.calls]
-            assert len(heard(read_conversation(drop(record, calls))[0])) <= len(messages) + 1
+            calls = [call for message in messages for call in message.calls]
+            assert len(words_and_calls(read_conversation(drop(record, calls))[0])) <= len(messages) + 1
             assert list(to_openai(messages)) or not messages
             read += 1
     assert read > 1000

@@ -1,6 +1,6 @@
-"""Read the calls that stand between a pair of marks, in whatever form a model writes them there.
+"""Read the calls that a model has written between a pair of marks such as `<tool_call>` and `</tool_call>`.
 
-The forms are tried in turn: JSON, `<function=...>`, `<invoke name="...">`, GLM's keys and values, JSON line by line.
+These forms are tried in turn: JSON, `<function=...>`, `<invoke name="...">`, GLM's keys and values, a JSON per line.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,20 +21,20 @@ GLM_KEY = Marks("<arg_key>", "</arg_key>")
 """`search<arg_key>query</arg_key><arg_value>Oslo</arg_value>`"""
 GLM_VALUE = Marks("<arg_value>", "</arg_value>")
 ONE_WORD_TOOLS = {"<search>": ("search", "query")}
-"""Opening marks that name a tool, with the tool and the name of its only argument."""
+"""The tool and the name of its only argument, by the opening mark that stands for the tool."""
 
 
 class BodyCall(NamedTuple):
-    """A call between marks, and the path to it in what stands there; () where it is the whole of that."""
+    """A call between marks, and the path to it in the text there; () where it is the whole text."""
 
-    found: FoundCall
+    fields: FoundCall
     path: Path
 
 
 def calls_in(body: str, opening: str) -> list[BodyCall]:
-    """Return the calls that stand between a pair of marks; an empty list where they cannot be read.
+    """Return the calls of a text between marks; an empty list where it, or a call in its JSON, cannot be read.
 
-    body: what stands there. opening: the mark before it. One call that cannot be read makes the whole unreadable.
+    body: the text between the marks. opening: the first mark.
     """
     if opening in ONE_WORD_TOOLS:
         return _one_word_call(body, opening)
@@ -49,73 +49,75 @@ def calls_in(body: str, opening: str) -> list[BodyCall]:
 
 
 def _one_word_call(body: str, opening: str) -> list[BodyCall]:
-    """Read `Oslo weather` between `<search>` marks as a call of the tool search with that query."""
+    """Return the call that `Oslo weather` between `<search>` marks stands for: search with that query."""
     words = body.strip()
     if not words:
         return []
     tool, argument = ONE_WORD_TOOLS[opening]
-    return [BodyCall(FoundCall(tool, {argument: words}, None), ())]
+    call = FoundCall(tool, {argument: words}, id=None)
+    return [BodyCall(call, path=())]
 
 
 def _json_calls(opened: object) -> list[BodyCall]:
-    """Read a call, or a list of calls, from opened JSON; none where one of them is no call."""
+    """Return the call, or the list of calls, that JSON holds; an empty list where an item is no call."""
     items = opened if isinstance(opened, list) else [opened]
     calls = []
     for index, item in enumerate(items):
-        found = listed_call(item)
-        if found is None:
+        call = listed_call(item)
+        if call is None:
             return []
-        calls.append(BodyCall(found, (None, index)))  # None: open the JSON
+        calls.append(BodyCall(call, path=(None, index)))  # None opens the JSON
     return calls
 
 
 def _tagged_functions(body: str) -> list[BodyCall]:
-    """Read every `<function=...>...</function>` that can be read."""
+    """Return every readable `<function=...>...</function>`."""
     return list(_tagged_calls(body, FUNCTION, function_call))
 
 
 def _tagged_invocations(body: str) -> list[BodyCall]:
-    """Read every `<invoke name="...">...</invoke>` that can be read."""
+    """Return every readable `<invoke name="...">...</invoke>`."""
     return list(_tagged_calls(body, INVOKE, _invoke_call))
 
 
 def _tagged_calls(body: str, marks: Marks, read: Callable[[str], FoundCall | None]) -> Iterator[BodyCall]:
-    """Yield the calls between such marks. read: returns the call of what stands between them, or None."""
+    """Yield the calls between such marks. read: returns the call of the text between two marks, or None."""
     for pair in enclosed(body, marks):
-        found = read(pair.body(body))
-        if found is not None:
-            yield BodyCall(found, (pair.span,))
+        call = read(pair.body(body))
+        if call is not None:
+            yield BodyCall(call, path=(pair.span,))
 
 
 def function_call(body: str) -> FoundCall | None:
-    """Read `search><parameter=query>Oslo</parameter>`, or `search>{"query": "Oslo"}`; None for anything else.
+    """Return the call of `search><parameter=query>Oslo</parameter>` or `search>{"query": "Oslo"}`; else None.
 
-    body: what stands between the marks FUNCTION.
+    body: the text between the marks FUNCTION.
     """
     tool, closed, rest = body.partition(">")
     if not closed or not tool.strip():
         return None
-    opened = parsed(rest.strip())
-    if isinstance(opened, dict):
-        return FoundCall(tool.strip(), opened, None)
-    return FoundCall(tool.strip(), _named_values(rest, PARAMETER, ">"), None)
+    arguments = parsed(rest.strip())
+    if not isinstance(arguments, dict):
+        arguments = _named_values(rest, PARAMETER, separator=">")
+    return FoundCall(tool.strip(), arguments, id=None)
 
 
 def _invoke_call(body: str) -> FoundCall | None:
-    """Read `search"><parameter name="query">Oslo</parameter>`; None for anything else.
+    """Return the call of `search"><parameter name="query">Oslo</parameter>`; None for any other text.
 
-    body: what stands between the marks INVOKE.
+    body: the text between the marks INVOKE.
     """
     tool, closed, rest = body.partition('">')
     if not closed or not tool.strip():
         return None
-    return FoundCall(tool.strip(), _named_values(rest, INVOKE_PARAMETER, '">'), None)
+    arguments = _named_values(rest, INVOKE_PARAMETER, separator='">')
+    return FoundCall(tool.strip(), arguments, id=None)
 
 
 def _named_values(text: str, marks: Marks, separator: str) -> dict[str, Any]:
     """Return the arguments between marks: {"query": "Oslo"} for `<parameter=query>Oslo</parameter>`.
 
-    separator: what stands between the name and the value, as ">".
+    separator: the text between a name and its value, as ">".
     """
     values: dict[str, Any] = {}
     for parameter in enclosed_bodies(text, marks):
@@ -125,28 +127,34 @@ def _named_values(text: str, marks: Marks, separator: str) -> dict[str, Any]:
 
 
 def _glm_call(body: str) -> list[BodyCall]:
-    """Read `search<arg_key>query</arg_key><arg_value>Oslo</arg_value>`, as GLM writes a call."""
+    """Return the call of `search<arg_key>query</arg_key><arg_value>Oslo</arg_value>`, as GLM writes it."""
     tool, has_arguments, _ = body.partition(GLM_KEY.opening)
     if not has_arguments or not tool.strip():
         return []
+    arguments = _glm_arguments(body)
+    if arguments is None:
+        return []
+    call = FoundCall(tool.strip(), arguments, id=None)
+    return [BodyCall(call, path=())]
+
+
+def _glm_arguments(body: str) -> dict[str, Any] | None:
+    """Return the arguments of a call of GLM; None where keys and values do not match."""
     keys = [key.strip() for key in enclosed_bodies(body, GLM_KEY)]
     values = enclosed_bodies(body, GLM_VALUE)
-    if len(keys) != len(values):
-        return []
-    arguments = dict(zip(keys, values, strict=True))
-    return [BodyCall(FoundCall(tool.strip(), arguments, None), ())]
+    return dict(zip(keys, values, strict=True)) if len(keys) == len(values) else None
 
 
 def _json_lines(body: str) -> list[BodyCall]:
-    """Read a call in JSON per line; none where a line holds something else."""
+    """Return the calls of a text with a call in JSON per line; an empty list where a line holds no call."""
     calls = []
-    position = 0
+    line_start = 0
     for line in body.splitlines(keepends=True):
-        end = position + len(line)
+        line_end = line_start + len(line)
         if line.strip():
-            found = listed_call(parsed(line.strip()))
-            if found is None:
+            call = listed_call(parsed(line.strip()))
+            if call is None:
                 return []
-            calls.append(BodyCall(found, ((position, end),)))
-        position = end
+            calls.append(BodyCall(call, path=((line_start, line_end),)))
+        line_start = line_end
     return calls

@@ -1,7 +1,7 @@
-"""Leave calls out of a record, with their results, so that all else stays as it is."""
+"""Drop calls and their results from a record and leave everything else unchanged."""
 
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
@@ -9,72 +9,87 @@ from toolformer_dag.conversations.forms import ALL_FORMS
 from toolformer_dag.conversations.forms.form import Form
 from toolformer_dag.conversations.marked_messages import BETWEEN_CALLS
 from toolformer_dag.conversations.messages import RecordedCall
-from toolformer_dag.conversations.raw_messages import StoredMessage, read_message
+from toolformer_dag.conversations.raw_messages import RawMessage, StoredMessage, read_message
 from toolformer_dag.conversations.reading import FIRST_RECORDS, file_form, record_form, stored_conversations
 from toolformer_dag.conversations.record_paths import GONE, Path, without
 
 
 def drop(record: Any, calls: Collection[RecordedCall], messages: Collection[Path] = ()) -> Any:
-    """Return a record without these of its calls and their results, in the form that it has.
+    """Return a record without some of its calls and their results, in the form that it has.
 
-    A message that is left without words, calls and results goes too.
+    A message that is left without words, calls and results is dropped too.
 
-    - `record`: for a form in which a file is a conversation, the list of the file's records
-    - `messages`: the paths of messages that are left out whole (`RecordedMessage.place`)
+    - `record`: the list of a file's records for a form in which a file is one conversation
+    - `messages`: paths of whole messages to drop (`RecordedMessage.place`)
     """
     form = _form_of(record)
     if form is None or not (calls or messages):
         return record
-    removed_paths = set(messages)
-    for call in calls:
-        removed_paths.update((call.place, *call.copies))
-        if call.answered is not None:
-            removed_paths.add(call.answered)
-    stored_messages = list(chain.from_iterable(stored_conversations(form, record)))
-    removed_of_message = _by_message(removed_paths, stored_messages)
-    for stored in stored_messages:
-        removed_inside = removed_of_message.get(stored.path)
-        if removed_inside and _is_emptied(stored, removed_inside):
-            removed_paths.add(stored.path)
-    left = without(record, removed_paths)
+    dropped_paths = {*messages, *_paths_of(calls)}
+    dropped_paths.update(_emptied_messages(form, record, dropped_paths))
+    left = without(record, dropped_paths)
     if left is GONE:
         return [] if isinstance(record, list) else {}
     return form.after_drop(left, record) if form.after_drop is not None else left
 
 
+def _paths_of(calls: Collection[RecordedCall]) -> Iterator[Path]:
+    """Yield the paths of calls, of their copies and of their results."""
+    for call in calls:
+        yield call.place
+        yield from call.copies
+        if call.answered is not None:
+            yield call.answered
+
+
+def _emptied_messages(form: Form, record: Any, dropped_paths: Collection[Path]) -> list[Path]:
+    """Return the paths of the messages of which nothing is left without what lies at these paths."""
+    stored_messages = list(chain.from_iterable(stored_conversations(form, record)))
+    dropped_by_message = _by_message(dropped_paths, stored_messages)
+    emptied = []
+    for stored in stored_messages:
+        dropped_inside = dropped_by_message.get(stored.path)
+        if dropped_inside and _is_emptied(stored, dropped_inside):
+            emptied.append(stored.path)
+    return emptied
+
+
 def _form_of(record: Any) -> Form | None:
-    """Return the form of a record, or of the records of a file; None for no conversation."""
+    """Return the form of a record, or of the records of a file; None where there is no conversation."""
     form = file_form(record[:FIRST_RECORDS]) if isinstance(record, list) else None
     return form or record_form(record)
 
 
-def can_drop(form: str) -> bool:
-    """Return whether calls can be left out of records in the form of this name."""
-    return all(known.can_drop for known in ALL_FORMS if known.name == form)
+def can_drop(form_name: str) -> bool:
+    """Return whether calls can be dropped from records in the form of this name."""
+    return all(form.can_drop for form in ALL_FORMS if form.name == form_name)
 
 
 def _by_message(paths: Collection[Path], stored_messages: Sequence[StoredMessage]) -> dict[Path, list[Path]]:
-    """Return the paths that lie in each message, by the path of the message; they begin at the message.
+    """Return the paths inside each message, relative to it, by the path of the message.
 
-    As an example, {("messages", 1): [("tool_calls", 0)]} for the path ("messages", 1, "tool_calls", 0). Other paths of
-    the same length may be keys too.
+    As an example, {("messages", 1): [("tool_calls", 0)]} for the path ("messages", 1, "tool_calls", 0). Paths that are
+    as long as that of a message may be keys too.
     """
-    lengths = {len(stored.path) for stored in stored_messages}
-    paths_of_message = defaultdict[Path, list[Path]](list)
+    message_path_lengths = {len(stored.path) for stored in stored_messages}
+    paths_by_message = defaultdict[Path, list[Path]](list)
     for path in paths:
-        for length in lengths:
-            paths_of_message[path[:length]].append(path[length:])
-    return paths_of_message
+        for length in message_path_lengths:
+            paths_by_message[path[:length]].append(path[length:])
+    return paths_by_message
 
 
-def _is_emptied(stored: StoredMessage, removed: Collection[Path]) -> bool:
-    """Return whether a message has no words, calls and results left once what lies at these paths in it is removed."""
-    left = without(stored.value, removed)
+def _is_emptied(stored: StoredMessage, dropped_paths: Collection[Path]) -> bool:
+    """Return whether a message has no words, calls and results without what lies at these paths in it."""
+    left = without(stored.value, dropped_paths)
     if left is GONE:
         return True
-    for message in read_message(stored._replace(value=left), number=0, faults=[]):
-        has_results = any(result.text.strip() for result in message.results)
-        has_words = bool(message.text.strip(BETWEEN_CALLS))
-        if message.calls or has_results or has_words:
-            return False
-    return True
+    messages = read_message(stored._replace(value=left), number=0, faults=[])
+    return not any(map(_says_something, messages))
+
+
+def _says_something(message: RawMessage) -> bool:
+    """Return whether a message has calls, results that are not empty, or words."""
+    has_results = any(result.text.strip() for result in message.results)
+    has_words = bool(message.text.strip(BETWEEN_CALLS))
+    return bool(message.calls) or has_results or has_words

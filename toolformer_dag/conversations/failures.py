@@ -1,4 +1,4 @@
-"""Whether a result says that its call failed."""
+"""Tell whether a result reports that its call failed."""
 
 import re
 from collections.abc import Mapping
@@ -11,33 +11,33 @@ FAILURE = re.compile(
     r"|http\S*\s+[45]\d\d\b|(?:process )?exit(?:ed)?(?: with)?(?: code| status)+\W*[1-9])",
     re.IGNORECASE,
 )
-"""How the text of a failed call begins; `Failed: 0, passed: 12` and `Error-free` are none."""
-LOOKED_AT = 200
+"""The beginning of the result of a failed call; `Failed: 0, passed: 12` and `Error-free` do not match."""
+BEGINNING_LENGTH = 200
 """Characters at the beginning of a result in which FAILURE is looked for."""
 LONGEST_JSON = 100_000
-"""Characters of a result in JSON whose fields are looked at."""
+"""Characters of the longest result whose JSON is read."""
 FAILURE_KEYS = ("error", "errors", "exception", "isError", "is_error", "errorText", "error_code")
 SUCCESS_KEYS = ("success", "ok")
 FAILED_STATUS = ("error", "failed", "failure", "outcome_failed", "outcome_deadline_exceeded")
 
 
-def says_failure(result: str, beside: Any = None) -> bool:
-    """Return whether a result says that its call failed: by its first words, or by a field of its JSON.
+def says_failure(result: str, status_fields: Any = None) -> bool:
+    """Return whether a result reports a failure: by its first words, by fields of its JSON, or by `status_fields`.
 
-    `beside`: the object in the record that holds the result, whose fields may say it too.
+    status_fields: the object of the record that holds the result.
     """
-    if isinstance(beside, Mapping) and _fields_say_failure(beside):
+    if isinstance(status_fields, Mapping) and _fields_say_failure(status_fields):
         return True
     fields = None
     if result[:100].lstrip().startswith("{") and len(result) <= LONGEST_JSON:
         fields = parsed(result)
     if isinstance(fields, Mapping):
         return _fields_say_failure(fields)
-    return FAILURE.match(result[:LOOKED_AT]) is not None
+    return FAILURE.match(result[:BEGINNING_LENGTH]) is not None
 
 
 def _fields_say_failure(fields: Mapping[str, Any]) -> bool:
-    """Return whether an error, a status or a missing success is named."""
+    """Return whether an object holds an error, a status of failure, or a success that is false."""
     if any(fields.get(key) for key in FAILURE_KEYS) or fields.get("failed") is True:
         return True
     if any(str(fields.get(key)).lower() in FAILED_STATUS for key in ("status", "outcome", "observation")):

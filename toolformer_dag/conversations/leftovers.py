@@ -1,44 +1,70 @@
-"""Calls in records from which none was read: nothing that an agent did vanishes without a word."""
+"""Look for calls in records from which none was read, so that no call is skipped silently."""
 
 from collections import deque
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 from toolformer_dag.conversations.shapes import CALL_LISTS, PASSIVE_FIELDS, shape_of
 
 MOST_VALUES = 100_000
 """Lists and objects of a record that are looked at."""
 CALL_FIELDS = ({"name", "arguments"}, {"name", "args"}, {"function", "arguments"}, {"tool", "arguments"})
-"""Fields that an object has together where it is a call, whatever it stands under."""
+"""Fields that make an object a call where it has them together."""
 DEFINITIONS = (*PASSIVE_FIELDS, "tool_definitions", "tool_schemas", "evaluation_criteria", "expected_tools")
-"""Fields that describe tools, or the calls that somebody expects: those were not made."""
+"""Fields that describe tools, or calls that are expected and were not made."""
 
 
 def unread_call(record: Any) -> str | None:
-    """Return where the first thing stands in a record that looks like a call, as "rejected.1.tool_calls"; else None.
+    """Return the path to the first value of a record that looks like a call, as "rejected.1.tool_calls"; else None.
 
-    Only names of fields tell. The values nearest to the record come first; text, and what describes tools, is not
-    looked into. At most MOST_VALUES lists and objects are.
+    Only the names of fields count. Outer values come before inner ones. Fields that describe tools are skipped, and at
+    most MOST_VALUES lists and objects are looked at.
     """
-    waiting = deque[tuple[str, Any]]([("", record)])
+    waiting = deque([_Value(path="", name="", value=record)])
     for _ in range(MOST_VALUES):
         if not waiting:
             return None
-        place, value = waiting.popleft()
-        if isinstance(value, Mapping) and _is_call(value):
-            return place or "the record"
-        for name, item in _items_of(value):
-            if not isinstance(item, list | Mapping):
-                continue
-            item_place = f"{place}.{name}" if place else name
-            if name in CALL_LISTS and item:
-                return item_place
-            waiting.append((item_place, item))
+        outer = waiting.popleft()
+        if outer.is_call:
+            return outer.path or "the record"
+        for inner in outer.inner_values():
+            if inner.is_call_list:
+                return inner.path
+            waiting.append(inner)
     return None
 
 
+class _Value(NamedTuple):
+    """A list or an object inside a record.
+
+    - `path`: the path to it, such as "rejected.1"; "" for the record itself
+    - `name`: the last step of the path
+    """
+
+    path: str
+    name: str
+    value: Any
+
+    @property
+    def is_call_list(self) -> bool:
+        """Whether the value stands in a field for calls."""
+        return self.name in CALL_LISTS and bool(self.value)
+
+    @property
+    def is_call(self) -> bool:
+        """Whether the value is an object with the fields of a call."""
+        return isinstance(self.value, Mapping) and _has_call_fields(self.value)
+
+    def inner_values(self) -> Iterator["_Value"]:
+        """Yield the lists and objects among the fields or items."""
+        for name, item in _items_of(self.value):
+            if isinstance(item, list | Mapping):
+                path = f"{self.path}.{name}" if self.path else name
+                yield _Value(path, name, item)
+
+
 def _items_of(value: Any) -> list[tuple[str, Any]]:
-    """Return the items of a list by their numbers, or the fields of an object but those that describe tools."""
+    """Return the items of a list by their indexes, or the fields of an object except those that describe tools."""
     if isinstance(value, Mapping):
         return [(str(key), item) for key, item in value.items() if key not in DEFINITIONS]
     if isinstance(value, list):
@@ -46,9 +72,10 @@ def _items_of(value: Any) -> list[tuple[str, Any]]:
     return []
 
 
-def _is_call(value: Mapping[str, Any]) -> bool:
-    """Return whether an object has the fields of a call."""
-    shaped = shape_of(value)
-    is_part = shaped is not None and bool(shaped[0].tool) and bool(shaped[0].arguments)
-    has_fields = any(all(value.get(name) is not None for name in names) for names in CALL_FIELDS)
-    return has_fields or (is_part and value.get("type") != "function")
+def _has_call_fields(fields: Mapping[str, Any]) -> bool:
+    """Return whether an object is a call, by its fields or by its shape."""
+    if any(all(fields.get(name) is not None for name in names) for names in CALL_FIELDS):
+        return True
+    shaped = shape_of(fields)
+    has_call_shape = shaped is not None and bool(shaped.shape.tool) and bool(shaped.shape.arguments)
+    return has_call_shape and fields.get("type") != "function"  # a definition of a tool has this type too

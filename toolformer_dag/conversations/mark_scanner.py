@@ -1,6 +1,6 @@
-"""Find what stands between pairs of marks in a text, such as `<tool_call>` and `</tool_call>`.
+"""Find the text between pairs of marks, such as `<tool_call>` and `</tool_call>`.
 
-Every scan goes forward with `str.find`, so that it is linear in the text whatever stands there.
+Scans only go forward with `str.find`, so that they are linear in the length of any text.
 """
 
 import json
@@ -10,24 +10,24 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 END_OF_TEXT = "<|endoftext|>"
-"""A mark with which some data sets end every message."""
+"""A mark at the end of every message in some data sets."""
 Span = tuple[int, int]
-"""The first character of a stretch of text, and the one after its last."""
+"""A stretch of text: the offsets of its first character and of the one behind its last."""
 _JSON = json.JSONDecoder()
 
 
 class Marks(NamedTuple):
-    """The mark that opens a stretch of text, and the one that closes it."""
+    """The marks before and behind a stretch of text."""
 
     opening: str
     closing: str
 
 
 class Enclosed(NamedTuple):
-    """A pair of marks in a text with what it encloses, by the positions of characters.
+    """A pair of marks in a text with the text between them, by character offsets.
 
-    - `start`, `end`: from the opening mark to behind the closing one
-    - `body_start`, `body_end`: what stands between them
+    - `start`, `end`: the stretch from the opening mark to behind the closing one
+    - `body_start`, `body_end`: the stretch between the marks
     """
 
     start: int
@@ -40,34 +40,74 @@ class Enclosed(NamedTuple):
         """The stretch with its marks."""
         return self.start, self.end
 
+    def whole(self, text: str) -> str:
+        """Return the text with its marks. text: the text that was searched."""
+        return text[self.start : self.end]
+
     def body(self, text: str) -> str:
-        """Return what stands between the marks; `text` is the one that was searched."""
+        """Return the text between the marks. text: the text that was searched."""
         return text[self.body_start : self.body_end]
+
+
+class MarkPositions(NamedTuple):
+    """The offsets of an opening mark, and of the next closing mark behind it; None where it is not closed."""
+
+    opening: int
+    closing: int | None
+
+
+def positions_of(text: str, mark: str) -> Iterator[int]:
+    """Yield the offsets at which a mark stands in a text."""
+    position = text.find(mark)
+    while position >= 0:
+        yield position
+        position = text.find(mark, position + len(mark))
+
+
+def mark_positions(text: str, marks: Marks, start: int = 0) -> Iterator[MarkPositions]:
+    """Yield each opening mark from `start` on with its closing mark, without going back; an unclosed mark is the last.
+
+    Between an opening mark and its closing mark may stand further opening marks.
+    """
+    position = start
+    while True:
+        opening = text.find(marks.opening, position)
+        if opening < 0:
+            return
+        closing = text.find(marks.closing, opening)
+        if closing < 0:
+            yield MarkPositions(opening, None)
+            return
+        yield MarkPositions(opening, closing)
+        position = closing + len(marks.closing)
 
 
 def enclosed(text: str, marks: Marks) -> Iterator[Enclosed]:
     """Yield each pair of marks in a text, in order.
 
-    Of opening marks in a row the last one counts, since the others are only spoken of: "I write <a> before: <a>x</a>"
-    encloses x. A mark that is not closed encloses the rest of the text, up to END_OF_TEXT.
+    Of several opening marks before a closing one the last counts, since the others are only mentioned: "I write <a>
+    before: <a>x</a>" encloses x. An unclosed mark encloses the rest of the text, up to END_OF_TEXT.
     """
-    opening, closing = marks
-    position = 0
-    while True:
-        first_opening = text.find(opening, position)
-        if first_opening < 0:
-            return
-        body_end = text.find(closing, first_opening)
-        if body_end < 0:
-            yield _unclosed(text, first_opening, opening)
-            return
-        start = text.rfind(opening, first_opening, body_end)
-        position = body_end + len(closing)
-        yield Enclosed(start, start + len(opening), body_end, position)
+    for positions in mark_positions(text, marks):
+        if positions.closing is None:
+            yield _unclosed(text, positions.opening, marks.opening)
+        else:
+            start = text.rfind(marks.opening, positions.opening, positions.closing)
+            yield _pair_of(marks, opening=start, closing=positions.closing)
+
+
+def _pair_of(marks: Marks, *, opening: int, closing: int) -> Enclosed:
+    """Return a pair of marks by their offsets."""
+    return Enclosed(
+        start=opening,
+        body_start=opening + len(marks.opening),
+        body_end=closing,
+        end=closing + len(marks.closing),
+    )
 
 
 def _unclosed(text: str, start: int, opening: str) -> Enclosed:
-    """Return what an opening mark at `start` encloses that is not closed: the rest of the text, up to END_OF_TEXT."""
+    """Return the rest of a text from an unclosed opening mark at `start` on, up to END_OF_TEXT."""
     body_end = text.find(END_OF_TEXT, start)
     if body_end < 0:
         body_end = len(text)
@@ -76,83 +116,97 @@ def _unclosed(text: str, start: int, opening: str) -> Enclosed:
 
 
 def enclosed_bodies(text: str, marks: Marks) -> list[str]:
-    """Return what stands between each pair of marks, as ["a", "b"] for `<k>a</k> <k>b</k>`."""
+    """Return the text between each pair of marks, as ["a", "b"] for `<k>a</k> <k>b</k>`."""
     return [pair.body(text) for pair in enclosed(text, marks)]
 
 
 def outermost(text: str, marks: Marks) -> list[Enclosed]:
     """Return the pairs of marks that lie in no other pair: the first `<a>` and the last `</a>` of `<a>x<a>y</a></a>`.
 
-    Where some mark has no partner, so that pairs cannot be told, it returns what `enclosed` yields.
+    Where a mark has no partner, the pairs of `enclosed` are returned.
     """
-    opening, closing = marks
     pairs = list[Enclosed]()
     depth = 0
-    outer_start = 0
-    next_opening = text.find(opening)
-    next_closing = text.find(closing)
-    while next_closing >= 0 and depth >= 0:
-        opens_first = 0 <= next_opening < next_closing
-        if opens_first:
+    outer_opening = 0
+    for mark in _marks_in_order(text, marks):
+        if mark.is_opening:
             if depth == 0:
-                outer_start = next_opening
+                outer_opening = mark.position
             depth += 1
-            next_opening = text.find(opening, next_opening + len(opening))
             continue
-        depth -= 1  # below 0 for a closing mark without a partner, which ends the loop
+        depth -= 1
+        if depth < 0:  # a closing mark without a partner
+            break
         if depth == 0:
-            body_start = outer_start + len(opening)
-            pairs.append(Enclosed(outer_start, body_start, next_closing, next_closing + len(closing)))
-        next_closing = text.find(closing, next_closing + len(closing))
-    is_balanced = depth == 0 and next_opening < 0
-    return pairs if is_balanced else list(enclosed(text, marks))
+            pairs.append(_pair_of(marks, opening=outer_opening, closing=mark.position))
+    return pairs if depth == 0 else list(enclosed(text, marks))
+
+
+class _Mark(NamedTuple):
+    """A mark in a text, by the offset of its first character."""
+
+    position: int
+    is_opening: bool
+
+
+def _marks_in_order(text: str, marks: Marks) -> list[_Mark]:
+    """Return the opening and closing marks of a text in the order of the text."""
+    openings = [_Mark(position, is_opening=True) for position in positions_of(text, marks.opening)]
+    closings = [_Mark(position, is_opening=False) for position in positions_of(text, marks.closing)]
+    return sorted([*openings, *closings])
 
 
 def enclosed_json(text: str, marks: Marks) -> Iterator[Enclosed]:
-    """Yield what `enclosed` yields, but let JSON between marks quote the marks.
+    """Yield the pairs of `enclosed`, but do not count marks that JSON between a pair quotes.
 
     As an example, `<c>{"text": "</c>"}</c>` is one pair, closed by the last mark.
     """
-    position = 0
+    end_of_last = 0
     for pair in enclosed(text, marks):
-        is_quoted = pair.start < position  # in the JSON of the pair before
+        is_quoted = pair.start < end_of_last  # in the JSON of the last pair
         if is_quoted:
             continue
         whole_pair = _closed_behind_json(text, pair, marks.closing)
-        position = whole_pair.end
+        end_of_last = whole_pair.end
         yield whole_pair
 
 
 def _closed_behind_json(text: str, pair: Enclosed, closing: str) -> Enclosed:
-    """Return a pair of marks, closed behind its JSON where that goes on behind the pair; else the pair as it is."""
+    """Return a pair of marks, with the closing mark behind its JSON where the JSON goes on behind the pair."""
     body = pair.body(text)
-    json_start = pair.body_end - len(body.lstrip())
-    if text[json_start : json_start + 1] not in ("{", "["):
+    json_end = _json_end(text, pair.body_end - len(body.lstrip()))
+    if json_end is None or json_end <= pair.body_end:
         return pair
+    closing_start = text.find(closing, json_end)
+    follows_json = closing_start >= 0 and not text[json_end:closing_start].strip()
+    if not follows_json:
+        return pair
+    return pair._replace(body_end=closing_start, end=closing_start + len(closing))
+
+
+def _json_end(text: str, start: int) -> int | None:
+    """Return the offset behind the object or list in JSON that begins at `start`; None where there is none."""
+    if text[start : start + 1] not in ("{", "["):
+        return None
     try:
-        _, json_end = _JSON.raw_decode(text, json_start)
-    except (ValueError, RecursionError):  # no JSON
-        return pair
-    if json_end <= pair.body_end:
-        return pair
-    body_end = text.find(closing, json_end)
-    if body_end < 0 or text[json_end:body_end].strip():
-        return pair
-    return pair._replace(body_end=body_end, end=body_end + len(closing))
+        _, end = _JSON.raw_decode(text, start)
+    except (ValueError, RecursionError):
+        return None
+    return end
 
 
 def without_spans(text: str, spans: Sequence[Span]) -> str:
     """Return a text without some of its stretches, which may touch or overlap."""
-    kept = []
+    pieces = []
     position = 0
     for start, end in sorted(spans):
-        kept.append(text[position:start])
+        pieces.append(text[position:start])
         position = max(position, end)
-    kept.append(text[position:])
-    return "".join(kept)
+    pieces.append(text[position:])
+    return "".join(pieces)
 
 
 def is_within(position: int, spans: Sequence[Span]) -> bool:
-    """Return whether a character lies in one of the stretches. These are sorted and do not overlap."""
+    """Return whether an offset lies in one of the stretches, which are sorted and do not overlap."""
     last_before = bisect(spans, (position, sys.maxsize)) - 1
     return last_before >= 0 and position < spans[last_before][1]

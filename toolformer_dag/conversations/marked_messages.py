@@ -1,13 +1,14 @@
-"""Read the calls and results of a conversation that has no fields for calls from the marks in its texts.
+"""Read calls and results from the marks in the texts of a conversation that has no fields for them.
 
-Calls count in what the assistant wrote outside of its thinking, results in messages of tools, and in what a user or the
-assistant's own text brings while a call waits.
+Calls count in texts of the assistant, outside of its thinking. Results count in messages of tools, in texts of the
+assistant behind a call, and in other messages while a call waits for its result.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 
-from toolformer_dag.conversations.mark_scanner import without_spans
+from toolformer_dag.conversations.mark_scanner import Span, without_spans
 from toolformer_dag.conversations.marks import (
     MarkedCall,
     MarkedResult,
@@ -24,20 +25,20 @@ from toolformer_dag.conversations.shapes import FoundResult
 SHOWN = 80
 """Characters of a text in the detail of a fault."""
 BETWEEN_CALLS = "[], \n"
-"""What stands between calls in a list of them as Python writes it, and is no words."""
+"""Characters between calls in Python's notation of a list, which are no words."""
 SEARCH_RESULT = "<information>"
-"""Where this stands in a conversation, `<search>` is a call."""
+"""The mark of a search result; `<search>` is a call in conversations that contain it."""
 
 
 def with_marked_calls(messages: Sequence[RawMessage], faults: list[Fault]) -> list[RawMessage]:
-    """Return the messages of a conversation with the calls and results that stand in their texts.
+    """Return the messages of a conversation with the calls and results in their texts.
 
-    - where calls and results stand in fields: no text is searched
-    - where calls alone stand in fields: texts are searched for results
-    - else texts of the assistant are searched for calls, and texts of others for results while a call waits for one
+    - calls and results have fields: no text is searched
+    - only calls have fields: texts are searched for results
+    - else: texts are searched for calls and results
 
-    Appends to `faults`: marks of calls that cannot be read (unreadable_call), or that stand beside calls in fields
-    (marks_beside_fields).
+    Appends to `faults`: calls between marks that cannot be read (unreadable_call), and marks of calls where calls have
+    fields (marks_beside_fields).
     """
     has_call_fields = any(message.calls for message in messages)
     has_result_fields = any(message.results for message in messages)
@@ -46,21 +47,8 @@ def with_marked_calls(messages: Sequence[RawMessage], faults: list[Fault]) -> li
     if has_call_fields and has_result_fields:
         return list(messages)
     has_searches = any(SEARCH_RESULT in message.text for message in messages)
-    read_messages = list[RawMessage]()
-    waiting_calls = 0
-    for message in messages:
-        if message.role == "assistant" and not has_call_fields:
-            parts = _read_assistant(message, has_searches, faults)
-        elif message.role == "tool":
-            parts = [_read_tool(message)]
-        elif waiting_calls > 0:  # the message may bring a result, whoever speaks
-            parts = [_read_user(message)]
-        else:
-            parts = [message]
-        for part in parts:
-            waiting_calls = max(0, waiting_calls + len(part.calls) - len(part.results))
-        read_messages.extend(parts)
-    return read_messages
+    reader = _MarkReader(reads_calls=not has_call_fields, has_searches=has_searches, faults=faults)
+    return list(chain.from_iterable(map(reader.read, messages)))
 
 
 def _marks_beside_fields(messages: Sequence[RawMessage]) -> list[Fault]:
@@ -72,32 +60,65 @@ def _marks_beside_fields(messages: Sequence[RawMessage]) -> list[Fault]:
     return faults
 
 
-def _read_assistant(message: RawMessage, has_searches: bool, faults: list[Fault]) -> list[RawMessage]:
-    """Return a message of the assistant, with the calls of its text taken out of its words.
+class _MarkReader:
+    """Reads the calls and results in the texts of a conversation, message by message.
 
-    It becomes several messages where results stand in the text too: each ends with its results, and the next goes on.
-    Appends unreadable calls to `faults`.
+    Its state is the number of calls that still wait for their result.
     """
-    cutter = _MessageCutter(message)
-    for words in message.words:
-        marked = marked_calls(words.text, has_searches)
-        for text in marked.unread:
-            faults.append(("unreadable_call", f"message {message.number}: {text[:SHOWN]}"))
-        if words.path is None or not marked.calls:
-            cutter.add_words(words)
-            continue
-        first_call = marked.calls[0]
-        results = [result for result in marked_results(words.text) if result.span > first_call.span]
-        cutter.add_text(words.text, words.path, marked.calls, results)
-    return cutter.messages
+
+    def __init__(self, *, reads_calls: bool, has_searches: bool, faults: list[Fault]) -> None:
+        """Begin a conversation.
+
+        reads_calls: whether texts of the assistant are searched for calls. has_searches: whether `<search>` is a call.
+        """
+        self._reads_calls = reads_calls
+        self._has_searches = has_searches
+        self._faults = faults
+        self._waiting_calls = 0
+
+    def read(self, message: RawMessage) -> list[RawMessage]:
+        """Return a message with the calls and results of its texts; several where calls follow results in it."""
+        parts = self._parts_of(message)
+        for part in parts:
+            balance = len(part.calls) - len(part.results)
+            self._waiting_calls = max(0, self._waiting_calls + balance)
+        return parts
+
+    def _parts_of(self, message: RawMessage) -> list[RawMessage]:
+        """Return what `read` returns, by the role of the message."""
+        if message.role == "assistant" and self._reads_calls:
+            return self._read_assistant(message)
+        if message.role == "tool":
+            return [_read_tool(message)]
+        if self._waiting_calls > 0:  # the message may bring a result, whatever its role
+            return [_read_user(message)]
+        return [message]
+
+    def _read_assistant(self, message: RawMessage) -> list[RawMessage]:
+        """Return a message of the assistant, cut behind the results in its texts."""
+        cutter = _MessageCutter(message)
+        for words in message.words:
+            marked = marked_calls(words.text, self._has_searches)
+            for text in marked.unread:
+                self._faults.append(("unreadable_call", f"message {message.number}: {text[:SHOWN]}"))
+            if words.path is None or not marked.calls:
+                cutter.add_words(words)
+            else:
+                cutter.add_text(words.text, words.path, _with_results(words.text, marked.calls))
+        return cutter.messages
+
+
+def _with_results(text: str, calls: Sequence[MarkedCall]) -> list[MarkedCall | MarkedResult]:
+    """Return the calls of a text and the results behind the first of them, in the order of the text."""
+    results = [result for result in marked_results(text) if result.span > calls[0].span]
+    return sorted([*calls, *results], key=lambda marked: marked.span)
 
 
 class _MessageCutter:
-    """Cuts a message of the assistant into messages that each say something, call tools and get results.
+    """Cuts a message of the assistant into messages that each have words, then calls, then results.
 
-    State: `messages`, the messages so far, to the last of which everything is added. As an example, the text
-    `Look: CALL1 RESULT1 Warm. CALL2 RESULT2` becomes two messages: "Look:" with call 1 and its result, and "Warm." with
-    call 2 and its result.
+    The text `Look: CALL1 RESULT1 Warm. CALL2 RESULT2` becomes two messages: "Look:" with call 1 and its result, and
+    "Warm." with call 2 and its result. `messages` holds the messages so far; everything is added to the last one.
     """
 
     def __init__(self, message: RawMessage) -> None:
@@ -108,13 +129,12 @@ class _MessageCutter:
         """Add words to the last message."""
         self.messages[-1].words.append(words)
 
-    def add_text(self, text: str, path: Path, calls: Sequence[MarkedCall], results: Sequence[MarkedResult]) -> None:
-        """Add the words, calls and results of a text, in the order of the text. path: of the text in the record."""
+    def add_text(self, text: str, path: Path, marked_parts: Sequence[MarkedCall | MarkedResult]) -> None:
+        """Add the words, calls and results of a text, in its order. path: of the text in the record."""
         position = 0
-        in_order: list[MarkedCall | MarkedResult] = sorted([*calls, *results], key=lambda marked: marked.span)
-        for marked in in_order:
+        for marked in marked_parts:
             start, end = marked.span
-            self._add_words_between(text, path, position, start)
+            self._add_words_between(text, path, (position, start))
             if isinstance(marked, MarkedCall):
                 self._add_call(marked, path)
             else:
@@ -122,21 +142,22 @@ class _MessageCutter:
             position = max(position, end)
         self._add_last_words(text, path, position)
 
-    def _add_words_between(self, text: str, path: Path, start: int, end: int) -> None:
-        """Add the words from `start` to `end`, before a call or a result. Behind a result they begin a new message."""
+    def _add_words_between(self, text: str, path: Path, span: Span) -> None:
+        """Add the words before a call or a result. Behind a result they begin a new message."""
+        start, end = span
         between = text[start:end]
         if not between.strip(BETWEEN_CALLS):
             return
         if self.messages[-1].results:
             self._begin_message(self.messages[-1].path)
-        self.add_words(Words(between.strip(), (*path, (start, end))))
+        self.add_words(Words(between.strip(), (*path, span)))
 
     def _add_call(self, call: MarkedCall, path: Path) -> None:
         """Add a call. Behind a result it begins a new message."""
         if self.messages[-1].results:
             self._begin_message(self.messages[-1].path)
         call_path = (*path, call.span, *call.inside)
-        self.messages[-1].calls.append(CallAt(call.found, (call_path,)))
+        self.messages[-1].calls.append(CallAt(call.fields, (call_path,)))
 
     def _add_last_words(self, text: str, path: Path, start: int) -> None:
         """Add the words from `start` to the end of the text. Behind a result they begin a new message."""
@@ -149,27 +170,26 @@ class _MessageCutter:
         self.add_words(Words(rest.strip(), rest_path))
 
     def _begin_message(self, path: Path) -> None:
-        """Begin another message of the assistant, under the number of the one that is cut."""
+        """Begin another message of the assistant, with the same number."""
         self.messages.append(RawMessage(self.messages[-1].number, "assistant", path))
 
 
 def _read_tool(message: RawMessage) -> RawMessage:
-    """Return a message of a tool, with each of its results parted into those that stand between marks in its text."""
+    """Return a message of a tool, with its results as the marks in their texts divide them."""
     results = list[ResultAt]()
     for result in message.results:
-        results += _parted_by_marks(result)
+        results += _divided_by_marks(result)
     return replace(message, results=results)
 
 
-def _parted_by_marks(result: ResultAt) -> list[ResultAt]:
-    """Return the results that the text of a result consists of.
+def _divided_by_marks(result: ResultAt) -> list[ResultAt]:
+    """Return the results in the text of a result; a text without marks of results stays as it is.
 
-    - `<tool_response>17</tool_response><tool_response>4</tool_response>`: two results
-    - `<tool_response>17</tool_response>`: the result itself, with the text between the marks
-    - `Observation: 17`: the result itself, with the text behind the beginning
-    - anything else: the result as it is
+    - `<tool_response>17</tool_response><tool_response>4</tool_response>`: two results, "17" and "4"
+    - `<tool_response>17</tool_response>`: the result "17"
+    - `Observation: 17`: the result "17"
     """
-    text = result.found.content
+    text = result.fields.content
     if not isinstance(text, str):
         return [result]
     marked = marked_results(text)
@@ -177,44 +197,51 @@ def _parted_by_marks(result: ResultAt) -> list[ResultAt]:
     if consists_of(marked, text) and text_path is not None:
         if len(marked) > 1:
             return [_result_at(part, text_path) for part in marked]
-        [whole] = marked
-        return [result._replace(found=replace(result.found, content=whole.text, tool=whole.tool or result.found.tool))]
+        return [_with_content(result, marked[0].text, tool=marked[0].tool)]
     untagged = untagged_result(text)
-    if untagged is None:
-        return [result]
-    return [result._replace(found=replace(result.found, content=untagged.text))]
+    return [result] if untagged is None else [_with_content(result, untagged.text)]
+
+
+def _with_content(result: ResultAt, content: str, tool: str | None = None) -> ResultAt:
+    """Return a result with another content, and with another tool if one is given."""
+    fields = replace(result.fields, content=content, tool=tool or result.fields.tool)
+    return result._replace(fields=fields)
 
 
 def _text_path(result: ResultAt) -> Path | None:
-    """Return the path to the text of a message of a tool; None where it is no text of the message itself."""
-    fields = result.found.beside
+    """Return the path to the text of a tool's message; None where the text is not a field of the message."""
+    message = result.fields.status_fields
     for key in ("content", "value", "text"):
-        if isinstance(fields, dict) and fields.get(key) is result.found.content:
+        if isinstance(message, dict) and message.get(key) is result.fields.content:
             return (*result.path, key)
     return None
 
 
 def _read_user(message: RawMessage) -> RawMessage:
-    """Return a message that came while a call waits, with the results of its texts taken out of its words."""
+    """Return a message with the results in its texts taken out of its words."""
     read = replace(message, words=[], results=list(message.results))
     for words in message.words:
-        marked = marked_results(words.text)
-        untagged = untagged_result(words.text)
-        if words.path is None:
+        results = _results_in(words.text)
+        if words.path is None or not results:
             read.words.append(words)
-        elif marked:
-            read.results.extend(_result_at(result, words.path) for result in marked)
-            rest = without_spans(words.text, [result.span for result in marked]).strip()
-            if rest:
-                read.words.append(Words(rest, words.path))
-        elif untagged is not None:
-            read.results.append(_result_at(untagged, words.path))
-        else:
-            read.words.append(words)
+            continue
+        read.results += [_result_at(result, words.path) for result in results]
+        rest = without_spans(words.text, [result.span for result in results]).strip()
+        if rest:
+            read.words.append(Words(rest, words.path))
     return read
+
+
+def _results_in(text: str) -> list[MarkedResult]:
+    """Return the results between tags in a text; else the whole text where its first words say that it is a result."""
+    tagged = marked_results(text)
+    if tagged:
+        return tagged
+    untagged = untagged_result(text)
+    return [] if untagged is None else [untagged]
 
 
 def _result_at(marked: MarkedResult, path: Path) -> ResultAt:
     """Return a result of a text as a result of the record. path: of the text."""
-    found = FoundResult(content=marked.text, tool=marked.tool)
-    return ResultAt(found, (*path, marked.span))
+    fields = FoundResult(content=marked.text, tool=marked.tool)
+    return ResultAt(fields, (*path, marked.span))

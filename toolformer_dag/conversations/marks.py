@@ -1,4 +1,4 @@
-"""Find calls and results that stand in texts, between marks, in conversations that have no fields for them."""
+"""Find calls and results between marks in texts, for conversations without fields for calls."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -12,6 +12,7 @@ from toolformer_dag.conversations.mark_scanner import (
     enclosed,
     enclosed_json,
     is_within,
+    mark_positions,
     outermost,
     without_spans,
 )
@@ -26,7 +27,7 @@ THINKING = (
     Marks("<thought>", "</thought>"),
     Marks("[THINK]", "[/THINK]"),
 )
-"""What stands before and after thinking."""
+"""Marks around thinking."""
 CALL_TAGS = (
     Marks("<tool_call>", "</tool_call>"),
     Marks("<tool_calls>", "</tool_calls>"),
@@ -37,7 +38,7 @@ CALL_TAGS = (
     Marks("[TOOL_CALLS]", "[/TOOL_CALLS]"),
     Marks("<|python_tag|>", "<|eom_id|>"),
 )
-"""What stands before and after calls; the second one may be missing at the end of a message."""
+"""Marks around calls; the closing one may be missing at the end of a message."""
 OTHER_CALL_MARKS = (
     "<minimax:tool_call>",
     "<\uff5ctool\u2581calls\u2581begin\uff5c>",
@@ -46,8 +47,7 @@ OTHER_CALL_MARKS = (
     " to=functions.",
     "\nAction Input:",
 )
-"""What stands before calls that are not read, such as those of MiniMax, DeepSeek, Kimi, harmony and ReAct; the calls
-are reported as unreadable."""
+"""Marks before calls of MiniMax, DeepSeek, Kimi, harmony and ReAct, which are reported as unreadable."""
 RESULT_TAGS = (
     Marks("<tool_response>", "</tool_response>"),
     Marks("<function_response>", "</function_response>"),
@@ -56,30 +56,35 @@ RESULT_TAGS = (
     Marks("<information>", "</information>"),
     Marks("[TOOL_RESULTS]", "[/TOOL_RESULTS]"),
 )
-"""What stands before and after a result."""
+"""Marks around results."""
 RESULT_BEGINNINGS = ("FUNCTION RESPONSE:", "OBSERVATION:", "Observation:", "TOOL RESPONSE:")
-"""How a message begins that is a result from there to its end."""
+"""The first words of messages that are a result as a whole."""
 EMPTY_RESULTS = ("Your command ran successfully and did not produce any output.",)
-"""Messages that stand for an empty result: SWE-agent's."""
+"""Messages that stand for an empty result in SWE-agent."""
 NAMED_RESULT = Marks("EXECUTION RESULT of [", "]:")
-"""What stands before and after the tool's name at the beginning of a result of OpenHands."""
+"""Marks around the tool's name at the beginning of a result of OpenHands."""
 
 
 class MarkedCall(NamedTuple):
     """A call in a text.
 
-    - `found`: its fields
+    - `fields`: its tool, arguments and id
     - `span`: the stretch of the text with its marks
-    - `inside`: the path from that stretch to the call, where it stands between its marks with other calls
+    - `inside`: the path from that stretch to the call, where several calls stand between the marks
     """
 
-    found: FoundCall
+    fields: FoundCall
     span: Span
     inside: Path = ()
 
 
 class MarkedResult(NamedTuple):
-    """A result in a text: what the tool answered, the tool where the mark names it, and the stretch with its marks."""
+    """A result in a text.
+
+    - `text`: what the tool answered
+    - `tool`: the tool's name, where the result names it
+    - `span`: the stretch of the text with its marks
+    """
 
     text: str
     tool: str | None
@@ -87,17 +92,32 @@ class MarkedResult(NamedTuple):
 
 
 class Marked(NamedTuple):
-    """The calls of a text, in its order, and the texts that have marks of a call and cannot be read."""
+    """The calls of a text.
+
+    - `calls`: the calls in the order of the text
+    - `unread`: the stretches that have marks of a call and cannot be read
+    """
 
     calls: list[MarkedCall]
     unread: list[str]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no marks of calls stand in the text."""
+        return not self.calls and not self.unread
+
+    def add(self, stretch: str, calls: Sequence[MarkedCall]) -> None:
+        """Add the calls of a stretch between marks, or the stretch as unread where it has none."""
+        self.calls.extend(calls)
+        if not calls:
+            self.unread.append(stretch)
 
 
 def thinking_spans(text: str) -> list[Span]:
     """Return the stretches of thinking in a text, marks included.
 
-    Thinking that is closed but not opened begins with the text, since some templates open it in the prompt. Thinking
-    that is opened but not closed counts only where nothing stands before it: the model was cut off while it thought.
+    A closing mark without an opening one closes thinking that begins with the text, since some templates open it in
+    the prompt. An opening mark without a closing one counts only at the beginning: the model was cut off.
     """
     spans = list[Span]()
     for marks in THINKING:
@@ -107,25 +127,24 @@ def thinking_spans(text: str) -> list[Span]:
 
 def _thinking_between(text: str, marks: Marks) -> Iterator[Span]:
     """Yield the stretches of thinking between one pair of marks; see `thinking_spans`."""
-    opening, closing = marks
-    position = 0
-    first_opening = text.find(opening)
-    first_closing = text.find(closing)
+    prompted_end = _end_of_prompted_thinking(text, marks)
+    if prompted_end > 0:
+        yield 0, prompted_end
+    for positions in mark_positions(text, marks, start=prompted_end):
+        if positions.closing is not None:
+            yield positions.opening, positions.closing + len(marks.closing)
+        elif not text[: positions.opening].strip():  # cut off while thinking
+            yield positions.opening, len(text)
+
+
+def _end_of_prompted_thinking(text: str, marks: Marks) -> int:
+    """Return where thinking ends that was opened in the prompt, and so is only closed in the text; 0 without any."""
+    first_opening = text.find(marks.opening)
+    first_closing = text.find(marks.closing)
     opens_before_closing = 0 <= first_opening < first_closing
-    if first_closing >= 0 and not opens_before_closing:  # opened in the prompt
-        position = first_closing + len(closing)
-        yield 0, position
-    while True:
-        start = text.find(opening, position)
-        if start < 0:
-            return
-        end = text.find(closing, start)
-        if end < 0:
-            if not text[:start].strip():  # cut off while it thought
-                yield start, len(text)
-            return
-        position = end + len(closing)
-        yield start, position
+    if first_closing < 0 or opens_before_closing:
+        return 0
+    return first_closing + len(marks.closing)
 
 
 def visible(text: str) -> str:
@@ -135,126 +154,132 @@ def visible(text: str) -> str:
 
 
 def marked_calls(text: str, has_one_word_tools: bool = False) -> Marked:
-    """Return the calls that stand in a text outside of its thinking.
+    """Return the calls in a text, outside of its thinking.
 
-    has_one_word_tools: whether `<search>` and its like are calls; elsewhere they are words.
+    has_one_word_tools: whether `<search>` and its like are calls; else they are words.
     """
     thoughts = thinking_spans(text)
-    marked = Marked([], [])
-    for marks in CALL_TAGS:
-        if has_one_word_tools or marks.opening not in ONE_WORD_TOOLS:
-            _add_tagged_calls(marked, text, marks, thoughts)
+    marked = _tagged_calls(text, thoughts, has_one_word_tools)
     _add_functions(marked, text, thoughts)
-    if not marked.calls and not marked.unread:
+    if marked.is_empty:
         marked.calls.extend(_listed_python_calls(text, thoughts))
-    if not marked.calls and not marked.unread:
+    if marked.is_empty:
         marked.unread.extend(_other_marks(without_spans(text, thoughts)))
     marked.calls.sort(key=lambda call: call.span)
     return marked
 
 
-def _add_tagged_calls(marked: Marked, text: str, marks: Marks, thoughts: Sequence[Span]) -> None:
-    """Add the calls that stand between such marks to `marked.calls`, and what cannot be read there to `marked.unread`.
-
-    thoughts: stretches of thinking, in which no call counts. Where several calls stand between one pair of marks, each
-    gets the path from the marks to itself (`MarkedCall.inside`), so that one of them can be left out alone.
-    """
-    for pair in enclosed_json(text, marks):
-        if is_within(pair.start, thoughts):
+def _tagged_calls(text: str, thoughts: Sequence[Span], has_one_word_tools: bool) -> Marked:
+    """Return the calls between CALL_TAGS. thoughts: the stretches of thinking, in which no call counts."""
+    marked = Marked(calls=[], unread=[])
+    for marks in CALL_TAGS:
+        if marks.opening in ONE_WORD_TOOLS and not has_one_word_tools:
             continue
-        calls = calls_in(pair.body(text), marks.opening)
-        if not calls:
-            marked.unread.append(text[pair.start : pair.end])
-        body_in_span = (pair.body_start - pair.start, pair.body_end - pair.start)
-        for call in calls:
-            inside = (body_in_span, *call.path) if len(calls) > 1 else ()
-            marked.calls.append(MarkedCall(call.found, pair.span, inside))
+        for pair in enclosed_json(text, marks):
+            if not is_within(pair.start, thoughts):
+                marked.add(pair.whole(text), _calls_of_pair(text, pair, marks.opening))
+    return marked
 
 
 def _add_functions(marked: Marked, text: str, thoughts: Sequence[Span]) -> None:
-    """Add the calls between the marks FUNCTION that stand in no other marks of a call."""
+    """Add the calls between FUNCTION marks that lie in no other call and in no thinking."""
     other_calls = sorted({call.span for call in marked.calls})
     for pair in enclosed(text, FUNCTION):
         if is_within(pair.start, thoughts) or is_within(pair.start, other_calls):
             continue
-        found = function_call(pair.body(text))
-        if found is None:
-            marked.unread.append(text[pair.start : pair.end])
-        else:
-            marked.calls.append(MarkedCall(found, pair.span))
+        call = function_call(pair.body(text))
+        calls = [] if call is None else [MarkedCall(call, pair.span)]
+        marked.add(pair.whole(text), calls)
+
+
+def _calls_of_pair(text: str, pair: Enclosed, opening: str) -> list[MarkedCall]:
+    """Return the calls between a pair of marks; an empty list where they cannot be read.
+
+    Each of several calls gets its path from the marks on, so that one of them can be left out alone.
+    """
+    calls = calls_in(pair.body(text), opening)
+    if len(calls) == 1:
+        return [MarkedCall(calls[0].fields, pair.span)]
+    body_in_span = (pair.body_start - pair.start, pair.body_end - pair.start)
+    return [MarkedCall(call.fields, pair.span, inside=(body_in_span, *call.path)) for call in calls]
 
 
 def _listed_python_calls(text: str, thoughts: Sequence[Span]) -> Iterator[MarkedCall]:
-    """Yield the calls of a text that is, behind its thinking, a list of calls as Python writes them."""
+    """Yield the calls of a text that is, behind its thinking, a list of calls in Python's notation."""
     answer_start = thoughts[-1][1] if thoughts else 0
-    for found, (start, end) in python_calls(text[answer_start:]):
-        yield MarkedCall(found, (answer_start + start, answer_start + end))
+    for call, (start, end) in python_calls(text[answer_start:]):
+        yield MarkedCall(call, (answer_start + start, answer_start + end))
 
 
 def _other_marks(text: str) -> Iterator[str]:
-    """Yield the text from the first mark of a call on that is not read (OTHER_CALL_MARKS); nothing without one."""
-    places = [text.find(mark) for mark in OTHER_CALL_MARKS if mark in text]
-    if places:
-        yield text[min(places) :].strip()
+    """Yield the rest of a text from the first of OTHER_CALL_MARKS on; nothing without one."""
+    positions = [text.find(mark) for mark in OTHER_CALL_MARKS if mark in text]
+    if positions:
+        yield text[min(positions) :].strip()
 
 
 def has_call_marks(text: str) -> bool:
     """Return whether marks of a call stand in a text, outside of its thinking."""
-    shown = visible(text)
+    visible_text = visible(text)
     openings = [marks.opening for marks in (*CALL_TAGS, FUNCTION)]
-    return any(opening in shown for opening in openings if opening not in ONE_WORD_TOOLS)
+    return any(opening in visible_text for opening in openings if opening not in ONE_WORD_TOOLS)
 
 
 def marked_results(text: str) -> list[MarkedResult]:
-    """Return the results that stand in a text between tags. What stands within another result is a part of it."""
+    """Return the results between tags in a text; a result inside another one is part of it."""
     results = list[MarkedResult]()
     for marks in RESULT_TAGS:
         results += [_result_between(text, pair) for pair in outermost(text, marks)]
-    outer = list[MarkedResult]()
-    end = 0  # of the last result that was taken
+    outer_results = list[MarkedResult]()
+    end_of_last = 0
     for result in sorted(results, key=lambda result: result.span):
-        result_start, result_end = result.span
-        if result_start >= end:
-            outer.append(result)
-            end = result_end
-    return outer
+        start, end = result.span
+        if start >= end_of_last:
+            outer_results.append(result)
+            end_of_last = end
+    return outer_results
 
 
 def _result_between(text: str, pair: Enclosed) -> MarkedResult:
-    """Return what stands between a pair of marks as a result."""
+    """Return the text between a pair of marks as a result."""
     body = pair.body(text).strip()
     return MarkedResult(body, _named_tool(body), pair.span)
 
 
 def _named_tool(body: str) -> str | None:
-    """Return the tool that a result in JSON names, as Hermes has it: `{"name": "search", "content": ...}`."""
+    """Return the tool that a result in JSON names, as in Hermes: `{"name": "search", "content": ...}`."""
     fields = parsed(body) if body.startswith("{") else None
     name = fields.get("name") if isinstance(fields, dict) else None
     return name if isinstance(name, str) else None
 
 
 def consists_of(results: Sequence[MarkedResult], text: str) -> bool:
-    """Return whether a text is these results between their tags, and nothing else."""
-    return bool(results) and not without_spans(text, [result.span for result in results]).strip()
+    """Return whether a text holds these results with their tags, and nothing else."""
+    spans = [result.span for result in results]
+    return bool(results) and not without_spans(text, spans).strip()
 
 
 def untagged_result(text: str) -> MarkedResult | None:
-    """Return a text that is a result from its beginning to its end as that result; None where it does not begin as one.
+    """Return a text as a result where its first words say that it is one; else None.
 
     - `Observation: 17 degrees` (RESULT_BEGINNINGS)
     - `EXECUTION RESULT of [search]: 17 degrees` (NAMED_RESULT)
-    - a sentence that says that nothing came (EMPTY_RESULTS)
+    - a sentence that stands for an empty result (EMPTY_RESULTS)
     """
     words = text.strip()
-    whole = (0, len(text))
+    span = (0, len(text))
     if words in EMPTY_RESULTS:
-        return MarkedResult(words, None, whole)
+        return MarkedResult(words, None, span)
     for beginning in RESULT_BEGINNINGS:
         if words.startswith(beginning):
             body = words.removeprefix(beginning).removesuffix(END_OF_TEXT)
-            return MarkedResult(body.strip(), None, whole)
+            return MarkedResult(body.strip(), None, span)
     if words.startswith(NAMED_RESULT.opening):
-        tool, closed, body = words.removeprefix(NAMED_RESULT.opening).partition(NAMED_RESULT.closing)
-        if closed:
-            return MarkedResult(body.strip(), tool, whole)
+        return _named_result(words.removeprefix(NAMED_RESULT.opening), span)
     return None
+
+
+def _named_result(words: str, span: Span) -> MarkedResult | None:
+    """Return the result of `search]: 17 degrees`; None where the name of the tool is not closed."""
+    tool, closed, body = words.partition(NAMED_RESULT.closing)
+    return MarkedResult(body.strip(), tool, span) if closed else None

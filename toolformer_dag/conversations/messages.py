@@ -1,4 +1,4 @@
-"""A recorded conversation, whatever form it was stored in: messages, with each result beside its call."""
+"""A recorded conversation as messages whose calls hold their results, whatever form it was stored in."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -12,13 +12,15 @@ from toolformer_dag.conversations.record_paths import Path
 class RecordedCall:
     """A recorded call of a tool, with its result.
 
-    - `arguments`: usually an object; `{"input": ...}` for arguments that are none
-    - `id`: the record's own name for the call; None where it has none
-    - `number`: of the raw message in its conversation, and of the call in that message
-    - `place`: the way to the call in its record; `copies`: the ways to it where the record has it once more
+    - `tool`: the tool's name
+    - `arguments`: usually an object; `{"input": ...}` for arguments that are no object
+    - `id`: the id of the call in its record; None without one
+    - `number`: the index of the raw message in its conversation, and of the call in that message
+    - `place`: the path to the call in its record
+    - `copies`: the paths to further copies of the call in its record
     - `result`: what the tool answered; None where no answer is recorded
-    - `failed`: whether the answer says that the call failed
-    - `answered`: the way to the result in the record; None without a result
+    - `failed`: whether the answer reports a failure
+    - `answered`: the path to the result in the record; None without a result
     """
 
     tool: str
@@ -34,10 +36,12 @@ class RecordedCall:
 
 @dataclass(frozen=True, slots=True)
 class RecordedMessage:
-    """What somebody said: the text without thinking, calls and results, and the calls, each with its result.
+    """A message of a recorded conversation.
 
-    - `role`: system, user, assistant, or another one as it was recorded
-    - `place`: the way to it in its record; None of a message that is in no record
+    - `role`: system, user, assistant, or another role as it was recorded
+    - `content`: the text, without thinking, calls and results
+    - `calls`: the calls that the message makes, each with its result
+    - `place`: the path to the message in its record; None for a message without a record
     """
 
     role: str
@@ -47,67 +51,78 @@ class RecordedMessage:
 
 
 def without_call(messages: Sequence[RecordedMessage], number: int, index: int) -> tuple[RecordedMessage, ...]:
-    """Return the conversation in which call `index` of message `number` was never made.
-
-    A message that is left without words and calls goes too.
-    """
+    """Return the conversation without call `index` of message `number`, and without the message if that empties it."""
     message = messages[number]
-    other_calls = message.calls[:index] + message.calls[index + 1 :]
-    left: tuple[RecordedMessage, ...] = ()
-    if other_calls or message.content.strip():
-        left = (replace(message, calls=other_calls),)
-    return (*messages[:number], *left, *messages[number + 1 :])
+    remaining_calls = message.calls[:index] + message.calls[index + 1 :]
+    remaining_message: tuple[RecordedMessage, ...] = ()
+    if remaining_calls or message.content.strip():
+        remaining_message = (replace(message, calls=remaining_calls),)
+    return (*messages[:number], *remaining_message, *messages[number + 1 :])
 
 
 def with_result(
     messages: Sequence[RecordedMessage], number: int, index: int, result: str
 ) -> tuple[RecordedMessage, ...]:
-    """Return the conversation in which call `index` of message `number` had another result."""
+    """Return the conversation with another result for call `index` of message `number`."""
     message = messages[number]
-    changed = replace(message.calls[index], result=result)
-    calls = (*message.calls[:index], changed, *message.calls[index + 1 :])
-    return (*messages[:number], replace(message, calls=calls), *messages[number + 1 :])
+    changed_call = replace(message.calls[index], result=result)
+    calls = (*message.calls[:index], changed_call, *message.calls[index + 1 :])
+    changed_message = replace(message, calls=calls)
+    return (*messages[:number], changed_message, *messages[number + 1 :])
 
 
 def to_openai(messages: Sequence[RecordedMessage]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield messages in OpenAI's form, each after the number of the one that it was in; results follow their calls.
+    """Yield messages in OpenAI's form, each with the index of the recorded message that it comes from.
 
-    Ids have nine characters, as Mistral's templates want them. They are made of the numbers of calls, and so stay when
-    another call is left out. Arguments are objects.
+    Results follow their calls. Call ids have nine characters, as Mistral's chat templates require, and do not change
+    when another call is left out.
     """
     for number, message in enumerate(messages):
-        if message.role == "user" and message.calls:  # templates know calls of the assistant alone
-            yield number, {"role": "user", "content": _with_calls_in_words(message)}
-            continue
-        openai_message: dict[str, Any] = {"role": message.role, "content": message.content}
-        calls = [
-            {
-                "id": _openai_id(call),
-                "type": "function",
-                "function": {"name": call.tool, "arguments": call.arguments},
-            }
-            for call in message.calls
-        ]
-        if calls:
-            openai_message["tool_calls"] = calls
-        yield number, openai_message
-        for call in message.calls:
-            if call.result is not None:
-                yield (
-                    number,
-                    {"role": "tool", "tool_call_id": _openai_id(call), "name": call.tool, "content": call.result},
-                )
+        for openai_message in _openai_messages(message):
+            yield number, openai_message
 
 
-def _with_calls_in_words(message: RecordedMessage) -> str:
-    """Return what a user said and did: the words, and a line for each call with its result."""
-    lines = [message.content] if message.content else []
+def _openai_messages(message: RecordedMessage) -> Iterator[dict[str, Any]]:
+    """Yield a message in OpenAI's form, then the results of its calls."""
+    if message.role == "user" and message.calls:  # chat templates accept calls of the assistant only
+        yield {"role": "user", "content": _content_with_calls(message)}
+        return
+    openai_message: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.calls:
+        openai_message["tool_calls"] = [_openai_call(call) for call in message.calls]
+    yield openai_message
     for call in message.calls:
+        if call.result is not None:
+            yield _openai_result(call)
+
+
+def _openai_call(call: RecordedCall) -> dict[str, Any]:
+    """Return a call as an item of OpenAI's `tool_calls`."""
+    return {
+        "id": _openai_id(call),
+        "type": "function",
+        "function": {"name": call.tool, "arguments": call.arguments},
+    }
+
+
+def _openai_result(call: RecordedCall) -> dict[str, Any]:
+    """Return the result of a call as OpenAI's message of a tool."""
+    return {"role": "tool", "tool_call_id": _openai_id(call), "name": call.tool, "content": call.result}
+
+
+def _content_with_calls(message: RecordedMessage) -> str:
+    """Return the text of a message and a line for each of its calls, such as `[search({"q": "Oslo"}) -> 7 degrees]`."""
+    lines = []
+    if message.content:
+        lines.append(message.content)
+    for call in message.calls:
+        arguments = json.dumps(call.arguments, ensure_ascii=False)
         result = "" if call.result is None else f" -> {call.result}"
-        lines.append(f"[{call.tool}({json.dumps(call.arguments, ensure_ascii=False)}){result}]")
+        lines.append(f"[{call.tool}({arguments}){result}]")
     return "\n".join(lines)
 
 
 def _openai_id(call: RecordedCall) -> str:
-    raw_message, index = call.number
-    return f"c{raw_message:05}{index:03}"
+    """Return an id that is made of the number of a call: "c00002001" for (2, 1)."""
+    message_number, call_index = call.number
+    return f"c{message_number:05}{call_index:03}"

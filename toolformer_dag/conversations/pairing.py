@@ -1,12 +1,12 @@
-"""Give every result of a conversation to its call.
+"""Pair every result of a conversation with its call.
 
-By id, under whatever name the id stands. Without ids in the order of the calls of a turn: all that the assistant and
-its tools say up to the next message of somebody else. Calls of the user, which some benchmarks record, take their own
-results alone.
+A result with an id belongs to the call with that id. Results without ids belong to the calls of a turn in order. A turn
+is everything that the assistant and its tools say up to the next message of somebody else. Some benchmarks record calls
+of the user too; these get only results for the user.
 """
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -20,146 +20,133 @@ from toolformer_dag.conversations.shapes import FoundResult
 
 SHOWN = 80
 """Characters of a result in the detail of a fault."""
+NAMED_RESULT_KEYS = ({"name", "results"}, {"name", "result"}, {"name", "content"})
+"""Keys of an item of a list of results that names its tool, as in ToolACE."""
+
+
+def paired(messages: Sequence[RawMessage], faults: list[Fault]) -> tuple[RecordedMessage, ...]:
+    """Return the messages with each result at its call; messages with nothing but results are left out.
+
+    Appends to `faults`:
+
+    - result_without_call: a result that answers no call
+    - result_before_call: a result that comes before its call; it is paired
+    - late_result: a result that comes after somebody else spoke; it is paired
+    - one_result_for_calls: a result for several calls that cannot be divided; it is paired with the first of them
+    """
+    pairing = _Pairing(faults)
+    messages_of_turns = _with_turns(messages)
+    for message in messages_of_turns:
+        pairing.add(message)
+    pairing.pair_early_results()
+    recorded_messages = [message.recorded() for message in messages_of_turns]
+    return tuple(message for message in recorded_messages if message is not None)
+
+
+class Turn(NamedTuple):
+    """A turn of a conversation in which the caller, assistant or user, makes calls."""
+
+    caller: str
+    number: int
 
 
 @dataclass(eq=False)
 class WaitingCall:
-    """A call on the way to its result.
+    """A call that waits for its result.
 
-    - `by`: who made it: assistant or user
-    - `turn`: the number of the turn in which it was made, set by `paired`
-    - `number`: of its message in the conversation, and of the call in that message
-    - `result`: None until it has come
+    - `turn`: the turn in which it was made
+    - `number`: the index of the message in the conversation, and of the call in that message
+    - `result`: None until it is paired
     """
 
-    id: str | None
-    tool: str
-    by: str
+    call: CallAt
+    turn: Turn
     number: tuple[int, int]
-    turn: int = 0
     result: ResultAt | None = None
 
+    @property
+    def id(self) -> str | None:
+        """The id of the call; None without one."""
+        return self.call.fields.id
 
-class Turn(NamedTuple):
-    """A turn of a conversation in which `by` made calls."""
+    @property
+    def tool(self) -> str:
+        """The name of the tool."""
+        return self.call.fields.tool
 
-    by: str
-    number: int
+    def recorded(self) -> RecordedCall:
+        """Return the call with its result, if it has one."""
+        fields = self.call.fields
+        call = RecordedCall(
+            tool=fields.tool,
+            arguments=arguments_of(fields.arguments),
+            id=fields.id,
+            number=self.number,
+            place=self.call.paths[0],
+            copies=self.call.paths[1:],
+        )
+        if self.result is None:
+            return call
+        return replace(call, result=self.result.text, failed=_has_failed(self.result), answered=self.result.path)
 
 
-class _Waiting:
-    """The calls that have no result yet, in the order in which they were made.
+def _has_failed(result: ResultAt) -> bool:
+    """Return whether a result reports a failure in its text, or in a field such as "is_error" around or in it."""
+    fields = result.fields
+    return says_failure(result.text, fields.status_fields) or says_failure(result.text, fields.content)
 
-    A call that got its result stays in the queues until it comes to their front, so that each is passed once.
+
+@dataclass(frozen=True, slots=True)
+class _MessageOfTurn:
+    """A message with its calls.
+
+    - `turn`: the number of the turn in which it makes its calls and brings its results
+    - `results_follow`: whether the next message brings results too
     """
 
-    def __init__(self) -> None:
-        """Begin without calls."""
-        self._of_id: dict[str, list[deque[WaitingCall]]] = defaultdict(list)
-        """By id: a queue per turn with calls of this id, the earliest turn first."""
-        self._of_turn: dict[Turn, deque[WaitingCall]] = defaultdict(deque)
-        self._of_tool: dict[tuple[Turn, str], deque[WaitingCall]] = defaultdict(deque)
-        """By turn and name of a tool."""
-        self._turns: list[Turn] = []
-        """The turns in which a call may wait, the earliest first."""
-        self._counts: Counter[Turn] = Counter()
-        """How many calls of a turn wait."""
+    message: RawMessage
+    turn: int
+    results_follow: bool
+    calls: Sequence[WaitingCall]
 
-    def add(self, call: WaitingCall) -> None:
-        """Add a call that was made."""
-        turn = Turn(call.by, call.turn)
-        if turn not in self._of_turn:
-            self._turns.append(turn)
-        self._of_turn[turn].append(call)
-        self._of_tool[turn, call.tool].append(call)
-        self._counts[turn] += 1
-        if call.id is not None:
-            queues = self._of_id[call.id]
-            is_of_last_turn = bool(queues) and bool(queues[-1]) and queues[-1][-1].turn == call.turn
-            if not is_of_last_turn:
-                queues.append(deque())
-            queues[-1].append(call)
-
-    def of_id(self, call_id: str) -> WaitingCall | None:
-        """Return the call of an id that waits: in the latest turn with one the first, since ids may be used again."""
-        queues = self._of_id.get(call_id, [])
-        while queues:
-            call = _first_waiting(queues[-1])
-            if call is not None:
-                return call
-            queues.pop()
-        return None
-
-    def in_order(self, by: str | None, tool: str | None) -> WaitingCall | None:
-        """Return the call that a result without an id answers, in the latest turn in which one waits.
-
-        That is the first call of the turn to the tool that the result names, else the first one. Turns in which no call
-        waits any more are forgotten on the way.
-        by: who made the call, if the result says so.
-        """
-        for index in range(len(self._turns) - 1, -1, -1):
-            turn = self._turns[index]
-            if by is not None and turn.by != by:
-                continue
-            first = _first_waiting(self._of_turn[turn])
-            if first is None:  # all calls of the turn have their results
-                del self._turns[index]
-                continue
-            of_tool = None if tool is None else _first_waiting(self._of_tool.get((turn, tool), deque()))
-            return of_tool or first
-        return None
-
-    def count_beside(self, call: WaitingCall | None) -> int:
-        """Return how many calls of the turn of a call wait, itself included; 0 without a call."""
-        return 0 if call is None else self._counts[Turn(call.by, call.turn)]
-
-    def answer(self, call: WaitingCall, result: ResultAt) -> None:
-        """Give a call its result; it waits no more."""
-        call.result = result
-        self._counts[Turn(call.by, call.turn)] -= 1
+    def recorded(self) -> RecordedMessage | None:
+        """Return the message with its paired calls; None where it says nothing and makes no calls."""
+        message = self.message
+        content = visible(message.text) if message.role == "assistant" else message.text
+        says_something = bool(content.strip()) and message.role != "tool"
+        if not self.calls and not says_something:
+            return None
+        calls = tuple(call.recorded() for call in self.calls)
+        return RecordedMessage(message.role, content, calls, message.path)
 
 
-def _first_waiting(calls: deque[WaitingCall]) -> WaitingCall | None:
-    """Return the first call of a queue that waits; remove those before it, which have their results."""
-    while calls and calls[0].result is not None:
-        calls.popleft()
-    return calls[0] if calls else None
-
-
-def paired(messages: Sequence[RawMessage], faults: list[Fault]) -> tuple[RecordedMessage, ...]:
-    """Return the messages with each result beside its call; messages that only bring results are gone.
-
-    Appends to `faults`: results that answer no call (result_without_call), that come before their call
-    (result_before_call), or after somebody else spoke (late_result). The latter two are paired; a result for several
-    calls that cannot be parted (one_result_for_calls) is given to the first of them.
-    """
-    calls = _calls_of_messages(messages)
+def _with_turns(messages: Sequence[RawMessage]) -> list[_MessageOfTurn]:
+    """Return the messages of a conversation with their turns and calls."""
     turns = _turns_of(messages)
-    waiting = _Waiting()
-    early_results = list[ResultAt]()
-    for position, message in enumerate(messages):
-        for call in calls[position]:
-            call.turn = turns[position]
-            waiting.add(call)
-        next_message = messages[position + 1] if position + 1 < len(messages) else None
-        are_last = next_message is None or not next_message.results
-        for result in _parted(message.results, are_last, waiting, faults):
-            call_of_result = _call_of(result, waiting)
-            if call_of_result is None:
-                early_results.append(result)
-                continue
-            waiting.answer(call_of_result, result)
-            if call_of_result.turn < turns[position]:
-                faults.append(("late_result", result.text[:SHOWN]))
-    _pair_early(early_results, waiting, faults)
-    return tuple(_recorded(messages, calls))
+    call_counts = Counter[int]()  # by message number: a stored message may have been cut into several messages
+    messages_of_turns = []
+    for index, message in enumerate(messages):
+        calls = _waiting_calls(message, turns[index], first_index=call_counts[message.number])
+        call_counts[message.number] += len(calls)
+        results_follow = index + 1 < len(messages) and bool(messages[index + 1].results)
+        messages_of_turns.append(_MessageOfTurn(message, turns[index], results_follow, calls))
+    return messages_of_turns
+
+
+def _waiting_calls(message: RawMessage, turn_number: int, first_index: int) -> list[WaitingCall]:
+    """Return the calls of a message. first_index: the index of its first call in the stored message."""
+    caller = "user" if message.role == "user" else "assistant"
+    turn = Turn(caller, turn_number)
+    return [
+        WaitingCall(call, turn, number=(message.number, index)) for index, call in enumerate(message.calls, first_index)
+    ]
 
 
 def _turns_of(messages: Sequence[RawMessage]) -> list[int]:
-    """Return the number of the turn in which each message makes its calls and brings its results.
+    """Return the number of the turn of each message.
 
-    A turn is all that the assistant and its tools say up to the next message of somebody else, which begins another
-    one: at once, or behind its results where it brings some, as users do in some logs.
+    A message of somebody other than the assistant and its tools begins a new turn; where it also brings results, as
+    users do in some logs, the new turn begins behind it.
     """
     turns = []
     turn = 0
@@ -173,157 +160,227 @@ def _turns_of(messages: Sequence[RawMessage]) -> list[int]:
     return turns
 
 
-def _pair_early(results: Sequence[ResultAt], waiting: _Waiting, faults: list[Fault]) -> None:
-    """Give results that came before any call for them to the call of their id, now that all calls are known.
+class _Pairing:
+    """Pairs the results of a conversation with its calls, message by message.
 
-    Appends to `faults` that they came before their call, or that there is none.
+    Its state is the calls that wait for their result, and the results that came before any call for them.
     """
-    for result in results:
-        call = waiting.of_id(result.found.id) if result.found.id is not None else None
-        if call is None:
-            faults.append(("result_without_call", result.text[:SHOWN]))
-        else:
-            waiting.answer(call, result)
-            faults.append(("result_before_call", result.text[:SHOWN]))
 
+    def __init__(self, faults: list[Fault]) -> None:
+        """Begin without calls. faults: gets what `paired` says."""
+        self._waiting = _WaitingCalls()
+        self._early_results = list[ResultAt]()
+        self._faults = faults
 
-def _calls_of_messages(messages: Sequence[RawMessage]) -> list[list[WaitingCall]]:
-    """Return the calls of each message.
-
-    Several messages have one number where a stored message was cut into them; their calls are counted on.
-    """
-    count_of_number = Counter[int]()
-    calls = []
-    for message in messages:
-        by = "user" if message.role == "user" else "assistant"
-        calls_of_message = []
+    def add(self, message: _MessageOfTurn) -> None:
+        """Add the calls of a message, then pair its results."""
         for call in message.calls:
-            call_number = (message.number, count_of_number[message.number])
-            count_of_number[message.number] += 1
-            calls_of_message.append(WaitingCall(id=call.found.id, tool=call.found.tool, by=by, number=call_number))
-        calls.append(calls_of_message)
-    return calls
+            self._waiting.add(call)
+        for result in self._results_of(message):
+            call_of_result = self._waiting.call_of(result)
+            if call_of_result is None:
+                self._early_results.append(result)
+                continue
+            self._waiting.answer(call_of_result, result)
+            if call_of_result.turn.number < message.turn:
+                self._report("late_result", result)
+
+    def pair_early_results(self) -> None:
+        """Pair the results that came before any call for them, by id, once all calls are added."""
+        for result in self._early_results:
+            call = None if result.fields.id is None else self._waiting.of_id(result.fields.id)
+            if call is None:
+                self._report("result_without_call", result)
+            else:
+                self._waiting.answer(call, result)
+                self._report("result_before_call", result)
+
+    def _report(self, reason: str, result: ResultAt) -> None:
+        """Add a fault about a result."""
+        self._faults.append((reason, result.text[:SHOWN]))
+
+    def _results_of(self, message: _MessageOfTurn) -> list[ResultAt]:
+        """Return the results of a message; a single result that lists the results of several calls is divided."""
+        results = message.message.results
+        is_single = len(results) == 1 and not message.results_follow
+        if not is_single or results[0].fields.id is not None or self._waiting.has_call_of_message(results[0]):
+            return results
+        return self._divided(results[0])
+
+    def _divided(self, result: ResultAt) -> list[ResultAt]:
+        """Return the items of a result that is a list with an item per waiting call; else the result."""
+        next_call = self._waiting.in_order(result.caller, result.fields.tool)
+        call_count = self._waiting.count_in_turn_of(next_call)
+        items = _items_of(result) if call_count > 0 else []
+        if _are_results_of_calls(items, call_count):
+            return [
+                ResultAt(_item_result(item), _item_path(result, index), result.caller)
+                for index, item in enumerate(items)
+            ]
+        if call_count > 1:
+            self._faults.append(("one_result_for_calls", f"{call_count} calls wait: {result.text[:SHOWN]}"))
+        return [result]
 
 
-def _call_of(result: ResultAt, waiting: _Waiting) -> WaitingCall | None:
-    """Return the call that a result answers; None where none waits, or none of its id.
-
-    1. A result without an id answers the call whose id its message has (`message_id`), else the next one in order.
-    2. A result with the id of a call that waits answers that.
-    3. An id that is the name of a tool stands for the first call of that tool that waits.
-    4. Another id says nothing where the calls have none: the result answers the next one in order.
-    """
-    call_id = result.found.id
-    if call_id is None:
-        of_message = None if result.message_id is None else waiting.of_id(result.message_id)
-        return of_message or waiting.in_order(result.by, result.found.tool)
-    of_id = waiting.of_id(call_id)
-    if of_id is not None:
-        return of_id
-    next_call = waiting.in_order(result.by, tool=call_id)
-    if next_call is None or next_call.tool == call_id:
-        return next_call
-    calls_have_ids = next_call.id is not None
-    return None if calls_have_ids else waiting.in_order(result.by, result.found.tool)
-
-
-def _parted(results: Sequence[ResultAt], are_last: bool, waiting: _Waiting, faults: list[Fault]) -> Iterator[ResultAt]:
-    """Yield the results of a message; a single one that is a list of results for several calls is parted.
-
-    are_last: whether no result follows in the next message. Appends to `faults` that one result stands for several
-    calls and cannot be parted.
-    """
-    may_be_list = len(results) == 1 and results[0].found.id is None and are_last
-    if not may_be_list or _is_for_known_call(results[0], waiting):
-        yield from results
-        return
-    [result] = results
-    next_call = waiting.in_order(result.by, result.found.tool)
-    waiting_calls = waiting.count_beside(next_call)
-    items = _items_of(result) if waiting_calls else []
+def _are_results_of_calls(items: Sequence[Any], call_count: int) -> bool:
+    """Return whether items are the results of this many calls; a single item has to name its tool."""
     are_named = bool(items) and all(map(_is_named_result, items))
-    if len(items) == waiting_calls and (waiting_calls > 1 or are_named):
-        for index, item in enumerate(items):
-            yield ResultAt(_item_result(item), _item_path(result, index), result.by)
-        return
-    if waiting_calls > 1:
-        faults.append(("one_result_for_calls", f"{waiting_calls} calls wait: {result.text[:SHOWN]}"))
-    yield result
+    return len(items) == call_count and (call_count > 1 or are_named)
 
 
-def _is_for_known_call(result: ResultAt, waiting: _Waiting) -> bool:
-    """Return whether the message of a result has the id of a call that waits."""
-    return result.message_id is not None and waiting.of_id(result.message_id) is not None
+class _WaitingCalls:
+    """The calls of a conversation that have no result yet, in the order in which they were made.
+
+    A call that got its result stays in the queues until it comes to their front, so that each call is passed once.
+    """
+
+    def __init__(self) -> None:
+        """Begin without calls."""
+        self._turns = dict[Turn, _CallsOfTurn]()
+        self._open_turns = list[_CallsOfTurn]()
+        """The turns in which a call may wait, the earliest first."""
+        self._of_id = defaultdict[str, list[deque[WaitingCall]]](list)
+        """By id: a queue for each turn that has calls with this id, the earliest first."""
+
+    def add(self, call: WaitingCall) -> None:
+        """Add a call that was made."""
+        calls_of_turn = self._turns.get(call.turn)
+        if calls_of_turn is None:
+            calls_of_turn = _CallsOfTurn(call.turn.caller)
+            self._turns[call.turn] = calls_of_turn
+            self._open_turns.append(calls_of_turn)
+        calls_of_turn.add(call)
+        if call.id is not None:
+            self._add_by_id(call, call.id)
+
+    def _add_by_id(self, call: WaitingCall, call_id: str) -> None:
+        """Add a call to the queue of its id and its turn number."""
+        queues = self._of_id[call_id]
+        is_of_last_turn = bool(queues) and bool(queues[-1]) and queues[-1][-1].turn.number == call.turn.number
+        if not is_of_last_turn:
+            queues.append(deque())
+        queues[-1].append(call)
+
+    def answer(self, call: WaitingCall, result: ResultAt) -> None:
+        """Give a call its result, so that it no longer waits."""
+        call.result = result
+        self._turns[call.turn].waiting_count -= 1
+
+    def call_of(self, result: ResultAt) -> WaitingCall | None:
+        """Return the waiting call that a result answers, by its id or else by its order; None without one."""
+        call_id = result.fields.id
+        if call_id is None:
+            call_of_message = None if result.message_id is None else self.of_id(result.message_id)
+            return call_of_message or self.in_order(result.caller, result.fields.tool)
+        call = self.of_id(call_id)
+        return self._call_of_other_id(result, call_id) if call is None else call
+
+    def _call_of_other_id(self, result: ResultAt, call_id: str) -> WaitingCall | None:
+        """Return the call that a result answers whose id is that of no waiting call.
+
+        The id may be the name of a tool, or mean nothing where the calls have no ids: then order counts.
+        """
+        next_call = self.in_order(result.caller, tool=call_id)
+        if next_call is None or next_call.tool == call_id:
+            return next_call
+        calls_have_ids = next_call.id is not None
+        return None if calls_have_ids else self.in_order(result.caller, result.fields.tool)
+
+    def of_id(self, call_id: str) -> WaitingCall | None:
+        """Return the first waiting call of an id in the latest turn that has one, since ids may be used again."""
+        queues = self._of_id.get(call_id, [])
+        while queues:
+            call = _first_waiting(queues[-1])
+            if call is not None:
+                return call
+            queues.pop()
+        return None
+
+    def has_call_of_message(self, result: ResultAt) -> bool:
+        """Return whether a call waits whose id is that of the result's message."""
+        return result.message_id is not None and self.of_id(result.message_id) is not None
+
+    def in_order(self, caller: str | None, tool: str | None) -> WaitingCall | None:
+        """Return the first waiting call in the latest turn that has one, by preference to this tool.
+
+        caller: who made the call, if the result says so.
+        """
+        for index in range(len(self._open_turns) - 1, -1, -1):
+            calls_of_turn = self._open_turns[index]
+            if caller is not None and calls_of_turn.caller != caller:
+                continue
+            call = calls_of_turn.first_waiting(tool)
+            if call is not None:
+                return call
+            del self._open_turns[index]  # all its calls have their results
+        return None
+
+    def count_in_turn_of(self, call: WaitingCall | None) -> int:
+        """Return how many calls of the turn of a call wait, including it; 0 for None."""
+        return 0 if call is None else self._turns[call.turn].waiting_count
+
+
+class _CallsOfTurn:
+    """The calls that a caller made in one turn; `waiting_count` of them wait for their result."""
+
+    def __init__(self, caller: str) -> None:
+        """Begin without calls."""
+        self.caller = caller
+        self.waiting_count = 0
+        self._calls = deque[WaitingCall]()
+        self._calls_by_tool = defaultdict[str, deque[WaitingCall]](deque)
+
+    def add(self, call: WaitingCall) -> None:
+        """Add a call that was made."""
+        self._calls.append(call)
+        self._calls_by_tool[call.tool].append(call)
+        self.waiting_count += 1
+
+    def first_waiting(self, tool: str | None) -> WaitingCall | None:
+        """Return the first waiting call to this tool, else the first waiting call; None where all have results."""
+        call_to_tool = None if tool is None else _first_waiting(self._calls_by_tool.get(tool, deque()))
+        return call_to_tool or _first_waiting(self._calls)
+
+
+def _first_waiting(calls: deque[WaitingCall]) -> WaitingCall | None:
+    """Return the first waiting call of a queue, after removing the calls before it, which have their results."""
+    while calls and calls[0].result is not None:
+        calls.popleft()
+    return calls[0] if calls else None
 
 
 def _items_of(result: ResultAt) -> list[Any]:
-    """Return the items of a result that is a list, or a list in JSON; no items for another result."""
-    content = result.found.content
+    """Return the items of a result that is a list, or a list in JSON; an empty list for another result."""
+    content = result.fields.content
     opened = parsed(content) if isinstance(content, str) else content
     return opened if isinstance(opened, list) else []
 
 
 def _is_named_result(item: object) -> bool:
-    """Return whether an item is a result beside the name of its tool, as ToolACE has it."""
-    return isinstance(item, Mapping) and item.keys() in ({"name", "results"}, {"name", "result"}, {"name", "content"})
+    """Return whether an item is a result with the name of its tool, as in ToolACE."""
+    return isinstance(item, Mapping) and item.keys() in NAMED_RESULT_KEYS
 
 
 def _item_result(item: object) -> FoundResult:
-    """Return an item of a list of results as a result; of `{"name": ..., "results": ...}` what stands in it."""
-    if isinstance(item, dict):
-        tool = item.get("name") if isinstance(item.get("name"), str) else None
-        content = next((item[key] for key in ("results", "result", "content", "output") if key in item), item)
-        return FoundResult(content=content, tool=tool, beside=item)
-    return FoundResult(content=item)
+    """Return an item of a list of results as a result."""
+    if not isinstance(item, dict):
+        return FoundResult(content=item)
+    tool = item.get("name")
+    content = next((item[key] for key in ("results", "result", "content", "output") if key in item), item)
+    return FoundResult(content=content, tool=tool if isinstance(tool, str) else None, status_fields=item)
 
 
 def _item_path(result: ResultAt, index: int) -> Path:
     """Return the path to an item of a result that is a list, such as (*path, "content", None, 0).
 
-    The step None says that the text there is opened as JSON; it is needed where the content is a text.
+    The step None opens a content that is JSON in a text.
     """
-    fields = result.found.beside
+    fields = result.fields.status_fields
     path = result.path
     for key in ("content", "value", "parts"):
         if isinstance(fields, Mapping) and key in fields:
             path = (*path, key)
             break
-    if isinstance(result.found.content, str):
+    if isinstance(result.fields.content, str):
         path = (*path, None)
     return (*path, index)
-
-
-def _recorded(messages: Sequence[RawMessage], calls: Sequence[Sequence[WaitingCall]]) -> Iterator[RecordedMessage]:
-    """Yield the messages that say something or make calls, with the results of their calls.
-
-    calls: those of each message, in the order of `message.calls`, with the results that they got.
-    """
-    for message, waiting_calls in zip(messages, calls, strict=True):
-        recorded_calls = []
-        for call, waiting in zip(message.calls, waiting_calls, strict=True):
-            recorded_calls.append(_recorded_call(call, waiting))
-        content = visible(message.text) if message.role == "assistant" else message.text
-        says_something = bool(content.strip()) and message.role != "tool"
-        if recorded_calls or says_something:
-            yield RecordedMessage(message.role, content, tuple(recorded_calls), message.path)
-
-
-def _recorded_call(call: CallAt, waiting: WaitingCall) -> RecordedCall:
-    """Return a call with its result, if one has come.
-
-    call: its fields and the paths to it, of which all but the first are copies. waiting: its number, and the result.
-    """
-    recorded = RecordedCall(
-        tool=call.found.tool,
-        arguments=arguments_of(call.found.arguments),
-        id=call.found.id,
-        number=waiting.number,
-        place=call.paths[0],
-        copies=call.paths[1:],
-    )
-    result = waiting.result
-    if result is None:
-        return recorded
-    # The text tells a failure, or the fields beside it or in it, such as "is_error".
-    failed = says_failure(result.text, result.found.beside) or says_failure(result.text, result.found.content)
-    return replace(recorded, result=result.text, failed=failed, answered=result.path)

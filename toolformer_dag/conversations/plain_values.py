@@ -1,4 +1,4 @@
-"""Values of JSON as conversations hold them: JSON inside text, contents as text, arguments as they were meant."""
+"""Read values of records: JSON that is stored as text, contents as text, arguments as an object."""
 
 import ast
 import json
@@ -8,42 +8,44 @@ from functools import lru_cache
 from typing import Any
 
 LONGEST_LITERAL = 20_000
-"""Characters of a literal of Python that is read: its syntax tree takes some 500 times as much memory."""
+"""Characters of the longest Python literal that is read: its syntax tree takes some 500 times as much memory."""
 DEEPEST = 100
-"""Levels of a record that is read; what JSON of people holds has some twenty."""
+"""Levels of nesting of a record that is read; recorded conversations have some twenty."""
 JSON_IN_JSON = 3
 """How many times arguments may be written as JSON inside JSON."""
 BEGINS_JSON = ("{", "[")
 MEDIA = ("image", "image_url", "input_image", "input_audio", "audio", "video", "file", "document", "input_file")
-"""Types of parts of contents that are no text; the type stands for them."""
+"""Types of content parts that are no text; `[image]` and its like stand for them."""
+TYPES_WITH_VALUE = ("text", "output_text", "input_text")
+"""Types of content parts whose text may stand in the field `value`."""
 
 
 def parsed(text: str) -> Any:
-    """Read an object or a list in JSON, such as `{"a": 1}`, or as Python writes it: `{'a': 1}`; None for neither.
+    """Return the object or list that a text holds in JSON or as a Python literal; None for any other text.
 
-    The first data sets of Hermes and glaive hold Python's literals. None too for a value that JSON cannot hold, such as
-    half of a surrogate pair.
+    Early data sets such as Hermes and glaive hold Python literals: `{'a': 1}`. Returns None too for a value that JSON
+    cannot hold, such as half of a surrogate pair.
     """
-    beginning = text[:1_000].lstrip()[:1]
-    if beginning not in BEGINS_JSON:
+    first_character = text[:1_000].lstrip()[:1]
+    if first_character not in BEGINS_JSON:
         return None
     with suppress(ValueError, RecursionError):
-        return _of_json(json.loads(text))
+        return _checked_json(json.loads(text))
     if len(text) <= LONGEST_LITERAL:
-        one_line = text.strip().replace("\n", " ")  # glaive breaks lines inside of quoted text
+        literal = text.strip().replace("\n", " ")  # glaive breaks lines inside quoted text
         with suppress(ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
-            return _of_json(ast.literal_eval(one_line))
+            return _checked_json(ast.literal_eval(literal))
     return None
 
 
 @lru_cache(maxsize=4)
 def parsed_field(text: str) -> Any:
-    """Return what `parsed` returns, kept for the few fields of a record that every form looks into."""
+    """Return `parsed(text)`, cached for the few fields of a record that every form looks into."""
     return parsed(text)
 
 
-def _of_json(value: Any) -> Any:
-    """Return a value that JSON can hold. Raises ValueError or TypeError for another one, and where it is too deep."""
+def _checked_json(value: Any) -> Any:
+    """Return the value if JSON can hold it. Raises ValueError or TypeError otherwise, or if it is too deep."""
     if is_too_deep(value):
         raise ValueError("too deep")
     json.dumps(value, ensure_ascii=False).encode()
@@ -51,7 +53,7 @@ def _of_json(value: Any) -> Any:
 
 
 def is_too_deep(value: Any) -> bool:
-    """Return whether lists and objects stand in each other more than DEEPEST times; takes no recursion itself."""
+    """Return whether lists and objects are nested more than DEEPEST levels deep, without recursion."""
     level = [value]
     for _ in range(DEEPEST):
         inner = list[Any]()
@@ -67,18 +69,24 @@ def is_too_deep(value: Any) -> bool:
 
 
 def first_of(value: Any, paths: tuple[str, ...]) -> Any:
-    """Return the first value that is there and not null, at keys such as `name` or `function.name`; else None."""
+    """Return the first value that is not null at paths of keys such as `name` or `function.name`; None without one."""
     for path in paths:
-        found = value
+        inner = value
         for key in path.split("."):
-            found = found.get(key) if isinstance(found, Mapping) else None
-        if found is not None:
-            return found
+            inner = inner.get(key) if isinstance(inner, Mapping) else None
+        if inner is not None:
+            return inner
     return None
 
 
+def list_at(value: Any, path: str) -> list[Any]:
+    """Return the list at a path such as `message.tool_calls`; an empty list where there is none."""
+    items = first_of(value, (path,))
+    return items if isinstance(items, list) else []
+
+
 def text_of(content: Any) -> str:
-    """Return a content as text: the texts of its parts, the type of a part without text in brackets, else JSON."""
+    """Return a content as text: the text itself, the texts of all its parts, or else its JSON."""
     if content is None:
         return ""
     if isinstance(content, str):
@@ -89,56 +97,57 @@ def text_of(content: Any) -> str:
 
 
 def _has_text(part: Any) -> bool:
-    """Return whether a part is text, or something such as an image that its type stands for."""
+    """Return whether a content part holds text, or is a medium such as an image."""
     if not isinstance(part, Mapping):
         return isinstance(part, str)
-    kind = part.get("type")
-    named = any(key in part for key in ("text", "thinking", "json")) or kind in MEDIA
-    return named or (kind in ("text", "output_text", "input_text") and "value" in part)
+    has_text_field = any(key in part for key in ("text", "thinking", "json"))
+    return has_text_field or part.get("type") in MEDIA or _has_text_as_value(part)
+
+
+def _has_text_as_value(part: Mapping[str, Any]) -> bool:
+    """Return whether a content part is a text that stands in the field `value`."""
+    return part.get("type") in TYPES_WITH_VALUE and "value" in part
 
 
 def _part_text(part: Any) -> str:
-    """Return the text of a part of a content, for which `_has_text` holds; "[image]" for a part that is no text."""
+    """Return the text of a content part; "[image]" for an image, and so for other media."""
     if not isinstance(part, Mapping):
         return str(part)
     text = first_of(part, ("text", "text.value", "thinking"))
     if isinstance(text, str):
         return text
-    if part.get("json") is not None:  # of Bedrock's results
+    if part.get("json") is not None:  # in results of Bedrock
         return text_of(part["json"])
+    if _has_text_as_value(part) and isinstance(part["value"], str):
+        return part["value"]
     kind = part.get("type")
-    if kind in ("text", "output_text", "input_text") and isinstance(part.get("value"), str):
-        return str(part["value"])
-    if kind is None:
-        return json.dumps(part, ensure_ascii=False)
-    return f"[{kind}]"
+    return json.dumps(part, ensure_ascii=False) if kind is None else f"[{kind}]"
 
 
-def arguments_of(given: Any) -> Any:
-    """Return arguments as the object that they are meant to be; `{"input": ...}` where they are none.
+def arguments_of(recorded: Any) -> Any:
+    """Return recorded arguments as an object; `{"input": recorded}` where they hold none.
 
-    - JSON is read, also where it was written as JSON again: `"{\\"city\\": \\"Oslo\\"}"`
-    - null, and no arguments at all, are `{}`
-    - nulls in an object are left out: a table whose columns hold the arguments of all tools pads with them. Those of
-      an object in JSON stay: somebody wrote them
+    - JSON is read, also JSON inside JSON: `"{\\"city\\": \\"Oslo\\"}"`
+    - null and empty text become `{}`
+    - nulls of an object are left out: tables with a column per argument pad with them. Nulls in JSON stay
     """
-    if given is None:
+    if recorded is None:
         return {}
-    if isinstance(given, Mapping):
-        return _without_nulls(given)
-    value = given
-    for _ in range(JSON_IN_JSON):  # opens JSON, then JSON that this holds as text
+    if isinstance(recorded, Mapping):
+        return _without_nulls(recorded)
+    value = recorded
+    for _ in range(JSON_IN_JSON):
         if not isinstance(value, str):
             break
         text = value.strip()
         if text in ("", "null"):
             return {}
         value = _json_value(text)
-    return value if isinstance(value, Mapping) else {"input": given}
+    return value if isinstance(value, Mapping) else {"input": recorded}
 
 
 def _json_value(text: str) -> Any:
-    """Return the object or the text that a text holds in JSON; None for anything else."""
+    """Return the object, list or string that a text holds in JSON; None for any other text."""
     if text.startswith('"'):
         with suppress(ValueError):
             return json.loads(text)
@@ -147,9 +156,9 @@ def _json_value(text: str) -> Any:
 
 
 def _without_nulls(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an object without its nulls, also in the objects inside it."""
-    kept = {}
+    """Return an object without its nulls, and without those of the objects inside it."""
+    values = {}
     for name, value in arguments.items():
         if value is not None:
-            kept[name] = _without_nulls(value) if isinstance(value, Mapping) else value
-    return kept
+            values[name] = _without_nulls(value) if isinstance(value, Mapping) else value
+    return values

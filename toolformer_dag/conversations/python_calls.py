@@ -1,12 +1,12 @@
-"""Read a list of calls as Python writes them, such as `[Weather(city="Oslo"), Time(zone="UTC")]`.
+"""Read lists of calls in Python's notation, such as `[Weather(city="Oslo"), Time(zone="UTC")]` in ToolACE.
 
-ToolACE records calls so. Names of tools may have spaces there, which is why Python's own parser reads the arguments
-alone.
+Names of tools may contain spaces there, so Python's own parser reads the arguments only.
 """
 
 import ast
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from toolformer_dag.conversations.mark_scanner import Span
@@ -14,24 +14,24 @@ from toolformer_dag.conversations.plain_values import LONGEST_LITERAL
 from toolformer_dag.conversations.shapes import FoundCall
 
 SEPARATORS = (",", "]")
-"""What stands behind a call in such a list."""
+"""Characters that may follow a call in such a list."""
 
 
 class PythonCall(NamedTuple):
-    """A call of a list, and the stretch of the text that it takes, with the comma behind it."""
+    """A call of a list, and its span in the text, with the comma behind it."""
 
-    found: FoundCall
+    fields: FoundCall
     span: Span
 
 
 class NotPython(ValueError):
-    """A text that is no list of calls as Python writes them."""
+    """A text that is no list of calls in Python's notation."""
 
 
 def python_calls(text: str) -> list[PythonCall]:
-    """Return the calls of a text that is a list of them in brackets and nothing else; an empty list for other texts.
+    """Return the calls of a text such as `[a(x=1), b(y=2)]`; an empty list for a text that holds anything else.
 
-    Arguments are named literals. A comma behind the last call is passed over. A single call takes the whole text.
+    Arguments are named literals. The span of a single call is the whole text.
     """
     expression = text.strip()
     is_in_brackets = expression.startswith("[") and expression.endswith("]")
@@ -47,30 +47,56 @@ def python_calls(text: str) -> list[PythonCall]:
 
 
 def _calls_of(expression: str, offset: int) -> Iterator[PythonCall]:
-    """Yield the calls of `[a(x=1), b(y=2)]`. Raises NotPython.
+    """Yield the calls of `[a(x=1), b(y=2)]`; a comma may follow the last. Raises NotPython.
 
-    offset: where the expression begins in the text, from which stretches count.
+    offset: where the expression begins in the text, for the spans.
     """
-    position = 1  # behind the opening bracket
-    while expression[position:-1].strip():
-        opening = expression.find("(", position)
-        closing = _closing_bracket(expression, opening)
-        if opening < 0 or closing < 0:
-            raise NotPython
-        tool = expression[position:opening].strip()
-        separator = expression[closing + 1 : closing + 2]
-        if not tool or separator not in SEPARATORS:
-            raise NotPython
-        found = FoundCall(tool, _named_literals(expression[opening : closing + 1]), None)
-        end = closing + 2 if separator == "," else closing + 1
-        yield PythonCall(found, (offset + position, offset + end))
-        position = end
+    start = 1  # behind the opening bracket
+    while expression[start:-1].strip():
+        call_text = _next_call(expression, start)
+        end = call_text.closing + 1
+        if expression[end : end + 1] == ",":
+            end += 1
+        yield PythonCall(call_text.call(), span=(offset + start, offset + end))
+        start = end
+
+
+@dataclass(frozen=True, slots=True)
+class _CallText:
+    """The text of a call in an expression.
+
+    - `tool`: the name before the brackets
+    - `opening`, `closing`: the positions of its brackets
+    """
+
+    expression: str
+    tool: str
+    opening: int
+    closing: int
+
+    def call(self) -> FoundCall:
+        """Return the call with its arguments. Raises NotPython where one is no named literal."""
+        brackets = self.expression[self.opening : self.closing + 1]
+        return FoundCall(self.tool, _named_literals(brackets), id=None)
+
+
+def _next_call(expression: str, start: int) -> _CallText:
+    """Return the text of the first call from `start` on. Raises NotPython where there is none."""
+    opening = expression.find("(", start)
+    closing = _closing_bracket(expression, opening)
+    if opening < 0 or closing < 0:
+        raise NotPython
+    tool = expression[start:opening].strip()
+    separator = expression[closing + 1 : closing + 2]
+    if not tool or separator not in SEPARATORS:
+        raise NotPython
+    return _CallText(expression, tool, opening=opening, closing=closing)
 
 
 def _closing_bracket(expression: str, opening: int) -> int:
-    """Return where the bracket at `opening` is closed, outside of quoted text; -1 where it is not."""
+    """Return the position where the bracket at `opening` is closed, outside of quotes; -1 where it is not."""
     depth = 0
-    quote = ""  # the mark of the quotation that is open
+    quote = ""  # the quotation mark that is open
     position = opening
     while 0 <= position < len(expression):
         character = expression[position]
@@ -92,21 +118,34 @@ def _closing_bracket(expression: str, opening: int) -> int:
 
 
 def _named_literals(brackets: str) -> dict[str, Any]:
-    """Return the arguments between brackets by name: {"city": "Oslo", "days": 3} for `(city="Oslo", days=3)`.
+    """Return arguments in brackets by name: {"city": "Oslo", "days": 3} for `(city="Oslo", days=3)`.
 
-    Raises NotPython where one has no name or is no literal.
+    Raises NotPython where an argument has no name or is no literal.
     """
-    tree: ast.expr | None = None
-    with suppress(SyntaxError, ValueError, RecursionError, MemoryError):
-        tree = ast.parse(f"f{brackets}", mode="eval").body  # a function f is made up, so that it is a call
-    if not isinstance(tree, ast.Call) or tree.args:
+    call = _parsed_call(brackets)
+    if call.args:
         raise NotPython
     arguments: dict[str, Any] = {}
-    for keyword in tree.keywords:
+    for keyword in call.keywords:
         if keyword.arg is None:  # **others
             raise NotPython
-        try:
-            arguments[keyword.arg] = ast.literal_eval(keyword.value)
-        except (ValueError, TypeError, RecursionError) as error:
-            raise NotPython from error
+        arguments[keyword.arg] = _literal(keyword.value)
     return arguments
+
+
+def _parsed_call(brackets: str) -> ast.Call:
+    """Return the syntax tree of a call with the arguments in these brackets. Raises NotPython."""
+    tree: ast.expr | None = None
+    with suppress(SyntaxError, ValueError, RecursionError, MemoryError):
+        tree = ast.parse(f"f{brackets}", mode="eval").body  # a call needs a function: f
+    if not isinstance(tree, ast.Call):
+        raise NotPython
+    return tree
+
+
+def _literal(expression: ast.expr) -> Any:
+    """Return the value of a literal. Raises NotPython for any other expression."""
+    try:
+        return ast.literal_eval(expression)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise NotPython from error

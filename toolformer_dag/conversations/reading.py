@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
-from typing import Any
+from typing import Any, NamedTuple
 
 from toolformer_dag.conversations.forms import FILE_FORMS, FORMS
 from toolformer_dag.conversations.forms.form import Form
@@ -11,7 +11,7 @@ from toolformer_dag.conversations.leftovers import unread_call
 from toolformer_dag.conversations.marked_messages import with_marked_calls
 from toolformer_dag.conversations.messages import RecordedMessage
 from toolformer_dag.conversations.pairing import paired
-from toolformer_dag.conversations.plain_values import is_too_deep
+from toolformer_dag.conversations.plain_values import first_of, is_too_deep
 from toolformer_dag.conversations.raw_messages import Fault, StoredMessage, raw_messages
 from toolformer_dag.files import UserError
 from toolformer_dag.texts.record_files import NumberedRecord
@@ -26,35 +26,35 @@ RECORD_IDS = (
     "task_id",
     "uuid",
 )
-"""The fields that may hold the id of a record, in the order in which they are looked for."""
+"""Fields that may hold the id of a record, in the order in which they are looked for."""
 MOST_CALLS = 20_000
-"""Calls of a conversation that is read; one with more is a fault."""
+"""Calls of the longest conversation that is read; more calls are a fault."""
 FIELDS_SHOWN = 20
-"""Fields of a record that was not understood in the detail of a fault."""
+"""Fields of an unknown record that a fault names."""
 INNER_FIELDS_SHOWN = 10
-"""The same of the objects in one of its lists."""
+"""Fields of the objects in a list of such a record that a fault names."""
 FIRST_RECORDS = 50
-"""Records of a file in which a form of whole files is looked for: the first may say nothing."""
+"""Records of a file in which its form is looked for: the first ones may belong to several forms."""
 UNKNOWN = "unknown"
-"""The form of a conversation that was not read."""
+"""The form of a record that was not read."""
 TOO_DEEP = "lists and objects stand in each other more than 100 times"
 
 
 class UnknownForm(UserError):
-    """A record that is no conversation in a known form; the message names the fields that were found."""
+    """A record is no conversation in a known form; the message names its fields."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadConversation:
     """A conversation that was read from the records of a file.
 
-    - `number`: of its first record
-    - `part`: which of the conversations of that record, or of that file, it is, from 0
-    - `record_id`: the record's own id; None where it has none
+    - `number`: the number of its first record
+    - `part`: its index among the conversations of that record, or of a file that is read as a whole
+    - `record_id`: the id in the record; None without one
     - `form`: the name of its form
-    - `messages`: none where nothing was read, for which there is a fault
+    - `messages`: empty where nothing was read, for which there is a fault
     - `faults`: what could not be used as it was recorded
-    - `record_count`: how many records it was read from: all of the file where that is one conversation, else one
+    - `record_count`: how many records it was read from: all of the file where that is read as a whole, else one
     """
 
     number: int
@@ -67,11 +67,10 @@ class ReadConversation:
 
 
 def read_conversations(records: Iterable[NumberedRecord]) -> Iterator[ReadConversation]:
-    """Yield the conversations of the records of one file, in their order.
+    """Yield the conversations in the records of one file, in order.
 
-    Most records are a conversation each and are read one by one. In some forms the whole file is one, such as the log
-    of a session with an event per line; the first records tell, and then all are read together. What could not be used
-    is among the faults of the conversations (`read_record`).
+    Most records are a conversation each, and are read one by one. A file in some forms is read as a whole, such as the
+    log of a session with an event per line; the first records tell. For faults see `read_record`.
     """
     iterator = iter(records)
     first_records = list(islice(iterator, FIRST_RECORDS))
@@ -79,21 +78,25 @@ def read_conversations(records: Iterable[NumberedRecord]) -> Iterator[ReadConver
     if form is None:
         for record in chain(first_records, iterator):
             yield from read_record(record)
-        return
-    all_records = [*first_records, *iterator]
-    values = [record.value for record in all_records]
-    if any(map(is_too_deep, values)):
-        yield _unread(all_records[0], "too_deep", TOO_DEEP)
     else:
-        yield from _read_parts(all_records[0].number, form, values, is_file=True)
+        yield from _read_file([*first_records, *iterator], form)
+
+
+def _read_file(records: Sequence[NumberedRecord], form: Form) -> Iterator[ReadConversation]:
+    """Yield the conversations of a file that is read as a whole."""
+    values = [record.value for record in records]
+    if any(map(is_too_deep, values)):
+        yield _unread(records[0], "too_deep", TOO_DEEP)
+        return
+    yield from _conversations_of(records[0].number, form, values, record_count=len(values))
 
 
 def file_form(values: Sequence[Any]) -> Form | None:
-    """Return the form of a file by its first records, where the whole file is a conversation; else None.
+    """Return the form of a file that is read as a whole, by its first records; None for a file that is not.
 
-    1. Where one of the records is a conversation itself, each is read alone: None.
-    2. A form of files (FILE_FORMS) that recognises one of the records, such as an event of a session.
-    3. A form of lists: the records, such as a message per line, are the items of one.
+    1. None where a record is a conversation itself.
+    2. A form of files (FILE_FORMS) that recognises a record, such as an event of a session.
+    3. A form of lists that recognises the records as one list, such as a message per line.
     """
     if any(map(is_too_deep, values)):
         return None
@@ -110,15 +113,15 @@ def file_form(values: Sequence[Any]) -> Form | None:
 
 
 def _is_span(value: Any) -> bool:
-    """Return whether a record has attributes, as spans do: these may hold messages."""
+    """Return whether a record has attributes, as a span of a trace does; these may hold messages."""
     return isinstance(value, Mapping) and "attributes" in value
 
 
 def read_record(record: NumberedRecord) -> Iterator[ReadConversation]:
-    """Yield the conversations of a record: at least one, which has no messages and a fault where none was read.
+    """Yield the conversations of a record; one without messages and with a fault where none was read.
 
-    Faults: unknown_form, too_deep, too_many_calls; no_message, unknown_role (read as context), unreadable_call,
-    unknown_part, unknown_field, marks_beside_fields; those of `pairing.paired`.
+    Faults: unknown_form, too_deep, too_many_calls, no_message, unknown_role (read as context), unreadable_call,
+    unknown_part, unknown_field, marks_beside_fields, and the faults of `pairing.paired`.
     """
     if is_too_deep(record.value):
         yield _unread(record, "too_deep", TOO_DEEP)
@@ -127,32 +130,31 @@ def read_record(record: NumberedRecord) -> Iterator[ReadConversation]:
     if form is None:
         yield _unread(record, "unknown_form", f"no conversation; {described(record.value)}")
         return
-    first, *others = _read_parts(record.number, form, record.value)
+    first, *others = _conversations_of(record.number, form, record.value)
     yield _with_unread_call(first, others, record.value)
     yield from others
 
 
 def _with_unread_call(first: ReadConversation, others: Sequence[ReadConversation], record: Any) -> ReadConversation:
-    """Return the first conversation of a record, with a fault where the record holds a call and none was read.
+    """Return the first conversation of a record, with a fault if the record holds a call and none was read.
 
-    Nothing is added where there is a fault already.
+    No fault is added where there is one already.
     """
     conversations = [first, *others]
     has_calls = any(message.calls for conversation in conversations for message in conversation.messages)
     has_faults = any(conversation.faults for conversation in conversations)
     if has_calls or has_faults:
         return first
-    place = unread_call(record)
-    if place is None:
+    call_path = unread_call(record)
+    if call_path is None:
         return first
-    return replace(first, faults=(("unknown_field", f"no call was read, and {place} holds one"),))
+    return replace(first, faults=(("unknown_field", f"no call was read, and {call_path} holds one"),))
 
 
 def record_form(value: Any) -> Form | None:
-    """Return the form of a record; None where it is no conversation.
+    """Return the first form that recognises a record and finds a message in it; None where it is no conversation.
 
-    That is the first form that recognises it and finds a message in it. Where several do, it is the first of them that
-    finds a call: a record may hold a task or a trace beside its messages.
+    Of several such forms, the first that finds a call is preferred: a record may hold a task next to its messages.
     """
     fitting_forms = []
     for form in FORMS:
@@ -166,15 +168,15 @@ def record_form(value: Any) -> Form | None:
 
 
 def _has_call(stored: Sequence[StoredMessage]) -> bool:
-    """Return whether there is a call in messages."""
-    return any(message.calls for message in with_marked_calls(raw_messages(stored, []), []))
+    """Return whether there is a call in the messages of a conversation."""
+    messages = with_marked_calls(raw_messages(stored, faults=[]), faults=[])
+    return any(message.calls for message in messages)
 
 
 def stored_conversations(form: Form, value: Any) -> list[list[StoredMessage]]:
     """Return the stored messages of each conversation of a record, or of the records of a file.
 
-    The list is empty where the record has only the beginning of the form: something else stands where the form has an
-    object or a list.
+    The list is empty where a value of the record has another type than the form expects.
     """
     try:
         return list(form.conversations_in(value))
@@ -183,78 +185,95 @@ def stored_conversations(form: Form, value: Any) -> list[list[StoredMessage]]:
 
 
 def _is_conversation(stored: Sequence[StoredMessage]) -> bool:
-    """Return whether there is a message, and one of the first three says by whom it is."""
+    """Return whether there are messages, and one of the first three names its role."""
     if not stored:
         return False
     if stored[0].role is not None:
         return True
-    first_messages = raw_messages(stored[:3], [])
+    first_messages = raw_messages(stored[:3], faults=[])
     return any(message.role != "None" for message in first_messages)
 
 
-def _read_parts(number: int, form: Form, value: Any, *, is_file: bool = False) -> Iterator[ReadConversation]:
+def _conversations_of(number: int, form: Form, value: Any, *, record_count: int = 1) -> Iterator[ReadConversation]:
     """Yield the conversations of a record, or of the records of a file; one with a fault where there are none.
 
-    number: of the record, or of the first one of the file.
+    number: of the record, or of the first record of the file. record_count: the records of the file, else 1.
     """
     conversations = stored_conversations(form, value)
     if not conversations:
-        fault = ("unknown_form", f"it begins as {form.name}, and holds no conversation; {described(value)}")
-        yield ReadConversation(number, 0, id_of(value), UNKNOWN, (), (fault,))
-    first_record = value[0] if isinstance(value, list) and value else value
+        yield _unread(NumberedRecord(number, value), "unknown_form", _without_content(form, value, "conversation"))
     for part, stored in enumerate(conversations):
-        faults = list[Fault]()
-        messages = _read_messages(stored, faults)
-        if not messages and not faults:
-            faults.append(("unknown_form", f"it begins as {form.name}, and holds no message; {described(value)}"))
+        read = _read_messages(stored)
+        if not read.messages and not read.faults:
+            read.faults.append(("unknown_form", _without_content(form, value, "message")))
         yield ReadConversation(
             number=number,
             part=part,
-            record_id=_part_id(form, value, part) or id_of(first_record),
+            record_id=_id_of_part(form, value, part),
             form=form.name,
-            messages=messages,
-            faults=tuple(faults),
-            record_count=len(value) if is_file else 1,
+            messages=read.messages,
+            faults=tuple(read.faults),
+            record_count=record_count,
         )
 
 
-def _read_messages(stored: Sequence[StoredMessage], faults: list[Fault]) -> tuple[RecordedMessage, ...]:
-    """Return the messages of a conversation with their calls, each with its result. Appends to `faults`."""
+def _without_content(form: Form, value: Any, missing: str) -> str:
+    """Return the detail of a fault about a record that has the signs of a form but no message, or no conversation."""
+    return f"it begins as {form.name}, and holds no {missing}; {described(value)}"
+
+
+class _Messages(NamedTuple):
+    """The messages of a conversation, and its faults."""
+
+    messages: tuple[RecordedMessage, ...]
+    faults: list[Fault]
+
+
+def _read_messages(stored: Sequence[StoredMessage]) -> _Messages:
+    """Return the messages of a conversation with their calls, each with its result."""
+    faults = list[Fault]()
     messages = with_marked_calls(raw_messages(stored, faults), faults)
     call_count = sum(len(message.calls) for message in messages)
     if call_count > MOST_CALLS:
-        faults[:] = [("too_many_calls", f"more than {MOST_CALLS:,} calls in a conversation")]
-        return ()
-    return paired(messages, faults)
+        return _Messages((), [("too_many_calls", f"more than {MOST_CALLS:,} calls in a conversation")])
+    return _Messages(paired(messages, faults), faults)
 
 
-def _part_id(form: Form, value: Any, part: int) -> str | None:
-    """Return the id of one of the conversations of a record; None where the record is one."""
+def _id_of_part(form: Form, value: Any, part: int) -> str | None:
+    """Return the id of a conversation, else that of its record or of the first record of its file."""
+    first_record = value[0] if isinstance(value, list) and value else value
     if not form.conversations:
-        return None
-    found: Any = value
-    for key in form.conversations.split("."):
-        found = found.get(key) if isinstance(found, Mapping) else None
-    return id_of(found[part]) if isinstance(found, list) and part < len(found) else None
+        return id_of(first_record)
+    conversations = first_of(value, (form.conversations,))
+    has_part = isinstance(conversations, list) and part < len(conversations)
+    part_id = id_of(conversations[part]) if has_part else None
+    return part_id or id_of(first_record)
 
 
 def read_conversation(record: Any) -> tuple[tuple[RecordedMessage, ...], list[Fault]]:
     """Return the messages of a record that is one conversation, and its faults. Raises UnknownForm."""
-    for read in read_record(NumberedRecord(1, record)):
-        for reason, detail in read.faults:
+    for conversation in read_record(NumberedRecord(1, record)):
+        for reason, detail in conversation.faults:
             if reason in ("unknown_form", "too_deep"):
                 raise UnknownForm(f"{detail}; write messages in OpenAI's form, or see `toolformer-dag judge --forms`")
-        return read.messages, list(read.faults)
+        return conversation.messages, list(conversation.faults)
     return (), []
 
 
 def _unread(record: NumberedRecord, reason: str, detail: str) -> ReadConversation:
-    """Return a conversation without messages, with a fault, for a record that was not read."""
-    return ReadConversation(record.number, 0, id_of(record.value), UNKNOWN, (), ((reason, detail),))
+    """Return a conversation without messages and with a fault, for a record that was not read."""
+    return ReadConversation(
+        number=record.number,
+        part=0,
+        record_id=id_of(record.value),
+        form=UNKNOWN,
+        messages=(),
+        faults=((reason, detail),),
+    )
 
 
 def id_of(record: Any) -> str | None:
-    """Return the record's own id, by the first of RECORD_IDS that holds text or a whole number; None without one."""
+    """Return the first of the fields RECORD_IDS that holds text or a whole number, as text; None without one."""
     fields = record if isinstance(record, Mapping) else {}
     for key in RECORD_IDS:
         value = fields.get(key)
@@ -264,18 +283,20 @@ def id_of(record: Any) -> str | None:
 
 
 def described(value: Any) -> str:
-    """Return the shape of a record in words: `the fields are id, log [role, content]`.
+    """Return the fields of a record in words: `the fields are id, log [role, content]`.
 
-    The fields inside a list of objects are those of its first item.
+    The fields in brackets are those of the first item of a list.
     """
     if not isinstance(value, Mapping):
         return f"it is a {type(value).__name__}"
-    fields = []
-    for name in list(value)[:FIELDS_SHOWN]:
-        items = value[name]
-        if isinstance(items, list) and items and isinstance(items[0], Mapping):
-            inner_names = [str(inner_name) for inner_name in items[0]]
-            fields.append(f"{name} [{', '.join(inner_names[:INNER_FIELDS_SHOWN])}]")
-        else:
-            fields.append(str(name))
+    fields = [_described_field(name, value[name]) for name in list(value)[:FIELDS_SHOWN]]
     return f"the fields are {', '.join(fields)}"
+
+
+def _described_field(name: object, value: Any) -> str:
+    """Return the name of a field, with the fields of the first object where it holds a list: `log [role, content]`."""
+    is_list_of_objects = isinstance(value, list) and bool(value) and isinstance(value[0], Mapping)
+    if not is_list_of_objects:
+        return str(name)
+    inner_names = [str(inner_name) for inner_name in value[0]]
+    return f"{name} [{', '.join(inner_names[:INNER_FIELDS_SHOWN])}]"

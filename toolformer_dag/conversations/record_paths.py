@@ -1,8 +1,8 @@
-"""Paths to the values inside a record, and records without what lies at some of them."""
+"""Paths to the values inside a record, and copies of a record without the values at some paths."""
 
 import json
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from toolformer_dag.conversations.plain_values import parsed
@@ -12,7 +12,7 @@ Step = str | int | None | tuple[int, int]
 
 - a key of an object, or an index of a list
 - None: a text is opened as JSON
-- a pair: the first character of a stretch of text, and the one after its last
+- a pair (start, end): a stretch of text, by character offsets
 """
 Path = tuple[Step, ...]
 """The steps from a record to a value in it; () is the record itself. JSON stores it as a list, pairs as lists too.
@@ -21,7 +21,7 @@ Path = tuple[Step, ...]
 where the messages are a list in JSON that is stored as text.
 """
 GONE = object()
-"""What is left of a value of which nothing is left."""
+"""Stands for a value of which nothing is left."""
 
 
 def value_at(record: Any, path: Path) -> Any:
@@ -40,10 +40,10 @@ def value_at(record: Any, path: Path) -> Any:
 def without(value: Any, paths: Collection[Path]) -> Any:
     """Return a copy of a value without what lies at these paths; GONE where nothing is left.
 
-    - A list or an object that is emptied goes too: without ("calls", 0), {"calls": [1], "id": 2} becomes {"id": 2}.
-    - Text that is emptied stays as "".
-    - A stretch of text goes with a stretch inside it that is emptied, as the marks around the only call between them.
-    - JSON inside text is written again, so its spacing may change.
+    - An emptied list or object goes too: without ("calls", 0), {"calls": [1], "id": 2} becomes {"id": 2}.
+    - Emptied text stays as "".
+    - A stretch of text goes where a stretch inside it is emptied: the marks around the only call between them.
+    - JSON inside text is written anew, so its spacing may change.
     """
     if not paths:
         return value
@@ -53,10 +53,28 @@ def without(value: Any, paths: Collection[Path]) -> Any:
     if isinstance(value, str):
         return _text_without(value, by_step)
     if isinstance(value, Mapping):
-        left = {key: without(item, by_step.get(key, ())) for key, item in value.items()}
-        return {key: item for key, item in left.items() if item is not GONE} or GONE
-    items = [without(item, by_step.get(index, ())) for index, item in enumerate(value)]
-    return [item for item in items if item is not GONE] or GONE
+        return _object_without(value, by_step)
+    return _list_without(value, by_step)
+
+
+def _object_without(fields: Mapping[Any, Any], by_step: Mapping[Step, list[Path]]) -> Any:
+    """Return an object without what lies at paths by their first step; GONE where no field is left."""
+    fields_left = {}
+    for key, item in fields.items():
+        item_left = without(item, by_step.get(key, ()))
+        if item_left is not GONE:
+            fields_left[key] = item_left
+    return fields_left or GONE
+
+
+def _list_without(items: Sequence[Any], by_step: Mapping[Step, list[Path]]) -> Any:
+    """Return a list without what lies at paths by their first step; GONE where no item is left."""
+    items_left = []
+    for index, item in enumerate(items):
+        item_left = without(item, by_step.get(index, ()))
+        if item_left is not GONE:
+            items_left.append(item_left)
+    return items_left or GONE
 
 
 def _text_without(text: str, by_step: Mapping[Step, list[Path]]) -> Any:
@@ -68,10 +86,10 @@ def _text_without(text: str, by_step: Mapping[Step, list[Path]]) -> Any:
 
 
 class _TextLeft(NamedTuple):
-    """What is left of a text.
+    """A text from which stretches were removed.
 
     - `text`: the rest
-    - `has_emptied`: whether a stretch was emptied by what was removed inside it, as marks around the only call
+    - `has_emptied`: whether removing something inside a stretch left nothing of it, as of marks around the only call
     """
 
     text: str
@@ -79,34 +97,39 @@ class _TextLeft(NamedTuple):
 
 
 def _without_stretches(text: str, by_step: Mapping[Step, list[Path]]) -> _TextLeft:
-    """Remove stretches of a text, or parts of them.
+    """Return a text without its stretches, or without parts of them.
 
-    by_step: for each stretch the paths that are removed inside it; () removes it whole.
+    by_step: the paths to remove inside each stretch; () removes it whole.
     """
-    kept: list[Any] = []
-    end_before = 0
+    pieces = []
+    position = 0
     has_emptied = False
-    for start, end in sorted(step for step in by_step if isinstance(step, tuple)):
-        kept.append(text[end_before:start])
-        paths = by_step[start, end]
-        is_removed = () in paths
-        left = GONE if is_removed else _stretch_without(text[start:end], paths)
-        if left is not GONE:
-            kept.append(left)
-        elif not is_removed:
+    for span in _spans(by_step):
+        start, end = span
+        stretch_left = _stretch_without(text[start:end], by_step[span])
+        if not stretch_left and () not in by_step[span]:
             has_emptied = True
-        end_before = max(end_before, end)
-    kept.append(text[end_before:])
-    return _TextLeft("".join(kept), has_emptied)
+        pieces += [text[position:start], stretch_left]
+        position = max(position, end)
+    pieces.append(text[position:])
+    return _TextLeft("".join(pieces), has_emptied)
 
 
-def _stretch_without(stretch: str, paths: Collection[Path]) -> Any:
-    """Return a stretch of text without what lies at these paths; GONE where nothing of it, or of a part, is left."""
+def _stretch_without(stretch: str, paths: Collection[Path]) -> str:
+    """Return a stretch of text without what lies at these paths; "" where nothing of it, or of a part, is left."""
+    if () in paths:
+        return ""
     by_step = _by_first_step(paths)
     if None in by_step:
-        return _text_without(stretch, by_step)
+        json_left = _text_without(stretch, by_step)
+        return "" if json_left is GONE else str(json_left)
     left = _without_stretches(stretch, by_step)
-    return GONE if left.has_emptied or not left.text.strip() else left.text
+    return "" if left.has_emptied or not left.text.strip() else left.text
+
+
+def _spans(steps: Iterable[Step]) -> list[tuple[int, int]]:
+    """Return the steps that are stretches of text, in the order of the text."""
+    return sorted(step for step in steps if isinstance(step, tuple))
 
 
 def _by_first_step(paths: Collection[Path]) -> dict[Step, list[Path]]:

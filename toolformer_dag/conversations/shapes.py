@@ -1,11 +1,11 @@
-"""In which fields of an object a call, a result, words or thinking stand: what models' interfaces and logs call them.
+"""Name the fields in which calls, results, words and thinking stand, in the words of model interfaces and logs.
 
-A new name for a known thing is a word more in one of these tuples; a thing of another build is a `Shape` more.
+To read another field name, add it to one of these tuples; to read another kind of object, add a `Shape`.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from toolformer_dag.conversations.plain_values import first_of
 
@@ -34,7 +34,7 @@ ARGUMENTS = (
     "kwargs",
 )
 CALL_IDS = ("call_id", "tool_call_id", "toolCallId", "toolUseId", "tool_use_id", "id")
-"""Where a call has its id; `call_id` comes first, since an item of OpenAI's Responses has both."""
+"""Fields with the id of a call; `call_id` comes first, since an item of OpenAI's Responses also has `id`."""
 ANSWERED_IDS = (
     "tool_call_id",
     "source_call_id",
@@ -47,7 +47,7 @@ ANSWERED_IDS = (
     "callId",
     "additional_kwargs.tool_call_id",
 )
-"""Where a result has the id of the call that it answers."""
+"""Fields of a result with the id of the call that it answers."""
 RESULT = (
     "content",
     "output",
@@ -62,18 +62,20 @@ RESULT = (
     "outputs",
     "blocks",
 )
-"""Where a result has what the tool answered."""
+"""Fields of a result with the tool's answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """An object that holds a call, a result, or both, and the fields in which they stand (paths of `first_of`).
+    """A kind of object that holds a call, a result, or both, and the fields in which they stand.
 
-    - `types`: what its type is, by any name of TYPE_KEYS; none where the key that it stands under tells what it is
+    Fields are paths of `first_of`, in the order in which they are looked for.
+
+    - `types`: the types of such objects, which stand in one of TYPE_KEYS; empty where `under` tells them
     - `under`: the key whose value holds the fields; "" for the object itself
-    - `tool`, `arguments`: of a call; none where it is only a result
-    - `result`: of a result; none where it is only a call
-    - `ids`: the call's own id, and the id of the call that a result answers
+    - `tool`, `arguments`: fields of a call; empty where the object is only a result
+    - `result`: fields with a result; empty where the object is only a call
+    - `ids`: fields with the id of the call, or of the call that a result answers
     """
 
     types: tuple[str, ...] = ()
@@ -152,16 +154,21 @@ SHAPES = (
     Shape(("tool_call_response",), result=("response", "result", "content"), ids=("id",)),
 )
 VERCEL_TOOL = "tool-"
-"""How the type of a part of Vercel's pages begins whose tool has a name of its own: `tool-get_weather`."""
+"""How types of parts begin that name their tool: `tool-get_weather`, in messages of Vercel's pages."""
 CALL_TYPES = {kind: shape for shape in SHAPES for kind in shape.types}
 CALL_KEYS = {shape.under: shape for shape in SHAPES if shape.under}
 
+ANY_CALL = Shape(tool=TOOL, arguments=ARGUMENTS)
+"""A call in a list of calls, which need not name its type."""
+VERCEL_CALL = Shape(tool=TOOL, arguments=ARGUMENTS, result=("result", "output"))
+"""The same of Vercel, which may hold its result."""
+
 CALL_LISTS = ("tool_calls", "function_call", "toolInvocations", "toolCalls", "tool_call", "invalid_tool_calls")
-"""The fields of a message that hold its calls: a list, one call, or either as JSON."""
+"""Fields of a message that hold its calls: a list, one call, or either as JSON."""
 RESULT_LISTS = ("observation.results", "tool_results", "toolResults", "tool_messages")
-"""The fields of a message that hold results beside its calls."""
+"""Fields of a message that hold results."""
 WORDS = ("text", "text.value", "value", "content", "input_text", "output_text")
-"""Where a part has its words."""
+"""Fields with the words of a part."""
 TEXT_TYPES = ("text", "output_text", "input_text", "user-prompt", "system-prompt", "refusal", "retry-prompt")
 THINKING_TYPES = (
     "thinking",
@@ -174,21 +181,25 @@ THINKING_TYPES = (
     "summary_text",
 )
 THINKING_KEYS = ("reasoningContent", "thought", "thinking")
-"""Fields of a part that make it thinking: Bedrock's and Gemini's."""
+"""Fields that mark a part as thinking, in Bedrock and Gemini."""
 SILENT_TYPES = ("mcp_list_tools", "item_reference", "step-start", "compaction", "context_management")
 """Types of items and parts that say nothing."""
 CALL_WORDS = ("tool", "function", "call", "action", "invocation")
-"""In the type or in a field of what may hold a call."""
+"""Words in the types and names of fields that may hold a call."""
 PASSIVE_FIELDS = ("tools", "functions", "tool_choice", "function_call_mode", "toolConfig", "available_tools")
-"""Fields with such a word that hold no call."""
+"""Fields that have such a word in their name and hold no call."""
 
 
 @dataclass(frozen=True, slots=True)
 class FoundCall:
-    """The fields of a call in an object: the tool, the arguments as they stand there, the id, the result beside them.
+    """The fields of a call that stands in a record.
 
-    - `has_result`: whether `result` was there; `result` alone cannot say it, since it may be null
-    - `beside`: the object, whose fields may say that the call failed
+    - `tool`: the tool's name
+    - `arguments`: the arguments as they were recorded, such as an object or its JSON
+    - `id`: the id of the call; None without one
+    - `result`: the result, where the same object holds it
+    - `has_result`: whether the same object holds a result
+    - `status_fields`: the object with the result, whose other fields may report a failure
     """
 
     tool: str
@@ -196,50 +207,76 @@ class FoundCall:
     id: str | None
     result: Any = None
     has_result: bool = False
-    beside: Any = None
+    status_fields: Any = None
+
+    def held_result(self) -> "FoundResult | None":
+        """Return the result that the object of the call holds too; None without one."""
+        if not self.has_result:
+            return None
+        return FoundResult(content=self.result, id=self.id, tool=self.tool, status_fields=self.status_fields)
 
 
 @dataclass(frozen=True, slots=True)
 class FoundResult:
-    """The fields of a result.
+    """The fields of a result that stands in a record.
 
     - `content`: what the tool answered
-    - `id`: of the call
-    - `tool`: its name
-    - `beside`: the object with these fields, others of which may say that the call failed
+    - `id`: the id of the call; None without one
+    - `tool`: the tool's name; None without one
+    - `status_fields`: the object with the result, whose other fields may report a failure
     """
 
     content: Any
     id: str | None = None
     tool: str | None = None
-    beside: Any = None
+    status_fields: Any = None
 
 
-def shape_of(part: Mapping[str, Any]) -> tuple[Shape, Mapping[str, Any]] | None:
-    """Return the shape of an object, which says where a call or a result has its fields, and the object with them.
+class ShapedObject(NamedTuple):
+    """An object of a known shape: the shape, and the object that holds the fields."""
+
+    shape: Shape
+    fields: Mapping[str, Any]
+
+    def call(self) -> FoundCall | None:
+        """Return the call of the object; None where it is only a result, or names no tool."""
+        return found_call(self.shape, self.fields) if self.shape.tool else None
+
+    def result(self) -> FoundResult | None:
+        """Return the result of the object; None where it is a call."""
+        is_only_result = bool(self.shape.result) and not self.shape.tool
+        return found_result(self.shape, self.fields) if is_only_result else None
+
+
+def shape_of(part: Mapping[str, Any]) -> ShapedObject | None:
+    """Return the shape of an object with the object that holds its fields; None where it has no known shape.
 
     - `{"toolUse": {"name": ...}}`: the shape of the key toolUse, and the object there
     - `{"type": "tool_use", "name": ...}`: the shape of that type, and the object itself
-    - `{"type": "tool-search", "toolCallId": ...}` of Vercel: the object with the tool's name as a field
-
-    None where it is of no shape.
     """
     for key, shape in CALL_KEYS.items():
         fields = part.get(key)
         if isinstance(fields, Mapping):
-            return shape, fields
+            return ShapedObject(shape, fields)
     kind = first_of(part, TYPE_KEYS)
-    if not isinstance(kind, str):
-        return None
+    return _shape_of_type(kind, part) if isinstance(kind, str) else None
+
+
+def _shape_of_type(kind: str, part: Mapping[str, Any]) -> ShapedObject | None:
+    """Return the shape of an object by its type; None for another type.
+
+    Vercel's `{"type": "tool-search", "toolCallId": ...}` names the tool in its type; the name is added as a field.
+    """
     if kind in CALL_TYPES:
-        return CALL_TYPES[kind], part
+        return ShapedObject(CALL_TYPES[kind], part)
     if kind.startswith(VERCEL_TOOL) and "toolCallId" in part:
-        return CALL_TYPES["dynamic-tool"], {**part, "toolName": kind.removeprefix(VERCEL_TOOL)}
+        fields = {**part, "toolName": kind.removeprefix(VERCEL_TOOL)}
+        return ShapedObject(CALL_TYPES["dynamic-tool"], fields)
     return None
 
 
 def found_call(shape: Shape, fields: Mapping[str, Any]) -> FoundCall | None:
-    """Return the call of an object; None where it names no tool."""
+    """Return the call in the fields of an object; None where they name no tool."""
     tool = first_of(fields, shape.tool)
     if not isinstance(tool, str) or not tool:
         return None
@@ -250,54 +287,51 @@ def found_call(shape: Shape, fields: Mapping[str, Any]) -> FoundCall | None:
         id=id_in(fields, shape.ids),
         result=result,
         has_result=result is not None,
-        beside=fields if result is not None else None,
+        status_fields=fields if result is not None else None,
     )
 
 
 def found_result(shape: Shape, fields: Mapping[str, Any]) -> FoundResult:
-    """Return the result of an object; its content is None where it has none."""
+    """Return the result in the fields of an object; its content is None where they hold none."""
     tool = first_of(fields, ("name", "tool_name", "toolName"))
     return FoundResult(
         content=first_of(fields, shape.result),
         id=id_in(fields, shape.ids),
         tool=tool if isinstance(tool, str) else None,
-        beside=fields,
+        status_fields=fields,
     )
 
 
-def listed_call(fields: Any) -> FoundCall | None:
-    """Return a call of a list of calls, in whatever fields it has them; None where it names no tool.
+def listed_call(item: Any) -> FoundCall | None:
+    """Return the call that an item of a list of calls holds, whatever its fields; None where it names no tool.
 
-    As examples, `{"type": "function", "function": {"name": ..., "arguments": ...}}` by its fields, `{"toolCallId": ...,
-    "toolName": ..., "args": ..., "result": ...}` of Vercel, which has the result beside the call, and
-    `{"tool_call": {...}}` of OpenInference.
+    - `{"type": "function", "function": {"name": ..., "arguments": ...}}`
+    - `{"toolCallId": ..., "toolName": ..., "args": ..., "result": ...}` of Vercel, which holds the result too
+    - `{"tool_call": {...}}` of OpenInference
     """
-    if not isinstance(fields, Mapping):
+    if not isinstance(item, Mapping):
         return None
-    if isinstance(fields.get("tool_call"), Mapping):  # OpenInference
-        fields = fields["tool_call"]
-    shaped = shape_of(fields)
-    if shaped is not None:
-        shape, fields_of_shape = shaped
-        found = found_call(shape, fields_of_shape) if shape.tool else None
-        if found is not None:
-            return found
-    is_of_vercel = "toolCallId" in fields
-    any_call = Shape(tool=TOOL, arguments=ARGUMENTS, result=("result", "output") if is_of_vercel else ())
-    return found_call(any_call, fields)
+    if isinstance(item.get("tool_call"), Mapping):  # OpenInference
+        item = item["tool_call"]
+    shaped = shape_of(item)
+    call = None if shaped is None else shaped.call()
+    if call is not None:
+        return call
+    return found_call(VERCEL_CALL if "toolCallId" in item else ANY_CALL, item)
 
 
 def id_in(fields: Any, keys: tuple[str, ...]) -> str | None:
-    """Return the id at the first of these keys; of a list with one id that one. None where there is none."""
+    """Return the id at the first of some keys, also from a list with a single id; None without one."""
     value = first_of(fields, keys)
     if isinstance(value, list):
         value = value[0] if len(value) == 1 else None
     if isinstance(value, str) and value:
         return value
-    return str(value) if isinstance(value, int) and not isinstance(value, bool) else None
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    return str(value) if is_number else None
 
 
 def may_hold_call(name: str) -> bool:
-    """Return whether a type or a field of this name may hold a call or its result."""
+    """Return whether a type or a field of this name may hold a call or a result."""
     lowered = name.lower()
     return name not in PASSIVE_FIELDS and any(word in lowered for word in CALL_WORDS)

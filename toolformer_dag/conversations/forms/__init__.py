@@ -1,4 +1,4 @@
-"""The forms in which people store conversations, by family, in the order in which a record is held against them."""
+"""The forms of stored conversations, by family, in the order in which they are tried for a record."""
 
 from toolformer_dag.conversations.forms import (
     agent_logs,

@@ -1,4 +1,4 @@
-"""Steps of agents in forms that are no framework's messages: ATIF, smolagents, the agent data protocol."""
+"""Forms of steps of agents: ATIF, smolagents, the agent data protocol."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -6,50 +6,60 @@ from typing import Any
 from toolformer_dag.conversations.forms.form import Form
 from toolformer_dag.conversations.plain_values import first_of
 from toolformer_dag.conversations.raw_messages import StoredMessage
-from toolformer_dag.conversations.record_paths import Path
+from toolformer_dag.conversations.record_paths import Path, value_at
 from toolformer_dag.conversations.shapes import FoundCall, FoundResult
 
 
 def numbered_steps(record: dict[str, Any], before: Any) -> dict[str, Any]:
-    """Return what is left of a record of ATIF, with steps that are numbered from 1 without a gap, and counted anew.
+    """Return a record of ATIF with its steps numbered from 1 and counted anew, where they were numbered and counted.
 
-    Only numbers that were there are changed. before: the record as it was; it is not needed here.
+    before: the record with all its calls; it is not needed here.
     """
     steps = record.get("steps")
     if not isinstance(steps, list):
         return record
-    numbered = []
-    for number, step in enumerate(steps, 1):
-        has_number = isinstance(step, Mapping) and step.get("step_id") is not None
-        numbered.append({**step, "step_id": number} if has_number else step)
+    numbered = [_with_number(step, number) for number, step in enumerate(steps, 1)]
     changed = {**record, "steps": numbered}
-    metrics = record.get("final_metrics")
-    if isinstance(metrics, Mapping) and metrics.get("total_steps") is not None:
-        changed["final_metrics"] = {**metrics, "total_steps": len(steps)}
+    if "final_metrics" in record:
+        changed["final_metrics"] = _with_step_count(record["final_metrics"], len(steps))
     return changed
 
 
+def _with_number(step: Any, number: int) -> Any:
+    """Return a step with another number; unchanged where it has none."""
+    has_number = isinstance(step, Mapping) and step.get("step_id") is not None
+    return {**step, "step_id": number} if has_number else step
+
+
+def _with_step_count(metrics: Any, step_count: int) -> Any:
+    """Return metrics with another count of steps; unchanged where they have none."""
+    has_count = isinstance(metrics, Mapping) and metrics.get("total_steps") is not None
+    return {**metrics, "total_steps": step_count} if has_count else metrics
+
+
 def smolagents_steps(record: Any) -> Iterator[StoredMessage]:
-    """Yield the steps of an agent of smolagents: a task, or what was written, called and observed."""
-    steps = record["steps"] if isinstance(record, Mapping) else record
+    """Yield the messages, calls and results of the steps of an agent of smolagents."""
     steps_path: Path = ("steps",) if isinstance(record, Mapping) else ()
-    for number, step in enumerate(steps):
-        if not isinstance(step, Mapping):
-            continue
-        path: Path = (*steps_path, number)
-        for key, role in (("system_prompt", "system"), ("task", "user")):
-            if isinstance(step.get(key), str):
-                yield StoredMessage((*path, key), step[key], role)
-        final_answer = _final_answer(step)
-        if final_answer is not None:
-            answer_path = (*path, "tool_calls", 0, "function", "arguments", "answer")
-            yield StoredMessage(answer_path, final_answer, "assistant")
-        else:
-            yield from _smolagents_action(step, path)
+    for number, step in enumerate(value_at(record, steps_path)):
+        if isinstance(step, Mapping):
+            yield from _smolagents_step(step, (*steps_path, number))
+
+
+def _smolagents_step(step: Mapping[str, Any], path: Path) -> Iterator[StoredMessage]:
+    """Yield the task of a step, then its final answer, or else its call and result."""
+    for key, role in (("system_prompt", "system"), ("task", "user")):
+        if isinstance(step.get(key), str):
+            yield StoredMessage((*path, key), step[key], role)
+    final_answer = _final_answer(step)
+    if final_answer is not None:
+        answer_path = (*path, "tool_calls", 0, "function", "arguments", "answer")
+        yield StoredMessage(answer_path, final_answer, "assistant")
+    else:
+        yield from _smolagents_action(step, path)
 
 
 def _final_answer(step: Mapping[str, Any]) -> str | None:
-    """Return the answer with which a step ends the run, which smolagents writes as a call; None for another step."""
+    """Return the final answer of a run, which smolagents writes as a call; None where the step has none."""
     calls = step.get("tool_calls")
     first_call = calls[0] if isinstance(calls, list) and calls else None
     answer = first_of(first_call, ("function.arguments.answer",))
@@ -58,25 +68,29 @@ def _final_answer(step: Mapping[str, Any]) -> str | None:
 
 
 def _smolagents_action(step: Mapping[str, Any], path: Path) -> Iterator[StoredMessage]:
-    """Yield what the model wrote in a step, its calls, and what it observed, or the error, as their result."""
+    """Yield the words of the model in a step, its calls, and their result."""
     words = step.get("model_output")
     calls = step.get("tool_calls")
     if isinstance(words, str) and (words.strip() or not calls):
         yield StoredMessage((*path, "model_output"), words, "assistant")
-    if not calls:
-        return
-    yield StoredMessage(path, {"role": "assistant", "tool_calls": calls})
-    observation = step.get("observations")
+    if calls:
+        yield StoredMessage(path, {"role": "assistant", "tool_calls": calls})
+        yield from _smolagents_result(step, path)
+
+
+def _smolagents_result(step: Mapping[str, Any], path: Path) -> Iterator[StoredMessage]:
+    """Yield the observation of a step, or else its error, as a result; nothing where it has neither."""
     error = first_of(step, ("error.message", "error"))
-    failure = None if error is None else {"error": error}
-    if observation is not None:
-        yield StoredMessage((*path, "observations"), observation, result=FoundResult(observation, beside=failure))
-    elif error is not None:
-        yield StoredMessage((*path, "error"), error, result=FoundResult(error, beside=failure))
+    status_fields = None if error is None else {"error": error}
+    for key, content in (("observations", step.get("observations")), ("error", error)):
+        if content is not None:
+            result = FoundResult(content, status_fields=status_fields)
+            yield StoredMessage((*path, key), content, result=result)
+            return
 
 
 def adp_items(record: Any) -> Iterator[StoredMessage]:
-    """Yield the items of the agent data protocol: actions of the agent, and observations of users and environments."""
+    """Yield the actions and observations of a record of the agent data protocol."""
     for number, item in enumerate(record["content"]):
         if isinstance(item, Mapping):
             yield _adp_item(item, ("content", number))
@@ -84,19 +98,28 @@ def adp_items(record: Any) -> Iterator[StoredMessage]:
 
 def _adp_item(item: Mapping[str, Any], path: Path) -> StoredMessage:
     """Return an action as a call or as words, an observation as words of the user or as a result."""
-    kind = item.get("class_")
     content = item.get("content")
-    if kind == "api_action":
-        return StoredMessage(path, item, call=FoundCall(str(item.get("function")), item.get("kwargs"), id=None))
-    if kind == "code_action":
-        language = str(item.get("language") or "code")
-        return StoredMessage(path, item, call=FoundCall(language, {"code": content}, id=None))
-    if kind == "message_action":
+    call = _adp_call(item)
+    if call is not None:
+        return StoredMessage(path, item, call=call)
+    if item.get("class_") == "message_action":
         return StoredMessage(path, str(content), "assistant")
     if item.get("source") == "user" and isinstance(content, str):
         return StoredMessage(path, content, "user")
-    observed = content if content is not None else item.get("html") or item.get("axtree")
-    return StoredMessage(path, item, result=FoundResult(observed))
+    if content is None:
+        content = item.get("html") or item.get("axtree")
+    return StoredMessage(path, item, result=FoundResult(content))
+
+
+def _adp_call(item: Mapping[str, Any]) -> FoundCall | None:
+    """Return the call of an action; None for any other item."""
+    kind = item.get("class_")
+    if kind == "api_action":
+        return FoundCall(str(item.get("function")), item.get("kwargs"), id=None)
+    if kind == "code_action":
+        language = str(item.get("language") or "code")
+        return FoundCall(language, {"code": item.get("content")}, id=None)
+    return None
 
 
 FORMS = (

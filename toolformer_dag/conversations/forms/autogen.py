@@ -1,18 +1,19 @@
-"""Messages and events of AutoGen, from version 0.4 on."""
+"""The form of messages and events of AutoGen, from version 0.4 on."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from toolformer_dag.conversations.forms.form import Form
-from toolformer_dag.conversations.plain_values import first_of, text_of
+from toolformer_dag.conversations.plain_values import first_of, list_at, text_of
 from toolformer_dag.conversations.raw_messages import CALLS, ROLES, StoredMessage
 from toolformer_dag.conversations.record_paths import Path, value_at
 from toolformer_dag.conversations.shapes import FoundCall, FoundResult, id_in
 
 LISTS: tuple[Path, ...] = (("messages",), ("llm_context", "messages"), ("llm_messages",), ("message_thread",))
-"""Where what AutoGen stores has its messages: a result of a run, the state of an agent, that of a group's manager."""
+"""Paths to the messages in the result of a run, in the state of an agent, and in the state of a group's manager."""
 CALL_TYPES = ("ToolCallRequestEvent", "AssistantMessage")
 RESULT_TYPES = ("ToolCallExecutionEvent", "FunctionExecutionResultMessage")
+CODE_TYPES = ("CodeGenerationEvent", "CodeExecutionEvent")
 WORD_TYPES = (
     "TextMessage",
     "MultiModalMessage",
@@ -32,7 +33,7 @@ ROLE_OF_TYPE = {
     "UserMessage": "user",
     "AssistantMessage": "assistant",
 }
-"""By whom a message is where its type says it; elsewhere its source does."""
+"""The role of a message by its type; for other types the source tells it."""
 SILENT_TYPES = (
     "ModelClientStreamingChunkEvent",
     "UserInputRequestedEvent",
@@ -40,69 +41,120 @@ SILENT_TYPES = (
     "SelectorEvent",
     "ThoughtEvent",
 )
-"""Types that say nothing: pieces of a message that follows, who speaks next, and thinking that no call follows."""
+"""Types that are skipped: chunks of the next message, the choice of a speaker, thinking before an answer."""
 SIGN_TYPES = (*CALL_TYPES, *RESULT_TYPES, "TextMessage", "ModelClientStreamingChunkEvent", "UserMessage")
-"""Types that make a list one of AutoGen's."""
+"""Types by which a list is recognised as AutoGen's."""
 
 
 def autogen_messages(record: Any) -> Iterator[StoredMessage]:
-    """Yield the messages and events of AutoGen: their type says what they hold, their source is any agent's name."""
+    """Yield the messages and events of AutoGen."""
     path = messages_path(record)
     messages = value_at(record, path)
+    people = _people(messages)
+    call_ids = _call_ids(messages)
+    for number, message in enumerate(messages):
+        if isinstance(message, Mapping) and "type" in message:
+            role = _role_of(message, people)
+            event = _Event(message, (*path, number), role, next_type=_type_at(messages, number + 1))
+            yield from _messages_of(event, call_ids)
+        else:
+            yield StoredMessage((*path, number), message)
+
+
+def _type_at(messages: Sequence[Any], number: int) -> str | None:
+    """Return the type of a message by its number; None behind the last one."""
+    return _type_of(messages[number]) if number < len(messages) else None
+
+
+class _Event(NamedTuple):
+    """A message or an event of AutoGen, with the type of the next one; None for the last."""
+
+    fields: Mapping[str, Any]
+    path: Path
+    role: str
+    next_type: str | None
+
+    @property
+    def type(self) -> str:
+        """The type of the event."""
+        return _type_of(self.fields)
+
+    @property
+    def content(self) -> Any:
+        """The content of the event."""
+        return self.fields.get("content")
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether the content is a list of calls."""
+        return self.type in CALL_TYPES and isinstance(self.content, list)
+
+    @property
+    def has_results(self) -> bool:
+        """Whether the content is a list of results."""
+        return self.type in RESULT_TYPES and isinstance(self.content, list)
+
+    @property
+    def has_words(self) -> bool:
+        """Whether the event has words; a thought before a call is the text that the model wrote with the call."""
+        is_text_of_call = self.type == "ThoughtEvent" and self.next_type in CALL_TYPES
+        return self.type in WORD_TYPES or is_text_of_call
+
+    def words(self, role: str) -> StoredMessage:
+        """Return the content of the event as words of a role."""
+        return StoredMessage(self.path, {"content": _words(self.content)}, role)
+
+
+def _people(messages: Sequence[Any]) -> set[str]:
+    """Return the names of the agents that were asked for input: people."""
     people = set[str]()
     for message in messages:
         if _type_of(message) == "UserInputRequestedEvent":
             people.add(str(message.get("source")))
-    call_ids = _call_ids(messages)
-    for number, message in enumerate(messages):
-        message_path: Path = (*path, number)
-        if not isinstance(message, Mapping) or "type" not in message:
-            yield StoredMessage(message_path, message)
-            continue
-        next_type = _type_of(messages[number + 1]) if number + 1 < len(messages) else None
-        role = ROLE_OF_TYPE.get(_type_of(message)) or _role_of(str(message.get("source")), people)
-        yield from _messages_of(message, message_path, role=role, next_type=next_type, call_ids=call_ids)
+    return people
 
 
-def _messages_of(
-    message: Mapping[str, Any], path: Path, *, role: str, next_type: str | None, call_ids: Collection[str | None]
-) -> Iterator[StoredMessage]:
-    """Yield what a message or an event says, calls and returns; nothing for a type that says nothing.
+def _messages_of(event: _Event, call_ids: Collection[str | None]) -> Iterator[StoredMessage]:
+    """Yield the words, calls or results of an event; an event of an unknown type gets its type as role.
 
-    A thought before a call is the text that the model wrote beside it; one before an answer is its thinking. A summary
-    repeats calls of events; with others, as where the events were not kept, it is a message of an unknown role, which
-    is reported. So is a message of an unknown type.
+    A summary that repeats calls of no event, as where the events were not kept, gets an unknown role, too.
     """
-    kind = _type_of(message)
-    content = message.get("content")
-    if kind in CALL_TYPES and isinstance(content, list):
-        if isinstance(message.get("thought"), str):
-            yield StoredMessage((*path, "thought"), message["thought"], role)
-        yield StoredMessage(path, message, CALLS)
-    elif kind in RESULT_TYPES and isinstance(content, list):
-        yield StoredMessage(path, {"content": [_typed_result(part) for part in content]}, "tool")
-    elif _has_other_calls(message, call_ids):
-        yield StoredMessage(path, {"content": _words(content)}, f"{kind} with calls of no event")
-    elif kind in WORD_TYPES or (kind == "ThoughtEvent" and next_type in CALL_TYPES):
-        yield StoredMessage(path, {"content": _words(content)}, role)
-    elif kind == "CodeGenerationEvent":
-        yield StoredMessage(path, message, call=_code_call(message))
-    elif kind == "CodeExecutionEvent":
-        exit_code = first_of(message, ("result.exit_code",))
-        failure = {"error": exit_code not in (0, None)}
-        result = FoundResult(first_of(message, ("result.output",)), beside=failure)
-        yield StoredMessage(path, message, result=result)
-    elif kind not in SILENT_TYPES:
-        yield StoredMessage(path, message, role=kind)
+    if event.has_calls:
+        yield from _call_messages(event)
+    elif event.has_results:
+        yield StoredMessage(event.path, {"content": [_typed_result(part) for part in event.content]}, "tool")
+    elif _has_other_calls(event.fields, call_ids):
+        yield event.words(role=f"{event.type} with calls of no event")
+    elif event.has_words:
+        yield event.words(event.role)
+    elif event.type in CODE_TYPES:
+        yield _code_message(event)
+    elif event.type not in SILENT_TYPES:
+        yield StoredMessage(event.path, event.fields, role=event.type)
+
+
+def _code_message(event: _Event) -> StoredMessage:
+    """Return the code that an agent wrote as a call, or its output as the result."""
+    if event.type == "CodeGenerationEvent":
+        return StoredMessage(event.path, event.fields, call=_code_call(event.fields))
+    return StoredMessage(event.path, event.fields, result=_code_result(event.fields))
+
+
+def _call_messages(event: _Event) -> Iterator[StoredMessage]:
+    """Yield the thought of an event with calls, then the calls."""
+    thought = event.fields.get("thought")
+    if isinstance(thought, str):
+        yield StoredMessage((*event.path, "thought"), thought, event.role)
+    yield StoredMessage(event.path, event.fields, CALLS)
 
 
 def _type_of(message: Any) -> str:
-    """Return the type of a message without what stands in brackets: StructuredMessage for StructuredMessage[Answer]."""
+    """Return the type of a message without its brackets: StructuredMessage for StructuredMessage[Answer]."""
     return str(first_of(message, ("type",))).partition("[")[0]
 
 
 def messages_path(record: Any) -> Path:
-    """Return the path to the messages of what AutoGen has stored; to where they should stand if there are none."""
+    """Return the path to the messages of a record of AutoGen; where it has none, the path where they should stand."""
     if isinstance(record, list):
         return ()
     for path in LISTS:
@@ -112,7 +164,7 @@ def messages_path(record: Any) -> Path:
 
 
 def _call_ids(messages: Sequence[Any]) -> set[str | None]:
-    """Return the ids of all calls but those that summaries repeat."""
+    """Return the ids of all calls, except those that summaries repeat."""
     ids = set[str | None]()
     for message in messages:
         if _type_of(message) in CALL_TYPES and isinstance(message.get("content"), list):
@@ -121,34 +173,44 @@ def _call_ids(messages: Sequence[Any]) -> set[str | None]:
 
 
 def _has_other_calls(message: Mapping[str, Any], call_ids: Collection[str | None]) -> bool:
-    """Return whether a summary holds a call that is none of these."""
+    """Return whether a summary holds a call with none of these ids."""
     calls = message.get("tool_calls")
     return isinstance(calls, list) and any(id_in(call, ("id",)) not in call_ids for call in calls)
 
 
-def _role_of(source: str, people: Collection[str]) -> str:
-    """Return the role of an agent: people are named so, or were asked for input; the rest are assistants."""
+def _role_of(message: Mapping[str, Any], people: Collection[str]) -> str:
+    """Return the role of a message by its type, else by its source: user for people, else system or assistant."""
+    role = ROLE_OF_TYPE.get(_type_of(message))
+    if role is not None:
+        return role
+    source = str(message.get("source"))
     if source in people or source.lower().startswith(("user", "human")):
         return "user"
     return "system" if ROLES.get(source) == "system" else "assistant"
 
 
 def _typed_result(part: Any) -> Any:
-    """Return a result of AutoGen with the type and the id that a part of a content has elsewhere."""
+    """Return a result of AutoGen with the type and the field for the id that content parts have in other forms."""
     if not isinstance(part, Mapping):
         return part
     return {**part, "type": "tool_result", "tool_call_id": part.get("call_id")}
 
 
 def _code_call(message: Mapping[str, Any]) -> FoundCall:
-    """Return the code that an agent wrote to be run, as a call."""
-    blocks = message.get("code_blocks")
-    code = [text_of(first_of(block, ("code",))) for block in (blocks if isinstance(blocks, list) else [])]
+    """Return the code that an agent wrote, as a call that runs it."""
+    code = [text_of(first_of(block, ("code",))) for block in list_at(message, "code_blocks")]
     return FoundCall(tool="code", arguments={"code": "\n\n".join(code)}, id=None)
 
 
+def _code_result(message: Mapping[str, Any]) -> FoundResult:
+    """Return the output of code, which failed where its exit code is not 0."""
+    exit_code = first_of(message, ("result.exit_code",))
+    has_failed = exit_code not in (0, None)
+    return FoundResult(first_of(message, ("result.output",)), status_fields={"error": has_failed})
+
+
 def _words(content: Any) -> Any:
-    """Return what a message says: text, texts and images, texts of a memory, or an object as JSON."""
+    """Return a content as text, or a list as texts and images; an object becomes its JSON."""
     if not isinstance(content, list):
         return text_of(content)
     parts: list[Any] = []
@@ -161,8 +223,8 @@ def _words(content: Any) -> Any:
 def autogen_without_copies(record: Any, before: Any) -> Any:
     """Return a record whose summaries repeat only calls that are left, and their results.
 
-    before: the record as it was; it is not needed here. What has no summaries, the state of an agent, is returned as it
-    is.
+    The state of an agent has no summaries and is returned unchanged. before: the record with all its calls; it is not
+    needed here.
     """
     path = messages_path(record)
     is_agent_state = len(path) > 1 or (len(path) == 1 and path[0] not in record)
@@ -175,7 +237,7 @@ def autogen_without_copies(record: Any, before: Any) -> Any:
 
 
 def _summary_without_copies(message: Any, left_ids: Collection[str | None]) -> Any:
-    """Return a summary without the calls, and the results, whose ids are not among these; another message as it is."""
+    """Return a summary with only the calls and results of these ids; any other message unchanged."""
     if _type_of(message) != "ToolCallSummaryMessage":
         return message
     changed = dict(message)

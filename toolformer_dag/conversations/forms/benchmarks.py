@@ -1,10 +1,10 @@
-"""What benchmarks of agents write of their runs."""
+"""Forms in which benchmarks of agents store their runs."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from toolformer_dag.conversations.forms.examples import ANSWER, OPENAI_RESULT, QUESTION
 from toolformer_dag.conversations.forms.form import Form, paths_matching
-from toolformer_dag.conversations.forms.payloads import ANSWER, QUESTION
 from toolformer_dag.conversations.marks import marked_calls
 from toolformer_dag.conversations.plain_values import parsed
 from toolformer_dag.conversations.raw_messages import StoredMessage
@@ -13,7 +13,7 @@ from toolformer_dag.conversations.shapes import FoundCall, FoundResult
 
 
 def bfcl_result(record: Any) -> Iterator[StoredMessage]:
-    """Yield the messages of a result of BFCL: of a run with several turns, or the calls of a single turn."""
+    """Yield the messages of a result of BFCL, of several turns or of a single one."""
     if "inference_log" in record:
         yield from _bfcl_turns(record)
     else:
@@ -21,12 +21,12 @@ def bfcl_result(record: Any) -> Iterator[StoredMessage]:
 
 
 def _bfcl_single_turn(record: Mapping[str, Any]) -> Iterator[StoredMessage]:
-    """Yield the calls of `{"result": ['weather(city="Oslo")']}`, or the text there as words where it holds none."""
+    """Yield the calls of `{"result": ['weather(city="Oslo")']}`; a text without calls there is yielded as words."""
     result = record.get("result")
     calls = list(_bfcl_calls(result))
     for call in calls:
         path: Path = ("result", call.item) if isinstance(result, list) else ("result",)
-        yield StoredMessage(path, result, call=call.found)
+        yield StoredMessage(path, result, call=call.fields)
     if not calls and isinstance(result, str):
         yield StoredMessage(("result",), result, "assistant")
 
@@ -38,15 +38,21 @@ def _bfcl_turns(record: Mapping[str, Any]) -> Iterator[StoredMessage]:
     """
     for path in paths_matching(record, "inference_log.*"):
         turn = value_at(record, path)
-        for key, messages in turn.items() if isinstance(turn, Mapping) else ():
-            is_of_conversation = key == "begin_of_turn_query" or str(key).startswith("step_")
-            if is_of_conversation and isinstance(messages, list):
-                for index, message in enumerate(messages):
-                    yield from _bfcl_message((*path, key, index), message)
+        if isinstance(turn, Mapping):
+            yield from _bfcl_turn(turn, path)
+
+
+def _bfcl_turn(turn: Mapping[str, Any], path: Path) -> Iterator[StoredMessage]:
+    """Yield the question of a turn, then the messages of its steps."""
+    for key, messages in turn.items():
+        is_of_conversation = key == "begin_of_turn_query" or str(key).startswith("step_")
+        if is_of_conversation and isinstance(messages, list):
+            for index, message in enumerate(messages):
+                yield from _bfcl_message((*path, key, index), message)
 
 
 def _bfcl_message(path: Path, message: Any) -> Iterator[StoredMessage]:
-    """Yield a message of a step, or its calls one by one; nothing for what is no message, such as a state."""
+    """Yield a message of a step, or each of its calls; nothing for a value that is no message, such as a state."""
     role = message.get("role") if isinstance(message, Mapping) else None
     if role not in ("user", "assistant", "tool", "system"):
         return
@@ -56,55 +62,61 @@ def _bfcl_message(path: Path, message: Any) -> Iterator[StoredMessage]:
         yield StoredMessage(path, message)
     for call in calls:
         call_path: Path = (*path, "content", call.item) if isinstance(content, list) else path
-        yield StoredMessage(call_path, message, call=call.found)
+        yield StoredMessage(call_path, message, call=call.fields)
 
 
 class _BfclCall(NamedTuple):
-    """A call, and the number of the item of a content that holds it."""
+    """A call, with the index of the item of a content that holds it."""
 
     item: int
-    found: FoundCall
+    fields: FoundCall
 
 
 def _bfcl_calls(content: Any) -> Iterator[_BfclCall]:
-    """Yield the calls of a content: a text with calls, or a list whose items are a call each.
-
-    An item is a text such as `weather(city="Oslo")`, or an object such as `{"weather": {"city": "Oslo"}}`.
-    """
+    """Yield the calls of a content: a text with calls, or a list, maybe in JSON, with a call per item."""
     opened = parsed(content) if isinstance(content, str) else content
     if isinstance(content, str) and opened is None:
         for index, marked in enumerate(marked_calls(content).calls):
-            yield _BfclCall(index, marked.found)
-        return
-    for index, item in enumerate(opened if isinstance(opened, list) else []):
-        if isinstance(item, str):
-            for marked in marked_calls(f"[{item}]").calls:
-                yield _BfclCall(index, marked.found)
-        elif isinstance(item, Mapping) and len(item) == 1:
-            [(tool, arguments)] = item.items()
-            yield _BfclCall(index, FoundCall(str(tool), arguments, id=None))
+            yield _BfclCall(index, marked.fields)
+    elif isinstance(opened, list):
+        for index, item in enumerate(opened):
+            for call in _calls_of_item(item):
+                yield _BfclCall(index, call)
+
+
+def _calls_of_item(item: Any) -> list[FoundCall]:
+    """Return the calls of a text such as `weather(city="Oslo")`, or of an object `{"weather": {"city": "Oslo"}}`."""
+    if isinstance(item, str):
+        return [marked.fields for marked in marked_calls(f"[{item}]").calls]
+    if isinstance(item, Mapping) and len(item) == 1:
+        [(tool, arguments)] = item.items()
+        return [FoundCall(str(tool), arguments, id=None)]
+    return []
 
 
 def verifiers_nodes(trace: Any) -> Iterator[StoredMessage]:
-    """Yield the messages of a trace of verifiers on the path that ends with the last node, from its first node on.
-
-    Each node has the number of its parent, the node before it on the path; the first has none.
-    """
+    """Yield the messages of a trace of verifiers, a tree of nodes, from the root to the last node."""
     nodes = trace["nodes"]
+    for number in reversed(_numbers_to_root(nodes)):
+        yield StoredMessage(("nodes", number, "message"), nodes[number].get("message"))
+
+
+def _numbers_to_root(nodes: Sequence[Any]) -> list[int]:
+    """Return the numbers of the last node, of its parent, and so on up to the root, which has no parent."""
     numbers = list[int]()
     number: int | None = len(nodes) - 1 if nodes else None
+    # A circle of parents ends when there are more numbers than nodes.
     while isinstance(number, int) and 0 <= number < len(nodes) and len(numbers) <= len(nodes):
         numbers.append(number)
         number = nodes[number].get("parent")
-    for number_on_path in reversed(numbers):
-        yield StoredMessage(("nodes", number_on_path, "message"), nodes[number_on_path].get("message"))
+    return numbers
 
 
 def api_bank_messages(lines: Any) -> Iterator[StoredMessage]:
-    """Yield the messages of a dialogue of API-Bank; one of the role API is a call with its result.
+    """Yield the messages of a dialogue of API-Bank; a line of the role API is a call with its result.
 
     Such a line is `{"role": "API", "api_name": "weather", "param_dict": {...}, "result": {"output": ...}}`. Its number
-    is the id of the call.
+    serves as the id of the call.
     """
     for number, line in enumerate(lines):
         if not isinstance(line, Mapping) or "api_name" not in line:
@@ -116,12 +128,13 @@ def api_bank_messages(lines: Any) -> Iterator[StoredMessage]:
 
 
 def _api_bank_result(result: Any, call_id: str) -> FoundResult:
-    """Return the result of a call: its output, or the exception in place of it."""
+    """Return the output of a call, or the exception in place of it, as a result."""
     if not isinstance(result, Mapping):
-        return FoundResult(result, id=call_id, beside={"error": None})
+        return FoundResult(result, id=call_id, status_fields={"error": None})
     exception = result.get("exception")
     output = result.get("output", result)
-    return FoundResult(output if exception is None else exception, id=call_id, beside={"error": exception})
+    content = output if exception is None else exception
+    return FoundResult(content, id=call_id, status_fields={"error": exception})
 
 
 FORMS = (
@@ -163,7 +176,7 @@ FORMS = (
                                 "tool_calls": [{"id": "c1", "name": "weather", "arguments": '{"city": "Oslo"}'}],
                             },
                         },
-                        {"parent": 1, "message": {"role": "tool", "tool_call_id": "c1", "content": "7 degrees"}},
+                        {"parent": 1, "message": OPENAI_RESULT},
                         {"parent": 2, "message": ANSWER},
                     ],
                 }

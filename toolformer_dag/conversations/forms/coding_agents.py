@@ -1,12 +1,13 @@
-"""Runs of coding agents: SWE-agent, mini-swe-agent, OpenHands."""
+"""Forms of runs of coding agents: SWE-agent, mini-swe-agent, OpenHands."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from toolformer_dag.conversations.forms.examples import ANSWER, ANSWER_TEXT, QUESTION, QUESTION_TEXT, text_message
 from toolformer_dag.conversations.forms.form import Form, messages_in
-from toolformer_dag.conversations.plain_values import first_of, text_of
+from toolformer_dag.conversations.plain_values import first_of, list_at, text_of
 from toolformer_dag.conversations.raw_messages import StoredMessage
-from toolformer_dag.conversations.record_paths import Path
+from toolformer_dag.conversations.record_paths import Path, value_at
 from toolformer_dag.conversations.shapes import FoundCall, FoundResult, id_in
 
 NO_ARGUMENTS = ("thought", "hidden", "confirmation_state", "is_input", "blocking", "security_risk")
@@ -14,44 +15,59 @@ NO_ARGUMENTS = ("thought", "hidden", "confirmation_state", "is_input", "blocking
 NO_CALLS = ("message", "finish", "system", "recall", "think", "change_agent_state", "null", "condensation")
 """Actions of OpenHands that call no tool."""
 FENCES = ("```mswea_bash_command\n", "```bash\n")
-"""How a command begins in the text of mini-swe-agent; the next three backquotes end it."""
+"""The lines before a command in a text of mini-swe-agent; three backquotes end the command."""
+SDK_RESULTS = ("ObservationEvent", "AgentErrorEvent", "UserRejectObservation")
+"""Kinds of events of OpenHands' SDK that are results."""
 SHELL = "bash"
-"""The tool of agents that write commands."""
+"""The name of the tool for agents that write commands instead of calls."""
 
 
 def swe_agent_steps(record: Any) -> Iterator[StoredMessage]:
     """Yield the messages of a run of SWE-agent.
 
-    The history holds them where it has calls in fields. Else it holds texts only: then its first messages, of system
-    and user, are yielded, and the commands of the trajectory with what these printed.
+    They stand in the history where that has calls in fields. Else the history gives only the task, and the trajectory
+    gives the commands with their output.
     """
     history = record.get("history")
     messages = history if isinstance(history, list) else []
-    if any(isinstance(message, Mapping) and message.get("tool_calls") for message in messages):
+    if any(map(_has_tool_calls, messages)):
         yield from messages_in(record, ("history",))
         return
-    for number, message in enumerate(messages):
-        is_before_first_answer = isinstance(message, Mapping) and message.get("role") in ("system", "user")
-        if not is_before_first_answer:
-            break
-        yield StoredMessage(("history", number), message)
+    yield from _task_messages(messages)
     for number, step in enumerate(record["trajectory"]):
         if isinstance(step, Mapping):
             yield from _swe_agent_step(step, ("trajectory", number))
 
 
+def _has_tool_calls(message: Any) -> bool:
+    """Return whether a message has calls in a field."""
+    return isinstance(message, Mapping) and bool(message.get("tool_calls"))
+
+
+def _task_messages(history: Sequence[Any]) -> Iterator[StoredMessage]:
+    """Yield the messages of system and user before the first answer."""
+    for number, message in enumerate(history):
+        if not isinstance(message, Mapping) or message.get("role") not in ("system", "user"):
+            break
+        yield StoredMessage(("history", number), message)
+
+
 def _swe_agent_step(step: Mapping[str, Any], path: Path) -> Iterator[StoredMessage]:
-    """Yield the thought, the command and the observation of a step, as far as it has them."""
-    thought = step.get("thought")
-    if isinstance(thought, str) and thought.strip():
-        yield StoredMessage((*path, "thought"), thought, "assistant")
+    """Yield the thought, the command and the output of a step, as far as it has them."""
+    yield from _words(step.get("thought"), (*path, "thought"))
     command = step.get("action")
     if not isinstance(command, str) or not command.strip():
         return
     yield StoredMessage((*path, "action"), command, call=_command_call(command))
-    observation = step.get("observation")
-    if observation is not None:
-        yield StoredMessage((*path, "observation"), observation, result=FoundResult(observation))
+    output = step.get("observation")
+    if output is not None:
+        yield StoredMessage((*path, "observation"), output, result=FoundResult(output))
+
+
+def _words(text: Any, path: Path) -> Iterator[StoredMessage]:
+    """Yield a text as words of the assistant; nothing for blank text or a value that is no text."""
+    if isinstance(text, str) and text.strip():
+        yield StoredMessage(path, text, "assistant")
 
 
 def _command_call(command: str) -> FoundCall:
@@ -60,45 +76,51 @@ def _command_call(command: str) -> FoundCall:
 
 
 def mini_swe_messages(record: Any) -> Iterator[StoredMessage]:
-    """Yield the messages of mini-swe-agent.
+    """Yield the messages of mini-swe-agent; newer files have calls in fields, older ones commands in texts."""
+    messages_path = () if isinstance(record, list) else ("messages",)
+    messages = value_at(record, messages_path)
+    if any(map(_has_tool_calls, messages)):
+        yield from messages_in(record, [".".join(messages_path)])
+    else:
+        yield from _messages_with_commands(messages, messages_path)
 
-    Newer files have calls in fields. In older ones a call is a command between backquotes, and the next message of the
-    user is its result.
-    """
-    messages_path: Path = () if isinstance(record, list) else ("messages",)
-    messages = record if isinstance(record, list) else record["messages"]
-    if any(isinstance(message, Mapping) and message.get("tool_calls") for message in messages):
-        yield from messages_in(record, ["" if isinstance(record, list) else "messages"])
-        return
+
+def _messages_with_commands(messages: Sequence[Any], messages_path: Path) -> Iterator[StoredMessage]:
+    """Yield messages in which a command between backquotes is a call, and the user's next message is its result."""
     awaits_result = False
     for number, message in enumerate(messages):
         path: Path = (*messages_path, number)
-        content = message.get("content") if isinstance(message, Mapping) else None
-        if not isinstance(content, str):
-            yield StoredMessage(path, message)
-            continue
-        if awaits_result and message.get("role") == "user":
-            awaits_result = False
-            yield StoredMessage(path, message, result=FoundResult(content))
-            continue
-        command = _fenced_command(content) if message.get("role") == "assistant" else None
-        if command is None:
-            yield StoredMessage(path, message)
-        else:
+        command = _command_of(message)
+        if command is not None:
             awaits_result = True
-            yield from _words_and_command(content, command, (*path, "content"))
+            yield from _words_and_command(message["content"], command, (*path, "content"))
+        elif awaits_result and _is_text_of(message, "user"):
+            awaits_result = False
+            yield StoredMessage(path, message, result=FoundResult(message["content"]))
+        else:
+            yield StoredMessage(path, message)
+
+
+def _is_text_of(message: Any, role: str) -> bool:
+    """Return whether a message is a text of this role."""
+    return isinstance(message, Mapping) and message.get("role") == role and isinstance(message.get("content"), str)
 
 
 class _FencedCommand(NamedTuple):
-    """A command between backquotes; `start` and `end` say where the backquotes begin and end in the text."""
+    """A command between backquotes; `start` and `end` are the offsets of the backquotes in the text."""
 
     command: str
     start: int
     end: int
 
 
+def _command_of(message: Any) -> _FencedCommand | None:
+    """Return the command in a text of the assistant; None without one."""
+    return _fenced_command(message["content"]) if _is_text_of(message, "assistant") else None
+
+
 def _fenced_command(text: str) -> _FencedCommand | None:
-    """Return the first command between backquotes of a text; None where there is none, or an empty one."""
+    """Return the first command between backquotes in a text; None where there is none, or an empty one."""
     for fence in FENCES:
         start = text.find(fence)
         command_end = text.find("\n```", start)
@@ -109,7 +131,7 @@ def _fenced_command(text: str) -> _FencedCommand | None:
 
 
 def _words_and_command(text: str, command: _FencedCommand, path: Path) -> Iterator[StoredMessage]:
-    """Yield what stands before a command as words, then the command as a call. path: of the text."""
+    """Yield the words before a command, then the command as a call. path: of the text."""
     words = text[: command.start].strip()
     if words:
         yield StoredMessage((*path, (0, command.start)), words, "assistant")
@@ -124,40 +146,46 @@ def openhands_events(record: Any) -> Iterator[StoredMessage]:
     - `{"observation": "run", "cause": 1, "content": "a.txt"}`: its result
     - `{"action": "message", "source": "user", "args": {"content": "Hello"}}`: words
     """
-    events_path: Path = ()
-    events = record
+    events_path = _events_path(record)
+    for number, event in enumerate(value_at(record, events_path)):
+        if isinstance(event, Mapping):
+            yield from _openhands_event(event, (*events_path, number))
+
+
+def _events_path(record: Any) -> Path:
+    """Return the path to the events of a run; () where the record is their list."""
     for key in ("history", "events", "trajectory"):
         if isinstance(record, Mapping) and isinstance(record.get(key), list):
-            events_path = (key,)
-            events = record[key]
-            break
-    for number, event in enumerate(events):
-        if not isinstance(event, Mapping):
-            continue
-        path: Path = (*events_path, number)
-        is_observation = event.get("observation") not in (None, "null") and event.get("cause") is not None
-        if is_observation:
-            yield _openhands_result(event, path)
-        elif event.get("action") in NO_CALLS:
-            yield from _openhands_words(event, path)
-        elif isinstance(event.get("action"), str):
-            yield from _openhands_call(event, path)
+            return (key,)
+    return ()
+
+
+def _openhands_event(event: Mapping[str, Any], path: Path) -> Iterator[StoredMessage]:
+    """Yield the words, the call or the result of an event."""
+    action = event.get("action")
+    is_observation = event.get("observation") not in (None, "null") and event.get("cause") is not None
+    if is_observation:
+        yield _openhands_result(event, path)
+    elif action in NO_CALLS:
+        yield from _openhands_words(event, path)
+    elif isinstance(action, str):
+        yield from _openhands_call(event, path)
 
 
 def _openhands_call_id(event: Mapping[str, Any], action_id: object) -> str:
-    """Return the id of a call: that of the model's own call where it is kept, else that of the action."""
+    """Return the id of the model's call for an action; the id of the action where that was not kept."""
     call_id = first_of(event.get("tool_call_metadata"), ("tool_call_id",))
     return str(action_id if call_id is None else call_id)
 
 
 def _openhands_result(event: Mapping[str, Any], path: Path) -> StoredMessage:
     """Return an observation as the result of the action that it names as its cause."""
-    result = FoundResult(event.get("content"), id=_openhands_call_id(event, event["cause"]), beside=event)
-    return StoredMessage(path, event, result=result)
+    call_id = _openhands_call_id(event, event["cause"])
+    return StoredMessage(path, event, result=FoundResult(event.get("content"), id=call_id, status_fields=event))
 
 
 def _openhands_words(event: Mapping[str, Any], path: Path) -> Iterator[StoredMessage]:
-    """Yield what an action that calls no tool says; nothing for those that say nothing, such as a change of state."""
+    """Yield the words of an action that calls no tool; nothing for an action without words."""
     text = first_of(event, ("args.content", "args.thought", "args.final_thought", "message"))
     if event["action"] not in ("message", "finish", "system") or not isinstance(text, str) or not text:
         return
@@ -169,9 +197,7 @@ def _openhands_words(event: Mapping[str, Any], path: Path) -> Iterator[StoredMes
 
 def _openhands_call(event: Mapping[str, Any], path: Path) -> Iterator[StoredMessage]:
     """Yield the thought of an action, if it has one, and its call."""
-    thought = first_of(event, ("args.thought",))
-    if isinstance(thought, str) and thought.strip():
-        yield StoredMessage((*path, "args", "thought"), thought, "assistant")
+    yield from _words(first_of(event, ("args.thought",)), (*path, "args", "thought"))
     tool = first_of(event.get("tool_call_metadata"), ("function_name",)) or event["action"]
     call_id = _openhands_call_id(event, event.get("id"))
     call = FoundCall(tool=str(tool), arguments=_openhands_arguments(event, call_id), id=call_id)
@@ -179,21 +205,24 @@ def _openhands_call(event: Mapping[str, Any], path: Path) -> Iterator[StoredMess
 
 
 def _openhands_arguments(event: Mapping[str, Any], call_id: str) -> Any:
-    """Return the arguments of an action: those that the model wrote where its answer is kept, else the action's own."""
-    choices = first_of(event, ("tool_call_metadata.model_response.choices",))
-    for choice in choices if isinstance(choices, list) else ():
-        calls = first_of(choice, ("message.tool_calls",))
-        for call in calls if isinstance(calls, list) else ():
-            if first_of(call, ("id",)) == call_id:
-                return first_of(call, ("function.arguments",))
+    """Return the arguments that the model wrote where its answer is kept; else those of the action."""
+    for call in _model_calls(event):
+        if first_of(call, ("id",)) == call_id:
+            return first_of(call, ("function.arguments",))
     arguments = event.get("args")
     if not isinstance(arguments, Mapping):
         return {}
     return {key: value for key, value in arguments.items() if key not in NO_ARGUMENTS}
 
 
+def _model_calls(event: Mapping[str, Any]) -> Iterator[Any]:
+    """Yield the calls in the answer of the model that an action keeps."""
+    for choice in list_at(event, "tool_call_metadata.model_response.choices"):
+        yield from list_at(choice, "message.tool_calls")
+
+
 def openhands_sdk_events(records: Sequence[Any]) -> Iterator[list[StoredMessage]]:
-    """Yield the conversation of the events of OpenHands' SDK, each of which names its `kind`."""
+    """Yield the conversation in the events of OpenHands' SDK."""
     messages = list[StoredMessage]()
     for number, event in enumerate(records):
         if isinstance(event, Mapping):
@@ -202,27 +231,30 @@ def openhands_sdk_events(records: Sequence[Any]) -> Iterator[list[StoredMessage]
 
 
 def _sdk_event(event: Mapping[str, Any], path: Path) -> Iterator[StoredMessage]:
-    """Yield what an event says, calls or returns; nothing for an event of another kind."""
+    """Yield the words, the call or the result of an event, by its kind; nothing for an event of another kind."""
     kind = event.get("kind")
-    call_id = id_in(event, ("tool_call_id",))
     if kind == "SystemPromptEvent":
         yield StoredMessage((*path, "system_prompt"), text_of([event.get("system_prompt")]), "system")
     elif kind == "MessageEvent":
         yield StoredMessage((*path, "llm_message"), event.get("llm_message"))
     elif kind == "ActionEvent":
-        thought = text_of(event.get("thought"))
-        if thought.strip():
-            yield StoredMessage((*path, "thought"), thought, "assistant")
-        arguments = first_of(event, ("tool_call.arguments", "tool_call.function.arguments", "action.data"))
-        call = FoundCall(tool=str(event.get("tool_name")), arguments=arguments, id=call_id)
-        yield StoredMessage(path, event, call=call)
-    elif kind == "ObservationEvent":
-        content = first_of(event, ("observation.content", "observation", "error", "rejection_reason"))
-        result = FoundResult(content, id=call_id, beside=event.get("observation"))
-        yield StoredMessage(path, event, result=result)
-    elif kind in ("AgentErrorEvent", "UserRejectObservation"):
-        content = first_of(event, ("observation.content", "observation", "error", "rejection_reason"))
-        yield StoredMessage(path, event, result=FoundResult(content, id=call_id, beside={"error": True}))
+        yield from _words(text_of(event.get("thought")), (*path, "thought"))
+        yield StoredMessage(path, event, call=_sdk_call(event))
+    elif kind in SDK_RESULTS:
+        yield StoredMessage(path, event, result=_sdk_result(event))
+
+
+def _sdk_call(event: Mapping[str, Any]) -> FoundCall:
+    """Return the call of an event with an action."""
+    arguments = first_of(event, ("tool_call.arguments", "tool_call.function.arguments", "action.data"))
+    return FoundCall(tool=str(event.get("tool_name")), arguments=arguments, id=id_in(event, ("tool_call_id",)))
+
+
+def _sdk_result(event: Mapping[str, Any]) -> FoundResult:
+    """Return the result of an event with an observation, an error or a rejection; the latter two are failures."""
+    content = first_of(event, ("observation.content", "observation", "error", "rejection_reason"))
+    status_fields = event.get("observation") if event["kind"] == "ObservationEvent" else {"error": True}
+    return FoundResult(content, id=id_in(event, ("tool_call_id",)), status_fields=status_fields)
 
 
 FORMS = (
@@ -232,7 +264,7 @@ FORMS = (
         signs=("trajectory.*.observation",),
         read=swe_agent_steps,
         example={
-            "history": [{"role": "user", "content": "How warm is it in Oslo?"}],
+            "history": [QUESTION],
             "trajectory": [
                 {"thought": "I look.", "action": "weather Oslo", "observation": "7 degrees"},
                 {"thought": "It is 7 degrees in Oslo.", "action": "", "observation": ""},
@@ -252,10 +284,10 @@ FORMS = (
         example={
             "trajectory_format": "mini-swe-agent-1",
             "messages": [
-                {"role": "user", "content": "How warm is it in Oslo?"},
+                QUESTION,
                 {"role": "assistant", "content": "THOUGHT: I look.\n\n```bash\nweather Oslo\n```"},
                 {"role": "user", "content": "<returncode>0</returncode>\n<output>\n7 degrees</output>"},
-                {"role": "assistant", "content": "It is 7 degrees in Oslo."},
+                ANSWER,
             ],
         },
     ),
@@ -288,7 +320,7 @@ FORMS = (
             {
                 "kind": "MessageEvent",
                 "source": "user",
-                "llm_message": {"role": "user", "content": [{"type": "text", "text": "How warm is it in Oslo?"}]},
+                "llm_message": text_message("user", QUESTION_TEXT),
             },
             {
                 "kind": "ActionEvent",
@@ -307,10 +339,7 @@ FORMS = (
             {
                 "kind": "MessageEvent",
                 "source": "agent",
-                "llm_message": {
-                    "role": "assistant",
-                    "content": [{"type": "text", "text": "It is 7 degrees in Oslo."}],
-                },
+                "llm_message": text_message("assistant", ANSWER_TEXT),
             },
         ],
     ),

@@ -1,12 +1,13 @@
-"""What tracing puts around the messages of a request: spans, runs, observations; and a request beside its response."""
+"""Forms of traces, which put spans, runs or observations around messages, and of requests with their responses."""
 
+import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from toolformer_dag.conversations.forms.examples import ANSWER, OPENAI_CALL, OPENAI_RESULT, QUESTION
 from toolformer_dag.conversations.forms.form import Form, messages_in, paths_matching, system_prompt
-from toolformer_dag.conversations.forms.payloads import ANSWER, QUESTION
-from toolformer_dag.conversations.plain_values import first_of, parsed
+from toolformer_dag.conversations.plain_values import first_of, list_at, parsed
 from toolformer_dag.conversations.raw_messages import StoredMessage
 from toolformer_dag.conversations.record_paths import Path, value_at
 from toolformer_dag.conversations.shapes import FoundCall, FoundResult
@@ -27,13 +28,13 @@ OUTPUTS = (
     "mlflow.spanOutputs",
     "traceloop.entity.output",
 )
-"""Attributes of a span that hold the messages which a model was given, and those that it wrote, in JSON."""
+"""Attributes of a span with the messages of a request (INPUTS), and of the model's answer (OUTPUTS), in JSON."""
 SYSTEM_PROMPT = "gen_ai.system_instructions"
 FLAT_PREFIXES = ("llm.input_messages", "llm.output_messages", "gen_ai.prompt", "gen_ai.completion")
-"""How attributes begin that hold a field of a message each: OpenInference's `llm.input_messages.0.message.role`, and
+"""Prefixes of attributes that each hold a field of a message: OpenInference's `llm.input_messages.0.message.role`, and
 OpenLLMetry's `gen_ai.prompt.0.role`."""
 LISTS_INSIDE = ("", "messages", "input", "choices.*.message", "generations.*.*.message", "output")
-"""Where in an input or an output the messages stand."""
+"""Paths to the messages in an input or an output."""
 REQUESTS = (
     "messages",
     "kwargs.messages",
@@ -45,41 +46,48 @@ REQUESTS = (
     "request.input",
     "request.contents",
 )
-"""Where the messages of a request stand, also in the lines of a batch and in the rows of a proxy."""
+"""Paths to the messages of a request, also in the lines of a batch and in the rows of a proxy."""
 RESPONSES = (
     "response.choices.0.message",
     "response.body.choices.0.message",
     "response_body.choices.0.message",
     "result.message",
 )
-"""Where the message of a response stands; of several choices the first."""
+"""Paths to the message of a response; of several choices the first counts."""
+TOOL_ARGUMENTS = ("gen_ai.tool.call.arguments", "input.value")
+TOOL_RESULTS = ("gen_ai.tool.call.result", "output.value")
+"""Attributes of a span that runs a tool, with the call's arguments and with its result."""
 TRACE_IDS = ("traceId", "trace_id", "context.trace_id", "traceid")
 STARTS = ("startTimeUnixNano", "start_time", "startTime", "start_time_unix_nano", "start_time_ns")
 
 
 class Attribute(NamedTuple):
-    """The value of an attribute of a span, and the path to it in the span."""
+    """The value of an attribute of a span, with the path to it in the span."""
 
     path: Path
     value: Any
 
 
 def attributes_of(span: Mapping[str, Any]) -> dict[str, Attribute]:
-    """Return the attributes of a span by name.
-
-    They are an object, or OTLP's list of `{"key": ..., "value": {"stringValue": ...}}`.
-    """
+    """Return the attributes of a span by name, from an object or from a list of OTLP."""
     attributes = span.get("attributes")
     if isinstance(attributes, Mapping):
         return {str(name): Attribute(("attributes", name), value) for name, value in attributes.items()}
-    found = dict[str, Attribute]()
-    for index, item in enumerate(attributes if isinstance(attributes, list) else []):
-        value = item.get("value") if isinstance(item, Mapping) else None
-        if isinstance(value, Mapping) and len(value) == 1:
-            [value_key] = value  # such as stringValue
-            path: Path = ("attributes", index, "value", value_key)
-            found[str(item.get("key"))] = Attribute(path, plain_value(value))
-    return found
+    attributes_by_name = dict[str, Attribute]()
+    for index, item in enumerate(list_at(span, "attributes")):
+        attribute = _otlp_attribute(item, ("attributes", index))
+        if attribute is not None:
+            attributes_by_name[str(item.get("key"))] = attribute
+    return attributes_by_name
+
+
+def _otlp_attribute(item: Any, path: Path) -> Attribute | None:
+    """Return the attribute of `{"key": "name", "value": {"stringValue": "chat"}}`; None for any other item."""
+    value = item.get("value") if isinstance(item, Mapping) else None
+    if not isinstance(value, Mapping) or len(value) != 1:
+        return None
+    [value_key] = value  # such as stringValue
+    return Attribute((*path, "value", value_key), plain_value(value))
 
 
 def attribute_values(span: Mapping[str, Any]) -> dict[str, Any]:
@@ -88,34 +96,34 @@ def attribute_values(span: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def plain_value(value: Any) -> Any:
-    """Return a value of OTLP as JSON has it: `{"arrayValue": {"values": [{"intValue": "4"}]}}` is [4]."""
+    """Return a value of OTLP as plain JSON: [4] for `{"arrayValue": {"values": [{"intValue": "4"}]}}`."""
     if not isinstance(value, Mapping) or len(value) != 1:
         return value
     [(kind, content)] = value.items()
     if kind == "arrayValue":
-        items = content.get("values") if isinstance(content, Mapping) else None
-        return [plain_value(item) for item in (items if isinstance(items, list) else ())]
+        return [plain_value(item) for item in list_at(content, "values")]
     if kind == "kvlistValue":
-        pairs = content.get("values") if isinstance(content, Mapping) else None
-        return {
-            str(first_of(pair, ("key",))): plain_value(first_of(pair, ("value",)))
-            for pair in (pairs if isinstance(pairs, list) else ())
-        }
-    if kind == "intValue":
-        return int(content) if str(content).lstrip("-").isdecimal() else content
+        return dict(map(_plain_pair, list_at(content, "values")))
+    if kind == "intValue" and str(content).lstrip("-").isdecimal():
+        return int(content)
     return content
 
 
-def span_messages(span: Mapping[str, Any]) -> list[StoredMessage]:
-    """Return the messages that a model was given and wrote in a span; an empty list for other spans.
+def _plain_pair(pair: Any) -> tuple[str, Any]:
+    """Return the key and the value of a pair of OTLP."""
+    return str(first_of(pair, ("key",))), plain_value(first_of(pair, ("value",)))
 
-    Several instruments write them in several ways. These are tried in turn, until one gives messages:
+
+def span_messages(span: Mapping[str, Any]) -> list[StoredMessage]:
+    """Return the messages of the request and the answer in a span; an empty list where it has none.
+
+    Libraries write them in several layouts. These are tried in turn, until one gives messages:
 
     1. Phoenix: lists of messages under names such as `llm.input_messages`
     2. OpenTelemetry and others: an attribute with all messages in JSON, such as `gen_ai.input.messages`
     3. OpenInference: an attribute per field of a message, such as `llm.input_messages.0.message.role`
     4. OpenTelemetry before version 1.37: an event per message
-    5. the fields `input` and `output` of the span itself
+    5. the fields `input` and `output` of the span
     """
     attributes = attributes_of(span)
     instructions = attributes.get(SYSTEM_PROMPT)
@@ -128,29 +136,28 @@ def span_messages(span: Mapping[str, Any]) -> list[StoredMessage]:
 
 
 def _nested_messages(span: Mapping[str, Any]) -> list[StoredMessage]:
-    """Return the messages of lists under the names FLAT_PREFIXES, into which Phoenix opens attributes."""
+    """Return the messages of lists under the names FLAT_PREFIXES, as Phoenix writes them."""
     messages = []
     for prefix in FLAT_PREFIXES:
-        items = first_of(span.get("attributes"), (prefix,))
-        for index, message in enumerate(items if isinstance(items, list) else []):
+        for index, message in enumerate(list_at(span.get("attributes"), prefix)):
             messages.append(StoredMessage(("attributes", *prefix.split("."), index), message))
     return messages
 
 
 def _attribute_messages(span: Mapping[str, Any]) -> list[StoredMessage]:
-    """Return the messages of the first attribute of INPUTS that is there, then those of the first of OUTPUTS."""
+    """Return the messages in the first attribute of INPUTS that a span has, then in the first of OUTPUTS."""
     attributes = attributes_of(span)
     messages = []
     for names in (INPUTS, OUTPUTS):
         name = next((name for name in names if name in attributes), None)
         if name is not None:
-            path, value = attributes[name]
-            messages += _moved_below(path, listed_messages(value))
+            attribute = attributes[name]
+            messages += _moved_below(attribute.path, listed_messages(attribute.value))
     return messages
 
 
 def _flat_span_messages(span: Mapping[str, Any]) -> list[StoredMessage]:
-    """Return the messages whose fields are attributes, under all of FLAT_PREFIXES."""
+    """Return the messages whose fields are attributes, under any of FLAT_PREFIXES."""
     values = attribute_values(span)
     messages = []
     for prefix in FLAT_PREFIXES:
@@ -159,32 +166,43 @@ def _flat_span_messages(span: Mapping[str, Any]) -> list[StoredMessage]:
 
 
 def _moved_below(path: Path, messages: Iterable[StoredMessage]) -> list[StoredMessage]:
-    """Return messages of a value at `path` with the paths that they have in the record around it."""
+    """Return the messages of a value with paths from the record on. path: of the value in the record."""
     return [message._replace(path=(*path, *message.path)) for message in messages]
 
 
 def listed_messages(value: Any) -> list[StoredMessage]:
-    """Return the messages of an input or an output; an empty list where it holds none.
+    """Return the messages of an input or an output, maybe in JSON; an empty list where it holds none.
 
-    They are a list, or a list or a message inside an object (LISTS_INSIDE), or the object itself; each maybe as JSON.
+    It is a list of messages, an object with a list or a message (LISTS_INSIDE), or a message.
     """
     opened = parsed(value) if isinstance(value, str) else value
     opened_path: Path = (None,) if isinstance(value, str) and opened is not None else ()
     for pattern in LISTS_INSIDE:
-        messages = []
-        for path in paths_matching(opened, pattern):
-            messages += _messages_at(path, value_at(opened, path), may_be_message=pattern.endswith("message"))
+        messages = _messages_matching(opened, pattern)
         if messages and all(isinstance(message.value, Mapping) for message in messages):
             return _moved_below(opened_path, messages)
-    is_message = isinstance(opened, Mapping) and ("role" in opened or "tool_calls" in opened or "lc" in opened)
+    message = _single_message(opened)
+    return [] if message is None else [StoredMessage(opened_path, message)]
+
+
+def _messages_matching(value: Any, pattern: str) -> list[StoredMessage]:
+    """Return the messages in a value at the paths that match a pattern of LISTS_INSIDE."""
+    messages = []
+    for path in paths_matching(value, pattern):
+        messages += _messages_at(path, value_at(value, path), may_be_message=pattern.endswith("message"))
+    return messages
+
+
+def _single_message(value: Any) -> Mapping[str, Any] | None:
+    """Return a value that is a message, with the role assistant where it names none; None for any other value."""
+    is_message = isinstance(value, Mapping) and ("role" in value or "tool_calls" in value or "lc" in value)
     if not is_message:
-        return []
-    message = opened if "role" in opened else {"role": "assistant", **opened}
-    return [StoredMessage(opened_path, message)]
+        return None
+    return value if "role" in value else {"role": "assistant", **value}
 
 
 def _messages_at(path: Path, value: Any, *, may_be_message: bool) -> list[StoredMessage]:
-    """Return the messages of a list, of the first of several lists (LangSmith has one per prompt), or one message."""
+    """Return the messages of a list or of the first of several lists (LangSmith has one per prompt), or a message."""
     if isinstance(value, list) and value and isinstance(value[0], list):
         path = (*path, 0)
         value = value[0]
@@ -194,102 +212,122 @@ def _messages_at(path: Path, value: Any, *, may_be_message: bool) -> list[Stored
 
 
 def flat_messages(attributes: Mapping[str, Any], prefix: str) -> list[StoredMessage]:
-    """Return messages whose every field is an attribute of its own, as OpenInference writes them.
+    """Return the messages whose every field is an attribute, as in OpenInference.
 
-    As an example, `llm.input_messages.0.message.role` is the role of the first message under the prefix
-    `llm.input_messages`. The paths of these messages are made up, so no call can be taken out of the record.
+    As an example, `llm.input_messages.0.message.role` is the role of the first message under `llm.input_messages`. The
+    paths of these messages do not exist in the record, so no call can be dropped from it.
     """
     tree = _tree_of(attributes, prefix)
     messages = []
     for number in sorted((key for key in tree if key.isdecimal()), key=int):
         fields = tree[number].get("message", tree[number])
-        calls = fields.get("tool_calls", {})
-        message = {
-            "role": fields.get("role"),
-            "content": fields.get("content") or _flat_contents(fields.get("contents", {})),
-            "tool_call_id": fields.get("tool_call_id"),
-            "name": fields.get("name"),
-            "tool_calls": [calls[key].get("tool_call", calls[key]) for key in sorted(calls, key=int)],
-        }
-        messages.append(StoredMessage(("attributes", f"{prefix}.{number}"), message))
+        messages.append(StoredMessage(("attributes", f"{prefix}.{number}"), _flat_message(fields)))
     return messages
 
 
-def _tree_of(attributes: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """Return the attributes under a prefix as objects in objects: {"a": {"b": 1}} for "prefix.a.b" with the value 1.
+def _flat_message(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message whose lists are objects by index, such as its calls, with lists in place of them."""
+    calls = fields.get("tool_calls", {})
+    return {
+        "role": fields.get("role"),
+        "content": fields.get("content") or _flat_contents(fields.get("contents", {})),
+        "tool_call_id": fields.get("tool_call_id"),
+        "name": fields.get("name"),
+        "tool_calls": [calls[key].get("tool_call", calls[key]) for key in sorted(calls, key=int)],
+    }
 
-    A name that goes on behind one with a value is left out.
-    """
+
+def _tree_of(attributes: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """Return the attributes under a prefix as nested objects: {"a": {"b": 1}} for "prefix.a.b" with the value 1."""
     tree: dict[str, Any] = {}
     for name, value in attributes.items():
-        if not name.startswith(f"{prefix}."):
-            continue
-        *keys, last = name.removeprefix(f"{prefix}.").split(".")
-        node: Any = tree
-        for key in keys:
-            node = node.setdefault(key, {}) if isinstance(node, dict) else None
-        if isinstance(node, dict):
-            node[last] = value
+        if name.startswith(f"{prefix}."):
+            _put(tree, name.removeprefix(f"{prefix}.").split("."), value)
     return tree
 
 
+def _put(tree: dict[str, Any], keys: Sequence[str], value: Any) -> None:
+    """Put a value at the end of some keys into nested objects; not if one of the keys has a value already."""
+    node: Any = tree
+    for key in keys[:-1]:
+        node = node.setdefault(key, {}) if isinstance(node, dict) else None
+    if isinstance(node, dict):
+        node[keys[-1]] = value
+
+
 def _flat_contents(contents: Mapping[str, Any]) -> str:
-    """Return the texts of the parts of a content, one after another."""
+    """Return the texts of the parts of a content, joined."""
     texts = [first_of(contents[key], ("message_content.text", "text")) for key in sorted(contents)]
     return "".join(text for text in texts if isinstance(text, str))
 
 
 def event_messages(span: Mapping[str, Any]) -> list[StoredMessage]:
-    """Return the messages that stand in the events of a span, as the conventions had it before version 1.37.
+    """Return the messages in the events of a span, as in OpenTelemetry's conventions before version 1.37.
 
-    As an example, `{"name": "gen_ai.user.message", "body": {"content": "Hello"}}`. The event `gen_ai.choice` holds the
-    answer of the assistant.
+    As an example, `{"name": "gen_ai.user.message", "body": {"content": "Hello"}}`.
     """
     messages = []
-    events = span.get("events")
-    for index, event in enumerate(events if isinstance(events, list) else []):
-        name = str(event.get("name")) if isinstance(event, Mapping) else ""
-        if not name.startswith("gen_ai."):
-            continue
-        body = first_of(event, ("body",)) or attribute_values(event)
-        role = name.split(".")[1]
-        if role == "choice":
-            role = "assistant"
-            body = body.get("message") if isinstance(body, Mapping) else body
-        message = parsed(body) if isinstance(body, str) else body
-        if isinstance(message, Mapping):
-            fields = {"role": role, **message, "tool_call_id": message.get("id")}
-            messages.append(StoredMessage(("events", index), fields))
+    for index, event in enumerate(list_at(span, "events")):
+        message = _event_message(event)
+        if message is not None:
+            messages.append(StoredMessage(("events", index), message))
     return messages
 
 
+def _event_message(event: Any) -> dict[str, Any] | None:
+    """Return the message of an event; None where it has none."""
+    name = str(event.get("name")) if isinstance(event, Mapping) else ""
+    if not name.startswith("gen_ai."):
+        return None
+    role = name.split(".")[1]
+    body = first_of(event, ("body",)) or attribute_values(event)
+    if role != "choice":
+        return _message_of_body(role, body)
+    answer = body.get("message") if isinstance(body, Mapping) else body
+    return _message_of_body("assistant", answer)
+
+
+def _message_of_body(role: str, body: Any) -> dict[str, Any] | None:
+    """Return the body of an event, maybe in JSON, as a message of this role; None where it is no object."""
+    message = parsed(body) if isinstance(body, str) else body
+    if not isinstance(message, Mapping):
+        return None
+    return {"role": role, **message, "tool_call_id": message.get("id")}
+
+
 def tool_span(span: Mapping[str, Any], path: Path) -> list[StoredMessage]:
-    """Return the call and the result of a span that runs a tool; an empty list for another one."""
+    """Return the call and the result of a span that runs a tool; an empty list for another span."""
     values = attribute_values(span)
     tool = values.get("gen_ai.tool.name") or values.get("tool.name")
     if not isinstance(tool, str):
         return []
-    arguments = values.get("gen_ai.tool.call.arguments", values.get("input.value"))
-    result = values.get("gen_ai.tool.call.result", values.get("output.value"))
     call_id = str(values.get("gen_ai.tool.call.id", first_of(span, ("spanId", "span_id"))))
-    messages = [StoredMessage(path, span, call=FoundCall(tool, arguments, id=call_id))]
-    if result is not None:
-        messages.append(StoredMessage(path, span, result=FoundResult(result, id=call_id, tool=tool)))
+    call = FoundCall(tool, _first_value(values, TOOL_ARGUMENTS), id=call_id)
+    messages = [StoredMessage(path, span, call=call)]
+    content = _first_value(values, TOOL_RESULTS)
+    if content is not None:
+        result = FoundResult(content, id=call_id, tool=tool)
+        messages.append(StoredMessage(path, span, result=result))
     return messages
 
 
+def _first_value(values: Mapping[str, Any], names: Sequence[str]) -> Any:
+    """Return the value of the first of some attributes that a span has; None without one."""
+    return next((values[name] for name in names if name in values), None)
+
+
 class TraceSpan(NamedTuple):
-    """A span of a trace, and the path to it in the record."""
+    """A span of a trace, with the path to it in the record."""
 
     path: Path
     fields: Mapping[str, Any]
 
 
 def conversation_of(spans: Sequence[TraceSpan]) -> list[StoredMessage]:
-    """Return the conversation of the spans of a trace: that of the model's span with most messages.
+    """Return the conversation of a trace: the messages of the span with most of them.
 
-    Each request of an agent repeats what was said before it, so of spans with equally many the last one counts. Where
-    no span has messages, the spans that run tools are the calls.
+    Each request of an agent repeats the messages before it, so of spans with equally many the last one counts. Where no
+    span has messages, the spans that run tools give the calls.
     """
     longest = list[StoredMessage]()
     for span in spans:
@@ -305,7 +343,7 @@ def conversation_of(spans: Sequence[TraceSpan]) -> list[StoredMessage]:
 
 
 def by_trace(spans: Sequence[TraceSpan]) -> Iterator[list[StoredMessage]]:
-    """Yield the conversation of each trace, its spans in the order in which they began."""
+    """Yield the conversation of each trace, with its spans in the order in which they began."""
     traces = defaultdict[str, list[TraceSpan]](list)
     for span in spans:
         traces[str(first_of(span.fields, TRACE_IDS))].append(span)
@@ -314,7 +352,7 @@ def by_trace(spans: Sequence[TraceSpan]) -> Iterator[list[StoredMessage]]:
 
 
 def _start_of(span: TraceSpan) -> str:
-    """Return when a span began, as a text that sorts by it: nanoseconds are filled up with zeros."""
+    """Return the start of a span as text that sorts like the time: nanoseconds are padded with zeros."""
     return str(first_of(span.fields, STARTS)).zfill(25)
 
 
@@ -328,14 +366,16 @@ def otlp_spans(record: Any) -> Iterator[list[StoredMessage]]:
 
 
 def span_lines(records: Sequence[Any]) -> Iterator[list[StoredMessage]]:
-    """Yield the conversations of spans that stand in a file one by one."""
-    yield from by_trace(
-        [TraceSpan((number,), record) for number, record in enumerate(records) if isinstance(record, Mapping)]
-    )
+    """Yield the conversations of a file with a span per line."""
+    spans = []
+    for number, record in enumerate(records):
+        if isinstance(record, Mapping):
+            spans.append(TraceSpan((number,), record))
+    yield from by_trace(spans)
 
 
 def spans_in(record: Any) -> Iterator[list[StoredMessage]]:
-    """Yield the conversation of a trace that holds its spans as a list."""
+    """Yield the conversation of a trace with a list of spans."""
     spans = []
     for pattern in ("spans.*", "data.spans.*"):
         for path in paths_matching(record, pattern):
@@ -346,9 +386,9 @@ def spans_in(record: Any) -> Iterator[list[StoredMessage]]:
 
 
 def langfuse_trace(record: Any) -> Iterator[StoredMessage]:
-    """Yield the messages of a trace of Langfuse: of the generation with most of them, else of the trace itself.
+    """Yield the messages of a trace of Langfuse: those of the generation with most of them, else those of the trace.
 
-    Of generations with equally many the last one counts, as in `conversation_of`.
+    Of generations with equally many the last one counts, since each repeats the messages before it.
     """
     longest = list[StoredMessage]()
     for path in paths_matching(record, "observations.*"):
@@ -361,7 +401,7 @@ def langfuse_trace(record: Any) -> Iterator[StoredMessage]:
 
 
 def langsmith_run(record: Any) -> Iterator[StoredMessage]:
-    """Yield the messages of a run of LangSmith: its inputs, then its outputs; the outputs alone if they repeat both."""
+    """Yield the messages of the inputs of a run of LangSmith, unless the outputs repeat them, then of its outputs."""
     inputs = listed_messages(record.get("inputs"))
     outputs = listed_messages(record.get("outputs"))
     first_outputs = [message.value for message in outputs[: len(inputs)]]
@@ -372,7 +412,7 @@ def langsmith_run(record: Any) -> Iterator[StoredMessage]:
 
 
 def _input_and_output(record: Mapping[str, Any]) -> list[StoredMessage]:
-    """Return the messages of the fields `input` and `output`, one after the other."""
+    """Return the messages of the field `input`, then those of `output`."""
     messages = []
     for key in ("input", "output"):
         messages += _moved_below((key,), listed_messages(record.get(key)))
@@ -380,28 +420,23 @@ def _input_and_output(record: Mapping[str, Any]) -> list[StoredMessage]:
 
 
 def request_and_response(record: Any) -> Iterator[StoredMessage]:
-    """Yield the messages of a request and of its response, which stand beside each other.
+    """Yield the messages of a request, then those of its response.
 
     As an example, `{"request": {"messages": [...]}, "response": {"choices": [{"message": {...}}]}}`.
     """
     yield from messages_in(record, ("system", "request.system", "request.body.system"))
     yield from messages_in(record, REQUESTS)
     yield from messages_in(record, RESPONSES)
-    path: Path = ("response",)
-    response = first_of(record, ("response.body",))
-    if response is not None:
-        path = ("response", "body")
-    else:
-        response = first_of(record, ("response",))
+    has_body = first_of(record, ("response.body",)) is not None
+    path = ("response", "body") if has_body else ("response",)
+    response = first_of(record, (".".join(path),))
     if isinstance(response, Mapping) and response.get("role") is not None:  # the response is the message
         yield StoredMessage(path, response)
     yield from _moved_below(path, messages_in(response, ("output", "candidates.*.content")))
 
 
 def _span(name: str, messages: Sequence[Any], written: Sequence[Any]) -> dict[str, Any]:
-    """Return a span for examples."""
-    import json
-
+    """Return a span for the examples, with the messages of its request and the messages written in answer."""
     return {
         "traceId": "t1",
         "spanId": "1",
@@ -423,12 +458,6 @@ OTEL_INPUT = [
     {"role": "tool", "parts": [{"type": "tool_call_response", "id": "c1", "response": "7 degrees"}]},
 ]
 OTEL_OUTPUT = [{"role": "assistant", "parts": [{"type": "text", "content": "It is 7 degrees in Oslo."}]}]
-CALLED = {
-    "role": "assistant",
-    "content": "",
-    "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Oslo"}'}}],
-}
-ANSWERED = {"role": "tool", "tool_call_id": "c1", "content": "7 degrees"}
 FORMS = (
     Form(
         name="OpenTelemetry, OTLP in JSON",
@@ -494,7 +523,7 @@ FORMS = (
                     {
                         "name": "chat",
                         "attributes": {
-                            "mlflow.spanInputs": {"messages": [QUESTION, CALLED, ANSWERED]},
+                            "mlflow.spanInputs": {"messages": [QUESTION, OPENAI_CALL, OPENAI_RESULT]},
                             "mlflow.spanOutputs": {"choices": [{"message": ANSWER}]},
                         },
                     }
@@ -511,7 +540,7 @@ FORMS = (
         example={
             "id": "t1",
             "observations": [
-                {"type": "GENERATION", "input": [QUESTION, CALLED, ANSWERED], "output": ANSWER},
+                {"type": "GENERATION", "input": [QUESTION, OPENAI_CALL, OPENAI_RESULT], "output": ANSWER},
             ],
         },
     ),
@@ -523,7 +552,7 @@ FORMS = (
         example={
             "id": "r1",
             "run_type": "llm",
-            "inputs": {"messages": [QUESTION, CALLED, ANSWERED]},
+            "inputs": {"messages": [QUESTION, OPENAI_CALL, OPENAI_RESULT]},
             "outputs": {"choices": [{"message": ANSWER}]},
         },
     ),
@@ -544,7 +573,7 @@ FORMS = (
         ),
         read=request_and_response,
         example={
-            "request": {"model": "m", "messages": [QUESTION, CALLED, ANSWERED]},
+            "request": {"model": "m", "messages": [QUESTION, OPENAI_CALL, OPENAI_RESULT]},
             "response": {"choices": [{"message": ANSWER}]},
         },
     ),

@@ -1,8 +1,9 @@
-"""What a form says of itself: how a record in it is recognised, and where the messages of its conversations stand."""
+"""Forms of conversations: how their records are recognised, and where their messages stand."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, NamedTuple
 
 from toolformer_dag.conversations.plain_values import parsed_field
@@ -10,34 +11,34 @@ from toolformer_dag.conversations.raw_messages import StoredMessage
 from toolformer_dag.conversations.record_paths import Path, value_at
 
 ANY = "*"
-"""In a pattern of paths: every item of a list."""
+"""The step of a pattern that stands for every item of a list."""
 OPENED_STEPS = 2
-"""Steps from a record within which text is opened as JSON: lists of messages are stored so, what was said is not."""
+"""Steps from a record within which text is opened as JSON: lists of messages may be stored so, contents are not."""
 MOST_SIGNED = 10_000
-"""Items at the beginning of a list in which a form is recognised."""
+"""Items at the beginning of a list in which a sign is looked for."""
 MOST_WITHOUT_MESSAGE = 100
-"""Items at the beginning of a list among which there is a message, if it holds any."""
+"""Items at the beginning of a list that are looked at to see whether it holds messages."""
 TEXTS = {"prompt": "user", "input": "user", "completion": "assistant", "response": "assistant", "output": "assistant"}
-"""The fields that may hold plain text in place of messages, with the role that said it."""
+"""The role of the text in fields that may hold plain text in place of messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A form in which people store conversations with tool calls; docs/howto/own-form.md says how to add one.
+    """A form in which conversations with tool calls are stored; docs/howto/own-form.md says how to add one.
 
-    - `name`: what `judge --forms` and `trace_sources` call it
+    - `name`: its name in `judge --forms` and `trace_sources`
     - `source`: where its fields are described
     - `example`: a record in it; a list of records where `is_file`
-    - `signs`: a record is of the form if one of these is there: a path to a value such as
-      `messages.*.content.*.toolUse`, which may go on with `=value`, or with `~words` that a text holds
+    - `signs`: a record has the form if it has one of these: a path to a value such as `messages.*.content.*.toolUse`,
+      which may end with `=value`, or with `~words` that a text contains
     - `messages`: paths to the lists of messages of a conversation, one after another
     - `conversations`: the path to the list of conversations of a record; "" where the record is one
-    - `read`: yields the messages of a conversation instead, where they have to be put together
-    - `split`: yields the messages of each of the conversations of a record or a file instead
-    - `is_file`: the records of a file make one conversation, or several, in place of one each
-    - `after_drop`: gets what is left of a record in which calls were dropped, and the record as it was; returns it with
-      what else has to change then, such as numbers
-    - `can_drop`: whether calls can be left out of it; else only whole conversations
+    - `read`: yields the messages of a conversation, where paths in `messages` are not enough
+    - `split`: yields the messages of each conversation of a record or a file, where `conversations` is not enough
+    - `is_file`: whether the records of a file are one conversation, or several, together
+    - `after_drop`: returns a record after calls were dropped, with other changes such as new numbers; its arguments are
+      what is left of the record, and the record before
+    - `can_drop`: whether calls can be dropped from it; else only whole conversations
     """
 
     name: str
@@ -54,7 +55,7 @@ class Form:
 
     @property
     def takes_lists(self) -> bool:
-        """Return whether a list can be in this form."""
+        """Whether a list can be in this form."""
         return any(sign.startswith(f"{ANY}.") for sign in self.signs)
 
     def recognises(self, record: Any) -> bool:
@@ -64,50 +65,56 @@ class Form:
     def conversations_in(self, record: Any) -> Iterator[list[StoredMessage]]:
         """Yield the stored messages of each conversation of a record; their paths begin at the record.
 
-        Raises AttributeError, LookupError or TypeError where the record has something else in place of an object or a
-        list.
+        Raises AttributeError, LookupError or TypeError where a value of the record has another type than expected.
         """
         if self.split is not None:
             yield from self.split(record)
             return
-        paths: list[Path] = [()]  # the record itself
-        if self.conversations:
-            paths = list(paths_matching(record, f"{self.conversations}.{ANY}"))
-        for path in paths:
-            conversation = value_at(record, path)
-            if self.read is not None:
-                messages = self.read(conversation)
-            else:
-                messages = messages_in(conversation, self.messages)
+        for path in self._conversation_paths(record):
+            messages = self._messages_of(value_at(record, path))
             yield [message._replace(path=(*path, *message.path)) for message in messages]
+
+    def _conversation_paths(self, record: Any) -> list[Path]:
+        """Return the paths of the conversations of a record; () where the record is one."""
+        if not self.conversations:
+            return [()]
+        return list(paths_matching(record, f"{self.conversations}.{ANY}"))
+
+    def _messages_of(self, conversation: Any) -> Iterator[StoredMessage]:
+        """Return the stored messages of a conversation; their paths begin at the conversation."""
+        return messages_in(conversation, self.messages) if self.read is None else self.read(conversation)
 
 
 SYSTEM_PROMPTS = ("system", "systemInstruction", "system_instruction", "instructions", "gen_ai.system_instructions")
-"""The fields that hold the system prompt: a text, its parts, or an object with them."""
+"""Fields that hold the system prompt: a text, its parts, or an object with them."""
 
 
 def messages_in(conversation: Any, patterns: Sequence[str]) -> Iterator[StoredMessage]:
-    """Yield the messages that stand at paths such as "messages" or "response.output", in the order of the patterns.
+    """Yield the messages at paths such as "messages" or "response.output", in the order of the patterns.
 
-    At each there is a list of messages, one message, a system prompt (under a name of SYSTEM_PROMPTS), or plain text
-    (under a name of TEXTS). Lists may be stored as JSON.
+    A path leads to a list of messages, maybe in JSON, to a message, to a system prompt (in a field of SYSTEM_PROMPTS),
+    or to plain text (in a field of TEXTS).
     """
     for pattern in patterns:
         field_name = pattern.rpartition(".")[2]
         for path in paths_matching(conversation, pattern):
-            value = value_at(conversation, path)
-            if field_name in SYSTEM_PROMPTS:
-                yield from system_prompt(path, value)
-            elif isinstance(_opened(value), list):
-                yield from _listed_messages(path, value)
-            elif isinstance(value, str) and field_name in TEXTS:
-                yield StoredMessage(path, value, TEXTS[field_name])
-            elif isinstance(value, Mapping):
-                yield StoredMessage(path, value)
+            yield from _messages_of_field(field_name, path, value_at(conversation, path))
+
+
+def _messages_of_field(field_name: str, path: Path, value: Any) -> Iterator[StoredMessage]:
+    """Yield the messages in the value of a field; nothing where it holds none."""
+    if field_name in SYSTEM_PROMPTS:
+        yield from system_prompt(path, value)
+    elif isinstance(_opened(value), list):
+        yield from _listed_messages(path, value)
+    elif isinstance(value, str) and field_name in TEXTS:
+        yield StoredMessage(path, value, TEXTS[field_name])
+    elif isinstance(value, Mapping):
+        yield StoredMessage(path, value)
 
 
 def _listed_messages(path: Path, value: Any) -> Iterator[StoredMessage]:
-    """Yield the items of a list of messages, or of one in JSON; none where no object is among the first of them."""
+    """Yield the items of a list of messages, maybe in JSON; nothing where no object is among the first items."""
     messages = _opened(value)
     if any(isinstance(message, Mapping) for message in messages[:MOST_WITHOUT_MESSAGE]):
         for index, message in enumerate(messages):
@@ -115,7 +122,7 @@ def _listed_messages(path: Path, value: Any) -> Iterator[StoredMessage]:
 
 
 def system_prompt(path: Path, value: Any) -> Iterator[StoredMessage]:
-    """Yield a system prompt, a message for each of its parts."""
+    """Yield a system prompt as a message, or each of its parts as one."""
     parts = _opened(value)
     if isinstance(parts, list):
         for index, part in enumerate(parts):
@@ -125,17 +132,17 @@ def system_prompt(path: Path, value: Any) -> Iterator[StoredMessage]:
 
 
 def _opened(value: Any) -> Any:
-    """Return a value, or what a text holds in JSON; None for a text without JSON."""
+    """Return a value, or the JSON in a text; None for a text without JSON."""
     return parsed_field(value) if isinstance(value, str) else value
 
 
 def _list_path(path: Path, value: Any) -> Path:
-    """Return the path of a list: the step None, which opens JSON, is added where it is stored as text."""
+    """Return the path of a list; the step None, which opens JSON, is added where the list is stored as text."""
     return (*path, None) if isinstance(value, str) else path
 
 
 def paths_matching(value: Any, pattern: str) -> Iterator[Path]:
-    """Yield the paths in a value that match a pattern, where the value there is not null.
+    """Yield the paths in a value that match a pattern and lead to a value that is not null.
 
     As an example, "runs.*.messages" matches ("runs", 0, "messages") and ("runs", 1, "messages").
     """
@@ -149,58 +156,74 @@ def _steps(pattern: str) -> tuple[str, ...]:
 
 
 class _Match(NamedTuple):
-    """A value that a pattern matches, and the path to it."""
+    """A value that a pattern matches, with the path to it."""
 
     path: Path
     value: Any
 
 
-def _matches(value: Any, steps: Sequence[str], path: Path, most: int | None = None) -> Iterator[_Match]:
-    """Yield what stands at the ends of the paths that match `steps`; each is a key, an index, or ANY.
+def _matches(value: Any, steps: tuple[str, ...], path: Path, most: int | None = None) -> Iterator[_Match]:
+    """Yield the values at the ends of all paths that match some steps: keys, indexes or ANY.
 
-    As an example, the steps ("runs", "*", "id") match two values of {"runs": [{"id": 1}, {"id": 2}]}. Where the list is
-    stored as JSON in a text, which is opened near the record alone (OPENED_STEPS), the paths have the step None:
-    ("runs", None, 0, "id"). Lists whose first items are neither objects nor lists are not looked into.
+    As an example, the steps ("runs", "*", "id") match two values of {"runs": [{"id": 1}, {"id": 2}]}. JSON in a text
+    near the record (OPENED_STEPS) is opened, which is the step None of a path: ("runs", None, 0, "id").
 
-    path: of `value` in the record. most: items of a list that are looked into; all by default.
+    path: of `value` in the record. most: items of a list to look into; all by default.
     """
     if not steps:
         if value is not None:
             yield _Match(path, value)
         return
-    step, *steps_below = steps
     may_be_json = isinstance(value, str) and value[:1] in ("[", "{")
     if may_be_json and len(path) <= OPENED_STEPS:
         yield from _matches(parsed_field(value), steps, (*path, None), most)
-    elif step == ANY and isinstance(value, list):
-        holds_values = any(isinstance(item, Mapping | list) for item in value[:MOST_WITHOUT_MESSAGE])
-        if holds_values or not steps_below:
-            for index, item in enumerate(value[:most]):
-                yield from _matches(item, steps_below, (*path, index), most)
-    elif isinstance(value, Mapping) and step in value:
-        yield from _matches(value[step], steps_below, (*path, step), most)
-    elif step.isdecimal() and isinstance(value, list) and int(step) < len(value):
-        yield from _matches(value[int(step)], steps_below, (*path, int(step)), most)
+        return
+    for key in _keys_of_step(value, steps, most):
+        yield from _matches(value[key], steps[1:], (*path, key), most)
+
+
+def _keys_of_step(value: Any, steps: Sequence[str], most: int | None) -> Sequence[str | int]:
+    """Return the keys of an object, or the indexes of a list, that the first of some steps stands for."""
+    step = steps[0]
+    if isinstance(value, Mapping):
+        return (step,) if step in value else ()
+    if not isinstance(value, list):
+        return ()
+    if step == ANY:
+        is_last = len(steps) == 1
+        return range(len(value[:most])) if is_last or _holds_containers(value) else ()
+    return (int(step),) if step.isdecimal() and int(step) < len(value) else ()
+
+
+def _holds_containers(items: Sequence[Any]) -> bool:
+    """Return whether an object or a list is among the first items of a list."""
+    return any(isinstance(item, Mapping | list) for item in items[:MOST_WITHOUT_MESSAGE])
 
 
 class Sign(NamedTuple):
-    """What a record of a form has: a value at a path, perhaps a certain one, or a text that holds certain words."""
+    """A sign by which a form is recognised: a value at a path, perhaps with a certain text or with certain words in it.
 
-    pattern: str
+    - `steps`: the path, which may have the step ANY
+    - `value`: the value as text; None for any value
+    - `words`: words that a text contains; None for any value
+    """
+
+    steps: tuple[str, ...]
     value: str | None = None
     words: str | None = None
 
     @staticmethod
+    @cache
     def of(text: str) -> "Sign":
-        """Read "steps.*.observation", "type=constructor", or "text~<function="."""
+        """Return the sign "steps.*.observation", "type=constructor", or "text~<function="."""
         pattern, has_words, words = text.partition("~")
         if has_words:
-            return Sign(pattern, words=words)
+            return Sign(_steps(pattern), words=words)
         pattern, has_value, value = text.partition("=")
-        return Sign(pattern, value=value) if has_value else Sign(pattern)
+        return Sign(_steps(pattern), value=value if has_value else None)
 
     def fits(self, value: Any) -> bool:
-        """Return whether a value at the path is the one that is looked for."""
+        """Return whether a value at the path is as the sign wants it."""
         if self.value is not None:
             return str(value) == self.value
         if self.words is not None:
@@ -209,12 +232,10 @@ class Sign(NamedTuple):
 
 
 def has_sign(record: Any, sign: str) -> bool:
-    """Return whether a sign such as "type=constructor" is in a record.
-
-    Of lists the first MOST_SIGNED items are looked into.
-    """
+    """Return whether a record has a sign such as "type=constructor" in the first MOST_SIGNED items of its lists."""
     wanted = Sign.of(sign)
-    return any(wanted.fits(match.value) for match in _matches(record, _steps(wanted.pattern), (), MOST_SIGNED))
+    matches = _matches(record, wanted.steps, path=(), most=MOST_SIGNED)
+    return any(wanted.fits(match.value) for match in matches)
 
 
 def example_text(form: Form) -> str:

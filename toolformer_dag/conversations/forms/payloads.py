@@ -1,20 +1,25 @@
-"""What interfaces of models take and give: the messages of a request, with the answer where it stands beside them."""
+"""Forms of requests to model interfaces, with the answer where it is stored with them, and of lists of messages."""
 
 from collections.abc import Iterator
 from typing import Any
 
+from toolformer_dag.conversations.forms.examples import (
+    ANSWER,
+    ANTHROPIC_CALL,
+    ANTHROPIC_RESULT,
+    OPENAI_RESULT,
+    QUESTION,
+)
 from toolformer_dag.conversations.forms.form import Form
+from toolformer_dag.conversations.plain_values import list_at
 from toolformer_dag.conversations.raw_messages import StoredMessage
-from toolformer_dag.conversations.record_paths import Path
+from toolformer_dag.conversations.record_paths import Path, value_at
 from toolformer_dag.conversations.shapes import FoundResult, id_in
 
 LISTS = ("conversations", "conversation", "trajectory", "history", "chat_history", "dialog")
-"""The fields under which a record has its messages, whatever their form."""
+"""Fields that may hold the messages of a record, whatever their form."""
 OTHER_LISTS = ("turns", "dialogue", "events", "data.messages", "chat.messages", "conversation.messages")
-"""Paths to lists of messages that fewer records have."""
-QUESTION = {"role": "user", "content": "How warm is it in Oslo?"}
-ANSWER = {"role": "assistant", "content": "It is 7 degrees in Oslo."}
-
+"""Paths to lists of messages that are less common."""
 
 PYDANTIC_ROLES = {
     "system-prompt": "system",
@@ -23,28 +28,30 @@ PYDANTIC_ROLES = {
     "builtin-tool-return": "tool",
     "retry-prompt": "tool",
 }
-"""By whom a part of pydantic-ai's messages is, by its kind; other kinds are the assistant's."""
+"""The role of a part of a message of pydantic-ai by its kind; other kinds are of the assistant."""
 
 
 def pydantic_parts(conversation: Any) -> Iterator[StoredMessage]:
     """Yield the parts of pydantic-ai's messages, such as `{"part_kind": "user-prompt", "content": "Hello"}`."""
-    messages_path: Path = ()
-    messages = conversation
-    if not isinstance(conversation, list):
-        key = "messages" if conversation.get("messages") else "all_messages"
-        messages_path = (key,)
-        messages = conversation[key]
-    for number, message in enumerate(messages):
-        parts = message.get("parts") if isinstance(message, dict) else None
-        for index, part in enumerate(parts if isinstance(parts, list) else []):
+    messages_path = _pydantic_messages_path(conversation)
+    for number, message in enumerate(value_at(conversation, messages_path)):
+        for index, part in enumerate(list_at(message, "parts")):
             yield _pydantic_part(part, (*messages_path, number, "parts", index))
 
 
+def _pydantic_messages_path(conversation: Any) -> Path:
+    """Return the path to the messages of a conversation; () where it is their list."""
+    if isinstance(conversation, list):
+        return ()
+    return ("messages",) if conversation.get("messages") else ("all_messages",)
+
+
 def _pydantic_part(part: Any, path: Path) -> StoredMessage:
-    """Return a part as a message. A retry prompt with the id of a call is its result: the call has failed."""
+    """Return a part as a message; a retry prompt with the id of a call is its result: the call has failed."""
     kind = part.get("part_kind") if isinstance(part, dict) else None
     if kind == "retry-prompt" and part.get("tool_call_id"):
-        result = FoundResult(part.get("content"), id=id_in(part, ("tool_call_id",)), beside={"error": True})
+        call_id = id_in(part, ("tool_call_id",))
+        result = FoundResult(part.get("content"), id=call_id, status_fields={"error": True})
         return StoredMessage(path, part, result=result)
     role = "user" if kind == "retry-prompt" else PYDANTIC_ROLES.get(str(kind), "assistant")
     is_content_block = role == "assistant" or str(kind).startswith("builtin")
@@ -83,11 +90,8 @@ FORMS = (
         example={
             "messages": [
                 QUESTION,
-                {
-                    "role": "assistant",
-                    "content": [{"type": "tool_use", "id": "c1", "name": "weather", "input": {"city": "Oslo"}}],
-                },
-                {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1", "content": "7 degrees"}]},
+                ANTHROPIC_CALL,
+                ANTHROPIC_RESULT,
                 ANSWER,
             ]
         },
@@ -270,7 +274,7 @@ GENERAL_FORMS = (
                         }
                     ],
                 },
-                {"role": "tool", "tool_call_id": "c1", "content": "7 degrees"},
+                OPENAI_RESULT,
                 ANSWER,
             ]
         },
@@ -314,7 +318,7 @@ GENERAL_FORMS = (
     Form(
         name="Messages under other names",
         source="https://huggingface.co/docs/trl/dataset_formats",
-        signs=tuple(f"{way}.*.role" for way in OTHER_LISTS),
+        signs=tuple(f"{path}.*.role" for path in OTHER_LISTS),
         messages=OTHER_LISTS,
         example={
             "turns": [

@@ -1,37 +1,54 @@
-"""Sessions of coding agents: logs with an event per line, of which a file is a conversation, or several."""
+"""Forms of sessions of coding agents: log files with an event per line that hold one conversation or several.
 
+Each line names its parent, the line that it follows. A line with several children is where something was tried anew:
+the session is a tree, and the path from its root to the last line is the conversation.
+"""
+
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from toolformer_dag.conversations.forms.examples import (
+    ANSWER_TEXT,
+    ANTHROPIC_CALL,
+    ANTHROPIC_RESULT,
+    QUESTION,
+    QUESTION_TEXT,
+    text_message,
+)
 from toolformer_dag.conversations.forms.form import Form
-from toolformer_dag.conversations.plain_values import first_of
+from toolformer_dag.conversations.plain_values import first_of, list_at
 from toolformer_dag.conversations.raw_messages import StoredMessage
 
 
 class IdFields(NamedTuple):
-    """The fields of a line with its own id, and with that of its parent: the line that it follows."""
+    """The names of the fields with the id of a line and with the id of its parent."""
 
-    own: str
+    line: str
     parent: str
 
 
-ID_FIELDS = (IdFields("uuid", "parentUuid"), IdFields("id", "parentId"))
+ID_FIELDS = (IdFields(line="uuid", parent="parentUuid"), IdFields(line="id", parent="parentId"))
 LOGICAL_PARENT = "logicalParentUuid"
-"""The field of a line that begins a session anew, once it was made shorter: the last line before that."""
-SIDE_ROLES = ("isSidechain", "is_sidechain")
-"""The fields that say that a line belongs to an agent that another one has started."""
+"""The field with the id of the parent in the first line after a session was compacted."""
+SIDE_AGENT_FIELDS = ("isSidechain", "is_sidechain")
+"""Fields that are true in the lines of a side agent, which another agent has started."""
 
 
 class SessionLine(NamedTuple):
-    """A line of a session with a message; `number`: which line of the file it is, from 0."""
+    """A line of a session with a message.
+
+    - `number`: the index of the line in the file
+    - `record`: its object
+    """
 
     number: int
     record: Mapping[str, Any]
 
     @property
     def is_of_side_agent(self) -> bool:
-        """Whether it belongs to an agent that another one has started."""
-        return any(self.record.get(key) for key in SIDE_ROLES)
+        """Whether the line belongs to an agent that another one has started."""
+        return any(self.record.get(key) for key in SIDE_AGENT_FIELDS)
 
     @property
     def message(self) -> StoredMessage:
@@ -40,82 +57,98 @@ class SessionLine(NamedTuple):
 
 
 def session_lines(records: Sequence[Any]) -> Iterator[list[StoredMessage]]:
-    """Yield the conversations of a session's lines: that of the agent, then that of each agent which it has started.
+    """Yield the conversation of a session's agent, then one for each agent that it has started.
 
-    The first is the branch that ends with the last line: what was tried and given up is on no path from there to the
-    beginning.
+    The first is the path from the root to the last line, so that attempts which were given up are left out.
     """
+    lines = _lines_with_messages(records)
+    main_lines = [line for line in lines if not line.is_of_side_agent]
+    yield [line.message for line in _last_branch(records, main_lines)]
+    for side_lines in _lines_of_side_agents(records, lines):
+        yield [line.message for line in side_lines]
+
+
+def _lines_of_side_agents(records: Sequence[Any], lines: Sequence[SessionLine]) -> list[list[SessionLine]]:
+    """Return the lines of each side agent, told apart by the agent's id or else by the first ancestor."""
+    lines_by_agent = defaultdict[str, list[SessionLine]](list)
+    for line in lines:
+        if line.is_of_side_agent:
+            agent = first_of(line.record, ("agentId",)) or _first_ancestor(records, line.record)
+            lines_by_agent[str(agent)].append(line)
+    return list(lines_by_agent.values())
+
+
+def _lines_with_messages(records: Sequence[Any]) -> list[SessionLine]:
+    """Return the lines of a session that have a message."""
     lines = []
     for number, record in enumerate(records):
         if isinstance(record, Mapping) and isinstance(record.get("message"), Mapping):
             lines.append(SessionLine(number, record))
-    main_lines = [line for line in lines if not line.is_of_side_agent]
-    yield [line.message for line in _last_branch(records, main_lines)]
-    lines_of_agent = dict[str, list[SessionLine]]()
-    for line in lines:
-        if line.is_of_side_agent:
-            agent = first_of(line.record, ("agentId",)) or _first_ancestor(records, line.record)
-            lines_of_agent.setdefault(str(agent), []).append(line)
-    for side_lines in lines_of_agent.values():
-        yield [line.message for line in side_lines]
+    return lines
 
 
 def _last_branch(records: Sequence[Any], lines: Sequence[SessionLine]) -> list[SessionLine]:
-    """Return the lines from the first to the last one, along the parents of the last; all lines where they have no ids.
+    """Return the lines on the path from the root to the last line; all lines where they have no ids.
 
-    The results of calls on the branch belong to it too: calls of one turn have a line each.
+    The results of calls on that path are included, since several calls of one turn have a line each.
     """
     parents = _parents(records)
-    if not lines or _id_of(lines[-1].record) not in parents:
+    last_id = _id_of(lines[-1].record) if lines else None
+    if last_id is None or last_id not in parents:
         return list(lines)
-    branch = set[str]()
-    current: str | None = _id_of(lines[-1].record)
-    while current is not None and current not in branch:
-        branch.add(current)
-        current = parents.get(current)
+    branch = _with_ancestors(last_id, parents)
     return [line for line in lines if _id_of(line.record) in branch or _answers_call_of(branch, line.record)]
 
 
+def _with_ancestors(line_id: str, parents: Mapping[str, str | None]) -> set[str]:
+    """Return the ids of a line and of all its ancestors."""
+    ids = set[str]()
+    current: str | None = line_id
+    while current is not None and current not in ids:  # a circle of parents ends too
+        ids.add(current)
+        current = parents.get(current)
+    return ids
+
+
 def _parents(records: Sequence[Any]) -> dict[str, str | None]:
-    """Return the id of each line's parent by the line's own id; None for a line without a parent."""
+    """Return the id of each line's parent by the id of the line; None for a line without a parent."""
     parents = dict[str, str | None]()
     for record in records:
-        own_id = _id_of(record) if isinstance(record, Mapping) else None
-        if own_id is not None:
-            fields = _id_fields(record)
-            parent = record[fields.parent] if fields is not None else None
-            if parent is None:
-                parent = record.get(LOGICAL_PARENT)
-            parents[own_id] = parent if isinstance(parent, str) else None
+        fields = _id_fields(record) if isinstance(record, Mapping) else None
+        if fields is None:
+            continue
+        parent = record[fields.parent]
+        if parent is None:
+            parent = record.get(LOGICAL_PARENT)
+        parents[str(record[fields.line])] = parent if isinstance(parent, str) else None
     return parents
 
 
 def _id_fields(record: Mapping[str, Any]) -> IdFields | None:
-    """Return the fields with the ids of a line; None for a line without ids."""
+    """Return the names of the fields with the ids of a line; None for a line without ids."""
     for fields in ID_FIELDS:
-        if isinstance(record.get(fields.own), str) and fields.parent in record:
+        if isinstance(record.get(fields.line), str) and fields.parent in record:
             return fields
     return None
 
 
 def _id_of(record: Mapping[str, Any]) -> str | None:
-    """Return the id of a line; None where it has none."""
+    """Return the id of a line; None without one."""
     fields = _id_fields(record)
-    return None if fields is None else str(record[fields.own])
+    return None if fields is None else str(record[fields.line])
 
 
 def _answers_call_of(branch: Collection[str], record: Mapping[str, Any]) -> bool:
-    """Return whether a line brings the result of a call and follows a line of the branch, given by ids."""
-    content = first_of(record, ("message.content",))
-    parts = content if isinstance(content, list) else []
+    """Return whether a line brings the result of a call, and its parent is one of these lines. branch: their ids."""
+    parts = list_at(record, "message.content")
     has_result = any(first_of(part, ("type",)) == "tool_result" for part in parts)
     return has_result and any(record.get(fields.parent) in branch for fields in ID_FIELDS)
 
 
 def _first_ancestor(records: Sequence[Any], record: Mapping[str, Any]) -> str | None:
-    """Return the id of the first line of the agent that a line belongs to, along the parents; None without ids.
+    """Return the id of a line's first ancestor, the one without a parent; None for a line without ids.
 
-    Where the parents form a circle, it is the line at which that closes.
+    Where the parents form a circle, it is the first line that is reached again.
     """
     parents = _parents(records)
     current = _id_of(record)
@@ -130,7 +163,7 @@ def _first_ancestor(records: Sequence[Any], record: Mapping[str, Any]) -> str | 
 
 
 def reparented(records: list[Any], before: Sequence[Any]) -> list[Any]:
-    """Return what is left of a session, in which each line follows the nearest of its ancestors that is left.
+    """Return the lines that are left of a session, each with its nearest remaining ancestor as parent.
 
     before: all lines of the session.
     """
@@ -140,9 +173,9 @@ def reparented(records: list[Any], before: Sequence[Any]) -> list[Any]:
 
 
 def _with_kept_parent(record: Any, parents: Mapping[str, str | None], kept_ids: Collection[str | None]) -> Any:
-    """Return a line that names the nearest of its ancestors that is kept as its parent; None where none is.
+    """Return a line with its nearest ancestor of `kept_ids` as parent, None where there is none.
 
-    A line without ids, or whose parent is kept, is returned as it is.
+    A line without ids, or whose parent is kept, is returned unchanged.
     """
     fields = _id_fields(record) if isinstance(record, Mapping) else None
     if fields is None:
@@ -150,18 +183,18 @@ def _with_kept_parent(record: Any, parents: Mapping[str, str | None], kept_ids: 
     recorded_parent = record[fields.parent]
     if not isinstance(recorded_parent, str) or recorded_parent in kept_ids:
         return record
-    own_id = str(record[fields.own])
-    return {**record, fields.parent: _nearest_kept_ancestor(own_id, parents, kept_ids)}
+    line_id = str(record[fields.line])
+    return {**record, fields.parent: _nearest_kept_ancestor(line_id, parents, kept_ids)}
 
 
 def _nearest_kept_ancestor(
-    own_id: str, parents: Mapping[str, str | None], kept_ids: Collection[str | None]
+    line_id: str, parents: Mapping[str, str | None], kept_ids: Collection[str | None]
 ) -> str | None:
-    """Return the id of the first ancestor of a line that is kept, or is no line of the session; None without one.
+    """Return the id of the nearest ancestor that is kept, or is no line of the session; None without one.
 
-    Where the parents form a circle, it is the line at which that closes.
+    Where the parents form a circle, it is the first line that is reached again.
     """
-    ancestor = parents.get(own_id)
+    ancestor = parents.get(line_id)
     seen = set[str]()
     while ancestor is not None and ancestor not in seen:
         is_line_of_session = ancestor in parents
@@ -173,22 +206,41 @@ def _nearest_kept_ancestor(
 
 
 def codex_lines(records: Sequence[Any]) -> Iterator[list[StoredMessage]]:
-    """Yield the conversation of a session of Codex.
-
-    Its items are `{"type": "response_item", "payload": {...}}`, in older files the payload alone. Other lines, such as
-    events, repeat them for the screen.
-    """
+    """Yield the conversation of a session of Codex."""
     messages = []
     for number, record in enumerate(records):
-        if not isinstance(record, Mapping):
-            continue
-        payload = record.get("payload")
-        kind = record.get("type")
-        if kind == "response_item" and isinstance(payload, Mapping):
-            messages.append(StoredMessage((number, "payload"), payload))
-        elif payload is None and kind in ("message", "function_call", "function_call_output"):
-            messages.append(StoredMessage((number,), record))
+        message = _codex_message(record, number)
+        if message is not None:
+            messages.append(message)
     yield messages
+
+
+def _codex_message(record: Any, number: int) -> StoredMessage | None:
+    """Return the item of a line of Codex; None for another line, such as an event, which repeats items for the screen.
+
+    It is `{"type": "response_item", "payload": {...}}`, in older files the payload alone. number: of the line.
+    """
+    if not isinstance(record, Mapping):
+        return None
+    payload = record.get("payload")
+    kind = record.get("type")
+    if kind == "response_item" and isinstance(payload, Mapping):
+        return StoredMessage((number, "payload"), payload)
+    if payload is None and kind in ("message", "function_call", "function_call_output"):
+        return StoredMessage((number,), record)
+    return None
+
+
+def _claude_line(line_id: str, parent: str | None, message: dict[str, Any]) -> dict[str, Any]:
+    """Return a line of a session of Claude Code for the example."""
+    return {
+        "type": message["role"],
+        "uuid": line_id,
+        "parentUuid": parent,
+        "sessionId": "s",
+        "isSidechain": False,
+        "message": message,
+    }
 
 
 FORMS = (
@@ -200,44 +252,10 @@ FORMS = (
         is_file=True,
         after_drop=reparented,
         example=[
-            {
-                "type": "user",
-                "uuid": "a",
-                "parentUuid": None,
-                "sessionId": "s",
-                "isSidechain": False,
-                "message": {"role": "user", "content": "How warm is it in Oslo?"},
-            },
-            {
-                "type": "assistant",
-                "uuid": "b",
-                "parentUuid": "a",
-                "sessionId": "s",
-                "isSidechain": False,
-                "message": {
-                    "role": "assistant",
-                    "content": [{"type": "tool_use", "id": "c1", "name": "weather", "input": {"city": "Oslo"}}],
-                },
-            },
-            {
-                "type": "user",
-                "uuid": "c",
-                "parentUuid": "b",
-                "sessionId": "s",
-                "isSidechain": False,
-                "message": {
-                    "role": "user",
-                    "content": [{"type": "tool_result", "tool_use_id": "c1", "content": "7 degrees"}],
-                },
-            },
-            {
-                "type": "assistant",
-                "uuid": "d",
-                "parentUuid": "c",
-                "sessionId": "s",
-                "isSidechain": False,
-                "message": {"role": "assistant", "content": [{"type": "text", "text": "It is 7 degrees in Oslo."}]},
-            },
+            _claude_line("a", parent=None, message=QUESTION),
+            _claude_line("b", parent="a", message=ANTHROPIC_CALL),
+            _claude_line("c", parent="b", message=ANTHROPIC_RESULT),
+            _claude_line("d", parent="c", message=text_message("assistant", ANSWER_TEXT)),
         ],
     ),
     Form(
@@ -292,7 +310,7 @@ FORMS = (
                 "type": "message",
                 "id": "a",
                 "parentId": None,
-                "message": {"role": "user", "content": [{"type": "text", "text": "How warm is it in Oslo?"}]},
+                "message": text_message("user", QUESTION_TEXT),
             },
             {
                 "type": "message",
@@ -319,7 +337,7 @@ FORMS = (
                 "type": "message",
                 "id": "d",
                 "parentId": "c",
-                "message": {"role": "assistant", "content": [{"type": "text", "text": "It is 7 degrees in Oslo."}]},
+                "message": text_message("assistant", ANSWER_TEXT),
             },
         ],
     ),

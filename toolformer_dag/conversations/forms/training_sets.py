@@ -1,90 +1,105 @@
-"""How published training sets store conversations with calls."""
+"""Forms of published training sets with calls."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from toolformer_dag.conversations.forms.examples import ANSWER, ANSWER_TEXT, QUESTION, QUESTION_TEXT
 from toolformer_dag.conversations.forms.form import Form, messages_in
-from toolformer_dag.conversations.mark_scanner import END_OF_TEXT
+from toolformer_dag.conversations.mark_scanner import END_OF_TEXT, positions_of
 from toolformer_dag.conversations.plain_values import parsed
 from toolformer_dag.conversations.raw_messages import StoredMessage
+from toolformer_dag.conversations.record_paths import Path
 from toolformer_dag.conversations.shapes import listed_call
 
 GLAIVE_ROLES = {"USER:": "user", "ASSISTANT:": "assistant", "FUNCTION RESPONSE:": "tool"}
-"""How the turns of glaive's `chat` begin."""
+"""The roles of turns by their first words in the text `chat` of glaive."""
 TEMPLATE_TURN = "<|im_start|>"
 TEMPLATE_END = "<|im_end|>"
-"""Between these the template ChatML writes a turn; its first line is the role."""
+"""The marks around a turn in the chat template ChatML; the first line of a turn is the role."""
 LONGEST_ROLE = 20
-"""Characters of that line."""
+"""Characters of the longest role in that line."""
 BARE_ROLES = ("system", "user", "assistant", "tool")
-"""Lines that are left of the marks of a turn in text that was decoded without special tokens."""
+"""Lines before a turn in text that was decoded without special tokens, and so has no marks."""
 WRITTEN_TEXTS = ("output", "response", "responses", "solution_str")
-"""The fields whose text begins with what the assistant wrote."""
+"""Fields whose text begins with a turn of the assistant."""
 TEMPLATE_TEXTS = ("prompt", "input", "prompts", "output", "response", "responses", "solution_str", "sequences_str")
-"""The fields that hold text of a chat template, in the order of the conversation."""
+"""Fields that hold text of a chat template, in the order of the conversation."""
+
+
+class TurnHead(NamedTuple):
+    """The first characters of a turn in a text.
+
+    - `start`: the offset of the turn
+    - `mark`: the text before the words of the turn, such as "USER:" or "<|im_start|>user"
+    - `role`: the role of the turn
+    """
+
+    start: int
+    mark: str
+    role: str
+
+
+class TextTurn(NamedTuple):
+    """A turn in a text.
+
+    - `head`: its first characters
+    - `body`: the text behind its mark
+    - `end`: the offset behind the turn
+    """
+
+    head: TurnHead
+    body: str
+    end: int
+
+    def message(self, key: str, words: str) -> StoredMessage:
+        """Return the turn as a message. key: the field with the text. words: a part of `body`."""
+        offset = len(self.head.mark) + self.body.find(words)
+        return StoredMessage((key, (self.head.start, self.end)), words, self.head.role, offset=offset)
+
+
+def _turns(text: str, heads: Sequence[TurnHead]) -> Iterator[TextTurn]:
+    """Yield the turns of a text, each from its head up to the next head."""
+    ends = [*(head.start for head in heads[1:]), len(text)]
+    for head, end in zip(heads, ends, strict=True):
+        yield TextTurn(head, text[head.start + len(head.mark) : end], end)
 
 
 def glaive_turns(conversation: Any) -> Iterator[StoredMessage]:
-    """Yield the turns of a chat that is one text, such as `USER: Hello\\n\\n\\nASSISTANT: Hi <|endoftext|>`.
-
-    The path of a turn is its stretch of the text. What the turn says begins at `offset` in that.
-    """
+    """Yield the turns of a chat that is one text, such as `USER: Hello\\n\\n\\nASSISTANT: Hi <|endoftext|>`."""
     system = conversation.get("system")
     if isinstance(system, str) and system:
         yield StoredMessage(("system",), system, "system")
     text = conversation["chat"]
-    heads = sorted(_glaive_heads(text))
-    ends = [*(head.begin for head in heads[1:]), len(text)]
-    for head, end in zip(heads, ends, strict=True):
-        body = text[head.begin + len(head.written) : end]
-        words = body.strip().removesuffix(END_OF_TEXT).strip()
-        offset = len(head.written) + body.find(words)
-        yield StoredMessage(("chat", (head.begin, end)), words, head.role, offset=offset)
+    for turn in _turns(text, sorted(_glaive_heads(text))):
+        words = turn.body.strip().removesuffix(END_OF_TEXT).strip()
+        yield turn.message("chat", words)
 
 
-def _glaive_heads(text: str) -> Iterator["TurnHead"]:
-    """Yield how the turns begin: a mark of GLAIVE_ROLES at the beginning of the text, or of a line."""
+def _glaive_heads(text: str) -> Iterator[TurnHead]:
+    """Yield the marks of GLAIVE_ROLES at the beginning of a line."""
     for mark, role in GLAIVE_ROLES.items():
-        for position in _positions(text, mark):
+        for position in positions_of(text, mark):
             if position == 0 or text[position - 1] == "\n":
                 yield TurnHead(position, mark, role)
-
-
-def _positions(text: str, mark: str) -> Iterator[int]:
-    """Yield where a mark stands in a text."""
-    position = text.find(mark)
-    while position >= 0:
-        yield position
-        position = text.find(mark, position + len(mark))
 
 
 def xlam_messages(conversation: Any) -> Iterator[StoredMessage]:
     """Yield the question of a record and its calls, which have no results."""
     yield StoredMessage(("query",), conversation["query"], "user")
     answers = conversation["answers"]
-    calls = parsed(answers) if isinstance(answers, str) else answers
-    inside: tuple[None, ...] = (None,) if isinstance(answers, str) else ()
+    calls = answers
+    calls_path: Path = ("answers",)
+    if isinstance(answers, str):
+        calls = parsed(answers)
+        calls_path = ("answers", None)  # None opens the JSON
     for index, call in enumerate(calls if isinstance(calls, list) else ()):
-        yield StoredMessage(("answers", *inside, index), call, call=listed_call(call))
-
-
-class TurnHead(NamedTuple):
-    """How a turn begins in a text.
-
-    - `begin`: the position of its first character
-    - `written`: what stands there before the words, such as "USER:" or "<|im_start|>user"
-    - `role`: by whom the turn is
-    """
-
-    begin: int
-    written: str
-    role: str
+        yield StoredMessage((*calls_path, index), call, call=listed_call(call))
 
 
 def template_turns(conversation: Any) -> Iterator[StoredMessage]:
     """Yield the turns of texts that a chat template has written, such as `<|im_start|>user\\nHello<|im_end|>`.
 
-    The texts stand in the fields TEMPLATE_TEXTS; a prompt may also be a list of messages.
+    The texts are in the fields TEMPLATE_TEXTS; a prompt may also be a list of messages.
     """
     if isinstance(conversation.get("prompt"), list):
         yield from messages_in(conversation, ("prompt",))
@@ -96,39 +111,41 @@ def template_turns(conversation: Any) -> Iterator[StoredMessage]:
 
 
 def _turns_of_text(key: str, text: str, has_bare_roles: bool) -> Iterator[StoredMessage]:
-    """Yield the turns of one text, without those that say nothing; what stands before the first mark is a turn too.
-
-    key: the field with the text. A path is the stretch of a turn, and what it says begins at `offset` in that.
-    """
-    first = TurnHead(0, "", "assistant" if key in WRITTEN_TEXTS else "user")
-    heads = [first, *turn_heads(text, has_bare_roles)]
-    ends = [*(head.begin for head in heads[1:]), len(text)]
-    for head, end in zip(heads, ends, strict=True):
-        body, _, _ = text[head.begin + len(head.written) : end].partition(TEMPLATE_END)
-        words = body.strip()
+    """Yield the turns of the text in a field, except empty ones; the text before the first mark is a turn too."""
+    first_role = "assistant" if key in WRITTEN_TEXTS else "user"
+    heads = [TurnHead(0, "", first_role), *turn_heads(text, has_bare_roles)]
+    for turn in _turns(text, heads):
+        words = turn.body.partition(TEMPLATE_END)[0].strip()
         if words:
-            offset = len(head.written) + body.find(words)
-            yield StoredMessage((key, (head.begin, end)), words, head.role, offset=offset)
+            yield turn.message(key, words)
 
 
 def has_bare_role_lines(text: str) -> bool:
-    """Return whether a text lacks the marks of its template: a line with a role alone stands before a result."""
+    """Return whether a text lacks the marks of its template: a line with only a role stands before a result."""
     return any(f"\n{role}\n<tool_response>" in text for role in ("user", "tool"))
 
 
 def turn_heads(text: str, has_bare_roles: bool) -> Iterator[TurnHead]:
-    """Yield how the turns of a text begin: with the mark of the template and a role, or with a line that is a role."""
-    for position in _positions(text, TEMPLATE_TURN):
+    """Yield the heads of a text's turns: marks of the template with a role, or lines with only a role."""
+    for position in positions_of(text, TEMPLATE_TURN):
         role = text[position + len(TEMPLATE_TURN) :][:LONGEST_ROLE].partition("\n")[0]
         yield TurnHead(position, TEMPLATE_TURN + role, role.strip())
     if has_bare_roles and TEMPLATE_TURN not in text:
-        position = 0
-        for line in text.splitlines(keepends=True):
-            if line.strip() in BARE_ROLES:
-                yield TurnHead(position, line, line.strip())
-            position += len(line)
+        yield from _bare_heads(text)
 
 
+def _bare_heads(text: str) -> Iterator[TurnHead]:
+    """Yield the lines of a text that are only a role."""
+    line_start = 0
+    for line in text.splitlines(keepends=True):
+        role = line.strip()
+        if role in BARE_ROLES:
+            yield TurnHead(line_start, line, role)
+        line_start += len(line)
+
+
+SHAREGPT_QUESTION = {"from": "human", "value": QUESTION_TEXT}
+SHAREGPT_ANSWER = {"from": "gpt", "value": ANSWER_TEXT}
 FORMS = (
     Form(
         name="glaive",
@@ -183,10 +200,10 @@ FORMS = (
         messages=("system", "conversations"),
         example={
             "conversations": [
-                {"from": "human", "value": "How warm is it in Oslo?"},
+                SHAREGPT_QUESTION,
                 {"from": "function_call", "value": '{"name": "weather", "arguments": {"city": "Oslo"}}'},
                 {"from": "observation", "value": "7 degrees"},
-                {"from": "gpt", "value": "It is 7 degrees in Oslo."},
+                SHAREGPT_ANSWER,
             ],
             "tools": "[]",
         },
@@ -198,10 +215,10 @@ FORMS = (
         messages=("messages",),
         example={
             "messages": [
-                {"role": "user", "content": "How warm is it in Oslo?"},
+                QUESTION,
                 {"role": "tool_call", "content": '{"name": "weather", "arguments": {"city": "Oslo"}}'},
                 {"role": "tool_response", "content": "7 degrees"},
-                {"role": "assistant", "content": "It is 7 degrees in Oslo."},
+                ANSWER,
             ]
         },
     ),
@@ -212,13 +229,13 @@ FORMS = (
         messages=("conversations", "messages"),
         example={
             "conversations": [
-                {"from": "human", "value": "How warm is it in Oslo?"},
+                SHAREGPT_QUESTION,
                 {
                     "from": "gpt",
                     "value": '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>',
                 },
                 {"from": "tool", "value": "<tool_response>\n7 degrees\n</tool_response>"},
-                {"from": "gpt", "value": "It is 7 degrees in Oslo."},
+                SHAREGPT_ANSWER,
             ]
         },
     ),
@@ -244,10 +261,10 @@ FORMS = (
         messages=("messages", "conversations"),
         example={
             "messages": [
-                {"role": "user", "content": "How warm is it in Oslo?"},
+                QUESTION,
                 {"role": "assistant", "content": "<function=weather>\n<parameter=city>Oslo</parameter>\n</function>"},
                 {"role": "user", "content": "OBSERVATION:\n7 degrees"},
-                {"role": "assistant", "content": "It is 7 degrees in Oslo."},
+                ANSWER,
             ]
         },
     ),
@@ -258,7 +275,7 @@ FORMS = (
         messages=("messages", "conversations"),
         example={
             "messages": [
-                {"role": "user", "content": "How warm is it in Oslo?"},
+                QUESTION,
                 {
                     "role": "assistant",
                     "content": "<search>temperature Oslo</search><information>7 degrees</information>"
