@@ -148,7 +148,7 @@ class PendingProposal:
             streams_by_position.setdefault(position, []).append(stream)
         points = []
         for position, streams in streams_by_position.items():
-            points.append(SamplePoint(kept=len(self.lead) + position, streams=np.stack(streams)))
+            points.append(SamplePoint(tokens_before=len(self.lead) + position, uniforms=np.stack(streams)))
         return points
 
     def proposal(self, encoding: Encoding) -> Proposal:

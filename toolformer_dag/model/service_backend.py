@@ -64,7 +64,7 @@ class ServedSample:
             [*self.prompt, *self.tokens],
             most=len(unused_numbers),
             ends=stops,
-            stream=unused_numbers,
+            uniforms=unused_numbers,
             temperature=sampling.temperature,
             top_p=sampling.top_p,
         )
@@ -188,7 +188,9 @@ class ServiceBackend:
 
         Scores have log p of the written token and of those to be scored. kinds: as in `run`.
         """
-        requests = [TokenRequest(walk.prompt, len(walk.tokens), walk=walk.tokens, scored=walk.scored) for walk in walks]
+        requests = [
+            TokenRequest(walk.prompt, len(walk.tokens), forced=walk.tokens, scored=walk.scored) for walk in walks
+        ]
         return [_ordered_scores(answer) for answer in self.run(requests, kinds)]
 
     def log_probabilities(self, queries: Sequence[TokenQuery]) -> list[LogProbabilities]:
@@ -211,8 +213,8 @@ def _samples_to_draw(
     """
     samples = []
     for point in points:
-        prompt = [*head, *text.ids[: point.kept], *start]
-        samples += [ServedSample(prompt, stream) for stream in point.streams]
+        prompt = [*head, *text.ids[: point.tokens_before], *start]
+        samples += [ServedSample(prompt, stream) for stream in point.uniforms]
     return samples
 
 
@@ -395,7 +397,7 @@ class ServiceRows:
         requests = []
         for row in rows:
             tokens = [written.token for written in row.ahead]
-            requests.append(TokenRequest(row.ids, most=len(tokens), walk=tokens, likeliest=MOST_LIKELY))
+            requests.append(TokenRequest(row.ids, most=len(tokens), forced=tokens, likeliest=MOST_LIKELY))
         self._write_ahead(rows, requests)
 
     def _continue(self) -> None:
@@ -464,7 +466,7 @@ def _writing_request(query: TokenQuery) -> TokenRequest:
     return TokenRequest(
         prompt=[*query.prefix, *query.text[:first_place]],
         most=len(written),
-        walk=written,  # written whatever their log p
+        forced=written,  # written whatever their log p
         scored=sorted(other_tokens),
     )
 

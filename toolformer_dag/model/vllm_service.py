@@ -158,7 +158,7 @@ class ServedVllm:
             raise ModelError(f"model.url: {url} serves {', '.join(served)}, not {name}; start it with {START_COMMAND}")
         # Ask for a text of tokens that the model would hardly choose: only the processor makes the server write them.
         unlikely_tokens = [1, 2]
-        request = TokenRequest(prompt=[1], most=len(unlikely_tokens), walk=unlikely_tokens, likeliest=1)
+        request = TokenRequest(prompt=[1], most=len(unlikely_tokens), forced=unlikely_tokens, likeliest=1)
         if self._answer(request, url).tokens != unlikely_tokens:
             raise ModelError(f"model.url: {url} runs without the logits processor; start it with {START_COMMAND}")
 

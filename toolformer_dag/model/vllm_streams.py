@@ -29,10 +29,10 @@ def sampling_params(request: TokenRequest, vocabulary: int) -> SamplingParams:
     vocabulary: the number of the model's tokens.
     """
     extra: dict[str, Any] | None = None
-    if request.stream is not None:
-        extra = {STREAM: request.stream.tolist(), "temperature": request.temperature, "top_p": request.top_p}
-    elif request.walk:
-        extra = {WALK: list(request.walk)}
+    if request.uniforms is not None:
+        extra = {STREAM: request.uniforms.tolist(), "temperature": request.temperature, "top_p": request.top_p}
+    elif request.forced:
+        extra = {WALK: list(request.forced)}
     allowed = None
     if request.forbidden:
         allowed = sorted(set(range(vocabulary)).difference(request.forbidden))
@@ -60,7 +60,7 @@ def _scored_count(request: TokenRequest) -> int | None:
         return len(request.scored)
     if request.likeliest:
         return request.likeliest
-    return 1 if request.walk else None  # a walk has at least log p of the written token
+    return 1 if request.forced else None  # a walk has at least log p of the written token
 
 
 class BatchRow(NamedTuple):
