@@ -430,7 +430,7 @@ class CachedBranches:
         return features[range(len(lengths)), last_tokens]
 
     def _allocate_slots(self, count: int, width: int) -> list[int]:
-        """Return slots for `count` texts of at most `width` tokens that no branch uses; grow the caches if necessary."""
+        """Return slots for `count` texts of at most `width` tokens that no branch uses; the caches grow for them."""
         used_slots = {branch.slot for branch in self.branches}
         self.texts.grow(slots=len(self.branches) + count, width=width)
         for number, cache in self.layers.items():

@@ -24,8 +24,8 @@ class TokenRequest:
     Which token is next: the likeliest, unless one of these decides it:
 
     - `forced`: the tokens to write, as many as `most`, whatever their log p.
-    - `uniforms`: random numbers in [0, 1), one per token; a token is the first whose cumulative probability, under `temperature`
-      and `top_p`, exceeds its number.
+    - `uniforms`: random numbers in [0, 1), one per token; a token is the first whose cumulative probability, under
+      `temperature` and `top_p`, exceeds its number.
     - `grammar`: an llguidance grammar, to which all that is written keeps.
     - `forbidden`: tokens that may not be written.
 
