@@ -76,7 +76,7 @@ def compared(language_model: LanguageModel, texts: Sequence[str] = TEXTS) -> tup
     backend = TransformersBackend(language_model)
     ours = annotate(Engine(language_model, backend=backend), texts)
     naive = annotate(Naive(language_model, caches=language_model.name not in UNCACHED), texts)
-    return backend.sharing.way, ours, naive
+    return backend.sharing.method, ours, naive
 
 
 def main() -> None:

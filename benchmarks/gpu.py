@@ -24,9 +24,9 @@ import torch
 from benchmarks.annotate import AnnotationTask, Outcome, annotate
 from benchmarks.measure import busy_share, copy_rate, measured, product_rate, random_model, texts
 from toolformer_dag.model.engine import Engine
-from toolformer_dag.model.heads import CachedHead
 from toolformer_dag.model.loading import LanguageModel
 from toolformer_dag.model.requests import LossRequest, ProposalRequest
+from toolformer_dag.model.shared_keys import CachedPrompt
 from toolformer_dag.model.transformers_backend import TransformersBackend
 from toolformer_dag.settings.model_settings import SamplingSettings
 from toolformer_dag.tools.registry import load_tool
@@ -70,9 +70,9 @@ def show_step(language_model: LanguageModel) -> None:
     """Print the time of a decoding step of one row, which on a GPU is that of its launches."""
     backbone = transformers_backend(Engine(language_model)).backbone
     device = language_model.device
-    behind = CachedHead(backbone, range(1, 400)).texts(slots=1, width=8)
+    behind = CachedPrompt(backbone, range(1, 400)).texts(slots=1, width=8)
     behind.features([0], [range(1, 9)], first=0)
-    branches = behind.branches(capacity=1, room=STEPS + 1)
+    branches = behind.branches(capacity=1, max_tokens=STEPS + 1)
     branches.admit([0], [8])
     token = torch.ones(1, dtype=torch.long, device=device)
     branches.step(token)

@@ -27,7 +27,7 @@ from toolformer_dag.model.engine import Engine
 from toolformer_dag.model.greedy_rows import GreedyBatch
 from toolformer_dag.model.loading import LanguageModel, wrap_language_model
 from toolformer_dag.model.memory import TokenBudget
-from toolformer_dag.model.own_cache import CacheUse, cache_argument
+from toolformer_dag.model.model_cache import CacheUse, cache_argument
 from toolformer_dag.model.requests import CallLosses, LossRequest
 from toolformer_dag.model.sharing import RECOMPUTED, Sharing
 from toolformer_dag.settings.model_settings import SamplingSettings
@@ -207,14 +207,14 @@ class NaiveBackend:
     @torch.inference_mode()
     def propose(
         self,
-        head: Sequence[int],
+        prompt: Sequence[int],
         texts: Sequence[TokenText],
         start: Sequence[int],
         ends: Ends,
         sampling: SamplingSettings,
     ) -> list[list[list[int]]]:
         """Compute positions with a pass per text, samples one after another; plain sampling only."""
-        return [self._propose([*head, *text.ids], len(head), text, start, ends) for text in texts]
+        return [self._propose([*prompt, *text.ids], len(prompt), text, start, ends) for text in texts]
 
     @torch.inference_mode()
     def log_probabilities(self, queries: Sequence[TokenQuery]) -> list[LogProbabilities]:
@@ -227,7 +227,7 @@ class NaiveBackend:
         backbone = Backbone(self.language_model.model, TokenBudget(1))
         backbone.uses_custom_attention = False
         backbone.run_whole_model()
-        rows = Sharing(RECOMPUTED, CacheUse(True, "none", whole=True)).rows(backbone)
+        rows = Sharing(RECOMPUTED, CacheUse(chunks=True, batching="single", recomputes=True)).rows(backbone)
         return GreedyBatch(backbone, rows, rows.add(sequences))
 
     def _propose(self, ids: list[int], head: int, text: TokenText, start: Sequence[int], ends: Ends) -> list[list[int]]:
@@ -244,8 +244,8 @@ class NaiveBackend:
     def _samples(
         self, ids: list[int], head: int, point: SamplePoint, start: Sequence[int], ends: Ends
     ) -> list[list[int]]:
-        prefix = [*ids[: head + point.kept], *start]
-        return [self._sample(prefix, stream, ends) for stream in point.streams]
+        prefix = [*ids[: head + point.tokens_before], *start]
+        return [self._sample(prefix, stream, ends) for stream in point.uniforms]
 
     def _sample(self, prefix: list[int], stream: np.ndarray[Any, Any], ends: Ends) -> list[int]:
         sampled: list[int] = []

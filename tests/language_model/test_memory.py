@@ -184,7 +184,7 @@ def test_control_tokens_that_a_model_cannot_read_leave_it_on_the_fast_path(kind:
     tokenizer = KINDS[kind]()
     low = low_tokens(kind, tokenizer)
     assert {3, 5, 7, 9} <= low
-    assert TransformersBackend(chaotic(tokenizer, low, dtype)).sharing.way == sharing.SHARED
+    assert TransformersBackend(chaotic(tokenizer, low, dtype)).sharing.method == sharing.SHARED
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -208,4 +208,4 @@ def test_a_vocabulary_without_the_words_of_the_text_is_tried_with_its_own() -> N
     tokens = trial_tokens(encoding)
     assert len(tokens) == TRIAL + TRIAL_ENDS and not {0, 1} & {*tokens}
     model = GPT2LMHeadModel(GPT2Config(vocab_size=len(vocabulary), n_embd=8, n_layer=1, n_head=1))
-    assert TransformersBackend(wrap_language_model("few", model, tokenizer)).sharing.way == sharing.SHARED
+    assert TransformersBackend(wrap_language_model("few", model, tokenizer)).sharing.method == sharing.SHARED

@@ -11,10 +11,10 @@ from transformers import AutoModelForCausalLM, GPTJConfig, LlamaConfig
 
 from toolformer_dag.model.attention import on_device
 from toolformer_dag.model.backbone import Backbone
-from toolformer_dag.model.heads import CachedBranches, CachedHead
 from toolformer_dag.model.loading import fuse_activations
 from toolformer_dag.model.memory import TokenBudget
 from toolformer_dag.model.prefixes import CachedPrefixes
+from toolformer_dag.model.shared_keys import CachedBranches, CachedPrompt
 from toolformer_dag.model.sharing import SHARED, Sharing
 
 VIEWS = (
@@ -79,10 +79,10 @@ def operations(work: Callable[[], object]) -> Counter[str]:
 
 
 def samples(backbone: Backbone) -> CachedBranches:
-    """Branches of three texts in disorder, after a common head."""
-    texts = CachedHead(backbone, range(1, 30)).texts(slots=3, width=9)
+    """Branches of three texts in disorder, after a common prompt."""
+    texts = CachedPrompt(backbone, range(1, 30)).texts(slots=3, width=9)
     texts.features([0, 1, 2], [range(1, 10), range(1, 8), range(1, 9)], 0)
-    branches = texts.branches(capacity=6, room=8)
+    branches = texts.branches(capacity=6, max_tokens=8)
     branches.admit([0, 2, 1, 0, 2, 0], [8, 3, 5, 7, 6, 2])
     return branches
 
@@ -97,7 +97,7 @@ def greedy_rows(backbone: Backbone) -> CachedBranches:
 def a_step(start: Callable[[Backbone], CachedBranches]) -> Callable[[Backbone], Counter[str]]:
     def counted(backbone: Backbone) -> Counter[str]:
         branches = start(backbone)
-        tokens = on_device([7] * len(branches.slots), backbone.device)
+        tokens = on_device([7] * len(branches.branches), backbone.device)
         branches.step(tokens)
         return operations(lambda: branches.step(tokens))
 

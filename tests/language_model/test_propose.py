@@ -45,7 +45,7 @@ def check(case: Any, prompt: str, texts: tuple[str, ...], proposals: list[Propos
 
 
 def test_the_families_of_the_paper_run_with_shared_keys(case: Any) -> None:
-    assert case.engine().backend.sharing.way == SHARED
+    assert case.engine().backend.sharing.method == SHARED
 
 
 def test_a_model_that_does_not_fit_shared_keys_runs_without_and_running_out_of_memory_is_said(cases: Any) -> None:
@@ -62,7 +62,7 @@ def test_a_model_that_does_not_fit_shared_keys_runs_without_and_running_out_of_m
                 with pytest.raises(torch.OutOfMemoryError):
                     Engine(language_model)
             else:
-                assert Engine(language_model).backend.sharing.way == OWN_CACHE
+                assert Engine(language_model).backend.sharing.method == OWN_CACHE
         finally:
             hook.remove()
 
@@ -82,7 +82,7 @@ def test_positions_and_samples_without_shared_keys(
 ) -> None:
     for name, way in (("bloom", OWN_CACHE), ("recurrent_gemma", RECOMPUTED)):
         engine = cases(name).engine(token_budget)
-        assert engine.backend.sharing.way == way
+        assert engine.backend.sharing.method == way
         check(cases(name), prompt, texts[:2], propose(engine, prompt, requests_for(texts[:2])), stream)
 
 

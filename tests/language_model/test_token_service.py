@@ -35,12 +35,12 @@ class PlainService:
     def _answer(self, request: TokenRequest) -> TokenAnswer:
         matcher = LLMatcher(self._table, request.grammar) if request.grammar else None
         first = len(request.prompt) - 1
-        known = self._logits([*request.prompt, *request.walk[:-1]])
+        known = self._logits([*request.prompt, *request.forced[:-1]])
         tokens: list[int] = []
         scores = []
         while len(tokens) < request.most and not (tokens and tokens[-1] in request.ends):
             at = len(tokens)
-            logits = known[first + at] if request.walk or not at else self._logits([*request.prompt, *tokens])[-1]
+            logits = known[first + at] if request.forced or not at else self._logits([*request.prompt, *tokens])[-1]
             tokens.append(_next(request, logits, at, matcher))
             scores.append(_scores(request, logits, tokens[-1]))
         read = []
@@ -56,10 +56,10 @@ class PlainService:
 
 
 def _next(request: TokenRequest, logits: Tensor, at: int, matcher: LLMatcher | None) -> int:
-    if request.walk:
-        return request.walk[at]
-    if request.stream is not None:
-        number = torch.tensor(request.stream[at : at + 1])
+    if request.forced:
+        return request.forced[at]
+    if request.uniforms is not None:
+        number = torch.tensor(request.uniforms[at : at + 1])
         return int(draw(logits[None], torch.tensor([0]), number, request.temperature, request.top_p))
     if matcher is None:
         return int(logits.index_fill(0, torch.tensor(list(request.forbidden), dtype=torch.int64), -torch.inf).argmax())
@@ -70,7 +70,7 @@ def _next(request: TokenRequest, logits: Tensor, at: int, matcher: LLMatcher | N
 
 
 def _scores(request: TokenRequest, logits: Tensor, token: int) -> dict[int, float]:
-    if not (request.walk or request.scored or request.likeliest):
+    if not (request.forced or request.scored or request.likeliest):
         return {}
     log_p = logits.log_softmax(-1)
     asked = [token, *(request.scored or log_p.topk(request.likeliest).indices.tolist())]

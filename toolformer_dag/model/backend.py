@@ -33,13 +33,13 @@ class Ends(Protocol):
 class SamplePoint:
     """A place in a text at which calls are sampled.
 
-    - `kept`: how many tokens of the text stand before it. Samples continue the prompt, these tokens and " [".
-    - `streams` [samples, max_call_tokens]: the random numbers in [0, 1) of each sample, one per token that it draws. It
-      draws the first token whose cumulative probability exceeds the number.
+    - `tokens_before`: how many tokens of the text stand before it. Samples continue the prompt, these tokens and " [".
+    - `uniforms` [samples, max_call_tokens]: the random numbers in [0, 1) of each sample, one per token that it draws.
+      It draws the first token whose cumulative probability exceeds the number.
     """
 
-    kept: int
-    streams: NDArray[np.float64]
+    tokens_before: int
+    uniforms: NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,8 +85,8 @@ class TokenQuery:
 class TokenCounts:
     """Tokens that went through the model by kind, without padding, and the number of passes.
 
-    - `prompt`: heads of P(x).
-    - `positions`: texts after the head, whose p_i were computed.
+    - `prompt`: prompts of P(x).
+    - `positions`: texts after the prompt, whose p_i were computed.
     - `samples`: tokens of samples, and texts that ran for their samples alone.
     - `loss_*`: the three losses. `perplexity`: held-out texts.
     - `passes`: passes of the model, except those that draw a token of each sample: these are `decoding_steps`.
@@ -204,7 +204,7 @@ class Backend(Protocol):
 
     def propose(
         self,
-        head: Sequence[int],
+        prompt: Sequence[int],
         texts: Sequence[TokenText],
         start: Sequence[int],
         ends: Ends,
@@ -214,12 +214,12 @@ class Backend(Protocol):
 
         1. For each place of a text, the backend computes the probability that a call begins there.
         2. It hands these to the text's `choose`, which returns the points at which to sample.
-        3. At each point it draws as many samples as the point has streams. Samples are returned point by point.
+        3. At each point it draws a sample per row of `uniforms`. Samples are returned point by point.
 
         Two texts, where the first chooses two points with one sample each and the second chooses none, give
         [[[17, 4], [9]], []].
 
-        - head: the tokens of the prompt before each text.
+        - prompt: the tokens before each text.
         - start: the tokens of ` [`, which begins a call.
         - ends: says which tokens end a sample. A sample also ends after `sampling.max_call_tokens` tokens.
 

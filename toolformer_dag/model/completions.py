@@ -40,28 +40,42 @@ def written_again(
 
     Raises ModelError where a server refuses, or does not answer after TRIES requests.
     """
+    addresses = [f"{url.rstrip('/')}/chat/completions" for url in model.url]
+    completions = []
+    for number, (text, sample_number) in enumerate(samples):
+        body = _request_body(model.name, sampling, prompt, text)
+        body["seed"] = sampling.seed + sample_number
+        completions.append(_Completion(address=addresses[number % len(addresses)], body=body))
+    with _client() as client, ThreadPoolExecutor(IN_FLIGHT) as threads:
+        return list(threads.map(lambda completion: completion.written(client), completions))
+
+
+def _client() -> httpx.Client:
+    """Return a client that sends the key of the environment, if there is one."""
     key = os.environ.get(KEY)
     headers = {"Authorization": f"Bearer {key}"} if key else {}
-    addresses = [f"{url.rstrip('/')}/chat/completions" for url in model.url]
-    with httpx.Client(headers=headers, timeout=TIMEOUT) as client, ThreadPoolExecutor(IN_FLIGHT) as threads:
-        completions = []
-        for number, (text, sample_number) in enumerate(samples):
-            text_tokens = len(text) // CHARACTERS_PER_TOKEN
-            body = {
-                "model": model.name,
-                "messages": [{"role": "user", "content": f"{prompt}Input: {text}\nOutput:"}],
-                "temperature": sampling.temperature,
-                "top_p": sampling.top_p,
-                "max_tokens": text_tokens + CALLS_PER_TEXT * sampling.max_call_tokens,
-                "seed": sampling.seed + sample_number,
-            }
-            completions.append(_Completion(address=addresses[number % len(addresses)], body=body))
-        return list(threads.map(lambda completion: completion.written(client), completions))
+    return httpx.Client(headers=headers, timeout=TIMEOUT)
+
+
+def _request_body(model_name: str, sampling: SamplingSettings, prompt: str, text: str) -> dict[str, object]:
+    """Return the JSON of a request to write a text again with calls in it, without a seed."""
+    text_tokens = len(text) // CHARACTERS_PER_TOKEN
+    return {
+        "model": model_name,
+        "messages": [{"role": "user", "content": f"{prompt}Input: {text}\nOutput:"}],
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "max_tokens": text_tokens + CALLS_PER_TEXT * sampling.max_call_tokens,
+    }
 
 
 @dataclass(frozen=True)
 class _Completion:
-    """A request for a completion of a chat: where it goes, and its JSON."""
+    """A request for a completion of a chat.
+
+    - `address`: the URL that it goes to.
+    - `body`: its JSON.
+    """
 
     address: str
     body: dict[str, object]
@@ -77,15 +91,25 @@ class _Completion:
                 sleep(FIRST_PAUSE * 2 ** (attempt - 1))
             try:
                 response = client.post(self.address, json=self.body)
-                if response.status_code in BUSY or response.status_code >= 500:
-                    reason = f"HTTP {response.status_code}"
-                    continue
-                response.raise_for_status()
-                return str(response.json()["choices"][0]["message"]["content"] or "")
             except httpx.TransportError as error:
                 reason = str(error) or type(error).__name__
-            except (httpx.HTTPStatusError, ValueError, LookupError, TypeError) as error:
-                raise ModelError(
-                    f"proposer.url: {self.address} gave no completion ({error}); correct [proposer]"
-                ) from error
+                continue
+            if not _is_busy(response):
+                return self._text(response)
+            reason = f"HTTP {response.status_code}"
         raise ModelError(f"proposer.url: {self.address} does not answer ({reason}); start the server and run again")
+
+    def _text(self, response: httpx.Response) -> str:
+        """Return the text of a completion. Raises ModelError where the server refused the request."""
+        try:
+            response.raise_for_status()
+            return str(response.json()["choices"][0]["message"]["content"] or "")
+        except (httpx.HTTPStatusError, ValueError, LookupError, TypeError) as error:
+            raise ModelError(
+                f"proposer.url: {self.address} gave no completion ({error}); correct [proposer]"
+            ) from error
+
+
+def _is_busy(response: httpx.Response) -> bool:
+    """Return whether a server may answer the same request later."""
+    return response.status_code in BUSY or response.status_code >= 500

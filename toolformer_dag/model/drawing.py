@@ -11,32 +11,40 @@ BLOCK = 128
 def draw(logits: Tensor, rows: Tensor, uniforms: Tensor, temperature: float, top_p: float) -> Tensor:
     """Draw the next token of each of S samples from its distribution; return tokens [S].
 
-    - logits: of the next token, [B, V], float32. Several samples may draw from one row.
-    - rows: the row of each sample in `logits`, [S].
+    - logits: of the next token, [B, V], float32.
+    - rows: the row of each sample in `logits`, [S]; samples may share a row.
     - uniforms: a number in [0, 1) per sample, [S]. The sample gets the first token whose cumulative probability exceeds
-      it: with probabilities [0.2, 0.5, 0.3] and the number 0.6, that is token 1, whose cumulative probability is 0.7.
-
-    The token is first searched by blocks of BLOCK tokens and then within its block, so that no sample sums over the
-    whole vocabulary.
+      it: of probabilities [0.2, 0.5, 0.3] the number 0.6 draws token 1.
     """
     if temperature != 1:
         logits = logits / temperature
     weights = logits.softmax(-1)  # [B, V]
     if top_p < 1:
         weights = nucleus(weights, top_p)
-    padding = -weights.shape[1] % BLOCK
-    blocks = F.pad(weights, (0, padding)).reshape(len(weights), -1, BLOCK)  # [B, blocks, BLOCK]
+    blocks = _in_blocks(weights)  # [B, blocks, BLOCK]
     block_ends = blocks.sum(-1, dtype=torch.float64).cumsum(-1)  # [B, blocks], cumulative weight at each block's end
-    goal = uniforms * block_ends[rows, -1]  # [S], the cumulative weight to be exceeded
+    goals = uniforms * block_ends[rows, -1]  # [S], the cumulative weight to be exceeded
 
     # The block in which the goal is exceeded, and the cumulative weight before that block, [S] each.
-    block = _first_beyond(block_ends[rows], goal).clamp(max=block_ends.shape[1] - 1)
+    block = _first_beyond(block_ends[rows], goals).clamp(max=block_ends.shape[1] - 1)
     weight_before = torch.where(block > 0, block_ends[rows, (block - 1).clamp(min=0)], 0.0)
+    token = _token_in_block(blocks[rows, block].double(), goals - weight_before)
+    return block * BLOCK + token
 
-    # The token of the block at which it is exceeded. Where rounding leaves none, the last token with a weight.
-    block_weights = blocks[rows, block].double()  # [S, BLOCK]
-    token = _first_beyond(block_weights.cumsum(-1), goal - weight_before)
-    return block * BLOCK + torch.minimum(token, _last_positive(block_weights))
+
+def _in_blocks(weights: Tensor) -> Tensor:
+    """Return weights [B, V] as blocks of BLOCK tokens, [B, blocks, BLOCK], with zeros after the last token."""
+    padding = -weights.shape[1] % BLOCK
+    return F.pad(weights, (0, padding)).reshape(len(weights), -1, BLOCK)
+
+
+def _token_in_block(weights: Tensor, goals: Tensor) -> Tensor:
+    """Return for each row of weights [S, BLOCK] the first token whose cumulative weight exceeds the row's goal, [S].
+
+    Where rounding leaves none, it is the last token with a weight.
+    """
+    token = _first_beyond(weights.cumsum(-1), goals)
+    return torch.minimum(token, _last_positive(weights))
 
 
 def _first_beyond(cumulative: Tensor, goals: Tensor) -> Tensor:

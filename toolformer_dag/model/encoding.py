@@ -245,8 +245,7 @@ class Encoding:
     def _ending_tokens(self) -> list[int]:
         """The tokens with which a sample may end: EOS, and those that may complete a marker such as "]".
 
-        A token may complete a marker if its text holds the marker, as ")]" does, or begins with the marker's last
-        characters: "->" may be written as two tokens, "-" and ">". A marker that is an added token of the tokenizer
+        A marker that is an added token of the tokenizer
         (`added`) is completed by this token alone.
         """
         token_texts = self.tokenizer.batch_decode([[token] for token in range(len(self.tokenizer))])
@@ -256,11 +255,7 @@ class Encoding:
                 ending_tokens += self.added[end_marker]
                 continue
             marker = end_marker.strip()
-            tails = tuple(marker[cut:] for cut in range(1, len(marker)))  # (">",) for "->"
-            for token, text in enumerate(token_texts):
-                may_complete = marker in text or text.startswith(tails)
-                if may_complete:
-                    ending_tokens.append(token)
+            ending_tokens += [token for token, text in enumerate(token_texts) if _may_complete(marker, text)]
         return ending_tokens
 
     def _ids_inside(self, pieces: Sequence[str]) -> list[list[int]]:
@@ -302,7 +297,16 @@ class Encoding:
         whole: the tokens of the text in one piece. Return None if the tokens of the pieces decode to another text than
         these do, and markers are no added tokens.
         """
-        parts: list[TextTokens] = []
+        tokens = _joined(self._parts(text))
+        if not self.added:
+            is_other_text = self._text(tokens.ids) != self._text(whole)
+            if is_other_text:
+                return None
+        return tokens
+
+    def _parts(self, text: str) -> list[TextTokens]:
+        """Return the tokens of each text between two markers, and of each marker, in order."""
+        parts = []
         piece_start = 0
         for mark in self._marks(text):  # the last one is empty, at the end of the text
             piece_text = text[piece_start : mark.start]
@@ -310,14 +314,7 @@ class Encoding:
             parts.append(TextTokens(piece.ids, piece.offsets + piece_start, piece.inside))
             parts.append(self._marker_tokens(mark))
             piece_start = mark.start + len(mark.marker)
-        ids = [token for part in parts for token in part.ids]
-        if not self.added:
-            is_other_text = self._text(ids) != self._text(whole)
-            if is_other_text:
-                return None
-        offsets = np.concatenate([part.offsets for part in parts])
-        inside = np.concatenate([part.inside for part in parts])
-        return TextTokens(ids, offsets, inside)
+        return parts
 
     def _marker_tokens(self, mark: Mark) -> TextTokens:
         """Return the tokens of a marker; each gets the marker's first character. An empty marker has none."""
@@ -375,6 +372,15 @@ class Encoding:
         return text
 
 
+def _may_complete(marker: str, token_text: str) -> bool:
+    """Return whether a token may complete a marker: its text holds it, as ")]" does, or begins with its last part.
+
+    "->" may be written as two tokens, "-" and ">".
+    """
+    tails = tuple(marker[cut:] for cut in range(1, len(marker)))  # (">",) for "->"
+    return marker in token_text or token_text.startswith(tails)
+
+
 def _added_markers(tokenizer: Any, markers: CallMarkers) -> dict[str, list[int]]:
     """Return the tokens of each marker of calls that the tokenizer has as an added token, by marker."""
     vocabulary_of_added = tokenizer.get_added_vocab()
@@ -394,6 +400,14 @@ def _leading_special_tokens(tokenizer: Any) -> list[int]:
         if full[start : start + len(plain)] == plain:
             return list(full[:start])
     return []
+
+
+def _joined(parts: Sequence[TextTokens]) -> TextTokens:
+    """Return the tokens of all parts of a text in one."""
+    ids = [token for part in parts for token in part.ids]
+    offsets = np.concatenate([part.offsets for part in parts])
+    inside = np.concatenate([part.inside for part in parts])
+    return TextTokens(ids, offsets, inside)
 
 
 def _text_tokens(text: str, ids: list[int], spans: Sequence[tuple[int, int]]) -> TextTokens:

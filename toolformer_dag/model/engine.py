@@ -75,18 +75,18 @@ class Engine:
         context, or some p_i is not finite. Raises ModelError where a single text does not fit into memory.
         """
         selection = Selection(tau_s, k, m, sampling)
-        head = self.encoding.head(prompt)
+        prompt_tokens = self.encoding.head(prompt)
         ends = self.encoding.before_results if finetuned else self.encoding
         texts = self.encoding.texts([request.text for request in requests])
         proposals = [
-            self._pending(request, text, selection, head_length=len(head))
+            self._pending(request, text, selection, prompt_length=len(prompt_tokens))
             for request, text in zip(requests, texts, strict=True)
         ]
         running = [proposal for proposal in proposals if proposal.needs_model]
         if running:
             token_texts = [proposal.token_text() for proposal in running]
             # The backend calls `choose_points` of each proposal, which notes p_i there.
-            samples_of_texts = self.backend.propose(head, token_texts, self.encoding.start, ends, sampling)
+            samples_of_texts = self.backend.propose(prompt_tokens, token_texts, self.encoding.start, ends, sampling)
             for proposal, samples in zip(running, samples_of_texts, strict=True):
                 proposal.samples = samples
         return [proposal.proposal(ends) for proposal in proposals]
@@ -127,10 +127,7 @@ class Engine:
         call_tokens = self._tokens_by_call(requests)
         queries = []  # two per request: after `before`, then after `other`
         for request in requests:
-            tokens = text_tokens[request.text]
-            # The call is written before this token: x_i, or the white space before it.
-            next_token = sampling_token(request.text, tokens.offsets, request.position)
-            text_before = self.encoding.bos + tokens.ids[:next_token]
+            text_before = self._tokens_before_call(request, text_tokens[request.text])
             for calls_before in (request.before, request.other):
                 prefix = text_before + call_tokens[calls_before]
                 queries.append(self._call_query(call_tokens[request.call], prefix))
@@ -138,6 +135,11 @@ class Engine:
         after_before = log_p_of_calls[0::2]
         after_other = log_p_of_calls[1::2]
         return [before - other for before, other in zip(after_before, after_other, strict=True)]
+
+    def _tokens_before_call(self, request: NeedRequest, text: TextTokens) -> list[int]:
+        """Return BOS and the tokens of a text up to x_i, or up to the white space before x_i: there the call stands."""
+        next_token = sampling_token(request.text, text.offsets, request.position)
+        return self.encoding.bos + text.ids[:next_token]
 
     def _tokens_by_text(self, requests: Sequence[NeedRequest]) -> dict[str, TextTokens]:
         """Return the tokens of the requests' texts, by text."""
@@ -170,7 +172,7 @@ class Engine:
         return LossScorer(self.backend, self.encoding, [request], window=tokens).token_losses()
 
     def _pending(
-        self, request: ProposalRequest, text: TextTokens, selection: Selection, *, head_length: int
+        self, request: ProposalRequest, text: TextTokens, selection: Selection, *, prompt_length: int
     ) -> PendingProposal:
         """Return the proposal of a request before the model runs for it.
 
@@ -178,7 +180,7 @@ class Engine:
         before token i, where the request brings stored ones.
 
         - text: the tokens of the request's text.
-        - head_length: how many tokens of the prompt stand before it.
+        - prompt_length: how many tokens of the prompt stand before it.
 
         Raises ValueError for stored probabilities of another length.
         """
@@ -197,7 +199,7 @@ class Engine:
         call_length = len(self.encoding.start) + selection.sampling.max_call_tokens
         if not place_count:
             pending.reason = "empty"
-        elif head_length + len(lead) + place_count + call_length > self.backend.context_length:
+        elif prompt_length + len(lead) + place_count + call_length > self.backend.context_length:
             pending.reason = "does_not_fit"
         elif request.probabilities is not None:
             stored_count = len(request.probabilities)

@@ -156,17 +156,24 @@ def _load_in_torch(model: ModelSettings, dtype: torch.dtype | str) -> LanguageMo
     tokenizer = load_encoding(model).tokenizer
     with _ONE_AT_A_TIME:
         loaded = from_hub(AutoModelForCausalLM, model_name(model), options)
-    loaded_dtype = str(loaded.dtype).removeprefix("torch.")
-    if loaded_dtype not in DTYPES:
-        raise ModelError(f"the weights of {model.name!r} are {loaded_dtype}; set model.dtype to {', '.join(DTYPES)}")
-    is_slow = device.type == "cpu" and loaded_dtype != "float32" and fast_dtype() == torch.float32
-    if is_slow:
-        _log.warning('on this processor %s is 50 times slower than float32; set dtype = "float32"', loaded_dtype)
-    if device.type == "cuda" and loaded_dtype == "float32":
-        torch.set_float32_matmul_precision("high")
+    _prepare_arithmetic(model.name, str(loaded.dtype).removeprefix("torch."), device)
     language_model = wrap_language_model(model_name(model), loaded.to(device), tokenizer)
     _warn_of_bos(model, language_model)
     return language_model
+
+
+def _prepare_arithmetic(name: str, dtype: str, device: torch.device) -> None:
+    """Let a GPU compute float32 in TF32, in the whole process; log a warning for a data type that is slow on the CPU.
+
+    Raises ModelError for a data type that is not in DTYPES. name: the model's, for the message.
+    """
+    if dtype not in DTYPES:
+        raise ModelError(f"the weights of {name!r} are {dtype}; set model.dtype to {', '.join(DTYPES)}")
+    is_slow = device.type == "cpu" and dtype != "float32" and fast_dtype() == torch.float32
+    if is_slow:
+        _log.warning('on this processor %s is 50 times slower than float32; set dtype = "float32"', dtype)
+    if device.type == "cuda" and dtype == "float32":
+        torch.set_float32_matmul_precision("high")
 
 
 def _warn_of_bos(model: ModelSettings, loaded: LanguageModel) -> None:
@@ -253,11 +260,7 @@ def check_rows(name: str, encoding: Encoding, config: Any) -> None:
     the message.
     """
     row_count = int(config.get_text_config().vocab_size)
-    added_tokens = encoding.tokenizer.added_tokens_decoder
-    special_tokens = {token for token, content in added_tokens.items() if content.special}
-    marker_tokens = chain.from_iterable(encoding.added.values())
-    special_tokens_in_sequences = {*encoding.bos, *encoding.eos, *marker_tokens}
-    never_written = special_tokens - special_tokens_in_sequences
+    never_written = _unused_special_tokens(encoding)
     for text, token in encoding.tokenizer.get_vocab().items():
         has_row = token < row_count
         if not has_row and token not in never_written:
@@ -266,6 +269,14 @@ def check_rows(name: str, encoding: Encoding, config: Any) -> None:
                 "rows of embeddings; call model.resize_token_embeddings(len(tokenizer)) and save both again, or remove "
                 "the token"
             )
+
+
+def _unused_special_tokens(encoding: Encoding) -> set[int]:
+    """Return the special tokens that no sequence holds: all but BOS, EOS and markers of calls."""
+    added_tokens = encoding.tokenizer.added_tokens_decoder
+    special_tokens = {token for token, content in added_tokens.items() if content.special}
+    marker_tokens = chain.from_iterable(encoding.added.values())
+    return special_tokens - {*encoding.bos, *encoding.eos, *marker_tokens}
 
 
 def check_tokenizer(name: str, tokenizer: Any) -> None:

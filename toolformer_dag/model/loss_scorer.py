@@ -50,6 +50,7 @@ class LossScorer:
 
     The prefix is what stands before a text: nothing, a call, or a call with its result (z in the paper).
 
+    - `backend`, `encoding`: the model and its tokenizer.
     - `requests`: the calls, each with its text and position i: it stands before the text's token x_i.
     - `window`: how many tokens from x_i on are scored. The weights of a loss are zero after the paper's window.
     - `texts`: the tokens of each text.
@@ -70,12 +71,7 @@ class LossScorer:
 
         texts = list(dict.fromkeys(request.text for request in requests))
         self.texts = dict(zip(texts, encoding.texts(texts), strict=True))
-
-        distinct_prefixes: dict[str, None] = {}
-        for request in requests:
-            distinct_prefixes[_prefix("loss_call", request)] = None
-            distinct_prefixes[_prefix("loss_result", request)] = None
-        prefixes = list(distinct_prefixes)
+        prefixes = _distinct_prefixes(requests)
         self.prefix_tokens: dict[str, list[int]] = {"": []}
         self.prefix_tokens.update(zip(prefixes, encoding.calls(prefixes), strict=True))
 
@@ -126,20 +122,24 @@ class LossScorer:
         if not self._fits(request):
             return []
         self._compute([request], ALL_LOSSES)
-        text = request.text
+        return [self._token_loss(request, index) for index in self._window(request)]
+
+    def _token_loss(self, request: LossRequest, index: int) -> dict[str, Any]:
+        """Return a token of the text with its weight, which is zero after the paper's window, and its losses."""
+        distance = index - request.position
+        row: dict[str, Any] = {
+            "token": self._token_text(request.text, index),
+            "weight": WINDOW_WEIGHTS[distance] if distance < len(WINDOW_WEIGHTS) else 0.0,
+        }
+        for kind in ALL_LOSSES:
+            scored = ScoredText(request.text, _prefix(kind, request))
+            row[kind] = -self.log_p[scored][index]
+        return row
+
+    def _token_text(self, text: str, index: int) -> str:
+        """Return the characters of the token with this index in a text."""
         boundaries = [*self.texts[text].offsets.tolist(), len(text)]  # where each token begins, and the end of the text
-        weights = [*WINDOW_WEIGHTS, *[0.0] * self.window]  # by distance from the call; zero after the paper's window
-        rows = []
-        for j in self._window(request):
-            row: dict[str, Any] = {
-                "token": text[boundaries[j] : boundaries[j + 1]],
-                "weight": weights[j - request.position],
-            }
-            for kind in ALL_LOSSES:
-                scored = ScoredText(text, _prefix(kind, request))
-                row[kind] = -self.log_p[scored][j]
-            rows.append(row)
-        return rows
+        return text[boundaries[index] : boundaries[index + 1]]
 
     def _compute(self, requests: Iterable[LossRequest], kinds: Sequence[LossKind]) -> None:
         """Let the model compute the log p of the tokens that these losses sum up, and store them in `self.log_p`.
@@ -232,6 +232,15 @@ class LossScorer:
         if missing:
             return None
         return -sum(WINDOW_WEIGHTS[j - request.position] * log_p[j] for j in window)
+
+
+def _distinct_prefixes(requests: Iterable[LossRequest]) -> list[str]:
+    """Return the calls of the requests, without and with their results, each once."""
+    prefixes: dict[str, None] = {}  # a dictionary keeps their order
+    for request in requests:
+        prefixes[_prefix("loss_call", request)] = None
+        prefixes[_prefix("loss_result", request)] = None
+    return list(prefixes)
 
 
 def _prefix(kind: LossKind, request: LossRequest) -> str:

@@ -138,18 +138,21 @@ class PendingProposal:
     def _points(self) -> list[SamplePoint]:
         """Return a point for each position at which samples are missing, in order.
 
-        A point has the number of tokens before the call, and for each sample there a stream: the uniform numbers by
-        which its tokens are drawn.
+        A point has the number of tokens before the call, and for each sample there the random numbers by which its
+        tokens are drawn.
         """
-        sampling = self.selection.sampling
-        streams_by_position: dict[int, list[NDArray[np.float64]]] = {}
+        uniforms_by_position: dict[int, list[NDArray[np.float64]]] = {}
         for position, sample in self.missing:
-            stream = uniforms(sampling.seed, self.request.digest, position, sample, sampling.max_call_tokens)
-            streams_by_position.setdefault(position, []).append(stream)
+            uniforms_by_position.setdefault(position, []).append(self._uniforms(position, sample))
         points = []
-        for position, streams in streams_by_position.items():
-            points.append(SamplePoint(kept=len(self.lead) + position, streams=np.stack(streams)))
+        for position, rows in uniforms_by_position.items():
+            points.append(SamplePoint(tokens_before=len(self.lead) + position, uniforms=np.stack(rows)))
         return points
+
+    def _uniforms(self, position: int, sample: int) -> NDArray[np.float64]:
+        """Return the random numbers of a sample, one per token that it may draw."""
+        sampling = self.selection.sampling
+        return uniforms(sampling.seed, self.request.digest, position, sample, sampling.max_call_tokens)
 
     def proposal(self, encoding: Encoding) -> Proposal:
         """Return the finished proposal: p_i and the sampled calls, or the reason why there are none.
@@ -163,8 +166,12 @@ class PendingProposal:
             return Proposal(reason=self.reason)
         if self.probabilities is None or not np.isfinite(self.probabilities).all():
             return Proposal(reason="not_finite")
+        return Proposal(self.probabilities, self.text.offsets, tuple(self._sampled_calls(encoding)))
+
+    def _sampled_calls(self, encoding: Encoding) -> list[SampledCall]:
+        """Return the call of each drawn sample; one without "]" has no call, and a reason."""
         calls = []
         for (position, sample), tokens in zip(self.missing, self.samples, strict=True):
             body = encoding.body(tokens)  # the text before "]"; None without "]"
             calls.append(SampledCall(position, sample, body=body, reason="no_end" if body is None else None))
-        return Proposal(self.probabilities, self.text.offsets, tuple(calls))
+        return calls

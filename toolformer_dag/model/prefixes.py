@@ -55,7 +55,11 @@ class PrefixTree:
 
 
 class TreePath(NamedTuple):
-    """Where a sequence is in a forest: the number of its tree, and a node per token."""
+    """Where a sequence is in a forest.
+
+    - `tree`: the number of its tree.
+    - `nodes`: a node of the tree per token.
+    """
 
     tree: int
     nodes: list[int]
@@ -64,30 +68,32 @@ class TreePath(NamedTuple):
 class Forest:
     """Trees over sequences in lexicographic order: neighbours then share the longest beginnings.
 
+    - `trees`: the trees; sequences are added to the last one.
     - `paths`: where each sequence is.
     - `new_tokens`: how many nodes each sequence added; the others it shares with the one before it.
     """
 
     def __init__(self, sequences: Sequence[Sequence[int]]) -> None:
-        """Add the sequences one by one: each shares the nodes of the tokens that it has in common with the one before.
-
-        A sequence begins another tree, and shares nothing, where the last tree is full.
-        """
         self.trees = [PrefixTree()]
         self.paths: list[TreePath] = []
         self.new_tokens: list[int] = []
         previous: list[int] = []
-        previous_nodes: list[int] = []
         for sequence in map(list, sequences):
-            shared_count = _common_length(previous, sequence)
-            if self._is_full(new_tokens=len(sequence) - shared_count):
-                self.trees.append(PrefixTree())
-                shared_count = 0
-            nodes = self.trees[-1].add(sequence, previous_nodes[:shared_count])
-            self.paths.append(TreePath(len(self.trees) - 1, nodes))
-            self.new_tokens.append(len(sequence) - shared_count)
+            self._add(sequence, shared_count=_common_length(previous, sequence))
             previous = sequence
-            previous_nodes = nodes
+
+    def _add(self, sequence: list[int], shared_count: int) -> None:
+        """Add a sequence to the last tree or, where this is full, to a new one, in which it shares nothing.
+
+        shared_count: how many tokens it has in common with the sequence before it, whose nodes it shares.
+        """
+        if self._is_full(new_tokens=len(sequence) - shared_count):
+            self.trees.append(PrefixTree())
+            shared_count = 0
+        shared_nodes = self.paths[-1].nodes[:shared_count] if shared_count else []
+        nodes = self.trees[-1].add(sequence, shared_nodes)
+        self.paths.append(TreePath(len(self.trees) - 1, nodes))
+        self.new_tokens.append(len(sequence) - shared_count)
 
     def _is_full(self, new_tokens: int) -> bool:
         """Return whether so many new nodes need another tree. An empty tree takes any number."""
@@ -121,6 +127,7 @@ class CachedPrefixes:
 
     Nodes are numbered through all trees, in the order in which these ran.
 
+    - `backbone`: the model.
     - `new_tokens`: how many tokens each prefix added to the trees.
     - `passes`: the number of model passes that the prefixes took.
     - `paths`: the nodes of each prefix.
@@ -131,7 +138,8 @@ class CachedPrefixes:
     def __init__(self, backbone: Backbone, prefixes: Sequence[Sequence[int]], budget: int) -> None:
         """Merge prefixes into trees of tokens, and run all trees through the model.
 
-        prefixes: sorted, so that neighbours share the longest beginnings. budget: the most tokens of a pass.
+        - prefixes: sorted, so that neighbours share the longest beginnings.
+        - budget: the most tokens of a pass.
         """
         self.backbone = backbone
         forest = Forest(prefixes)
@@ -141,11 +149,11 @@ class CachedPrefixes:
         order = sorted(trees_with_tokens, key=sizes.__getitem__)  # similar sizes run together, with little padding
         self.paths = _numbered_paths(forest, order)
 
-        # Run the trees; each pass appends its keys and values to `passes_by_layer`.
-        passes_by_layer: PassesByLayer = defaultdict(list)
+        passes_by_layer: PassesByLayer = defaultdict(list)  # filled by each pass
         features_of_passes = []
         for batch in batches(order, sizes, budget):
-            features_of_passes.append(self._run_trees([forest.trees[tree] for tree in batch], passes_by_layer))
+            tree_pass = TreePass([forest.trees[tree] for tree in batch], backbone.device)
+            features_of_passes.append(tree_pass.run(backbone, passes_by_layer))
         self.passes = len(features_of_passes)
         self.node_features = torch.cat(features_of_passes) if features_of_passes else None
         self.layers = _joined(passes_by_layer)
@@ -159,71 +167,90 @@ class CachedPrefixes:
         Column 0 belongs to the last token of the prefix, column j to the text's token j - 1. Each column predicts the
         next token, so column 0 predicts the first of the text. Column 0 after an empty prefix is undefined.
         """
-        ids = padded(texts, self.backbone.device)  # [B, T]
         paths = [self.paths[index] for index in batch]  # the node of each token of the prefix
+        longest = max(map(len, texts))
         if self.node_features is None:  # all prefixes are empty
-            text_features = self._run_texts(ids, texts, paths)  # [B, T, F]
-            return F.pad(text_features, (0, 0, 1, 0))  # a column of zeros before them
+            return F.pad(self._run_texts(texts, paths), (0, 0, 1, 0))  # a column of zeros before the texts
         any_node = 0
         last_nodes = [path[-1] if path else any_node for path in paths]
-        prefix_features = self.node_features[on_device(last_nodes, ids.device)][:, None]  # [B, 1, F]
-        if not ids.shape[1]:
+        prefix_features = self.node_features[on_device(last_nodes, self.backbone.device)][:, None]  # [B, 1, F]
+        if not longest:
             return prefix_features
-        return torch.cat([prefix_features, self._run_texts(ids, texts, paths)], 1)
+        return torch.cat([prefix_features, self._run_texts(texts, paths)], 1)
 
-    def _run_trees(self, trees: Sequence[PrefixTree], passes: PassesByLayer) -> Tensor:
-        """Run trees of tokens in one pass, a tree per row; return the features of all nodes, tree by tree, [nodes, F].
-
-        Appends the keys and values of the nodes to `passes`, for each layer.
-
-        A node attends to itself and the nodes above it, and its position is the number of nodes above it. The
-        sequences [5, 6] and [5, 7] are a tree of three nodes with tokens [5, 6, 7] and positions [0, 1, 1]: node 2
-        attends to nodes 0 and 2.
-        """
-        ids = padded([tree.tokens for tree in trees], self.backbone.device)  # [trees, width]
-        cells = []  # where each node is in `ids`: pairs of row and column
-        for row, tree in enumerate(trees):
-            cells += [(row, node) for node in range(len(tree.tokens))]
-        rows, columns = on_device(cells, ids.device).T  # [nodes] each
-        masks = np.stack([tree.visible(ids.shape[1]) for tree in trees])
-        depths = [[len(above) for above in tree.above] for tree in trees]  # a node's position in its sequence
-        positions = padded(depths, ids.device)  # [trees, width]
-        visibility = Visibility(
-            queries=positions,
-            keys=positions,
-            longest=1 + max(map(max, depths)),
-            dtype=self.backbone.model.dtype,
-            seen=on_device(masks, ids.device, torch.bool),
-        )
-        attend = _TreeAttention(rows, columns, visibility, passes)
-        features = self.backbone.features(ids, positions, attend)  # [trees, width, F]
-        return features[rows, columns]
-
-    def _run_texts(self, ids: Tensor, texts: Sequence[Sequence[int]], paths: Sequence[Sequence[int]]) -> Tensor:
+    def _run_texts(self, texts: Sequence[Sequence[int]], paths: Sequence[Sequence[int]]) -> Tensor:
         """Run B texts, each after a cached prefix; return their features, [B, T, F].
 
-        - ids: the tokens of `texts`, padded to the longest, [B, T].
-        - paths: for each text, the cached nodes that are its prefix, a node per token.
+        paths: for each text, the cached nodes that are its prefix, a node per token.
         """
+        ids = padded(texts, self.backbone.device)  # [B, T]
         nodes = padded(paths, ids.device)  # [B, N], N: the tokens of the longest prefix
         if not nodes.shape[1]:
             return self.backbone.features(ids)
-        prefix_lengths = on_device([len(path) for path in paths], ids.device)[:, None]  # [B, 1]
-        node_positions = torch.arange(nodes.shape[1], device=ids.device)  # [N]
+        visibility = self._text_visibility(texts, paths)
+        attend = _TextAttention(self.layers, nodes, visibility)
+        return self.backbone.features(ids, visibility.queries, attend)
 
+    def _text_visibility(self, texts: Sequence[Sequence[int]], paths: Sequence[Sequence[int]]) -> Visibility:
+        """Return which keys the tokens of texts attend to: N nodes of their prefixes, and the text up to themselves."""
+        device = self.backbone.device
+        node_positions = torch.arange(max(map(len, paths)), device=device)  # [N]
+        tokens = torch.arange(max(map(len, texts)), device=device)  # [T]
+        prefix_lengths = on_device([len(path) for path in paths], device)[:, None]  # [B, 1]
         # Padding stays at the position of the last token: later ones may lie beyond the model's last position.
-        tokens = torch.arange(ids.shape[1], device=ids.device)  # [T]
-        last_tokens = on_device([max(0, len(text) - 1) for text in texts], ids.device)[:, None]  # [B, 1]
+        last_tokens = on_device([max(0, len(text) - 1) for text in texts], device)[:, None]  # [B, 1]
         positions = prefix_lengths + torch.minimum(tokens, last_tokens)  # [B, T]
-
-        visibility = Visibility(
+        return Visibility(
             queries=positions,
-            keys=torch.cat([node_positions.expand(len(ids), -1), positions], 1),  # [B, N + T]
-            longest=max(len(path) + len(text) for path, text in zip(paths, texts, strict=True)),  # of the sequences
+            keys=torch.cat([node_positions.expand(len(texts), -1), positions], 1),  # [B, N + T]
+            longest=max(len(path) + len(text) for path, text in zip(paths, texts, strict=True)),
             dtype=self.backbone.model.dtype,
             seen=_prefix_and_text_mask(prefix_lengths, node_positions, tokens),
         )
-        return self.backbone.features(ids, positions, _TextAttention(self.layers, nodes, visibility))
+
+
+class TreePass:
+    """A pass over trees of tokens, a tree per row.
+
+    A node attends to itself and the nodes above it, and its position is the number of nodes above it. The sequences
+    [5, 6] and [5, 7] are a tree of three nodes with tokens [5, 6, 7] and positions [0, 1, 1]: node 2 attends to nodes 0
+    and 2.
+
+    - `trees`: the trees.
+    - `ids` [trees, width]: the tokens of their nodes, padded.
+    - `rows`, `columns` [nodes]: where each node is in `ids`, tree by tree.
+    """
+
+    def __init__(self, trees: Sequence[PrefixTree], device: torch.device) -> None:
+        self.trees = trees
+        self.ids = padded([tree.tokens for tree in trees], device)
+        cells = []  # pairs of row and column
+        for row, tree in enumerate(trees):
+            cells += [(row, node) for node in range(len(tree.tokens))]
+        self.rows, self.columns = on_device(cells, device).T
+
+    def run(self, backbone: Backbone, passes: PassesByLayer) -> Tensor:
+        """Run the trees; return the features of all nodes, tree by tree, [nodes, F].
+
+        Appends the keys and values of the nodes to `passes`, for each layer.
+        """
+        visibility = self._visibility(backbone.model.dtype)
+        attend = _TreeAttention(self.rows, self.columns, visibility, passes)
+        features = backbone.features(self.ids, visibility.queries, attend)  # [trees, width, F]
+        return features[self.rows, self.columns]
+
+    def _visibility(self, dtype: torch.dtype) -> Visibility:
+        """Return which nodes each node attends to, by the positions of the nodes in their sequences."""
+        masks = np.stack([tree.visible(self.ids.shape[1]) for tree in self.trees])
+        depths = [[len(above) for above in tree.above] for tree in self.trees]  # a node's position in its sequence
+        positions = padded(depths, self.ids.device)  # [trees, width]
+        return Visibility(
+            queries=positions,
+            keys=positions,
+            longest=1 + max(map(max, depths)),
+            dtype=dtype,
+            seen=on_device(masks, self.ids.device, torch.bool),
+        )
 
 
 def _numbered_paths(forest: Forest, order: Sequence[int]) -> list[list[int]]:
@@ -272,6 +299,7 @@ class _TreeAttention:
     """Attention within trees, which also stores the keys and values of their nodes.
 
     - `rows`, `columns` [nodes]: where each node is in the pass.
+    - `visibility`: which nodes each node attends to.
     - `passes`: gets the keys and values of each layer.
     """
 
@@ -291,7 +319,9 @@ class _TreeAttention:
 class _TextAttention:
     """Attention of texts to the cached nodes of their prefixes, and then to their own tokens.
 
-    `nodes` [B, N]: the nodes of each text's prefix, padded.
+    - `layers`: by layer, the keys and values of all nodes.
+    - `nodes` [B, N]: the nodes of each text's prefix, padded.
+    - `visibility`: which nodes and tokens each token attends to.
     """
 
     layers: dict[int, KeysAndValues]

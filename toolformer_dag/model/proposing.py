@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,7 +14,7 @@ from toolformer_dag.model.backbone import Backbone
 from toolformer_dag.model.backend import TokenCounts, TokenText
 from toolformer_dag.model.memory import CacheLimits, batches
 from toolformer_dag.model.open_samples import CallSampling, OpenSamples, StartedText
-from toolformer_dag.model.sharing import Branches, Head, Texts
+from toolformer_dag.model.sharing import Branches, Prompt, Texts
 
 Probabilities = NDArray[np.float32]
 """p_i of a text: the probability of " [", with which a call begins, at each of its places, [place_count]."""
@@ -24,56 +25,55 @@ class ProposalBatch:
 
     Every text waits at first. It starts when others are done, so that decoding steps stay full: it gets a slot, which
     is a row of the cache for its keys, runs once for p_i, and chooses points at which it is sampled. It keeps the slot
-    until its last sample ends.
-
-    Words used here:
+    until its last sample ends. Words used here:
 
     - p_i: the probability of " [", with which a call begins, at place i.
-    - A place is a position of a text where a call may begin; a point is a place at which samples are drawn.
-    - A branch is a continuation of a text by further tokens, with its own cached keys; samples are drawn on branches.
+    - place: a position of a text where a call may begin. point: a place at which samples are drawn.
+    - branch: a continuation of a text by further tokens, with its own cached keys; samples are drawn on branches.
 
     Attributes:
 
-    - `items`: the texts after the prompt's head, ordered by length. A text is named by its index here.
+    - `backbone`: the model.
+    - `counts`: how many tokens ran, by kind.
     - `start_tokens`: the tokens of " [".
+    - `texts`: the texts after the prompt, ordered by length. A text is named by its index here.
     - `limits`: how many texts and branches may be cached at once. All samples of any single text fit.
     - `most_samples`: the most samples that a text may have.
-    - `texts`: the cache of texts, with `limits.texts` slots.
+    - `cached_texts`: the cache of texts, with `limits.texts` slots.
     - `waiting`: the indices of the texts that wait, in order.
-    - `slot_of_item`: by index, the slots of the texts with open samples; all other slots are free.
+    - `slot_of_text`: by index, the slots of the texts with open samples; all other slots are free.
     - `samples`: the open samples, and what was drawn so far.
-    - `counts`: how many tokens ran, by kind.
     """
 
     def __init__(
         self,
         *,
         backbone: Backbone,
-        head: Head,
+        prompt: Prompt,
         counts: TokenCounts,
         calls: CallSampling,
-        items: Sequence[TokenText],
+        texts: Sequence[TokenText],
         limits: CacheLimits,
     ) -> None:
         """Allocate the caches; nothing runs before `run`.
 
-        - head: the prompt's beginning before each text, with its keys cached.
+        - prompt: the tokens before each text, with their keys cached.
         - counts: the tokens that run are added to it.
         - calls: how samples begin, are drawn and end.
-        - items: the texts, ordered by length. limits: how many texts and branches the caches have room for.
+        - texts: ordered by length.
+        - limits: how many texts and branches the caches hold.
         """
         self.backbone = backbone
         self.counts = counts
         self.start_tokens = calls.start
-        self.items = items
+        self.texts = texts
         self.limits = limits
-        self.most_samples = max(1, *(item.most_samples for item in items))
-        longest_text = max(len(item.ids) for item in items)
-        self.texts: Texts = head.texts(slots=limits.texts, width=longest_text)  # allocates the cache of texts
-        branches: Branches = self.texts.branches(capacity=limits.branches, room=calls.room)  # and that of branches
-        self.samples = OpenSamples(backbone, branches, counts, calls, items=len(items))
-        self.waiting = deque(range(len(items)))
-        self.slot_of_item: dict[int, int] = {}
+        self.most_samples = max(1, *(text.most_samples for text in texts))
+        self.cached_texts: Texts = prompt.texts(slots=limits.texts, width=max(len(text.ids) for text in texts))
+        branches: Branches = self.cached_texts.branches(capacity=limits.branches, max_tokens=calls.max_tokens)
+        self.samples = OpenSamples(backbone, branches, counts, calls, text_count=len(texts))
+        self.waiting = deque(range(len(texts)))
+        self.slot_of_text: dict[int, int] = {}
 
     def run(self) -> list[list[list[int]]]:
         """Sample calls in all texts; return for each text the tokens of each of its samples.
@@ -82,7 +82,7 @@ class ProposalBatch:
         because without open samples all slots are free, so that one text always fits.
         """
         while self.waiting or len(self.samples):
-            self._admit()
+            self._start_waiting()
             if len(self.samples):
                 self.samples.step()
                 self._free_slots_of_finished()
@@ -90,127 +90,127 @@ class ProposalBatch:
 
     def _free_slots_of_finished(self) -> None:
         """Free the slots of the texts whose samples have all ended."""
-        open_items = self.samples.open_items()
-        self.slot_of_item = {item: slot for item, slot in self.slot_of_item.items() if item in open_items}
+        open_texts = self.samples.open_texts()
+        self.slot_of_text = {text: slot for text, slot in self.slot_of_text.items() if text in open_texts}
 
-    def _admit(self) -> None:
-        """Start as many of the waiting texts as there is room for: move them from `waiting` into free slots.
-
-        A text needs a free slot in the cache of texts and room for the most samples that a text may have. While samples
-        are open, texts wait until so many fit that a pass of the model is worth it.
-        """
-        free_slots = sorted(set(range(self.limits.texts)) - set(self.slot_of_item.values()))
-        free_branches = self.limits.branches - len(self.samples)
-        fitting_count = min(len(free_slots), free_branches // self.most_samples, len(self.waiting))
+    def _start_waiting(self) -> None:
+        """Start the waiting texts that fit into the caches; none while samples are open and only a few texts fit."""
+        free_slots = self._free_slots()
+        fitting_count = min(len(free_slots), self._texts_with_branches(), len(self.waiting))
         if not fitting_count:
             return
         if len(self.samples) and fitting_count < self._worthwhile_count():
             return
-        admitted = [self.waiting.popleft() for _ in range(fitting_count)]
-        self._start(free_slots[:fitting_count], admitted)
+        started = [self.waiting.popleft() for _ in range(fitting_count)]
+        self._start(free_slots[:fitting_count], started)
 
-    def _start(self, slots: Sequence[int], admitted: Sequence[int]) -> None:
+    def _free_slots(self) -> list[int]:
+        """Return the slots of the cache that no text with open samples has, in order."""
+        return sorted(set(range(self.limits.texts)) - set(self.slot_of_text.values()))
+
+    def _texts_with_branches(self) -> int:
+        """Return for how many more texts the cache of branches has space, each with the most samples of a text."""
+        free_branches = self.limits.branches - len(self.samples)
+        return free_branches // self.most_samples
+
+    def _start(self, slots: Sequence[int], indices: Sequence[int]) -> None:
         """Run texts for p_i, by which each text chooses the points at which it is sampled; begin these samples.
 
         - slots: where the keys of each text are cached.
-        - admitted: the indices of the texts.
+        - indices: of the texts.
         """
-        p_of_texts = self._probabilities(slots, [self.items[item] for item in admitted])
+        p_of_texts = self._probabilities(slots, [self.texts[index] for index in indices])
         started = []
-        for item, slot, p in zip(admitted, slots, p_of_texts, strict=True):
-            points = [point for point in self.items[item].choose(p) if len(point.streams)]  # with samples to draw
+        for index, slot, p in zip(indices, slots, p_of_texts, strict=True):
+            points = [point for point in self.texts[index].choose(p) if len(point.uniforms)]  # with samples to draw
             if points:  # else nothing is sampled in this text, and its slot stays free
-                self.slot_of_item[item] = slot
-                started.append(StartedText(item, slot, points))
+                self.slot_of_text[index] = slot
+                started.append(StartedText(index, slot, points))
         self.samples.begin(started)
 
     def _worthwhile_count(self) -> int:
         """Return how many waiting texts are worth a pass of the model, which takes long: half of a full pass.
 
-        A full pass is limited by its tokens, by the slots for texts, and by the room for their samples. Where fewer
+        A full pass is limited by its tokens, by the slots for texts, and by the branches for their samples. Where fewer
         texts wait, all that wait are worth it. At least 1.
         """
-        longest_text = self.items[self.waiting[-1]]  # texts wait in order of their length
-        texts_of_full_pass = self.backbone.budget.tokens // self.texts.tokens_run(longest_text.ids)
+        longest_text = self.texts[self.waiting[-1]]  # texts wait in order of their length
+        texts_of_full_pass = self.backbone.budget.tokens // self.cached_texts.tokens_run(longest_text.ids)
         texts_in_caches = min(self.limits.texts, self.limits.branches // self.most_samples)
         most_at_once = min(texts_of_full_pass, texts_in_caches)
         return min(len(self.waiting), max(1, most_at_once // 2))
 
-    def _probabilities(self, slots: Sequence[int], items: Sequence[TokenText]) -> list[Probabilities]:
-        """Run texts, cache their keys in `slots`, and return for each text p of " [" at its places, [place_count].
-
-        A place is a position in a text where a call may begin. " [" may be several tokens: one pass over a text gives p
-        of the first token at all places. `_multiply_by_later_tokens` then brings in the others.
-        """
-        p_of_texts: list[Probabilities] = []
-        lengths = [self.texts.tokens_run(item.ids) for item in items]
-        for batch in batches(range(len(items)), lengths, self.backbone.budget.tokens):
-            p_of_texts += self._pass([slots[index] for index in batch], [items[index] for index in batch])
-        if len(self.start_tokens) > 1:
-            for slot, item, p in zip(slots, items, p_of_texts, strict=True):
-                self._multiply_by_later_tokens(p, slot=slot, item=item)
+    def _probabilities(self, slots: Sequence[int], texts: Sequence[TokenText]) -> list[Probabilities]:
+        """Run texts, cache their keys in `slots`, and return for each text p of " [" at its places, [place_count]."""
+        p_of_texts = self._first_probabilities(slots, texts)
+        if len(self.start_tokens) > 1:  # " [" is several tokens, and these are p of the first one
+            for slot, text, p in zip(slots, texts, p_of_texts, strict=True):
+                self._multiply_by_later_tokens(p, slot=slot, text=text)
         return p_of_texts
 
-    def _multiply_by_later_tokens(self, p: Probabilities, *, slot: int, item: TokenText) -> None:
+    def _first_probabilities(self, slots: Sequence[int], texts: Sequence[TokenText]) -> list[Probabilities]:
+        """Run texts in passes of at most the token budget; return p of the first token of " [" for each text."""
+        p_of_texts: list[Probabilities] = []
+        lengths = [self.cached_texts.tokens_run(text.ids) for text in texts]
+        for batch in batches(range(len(texts)), lengths, self.backbone.budget.tokens):
+            p_of_texts += self._run_pass([slots[index] for index in batch], [texts[index] for index in batch])
+        return p_of_texts
+
+    def _multiply_by_later_tokens(self, p: Probabilities, *, slot: int, text: TokenText) -> None:
         """Multiply p of the first token of " [" at a text's places by p of its other tokens; changes `p` in place.
 
-        Each place needs a branch (a continuation of the text), and `limits.probes` of them fit into the cache, so the
-        places are taken in parts. p: [place_count]. slot: where the keys of the text are cached.
+        Each place needs a branch, and `limits.probes` of them fit into the cache, so the places are taken in parts.
+
+        - p: [place_count].
+        - slot: where the keys of the text are cached.
         """
         places_per_part = self.limits.probes
-        for first in range(0, item.place_count, places_per_part):
+        for first in range(0, text.place_count, places_per_part):
             part = slice(first, first + places_per_part)
-            p[part] = self._times_later_tokens(p[part], slot=slot, tokens_before=item.first_place + first)
+            p[part] = self._times_later_tokens(p[part], slot=slot, tokens_before=text.first_place + first)
 
-    def _pass(self, slots: Sequence[int], items: Sequence[TokenText]) -> list[Probabilities]:
+    def _run_pass(self, slots: Sequence[int], texts: Sequence[TokenText]) -> list[Probabilities]:
         """Run texts in one pass, and cache their keys in `slots`; return p of the first token of " [" at their places.
 
-        An array of [place_count] per text. A text whose features are not finite runs again alone: in half precision the
-        padding of a pass may overflow, and a model's own attention does not hide it from the text.
+        A text whose features are not finite runs again alone: in half precision the padding of a pass may overflow, and
+        a model's own attention does not hide it from the text.
         """
-        # The token before a place predicts what stands there: features begin with the first such token of any text.
-        first_token = min(item.first_place for item in items) - 1
-        features = self.texts.features(slots, [item.ids for item in items], first_token)  # [B, T - first_token, F]
-        self.counts.passes += 1
-        for item in items:
-            kind = "positions" if item.place_count else "samples"
-            self.counts.add(kind, self.texts.tokens_run(item.ids))
-        p_of_texts = self._first_token_probabilities(features, first_token, items)
-        if len(items) > 1:
-            for index in _texts_with_overflow(features, first_token, items):
-                [p_of_texts[index]] = self._pass([slots[index]], [items[index]])  # alone
+        features = self._features(slots, texts)
+        p_of_texts = self._first_token_probabilities(features, texts)
+        if len(texts) > 1:
+            for index in features.overflowed(texts):
+                [p_of_texts[index]] = self._run_pass([slots[index]], [texts[index]])  # alone
         return p_of_texts
 
-    def _first_token_probabilities(
-        self, features: Tensor, first_token: int, items: Sequence[TokenText]
-    ) -> list[Probabilities]:
-        """Return p of the first token of " [" at the places of each text: a list with an array [place_count] per text.
+    def _features(self, slots: Sequence[int], texts: Sequence[TokenText]) -> "PassFeatures":
+        """Run texts in one pass, and cache their keys in `slots`; count their tokens, and return their features."""
+        first_token = min(_first_predicting_token(text) for text in texts)
+        features = self.cached_texts.features(slots, [text.ids for text in texts], first_token)
+        self.counts.passes += 1
+        for text in texts:
+            kind = "positions" if text.place_count else "samples"
+            self.counts.add(kind, self.cached_texts.tokens_run(text.ids))
+        return PassFeatures(features, first_token)
 
-        features: the last hidden states of the texts' tokens from number `first_token` on, [B, T - first_token, F].
-
-        A place is a position where a call may begin. The token before a place predicts what stands there: place 5 is
-        predicted by token 4, which is in column 4 - `first_token`.
-        """
-        if not any(item.place_count for item in items):
-            return [np.zeros(0, np.float32) for _ in items]
-        features_of_places = []
-        for row, item in enumerate(items):
-            column = item.first_place - 1 - first_token  # of the token before the first place, which predicts it
-            features_of_places.append(features[row, column : column + item.place_count])
-        p = self._token_probability(torch.cat(features_of_places), self.start_tokens[0])  # [places of all texts]
-        ends_of_items = np.cumsum([item.place_count for item in items])
-        return np.split(p, ends_of_items[:-1])
+    def _first_token_probabilities(self, features: "PassFeatures", texts: Sequence[TokenText]) -> list[Probabilities]:
+        """Return p of the first token of " [" at the places of each text: an array [place_count] per text."""
+        if not any(text.place_count for text in texts):
+            return [np.zeros(0, np.float32) for _ in texts]
+        p = self._token_probability(features.of_places(texts), self.start_tokens[0])  # [places of all texts]
+        ends_of_texts = np.cumsum([text.place_count for text in texts])
+        return np.split(p, ends_of_texts[:-1])
 
     def _times_later_tokens(self, p: Probabilities, *, slot: int, tokens_before: int) -> Probabilities:
         """Return p of all tokens of " [" at N consecutive places of a text, from p of its first token there, [N].
 
-        Place j is after the first `tokens_before` + j tokens of the text whose keys are cached in `slot`. A branch per
-        place continues these tokens by those of " [", and p is multiplied by the probability of each next one. Where
-        " [" is tokens 5 and 6: every branch runs 5, and p is multiplied by the probability of 6 after it.
+        A branch per place runs the tokens of " [", and p is multiplied by the probability of each next one.
+
+        - slot: where the keys of the text are cached.
+        - tokens_before: how many tokens of the text stand before the first of these places.
         """
         place_count = len(p)
-        branches = self.texts.branches(capacity=place_count, room=len(self.start_tokens))
-        branches.admit(slots=[slot] * place_count, kept=[tokens_before + place for place in range(place_count)])
+        branches = self.cached_texts.branches(capacity=place_count, max_tokens=len(self.start_tokens))
+        branches.admit([slot] * place_count, range(tokens_before, tokens_before + place_count))
         for token, next_token in pairwise(self.start_tokens):
             features = branches.step(torch.full((place_count,), token, device=self.backbone.device))
             self.counts.add("positions", branches.tokens_run)
@@ -225,16 +225,42 @@ class ProposalBatch:
         return p
 
 
-def _texts_with_overflow(features: Tensor, first_token: int, items: Sequence[TokenText]) -> list[int]:
-    """Return the indices of the texts with NaN or infinite features at or after the token before their first place.
+class PassFeatures(NamedTuple):
+    """The last hidden states of B texts that ran in one pass.
 
-    features: of the texts' tokens from number `first_token` on, [B, T - first_token, F]. Padding does not count.
+    - `tensor` [B, columns, F]: a column per token from number `first_token` on.
+    - `first_token`: the index of the first of these tokens in its text.
     """
-    is_finite = features.isfinite().all(-1).cpu().numpy()  # [B, T - first_token]
-    overflowed = []
-    for row, item in enumerate(items):
-        first_column = item.first_place - 1 - first_token
-        end_column = len(item.ids) - first_token  # the rest is padding
-        if not is_finite[row, first_column:end_column].all():
-            overflowed.append(row)
-    return overflowed
+
+    tensor: Tensor
+    first_token: int
+
+    def of_places(self, texts: Sequence[TokenText]) -> Tensor:
+        """Return the features that predict what stands at the places of all texts, [places of all texts, F]."""
+        parts = []
+        for row, text in enumerate(texts):
+            column = self.column_before_places(text)
+            parts.append(self.tensor[row, column : column + text.place_count])
+        return torch.cat(parts)
+
+    def overflowed(self, texts: Sequence[TokenText]) -> list[int]:
+        """Return the rows of the texts with NaN or infinite features from the token before their first place on.
+
+        Padding does not count.
+        """
+        is_finite = self.tensor.isfinite().all(-1).cpu().numpy()  # [B, columns]
+        rows = []
+        for row, text in enumerate(texts):
+            end_column = len(text.ids) - self.first_token  # the rest is padding
+            if not is_finite[row, self.column_before_places(text) : end_column].all():
+                rows.append(row)
+        return rows
+
+    def column_before_places(self, text: TokenText) -> int:
+        """Return the column of the token before the text's first place, which predicts what stands there."""
+        return _first_predicting_token(text) - self.first_token
+
+
+def _first_predicting_token(text: TokenText) -> int:
+    """Return the index of the token before the first place of a text: it predicts what stands there."""
+    return text.first_place - 1

@@ -32,16 +32,21 @@ def check_sentencepiece(name: str, tokenizer: Any, revision: str | None = None) 
         return
     for text in TEXTS:
         tokens = tokenizer.tokenize(text)
-        expected = []
-        for token_id in model.encode(text):
-            is_unknown = model.is_unknown(token_id)
-            expected.append(tokenizer.unk_token if is_unknown else model.id_to_piece(token_id))
+        expected = _pieces(model, text, unknown=tokenizer.unk_token)
         if tokens != expected:
             raise ModelError(
                 f"the tokenizer of {name!r} is read as {type(tokenizer).__name__}, which cuts {text!r} into "
                 f"{tokens[:6]}, while {file.name} says {expected[:6]}; write its class into tokenizer_config.json, "
                 'such as {"tokenizer_class": "LlamaTokenizer"}, or add the tokenizer.json of the model'
             )
+
+
+def _pieces(model: Any, text: str, unknown: str) -> list[str]:
+    """Return the texts of the tokens into which a sentencepiece model cuts a text; `unknown` for those it lacks."""
+    pieces = []
+    for token_id in model.encode(text):
+        pieces.append(unknown if model.is_unknown(token_id) else model.id_to_piece(token_id))
+    return pieces
 
 
 def sentencepiece_file(name: str, revision: str | None = None) -> Path | None:

@@ -1,8 +1,8 @@
 """Run a model in an engine that continues token ids behind the backend interface: the same rows, many in flight.
 
 - p of ` [` at every place of a text comes from one request per text that writes the text itself, token by token: each
-  token goes through the model once. Such a request, whose tokens are decided before, is a walk.
-- Texts and heads are shared as the engine shares beginnings of requests.
+  token goes through the model once. The tokens of such a request are forced: written whatever their log p.
+- Prompts and texts are shared as the engine shares beginnings of requests.
 - Rows of decoding are continued some tokens ahead; a token that the caller does not choose is thrown away. A call is
   written in one request under its grammar.
 """
@@ -33,45 +33,60 @@ AHEAD = 16
 """Tokens that a row of decoding is continued by at once."""
 
 
-class Walk(NamedTuple):
-    """Tokens to write after a prompt, whatever their log p, and the tokens whose log p is wanted at each of them."""
+class ForcedText(NamedTuple):
+    """Tokens that the engine writes whatever their log p, to find out what it gives others there.
+
+    - `prompt`: the tokens before them.
+    - `tokens`: the tokens to write.
+    - `scored`: the tokens whose log p is wanted at each of them.
+    """
 
     prompt: Sequence[int]
     tokens: Sequence[int]
     scored: Sequence[int]
+
+    @classmethod
+    def single(cls, prompt: Sequence[int], token: int) -> "ForcedText":
+        """Return a text of one token, whose log p is wanted."""
+        return cls(prompt, tokens=[token], scored=[token])
+
+    @property
+    def request(self) -> TokenRequest:
+        """Return the request to the engine."""
+        return TokenRequest(self.prompt, len(self.tokens), forced=self.tokens, scored=self.scored)
 
 
 @dataclass(slots=True, eq=False)
 class ServedSample:
     """A sample that is being drawn in an engine.
 
-    - `prompt`: the tokens that it continues: head, text and " [".
-    - `stream`: a uniform number for each token that may be drawn, so its length is the most tokens of the sample.
+    - `prompt`: the tokens that it continues: prompt, text and " [".
+    - `uniforms`: a random number for each token that may be drawn, so its length is the most tokens of the sample.
     - `tokens`: the tokens drawn so far; they grow with each answer of the engine.
     """
 
     prompt: Sequence[int]
-    stream: NDArray[np.float64]
+    uniforms: NDArray[np.float64]
     tokens: list[int] = field(default_factory=list)
 
     def request(self, stops: Sequence[int], sampling: SamplingSettings) -> TokenRequest:
         """Return the request for the tokens that are not drawn yet.
 
-        The engine draws a token per number of the stream, and stops early after a token of `stops`.
+        The engine draws a token per random number, and stops early after a token of `stops`.
         """
-        unused_numbers = self.stream[len(self.tokens) :]
+        unused_numbers = self.uniforms[len(self.tokens) :]
         return TokenRequest(
             [*self.prompt, *self.tokens],
             most=len(unused_numbers),
             ends=stops,
-            stream=unused_numbers,
+            uniforms=unused_numbers,
             temperature=sampling.temperature,
             top_p=sampling.top_p,
         )
 
     def is_complete(self, ends: Ends) -> bool:
         """Return whether a sample with tokens has as many as it may have, or has ended."""
-        return len(self.tokens) >= len(self.stream) or ends.has_ended(self.tokens)
+        return len(self.tokens) >= len(self.uniforms) or ends.has_ended(self.tokens)
 
 
 class ServiceBackend:
@@ -101,7 +116,7 @@ class ServiceBackend:
 
     def propose(
         self,
-        head: Sequence[int],
+        prompt: Sequence[int],
         texts: Sequence[TokenText],
         start: Sequence[int],
         ends: Ends,
@@ -109,15 +124,16 @@ class ServiceBackend:
     ) -> list[list[list[int]]]:
         """Compute p of ` [` at the places of each text, and draw samples where the text chooses by it.
 
-        - head: the tokens of the prompt before each text. start: the tokens of ` [`.
-        - ends: which tokens end a sample.
-
         Returns for each text a list with the tokens of each of its samples. All texts are in flight at once.
+
+        - prompt: the tokens before each text.
+        - start: the tokens of ` [`.
+        - ends: says which tokens end a sample.
         """
-        p_of_texts = self._start_probabilities(head, texts, start)
+        p_of_texts = self._start_probabilities(prompt, texts, start)
         samples_of_texts = []
         for text, p in zip(texts, p_of_texts, strict=True):
-            samples_of_texts.append(_samples_to_draw(head, text, start, text.choose(p)))
+            samples_of_texts.append(_samples_to_draw(prompt, text, start, text.choose(p)))
         self._draw([sample for samples in samples_of_texts for sample in samples], ends, sampling)
         tokens_of_texts = []
         for samples in samples_of_texts:
@@ -137,59 +153,59 @@ class ServiceBackend:
             samples = [sample for sample in samples if not sample.is_complete(ends)]
 
     def _start_probabilities(
-        self, head: Sequence[int], texts: Sequence[TokenText], start: Sequence[int]
+        self, prompt: Sequence[int], texts: Sequence[TokenText], start: Sequence[int]
     ) -> list[NDArray[np.float32]]:
-        """Return the probability of ` [` at each place of each text: an array [place_count] per text.
+        """Return the probability of ` [` at each place of each text where a call may begin, [place_count] per text.
 
-        A place is a position in a text where a call may begin. log p of ` [` is the sum of log p of its tokens, each
-        after those before it.
+        log p of ` [` is the sum of log p of its tokens, each after those before it.
 
-        head: the tokens before each text. start: the tokens of ` [`.
+        - prompt: the tokens before each text.
+        - start: the tokens of ` [`.
         """
-        log_p_of_texts = self._first_log_p(head, texts, token=start[0])
+        log_p_of_texts = self._first_log_p(prompt, texts, token=start[0])
         for written in range(1, len(start)):
-            later = self._later_log_p(head, texts, written=start[:written], token=start[written])
-            log_p_of_texts = [log_p + more for log_p, more in zip(log_p_of_texts, later, strict=True)]
+            later_log_p = self._later_log_p(prompt, texts, written=start[:written], token=start[written])
+            log_p_of_texts = [log_p + later for log_p, later in zip(log_p_of_texts, later_log_p, strict=True)]
         return [np.exp(log_p).astype(np.float32) for log_p in log_p_of_texts]
 
-    def _first_log_p(self, head: Sequence[int], texts: Sequence[TokenText], *, token: int) -> list[NDArray[np.float64]]:
+    def _first_log_p(
+        self, prompt: Sequence[int], texts: Sequence[TokenText], *, token: int
+    ) -> list[NDArray[np.float64]]:
         """Return log p of `token` at each place of each text: an array [place_count] per text.
 
-        One request per text: the engine writes the text itself (a walk), and scores `token` at every place. A text
-        without places, whose p is stored, has no request and an empty array.
+        One request per text: the engine writes the text itself, and scores `token` at every place. A text without
+        places, whose p is stored, has no request and an empty array.
         """
-        walks = [_walk_over_places(head, text, token) for text in texts if text.place_count]
-        steps_of_walks = iter(self.walk_scores(["positions"], walks))
+        forced_texts = [_text_over_places(prompt, text, token) for text in texts if text.place_count]
+        steps_of_requests = iter(self.forced_scores(["positions"], forced_texts))
         log_p_of_texts = []
         for text in texts:
-            steps = next(steps_of_walks) if text.place_count else []  # per place, log p by token
+            steps = next(steps_of_requests) if text.place_count else []  # per place, log p by token
             log_p_of_texts.append(np.array([scores[token] for scores in steps]))
         return log_p_of_texts
 
     def _later_log_p(
-        self, head: Sequence[int], texts: Sequence[TokenText], *, written: Sequence[int], token: int
+        self, prompt: Sequence[int], texts: Sequence[TokenText], *, written: Sequence[int], token: int
     ) -> list[NDArray[np.float64]]:
         """Return log p of `token` after the tokens `written` at each place of each text: [place_count] per text.
 
-        One request per place: after head, text up to the place and `written`, the engine writes `token` whatever its
-        log p, and scores it. "positions" is the field of `counts` to which the tokens that ran are added.
+        One request per place: after prompt, text up to the place and `written`, the engine writes and scores `token`.
         """
-        walks = []
+        forced_texts = []
         for text in texts:
-            for place in range(text.first_place, text.first_place + text.place_count):
-                walks.append(Walk(prompt=[*head, *text.ids[:place], *written], tokens=[token], scored=[token]))
-        steps_of_walks = self.walk_scores(["positions"], walks)  # a walk here has a single step
-        log_p = np.array([scores[token] for [scores] in steps_of_walks])  # [places of all texts]
+            for tokens_before in _tokens_before_places(text):
+                forced_texts.append(ForcedText.single([*prompt, *tokens_before, *written], token))
+        steps_of_requests = self.forced_scores(["positions"], forced_texts)  # a single step each
+        log_p = np.array([scores[token] for [scores] in steps_of_requests])  # [places of all texts]
         ends_of_texts = np.cumsum([text.place_count for text in texts])
         return np.split(log_p, ends_of_texts[:-1])
 
-    def walk_scores(self, kinds: Sequence[str], walks: Sequence[Walk]) -> list[list[Scores]]:
-        """Write the tokens of walks; return for each walk the scores at each of its tokens, before it is written.
+    def forced_scores(self, kinds: Sequence[str], texts: Sequence[ForcedText]) -> list[list[Scores]]:
+        """Let the engine write texts; return for each the scores at each of its tokens, before it is written.
 
         Scores have log p of the written token and of those to be scored. kinds: as in `run`.
         """
-        requests = [TokenRequest(walk.prompt, len(walk.tokens), walk=walk.tokens, scored=walk.scored) for walk in walks]
-        return [_ordered_scores(answer) for answer in self.run(requests, kinds)]
+        return [_ordered_scores(answer) for answer in self.run([text.request for text in texts], kinds)]
 
     def log_probabilities(self, queries: Sequence[TokenQuery]) -> list[LogProbabilities]:
         """Compute log p: of the text's own tokens in a pass over the text, of others by writing it."""
@@ -202,36 +218,46 @@ class ServiceBackend:
 
 
 def _samples_to_draw(
-    head: Sequence[int], text: TokenText, start: Sequence[int], points: Sequence[SamplePoint]
+    prompt: Sequence[int], text: TokenText, start: Sequence[int], points: Sequence[SamplePoint]
 ) -> list[ServedSample]:
-    """Return the samples of a text, before any token is drawn: one for each stream of each point.
+    """Return the samples of a text, before any token is drawn: one for each row of random numbers of each point.
 
-    - points: where samples begin, each with a stream of uniform numbers per sample.
-    - head, start: the tokens before the text, and those of ` [`.
+    - prompt: the tokens before the text.
+    - start: the tokens of ` [`.
+    - points: where samples begin.
     """
     samples = []
     for point in points:
-        prompt = [*head, *text.ids[: point.kept], *start]
-        samples += [ServedSample(prompt, stream) for stream in point.streams]
+        before_sample = [*prompt, *text.ids[: point.tokens_before], *start]
+        samples += [ServedSample(before_sample, uniforms) for uniforms in point.uniforms]
     return samples
 
 
-def _walk_over_places(head: Sequence[int], text: TokenText, token: int) -> Walk:
-    """Return the walk that scores `token` at every place of a text: the engine writes the text from place to place.
+def _tokens_before_places(text: TokenText) -> list[Sequence[int]]:
+    """Return the tokens of a text before each place where a call may begin."""
+    return [text.ids[:place] for place in range(text.first_place, text.first_place + text.place_count)]
 
-    After head [1, 2], let text [5, 6, 7] have places after 1, 2 and 3 tokens. The prompt is [1, 2, 5], and the engine
-    writes 6, 7 and `token`: before each of these it scores `token`. The last one is written for its scores alone.
+
+def _text_over_places(prompt: Sequence[int], text: TokenText, token: int) -> ForcedText:
+    """Return a text that scores `token` at every place of a text: the engine writes the text from place to place.
+
+    After prompt [1, 2], let text [5, 6, 7] have places after 1, 2 and 3 tokens. The engine gets [1, 2, 5], and writes
+    6, 7 and `token`: before each of these it scores `token`. The last one is written for its scores alone.
     """
     last_place = text.first_place + text.place_count - 1
-    return Walk(
-        prompt=[*head, *text.ids[: text.first_place]],
+    return ForcedText(
+        prompt=[*prompt, *text.ids[: text.first_place]],
         tokens=[*text.ids[text.first_place : last_place], token],
         scored=[token],
     )
 
 
 class WrittenAhead(NamedTuple):
-    """A token that was written after a row, and the scores at its place, the likeliest token first."""
+    """A token that the engine wrote after a row, before the caller chose it.
+
+    - `token`: the token.
+    - `scores`: log p by token of what could stand there, the likeliest first.
+    """
 
     token: int
     scores: Scores
@@ -241,12 +267,13 @@ class WrittenAhead(NamedTuple):
 class ServiceRow:
     """A sequence that is continued, and what the engine has written after it.
 
-    It is in one of two states. Outside a call, `ahead` are the tokens that the engine would write next, and is empty
-    where they have to be asked for. Within a call, whose tokens are written in one request when it begins, `ahead` are
-    those that are left of it.
-
+    - `ids`: the tokens of the sequence.
+    - `ahead`: outside a call, the tokens that the engine would write next; empty before they are requested. Within a
+      call, which one request writes when it begins, the tokens that are left of it.
+    - `in_call`: whether the sequence is within a call.
     - `forbidden`: tokens that may not come next.
-    - `permitted`: the most likely token that may, where none of the scored tokens may; None where nobody asked for it.
+    - `permitted`: the most likely token that may come next, where none of the scored tokens may; None before it is
+      requested.
     """
 
     ids: list[int]
@@ -262,13 +289,24 @@ class ServiceRow:
 
     @property
     def best(self) -> int | None:
-        """Return the likeliest permitted next token; None where it has to be asked for, or a call has no more."""
+        """Return the likeliest permitted next token; None where it has to be requested, or a call has no more."""
         if self.in_call:
             return self.ahead[0].token if self.ahead else None
         for token in self.scores:
             if token not in self.forbidden:
                 return token
         return self.permitted
+
+    @property
+    def needs_best(self) -> bool:
+        """Return whether the engine has to be asked for the likeliest permitted token."""
+        return self.best is None and not self.in_call
+
+    @property
+    def least_log_p_is_tied(self) -> bool:
+        """Return whether the last two scored tokens are equally likely; further tokens may be so too."""
+        last_two = list(self.scores.values())[-2:]
+        return len(last_two) == 2 and last_two[0] == last_two[1]
 
     def append(self, token: int) -> None:
         """Append a token; what is written ahead stays where it begins with this token."""
@@ -277,6 +315,12 @@ class ServiceRow:
         self.ahead = self.ahead[1:] if is_written else []
         self.forbidden = set()
         self.permitted = None
+
+    def tokens_to_continue(self, context_length: int) -> int:
+        """Return how many tokens the engine should write ahead now: AHEAD, fewer at the end of the context, or none."""
+        if self.ahead or self.in_call:
+            return 0
+        return min(AHEAD, context_length - len(self.ids))
 
 
 class ServiceRows:
@@ -319,26 +363,24 @@ class ServiceRows:
     def _rank(self, row: ServiceRow, token: int) -> int:
         """Return how many tokens are likelier than `token` as the next one of a row.
 
-        The engine scores the MOST_LIKELY tokens only. Returns UNRANKED for a token that is less likely than these.
-
-        The engine may cut a tie: where the last two scored tokens have log p -3, further ones may have -3 too. So
-        `token` may be one of them, and its log p is requested.
+        Returns UNRANKED for a token that is less likely than the MOST_LIKELY, which the engine scores.
         """
-        scored_log_p = sorted(row.scores.values())  # the least likely first
         log_p = row.scores.get(token)
-        may_be_tied = len(scored_log_p) > 1 and scored_log_p[0] == scored_log_p[1]
-        if log_p is None and may_be_tied:
-            requested_log_p = self._requested_log_p(row, token)
-            if requested_log_p >= scored_log_p[0]:
-                log_p = requested_log_p
+        if log_p is None:
+            log_p = self._tied_log_p(row, token)
         if log_p is None:
             return UNRANKED
-        return sum(other > log_p for other in scored_log_p)
+        return sum(other > log_p for other in row.scores.values())
 
-    def _requested_log_p(self, row: ServiceRow, token: int) -> float:
-        """Return log p of `token` as the next one of a row: the engine writes it for its score; nothing is appended."""
-        [[scores]] = self._backend.walk_scores([], [Walk(row.ids, tokens=[token], scored=[token])])
-        return scores[token]
+    def _tied_log_p(self, row: ServiceRow, token: int) -> float | None:
+        """Return log p of a token that the engine did not score, if it is as likely as the last ones that it scored.
+
+        The engine may cut a tie: where the last two scored tokens have log p -3, further ones may have -3 too.
+        """
+        if not row.least_log_p_is_tied:
+            return None
+        [[scores]] = self._backend.forced_scores([], [ForcedText.single(row.ids, token)])  # nothing is appended
+        return scores[token] if scores[token] >= min(row.scores.values()) else None
 
     def rank_of_sequence(self, row: int, tokens: Sequence[int]) -> int:
         """Return how many single tokens, except `tokens[0]`, are more likely than the whole sequence `tokens`."""
@@ -351,7 +393,8 @@ class ServiceRows:
         first_log_p = self._rows[row].scores.get(tokens[0])
         if first_log_p is not None and len(tokens) == 1:
             return first_log_p
-        [steps] = self._backend.walk_scores([], [Walk(self._rows[row].ids, tokens=tokens, scored=tokens)])
+        text = ForcedText(self._rows[row].ids, tokens=tokens, scored=tokens)
+        [steps] = self._backend.forced_scores([], [text])
         return sum(scores[token] for scores, token in zip(steps, tokens, strict=True))
 
     def forbid(self, places: Sequence[tuple[int, int]]) -> None:
@@ -367,60 +410,63 @@ class ServiceRows:
 
     def best(self) -> list[int]:
         """Return the most likely next token of each row, among those that are not forbidden; 0 after a call's end."""
-        unknown = [row for row in self._rows if row.best is None and not row.in_call]
-        answers = self._backend.run([TokenRequest(row.ids, forbidden=row.forbidden) for row in unknown])
-        for row, answer in zip(unknown, answers, strict=True):
+        self._request_best([row for row in self._rows if row.needs_best])
+        return [row.best or 0 for row in self._rows]
+
+    def _request_best(self, rows: Sequence[ServiceRow]) -> None:
+        """Let the engine find the likeliest token that is not forbidden; sets `permitted` of these rows."""
+        answers = self._backend.run([TokenRequest(row.ids, forbidden=row.forbidden) for row in rows])
+        for row, answer in zip(rows, answers, strict=True):
             [row.permitted] = answer.tokens
-        return [0 if row.best is None else row.best for row in self._rows]
 
     def _write_calls(self, forms: Mapping[int, CallForm]) -> None:
         """Let the engine write the whole tool call that begins in each of some rows; sets `ahead` of these rows.
 
-        - forms: by index of the row, the call's grammar and its most tokens.
-
-        The tokens of a call get log p 0, which nobody reads, unless the call reaches its limit of tokens: then the
-        scores of each token are requested, because they tell where its input ends best.
+        forms: by index of the row, the call's grammar and its most tokens.
         """
         rows_with_forms = [(self._rows[index], form) for index, form in forms.items() if form.most > 0]
-        requests = []
-        for row, form in rows_with_forms:
-            requests.append(TokenRequest(row.ids, form.most, ends=[form.end], grammar=form.grammar))
-        for (row, _), answer in zip(rows_with_forms, self._backend.run(requests), strict=True):
-            row.ahead = [WrittenAhead(token, {token: 0.0}) for token in answer.tokens]
-
-        self._score_calls([row for row, form in rows_with_forms if len(row.ahead) == form.most])
+        answers = self._backend.run([_call_request(row, form) for row, form in rows_with_forms])
+        at_limit = []
+        for (row, form), answer in zip(rows_with_forms, answers, strict=True):
+            row.ahead = [WrittenAhead(token, {token: 0.0}) for token in answer.tokens]  # nobody reads this log p
+            if len(row.ahead) == form.most:
+                at_limit.append(row)
+        self._score_calls(at_limit)  # the scores of a cut call tell where its input ends best
 
     def _score_calls(self, rows: Sequence[ServiceRow]) -> None:
         """Let the engine write the calls ahead of these rows once more; sets `ahead` with the scores of each token."""
         requests = []
         for row in rows:
             tokens = [written.token for written in row.ahead]
-            requests.append(TokenRequest(row.ids, most=len(tokens), walk=tokens, likeliest=MOST_LIKELY))
+            requests.append(TokenRequest(row.ids, most=len(tokens), forced=tokens, likeliest=MOST_LIKELY))
         self._write_ahead(rows, requests)
 
     def _continue(self) -> None:
-        """Let the engine write the next AHEAD tokens of each row outside calls that has none ahead, with their scores.
+        """Let the engine write the next tokens of each row outside calls that has none ahead, with their scores.
 
-        Fewer at the end of the context. One request for several tokens saves round trips: most of the time the caller
-        chooses the likeliest tokens too.
+        One request for several tokens saves round trips: most of the time the caller chooses the likeliest tokens too.
         """
-        context = self._backend.context_length
-        waiting = []
+        rows = []
         requests = []
         for row in self._rows:
-            if not row.ahead and not row.in_call and len(row.ids) < context:
-                most = min(AHEAD, context - len(row.ids))
-                waiting.append(row)
+            most = row.tokens_to_continue(self._backend.context_length)
+            if most > 0:
+                rows.append(row)
                 requests.append(TokenRequest(row.ids, most, likeliest=MOST_LIKELY))
-        self._write_ahead(waiting, requests)
+        self._write_ahead(rows, requests)
 
     def _write_ahead(self, rows: Sequence[ServiceRow], requests: Sequence[TokenRequest]) -> None:
         """Run a request per row, and keep what it writes, with its scores."""
         for row, answer in zip(rows, self._backend.run(requests), strict=True):
-            scores_of_steps = _ordered_scores(answer)
+            scores_of_tokens = _ordered_scores(answer)
             row.ahead = [
-                WrittenAhead(token, scores) for token, scores in zip(answer.tokens, scores_of_steps, strict=True)
+                WrittenAhead(token, scores) for token, scores in zip(answer.tokens, scores_of_tokens, strict=True)
             ]
+
+
+def _call_request(row: ServiceRow, form: CallForm) -> TokenRequest:
+    """Return the request to write a call after a row to its end, under the call's grammar."""
+    return TokenRequest(row.ids, form.most, ends=[form.end], grammar=form.grammar)
 
 
 def _ordered_scores(answer: TokenAnswer) -> list[Scores]:
@@ -452,34 +498,44 @@ def _writing_request(query: TokenQuery) -> TokenRequest:
     """Return a request to write a text from the first place to the last, with log p of the wanted tokens at each.
 
     For text [5, 6, 7] with places 1 and 3, the prompt ends with 5, and the engine writes 6, 7 and any token: at place 3
-    the text has ended. The wanted tokens that are not written are scored too.
+    the text has ended.
     """
     first_place = min(query.places)
-    last_place = max(query.places)
     any_token = query.tokens[-1][0]
-    written = [*query.text[first_place:], any_token][: last_place - first_place + 1]
-    other_tokens: set[int] = set()
-    for place, tokens in zip(query.places, query.tokens, strict=True):
-        other_tokens.update(token for token in tokens if token != written[place - first_place])
+    written = [*query.text[first_place:], any_token][: max(query.places) - first_place + 1]
     return TokenRequest(
         prompt=[*query.prefix, *query.text[:first_place]],
         most=len(written),
-        walk=written,  # written whatever their log p
-        scored=sorted(other_tokens),
+        forced=written,
+        scored=sorted(_wanted_but_not_written(query, written)),
     )
 
 
-def _query_values(query: TokenQuery, answer: TokenAnswer) -> LogProbabilities:
-    """Return the log p that a query wants, [places, tokens per place], from the engine's answer to `_query_request`.
+def _wanted_but_not_written(query: TokenQuery, written: Sequence[int]) -> set[int]:
+    """Return the tokens that a query wants at some place where another one is written, from its first place on."""
+    first_place = min(query.places)
+    other_tokens: set[int] = set()
+    for place, tokens in zip(query.places, query.tokens, strict=True):
+        other_tokens.update(token for token in tokens if token != written[place - first_place])
+    return other_tokens
 
-    The answer has log p of all tokens of the prompt, of which each place wants the one that stands there; or, for each
-    written token from the first place on, log p by token.
-    """
-    if answer.prompt:
-        return np.array([[answer.prompt[len(query.prefix) + place]] for place in query.places], np.float32)
-    first = min(query.places)  # `scores` begin at this place
+
+def _query_values(query: TokenQuery, answer: TokenAnswer) -> LogProbabilities:
+    """Return the log p that a query wants, [places, tokens per place], from the answer to `_query_request`."""
+    values = _prompt_values(query, answer) if answer.prompt else _written_values(query, answer)
+    return np.array(values, np.float32)
+
+
+def _prompt_values(query: TokenQuery, answer: TokenAnswer) -> list[list[float]]:
+    """Return log p of the text's token at each place, from an answer with log p of all tokens of the prompt."""
+    return [[answer.prompt[len(query.prefix) + place]] for place in query.places]
+
+
+def _written_values(query: TokenQuery, answer: TokenAnswer) -> list[list[float]]:
+    """Return log p of the wanted tokens at each place, from an answer with scores from the first place on."""
+    first_place = min(query.places)
     values = []
     for place, tokens in zip(query.places, query.tokens, strict=True):
-        scores = answer.scores[place - first]
+        scores = answer.scores[place - first_place]
         values.append([scores[token] for token in tokens])
-    return np.array(values, np.float32)
+    return values

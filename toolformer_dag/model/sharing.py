@@ -11,8 +11,8 @@ from torch import Tensor
 
 from toolformer_dag.model.attention import padded
 from toolformer_dag.model.backbone import Backbone
-from toolformer_dag.model.heads import CachedBranches, CachedHead, CachedTexts
-from toolformer_dag.model.own_cache import CacheUse, ModelCache, OwnBranches, OwnTexts
+from toolformer_dag.model.model_cache import CacheUse, ModelCache, ModelCacheBranches, ModelCacheTexts
+from toolformer_dag.model.shared_keys import CachedBranches, CachedPrompt, CachedTexts
 from toolformer_dag.model.trials import (
     SAME_ORDER_TOLERANCES,
     TOLERANCES,
@@ -28,100 +28,99 @@ _log = logging.getLogger(__name__)
 SHARED = "shared keys"
 OWN_CACHE = "own cache"
 RECOMPUTED = "recomputed"
-GREEDY_ROOM = 32
-"""Tokens that a greedy row may be continued by before its room is doubled."""
+GREEDY_TOKENS = 32
+"""Tokens of a greedy row for which the cache has space at first; it is doubled where they do not suffice."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """How sequences with a common beginning share the work on it. `way` is one of these:
+    """How sequences with a common beginning share the work on it.
 
-    - `shared keys`: the keys of the beginning are computed and stored once.
-    - `own cache`: they are computed once and copied for each sequence, in the model's own cache.
-    - `recomputed`: nothing; every sequence runs in full at each token.
-
-    `cache`: how the model's own cache is used; None for `shared keys`.
+    - `method`: `shared keys`, where the keys of the beginning are computed and stored once; `own cache`, where they are
+      computed once and copied for each sequence, in the model's own cache; or `recomputed`, where every sequence runs
+      in full at each token.
+    - `cache`: how the model's own cache is used; None for `shared keys`.
     """
 
-    way: str
+    method: str
     cache: CacheUse | None = None
 
-    def head(self, backbone: Backbone, ids: Sequence[int]) -> "Head":
+    def prompt(self, backbone: Backbone, ids: Sequence[int]) -> "Prompt":
         """Run the common beginning of some texts, and return it with its keys cached."""
         if self.cache is None:
-            return CachedHead(backbone, ids)
-        head = ModelCache(backbone, self.cache, rows=1)
-        head.run([ids])
-        return head
+            return CachedPrompt(backbone, ids)
+        prompt = ModelCache(backbone, self.cache, rows=1)
+        prompt.run([ids])
+        return prompt
 
     def rows(self, backbone: Backbone) -> "Branches":
-        """Return branches, none at first; their `add` runs sequences from the beginning and starts one after each."""
+        """Return an object without branches yet; its `add` runs whole sequences and starts a branch after each."""
         if self.cache is not None:
-            return OwnBranches(OwnTexts(ModelCache(backbone, self.cache, rows=1)))
-        return CachedHead(backbone, []).texts(slots=0, width=0).branches(capacity=0, room=GREEDY_ROOM)
+            return ModelCacheBranches(ModelCacheTexts(ModelCache(backbone, self.cache, rows=1)))
+        return CachedPrompt(backbone, []).texts(slots=0, width=0).branches(capacity=0, max_tokens=GREEDY_TOKENS)
 
 
 OWN_CACHES = [
-    Sharing(OWN_CACHE, CacheUse(chunks=True, company="any")),
-    Sharing(OWN_CACHE, CacheUse(chunks=True, company="equal")),
-    Sharing(OWN_CACHE, CacheUse(chunks=True, company="none")),
-    Sharing(OWN_CACHE, CacheUse(chunks=False, company="any")),
-    Sharing(OWN_CACHE, CacheUse(chunks=False, company="equal")),
-    Sharing(OWN_CACHE, CacheUse(chunks=False, company="none")),
+    Sharing(OWN_CACHE, CacheUse(chunks=True, batching="any")),
+    Sharing(OWN_CACHE, CacheUse(chunks=True, batching="equal_length")),
+    Sharing(OWN_CACHE, CacheUse(chunks=True, batching="single")),
+    Sharing(OWN_CACHE, CacheUse(chunks=False, batching="any")),
+    Sharing(OWN_CACHE, CacheUse(chunks=False, batching="equal_length")),
+    Sharing(OWN_CACHE, CacheUse(chunks=False, batching="single")),
 ]
-"""The ways to use a model's own cache, from the fastest to the slowest."""
-RECOMPUTING = Sharing(RECOMPUTED, CacheUse(chunks=True, company="equal", whole=True))
+"""How a model's own cache may be used, from the fastest to the slowest."""
+RECOMPUTING = Sharing(RECOMPUTED, CacheUse(chunks=True, batching="equal_length", recomputes=True))
 """Nothing is shared: every sequence runs in full at each token."""
-Head = CachedHead | ModelCache
+Prompt = CachedPrompt | ModelCache
 """The common beginning of some texts, after it ran."""
-Texts = CachedTexts | OwnTexts
-"""Texts after a head, with their keys cached."""
-Branches = CachedBranches | OwnBranches
+Texts = CachedTexts | ModelCacheTexts
+"""Texts after a prompt, with their keys cached."""
+Branches = CachedBranches | ModelCacheBranches
 """Continuations of texts, which grow token by token."""
 
 
 def choose_sharing(backbone: Backbone, name: str, tokens: Sequence[int]) -> Sharing:
     """Return the fastest way to share the work on a common beginning under which the model's logits stay the same.
 
-    Tried in this order: the keys are stored once for all sequences; the model's own cache, with a copy for each
-    sequence; nothing is shared. Each is tried on a short sequence, and its logits are compared with those of the model
-    alone. The choice and what it costs are logged.
-
-    Changes `backbone`, so that it runs the model as the chosen way needs.
+    Each is tried on a short sequence, against the logits of the model alone. The choice and what it costs are logged.
+    Changes `backbone`, so that it runs the model accordingly.
 
     - name: the model's name, for the log.
     - tokens: tokens of ordinary text, as `trial_tokens` returns them.
     """
     sharing = _choose_sharing(backbone, tokens[:TRIAL])
-    kind = f"{name!r} ({type(backbone.model).__name__})"
-    if sharing.way == SHARED:
-        _log.info("%s: the keys of prompt and text are computed and stored once for all samples", kind)
-    elif sharing.cache is not None and sharing.way == OWN_CACHE:
-        # `company`: which rows may share a pass of the model; "any" is the fastest.
-        apart = "" if sharing.cache.company == "any" else ", and few samples run together"
+    _log_choice(sharing, model=f"{name!r} ({type(backbone.model).__name__})")
+    return sharing
+
+
+def _log_choice(sharing: Sharing, model: str) -> None:
+    """Log how the work on a common beginning is shared, with a warning where it costs time or memory."""
+    if sharing.method == SHARED:
+        _log.info("%s: the keys of prompt and text are computed and stored once for all samples", model)
+    elif sharing.cache is not None and sharing.method == OWN_CACHE:
+        few_together = "" if sharing.cache.batching == "any" else ", and few samples run together"
         slow = "" if sharing.cache.chunks else ", and a text runs one token at a time"
         _log.warning(
             "%s: its attention cannot be replaced, so its own cache serves: no token is computed twice, but every "
             "sample holds a copy of the keys of prompt and text%s%s",
-            kind,
-            apart,
+            model,
+            few_together,
             slow,
         )
     else:
         _log.warning(
             "%s: its cache changes its logits, so prompt and text are recomputed for every token of every sample, "
             "which is slow; use another model where you can",
-            kind,
+            model,
         )
-    return sharing
 
 
 @exact_products()
 def _choose_sharing(backbone: Backbone, tokens: Sequence[int]) -> Sharing:
-    """Return the first way that reproduces the model's own logits of `tokens`; see `choose_sharing`.
+    """Return the first way to share work that reproduces the model's own logits of `tokens`.
 
     1. Shared keys: the model's attention is replaced, and keys are computed and stored once.
-    2. The model's own cache, in several ways, with a copy of the keys for each sequence.
+    2. The model's own cache, used in several ways, with a copy of the keys for each sequence.
     3. Nothing is shared: every sequence runs in full at each token.
 
     Changes `backbone`: whether body and head of the model run apart, and whether its attention is replaced.
@@ -144,7 +143,7 @@ def _own_cache_that_agrees(backbone: Backbone, tokens: Sequence[int], expected: 
     """
     expected_of_branches = _expected_of_branches(backbone.model, tokens, expected)
     for sharing in OWN_CACHES:
-        logits = logits_or_none(partial(_run_branches, sharing.head, backbone, tokens))
+        logits = logits_or_none(partial(_run_branches, sharing.prompt, backbone, tokens))
         if agrees(expected_of_branches, logits, TOLERANCES[backbone.model.dtype]):
             return sharing
     return None
@@ -174,7 +173,7 @@ def _attention_can_be_replaced(backbone: Backbone, tokens: Sequence[int], expect
     whole_logits = logits_or_none(partial(_run_whole, backbone, tokens))
     if not agrees(expected, whole_logits, tolerance):
         return False
-    branch_logits = logits_or_none(partial(_run_branches, CachedHead, backbone, tokens))
+    branch_logits = logits_or_none(partial(_run_branches, CachedPrompt, backbone, tokens))
     return agrees(_expected_of_branches(backbone.model, tokens, expected), branch_logits, tolerance)
 
 
@@ -183,15 +182,15 @@ def _run_whole(backbone: Backbone, tokens: Sequence[int]) -> Tensor:
     return backbone.logits(backbone.features(padded([tokens], backbone.device))[0])
 
 
-# A trial has 16 tokens. Sequences share its head, and some of them its text, as in real use:
+# A trial has 16 tokens. Sequences share its prompt, and some of them its text, as in real use:
 #
-#     head           0 1 2 3 4 5
+#     prompt         0 1 2 3 4 5
 #     text                       6 7 8 9 10 11 12 13
 #     continuation                                   14 15
 #     long branch    0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15
 #     short branch   0 1 2 3 4 5 6 7 8               14 15
-HEAD = 6
-"""Tokens of the head."""
+PROMPT = 6
+"""Tokens of the prompt."""
 TEXT = 8
 """Tokens of the text."""
 SHORT = 3
@@ -199,35 +198,33 @@ SHORT = 3
 
 
 def _run_branches(
-    start: Callable[[Backbone, Sequence[int]], Head], backbone: Backbone, tokens: Sequence[int]
+    run_prompt: Callable[[Backbone, Sequence[int]], Prompt], backbone: Backbone, tokens: Sequence[int]
 ) -> Tensor:
-    """Compute the logits of the trial's text and of three branches after it with a cached beginning, [TEXT + 6, V].
+    """Compute the logits of the trial's text and of three branches after it with a cached prompt, [TEXT + 6, V].
 
-    The head is cached once, then the text (slot 0) and a short text (slot 1). Three branches continue them by two
-    tokens: a long one, the short one, and a long one again. The layout of the tokens is above.
+    Three branches continue the text by two tokens: a long one, the short one, and a long one again. Returns the logits
+    of the text's tokens, then those of the three branches at each of the two tokens.
 
-    Returns the logits of the text's TEXT tokens, then those of the three branches at each of the two tokens.
-    `_expected_of_branches` computes the same without a cache.
-
-    start: runs a head in the way that is tried.
+    run_prompt: runs a prompt in the way that is tried.
     """
-    text = tokens[HEAD : HEAD + TEXT]
-    continuation = tokens[HEAD + TEXT :]
+    text = tokens[PROMPT : PROMPT + TEXT]
+    texts = run_prompt(backbone, tokens[:PROMPT]).texts(slots=2, width=TEXT + 1)
+    # Slot 0 holds the text, slot 1 the short one. Each has a further token, which no branch may see.
+    longer_texts = [[*text, tokens[0]], [*text[: SHORT + 1]]]
+    features_of_texts = texts.features([0, 1], longer_texts, first=0)  # [2, TEXT + 1, F]
+    features_of_steps = _run_continuation(texts, tokens[PROMPT + TEXT :])
+    return backbone.logits(torch.cat([features_of_texts[0, :TEXT], *features_of_steps]))
 
-    # 1. Cache head and texts. Each text has a further token, which no branch may see.
-    texts = start(backbone, tokens[:HEAD]).texts(slots=2, width=TEXT + 1)
-    text_with_another = [*text, tokens[0]]
-    short_with_another = [*text[: SHORT + 1]]
-    features_of_texts = texts.features([0, 1], [text_with_another, short_with_another], first=0)  # [2, TEXT + 1, F]
 
-    # 2. Continue the texts' first `kept` tokens by a token of all branches at a time.
-    branches = texts.branches(capacity=3, room=len(continuation))
-    branches.admit(slots=[0, 1, 0], kept=[TEXT, SHORT, TEXT])
+def _run_continuation(texts: Texts, continuation: Sequence[int]) -> list[Tensor]:
+    """Run a long branch, the short one, and a long one again, a token at a time; return their features, [3, F] each."""
+    branches = texts.branches(capacity=3, max_tokens=len(continuation))
+    branches.admit(slots=[0, 1, 0], tokens_before=[TEXT, SHORT, TEXT])
     features_of_steps = []
     for token in continuation:
-        token_of_branches = torch.tensor([token] * 3, device=backbone.device)
-        features_of_steps.append(branches.step(token_of_branches))  # [3, F]
-    return backbone.logits(torch.cat([features_of_texts[0, :TEXT], *features_of_steps]))
+        token_of_branches = torch.tensor([token] * 3, device=branches.device)
+        features_of_steps.append(branches.step(token_of_branches))
+    return features_of_steps
 
 
 def _expected_of_branches(model: Any, tokens: Sequence[int], whole: Tensor) -> Tensor:
@@ -239,12 +236,11 @@ def _expected_of_branches(model: Any, tokens: Sequence[int], whole: Tensor) -> T
         8 to 10   token 14 of a long branch, of the short one, and of a long one
         11 to 13  token 15 of the same
     """
-    text_end = HEAD + TEXT
-    short_end = HEAD + SHORT
+    text_end = PROMPT + TEXT
+    short_end = PROMPT + SHORT
     short_branch = own_logits(model, [*tokens[:short_end], *tokens[text_end:]])
-    rows = list(whole[HEAD:text_end])
-    for step in (0, 1):  # the two tokens of the continuation
+    rows = list(whole[PROMPT:text_end])
+    for step in range(len(tokens) - text_end):
         long_row = whole[text_end + step]
-        short_row = short_branch[short_end + step]
-        rows += [long_row, short_row, long_row]
+        rows += [long_row, short_branch[short_end + step], long_row]
     return torch.stack(rows)

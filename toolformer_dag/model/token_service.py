@@ -23,9 +23,9 @@ class TokenRequest:
 
     Which token is next: the likeliest, unless one of these decides it:
 
-    - `walk`: the tokens to write, as many as `most`, whatever their log p.
-    - `stream`: uniform numbers, one per token; a token is the first whose cumulative probability, under `temperature`
-      and `top_p`, exceeds its number.
+    - `forced`: the tokens to write, as many as `most`, whatever their log p.
+    - `uniforms`: random numbers in [0, 1), one per token; a token is the first whose cumulative probability, under
+      `temperature` and `top_p`, exceeds its number.
     - `grammar`: an llguidance grammar, to which all that is written keeps.
     - `forbidden`: tokens that may not be written.
 
@@ -34,16 +34,16 @@ class TokenRequest:
     Which numbers of the model the answer has:
 
     - `likeliest`: log p of so many of the likeliest tokens, and of the written one, at each written place.
-    - `scored`: log p of these tokens, and of the written one, at each written place. A walk has at least that of the
-      written one.
+    - `scored`: log p of these tokens, and of the written one, at each written place. Where tokens are
+      forced, there is at least that of the written one.
     - `reads_prompt`: log p of each token of the prompt.
     """
 
     prompt: Sequence[int]
     most: int = 1
     ends: Sequence[int] = ()
-    walk: Sequence[int] = ()
-    stream: NDArray[np.float64] | None = None
+    forced: Sequence[int] = ()
+    uniforms: NDArray[np.float64] | None = None
     temperature: float = 1.0
     top_p: float = 1.0
     grammar: str | None = None

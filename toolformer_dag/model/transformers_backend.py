@@ -1,6 +1,6 @@
 """Run a model of transformers behind the backend interface, with every saving that leaves its numbers as they are.
 
-- The prompt's head runs once for all texts, and a text once for all its positions.
+- The prompt runs once for all texts, and a text once for all its positions.
 - Samples continue from the text's cached keys and values.
 - The common beginning of several prefixes runs once.
 - A pass stops at the last token whose probability is needed.
@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 import transformers
+from torch import Tensor
 
 from toolformer_dag.model.attention import on_device
 from toolformer_dag.model.backbone import Backbone
@@ -24,16 +25,20 @@ from toolformer_dag.model.memory import CACHE_PASSES, STREAMED, CacheLimits, Tok
 from toolformer_dag.model.open_samples import CallSampling
 from toolformer_dag.model.prefixes import CachedPrefixes
 from toolformer_dag.model.proposing import ProposalBatch
-from toolformer_dag.model.sharing import Head, choose_sharing
+from toolformer_dag.model.sharing import Prompt, choose_sharing
 from toolformer_dag.model.trials import trial_tokens
 from toolformer_dag.settings.model_settings import SamplingSettings
 
 
-class RunHead(NamedTuple):
-    """The tokens of a prompt's head, and the head after it ran, with its keys cached."""
+class RunPrompt(NamedTuple):
+    """A prompt after it ran.
+
+    - `ids`: its tokens.
+    - `cached`: the prompt with its keys cached.
+    """
 
     ids: list[int]
-    cached: Head
+    cached: Prompt
 
 
 class TransformersBackend:
@@ -55,7 +60,7 @@ class TransformersBackend:
         self.budget = TokenBudget(token_budget or free_token_budget(language_model.model, language_model.device))
         self.backbone = Backbone(language_model.model, self.budget)
         self.sharing = choose_sharing(self.backbone, language_model.name, trial_tokens(language_model.encoding))
-        self._last_head: RunHead | None = None
+        self._last_prompt: RunPrompt | None = None
 
     @property
     def identity(self) -> str:
@@ -65,7 +70,7 @@ class TransformersBackend:
     @torch.inference_mode()
     def propose(
         self,
-        head: Sequence[int],
+        prompt: Sequence[int],
         texts: Sequence[TokenText],
         start: Sequence[int],
         ends: Ends,
@@ -75,49 +80,46 @@ class TransformersBackend:
 
         Returns a list per text with the tokens of each of its samples. Texts run in batches of similar length.
 
-        - head: the tokens of the prompt before each text, which run once. The last head stays cached for the next call.
-        - start: the tokens of ` [`. ends: which tokens end a sample.
+        - prompt: the tokens before each text, which run once. The last prompt stays cached for the next call.
+        - start: the tokens of ` [`.
+        - ends: which tokens end a sample.
 
         Raises ModelError where a single text does not fit into memory.
         """
-        run_head = self._run_head(head)
+        run_prompt = self._run_prompt(prompt)
         calls = CallSampling(start, ends, sampling)
-        lengths = [self._stored_tokens(text, head_length=len(head), room=calls.room) for text in texts]
+        lengths = [self._stored_tokens(text, prompt_length=len(prompt), max_tokens=calls.max_tokens) for text in texts]
         budgets_per_batch = CACHE_PASSES  # the model's own cache: all texts of a batch are cached at once
         if self.sharing.cache is None:
             # Shared keys: a batch may have more texts than the cache has room for; they follow each other in it.
             budgets_per_batch = CACHE_PASSES * STREAMED
         return self.budget.run(
             lengths,
-            partial(self._propose_batch, run_head, texts, calls),
+            partial(self._propose_batch, run_prompt, texts, calls),
             share=budgets_per_batch,
             lower="segment_tokens, k, m or max_call_tokens",  # for the error message
         )
 
-    def _run_head(self, ids: Sequence[int]) -> RunHead:
-        """Return the head that begins with these tokens, run unless it is the last one that ran."""
-        if self._last_head is None or self._last_head.ids != list(ids):
+    def _run_prompt(self, ids: Sequence[int]) -> RunPrompt:
+        """Return the prompt of these tokens with its keys cached; it runs unless it is the last one that ran."""
+        if self._last_prompt is None or self._last_prompt.ids != list(ids):
             self.counts.add("prompt", len(ids))
             self.counts.passes += 1
-            self._last_head = RunHead(list(ids), self.sharing.head(self.backbone, ids))
-        return self._last_head
+            self._last_prompt = RunPrompt(list(ids), self.sharing.prompt(self.backbone, ids))
+        return self._last_prompt
 
     def _propose_batch(
-        self, head: RunHead, texts: Sequence[TokenText], calls: CallSampling, batch: Sequence[int]
+        self, prompt: RunPrompt, texts: Sequence[TokenText], calls: CallSampling, batch: Sequence[int]
     ) -> list[list[list[int]]]:
-        """Return, for each text of a batch, the tokens of its samples.
-
-        - head: the prompt before each text, with its keys cached. calls: how samples begin, are drawn and end.
-        - batch: the indices of the batch's texts.
-        """
+        """Return, for each text of a batch, the tokens of its samples. `batch`: the indices of the batch's texts."""
         batch_texts = [texts[index] for index in batch]
         proposals = ProposalBatch(
             backbone=self.backbone,
-            head=head.cached,
+            prompt=prompt.cached,
             counts=self.counts,
             calls=calls,
-            items=batch_texts,
-            limits=self._cache_limits(batch_texts, head_length=len(head.ids), room=calls.room),
+            texts=batch_texts,
+            limits=self._cache_limits(batch_texts, prompt_length=len(prompt.ids), max_tokens=calls.max_tokens),
         )
         return proposals.run()
 
@@ -142,47 +144,52 @@ class TransformersBackend:
         branches = self.sharing.rows(self.backbone)
         return GreedyBatch(self.backbone, branches, branches.add(sequences))
 
-    def _stored_tokens(self, text: TokenText, *, head_length: int, room: int) -> int:
+    def _stored_tokens(self, text: TokenText, *, prompt_length: int, max_tokens: int) -> int:
         """Return for how many tokens a text and all its samples store keys and values.
 
-        head_length: the tokens of the prompt before each text. room: the most tokens that a sample has after the text.
+        - prompt_length: the tokens before each text.
+        - max_tokens: the most tokens that a sample has after the text.
         """
         text_length = len(text.ids)
         if self.sharing.cache is None:  # keys are shared: a sample stores those of its own tokens alone
-            return text_length + text.most_samples * room
-        # In the model's own cache, each sample has a copy of the keys of head and text too.
-        return head_length + text_length + text.most_samples * (head_length + text_length + room)
+            return text_length + text.most_samples * max_tokens
+        # In the model's own cache, each sample has a copy of the keys of prompt and text too.
+        return prompt_length + text_length + text.most_samples * (prompt_length + text_length + max_tokens)
 
-    def _cache_limits(self, texts: Sequence[TokenText], *, head_length: int, room: int) -> CacheLimits:
+    def _cache_limits(self, texts: Sequence[TokenText], *, prompt_length: int, max_tokens: int) -> CacheLimits:
         """Return how many texts and samples may have their keys cached at once; at least one text with all its samples.
 
-        Samples are drawn on branches: continuations of a text by up to `room` tokens. Probes are branches on which the
-        probability of a ` [` of several tokens is computed.
-
-        head_length: the tokens of the prompt before each text.
+        - prompt_length: the tokens before each text.
+        - max_tokens: the most tokens of a branch, a continuation of a text on which a sample is drawn.
         """
         longest = max(len(text.ids) for text in texts)
         most_samples = max(1, *(text.most_samples for text in texts))  # of a text
         if self.sharing.cache is None:
-            return self._shared_key_limits(len(texts), longest=longest, most_samples=most_samples, room=room)
-        # In the model's own cache a branch copies the keys of head and text, and all texts of the batch run at once.
-        tokens_per_branch = head_length + longest + room
-        fitting_probes = min(self._tokens_in_half // tokens_per_branch, self.budget.tokens)
+            return self._shared_key_limits(
+                len(texts), longest=longest, most_samples=most_samples, max_tokens=max_tokens
+            )
+        # In the model's own cache a branch copies the keys of prompt and text, and all texts of the batch run at once.
+        fitting_probes = self._fitting_branches(prompt_length + longest + max_tokens)
         return CacheLimits(texts=len(texts), branches=len(texts) * most_samples, probes=max(1, fitting_probes))
 
-    def _shared_key_limits(self, text_count: int, *, longest: int, most_samples: int, room: int) -> CacheLimits:
+    def _shared_key_limits(self, text_count: int, *, longest: int, most_samples: int, max_tokens: int) -> CacheLimits:
         """Return the limits for shared keys: half of the memory is for texts, half for branches.
 
-        - longest: the most tokens of a text. most_samples: the most samples of a text.
-        - room: the most tokens of a branch.
+        - longest: the most tokens of a text.
+        - most_samples: the most samples of a text.
+        - max_tokens: the most tokens of a branch.
         """
         fitting_texts = max(1, self._tokens_in_half // longest)
-        fitting_branches = min(self._tokens_in_half // room, self.budget.tokens)  # a pass runs a token of each
+        fitting_branches = self._fitting_branches(max_tokens)
         return CacheLimits(
             texts=min(text_count, fitting_texts),
             branches=max(most_samples, min(fitting_branches, text_count * most_samples)),
             probes=max(1, fitting_branches),
         )
+
+    def _fitting_branches(self, tokens_per_branch: int) -> int:
+        """Return how many branches fit into half of the memory, and into a pass, which runs a token of each."""
+        return min(self._tokens_in_half // tokens_per_branch, self.budget.tokens)
 
     @property
     def _tokens_in_half(self) -> int:
@@ -190,26 +197,34 @@ class TransformersBackend:
         return self.budget.tokens * CACHE_PASSES // 2
 
     def _answers(self, queries: Sequence[TokenQuery]) -> list[LogProbabilities]:
-        """Return log p of each query, [places, tokens per place]: run all prefixes first, then the texts after them.
+        """Return log p of each query, [places, tokens per place]. The queries are sorted by prefix.
 
-        The queries are sorted by prefix, and their prefixes fit into memory together. A query whose answer is NaN runs
-        again alone: another sequence of the pass may be the cause, since a mask hides its numbers, but not its NaN.
+        A query whose answer is NaN runs again alone: another sequence of the pass may be the cause, since a mask hides
+        its numbers, but not its NaN.
         """
         if self.sharing.cache is not None:  # keys are not shared: each query runs as a text without a prefix
             queries = [_without_prefix(query) for query in queries]
-        prefixes = CachedPrefixes(self.backbone, [query.prefix for query in queries], self.budget.tokens)
-        self.counts.passes += prefixes.passes
-        for query, new_tokens in zip(queries, prefixes.new_tokens, strict=True):
-            self.counts.add(query.kind, new_tokens)
-
-        lengths = [len(query.prefix) + max(query.places) for query in queries]
-        work = partial(self._run_texts, prefixes, queries)
-        answers = self.budget.run(lengths, work, lower="segment_tokens or max_call_tokens")
+        answers = self._run_queries(queries)
         if len(queries) > 1:
             for index, answer in enumerate(answers):
                 if np.isnan(answer).any():
                     [answers[index]] = self._answers([queries[index]])
         return answers
+
+    def _run_queries(self, queries: Sequence[TokenQuery]) -> list[LogProbabilities]:
+        """Run the prefixes of all queries, then the texts after them; return log p, [places, tokens per place] each."""
+        prefixes = self._run_prefixes(queries)
+        lengths = [len(query.prefix) + max(query.places) for query in queries]
+        work = partial(self._run_texts, prefixes, queries)
+        return self.budget.run(lengths, work, lower="segment_tokens or max_call_tokens")
+
+    def _run_prefixes(self, queries: Sequence[TokenQuery]) -> CachedPrefixes:
+        """Run the prefixes of queries, each common beginning once, and count their tokens."""
+        prefixes = CachedPrefixes(self.backbone, [query.prefix for query in queries], self.budget.tokens)
+        self.counts.passes += prefixes.passes
+        for query, new_tokens in zip(queries, prefixes.new_tokens, strict=True):
+            self.counts.add(query.kind, new_tokens)
+        return prefixes
 
     def _run_texts(
         self, prefixes: CachedPrefixes, queries: Sequence[TokenQuery], batch: Sequence[int]
@@ -218,28 +233,31 @@ class TransformersBackend:
 
         - batch: the indices of the queries.
         - result: for each query, [places, tokens per place].
-
-        Place p is after the prefix and the first p tokens of the text. For text [5, 6, 7] with places 0 and 2, tokens
-        5 and 6 run: column 0 (the end of the prefix) predicts what stands at place 0, column 2 (token 6) at place 2.
         """
         batch_queries = [queries[index] for index in batch]
-        # A text is read up to its last place; the token there is only predicted.
-        read_texts = [query.text[: max(query.places)] for query in batch_queries]
+        read_texts = [query.text[: max(query.places)] for query in batch_queries]  # the last token is only predicted
         features = prefixes.features(batch, read_texts)  # [B, 1 + T, F], a column per place
+        answers = self._log_p_at_places(features, batch_queries)
+        for query, text in zip(batch_queries, read_texts, strict=True):
+            self.counts.add(query.kind, len(text))
+        self.counts.passes += 1
+        return answers
+
+    def _log_p_at_places(self, features: Tensor, queries: Sequence[TokenQuery]) -> list[LogProbabilities]:
+        """Return log p of the tokens that B queries want, [places, tokens per place] each.
+
+        features: [B, columns, F]. Column p is the token before place p of a query's text, and predicts what stands
+        there; column 0 is the end of the prefix.
+        """
         cells = []  # pairs of row and column in `features`, for the places of all queries
         targets: list[Sequence[int]] = []  # the tokens at each of them
-        for row, query in enumerate(batch_queries):
+        for row, query in enumerate(queries):
             cells += [(row, place) for place in query.places]
             targets += query.tokens
         rows, columns = on_device(cells, features.device).T  # [places of all queries] each
         log_p = self.backbone.log_probabilities(features[rows, columns], on_device(targets, features.device))
-        values = log_p.cpu().numpy()  # [places of all queries, tokens per place]
-
-        for query, text in zip(batch_queries, read_texts, strict=True):
-            self.counts.add(query.kind, len(text))
-        self.counts.passes += 1
-        ends_of_queries = np.cumsum([len(query.places) for query in batch_queries])
-        return np.split(values, ends_of_queries[:-1])
+        ends_of_queries = np.cumsum([len(query.places) for query in queries])
+        return np.split(log_p.cpu().numpy(), ends_of_queries[:-1])
 
 
 def _without_prefix(query: TokenQuery) -> TokenQuery:

@@ -133,7 +133,11 @@ def bos_gain(model: Any, encoding: Encoding, context: int) -> float:
     ids = encoding.texts([ORDINARY_TEXT])[0].ids[: context - 1]
     losses = _token_losses(model, ids)
     losses_after_bos = _token_losses(model, [bos, *ids])[1:]  # the first text token has no loss without BOS
-    gains = losses - losses_after_bos
+    return _clear_mean(losses - losses_after_bos)
+
+
+def _clear_mean(gains: Tensor) -> float:
+    """Return the mean of gains if it is clear: above MIN_GAIN and MIN_STANDARD_ERRORS standard errors; else 0."""
     gain = float(gains.mean())
     standard_error = float(gains.std()) / len(gains) ** 0.5
     is_clear = gain > max(MIN_GAIN, MIN_STANDARD_ERRORS * standard_error)

@@ -21,7 +21,7 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 from vllm import LLM, EngineArgs
 from vllm import __version__ as VERSION
 
-from toolformer_dag.model.token_service import MOST_LIKELY, TokenAnswer, TokenRequest, TokenService
+from toolformer_dag.model.token_service import MOST_LIKELY, Scores, TokenAnswer, TokenRequest, TokenService
 from toolformer_dag.model.vllm_streams import Streams, sampling_params
 from toolformer_dag.model.weights import ModelError, model_name, require_whole
 from toolformer_dag.settings.model_settings import ModelSettings
@@ -153,14 +153,22 @@ class ServedVllm:
         The processor lets requests say which tokens are written; without it the server ignores that, and the model
         writes others.
         """
-        served = [model.get("root") or model["id"] for model in self._response("GET", f"{url}/v1/models")["data"]]
+        served = self._served_models(url)
         if name not in served:
             raise ModelError(f"model.url: {url} serves {', '.join(served)}, not {name}; start it with {START_COMMAND}")
-        # Ask for a text of tokens that the model would hardly choose: only the processor makes the server write them.
-        unlikely_tokens = [1, 2]
-        request = TokenRequest(prompt=[1], most=len(unlikely_tokens), walk=unlikely_tokens, likeliest=1)
-        if self._answer(request, url).tokens != unlikely_tokens:
+        if not self._writes_forced_tokens(url):
             raise ModelError(f"model.url: {url} runs without the logits processor; start it with {START_COMMAND}")
+
+    def _served_models(self, url: str) -> list[str]:
+        """Return the names of the models that a server has."""
+        models = self._response("GET", f"{url}/v1/models")["data"]
+        return [model.get("root") or model["id"] for model in models]
+
+    def _writes_forced_tokens(self, url: str) -> bool:
+        """Return whether a server writes tokens that the model would hardly choose, as only the processor makes it."""
+        unlikely_tokens = [1, 2]
+        request = TokenRequest(prompt=[1], most=len(unlikely_tokens), forced=unlikely_tokens, likeliest=1)
+        return self._answer(request, url).tokens == unlikely_tokens
 
     def run(self, requests: Sequence[TokenRequest]) -> list[TokenAnswer]:
         """Answer requests in their order."""
@@ -172,13 +180,7 @@ class ServedVllm:
         """Send a request to the vLLM server at a URL, with the sampling parameters as JSON; return its answer."""
         fields = msgspec.to_builtins(sampling_params(request, self.vocabulary))
         params = {field: value for field, value in fields.items() if not field.startswith("_")}
-        scored = params.get("logprob_token_ids")
-        if scored:
-            # The server returns as many log p as tokens are named, and the written token takes one of them. With
-            # [5, 6] named and 9 written, log p of 9 and of one named token would come back: name one token more.
-            unscored_token = next(token for token in count() if token not in scored)
-            params["logprob_token_ids"] = [*scored, unscored_token]
-            params["logprobs"] = len(scored) + 1
+        _name_one_token_more(params)
         body = {"token_ids": list(request.prompt), "sampling_params": params}
         return _served_answer(request.prompt, self._response("POST", f"{url}/inference/v1/generate", body))
 
@@ -196,51 +198,71 @@ class ServedVllm:
         return response.json()
 
 
-def _local_answer(output: Any) -> TokenAnswer:
-    """Convert vLLM's output of a request to an answer.
+def _name_one_token_more(params: dict[str, Any]) -> None:
+    """Add a token to those whose log p a server returns; changes `params` in place.
 
-    `scores` of the answer has, for each written token, log p by token of the candidates there. `prompt` has log p of
-    each prompt token, NaN for the first, which nothing predicts. Both are empty where they were not requested.
+    The server returns as many log p as tokens are named, and the written token takes one of them. With [5, 6] named and
+    9 written, log p of 9 and of one named token would come back.
     """
+    scored = params.get("logprob_token_ids")
+    if scored:
+        unscored_token = next(token for token in count() if token not in scored)
+        params["logprob_token_ids"] = [*scored, unscored_token]
+        params["logprobs"] = len(scored) + 1
+
+
+def _local_answer(output: Any) -> TokenAnswer:
+    """Convert vLLM's output of a request to an answer."""
     [written] = output.outputs
-    scores = []
-    for step in written.logprobs or ():
-        scores.append({token: entry.logprob for token, entry in step.items()})
-    prompt_log_p = []
-    for token, row in zip(output.prompt_token_ids, output.prompt_logprobs or (), strict=False):
-        prompt_log_p.append(row[token].logprob if row else nan)  # the first token has no row
     prompt_length = len(output.prompt_token_ids)
     return TokenAnswer(
         tokens=list(written.token_ids),
         ran=_tokens_run(prompt_length, len(written.token_ids), output.num_cached_tokens),
-        scores=scores,
-        prompt=prompt_log_p,
+        scores=[_local_scores(step) for step in written.logprobs or ()],
+        prompt=_local_prompt_log_p(output),
     )
+
+
+def _local_scores(step: Any) -> Scores:
+    """Return log p by token from vLLM's entries of a written token."""
+    return {token: entry.logprob for token, entry in step.items()}
+
+
+def _local_prompt_log_p(output: Any) -> list[float]:
+    """Return log p of each prompt token, NaN for the first, for which vLLM has no entry."""
+    log_p = []
+    for token, entries in zip(output.prompt_token_ids, output.prompt_logprobs or (), strict=False):
+        log_p.append(entries[token].logprob if entries else nan)
+    return log_p
 
 
 def _served_answer(prompt: Sequence[int], response: Any) -> TokenAnswer:
     """Convert the JSON of a vLLM server's response to an answer.
 
-    `scores` of the answer has, for each written token, log p by token of the candidates there. `prompt` has log p of
-    each prompt token, NaN for the first, which nothing predicts. Both are empty where they were not requested.
-
     prompt: the tokens of the request, which the response does not repeat.
     """
     [choice] = response["choices"]
-    scores = []
-    if choice["logprobs"]:
-        for step in choice["logprobs"]["content"]:
-            scores.append({entry["token_id"]: entry["logprob"] for entry in step["top_logprobs"]})
-    prompt_log_p = []
-    for token, row in zip(prompt, response["prompt_logprobs"] or (), strict=False):
-        prompt_log_p.append(row[str(token)]["logprob"] if row else nan)  # the first token has no row
     details = response["usage"]["prompt_tokens_details"] or {}
     return TokenAnswer(
         tokens=choice["token_ids"],
         ran=_tokens_run(len(prompt), len(choice["token_ids"]), details.get("cached_tokens")),
-        scores=scores,
-        prompt=prompt_log_p,
+        scores=_served_scores(choice["logprobs"]),
+        prompt=_served_prompt_log_p(prompt, response["prompt_logprobs"] or ()),
     )
+
+
+def _served_scores(log_p: Any) -> list[Scores]:
+    """Return log p by token at each written token, from the JSON of a choice; empty where there is none."""
+    steps = log_p["content"] if log_p else ()
+    return [{entry["token_id"]: entry["logprob"] for entry in step["top_logprobs"]} for step in steps]
+
+
+def _served_prompt_log_p(prompt: Sequence[int], entries_of_tokens: Sequence[Any]) -> list[float]:
+    """Return log p of each prompt token, NaN for the first, which has no entries."""
+    log_p = []
+    for token, entries in zip(prompt, entries_of_tokens, strict=False):
+        log_p.append(entries[str(token)]["logprob"] if entries else nan)
+    return log_p
 
 
 def _tokens_run(prompt: int, written: int, cached: int | None) -> int:

@@ -1,4 +1,4 @@
-"""Turn requests into vLLM's parameters, and decide in its workers what follows a stream of numbers or a walk."""
+"""Turn requests into vLLM's parameters, and decide in its workers which tokens follow random numbers or are forced."""
 
 from typing import Any, NamedTuple
 
@@ -12,46 +12,48 @@ from vllm.v1.sample.logits_processor.interface import MoveDirectionality
 from toolformer_dag.model.drawing import draw
 from toolformer_dag.model.token_service import TokenRequest
 
-STREAM = "stream"
-"""The key of `SamplingParams.extra_args` for a request's uniform numbers; temperature and top_p are beside it."""
-WALK = "walk"
+UNIFORMS = "stream"
+"""The key of `SamplingParams.extra_args` for a request's random numbers; temperature and top_p are beside it."""
+FORCED = "walk"
 """The key for the tokens that a request writes whatever their log p."""
 
 
 def sampling_params(request: TokenRequest, vocabulary: int) -> SamplingParams:
-    """Return a request's parameters for vLLM.
-
-    What vLLM cannot do itself is in `extra_args`, where the logits processor `Streams` reads it:
-
-    - a stream: uniform numbers, such as [0.2, 0.9], by each of which a token is drawn.
-    - a walk: tokens, such as [5, 6], that are written whatever their log p.
-
-    vocabulary: the number of the model's tokens.
-    """
-    extra: dict[str, Any] | None = None
-    if request.stream is not None:
-        extra = {STREAM: request.stream.tolist(), "temperature": request.temperature, "top_p": request.top_p}
-    elif request.walk:
-        extra = {WALK: list(request.walk)}
-    allowed = None
-    if request.forbidden:
-        allowed = sorted(set(range(vocabulary)).difference(request.forbidden))
-    grammar = None
-    if request.grammar:
-        grammar = StructuredOutputsParams(grammar=request.grammar)
+    """Return a request's parameters for vLLM; `vocabulary` is the number of the model's tokens."""
+    grammar = StructuredOutputsParams(grammar=request.grammar) if request.grammar else None
     return SamplingParams(
         max_tokens=request.most,
         temperature=0,
         ignore_eos=True,
         detokenize=False,
         stop_token_ids=list(request.ends),
-        allowed_token_ids=allowed,
+        allowed_token_ids=_allowed_tokens(request, vocabulary),
         structured_outputs=grammar,
         logprobs=_scored_count(request),
         logprob_token_ids=list(request.scored) or None,
         prompt_logprobs=0 if request.reads_prompt else None,
-        extra_args=extra,
+        extra_args=_extra_args(request),
     )
+
+
+def _allowed_tokens(request: TokenRequest, vocabulary: int) -> list[int] | None:
+    """Return all tokens but the forbidden ones; None where none is forbidden."""
+    if not request.forbidden:
+        return None
+    return sorted(set(range(vocabulary)).difference(request.forbidden))
+
+
+def _extra_args(request: TokenRequest) -> dict[str, Any] | None:
+    """Return what vLLM cannot do itself and the logits processor `Streams` does; None where there is nothing.
+
+    These are random numbers, by each of which a token is drawn, or forced tokens, which are written whatever their log
+    p.
+    """
+    if request.uniforms is not None:
+        return {UNIFORMS: request.uniforms.tolist(), "temperature": request.temperature, "top_p": request.top_p}
+    if request.forced:
+        return {FORCED: list(request.forced)}
+    return None
 
 
 def _scored_count(request: TokenRequest) -> int | None:
@@ -60,23 +62,29 @@ def _scored_count(request: TokenRequest) -> int | None:
         return len(request.scored)
     if request.likeliest:
         return request.likeliest
-    return 1 if request.walk else None  # a walk has at least log p of the written token
+    return 1 if request.forced else None  # with forced tokens at least log p of the written one
 
 
 class BatchRow(NamedTuple):
-    """A request with a stream or a walk in vLLM's batch.
+    """A request with random numbers or forced tokens in vLLM's batch.
 
-    `options`: its `extra_args`. `written`: the tokens that it has written so far; vLLM appends to this list.
+    - `options`: its `extra_args`.
+    - `written`: the tokens that it has written so far; vLLM appends to this list.
     """
 
     options: dict[str, Any]
     written: list[int]
 
+    def next_of(self, key: str) -> Any:
+        """Return the entry of the list `key` of the options for the next token; None where there is none."""
+        values = self.options.get(key, ())
+        return values[len(self.written)] if len(self.written) < len(values) else None
+
 
 class Streams(LogitsProcessor):
-    """Decides the next token of requests with a stream or a walk: vLLM then has a single token to choose from.
+    """Decides the next token of requests with random numbers or forced tokens: vLLM then has a single token to choose.
 
-    Token t of a sample is the first whose cumulative probability exceeds number t of its stream. `_rows` has these
+    Token t of a sample is the first whose cumulative probability exceeds its random number t. `_rows` has these
     requests by their row in vLLM's batch; vLLM says in `update_state` how the batch changes.
     """
 
@@ -92,34 +100,40 @@ class Streams(LogitsProcessor):
         return False
 
     def update_state(self, batch_update: BatchUpdate | None) -> None:
-        """Change `_rows`, the requests with a stream or a walk by their row in the batch, as vLLM's batch changed.
+        """Change `_rows` as vLLM's batch changed since the last step.
 
-        batch_update: which requests left, came, moved to an empty row or swapped rows since the last step; None where
-        none did.
+        batch_update: which requests left, came, moved to an empty row or swapped rows; None where none did.
         """
         if batch_update is None:
             return
         for index in batch_update.removed:
             self._rows.pop(index, None)
         for index, params, _, written in batch_update.added:
-            has_stream_or_walk = bool(params.extra_args)
-            self._put(index, BatchRow(params.extra_args, written) if has_stream_or_walk else None)
+            is_decided_here = bool(params.extra_args)
+            self._put(index, BatchRow(params.extra_args, written) if is_decided_here else None)
         for source, target, direction in batch_update.moved:
-            source_row = self._rows.pop(source, None)
-            target_row = self._rows.pop(target, None)
-            self._put(target, source_row)
-            if direction is MoveDirectionality.SWAP:
-                self._put(source, target_row)
+            self._move(source, target, swaps=direction is MoveDirectionality.SWAP)
+
+    def _move(self, source: int, target: int, *, swaps: bool) -> None:
+        """Move the request of a row to another one, and that one's request back if they swap."""
+        source_row = self._rows.pop(source, None)
+        target_row = self._rows.pop(target, None)
+        self._put(target, source_row)
+        if swaps:
+            self._put(source, target_row)
 
     def _put(self, index: int, row: BatchRow | None) -> None:
-        """Set which request is in a row of the batch; None for one with neither stream nor walk."""
+        """Set which request is in a row of the batch; None for one whose tokens vLLM chooses itself."""
         self._rows.pop(index, None)
         if row is not None:
             self._rows[index] = row
 
     def apply(self, logits: Tensor) -> Tensor:
-        """Leave each request with a stream or a walk a single token, in place; return the logits [rows, V]."""
-        tokens = self._walked(len(logits)) | self._drawn(logits)
+        """Leave each request with random numbers or forced tokens a single token; return the logits [rows, V].
+
+        Changes `logits` in place.
+        """
+        tokens = self._next_of(FORCED, len(logits)) | self._drawn(logits)
         if tokens:
             rows = torch.tensor(list(tokens), device=logits.device)
             chosen = torch.tensor(list(tokens.values()), device=logits.device)
@@ -127,25 +141,24 @@ class Streams(LogitsProcessor):
             logits[rows, chosen] = 0.0
         return logits
 
-    def _walked(self, row_count: int) -> dict[int, int]:
-        """Return the next token of each walk that is not at its end, by row."""
-        tokens = {}
+    def _next_of(self, key: str, row_count: int) -> dict[int, Any]:
+        """Return by row what the requests' options `key` have for the next token, without those that are used up.
+
+        row_count: how many rows run in this step. Further requests of `_rows` do not run now.
+        """
+        values = {}
         for index, row in self._rows.items():
-            walk = row.options.get(WALK, ())
-            if index < row_count and len(row.written) < len(walk):
-                tokens[index] = walk[len(row.written)]
-        return tokens
+            value = row.next_of(key)
+            if index < row_count and value is not None:
+                values[index] = value
+        return values
 
     def _drawn(self, logits: Tensor) -> dict[int, int]:
-        """Draw the next token of each request whose stream of uniform numbers is not used up; return it by row.
+        """Draw the next token of each request with a random number for it; return the tokens by row.
 
-        logits: of the rows that run in this step, [rows, V]. Further requests of `_rows` do not run now.
+        logits: of the rows that run in this step, [rows, V].
         """
-        numbers = {}  # by row, the uniform number of the next token
-        for index, row in self._rows.items():
-            stream = row.options.get(STREAM, ())
-            if index < len(logits) and len(row.written) < len(stream):
-                numbers[index] = stream[len(row.written)]
+        numbers = self._next_of(UNIFORMS, len(logits))
         if not numbers:
             return {}
         options = self._rows[next(iter(numbers))].options  # all have the same temperature and top_p

@@ -1,0 +1,716 @@
+"""Texts after a prompt in transformers' own cache, for models whose attention cannot be replaced (`shared_keys.py`).
+
+Branches are continuations of texts, one token at a time. A cached row can be continued after any of its tokens if what
+comes after is cut off. Keys and values are cut after any token. The states of linear attention (Mamba, RWKV,
+convolutions) cannot be cut: they are stored after every STATE_INTERVAL tokens of a text, and the few tokens from there
+on run again.
+
+Some models give other numbers with a cache. For these, the cache holds the tokens themselves, and every row runs from
+its beginning at each step.
+
+Shapes: B rows, T new tokens, F numbers per hidden state, D numbers per key, H_kv heads of keys.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
+from inspect import signature
+from itertools import count
+from typing import Any, Literal, NamedTuple, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers.cache_utils import (
+    DynamicCache,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    LinearAttentionAndFullAttentionLayer,
+    LinearAttentionLayer,
+)
+
+from toolformer_dag.model.attention import on_device, padded
+from toolformer_dag.model.backbone import Backbone
+
+STATE_INTERVAL = 16
+"""Tokens between two stored states of a text."""
+RWKV_ARGUMENT = "state"
+"""The name under which RWKV takes its cache, a list of tensors without keys."""
+ARGUMENTS = ("past_key_values", "cache_params", RWKV_ARGUMENT)
+"""Names under which models take their cache."""
+KNOWN_LAYERS = (DynamicLayer, LinearAttentionLayer, LinearAttentionAndFullAttentionLayer)
+"""Layers of a cache that can be cut and copied here."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheUse:
+    """How a model's own cache can be used.
+
+    - `chunks`: whether a pass may run several tokens after cached ones. Mamba's scan may not: it begins from zero.
+    - `batching`: which rows may share a pass: `any` (shorter rows are padded on the left); rows of `equal_length`; or
+      `single`, so that each row runs alone (RWKV in transformers mixes rows).
+    - `recomputes`: whether nothing is cached, and every row runs from its beginning at each token.
+    """
+
+    chunks: bool
+    batching: Literal["any", "equal_length", "single"]
+    recomputes: bool = False
+
+    @property
+    def runs_rows_alone(self) -> bool:
+        """Return whether each row needs a pass of its own."""
+        return self.batching == "single"
+
+    def batch_key(self, row: int, length: int) -> int:
+        """Return a number that is equal for rows that may share a pass. `length`: the row's tokens."""
+        return {"any": 0, "equal_length": length, "single": row}[self.batching]
+
+    def batches(self, lengths: Sequence[int]) -> Iterable[list[int]]:
+        """Return lists of the rows that may share a pass. Row r has `lengths[r]` tokens.
+
+        Lengths [3, 5, 3] give [[0, 1, 2]] for "any", [[0, 2], [1]] for "equal_length", [[0], [1], [2]] for "single".
+        """
+        rows_by_key: dict[int, list[int]] = defaultdict(list)
+        for row, length in enumerate(lengths):
+            rows_by_key[self.batch_key(row, length)].append(row)
+        return rows_by_key.values()
+
+
+class Rearrangement(Protocol):
+    """Makes a new cache's tensors from a cache's tensors, by choosing, duplicating or cutting rows.
+
+    The first dimension of each tensor is the row.
+    """
+
+    def keys(self, keys: Tensor) -> Tensor:
+        """Return the keys of the new rows, [new rows, H_kv, new columns, D]; also used for values."""
+
+    def state(self, number: int, state: Tensor) -> Tensor:
+        """Return a state of the new rows, [new rows, ...]. `number`: its index in `ModelCache._state_tensors`."""
+
+
+@dataclass(frozen=True, eq=False)
+class _ChosenRows:
+    """Chooses the rows `rows`, whole; see `Rearrangement`."""
+
+    rows: Tensor
+
+    def keys(self, keys: Tensor) -> Tensor:
+        return keys[self.rows]
+
+    def state(self, number: int, state: Tensor) -> Tensor:
+        return state[self.rows]
+
+
+@dataclass(frozen=True, eq=False)
+class _CutRows:
+    """Cuts rows to their beginnings; see `Rearrangement`.
+
+    - `rows`: for each new row, the old row that it is the beginning of.
+    - `row_index` [new rows, 1]: the same as a tensor.
+    - `columns` [new rows, new width]: for each new column, the old column that it is copied from.
+    - `states`: for each new row, all states of the old cache, with all its rows, as they were where the row is cut.
+    """
+
+    rows: Sequence[int]
+    row_index: Tensor
+    columns: Tensor
+    states: Sequence[Sequence[Tensor]]
+
+    def keys(self, keys: Tensor) -> Tensor:
+        return keys[self.row_index, :, self.columns].transpose(1, 2)  # indices on both sides of a slice put it last
+
+    def state(self, number: int, state: Tensor) -> Tensor:
+        return torch.stack([states[number][row] for row, states in zip(self.rows, self.states, strict=True)])
+
+
+class ModelCache:
+    """Rows of tokens in the model's own cache. `run` appends columns; `select` and `cut` return other caches.
+
+    A row may be padded on the left, so that rows end in one column. After `run` it may be padded on the right too,
+    until `cut` removes that padding.
+
+    - `backbone`: the model.
+    - `use`: how its cache can be used.
+    - `argument`: the argument under which the model takes the cache; "" where nothing is cached.
+    - `cache`: transformers' cache; for RWKV its list of states, None before the first token. Where nothing is cached
+      (`CacheUse.recomputes`), transformers' cache holds the tokens themselves.
+    - `starts[r]`: the column of row r's first token.
+    - `lengths[r]`: how many tokens row r holds from there on.
+    - `width`: the number of columns so far.
+    - `states[c]`: copies of the states of linear attention after the first c columns (`store_states`).
+    """
+
+    def __init__(self, backbone: Backbone, use: CacheUse, rows: int) -> None:
+        self.backbone = backbone
+        self.use = use
+        self.argument = "" if use.recomputes else cache_argument(backbone.body)
+        self.cache: Any = DynamicCache() if use.recomputes else _new_cache(backbone, self.argument)
+        self.starts = [0] * rows
+        self.lengths = [0] * rows
+        self.width = 0
+        self.states: dict[int, list[Tensor]] = {}
+
+    @property
+    def is_rwkv(self) -> bool:
+        """Return whether the cache is RWKV's list of states."""
+        return self.argument == RWKV_ARGUMENT
+
+    @property
+    def has_states(self) -> bool:
+        """Return whether the model has states of linear attention, which cannot be cut."""
+        return self.is_rwkv or any(isinstance(layer, LinearAttentionLayer) for layer in self.cache.layers)
+
+    @property
+    def has_keys(self) -> bool:
+        """Return whether the cache holds keys; rows of models without them are never padded on the left."""
+        return not self.is_rwkv and any(isinstance(layer, DynamicLayer) for layer in self.cache.layers)
+
+    def run(self, sequences: Sequence[Sequence[int]], every: int | None = None) -> Tensor:
+        """Append a sequence to each row, padded on the right, and run them; return their features [B, T, F].
+
+        every: store the states of linear attention after every so many new columns, so that rows can be cut there.
+        """
+        ids = padded(sequences, self.backbone.device)  # [B, T]
+        columns_before = self.width
+        features = []
+        for pass_ids in torch.split(ids, self._columns_per_pass(ids.shape[1], every), dim=1):
+            features.append(self._forward(pass_ids))  # adds these columns to `self.width`
+            if every is not None and (self.width - columns_before) % every == 0:
+                self.store_states()
+        self.lengths = [length + len(sequence) for length, sequence in zip(self.lengths, sequences, strict=True)]
+        return torch.cat(features, 1)
+
+    def _columns_per_pass(self, new_width: int, every: int | None) -> int:
+        """Return how many of `new_width` new columns a pass may run; at most `every`, where states are stored then."""
+        takes_several = self.use.chunks or not self.width  # some models take one token at a time after cached ones
+        columns = new_width if takes_several else 1
+        if every is not None and self.has_states:
+            return min(columns, every)
+        return columns
+
+    def store_states(self) -> None:
+        """Store copies of the states after the columns so far in `self.states`; the next token changes the states."""
+        self.states[self.width] = [state.clone() for state in self._state_tensors()]
+
+    def select(self, rows: Sequence[int]) -> "ModelCache":
+        """Return a new cache of these rows, whole; a row that is named twice is there twice."""
+        return self._rearranged(
+            _ChosenRows(on_device(rows, self.backbone.device)),
+            starts=[self.starts[row] for row in rows],
+            lengths=[self.lengths[row] for row in rows],
+            width=self.width,
+        )
+
+    def cut(self, rows: Sequence[int], lengths: Sequence[int]) -> "ModelCache":
+        """Return a new cache with copies of some rows, each cut to its first tokens.
+
+        - rows: the rows to copy; one may be there twice.
+        - lengths: how many tokens each keeps. Shorter rows are padded on the left, so that all end in one column.
+
+        States of linear attention must have been stored after each row's last token (`store_states`).
+        """
+        width = max(lengths)
+        new_starts = [width - length for length in lengths]
+        cut_rows = _CutRows(
+            rows=rows,
+            row_index=on_device(rows, self.backbone.device)[:, None],
+            columns=self._source_columns(rows, new_starts, width),
+            states=self._states_at_ends(rows, lengths),
+        )
+        return self._rearranged(cut_rows, starts=new_starts, lengths=list(lengths), width=width)
+
+    def _source_columns(self, rows: Sequence[int], new_starts: Sequence[int], width: int) -> Tensor:
+        """Return the column of this cache that each new column is copied from, [new rows, width].
+
+        For rows that start in column 0 here and in [2, 0] in the new cache of 5 columns: [[0, 0, 0, 1, 2],
+        [0, 1, 2, 3, 4]]. Padding may be copied from any column.
+        """
+        device = self.backbone.device
+        shifts = [self.starts[row] - new_start for row, new_start in zip(rows, new_starts, strict=True)]
+        columns = on_device(shifts, device)[:, None] + torch.arange(width, device=device)
+        return columns.clamp(min=0)
+
+    def _states_at_ends(self, rows: Sequence[int], lengths: Sequence[int]) -> list[list[Tensor]]:
+        """Return for each row the stored states after its first `length` tokens; none for models without states."""
+        if not self.has_states:
+            return [[] for _ in rows]
+        return [self.states[self.starts[row] + length] for row, length in zip(rows, lengths, strict=True)]
+
+    def texts(self, slots: int, width: int) -> "ModelCacheTexts":
+        """Return an empty cache of texts that follow this single row, the prompt.
+
+        The arguments have no effect, because nothing is allocated; `CachedPrompt.texts` has the same ones.
+        """
+        return ModelCacheTexts(self)
+
+    def _forward(self, ids: Tensor) -> Tensor:
+        """Run the next columns [B, T]; return their features [B, T, F]."""
+        if self.use.recomputes:
+            features = self._recomputed(ids)
+        else:
+            padding = self._padding_arguments(ids)
+            features, self.cache = self.backbone.cached_features(ids, self.argument, self.cache, **padding)
+        self.width += ids.shape[1]
+        return features
+
+    def _recomputed(self, ids: Tensor) -> Tensor:
+        """Append tokens [B, T], and run every row from its beginning; return the features of the new tokens [B, T, F].
+
+        All rows have the same length. A pass has as many rows as the token budget allows.
+        """
+        tokens = self._append_to_tokens(ids)  # [B, width + T]
+        rows_per_pass = max(1, self.backbone.budget.tokens // tokens.shape[1])
+        parts = []
+        for part_tokens in torch.split(tokens, rows_per_pass):
+            part_features = self.backbone.features(part_tokens)  # [rows, width + T, F]
+            parts.append(part_features[:, self.width :])
+        return torch.cat(parts)
+
+    def _append_to_tokens(self, ids: Tensor) -> Tensor:
+        """Append tokens [B, T] to those in transformers' cache, which it holds as keys; return all, [B, width + T]."""
+        as_keys = ids[:, None, :, None]  # the shape of keys: [B, 1, T, 1]
+        all_as_keys, _ = self.cache.update(as_keys, as_keys, layer_idx=0)  # [B, 1, width + T, 1]
+        tokens: Tensor = all_as_keys[:, 0, :, 0]
+        return tokens
+
+    def _padding_arguments(self, ids: Tensor) -> dict[str, Tensor]:
+        """Return arguments for the model that say which columns are padding on the left; empty where none is.
+
+        - ids: the columns that are about to run, [B, T].
+        - `attention_mask` of the result: 0 in padding, else 1, in all columns: [[1, 1, 1], [0, 1, 1]] for rows that
+          start in columns 0 and 1.
+        - `position_ids`, which some models do not take: in the new columns, the numbers of each row's tokens. With one
+          new column, [[2], [1]].
+        """
+        is_padded = any(self.starts)
+        if not self.has_keys or not is_padded:
+            return {}
+        columns = torch.arange(self.width + ids.shape[1], device=ids.device)
+        mask = (columns >= on_device(self.starts, ids.device)[:, None]).long()  # [B, columns]
+        if "position_ids" not in signature(self.backbone.body.forward).parameters:
+            return {"attention_mask": mask}
+        positions = (mask.cumsum(-1) - 1).clamp(min=0)
+        return {"attention_mask": mask, "position_ids": positions[:, self.width :]}
+
+    def _state_tensors(self) -> list[Tensor]:
+        """Return the states in the cache, [rows, ...] each, layer by layer.
+
+        A layer with linear attention has convolution states and then recurrent states; `_rearranged` numbers them in
+        the same order.
+        """
+        if self.is_rwkv:
+            return list(self.cache or ())
+        tensors = []
+        for layer in self.cache.layers:
+            if isinstance(layer, LinearAttentionLayer):
+                states = [*layer.conv_states.values(), *layer.recurrent_states.values()]
+                tensors += [state for state in states if state is not None]
+        return tensors
+
+    def _rearranged(
+        self, rearrangement: Rearrangement, *, starts: list[int], lengths: list[int], width: int
+    ) -> "ModelCache":
+        """Return a new cache whose rows are made from rows of this one, which stays as it is. No states are stored yet.
+
+        - rearrangement: makes each tensor of the new cache (keys, values or states) from one of this cache.
+        - starts, lengths, width: the attributes of the new cache.
+        """
+        other = copy(self)
+        other.starts = starts
+        other.lengths = lengths
+        other.width = width
+        other.states = {}
+        if self.is_rwkv:
+            other.cache = [rearrangement.state(number, state) for number, state in enumerate(self._state_tensors())]
+        else:
+            other.cache = _rearranged_cache(self.cache, rearrangement)
+        return other
+
+
+def _rearranged_cache(cache: DynamicCache, rearrangement: Rearrangement) -> DynamicCache:
+    """Return a copy of transformers' cache whose keys, values and states are made by `rearrangement`.
+
+    States are numbered through all layers, in the order of `ModelCache._state_tensors`.
+    """
+    rearranged = copy(cache)
+    state_numbers = count()  # advanced by each state of each layer
+    rearranged.layers = [_rearranged_layer(layer, rearrangement, state_numbers) for layer in cache.layers]
+    return rearranged
+
+
+def _rearranged_layer(layer: Any, rearrangement: Rearrangement, state_numbers: Iterator[int]) -> Any:
+    """Return a copy of a layer of a cache with other rows. It has keys and values, or states, or both.
+
+    state_numbers: an iterator that all layers share, from which each state takes its number.
+    """
+    layer = copy(layer)
+    if isinstance(layer, LinearAttentionLayer):
+        layer.conv_states = _rearranged_states(layer.conv_states, rearrangement, state_numbers)
+        layer.recurrent_states = _rearranged_states(layer.recurrent_states, rearrangement, state_numbers)
+    if isinstance(layer, DynamicLayer) and layer.keys is not None:
+        layer.keys = rearrangement.keys(layer.keys)
+        layer.values = rearrangement.keys(layer.values)  # their rows and columns are those of the keys
+    return layer
+
+
+def _rearranged_states(
+    states: Mapping[Any, Tensor | None], rearrangement: Rearrangement, state_numbers: Iterator[int]
+) -> dict[Any, Tensor | None]:
+    """Return a layer's states of one kind for other rows, under the same keys; None stays None.
+
+    state_numbers: an iterator that all layers share, from which each state takes its number.
+    """
+    rearranged: dict[Any, Tensor | None] = {}
+    for key, state in states.items():
+        rearranged[key] = None if state is None else rearrangement.state(next(state_numbers), state)
+    return rearranged
+
+
+def cache_argument(body: Any) -> str:
+    """Return the name of the argument by which a model takes its cache, such as `past_key_values`.
+
+    Raises NotImplementedError for a model that takes no cache.
+    """
+    parameters = signature(body.forward).parameters
+    for name in ARGUMENTS:
+        if name in parameters:
+            return name
+    raise NotImplementedError(f"{type(body).__name__} takes no cache")
+
+
+def _new_cache(backbone: Backbone, argument: str) -> DynamicCache | None:
+    """Return an empty cache for a model; None for RWKV, which creates its states itself.
+
+    Layers with a sliding window get a cache that keeps all keys, so that rows can be cut. argument: the name by which
+    the model takes its cache. Raises NotImplementedError for layers that are neither attention nor linear attention.
+    """
+    if argument == RWKV_ARGUMENT:
+        return None
+    cache = DynamicCache(config=backbone.model.config)
+    cache.layers = [DynamicLayer() if type(layer) is DynamicSlidingWindowLayer else layer for layer in cache.layers]
+    unknown = {type(layer).__name__ for layer in cache.layers if type(layer) not in KNOWN_LAYERS}
+    if unknown:
+        raise NotImplementedError(f"caches of {', '.join(sorted(unknown))}")
+    return cache
+
+
+class CachedRow(NamedTuple):
+    """A row of a cache, which holds the tokens of the prompt and then a text.
+
+    - `cache`: the cache of several texts that ran in one pass.
+    - `row`: the number of the text's row.
+    """
+
+    cache: ModelCache
+    row: int
+
+
+class ModelCacheTexts:
+    """Texts after a prompt in the model's own cache, each with a copy of the prompt's keys and states.
+
+    A slot is a number under which a text is cached; a text replaces the earlier text of its slot.
+
+    - `prompt`: the cache of the prompt, which is its only row.
+    - `sequences`: the tokens of the text in each slot.
+    - `rows`: the row that holds the text of each slot.
+    """
+
+    def __init__(self, prompt: ModelCache) -> None:
+        self.prompt = prompt
+        self.sequences: dict[int, Sequence[int]] = {}
+        self.rows: dict[int, CachedRow] = {}
+
+    def tokens_run(self, sequence: Sequence[int]) -> int:
+        """Return how many tokens `features` runs for a text: also those of the prompt where nothing is cached."""
+        return len(sequence) + (self.prompt.width if self.prompt.use.recomputes else 0)
+
+    def features(self, slots: Sequence[int], sequences: Sequence[Sequence[int]], first: int) -> Tensor:
+        """Run B texts after the prompt, and cache them under the numbers `slots`; return features [B, T - first, F].
+
+        - sequences: the tokens of each text; T is the length of the longest. Features after a shorter one mean nothing.
+        - first: the index of the token at which the returned features begin.
+        """
+        self.sequences.update(zip(slots, sequences, strict=True))
+        slots_of_passes = [[slot] for slot in slots] if self.prompt.use.runs_rows_alone else [slots]
+        features_of_passes = []
+        for pass_slots in slots_of_passes:
+            features = self._run_in_a_pass(pass_slots)
+            features_of_passes.append(features[:, first:])
+        return _joined_rows(features_of_passes)
+
+    def _run_in_a_pass(self, slots: Sequence[int]) -> Tensor:
+        """Run the texts in these slots after the prompt, and note in `rows` where they are cached.
+
+        States of linear attention are stored before the texts and after every STATE_INTERVAL tokens, so that branches
+        can begin there. Returns features [slots, T, F].
+        """
+        cache = self.prompt.select([0] * len(slots))  # the prompt, row 0, once per text
+        cache.store_states()
+        features = cache.run([self.sequences[slot] for slot in slots], every=STATE_INTERVAL)
+        for row, slot in enumerate(slots):
+            self.rows[slot] = CachedRow(cache, row)
+        return features
+
+    def branches(self, capacity: int, max_tokens: int) -> "ModelCacheBranches":
+        """Return an object for branches of these texts, without any yet; `ModelCacheBranches.admit` starts them.
+
+        The arguments have no effect, because nothing is allocated; `CachedTexts.branches` has the same ones.
+        """
+        return ModelCacheBranches(self)
+
+
+def _joined_rows(parts: Sequence[Tensor]) -> Tensor:
+    """Return the rows of all parts, [rows, columns, F] each, with zeros after those with fewer columns."""
+    longest = max(part.shape[1] for part in parts)
+    return torch.cat([F.pad(part, (0, 0, 0, longest - part.shape[1])) for part in parts])
+
+
+class ContinuedBranch(NamedTuple):
+    """A branch that goes on, perhaps under another number.
+
+    - `number`: its new number among the branches.
+    - `row`: its row in the cache of its old group.
+    """
+
+    number: int
+    row: int
+
+
+class BranchGroup(NamedTuple):
+    """Branches that run in the same passes.
+
+    - `numbers[r]`: the number of the branch in row r of `cache`.
+    - `cache`: the tokens of the branches, with prompt and text before them.
+    """
+
+    numbers: list[int]
+    cache: ModelCache
+
+    @property
+    def tokens_of_step(self) -> int:
+        """Return how many tokens ran in the last step: one per branch, or all tokens where nothing is cached."""
+        return sum(self.cache.lengths) if self.cache.use.recomputes else len(self.numbers)
+
+    def selected(self, branches: Sequence[int]) -> "list[BranchGroup]":
+        """Return groups of the new branches that continue branches of this one: one group, none, or one per branch.
+
+        branches: the number of the old branch that each new branch continues, in any group.
+        """
+        continued = self._continued(branches)
+        if self.cache.use.runs_rows_alone:
+            return [self._copied([branch]) for branch in continued]
+        return [self._copied(continued)] if continued else []
+
+    def _continued(self, branches: Sequence[int]) -> list[ContinuedBranch]:
+        """Return the new branches that continue one of this group; see `selected`."""
+        row_of_branch = {number: row for row, number in enumerate(self.numbers)}
+        continued = []
+        for new_number, old_number in enumerate(branches):
+            if old_number in row_of_branch:
+                continued.append(ContinuedBranch(new_number, row_of_branch[old_number]))
+        return continued
+
+    def _copied(self, branches: Sequence[ContinuedBranch]) -> "BranchGroup":
+        """Return a group of these branches, with copies of their rows."""
+        rows = self.cache.select([branch.row for branch in branches])
+        return BranchGroup([branch.number for branch in branches], rows)
+
+
+class RunSequences(NamedTuple):
+    """Sequences that ran.
+
+    - `cache`: a new cache, with a row per sequence.
+    - `last_features`: the features of their last tokens, [sequences, F].
+    """
+
+    cache: ModelCache
+    last_features: Tensor
+
+
+class ModelCacheBranches:
+    """Branches: continuations of texts, which all get one token per step. Each has a copy of its keys and states.
+
+    Branches are numbered in the order of `admit`, `add` and `select`.
+
+    - `texts`: the texts that they continue.
+    - `device`: where the model runs.
+    - `groups`: the branches that run in the same passes, with their cache. Each branch is in one group.
+    - `tokens_run`: how many tokens the last step ran. The first step after `admit` also counts tokens of texts that
+      ran again there, because states are stored after some tokens only.
+    """
+
+    def __init__(self, texts: ModelCacheTexts) -> None:
+        self.texts = texts
+        self.device = texts.prompt.backbone.device
+        self.tokens_run = 0
+        self.groups: list[BranchGroup] = []
+        self._tokens_run_again = 0  # in `admit`, since the last step
+
+    @property
+    def count(self) -> int:
+        """The number of branches."""
+        return sum(len(group.numbers) for group in self.groups)
+
+    def admit(self, slots: Sequence[int], tokens_before: Sequence[int]) -> None:
+        """Append branches: new branch b continues the first `tokens_before[b]` tokens of the text in slot `slots[b]`.
+
+        Branches that may share a pass of the model, and whose texts are in one cache, become a group with a new cache.
+        """
+        first_number = self.count
+        new_branches = []
+        for index, (slot, text_length) in enumerate(zip(slots, tokens_before, strict=True)):
+            beginning = self.texts.sequences[slot][:text_length]
+            new_branches.append(_NewBranch(first_number + index, self.texts.rows[slot], beginning))
+        for branches in _batches_of_branches(new_branches, self.texts.prompt.use):
+            self._start_group(branches)
+
+    def _start_group(self, branches: "Sequence[_NewBranch]") -> None:
+        """Append a group of new branches whose texts are in one cache."""
+        cut = _cut_after_beginnings(
+            branches[0].text.cache,
+            rows=[branch.text.row for branch in branches],
+            beginnings=[branch.beginning for branch in branches],
+            prompt_width=self.texts.prompt.width,
+        )
+        self._tokens_run_again += cut.tokens_run
+        self.groups.append(BranchGroup([branch.number for branch in branches], cut.cache))
+
+    def add(self, sequences: Sequence[Sequence[int]]) -> Tensor:
+        """Run whole sequences, append a branch at the end of each; return the features of their last tokens.
+
+        These are [sequences, F]. The sequences do not follow the prompt.
+        """
+        first_number = self.count
+        features_by_index: dict[int, Tensor] = {}  # by index of `sequences`, [F]
+        for indices in self._use_of_whole_sequences().batches([len(sequence) for sequence in sequences]):
+            run = self._run_whole([sequences[index] for index in indices])
+            features_by_index.update(zip(indices, run.last_features, strict=True))
+            self.groups.append(BranchGroup([first_number + index for index in indices], run.cache))
+        return torch.stack([features_by_index[index] for index in range(len(sequences))])
+
+    def _use_of_whole_sequences(self) -> CacheUse:
+        """Return how whole sequences share passes: with states, which cannot be cut, only if they are equally long."""
+        prompt = self.texts.prompt
+        if prompt.use.batching == "any" and prompt.has_states:
+            return replace(prompt.use, batching="equal_length")
+        return prompt.use
+
+    def _run_whole(self, sequences: Sequence[Sequence[int]]) -> RunSequences:
+        """Run sequences in a pass. The padding of shorter ones is moved from the right to the left."""
+        prompt = self.texts.prompt
+        lengths = [len(sequence) for sequence in sequences]
+        cache = ModelCache(prompt.backbone, prompt.use, rows=len(sequences))
+        features = cache.run(sequences)  # [sequences, T, F]
+        last_tokens = [length - 1 for length in lengths]
+        may_be_padded = self._use_of_whole_sequences().batching == "any"
+        if may_be_padded:
+            cache = cache.cut(range(len(sequences)), lengths)  # moves the padding to the left
+        return RunSequences(cache, features[range(len(sequences)), last_tokens])
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """Append a token to each branch, [B], and run it; return the features of these tokens, [B, F].
+
+        Each group of branches runs in a pass of its own. Sets `tokens_run`.
+        """
+        features_of_groups = []
+        for group in self.groups:
+            group_tokens = [[token] for token in tokens[group.numbers].tolist()]
+            features_of_groups.append(group.cache.run(group_tokens)[:, 0])
+        self.tokens_run = self._tokens_run_again + sum(group.tokens_of_step for group in self.groups)
+        self._tokens_run_again = 0
+        return self._in_order_of_branches(torch.cat(features_of_groups))
+
+    def _in_order_of_branches(self, features_by_group: Tensor) -> Tensor:
+        """Return the features of all branches, [B, F], in the order of their numbers instead of that of the groups."""
+        numbers = [number for group in self.groups for number in group.numbers]
+        features = torch.empty_like(features_by_group)
+        features[numbers] = features_by_group
+        return features
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Continue with some branches: new branch b is old branch `rows[b]`. A branch may be there twice.
+
+        The groups are replaced by new ones, with copies of the rows that go on.
+        """
+        new_groups = []
+        for group in self.groups:
+            new_groups += group.selected(rows)
+        self.groups = new_groups
+
+    def branch(self, row: int) -> "ModelCacheBranches":
+        """Return a copy of branch `row` alone. What it runs does not change this object."""
+        copied = copy(self)
+        copied.select([row])
+        return copied
+
+
+class _NewBranch(NamedTuple):
+    """A branch that is being started.
+
+    - `number`: its number among the branches.
+    - `text`: where its text is cached, after the prompt.
+    - `beginning`: the tokens of the text that it continues.
+    """
+
+    number: int
+    text: CachedRow
+    beginning: Sequence[int]
+
+
+def _batches_of_branches(branches: Sequence[_NewBranch], use: CacheUse) -> Iterable[list[_NewBranch]]:
+    """Return lists of the branches that may share a pass of the model, and whose texts are in one cache."""
+    batches: dict[tuple[int, int], list[_NewBranch]] = defaultdict(list)
+    for branch in branches:
+        batch_key = use.batch_key(branch.number, len(branch.beginning))
+        batches[id(branch.text.cache), batch_key].append(branch)
+    return batches.values()
+
+
+class CutCache(NamedTuple):
+    """A cache whose rows were cut.
+
+    - `cache`: the new cache.
+    - `tokens_run`: how many tokens had to run again for it.
+    """
+
+    cache: ModelCache
+    tokens_run: int
+
+
+def _cut_after_beginnings(
+    cache: ModelCache, *, rows: Sequence[int], beginnings: Sequence[Sequence[int]], prompt_width: int
+) -> CutCache:
+    """Return a cache with copies of some rows, each cut after the prompt and the first tokens of its text.
+
+    - rows: the rows to copy. Each holds the prompt, of `prompt_width` tokens, and then a text.
+    - beginnings: for each of them, the tokens of its text that stay.
+    """
+    final_lengths = [prompt_width + len(beginning) for beginning in beginnings]
+    if cache.has_states:
+        return _cut_with_states(cache, rows=rows, beginnings=beginnings, final_lengths=final_lengths)
+    return CutCache(cache.cut(rows, final_lengths), tokens_run=0)  # keys and values can be cut after any token
+
+
+def _cut_with_states(
+    cache: ModelCache, *, rows: Sequence[int], beginnings: Sequence[Sequence[int]], final_lengths: Sequence[int]
+) -> CutCache:
+    """Return a cache with rows of a model with linear attention, each cut to `final_lengths` tokens.
+
+    Its states are stored after every STATE_INTERVAL tokens of a text only. With an interval of 16, a row whose
+    `beginning` has 20 tokens of the text is cut after 16 of them, and the other 4 run again.
+    """
+    remaining = [_after_stored_states(beginning) for beginning in beginnings]
+    stored_lengths = [length - len(tokens) for length, tokens in zip(final_lengths, remaining, strict=True)]
+    cut = cache.cut(rows, stored_lengths)
+    cut.store_states()
+    if any(remaining):
+        cut.run(remaining, every=1)  # stores states after every token, so that each row can be cut at its own end
+    return CutCache(cut.cut(range(len(rows)), final_lengths), tokens_run=sum(map(len, remaining)))
+
+
+def _after_stored_states(tokens: Sequence[int]) -> Sequence[int]:
+    """Return the tokens of a text's beginning after its last stored states."""
+    stored_count = len(tokens) // STATE_INTERVAL * STATE_INTERVAL
+    return tokens[stored_count:]

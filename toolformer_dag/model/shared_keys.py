@@ -1,0 +1,644 @@
+"""Cached keys and values of a prompt, of texts after it and of their continuations; none is copied per sequence.
+
+A sequence has three parts, whose keys and values are cached apart:
+
+1. the prompt: the first tokens of all sequences;
+2. a text after the prompt, in a slot: a row of the cache of texts;
+3. a branch: tokens that continue the text, or its beginning. Many branches may continue one text.
+
+Shapes: B sequences, H heads of queries, H_kv heads of keys, R = H / H_kv heads of queries per head of keys, T new
+tokens, D numbers per head, F numbers per hidden state.
+"""
+
+from collections.abc import Iterable, Sequence
+from copy import copy
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention.bias import causal_lower_right
+
+from toolformer_dag.model.attention import AttentionLayer, Visibility, attention, causal, on_device, padded
+from toolformer_dag.model.backbone import Backbone
+
+
+class LayerCache(NamedTuple):
+    """Keys and values of a layer, [B, H_kv, T, D] each; values may have another D than keys."""
+
+    keys: Tensor
+    values: Tensor
+
+    def zeros(self, rows: int, length: int) -> "LayerCache":
+        """Return a cache of zeros for `rows` sequences of `length` tokens, with this one's heads and data type.
+
+        Memory that is not set could hold NaN, which a mask does not hide.
+        """
+        keys = self.keys.new_zeros(rows, self.keys.shape[1], length, self.keys.shape[3])
+        values = self.values.new_zeros(rows, self.values.shape[1], length, self.values.shape[3])
+        return LayerCache(keys, values)
+
+    def grown(self, rows: int, length: int) -> "LayerCache":
+        """Return a cache with at least `rows` rows of at least `length` tokens, with zeros in what is added.
+
+        Returns this cache itself, without a copy, where it is large enough.
+        """
+        more_rows = max(0, rows - self.keys.shape[0])
+        more_tokens = max(0, length - self.keys.shape[2])
+        if not more_rows and not more_tokens:
+            return self
+        padding = (0, 0, 0, more_tokens, 0, 0, 0, more_rows)  # pairs, from the last dimension to the first
+        return LayerCache(F.pad(self.keys, padding), F.pad(self.values, padding))
+
+    def with_width(self, width: int) -> "LayerCache":
+        """Return views of the first `width` tokens of each row."""
+        return LayerCache(self.keys[:, :, :width], self.values[:, :, :width])
+
+    def copied_rows(self, rows: Tensor, width: int) -> "LayerCache":
+        """Return copies of the first `width` tokens of some rows."""
+        return LayerCache(self.keys[rows, :, :width], self.values[rows, :, :width])
+
+
+Layers = dict[int, LayerCache]
+"""The caches of a model by the number of the layer."""
+
+
+class CachedPrompt:
+    """The tokens before all texts, with cached keys and values. It may be empty.
+
+    - `backbone`: the model.
+    - `length`: the number of tokens.
+    - `layers`: keys and values by layer, with a single row each.
+
+    Raises ValueError for a model with other layers than attention.
+    """
+
+    def __init__(self, backbone: Backbone, ids: Sequence[int]) -> None:
+        """Run the tokens `ids`, and keep the keys and values of every layer.
+
+        Without tokens, a token is run whose keys are not kept: so `layers` have the shapes of the model, and length 0.
+        """
+        self.backbone = backbone
+        self.length = len(ids)
+        self.layers: Layers = {}  # filled by `_attend`, which each layer calls
+        any_ids = [0]
+        ids_to_run = ids or any_ids
+        backbone.features(padded([ids_to_run], backbone.device), attend=self._attend)
+        layer_count = backbone.model.config.get_text_config().num_hidden_layers
+        if len(self.layers) != layer_count:
+            raise ValueError(f"{len(self.layers)} of {layer_count} layers are attention")
+
+    def texts(self, slots: int, width: int) -> "CachedTexts":
+        """Allocate a cache for `slots` texts of at most `width` tokens after this prompt."""
+        return CachedTexts(self, slots, width)
+
+    def _attend(self, layer: AttentionLayer, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """Attend causally, and keep the keys and values of the prompt's tokens."""
+        self.layers[layer.number] = LayerCache(
+            keys[:, :, : self.length].contiguous(), values[:, :, : self.length].contiguous()
+        )
+        return causal(layer, queries, keys, values)
+
+
+class CachedTexts:
+    """Keys and values of texts after a cached prompt. A slot is the row of a text; a later text overwrites it.
+
+    - `prompt`: the cached tokens before every text.
+    - `slots`: the number of slots.
+    - `layers`: keys and values by layer, with a row per slot. They are zero after the end of a text, because a mask
+      hides keys, but not NaN or infinity in them.
+    """
+
+    def __init__(self, prompt: CachedPrompt, slots: int, width: int) -> None:
+        self.prompt = prompt
+        self.slots = slots
+        self.layers: Layers = {number: cache.zeros(slots, width) for number, cache in prompt.layers.items()}
+
+    def grow(self, slots: int, width: int) -> None:
+        """Grow the cache to at least `slots` texts of at least `width` tokens.
+
+        Where slots are missing, their number is at least doubled, so that the cache seldom grows.
+        """
+        if slots > self.slots:
+            self.slots = max(slots, 2 * self.slots)
+        for number, cache in self.layers.items():
+            self.layers[number] = cache.grown(self.slots, width)
+
+    def tokens_run(self, sequence: Sequence[int]) -> int:
+        """Return how many tokens `features` runs for a text."""
+        return len(sequence)
+
+    def features(self, slots: Sequence[int], sequences: Sequence[Sequence[int]], first: int) -> Tensor:
+        """Run B texts after the prompt and cache them; return their last hidden states, [B, T - first, F].
+
+        - slots: the row of the cache for each text, [B]. What was in it is overwritten.
+        - sequences: the tokens of each text; T is the length of the longest.
+        - first: the index of the token at which the returned features begin.
+        """
+        backbone = self.prompt.backbone
+        ids = padded(sequences, backbone.device)  # [B, T]
+        visibility = self._visibility(width=ids.shape[1])
+        text_pass = _TextPass(
+            texts=self,
+            slots=on_device(slots, ids.device),
+            padding=_padding(sequences, ids.device),
+            visibility=visibility,
+        )
+        positions = visibility.queries.expand_as(ids)
+        return backbone.features(ids, positions, text_pass)[:, first:]
+
+    def _visibility(self, width: int) -> Visibility:
+        """Return which keys the tokens of texts of `width` tokens attend to: the prompt, and the text up to them."""
+        backbone = self.prompt.backbone
+        key_positions = torch.arange(self.prompt.length + width, device=backbone.device)  # [prompt + T]
+        return Visibility(
+            queries=key_positions[self.prompt.length :],  # [T]
+            keys=key_positions,
+            longest=len(key_positions),
+            dtype=backbone.model.dtype,
+        )
+
+    def branches(self, capacity: int, max_tokens: int) -> "CachedBranches":
+        """Allocate a cache for up to `capacity` branches of `max_tokens` tokens; `CachedBranches.admit` starts them."""
+        return CachedBranches(self, capacity, max_tokens)
+
+    def all_open(self, width: int) -> "OpenTexts":
+        """Return all slots of the cache, without a copy, to be read up to `width` tokens."""
+        return OpenTexts(range(self.slots), width, self.layers)
+
+    def copies(self, slots: Iterable[int], width: int) -> "OpenTexts":
+        """Return copies of the first `width` tokens of the texts in some slots."""
+        sorted_slots = sorted(slots)
+        rows = on_device(sorted_slots, self.prompt.backbone.device)
+        layers = {number: cache.copied_rows(rows, width) for number, cache in self.layers.items()}
+        return OpenTexts(sorted_slots, width, layers)
+
+
+def _padding(sequences: Sequence[Sequence[int]], device: torch.device) -> Tensor | None:
+    """Return which tokens of padded sequences are padding, [B, 1, T, 1]; None where all have the same length.
+
+    For sequences of 2 and 1 tokens, rows are [False, False] and [False, True].
+    """
+    lengths = [len(sequence) for sequence in sequences]
+    width = max(lengths)
+    if min(lengths) == width:
+        return None
+    is_padding = torch.arange(width, device=device) >= on_device(lengths, device)[:, None]  # [B, T]
+    return is_padding[:, None, :, None]
+
+
+@dataclass(frozen=True, eq=False)
+class _TextPass:
+    """The attention of a pass that runs texts: it stores their keys and values, and attends to prompt and text.
+
+    - `texts`: the cache that they are stored in.
+    - `slots` [B]: the row of the cache for each text.
+    - `padding` [B, 1, T, 1]: whether a token is after the end of its text; None where all have the same length.
+    - `visibility`: which tokens each token sees, by their positions.
+    """
+
+    texts: CachedTexts
+    slots: Tensor
+    padding: Tensor | None
+    visibility: Visibility
+
+    def __call__(self, layer: AttentionLayer, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """Store a layer's keys and values of B texts; return the attention to prompt and texts, [B, H, T, D].
+
+        queries [B, H, T, D]; keys, values [B, H_kv, T, D].
+        """
+        text = self._without_padding(LayerCache(keys, values))
+        self._store(layer, text)
+        visible = self._after_prompt(layer, text)
+        hides_by_window = self.visibility.limiting(layer) is not None
+        if hides_by_window or not layer.is_plain:  # torch's fused kernel knows no window, soft cap or sinks
+            return attention(layer, queries, visible.keys, visible.values, self.visibility.bias(layer))
+        return _fused_attention(layer, queries, visible)
+
+    def _without_padding(self, text: LayerCache) -> LayerCache:
+        """Return the keys and values of texts with zeros after the end of each text."""
+        if self.padding is None:
+            return text
+        return LayerCache(text.keys.masked_fill(self.padding, 0), text.values.masked_fill(self.padding, 0))
+
+    def _store(self, layer: AttentionLayer, text: LayerCache) -> None:
+        """Write the keys and values of texts into their slots, with zeros in the rest of each slot.
+
+        The zeros overwrite the end of a longer text that was in the slot before.
+        """
+        cache = self.texts.layers[layer.number]
+        unused_length = cache.keys.shape[2] - text.keys.shape[2]  # a slot may be longer than these texts
+        cache.keys[self.slots] = F.pad(text.keys, (0, 0, 0, unused_length))
+        cache.values[self.slots] = F.pad(text.values, (0, 0, 0, unused_length))
+
+    def _after_prompt(self, layer: AttentionLayer, text: LayerCache) -> LayerCache:
+        """Return the keys and values of prompt and texts in one, [B, H_kv, prompt + T, D] each."""
+        prompt = self.texts.prompt.layers[layer.number]  # [1, H_kv, prompt, D] each
+        batch = len(text.keys)
+        keys = torch.cat([prompt.keys.expand(batch, -1, -1, -1), text.keys], 2)
+        values = torch.cat([prompt.values.expand(batch, -1, -1, -1), text.values], 2)
+        return LayerCache(keys, values)
+
+
+def _fused_attention(layer: AttentionLayer, queries: Tensor, visible: LayerCache) -> Tensor:
+    """Return causal attention by torch's fused kernel, [B, H, T, D]; the last of T queries sees all keys."""
+    mask = causal_lower_right(queries.shape[2], visible.keys.shape[2])
+    return F.scaled_dot_product_attention(
+        queries, visible.keys, visible.values, attn_mask=mask, scale=layer.scale, enable_gqa=True
+    )
+
+
+class Cell(NamedTuple):
+    """A cell of a `BranchTable`."""
+
+    row: int
+    column: int
+
+
+class BranchTable:
+    """A table with B branches in its cells, and a row per text, so that a text's keys are multiplied once for its row.
+
+    With branches 0 and 2 of text 0, and branch 1 of text 1, the rows are [0, 2] and [1, -]. The values in this example:
+
+    - `text` [B, 1]: the row of each branch, [[0], [1], [0]].
+    - `column` [B, 1]: the column of each branch, [[0], [0], [1]].
+    - `branch_of_cell` [texts, 1, columns]: the branch in each cell, [[[0, 2]], [[1, 0]]]. An empty cell has branch 0,
+      and its product is not read.
+    - `is_plain`: whether row t has the single branch t, for all rows; then no table is needed. Here it is False.
+    """
+
+    def __init__(self, slots: Sequence[int], open_slots: Sequence[int], device: torch.device) -> None:
+        """Give each branch the next free cell in the row of its text.
+
+        - slots: for each branch, the slot of its text, which is the text's row in the cache.
+        - open_slots: the slots of the texts that have a row here, in the order of the rows.
+
+        Slots [5, 7, 5] and open slots [5, 7] make the example of the class.
+        """
+        cells = _cells_of_branches(slots, open_slots)
+        rows = [cell.row for cell in cells]
+        columns = [cell.column for cell in cells]
+        self.is_plain = rows == list(range(len(open_slots))) and not any(columns)
+        self.text = on_device(rows, device)[:, None]
+        self.column = on_device(columns, device)[:, None]
+        branches = torch.arange(len(slots), device=device)
+        self.branch_of_cell = branches.new_zeros(len(open_slots), 1, max(columns) + 1)
+        self.branch_of_cell[self.text, 0, self.column] = branches[:, None]
+
+    def multiply(self, rows: Tensor, shared: Tensor, heads: Tensor) -> Tensor:
+        """Return `rows[b] @ shared[text of b]` for every branch b, [B, H_kv, R, Y].
+
+        - rows: a matrix per branch, [B, H_kv, R, X].
+        - shared: a matrix per text, [texts, H_kv, X, Y]. It is not copied for each branch of the text.
+        - heads: the numbers from 0 to H_kv - 1.
+        """
+        if self.is_plain:
+            return rows @ shared
+        by_text = rows[self.branch_of_cell, heads[:, None]]  # [texts, H_kv, columns, R, X]
+        products = (by_text.flatten(2, 3) @ shared).view(*by_text.shape[:-1], -1)  # [texts, H_kv, columns, R, Y]
+        return products[self.text, heads, self.column]  # back to the order of the branches
+
+
+def _cells_of_branches(slots: Sequence[int], open_slots: Sequence[int]) -> list[Cell]:
+    """Return the cell of each branch: the row of its text, and the first column there that is free.
+
+    Slots [5, 7, 5] and open slots [5, 7] give the cells (0, 0), (1, 0) and (0, 1).
+    """
+    row_of_slot = {slot: row for row, slot in enumerate(open_slots)}
+    first_free_column = [0] * len(open_slots)  # by row
+    cells = []
+    for slot in slots:
+        row = row_of_slot[slot]
+        cells.append(Cell(row, first_free_column[row]))
+        first_free_column[row] += 1
+    return cells
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OpenTexts:
+    """The texts whose keys and values the next steps of branches multiply.
+
+    - `slots`: their rows in the cache of texts. `slots[r]` belongs to row r of `layers`.
+    - `width`: how many tokens of each are multiplied.
+    - `layers`: their keys and values by layer: the cache of all texts itself, or copies of some of its rows.
+    """
+
+    slots: Sequence[int]
+    width: int
+    layers: Layers
+
+    def holds(self, slots: set[int], width: int) -> bool:
+        """Return whether the first `width` tokens of the texts in all these slots are open."""
+        return slots <= set(self.slots) and width <= self.width
+
+    def layer(self, number: int) -> LayerCache:
+        """Return keys and values of the texts in a layer, [texts, H_kv, width, D] each."""
+        return self.layers[number].with_width(self.width)
+
+
+NO_TEXTS = OpenTexts(slots=(), width=0, layers={})
+
+
+class Branch(NamedTuple):
+    """A continuation of the beginning of a cached text.
+
+    - `slot`: the row of the text in the cache of texts.
+    - `tokens_before`: how many tokens of the text stand before the branch.
+    - `length`: how many tokens of the branch have run.
+    """
+
+    slot: int
+    tokens_before: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepTensors:
+    """The tensors that all steps of B branches use, until branches come or go.
+
+    - `table`: the branches in a table with a row per text.
+    - `numbers` [B]: the numbers from 0 to B - 1.
+    - `starts` [B, 1]: the position of each branch's first token. After a prompt of 10 tokens, a branch that continues
+      the first 3 tokens of its text starts at position 13.
+    - `shared_positions` [B, prompt + text]: the positions of the tokens before branches, 0, 1, 2, ..., in every row.
+    """
+
+    table: BranchTable
+    numbers: Tensor
+    starts: Tensor
+    shared_positions: Tensor
+
+
+class CachedBranches:
+    """Branches: continuations of cached texts, which all get one token per step. They may begin at different steps.
+
+    - `texts`: the cache of texts that they continue.
+    - `backbone`, `device`: the model, and where it runs.
+    - `branches`: the branches by number. `admit` and `add` append to them, `select` numbers them anew.
+    - `layers`: keys and values of the branches' tokens by layer: row b is branch b. Rows without a branch, and columns
+      after a branch's last token, are zero.
+    - `key_heads`: by layer, the numbers from 0 to H_kv - 1, [H_kv].
+    - `open_texts`: the texts whose keys the steps multiply.
+    - `step_tensors`: the tensors that all steps use; None while there is no branch.
+    - `tokens_run`: how many tokens the last step ran.
+
+    `open_texts` and `step_tensors` follow from `branches`, and are replaced with them (`_set_branches`).
+    """
+
+    def __init__(self, texts: CachedTexts, capacity: int, max_tokens: int) -> None:
+        """Allocate keys and values for up to `capacity` branches of `max_tokens` tokens; there are no branches yet."""
+        self.texts = texts
+        self.backbone = texts.prompt.backbone
+        self.device = self.backbone.device
+        self.layers: Layers = {}
+        self.key_heads: dict[int, Tensor] = {}
+        for number, prompt_cache in texts.prompt.layers.items():
+            self.layers[number] = prompt_cache.zeros(capacity, max_tokens)
+            self.key_heads[number] = torch.arange(prompt_cache.keys.shape[1], device=self.device)
+        self.branches: list[Branch] = []
+        self.open_texts = NO_TEXTS
+        self.step_tensors: StepTensors | None = None
+        self.tokens_run = 0
+
+    def admit(self, slots: Sequence[int], tokens_before: Sequence[int]) -> None:
+        """Append branches without tokens: new branch b continues the first `tokens_before[b]` tokens of a text.
+
+        slots: the row of this text in the cache of texts, by new branch.
+        """
+        self.open_texts = NO_TEXTS  # open texts may be copies of slots that hold other texts by now
+        new_branches = [Branch(slot, before, length=0) for slot, before in zip(slots, tokens_before, strict=True)]
+        self._clear_rows(slice(len(self.branches), len(self.branches) + len(new_branches)))
+        self._set_branches([*self.branches, *new_branches])
+
+    def _clear_rows(self, rows: slice) -> None:
+        """Remove from the cache what earlier branches left in these rows."""
+        for cache in self.layers.values():
+            cache.keys[rows] = 0
+            cache.values[rows] = 0
+
+    def add(self, sequences: Sequence[Sequence[int]]) -> Tensor:
+        """Run texts after the prompt, append a branch at the end of each; return the features of their last tokens.
+
+        These are [texts, F]. The caches of texts and branches grow where the new ones do not fit.
+        """
+        lengths = [len(sequence) for sequence in sequences]
+        new_slots = self._allocate_slots(len(lengths), width=max(lengths))
+        features = self.texts.features(new_slots, sequences, first=0)  # [texts, T, F]
+        self.admit(new_slots, lengths)
+        last_tokens = on_device(lengths, features.device) - 1
+        return features[range(len(lengths)), last_tokens]
+
+    def _allocate_slots(self, count: int, width: int) -> list[int]:
+        """Return slots for `count` texts of at most `width` tokens that no branch uses; the caches grow for them."""
+        used_slots = {branch.slot for branch in self.branches}
+        self.texts.grow(slots=len(self.branches) + count, width=width)
+        for number, cache in self.layers.items():
+            self.layers[number] = cache.grown(rows=self.texts.slots, length=0)  # rows alone; the length stays
+        free_slots = sorted(set(range(self.texts.slots)) - used_slots)
+        return free_slots[:count]
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """Append a token to each branch, [B], and run it; return the features of these tokens, [B, F].
+
+        Stores the tokens' keys and values in `layers`, and sets `tokens_run`.
+        """
+        longest = max(branch.length for branch in self.branches) + 1  # with the new token
+        self._grow_to(longest)
+        assert self.step_tensors is not None  # there are branches
+        branch_step = _BranchStep(self, self.step_tensors, longest)
+        positions = branch_step.visibility.queries  # [B, 1]
+        features = self.backbone.features(tokens[:, None], positions, attend=branch_step)  # [B, 1, F]
+        self.branches = [Branch(branch.slot, branch.tokens_before, branch.length + 1) for branch in self.branches]
+        self.tokens_run = len(tokens)
+        return features[:, 0]
+
+    def _grow_to(self, length: int) -> None:
+        """Double the tokens per branch that the cache has room for, where they are fewer than `length`."""
+        for number, cache in self.layers.items():
+            max_tokens = cache.keys.shape[2]
+            if max_tokens < length:
+                self.layers[number] = cache.grown(rows=0, length=2 * max_tokens)  # tokens alone; no more rows
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Continue with some branches: new branch b is old branch `rows[b]`. A branch may be there twice.
+
+        Only keys and values of branches that get another number are copied.
+        """
+        moved = [(new, old) for new, old in enumerate(rows) if new != old]
+        if moved:
+            targets, sources = on_device(moved, self.device).T  # new and old rows of the caches
+            for cache in self.layers.values():  # the right side is copied before the left side is written
+                cache.keys[targets] = cache.keys[sources]
+                cache.values[targets] = cache.values[sources]
+        self._set_branches([self.branches[row] for row in rows])
+
+    def branch(self, row: int) -> "CachedBranches":
+        """Return a copy of branch `row` alone. What it runs changes neither this object nor its caches."""
+        copied = copy(self)
+        copied.layers = {}
+        for number, cache in self.layers.items():
+            copied.layers[number] = LayerCache(cache.keys[[row]], cache.values[[row]])  # copies of one row
+        copied._set_branches([self.branches[row]])
+        return copied
+
+    def _set_branches(self, branches: list[Branch]) -> None:
+        """Replace the branches, and with them `open_texts` and `step_tensors`."""
+        self.branches = branches
+        if not branches:
+            return
+        slots = {branch.slot for branch in branches}
+        self.open_texts = self._texts_to_open(slots, width=max(branch.tokens_before for branch in branches))
+        self.step_tensors = self._new_step_tensors()
+
+    def _new_step_tensors(self) -> StepTensors:
+        """Return the tensors that all steps of the present branches use.
+
+        After a prompt of 10 tokens, branches after 3 and 8 tokens of a text start at positions [[13], [18]], and the
+        positions before branches are 0 to 17.
+        """
+        count = len(self.branches)
+        prompt_length = self.texts.prompt.length
+        tokens_before = on_device([branch.tokens_before for branch in self.branches], self.device)
+        shared_positions = torch.arange(prompt_length + self.open_texts.width, device=self.device)
+        return StepTensors(
+            table=BranchTable([branch.slot for branch in self.branches], self.open_texts.slots, self.device),
+            numbers=torch.arange(count, device=self.device),
+            starts=tokens_before[:, None] + prompt_length,
+            shared_positions=shared_positions.expand(count, -1),
+        )
+
+    def _texts_to_open(self, slots: set[int], width: int) -> OpenTexts:
+        """Return open texts that hold the first `width` tokens of the texts in these slots.
+
+        To choose rows of the cache copies them, so that multiplying some that are not needed may be cheaper:
+
+        1. The texts that are open now, if they hold the needed ones, and more than half of them are needed.
+        2. Else all texts of the cache, without a copy, if more than half of them are needed.
+        3. Else copies of the needed texts.
+        """
+        if self.open_texts.holds(slots, width) and 2 * len(slots) > len(self.open_texts.slots):
+            return self.open_texts
+        if 2 * len(slots) > self.texts.slots:
+            return self.texts.all_open(width)
+        return self.texts.copies(slots, width)
+
+
+class _BranchStep:
+    """The attention of a step, in which B branches run a token each: it sees prompt, text and branch in one softmax.
+
+    - `branches`: the branches with their caches.
+    - `tensors`: the tensors that all their steps use.
+    - `longest`: how many tokens the longest branch has, with the new one.
+    - `lengths` [B]: how many tokens each branch had before. This is the column of the cache for its new token.
+    - `visibility`: which keys each new token sees.
+    """
+
+    def __init__(self, branches: CachedBranches, tensors: StepTensors, longest: int) -> None:
+        self.branches = branches
+        self.tensors = tensors
+        self.longest = longest
+        self.lengths = on_device([branch.length for branch in branches.branches], branches.device)
+        self.visibility = self._new_visibility()
+
+    def _new_visibility(self) -> Visibility:
+        """Return which keys each new token sees: the prompt, its text up to the branch, and its branch.
+
+        The keys have a column per token of the prompt, of the text and of the longest branch, in this order.
+        """
+        starts = self.tensors.starts  # [B, 1]
+        shared_positions = self.tensors.shared_positions  # [B, prompt + text]
+        branch_positions = starts + torch.arange(self.longest, device=self.branches.device)  # [B, longest]
+        query_positions = starts + self.lengths[:, None]  # [B, 1], of the new tokens
+        sees_shared = shared_positions < starts  # the branch replaces the text from its start on
+        sees_branch = branch_positions <= query_positions
+        return Visibility(
+            queries=query_positions,
+            keys=torch.cat([shared_positions, branch_positions], 1),
+            longest=self._longest_sequence(),
+            dtype=self.branches.backbone.model.dtype,
+            seen=torch.cat([sees_shared, sees_branch], 1)[:, None],
+        )
+
+    def _longest_sequence(self) -> int:
+        """Return the tokens of the longest sequence: prompt, beginning of the text, and branch with its new token."""
+        longest_after_prompt = max(branch.tokens_before + branch.length for branch in self.branches.branches)
+        return self.branches.texts.prompt.length + longest_after_prompt + 1
+
+    def __call__(self, layer: AttentionLayer, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """Return the attention of the new token of each of B branches in a layer, [B, H, 1, D].
+
+        queries [B, H, 1, D]; keys, values [B, H_kv, 1, D], which are stored in the cache first.
+        """
+        parts = self._visible_parts(layer, LayerCache(keys, values))
+        grouped_queries = queries.reshape(*keys.shape[:2], -1, queries.shape[-1]) * layer.scale  # [B, H_kv, R, D]
+        weights = layer.weights(parts.scores(grouped_queries), self.visibility.bias(layer))  # [B, H_kv, R, all keys]
+        answer = parts.weighted_sum(weights)  # [B, H_kv, R, D]
+        return answer.flatten(1, 2)[:, :, None]
+
+    def _visible_parts(self, layer: AttentionLayer, new_tokens: LayerCache) -> "_VisibleParts":
+        """Store the new tokens of a layer in the cache; return prompt, texts and branches, which the new tokens see."""
+        return _VisibleParts(
+            prompt=self.branches.texts.prompt.layers[layer.number],
+            texts=self.branches.open_texts.layer(layer.number),
+            branches=self._with_new_tokens(layer, new_tokens),
+            table=self.tensors.table,
+            key_heads=self.branches.key_heads[layer.number],
+        )
+
+    def _with_new_tokens(self, layer: AttentionLayer, new_tokens: LayerCache) -> LayerCache:
+        """Store the new token of each branch in a layer's cache; return all tokens, [B, H_kv, longest, D] each.
+
+        They are views of the cache, with zeros after the last token of a branch.
+        """
+        cache = self.branches.layers[layer.number]
+        count = len(new_tokens.keys)
+        views = LayerCache(cache.keys[:count, :, : self.longest], cache.values[:count, :, : self.longest])
+        rows = self.tensors.numbers  # with `lengths`, the row and the column of each new token
+        views.keys[rows, :, self.lengths] = new_tokens.keys[:, :, 0]
+        views.values[rows, :, self.lengths] = new_tokens.values[:, :, 0]
+        return views
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _VisibleParts:
+    """Keys and values of a layer that the new tokens of B branches see, in three parts.
+
+    - `prompt` [1, H_kv, prompt, D]: common to all branches.
+    - `texts` [texts, H_kv, text, D]: common to the branches of a text.
+    - `branches` [B, H_kv, longest, D]: of each branch.
+    - `table`: the branches in a table with a row per text.
+    - `key_heads`: the numbers from 0 to H_kv - 1.
+    """
+
+    prompt: LayerCache
+    texts: LayerCache
+    branches: LayerCache
+    table: BranchTable
+    key_heads: Tensor
+
+    def scores(self, queries: Tensor) -> Tensor:
+        """Return the products of queries [B, H_kv, R, D] and all keys, [B, H_kv, R, prompt + text + longest]."""
+        prompt_scores = _multiply_by_common(queries, self.prompt.keys.mT)
+        text_scores = self.table.multiply(queries, self.texts.keys.mT, self.key_heads)
+        branch_scores = queries @ self.branches.keys.mT
+        return torch.cat([prompt_scores, text_scores, branch_scores], -1)
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        """Return the sum of all values, [B, H_kv, R, D], by their weights [B, H_kv, R, prompt + text + longest]."""
+        lengths = [part.keys.shape[2] for part in (self.prompt, self.texts, self.branches)]
+        prompt_weights, text_weights, branch_weights = torch.split(weights, lengths, -1)
+        text_sum = self.table.multiply(text_weights, self.texts.values, self.key_heads)
+        total = text_sum + _multiply_by_common(prompt_weights, self.prompt.values)
+        total += branch_weights @ self.branches.values
+        return total
+
+
+def _multiply_by_common(rows: Tensor, common: Tensor) -> Tensor:
+    """Return each branch's matrix [B, H_kv, R, X] times one that all share, [1, H_kv, X, Y]: [B, H_kv, R, Y].
+
+    There is one product per head, with B * R rows, so that `common` is not copied per branch.
+    """
+    batch, heads, repeats, width = rows.shape
+    product = rows.transpose(0, 1).reshape(heads, batch * repeats, width) @ common[0]
+    return product.view(heads, batch, repeats, -1).transpose(0, 1)
