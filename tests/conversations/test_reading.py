@@ -177,6 +177,17 @@ def test_a_result_says_whether_its_call_failed(result: str, failed: bool) -> Non
     assert value_at(record, call.place)["id"] == "id0" and call.answered == ("messages", 1)
 
 
+def test_a_result_too_many_does_not_keep_later_calls_of_its_turn_from_theirs() -> None:
+    def call(function: dict[str, Any]) -> dict[str, Any]:
+        return {"role": "assistant", "content": "", "function_call": function}
+
+    results = [{"role": "function", "content": content} for content in ("5", "spare", "8")]
+    conversation = [call(ADD), results[0], results[1], call(SUB), results[2]]
+    messages, faults = read_conversation({"messages": conversation})
+    assert [(call.tool, call.result) for message in messages for call in message.calls] == [("add", "5"), ("sub", "8")]
+    assert faults == [("result_without_call", "spare")]
+
+
 @pytest.mark.parametrize(
     ("messages", "reason"),
     [

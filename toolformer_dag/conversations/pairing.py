@@ -248,6 +248,8 @@ class _WaitingCalls:
         if calls_of_turn is None:
             calls_of_turn = _CallsOfTurn(call.turn.caller)
             self._turns[call.turn] = calls_of_turn
+        if not calls_of_turn.is_open:
+            calls_of_turn.is_open = True
             self._open_turns.append(calls_of_turn)
         calls_of_turn.add(call)
         if call.id is not None:
@@ -312,7 +314,8 @@ class _WaitingCalls:
             call = calls_of_turn.first_waiting(tool)
             if call is not None:
                 return call
-            del self._open_turns[index]  # all its calls have their results
+            calls_of_turn.is_open = False  # all its calls have their results; another call may follow in this turn
+            del self._open_turns[index]
         return None
 
     def count_in_turn_of(self, call: WaitingCall | None) -> int:
@@ -321,12 +324,17 @@ class _WaitingCalls:
 
 
 class _CallsOfTurn:
-    """The calls that a caller made in one turn; `waiting_count` of them wait for their result."""
+    """The calls that a caller made in one turn.
+
+    - `waiting_count`: how many of them wait for their result
+    - `is_open`: whether they are among the open turns of `_WaitingCalls`
+    """
 
     def __init__(self, caller: str) -> None:
         """Begin without calls."""
         self.caller = caller
         self.waiting_count = 0
+        self.is_open = False
         self._calls = deque[WaitingCall]()
         self._calls_by_tool = defaultdict[str, deque[WaitingCall]](deque)
 

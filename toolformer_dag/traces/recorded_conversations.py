@@ -31,7 +31,7 @@ from toolformer_dag.traces.stored_messages import messages_as_json, messages_of,
 
 UNKNOWN_FORM = "unknown_form"
 """The reason for a record from which no conversation could be read."""
-READER = 2
+READER = 3
 """A version number, raised when the same file would give other rows; a golden test notices if it was not raised."""
 NAME = "traces/conversations"
 """The table of the conversations."""
