@@ -495,6 +495,6 @@ def _open_to_lock(path: Path, stack: ExitStack) -> IO[bytes] | None:
     except OSError as error:
         if error.errno not in READ_ONLY:
             raise
-    if path.is_file():
+    if path.is_file():  # in a folder that only others may write: a lock needs no right to write
         return stack.enter_context(_lock_files.open(path, "rb"))
     return None

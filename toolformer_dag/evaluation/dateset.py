@@ -26,7 +26,7 @@ def holidays(year: int) -> dict[str, date]:
         "New Year's Day": date(year, 1, 1),
         "Martin Luther King Jr. Day": _nth(year, 1, MONDAY, 3),
         "Washington's Birthday": _nth(year, 2, MONDAY, 3),
-        "Memorial Day": _nth(year, 6, MONDAY, 0),
+        "Memorial Day": _last(year, 5, MONDAY),
         "Juneteenth": date(year, 6, 19),
         "Independence Day": date(year, 7, 4),
         "Labor Day": _nth(year, 9, MONDAY, 1),
@@ -41,10 +41,15 @@ def holidays(year: int) -> dict[str, date]:
 
 
 def _nth(year: int, month: int, weekday: int, n: int) -> date:
-    """Return the n-th `weekday` of a month; n = 0 is the last one before the month begins."""
+    """Return the n-th `weekday` of a month, from 1."""
     first_of_month = date(year, month, 1)
     days_to_weekday = (weekday - first_of_month.weekday()) % 7
     return first_of_month + timedelta(days=days_to_weekday + 7 * (n - 1))
+
+
+def _last(year: int, month: int, weekday: int) -> date:
+    """Return the last `weekday` of a month other than December."""
+    return _nth(year, month + 1, weekday, 1) - timedelta(days=7)
 
 
 UNITS = ("days", "weeks", "months", "years")

@@ -403,9 +403,9 @@ def _calls_by_tool(output: TableOutput, shard: str, level: int) -> list[_CallsOf
     """
     calls = _calls_with_context(output, shard, level)
     groups = []
-    for called in output.lane.chainable.values():
-        candidates = calls.filter(called=called.key).select("shard", *tool_results.KEY)
-        output_of_tool = TableOutput(output.stage, output.plan, called)
+    for lane_of_tool in output.lane.chainable.values():  # the tools that may be called after this lane's
+        candidates = calls.filter(called=lane_of_tool.key).select("shard", *tool_results.KEY)
+        output_of_tool = TableOutput(output.stage, output.plan, lane_of_tool)
         groups.append(_CallsOfTool(output_of_tool, candidates))
     return groups
 

@@ -241,15 +241,20 @@ class _ClassPath(NamedTuple):
 def _class_path(key: str, use: str) -> _ClassPath:
     """Split `my_package.tools:MyTool` into module and class. Raises ToolError for another form."""
     if ":" not in use:
-        with_colon = ":".join(use.rsplit(".", 1)) if "." in use else "my_package.tools:MyTool"
         raise ToolError(
             f"[tools.{key}]: there is no built-in tool {use!r} ({', '.join(built_in_tools())}); for your own tool "
-            f'write use = "{with_colon}", with a colon before the class'
+            f'write use = "{_with_colon(use)}", with a colon before the class'
         )
     module_name, _, class_name = use.partition(":")
     if not all(part.isidentifier() for part in module_name.split(".")):
         raise ToolError(f'[tools.{key}]: use = {use!r} is not a module and a class; write "my_package.tools:MyTool"')
     return _ClassPath(module_name, class_name)
+
+
+def _with_colon(use: str) -> str:
+    """Return a suggestion for a class without a colon: "a.tools:MyTool" for "a.tools.MyTool", else an example."""
+    module_name, dot, class_name = use.rpartition(".")
+    return f"{module_name}:{class_name}" if dot else "my_package.tools:MyTool"
 
 
 def built_in_tools() -> list[str]:

@@ -97,7 +97,10 @@ def _no_records(head: bytes, *, is_blank: bool) -> ShardFault:
         return ShardFault("not_json_lines", shape)
     first_line = next((line for line in head.splitlines() if line.strip()), b"")
     value = _parsed(first_line)
-    why = "an object without fields" if value == {} else _line_fault(first_line, value).detail
+    if value == {}:
+        why = "an object without fields"
+    else:
+        why = _line_fault(first_line, value).detail
     return ShardFault(
         "not_json_lines",
         "no line of the first block holds a JSON object with fields; write one object per line, as `jq -c .` does "
