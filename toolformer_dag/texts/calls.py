@@ -449,9 +449,10 @@ def _closed_calls(text: str, opening: re.Pattern[str], markers: CallMarkers) -> 
         name_start = match.end()
         if name_start > last_close:  # neither this call nor a later one is closed
             return
-        is_in_previous_call = match.start() < previous_end
+        if match.start() < previous_end:  # inside the previous call
+            continue
         search_start = ends[name_start]  # the closing marker follows; None if named arguments do not end
-        if is_in_previous_call or search_start is None or search_start > last_close:
+        if search_start is None or search_start > last_close:
             continue
         close = text.find(markers.end, search_start)
         end = close + len(markers.end)
