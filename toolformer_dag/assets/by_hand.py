@@ -156,7 +156,8 @@ class _TrainedCheckpoint:
 
     def _cost(self, report: TrainingReport) -> StepCost:
         """Return what training took; a token counts once for each epoch in which it was read."""
-        texts_read = report.steps * self.plan.settings.training.batch_size
+        recipe = CHECKPOINTS[self.name].recipe(self.plan)
+        texts_read = report.steps * recipe.batch_size
         epochs = texts_read / max(1, report.examples)
         return StepCost(report.seconds, round(report.tokens * epochs))
 

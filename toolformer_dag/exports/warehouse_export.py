@@ -52,7 +52,7 @@ def export_warehouse(database: Path, folder: Path, license: str, views: str) -> 
     """
     refuse_foreign(folder)
     with opened(database) as connection, replacing(folder) as fresh:
-        tables = [_write(table, fresh) for table in warehouse_tables(connection)]
+        tables = [_write(table, fresh) for table in tables_to_export(connection)]
         (fresh / "load.sql").write_text(_load_sql(connection, tables, views), "utf-8")
         (fresh / CARD).write_text(_card(fresh, tables, license), "utf-8")
         rows = {table.name: table.rows for table in tables}
@@ -83,7 +83,7 @@ def _versions(connection: duckdb.DuckDBPyConnection) -> dict[str, str]:
     return dict(connection.execute("SELECT source, version FROM sources ORDER BY source").fetchall())
 
 
-class WarehouseTable(NamedTuple):
+class ExportedTable(NamedTuple):
     """A table of the warehouse, to be written in another form.
 
     - `name`: its name
@@ -96,13 +96,13 @@ class WarehouseTable(NamedTuple):
     rows: Iterator[pa.RecordBatch]
 
 
-def warehouse_tables(connection: duckdb.DuckDBPyConnection) -> Iterator[WarehouseTable]:
+def tables_to_export(connection: duckdb.DuckDBPyConnection) -> Iterator[ExportedTable]:
     """Yield the tables of an opened warehouse, by name. Read the rows of one before the next."""
     query = "SELECT table_name, comment FROM duckdb_tables() WHERE NOT internal AND NOT temporary ORDER BY table_name"
     for name, comment in connection.execute(query).fetchall():
         schema = _schema(connection, name, comment)
         rows = connection.sql(f'FROM "{name}"').to_arrow_reader(GROUP_ROWS)
-        yield WarehouseTable(name, schema, rows)
+        yield ExportedTable(name, schema, rows)
 
 
 def _schema(connection: duckdb.DuckDBPyConnection, name: str, comment: str) -> pa.Schema:
@@ -114,7 +114,7 @@ def _schema(connection: duckdb.DuckDBPyConnection, name: str, comment: str) -> p
     return pa.schema(fields, {"comment": comment or ""})
 
 
-def _write(table: WarehouseTable, folder: Path) -> _WrittenTable:
+def _write(table: ExportedTable, folder: Path) -> _WrittenTable:
     """Write a table as Parquet files in `folder`/data."""
     files = ParquetFiles(folder / DATA, table.name, table.schema)
     for batch in table.rows:
