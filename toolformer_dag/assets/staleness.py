@@ -59,17 +59,19 @@ def tell_dagster(outputs: Sequence[AssetDeclaration], instance: dg.DagsterInstan
 def _report_stored(
     instance: dg.DagsterInstance, output: AssetDeclaration, stored_version: str, input_versions: Mapping[str, str]
 ) -> str:
-    """Report a stored asset unless Dagster knows it; return the version that the page shows from now on.
+    """Report a stored asset unless Dagster knows it; return the version that Dagster's page shows from now on.
 
-    An outdated asset keeps an earlier state that Dagster knows, since the page compares that with the settings. If
-    Dagster knows none, it gets the code version OUT_OF_DATE.
+    - An asset that is up to date is reported with its stored version.
+    - One that is out of date stays as Dagster last saw it, so that the page shows it as stale.
+    - One that is out of date and new to Dagster is reported with the code version OUT_OF_DATE.
     """
     key = asset_key(output.name)
     tags = {VERSION: stored_version, CODE: output.code_version}
     input_tags = input_version_tags(output, input_versions)
     if is_known(instance, key, tags, input_tags):
         return stored_version
-    if output.reasons():
+    is_out_of_date = bool(output.reasons())
+    if is_out_of_date:
         last = last_materialization(instance, key)
         if last is not None:
             return _tags(last).get(VERSION, stored_version)

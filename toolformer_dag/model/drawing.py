@@ -15,6 +15,9 @@ def draw(logits: Tensor, rows: Tensor, uniforms: Tensor, temperature: float, top
     - rows: the row of each sample in `logits`, [S]; samples may share a row.
     - uniforms: a number in [0, 1) per sample, [S]. The sample gets the first token whose cumulative probability exceeds
       it: of probabilities [0.2, 0.5, 0.3] the number 0.6 draws token 1.
+
+    Looked for first is the block of BLOCK tokens in which the sum exceeds the number, then the token in that block: the
+    sums over all tokens of the vocabulary would be stored per sample.
     """
     if temperature != 1:
         logits = logits / temperature
@@ -25,10 +28,10 @@ def draw(logits: Tensor, rows: Tensor, uniforms: Tensor, temperature: float, top
     block_ends = blocks.sum(-1, dtype=torch.float64).cumsum(-1)  # [B, blocks], cumulative weight at each block's end
     goals = uniforms * block_ends[rows, -1]  # [S], the cumulative weight to be exceeded
 
-    # The block in which the goal is exceeded, and the cumulative weight before that block, [S] each.
-    block = _first_beyond(block_ends[rows], goals).clamp(max=block_ends.shape[1] - 1)
-    weight_before = torch.where(block > 0, block_ends[rows, (block - 1).clamp(min=0)], 0.0)
-    token = _token_in_block(blocks[rows, block].double(), goals - weight_before)
+    last_block = block_ends.shape[1] - 1
+    block = _first_beyond(block_ends[rows], goals).clamp(max=last_block)  # [S], in which the goal is exceeded
+    weight_before_block = F.pad(block_ends, (1, 0))[rows, block]  # [S]; 0 before the first block
+    token = _token_in_block(blocks[rows, block].double(), goals - weight_before_block)
     return block * BLOCK + token
 
 

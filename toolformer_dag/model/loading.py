@@ -459,21 +459,25 @@ def _source(model: ModelSettings) -> dict[str, Any]:
 def _dtype_to_load(model: ModelSettings, name: str | None, dtype: str | None) -> torch.dtype | str:
     """Return the torch data type in which to load a model, or "auto", which leaves the choice to transformers.
 
-    It is the caller's choice, `dtype`, where this is not None. Else it is that of the settings or, where they say
-    `auto`, that in the files of the settings' model. Another model gets the data type of the settings' model too.
+    The first of these that is known:
+
+    1. `dtype`, the caller's choice
+    2. the data type in the settings, if it is not `auto`
+    3. the data type of the settings' model, by its files or, for another model, by its config on the hub
 
     name: another model's folder or hub id; None for the settings' model.
 
     Raises ModelError for a data type that is neither `auto` nor in DTYPES.
     """
-    if dtype is None:
-        dtype = model_dtype(model)  # "auto" where neither the settings nor files on this machine name it
+    chosen = dtype
+    if chosen is None:
+        chosen = model_dtype(model)  # "auto" where neither the settings nor files on this machine name it
         is_other_model = name is not None
-        if dtype == "auto" and is_other_model:  # then the config on the hub has the type of the settings' model
-            dtype = str(load_config(model).dtype or torch.float32).removeprefix("torch.")
-    if dtype not in ("auto", *DTYPES):
-        raise ModelError(f"dtype {dtype!r} is unknown; use auto, {', '.join(DTYPES)}")
-    return DTYPES.get(dtype, dtype)
+        if chosen == "auto" and is_other_model:
+            chosen = str(load_config(model).dtype or torch.float32).removeprefix("torch.")
+    if chosen not in ("auto", *DTYPES):
+        raise ModelError(f"dtype {chosen!r} is unknown; use auto, {', '.join(DTYPES)}")
+    return DTYPES.get(chosen, chosen)
 
 
 def load_identified(model: ModelSettings, name: str | None = None) -> LanguageModel:

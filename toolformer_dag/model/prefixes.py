@@ -167,16 +167,24 @@ class CachedPrefixes:
         Column 0 belongs to the last token of the prefix, column j to the text's token j - 1. Each column predicts the
         next token, so column 0 predicts the first of the text. Column 0 after an empty prefix is undefined.
         """
-        paths = [self.paths[index] for index in batch]  # the node of each token of the prefix
+        paths = [self.paths[index] for index in batch]
         longest = max(map(len, texts))
         if self.node_features is None:  # all prefixes are empty
             return F.pad(self._run_texts(texts, paths), (0, 0, 1, 0))  # a column of zeros before the texts
-        any_node = 0
-        last_nodes = [path[-1] if path else any_node for path in paths]
-        prefix_features = self.node_features[on_device(last_nodes, self.backbone.device)][:, None]  # [B, 1, F]
+        prefix_features = self._prefix_features(self.node_features, paths)
         if not longest:
             return prefix_features
         return torch.cat([prefix_features, self._run_texts(texts, paths)], 1)
+
+    def _prefix_features(self, node_features: Tensor, paths: Sequence[Sequence[int]]) -> Tensor:
+        """Return the hidden state of the last token of each prefix, [B, 1, F]; of an empty prefix, that of any token.
+
+        - node_features: the hidden state of each cached token (node of a tree of prefixes), [nodes, F].
+        - paths: for each prefix, the node of each of its tokens.
+        """
+        any_node = 0
+        last_nodes = [path[-1] if path else any_node for path in paths]
+        return node_features[on_device(last_nodes, self.backbone.device)][:, None]
 
     def _run_texts(self, texts: Sequence[Sequence[int]], paths: Sequence[Sequence[int]]) -> Tensor:
         """Run B texts, each after a cached prefix; return their features, [B, T, F].

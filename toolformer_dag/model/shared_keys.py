@@ -589,7 +589,8 @@ class _BranchStep:
     def _with_new_tokens(self, layer: AttentionLayer, new_tokens: LayerCache) -> LayerCache:
         """Store the new token of each branch in a layer's cache; return all tokens, [B, H_kv, longest, D] each.
 
-        They are views of the cache, with zeros after the last token of a branch.
+        They are views of the cache, with zeros after the last token of a branch: writing into them fills the cache.
+        new_tokens: [B, H_kv, 1, D] each.
         """
         cache = self.branches.layers[layer.number]
         count = len(new_tokens.keys)

@@ -92,18 +92,20 @@ def _literal_values(result: str) -> Iterator[ResultValue]:
 
     Strings before a colon are keys, not values. Text that is no valid literal is read as far as it goes.
     """
-    keys = [""]  # the last field that was read in each open list or object
+    # The last key that was read in each open list or object; items of a list have the key of the list.
+    keys = [""]
     lexemes = list(LEXEME.finditer(result))
     for lexeme, following in zip_longest(lexemes, lexemes[1:]):
-        match lexeme["mark"]:
-            case "{" | "[":
-                keys.append(keys[-1])
-            case "}" | "]" if len(keys) > 1:
-                keys.pop()
-            case None if following is not None and following["mark"] == ":":
-                keys[-1] = _unquoted(lexeme[0])
-            case None:
-                yield _literal_value(lexeme, keys[-1])
+        mark = lexeme["mark"]  # a bracket, colon or comma; None for a string, a number or a word
+        is_key = mark is None and following is not None and following["mark"] == ":"
+        if is_key:
+            keys[-1] = _unquoted(lexeme[0])
+        elif mark is None:
+            yield _literal_value(lexeme, keys[-1])
+        elif mark in "{[":
+            keys.append(keys[-1])
+        elif mark in "}]" and len(keys) > 1:
+            keys.pop()
 
 
 def _literal_value(lexeme: re.Match[str], key: str) -> ResultValue:
