@@ -11,6 +11,8 @@ from toolformer_dag.model.loading import LanguageModel
 from toolformer_dag.tools.routing import offer
 from toolformer_dag.tools.tool import Tool
 
+TODAY = "2023-01-30"
+
 
 def generate(
     model: LanguageModel,
@@ -22,6 +24,9 @@ def generate(
     backend: Backend | None = None,
     **rules: Any,
 ) -> list[Generation]:
-    """Decode with `tools`, of which so many are `offered` at a place; `rules` are fields of DecodingRules."""
+    """Decode with `tools`, of which so many are `offered` at a place; `rules` are fields of DecodingRules.
+
+    Without `contexts` the date is TODAY: what a small model writes after a date differs from day to day.
+    """
     made = DecodingRules(model, tools, offer=offer(tools, offered), **rules)
-    return greedy.generate(made, prompts, contexts, backend=backend)
+    return greedy.generate(made, prompts, contexts or [TODAY] * len(prompts), backend=backend)
