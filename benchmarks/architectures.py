@@ -26,8 +26,9 @@ M = 4
 SAMPLING = SamplingSettings(max_call_tokens=24, seed=3)
 PROPOSING = ("prompt", "positions", "samples")
 MOST_TOKENS = 1.2
+"""The goal for tokens, beside Llama's."""
 MOST_ERROR = 1e-5
-"""The goals: tokens beside Llama's, and the largest error of a probability or loss."""
+"""The goal for the largest error of a probability or loss."""
 
 
 @dataclass(frozen=True)

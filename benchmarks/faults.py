@@ -259,7 +259,7 @@ class Flip:
 
     @property
     def cause(self) -> str:
-        """What flipped the bit: "rotten" leaves the file's times as they were, "written" does not."""
+        """Return what flipped the bit: "rotten", which leaves the file's times as they were, or "written"."""
         return "rotten" if self.rotten else "written"
 
 

@@ -233,13 +233,19 @@ class NaiveBackend:
     def _propose(self, ids: list[int], head: int, text: TokenText, start: Sequence[int], ends: Ends) -> list[list[int]]:
         rows = self._logits(ids, "positions")[head + text.first_place - 1 :].softmax(-1)
         probabilities = rows[: text.place_count, start[0]].cpu().numpy()
-        for i in range(text.place_count) if len(start) > 1 else ():
-            before = [*ids[: head + text.first_place + i], *start[:-1]]
-            further = self._logits(before, "positions")[-len(start) + 1 :].softmax(-1)
-            probabilities[i] *= float(further[range(len(start) - 1), start[1:]].prod())
-        return [
-            sampled for point in text.choose(probabilities) for sampled in self._samples(ids, head, point, start, ends)
-        ]
+        if len(start) > 1:
+            for place in range(text.place_count):
+                before = ids[: head + text.first_place + place]
+                probabilities[place] *= self._later_probability(before, start)
+        sampled: list[list[int]] = []
+        for point in text.choose(probabilities):
+            sampled += self._samples(ids, head, point, start, ends)
+        return sampled
+
+    def _later_probability(self, before: list[int], start: Sequence[int]) -> float:
+        """Return the probability of the tokens of ` [` after its first one. before: the tokens before ` [`."""
+        rows = self._logits([*before, *start[:-1]], "positions")[-len(start) + 1 :].softmax(-1)
+        return float(rows[range(len(start) - 1), start[1:]].prod())
 
     def _samples(
         self, ids: list[int], head: int, point: SamplePoint, start: Sequence[int], ends: Ends

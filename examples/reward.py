@@ -27,8 +27,9 @@ ACTS = ("right", "wrong", "needless", "none")
 def call(tool: str, arguments: dict[str, Any], result: str) -> list[dict[str, Any]]:
     """Return a call and its result in OpenAI's form."""
     function = {"name": tool, "arguments": json.dumps(arguments)}
-    asked = {"role": "assistant", "content": "", "tool_calls": [{"id": "c", "type": "function", "function": function}]}
-    return [asked, {"role": "tool", "tool_call_id": "c", "content": result}]
+    tool_call = {"id": "c", "type": "function", "function": function}
+    message = {"role": "assistant", "content": "", "tool_calls": [tool_call]}
+    return [message, {"role": "tool", "tool_call_id": "c", "content": result}]
 
 
 def questions() -> list[dict[str, Any]]:
@@ -46,12 +47,12 @@ def questions() -> list[dict[str, Any]]:
             "needless": weather,
             "none": [],
         }
-        asked = f"We need {a} boxes of {b} pieces. How many pieces is that?"
+        question = f"We need {a} boxes of {b} pieces. How many pieces is that?"
         answer = f"That makes {products[n]} pieces."
         swapped = {
             act: others if act != "needless" else ['{"temperature": 3, "sky": "hail"}', "31, sun"] for act in ACTS
         }
-        rows.append({"question": asked, "answer": answer, "acts": acts, "swapped": swapped})
+        rows.append({"question": question, "answer": answer, "acts": acts, "swapped": swapped})
     return rows
 
 
@@ -77,29 +78,43 @@ def shares(model: LlamaForCausalLM) -> dict[str, float]:
     return {act: round(float(share), 2) for act, share in zip(ACTS, odds, strict=True)}
 
 
+class ActReward:
+    """The reward of what the policy's words stand for: the gain of the calls, each judged once."""
+
+    def __init__(self, questions: list[dict[str, Any]], judge: Judge) -> None:
+        self.questions = questions
+        self.judge = judge
+        self.gain_of = dict[tuple[int, str], float | None]()  # by the number of a question and an act
+
+    def gains(self, prompts: list[str], completions: list[str], **columns: Any) -> list[float | None]:
+        """Return the reward of each completion. prompts: the numbers of the questions."""
+        acts = [act if act in ACTS else "none" for act in completions]
+        answered = list(zip(map(int, prompts), acts, strict=True))
+        new = [pair for pair in dict.fromkeys(answered) if pair not in self.gain_of]
+        self.gain_of.update(zip(new, self._judged(new), strict=True))
+        return [self.gain_of[pair] for pair in answered]
+
+    def _judged(self, answered: list[tuple[int, str]]) -> list[float | None]:
+        """Return the gain of what each act comes to. answered: pairs of the number of a question and an act."""
+        questions = [self.questions[number] for number, _ in answered]
+        return gain(
+            prompts=[question["question"] for question in questions],
+            completions=[self.questions[number]["acts"][act] for number, act in answered],
+            answer=[question["answer"] for question in questions],
+            swapped_results=[self.questions[number]["swapped"][act] for number, act in answered],
+            judge=self.judge,
+        )
+
+
 def main() -> None:
     """Show what each act earns, train, and show how likely each act is before and after."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="embedded", help="the judge: a folder, a GGUF file or an id of the hub")
     settings = load_settings(overrides=[f"model.name={parser.parse_args().model}", "traces.window=answer"])
     judge = Judge(settings)
-    asked = questions()
-    known = dict[tuple[int, str], float | None]()
-
-    def reward(prompts: list[str], completions: list[str], **columns: Any) -> list[float | None]:
-        """Return the gain of what the words stand for; each is judged once."""
-        acts = [act if act in ACTS else "none" for act in completions]
-        done = list(zip(map(int, prompts), acts, strict=True))
-        new = [one for one in dict.fromkeys(done) if one not in known]
-        acted = [asked[n]["acts"][act] for n, act in new]
-        answers = [asked[n]["answer"] for n, _ in new]
-        swapped = [asked[n]["swapped"][act] for n, act in new]
-        found = gain([asked[n]["question"] for n, _ in new], acted, answers, swapped, judge)
-        known.update(zip(new, found, strict=True))
-        return [known[one] for one in done]
-
+    reward = ActReward(questions(), judge)
     for act in ACTS:
-        earned = reward([str(n) for n in range(QUESTIONS)], [act] * QUESTIONS)
+        earned = reward.gains([str(n) for n in range(QUESTIONS)], [act] * QUESTIONS)
         print(f"{act}: {sum(value or 0.0 for value in earned) / QUESTIONS:+.2f} nats per token")
     model, tokenizer = policy()
     print("before:", shares(model))
@@ -108,7 +123,7 @@ def main() -> None:
     chosen = GRPOConfig("out-reward", max_steps=STEPS, learning_rate=3e-3, use_cpu=True, bf16=False, **sizes, **quiet)
     trainer = GRPOTrainer(
         model,
-        reward,
+        reward.gains,
         chosen,
         Dataset.from_list([{"prompt": str(n)} for n in range(QUESTIONS)]),
         processing_class=tokenizer,

@@ -15,8 +15,9 @@ from typing import Any
 MOST_STEPS = 100_000
 """Steps after which a count ends: more than any linear pattern takes for the texts that are tried."""
 SHORT = 10
+"""How often the text in the middle is repeated at first."""
 LONG = 50
-"""How often the text in the middle is repeated: at first, and again where the first count looks suspicious."""
+"""How often it is repeated where the first count looks suspicious."""
 MOST_GROWTH = 2.7
 """By how much the steps may grow where the text doubles; a quadratic pattern comes near to 4."""
 SIGNS = "\n \t0aA_Z\"'\\()[]{}<>|.,;:=/-+%!?#@&*^~`$\u2028é中。”\x00"

@@ -28,12 +28,19 @@ def pack(documents: Iterable[list[int]], rows: int, length: int, short: int) -> 
 
 
 def _row(source: Iterator[list[int]], length: int, short: int) -> list[int]:
-    ahead = [next(source) for _ in range(LOOK_AHEAD)] if length > short else []
-    row = next((list(document) for document in ahead if len(document) > short), [])
-    waiting = [document for document in ahead if len(document) <= short]
+    """Return a row of documents; one that is longer than `short` looks ahead for a long one, with which it begins."""
+    row: list[int] = []
+    waiting = []
+    if length > short:
+        ahead = [next(source) for _ in range(LOOK_AHEAD)]
+        waiting = [document for document in ahead if len(document) <= short]
+        long_documents = [document for document in ahead if len(document) > short]
+        if long_documents:
+            row += long_documents[0]
     while len(row) < length:
         document = waiting.pop() if waiting else next(source)
-        row += document if len(document) <= short else []
+        if len(document) <= short:
+            row += document
     return row[:length]
 
 

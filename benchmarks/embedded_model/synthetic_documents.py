@@ -202,11 +202,13 @@ def plain(random: Random, world: World) -> PretrainingDocument:
 
 def note_then_text(random: Random, world: World) -> PretrainingDocument:
     """Write a note and a page that may use it."""
-    golds = [some(random, world) for _ in range(random.choice((1, 1, 2)))]
+    count = random.choice((1, 1, 2))
+    golds = [some(random, world) for _ in range(count)]
     text = page(random, golds)
-    own = [note(random, gold, text) for gold in golds if not gold.earlier]
-    distractor = some(random, world, golds[0].tool if random.random() < 0.5 else None)
-    return with_notes(random, text, own, [content(random, distractor)])
+    notes = [note(random, gold, text) for gold in golds if not gold.earlier]
+    is_of_same_tool = random.random() < 0.5
+    distractor = some(random, world, golds[0].tool if is_of_same_tool else None)
+    return with_notes(random, text, notes, [content(random, distractor)])
 
 
 def noted(random: Random, world: World) -> PretrainingDocument:
@@ -291,11 +293,14 @@ def _is_single(random: Random) -> bool:
 def demonstrate(random: Random, world: World) -> PretrainingDocument:
     """Write three to seven examples for a tool, or of calls behind calls."""
     if random.random() < CHAIN_SHARE:
-        found = [behind_a_call(random, world, alone=random.random() < ALONE_SHARE) for _ in range(random.randint(3, 6))]
-        return demonstration(random, random.choice(chain_instructions()), found)
-    tool = random.choices(DEMONSTRATED, [TOOL_WEIGHTS[one] for one in DEMONSTRATED])[0]
-    alone = [random.random() < ALONE_SHARE for _ in range(random.randint(3, 7))]
-    examples = [annotated(random, world, tool, alone=one) for one in alone]
+        count = random.randint(3, 6)
+        chains = [behind_a_call(random, world, alone=random.random() < ALONE_SHARE) for _ in range(count)]
+        return demonstration(random, random.choice(chain_instructions()), chains)
+    weights = [TOOL_WEIGHTS[tool] for tool in DEMONSTRATED]
+    [tool] = random.choices(DEMONSTRATED, weights)
+    count = random.randint(3, 7)
+    are_alone = [random.random() < ALONE_SHARE for _ in range(count)]
+    examples = [annotated(random, world, tool, alone=is_alone) for is_alone in are_alone]
     return demonstration(random, instruction(random, tool), examples)
 
 

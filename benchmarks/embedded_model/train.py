@@ -34,9 +34,15 @@ MUON_DECAY = 0.01  # of the weights, times the learning rate
 def optimisers(model: GPTJForCausalLM, muon_rate: float, adam_rate: float) -> tuple[Optimizer, ...]:
     """Return Muon for the matrices and AdamW for the rest; the bias of the output, which stays 0, is in neither."""
     model.lm_head.bias.requires_grad_(False)
-    matrices = {name: p for name, p in model.named_parameters() if p.dim() == 2 and "wte" not in name}
-    others = [p for name, p in model.named_parameters() if name not in matrices and p.requires_grad]
-    muon = Muon(list(matrices.values()), muon_rate, weight_decay=MUON_DECAY, adjust_lr_fn="original")
+    matrices = []
+    others = []
+    for name, parameter in model.named_parameters():
+        is_embedding = "wte" in name
+        if parameter.dim() == 2 and not is_embedding:
+            matrices.append(parameter)
+        elif parameter.requires_grad:
+            others.append(parameter)
+    muon = Muon(matrices, muon_rate, weight_decay=MUON_DECAY, adjust_lr_fn="original")
     return muon, AdamW(others, adam_rate, betas=(0.9, 0.95), weight_decay=0.0)
 
 

@@ -13,8 +13,9 @@ from toolformer_dag.lake.record import STORES
 from toolformer_dag.lake.table import Lake, Table
 
 DAY = timedelta(days=1)
+"""A usual grace period."""
 NOW = timedelta(seconds=-5)
-"""A usual grace period; one that is over for everything."""
+"""A grace period that is over for everything."""
 UNFINISHED = f".tmp-{'0' * 32}"
 SCHEMA = {"a": pl.Int64}
 

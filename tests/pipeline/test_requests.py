@@ -13,8 +13,9 @@ __all__ = ["s3", "s3_running"]  # fixtures
 FIXED = 40
 """Requests of a run with nothing to do, at most, whatever the number of shards."""
 PER_SHARD = 17
+"""Requests of a first run for each shard of a lane (docs/costs.md)."""
 PER_CHUNK = 6
-"""Requests of a first run for each shard of a lane, and for each chunk of its texts beyond one (docs/costs.md)."""
+"""The same for each chunk of its texts beyond one."""
 
 
 @pytest.mark.parametrize("shards", [2, pytest.param(64, marks=pytest.mark.long)])

@@ -219,12 +219,14 @@ def _assets_to_make(plan: Plan, job: str, stale: Iterable[str]) -> list[str]:
     """Return the stale assets of a job and those that depend on them, in order; first the list of shards if needed."""
     by_hand = set(map(plan.named, BY_HAND))
     if job == TRAINING_JOB:
-        allowed = by_hand | set(map(plan.named, IN_BOTH_JOBS))
+        in_job = by_hand | set(map(plan.named, IN_BOTH_JOBS))
         changed = with_descendants(outputs(plan), [asset for asset in stale if asset in by_hand])
-        return [asset for asset in changed if asset in allowed]
+        return [asset for asset in changed if asset in in_job]
     changed = with_descendants(outputs(plan), [asset for asset in stale if asset not in by_hand])
     assets = [asset for asset in changed if asset not in by_hand]
-    return [SHARD_LIST, *assets] if RAW_SHARDS in assets else assets
+    if RAW_SHARDS in assets:
+        assets.insert(0, SHARD_LIST)
+    return assets
 
 
 def _is_data_lost(plan: Plan, stale: Mapping[str, Reasons]) -> bool:

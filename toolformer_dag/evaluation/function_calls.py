@@ -171,10 +171,12 @@ def calls_are_right(calls: Sequence[DecodedCall], answer: str) -> bool:
     """
     distinct = [call for call in calls if call.reason != REPEATED]
     right_calls = json.loads(answer)
-    if len(distinct) != len(right_calls) or any(call.result is None for call in distinct):
+    is_any_unfinished = any(call.result is None for call in distinct)
+    if is_any_unfinished or len(distinct) != len(right_calls):
         return False
     written_calls = [{call.tool: read_arguments(call.input, ANYTHING)} for call in distinct]
-    return _can_be_matched([_fitting(right_call, written_calls) for right_call in right_calls])
+    fitting = [_fitting(right_call, written_calls) for right_call in right_calls]
+    return _can_be_matched(fitting)
 
 
 def _fitting(right_call: Any, written_calls: Sequence[Any]) -> list[int]:

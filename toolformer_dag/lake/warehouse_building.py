@@ -54,7 +54,7 @@ class DeclaredWarehouse(Protocol):
 
     @property
     def settings(self) -> Mapping[str, object]:
-        """What determines the file beside the lake's rows: columns, comments, the text of views."""
+        """Return what determines the file beside the lake's rows: columns, comments, the text of views."""
 
     @property
     def tables_by_file(self) -> Sequence[WarehouseTable]:

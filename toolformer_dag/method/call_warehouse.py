@@ -34,7 +34,7 @@ class CallWarehouse:
 
     @property
     def settings(self) -> dict[str, object]:
-        """What determines the file beside the lake's rows, as fingerprints; a change builds the file from nothing."""
+        """Return what determines the file beside the lake's rows; a change builds the file from nothing."""
         deciding_sql = RULE + JUDGED + VERDICTS + DECISIONS + SWAPPED_PLACES + CURVES
         return {
             "lanes": dict(self.lanes),

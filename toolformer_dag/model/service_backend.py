@@ -163,9 +163,10 @@ class ServiceBackend:
         - start: the tokens of ` [`.
         """
         log_p_of_texts = self._first_log_p(prompt, texts, token=start[0])
-        for written in range(1, len(start)):
-            later_log_p = self._later_log_p(prompt, texts, written=start[:written], token=start[written])
-            log_p_of_texts = [log_p + later for log_p, later in zip(log_p_of_texts, later_log_p, strict=True)]
+        for number in range(1, len(start)):
+            log_p_of_token = self._later_log_p(prompt, texts, written=start[:number], token=start[number])
+            for index, log_p in enumerate(log_p_of_token):
+                log_p_of_texts[index] = log_p_of_texts[index] + log_p
         return [np.exp(log_p).astype(np.float32) for log_p in log_p_of_texts]
 
     def _first_log_p(

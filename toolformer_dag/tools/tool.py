@@ -261,7 +261,7 @@ class Tool(ABC):
 
     @property
     def about(self) -> str:
-        """What the tool does, in one sentence of at most LONGEST_ABOUT characters, for prompts and lists of tools.
+        """Return what the tool does, in a sentence of at most LONGEST_ABOUT characters, for prompts and lists of tools.
 
         Its source is `description`, else the docstring of the class, else the prompt. The first sentence there with a
         call of the tool, such as `[Calculator(`, is taken, else the first sentence.

@@ -196,8 +196,12 @@ class _ThresholdChoice(NamedTuple):
 
 def _choose_threshold(calls: Sequence[LabelledCall]) -> _ThresholdChoice:
     """Choose the threshold on one half of the conversations, and test it on the other."""
-    threshold = best_threshold([call for call in calls if _is_in_first_half(call.conversation)])
-    tested = [call for call in calls if not _is_in_first_half(call.conversation)]
+    choosing: list[LabelledCall] = []
+    tested: list[LabelledCall] = []
+    for call in calls:
+        half = choosing if _is_in_first_half(call.conversation) else tested
+        half.append(call)
+    threshold = best_threshold(choosing)
     labels = [call.rests_on_result for call in tested]
     verdicts = [(call.relative_gain or 0) > threshold for call in tested]
     return _ThresholdChoice(threshold, tested=len(tested), tested_kappa=kappa(labels, verdicts))
