@@ -1,5 +1,6 @@
 """What a recorded call is held against, and in which order."""
 
+from tests.traces.pools import string_pools
 from toolformer_dag.conversations.messages import RecordedCall
 from toolformer_dag.traces.alternatives import (
     EXCHANGED_VALUES,
@@ -11,7 +12,6 @@ from toolformer_dag.traces.alternatives import (
     of_other_results,
     of_other_tools,
 )
-from toolformer_dag.traces.exchanged_values import string_pools
 
 POOLS = string_pools([("weather", '{"sky": "light rain"}'), ("weather", '{"sky": "heavy snow"}')])
 

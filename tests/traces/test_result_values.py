@@ -6,7 +6,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from toolformer_dag.traces.exchanged_values import exchanged_result, redrawn, string_pools
+from tests.traces.pools import string_pools
+from toolformer_dag.traces.exchanged_values import exchanged_result, redrawn
 from toolformer_dag.traces.result_values import result_values, same_values, value_words
 
 SCALARS = st.one_of(

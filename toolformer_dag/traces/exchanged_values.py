@@ -9,7 +9,7 @@ import json
 import re
 from bisect import insort
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import blake2b
@@ -98,14 +98,6 @@ class StringPools:
         words = value_words(value.text)
         strings = [text for _, text in self.pools.get(pool_name, ()) if value_words(text) != words]
         return [text for text in strings if not _all_said(text, said_before)]
-
-
-def string_pools(results: Iterable[tuple[str, str]]) -> StringPools:
-    """Collect the strings of results, which are pairs (tool, result)."""
-    pools = StringPools()
-    for tool, result in results:
-        pools.add(tool, result)
-    return pools
 
 
 def _pool_names(tool: str, key: str, kind: str) -> tuple[tuple[str, ...], ...]:
