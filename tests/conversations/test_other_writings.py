@@ -190,7 +190,13 @@ def test_attributes_of_one_field_each_are_read_under_both_of_their_names() -> No
 
 
 @pytest.mark.parametrize(
-    "record", [{"messages": "[1, oops"}, {"messages": "see above"}, {"trace_id": "t", "span_id": "1", "attributes": {}}]
+    "record",
+    [
+        {"messages": "[1, oops"},
+        {"messages": "see above"},
+        {"trace_id": "t", "span_id": "1", "attributes": {}},
+        {"chat": "hello USER: a\nbla ASSISTANT: b"},
+    ],
 )
 def test_a_record_that_says_nothing_is_named(record: Any) -> None:
     assert rows(record) == ([], ["unknown_form"])

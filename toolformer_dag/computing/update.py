@@ -341,11 +341,10 @@ class _PartsUnderWay:
         together = [part]
         total_bytes = self._input_bytes(part)
         for next_part in self._near_parts[first + 1 :]:
+            total_bytes += self._input_bytes(next_part)
             if total_bytes > AT_ONCE_BYTES:
                 break
-            total_bytes += self._input_bytes(next_part)
-            if total_bytes <= AT_ONCE_BYTES:
-                together.append(next_part)
+            together.append(next_part)
         return together
 
     def _input_bytes(self, part: str) -> int:

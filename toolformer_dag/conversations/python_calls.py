@@ -6,7 +6,6 @@ Names of tools may contain spaces there, so Python's own parser reads the argume
 import ast
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from toolformer_dag.conversations.mark_scanner import Span
@@ -53,35 +52,17 @@ def _calls_of(expression: str, offset: int) -> Iterator[PythonCall]:
     """
     start = 1  # behind the opening bracket
     while expression[start:-1].strip():
-        call_text = _next_call(expression, start)
-        end = call_text.closing + 1
-        if expression[end : end + 1] == ",":
-            end += 1
-        yield PythonCall(call_text.call(), span=(offset + start, offset + end))
+        found = _next_call(expression, start)
+        _, end = found.span
+        yield found._replace(span=(offset + start, offset + end))
         start = end
 
 
-@dataclass(frozen=True, slots=True)
-class _CallText:
-    """The text of a call in an expression.
+def _next_call(expression: str, start: int) -> PythonCall:
+    """Return the first call from `start` on, with the comma after it in its span.
 
-    - `tool`: the name before the brackets
-    - `opening`, `closing`: the positions of its brackets
+    Raises NotPython where there is none, or where an argument is no named literal.
     """
-
-    expression: str
-    tool: str
-    opening: int
-    closing: int
-
-    def call(self) -> FoundCall:
-        """Return the call with its arguments. Raises NotPython where one is no named literal."""
-        brackets = self.expression[self.opening : self.closing + 1]
-        return FoundCall(self.tool, _named_literals(brackets), id=None)
-
-
-def _next_call(expression: str, start: int) -> _CallText:
-    """Return the text of the first call from `start` on. Raises NotPython where there is none."""
     opening = expression.find("(", start)
     closing = _closing_bracket(expression, opening)
     if opening < 0 or closing < 0:
@@ -90,7 +71,9 @@ def _next_call(expression: str, start: int) -> _CallText:
     separator = expression[closing + 1 : closing + 2]
     if not tool or separator not in SEPARATORS:
         raise NotPython
-    return _CallText(expression, tool, opening=opening, closing=closing)
+    arguments = _named_literals(expression[opening : closing + 1])
+    end = closing + 1 + (separator == ",")
+    return PythonCall(FoundCall(tool, arguments, id=None), span=(start, end))
 
 
 def _closing_bracket(expression: str, opening: int) -> int:

@@ -264,7 +264,7 @@ class _MessageReader:
     def _read_single_part(self, value: Any, path: Path, role: str) -> None:
         """Read a message that is one part: a content block, or a call that is a message of its own."""
         self._begin(role, path)
-        self.read_part(value, path)
+        self._read_part(value, path)
 
     def _read_whole(self, stored: StoredMessage) -> None:
         """Read a message that is a text or an object, also inside the object of a framework."""
@@ -332,13 +332,13 @@ class _MessageReader:
             content = content["parts"]
         if isinstance(content, list):
             for index, part in enumerate(content):
-                self.read_part(part, (*path, index))
+                self._read_part(part, (*path, index))
         elif isinstance(content, Mapping):
-            self.read_part(content, path)
+            self._read_part(content, path)
         else:
             self._add_words(text_of(content), path)
 
-    def read_part(self, part: Any, path: Path) -> None:
+    def _read_part(self, part: Any, path: Path) -> None:
         """Read a part of a content: a text, or an object such as `{"type": "text", "text": "Warm."}`."""
         if not isinstance(part, Mapping):
             self._add_words(text_of(part), path)
@@ -421,7 +421,7 @@ class _MessageReader:
         content = first_of(message, (*CONTENTS, *RESULT))
         if isinstance(content, list) and any(map(_is_result_part, content)):
             for index, part in enumerate(content):
-                self.read_part(part, (*path, key, index))
+                self._read_part(part, (*path, key, index))
         else:
             self._read_single_result(message, path)
 

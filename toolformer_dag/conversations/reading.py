@@ -34,7 +34,7 @@ FIELDS_SHOWN = 20
 INNER_FIELDS_SHOWN = 10
 """Fields of the objects in a list of such a record that a fault names."""
 FIRST_RECORDS = 50
-"""Records of a file in which its form is looked for: the first ones may belong to several forms."""
+"""Records of a file in which its form is looked for: the first ones may have no sign of it."""
 UNKNOWN = "unknown"
 """The form of a record that was not read."""
 TOO_DEEP = "lists and objects stand in each other more than 100 times"

@@ -97,7 +97,7 @@ class _TextLeft(NamedTuple):
 
 
 def _without_stretches(text: str, by_step: Mapping[Step, list[Path]]) -> _TextLeft:
-    """Return a text without its stretches, or without parts of them.
+    """Return a text without the stretches of `by_step`, or without parts of them.
 
     by_step: the paths to remove inside each stretch; () removes it whole.
     """
@@ -106,8 +106,9 @@ def _without_stretches(text: str, by_step: Mapping[Step, list[Path]]) -> _TextLe
     has_emptied = False
     for span in _spans(by_step):
         start, end = span
-        stretch_left = _stretch_without(text[start:end], by_step[span])
-        if not stretch_left and () not in by_step[span]:
+        is_removed = () in by_step[span]
+        stretch_left = "" if is_removed else _stretch_without(text[start:end], by_step[span])
+        if not stretch_left and not is_removed:
             has_emptied = True
         pieces += [text[position:start], stretch_left]
         position = max(position, end)

@@ -161,7 +161,7 @@ CALL_KEYS = {shape.under: shape for shape in SHAPES if shape.under}
 ANY_CALL = Shape(tool=TOOL, arguments=ARGUMENTS)
 """A call in a list of calls, which need not name its type."""
 VERCEL_CALL = Shape(tool=TOOL, arguments=ARGUMENTS, result=("result", "output"))
-"""The same of Vercel, which may hold its result."""
+"""A call in a list of calls of Vercel, which may hold its result."""
 
 CALL_LISTS = ("tool_calls", "function_call", "toolInvocations", "toolCalls", "tool_call", "invalid_tool_calls")
 """Fields of a message that hold its calls: a list, one call, or either as JSON."""

@@ -51,7 +51,7 @@ def generate(
 ) -> list[Generation]:
     """Continue each prompt greedily, with calls to tools, and return a `Generation` for each (paper, section 4.2).
 
-    The module docstring says where calls begin and what follows them.
+    The module docstring says where calls begin, how they are written, and what follows them.
 
     - contexts: for each prompt an ISO date, which the calendar gets.
     - backend: what runs the model; by default the model's own (`backend_of`).

@@ -73,7 +73,7 @@ def _brackets_before(text: str, end: int) -> int:
 
 
 def closes_unopened_bracket(before: str, text: str) -> bool:
-    """Return whether `text`, which follows `before`, closes a bracket that is not open; each kind counts apart.
+    """Return whether `text`, which follows `before`, closes a bracket that is not open; each kind counts apart:
 
     closes_unopened_bracket("(a [b", ")")  # False
     closes_unopened_bracket("(a", "]")  # True

@@ -209,9 +209,8 @@ def preference_pairs(
 def _is_worse(rival: ScoredCall, kept_call: ScoredCall | None, tau_f: float) -> bool:
     """Return whether a call is worse than what was kept at its position, so that the two make a preference pair.
 
-    If a call was kept: whether `rival` is a rejected call (delta < tau_f) of the same tool, and not the same call. If
-        none
-    was kept: whether `rival` raises the loss over no call, by tau_f or more.
+    - If a call was kept: whether `rival` is a rejected call (delta < tau_f) of the same tool, and another call.
+    - If none was kept: whether `rival` raises the loss over no call, by tau_f or more.
     """
     if kept_call is None:
         harm = rival.loss_result - rival.loss_empty

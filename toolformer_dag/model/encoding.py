@@ -245,8 +245,7 @@ class Encoding:
     def _ending_tokens(self) -> list[int]:
         """The tokens with which a sample may end: EOS, and those that may complete a marker such as "]".
 
-        A marker that is an added token of the tokenizer
-        (`added`) is completed by this token alone.
+        A marker that is an added token of the tokenizer (`added`) is completed by this token alone.
         """
         token_texts = self.tokenizer.batch_decode([[token] for token in range(len(self.tokenizer))])
         ending_tokens = list(self.eos)
@@ -255,7 +254,7 @@ class Encoding:
                 ending_tokens += self.added[end_marker]
                 continue
             marker = end_marker.strip()
-            ending_tokens += [token for token, text in enumerate(token_texts) if _may_complete(marker, text)]
+            ending_tokens += _completing_tokens(marker, token_texts)
         return ending_tokens
 
     def _ids_inside(self, pieces: Sequence[str]) -> list[list[int]]:
@@ -372,13 +371,13 @@ class Encoding:
         return text
 
 
-def _may_complete(marker: str, token_text: str) -> bool:
-    """Return whether a token may complete a marker: its text holds it, as ")]" does, or begins with its last part.
+def _completing_tokens(marker: str, token_texts: Sequence[str]) -> list[int]:
+    """Return the tokens that may complete a marker: their text holds it, as ")]" does, or begins with its last part.
 
-    "->" may be written as two tokens, "-" and ">".
+    "->" may be written as two tokens, "-" and ">". token_texts: the text of each token of the vocabulary.
     """
     tails = tuple(marker[cut:] for cut in range(1, len(marker)))  # (">",) for "->"
-    return marker in token_text or token_text.startswith(tails)
+    return [token for token, text in enumerate(token_texts) if marker in text or text.startswith(tails)]
 
 
 def _added_markers(tokenizer: Any, markers: CallMarkers) -> dict[str, list[int]]:

@@ -105,7 +105,7 @@ def rows(worker: Worker, output: TableOutput, part: str) -> PartRows:
 
 
 class _PlacedCalls(NamedTuple):
-    """Calls of files before their tokens."""
+    """Calls of files, each before the token at which it stands."""
 
     rows: pl.DataFrame
     rejected: Rejected

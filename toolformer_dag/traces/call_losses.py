@@ -89,7 +89,7 @@ class RecordedCallChunk(NamedTuple):
 
 
 def settings(plan: Plan, lane: None) -> Mapping[str, Any]:
-    """Return what determines the losses of a call: the judge, the reading version, settings of traces but `swaps`."""
+    """Return what determines the losses of a call: judge, reading, settings but `swaps`, weights of the window."""
     judge = losses_identity(plan.identity_of("judge"))
     window = WINDOWS[plan.settings.traces.window]
     weights = {"window_weights": list(window.weights)} if window.weights else {}
@@ -206,8 +206,7 @@ def _read_calls(plan: Plan, chunk: RecordedCallChunk) -> list[CallToJudge]:
     Raises StorageError if another run has replaced the conversations since the chunk was planned.
     """
     rows = _rows_of_calls(plan, chunk)
-    numbers = sorted({row["number"] for row in rows})
-    conversations = conversations_by_number(plan, chunk.shard, pl.Series(numbers, dtype=pl.Int32))
+    conversations = conversations_by_number(plan, chunk.shard, {row["number"] for row in rows})
     _require_same_keys(chunk, rows, conversations)
     return [_call_to_judge(row, conversations[row["number"]]) for row in rows]
 

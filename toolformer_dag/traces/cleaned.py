@@ -89,7 +89,7 @@ def write_cleaned(judgement: Judgement, folder: FilePath, dropped: Dropped, forc
     WriteError if a file cannot be written.
     """
     output = _OutputFolder(folder, force)
-    cleaned = Cleaned(output.lines)
+    cleaned = Cleaned(output.lines)  # `output` counts the lines of each file there as it writes them
     verdicts = query(judgement.database, VERDICTS)
     for source in _judged_sources(judgement):
         verdicts_of_file = _verdicts_by_conversation(verdicts, source.name)
@@ -384,20 +384,20 @@ def _unsupported_messages(messages: Sequence[RecordedMessage], left_out: Sequenc
     """
     unsupported: list[RecordedMessage] = []
     for numbers in _ranges_by_user_message(messages):
-        turns = [verdict["turn"] for verdict in left_out if verdict["turn"] in numbers]  # numbers of messages
-        if turns and _loses_support(messages, numbers, left_out):
-            following = messages[min(turns) : numbers.stop]
+        left_out_here = [verdict for verdict in left_out if verdict["turn"] in numbers]  # `turn`: number of the message
+        if left_out_here and _loses_support(messages, numbers, left_out_here):
+            first = min(verdict["turn"] for verdict in left_out_here)
+            following = messages[first : numbers.stop]
             unsupported += [message for message in following if message.role == "assistant"]
     return unsupported
 
 
 def _loses_support(messages: Sequence[RecordedMessage], numbers: range, left_out: Sequence[Verdict]) -> bool:
-    """Return whether the answer in a range of messages rests on nothing any more without the calls of `left_out`."""
+    """Return whether the answer in a range of messages rests on nothing any more without calls of this range."""
     call_count = sum(len(messages[number].calls) for number in numbers)
-    left_out_here = [verdict for verdict in left_out if verdict["turn"] in numbers]
-    if len(left_out_here) < call_count:
+    if len(left_out) < call_count:
         return False
-    rests_on_earlier_words = all(verdict["reason"] == AS_LIKELY_WITHOUT for verdict in left_out_here)
+    rests_on_earlier_words = all(verdict["reason"] == AS_LIKELY_WITHOUT for verdict in left_out)
     return not rests_on_earlier_words
 
 

@@ -47,7 +47,7 @@ from toolformer_dag.traces.other_results import (
     lacks_donors,
 )
 from toolformer_dag.traces.recorded_calls import KEY, PLACE
-from toolformer_dag.traces.recorded_conversations import StoredConversation, conversations_by_number
+from toolformer_dag.traces.recorded_conversations import conversations_by_number
 from toolformer_dag.traces.stored_messages import text_digest
 
 NAME = "traces/exchanged_results"
@@ -298,17 +298,11 @@ def _alternatives(
     """
     chosen = [results.of_same_tool(row) for row in rows]
     lacking = [index for index, alternatives_of_call in enumerate(chosen) if not alternatives_of_call.results]
-    conversations = _conversations(plan, shard, [rows[index] for index in lacking])
+    conversations = conversations_by_number(plan, shard, {rows[index]["number"] for index in lacking})
     for index in lacking:
         row = rows[index]
         chosen[index] = results.of_other_means(row, conversations[row["number"]].messages)
     return chosen
-
-
-def _conversations(plan: Plan, shard: str, rows: Sequence[Mapping[str, Any]]) -> dict[int, StoredConversation]:
-    """Return the conversations of calls, by their number in the shard. rows: of the table of calls."""
-    numbers = sorted({row["number"] for row in rows})
-    return conversations_by_number(plan, shard, pl.Series(numbers, dtype=pl.Int32))
 
 
 def _with_alternatives(

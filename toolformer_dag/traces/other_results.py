@@ -62,10 +62,10 @@ class Donors:
         """
         if call.result is None or call.failed:
             return
-        donor = Donor(text_hash(call.result), _kept(call.result), document)
-        largest_hash = self._largest_hash.get(call.tool, donor.hash)
-        if donor.hash <= largest_hash:
-            self._keep(call.tool, donor)
+        result_hash = text_hash(call.result)
+        largest_hash = self._largest_hash.get(call.tool, result_hash)
+        if result_hash <= largest_hash:
+            self._keep(call.tool, Donor(result_hash, _kept(call.result), document))
 
     def _keep(self, tool: str, donor: Donor) -> None:
         """Keep a donor of a tool; of several with the same result the one with the smallest document."""
@@ -172,7 +172,7 @@ def chosen_results(circles: Iterable[Circle], document: str, call: RecordedCall,
 def exchange(calls: Sequence[tuple[str, RecordedCall]], swaps: int) -> list[tuple[str, ...]]:
     """Return, for each call, results of the same tool in other documents: `swaps` distinct ones, or fewer.
 
-    calls: each with its document (`document_of`), the hash of its conversation. Their order changes nothing.
+    calls: each with its document (`document_of`). Their order changes nothing.
     """
     donors = Donors(most=len(calls))
     for document, call in calls:

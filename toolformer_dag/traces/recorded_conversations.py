@@ -1,7 +1,7 @@
 """traces/conversations: the recorded conversations of a shard, and the records that could not be used."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import polars as pl
@@ -77,14 +77,12 @@ class StoredConversation(NamedTuple):
     messages: tuple[RecordedMessage, ...]
 
 
-def conversations_by_number(plan: Plan, shard: str, numbers: pl.Series) -> dict[int, StoredConversation]:
-    """Return the conversations of a shard that have these numbers, by number.
-
-    numbers: counted from 0 in the shard, ascending.
-    """
-    stored = rows_by_number(plan, NAME, shard, numbers)["messages"]
+def conversations_by_number(plan: Plan, shard: str, numbers: Collection[int]) -> dict[int, StoredConversation]:
+    """Return the conversations of a shard that have these numbers, counted from 0 in the shard, by number."""
+    ascending = sorted(numbers)
+    stored = rows_by_number(plan, NAME, shard, pl.Series(ascending, dtype=pl.Int32))["messages"]
     conversations = {}
-    for number, messages in zip(numbers.to_list(), stored.to_list(), strict=True):
+    for number, messages in zip(ascending, stored.to_list(), strict=True):
         conversations[number] = StoredConversation(text_digest(messages), messages_of(messages))
     return conversations
 

@@ -13,7 +13,7 @@ class RowBatch:
     Attributes:
         most_rows: the number of rows from which on it is full.
         most_characters: the number of characters of their texts from which on it is full.
-        rows: the rows so far, by column.
+        rows: the rows so far, each a value by column.
         characters: the number of characters of their texts so far.
     """
 

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import chain, pairwise
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from toolformer_dag.conversations.messages import RecordedMessage
 from toolformer_dag.traces.rendering import Rendering, RenderingError, TemplateMessage
@@ -206,8 +206,12 @@ class WrittenConversation:
         """Return what the template writes before the words of message `number`, as "<|im_start|>assistant\\n"."""
         local = self._local_text
         if local is not None and number - 1 in local.starts:
-            return _added_prompt(self._alone, self._messages[number - 1])
-        return _added_prompt(self._rendering.text, _flat(self._messages[:number]))
+            messages = self._messages[number - 1]
+            with_prompt = self._alone(messages, generation_prompt=True)
+            return with_prompt[len(self._alone(messages)) :]
+        beginning = _flat(self._messages[:number])
+        with_prompt = self._rendering.text(beginning, generation_prompt=True)
+        return with_prompt[len(self._rendering.text(beginning)) :]
 
     def _local_pieces_of_others(
         self, recorded: Pieces, call_message: int, replacements: Sequence[TemplateMessages], weighted: Sequence[int]
@@ -310,18 +314,6 @@ class WrittenConversation:
         return RenderingError(
             f"the template {self._rendering.name} writes earlier messages otherwise once others follow"
         )
-
-
-class _Write(Protocol):
-    """A function that writes messages as text, perhaps with the beginning of the next message of the assistant."""
-
-    def __call__(self, messages: Sequence[TemplateMessage], generation_prompt: bool = False) -> str: ...
-
-
-def _added_prompt(write: _Write, messages: Sequence[TemplateMessage]) -> str:
-    """Return what is written after messages if the next message of the assistant begins there."""
-    with_prompt = write(messages, generation_prompt=True)
-    return with_prompt[len(write(messages)) :]
 
 
 def _cut(text: str, cuts: Sequence[int]) -> Pieces:

@@ -55,7 +55,9 @@ def autogen_messages(record: Any) -> Iterator[StoredMessage]:
     for number, message in enumerate(messages):
         if isinstance(message, Mapping) and "type" in message:
             role = _role_of(message, people)
-            event = _Event(message, (*path, number), role, next_type=_type_at(messages, number + 1))
+            event = _Event(
+                message, (*path, number), role, type=_type_of(message), next_type=_type_at(messages, number + 1)
+            )
             yield from _messages_of(event, call_ids)
         else:
             yield StoredMessage((*path, number), message)
@@ -67,17 +69,13 @@ def _type_at(messages: Sequence[Any], number: int) -> str | None:
 
 
 class _Event(NamedTuple):
-    """A message or an event of AutoGen, with the type of the next one; None for the last."""
+    """A message or an event of AutoGen, with its type and that of the next one; None for the last."""
 
     fields: Mapping[str, Any]
     path: Path
     role: str
+    type: str
     next_type: str | None
-
-    @property
-    def type(self) -> str:
-        """The type of the event."""
-        return _type_of(self.fields)
 
     @property
     def content(self) -> Any:

@@ -247,7 +247,7 @@ def _tree_of(attributes: Mapping[str, Any], prefix: str) -> dict[str, Any]:
 
 
 def _put(tree: dict[str, Any], keys: Sequence[str], value: Any) -> None:
-    """Put a value at the end of some keys into nested objects; not if one of the keys has a value already."""
+    """Put a value at the end of some keys into nested objects; not where a key before the last has another value."""
     node: Any = tree
     for key in keys[:-1]:
         node = node.setdefault(key, {}) if isinstance(node, dict) else None

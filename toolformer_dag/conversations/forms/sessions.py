@@ -70,10 +70,11 @@ def session_lines(records: Sequence[Any]) -> Iterator[list[StoredMessage]]:
 
 def _lines_of_side_agents(records: Sequence[Any], lines: Sequence[SessionLine]) -> list[list[SessionLine]]:
     """Return the lines of each side agent, told apart by the agent's id or else by the first ancestor."""
+    parents = _parents(records)
     lines_by_agent = defaultdict[str, list[SessionLine]](list)
     for line in lines:
         if line.is_of_side_agent:
-            agent = first_of(line.record, ("agentId",)) or _first_ancestor(records, line.record)
+            agent = first_of(line.record, ("agentId",)) or _first_ancestor(line.record, parents)
             lines_by_agent[str(agent)].append(line)
     return list(lines_by_agent.values())
 
@@ -145,12 +146,11 @@ def _answers_call_of(branch: Collection[str], record: Mapping[str, Any]) -> bool
     return has_result and any(record.get(fields.parent) in branch for fields in ID_FIELDS)
 
 
-def _first_ancestor(records: Sequence[Any], record: Mapping[str, Any]) -> str | None:
+def _first_ancestor(record: Mapping[str, Any], parents: Mapping[str, str | None]) -> str | None:
     """Return the id of a line's first ancestor, the one without a parent; None for a line without ids.
 
-    Where the parents form a circle, it is the first line that is reached again.
+    Where the parents form a circle, it is the first line that is reached again. parents: id of a line -> its parent's.
     """
-    parents = _parents(records)
     current = _id_of(record)
     seen = set[str]()
     while current is not None and current not in seen:

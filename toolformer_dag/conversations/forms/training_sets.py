@@ -59,7 +59,7 @@ class TextTurn(NamedTuple):
 
 def _turns(text: str, heads: Sequence[TurnHead]) -> Iterator[TextTurn]:
     """Yield the turns of a text, each from its head up to the next head."""
-    ends = [*(head.start for head in heads[1:]), len(text)]
+    ends = [*(head.start for head in heads), len(text)][1:]
     for head, end in zip(heads, ends, strict=True):
         yield TextTurn(head, text[head.start + len(head.mark) : end], end)
 
