@@ -178,7 +178,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     lengths = encoding.lengths(synthetic)
     print(
         f"{language_model.name} {options.dtype} on {device}, {options.threads} thread(s), k {task.k}, m {task.m}; "
-        f"prompt {len(encoding.head(tool.prompt)) + len(encoding.output)} tokens, "
+        f"prompt {len(encoding.prompt_tokens(tool.prompt)) + len(encoding.output)} tokens, "
         f"texts {sum(lengths) / len(lengths):.0f} tokens"
     )
     annotate(Engine(language_model, token_budget=options.token_budget), task, synthetic[:2], device)

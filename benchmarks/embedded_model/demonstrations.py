@@ -7,7 +7,7 @@ from random import Random
 
 from toolformer_dag.synthetic import PROMPTS
 from toolformer_dag.synthetic.phenomena import NAMED_TOOLS
-from toolformer_dag.synthetic.sentences import EarlierCall, Phenomenon
+from toolformer_dag.synthetic.sentences import CallWithResult, Phenomenon
 from toolformer_dag.texts.calls import Call, format_call
 from toolformer_dag.tools.registry import BUILT_IN_FOLDER
 
@@ -30,7 +30,7 @@ def note(random: Random, gold: Phenomenon, text: str) -> Note:
     return content(random, gold), text.index(gold.text) + len(gold.before)
 
 
-def content(random: Random, gold: Phenomenon | EarlierCall) -> str:
+def content(random: Random, gold: Phenomenon | CallWithResult) -> str:
     """Return input and result in one line, or the result alone, as mostly for the date and a search."""
     alone = {"calendar": 1.0, "wiki_search": 0.4}.get(gold.tool, 0.2)
     if random.random() < alone:
@@ -41,7 +41,7 @@ def content(random: Random, gold: Phenomenon | EarlierCall) -> str:
 
 def in_place(random: Random, gold: Phenomenon, told: Phenomenon) -> str:
     """Return what stands for the calls before their result is used: a note, behind those of the calls before it."""
-    notes: tuple[Phenomenon | EarlierCall, ...] = (*gold.earlier, told)
+    notes: tuple[Phenomenon | CallWithResult, ...] = (*gold.earlier, told)
     return "".join(f" {bracketed(random, content(random, one))}" for one in notes)
 
 
@@ -164,7 +164,7 @@ def chain_instructions() -> tuple[str, ...]:
     return (written, written, written, *CHAIN_INSTRUCTIONS)
 
 
-def behind_calls(text: str, offset: int, earlier: Sequence[EarlierCall], asked: tuple[str, str] | None) -> list[str]:
+def behind_calls(text: str, offset: int, earlier: Sequence[CallWithResult], asked: tuple[str, str] | None) -> list[str]:
     """Return the text with calls and their results at a character offset, and `asked`, tool and input, behind them."""
     done = "".join(format_call(Call(NAMES[one.tool], one.input), one.result) for one in earlier)
     last = [format_call(Call(NAMES[asked[0]], asked[1]))] if asked else []

@@ -20,7 +20,7 @@ from benchmarks.embedded_model.demonstrations import (
     with_notes,
 )
 from toolformer_dag.synthetic.phenomena import NAMED_TOOLS, TOOLS, TWO_HOP, phenomenon
-from toolformer_dag.synthetic.sentences import EarlierCall, Phenomenon, filler
+from toolformer_dag.synthetic.sentences import CallWithResult, Phenomenon, filler
 from toolformer_dag.synthetic.web import document_text
 from toolformer_dag.synthetic.wordings import KINDS, PARTS, Relation, relations, word_list
 from toolformer_dag.synthetic.world import World
@@ -275,8 +275,8 @@ def behind_a_call(random: Random, world: World, *, alone: bool) -> tuple[str, li
     text = gold.text if alone else page(random, [gold])
     place = text.index(gold.text) + len(gold.before)
     if not gold.earlier:
-        return text, behind_calls(text, place, [EarlierCall(gold.tool, gold.input, gold.result)], None)
-    calls = (*gold.earlier, EarlierCall(gold.tool, gold.input, gold.result))
+        return text, behind_calls(text, place, [CallWithResult(gold.tool, gold.input, gold.result)], None)
+    calls = (*gold.earlier, CallWithResult(gold.tool, gold.input, gold.result))
     done = random.randint(1, len(calls) if random.random() < 0.2 else len(calls) - 1)
     if done == len(calls):  # the chain is whole: nothing follows
         return text, behind_calls(text, place, calls, None)

@@ -113,7 +113,8 @@ def test_pieces_and_texts_have_the_tokens_that_the_tokenizer_gives_them(tokenize
     """Stored rows depend on them."""
     encoding = Encoding(tokenizer)
     calls = [" [QA(who? 中)]", " [Calculator(1 + 2) -> 3]"]
-    found = [encoding.start, encoding.output, encoding.head("P.\n")[len(encoding.bos) :], *encoding.calls(calls)]
+    prompt = encoding.prompt_tokens("P.\n")[len(encoding.bos) :]
+    found = [encoding.start, encoding.output, prompt, *encoding.calls(calls)]
     found += [text.ids for text in encoding.texts(texts)]
     pieces = [" [", "\nOutput: ", "P.\nInput: ", *calls, *texts]
     assert found == [tokenizer(piece, add_special_tokens=False).input_ids for piece in pieces]
@@ -139,7 +140,7 @@ def test_the_string_of_a_special_token_is_text(tokenizer: Any) -> None:
         text = f"Write {special} at the end"
         found = encoding.texts([text])[0]
         [call] = encoding.calls([f" [QA(what is {special}?)]"])
-        head = encoding.head(f"{special} P.\n")[len(encoding.bos) :]
+        head = encoding.prompt_tokens(f"{special} P.\n")[len(encoding.bos) :]
         assert not set(tokenizer.all_special_ids) & {*found.ids, *call, *head}
         assert tokenizer.decode(found.ids) == text
         assert found.position_at(text.index(special[1:])) > 0

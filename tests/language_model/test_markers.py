@@ -105,7 +105,7 @@ def test_p_and_samples_are_those_behind_a_prompt_in_the_model_s_markers(written:
     if by_hand.markers == TEXTUAL:  # the end of the call and what follows it are a text
         head = by_hand.ids("Add calls.\nInput: 1 + 2 is 3.\nOutput: 1 + 2 is") + start
         head += by_hand.ids("Add(1 + 2)}}" + rest)
-    assert engine.encoding.head(PROMPT) == head
+    assert engine.encoding.prompt_tokens(PROMPT) == head
     x = by_hand.ids(text)
     before = [*head, *x, *by_hand.ids("\nOutput: ")]
     for i in range(0, len(x), 5):

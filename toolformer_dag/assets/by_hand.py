@@ -123,15 +123,15 @@ class _TrainedCheckpoint:
         if training fails.
         """
         compute.workers.close()  # finetuning loads a model of its own
-        data, recipe = CHECKPOINTS[self.name].trained_on(self.plan)
-        _warn_of_few_texts(context, data)
         with locked(self.folder.with_name("model.lock")):  # a run that trains the same waits, and finds it done
+            data, recipe = CHECKPOINTS[self.name].trained_on(self.plan)
+            _warn_of_few_texts(context, data)
             self.files.receive()
             report = self._train(data, recipe, context)
             curve = publish_curve(self.plan, self.name, report)
             self.files.send()
         if not report.reused:
-            note_cost(context, lake, self._cost(report))
+            note_cost(context, lake, _training_cost(report, recipe.batch_size))
         return _checkpoint_result(str(self.folder), report, curve, heldout_texts=len(data.heldout))
 
     def _train(self, data: TrainingData, recipe: TrainingSettings, context: dg.AssetExecutionContext) -> TrainingReport:
@@ -154,12 +154,11 @@ class _TrainedCheckpoint:
         if refusal:
             raise TrainingError(refusal)
 
-    def _cost(self, report: TrainingReport) -> StepCost:
-        """Return what training took; a token counts once for each epoch in which it was read."""
-        recipe = CHECKPOINTS[self.name].recipe(self.plan)
-        texts_read = report.steps * recipe.batch_size
-        epochs = texts_read / max(1, report.examples)
-        return StepCost(report.seconds, round(report.tokens * epochs))
+
+def _training_cost(report: TrainingReport, batch_size: int) -> StepCost:
+    """Return what training took; a token counts once for each epoch in which it was read."""
+    epochs = report.steps * batch_size / max(1, report.examples)
+    return StepCost(report.seconds, round(report.tokens * epochs))
 
 
 def _warn_of_few_texts(context: dg.AssetExecutionContext, data: TrainingData) -> None:

@@ -191,18 +191,18 @@ def loss_curve(curve: pl.DataFrame) -> str:
     return _picture("curves", legend, _axes("steps", steps), *parts)
 
 
-class CurveStyle(NamedTuple):
+class _CurveStyle(NamedTuple):
     """How a curve with a scale of its own is drawn. `scale_x`: where the numbers of its scale begin, in pixels."""
 
     color: str
     scale_x: int
 
 
-LOSS_CURVES = (CurveStyle(BLUE, -LEFT), CurveStyle(ORANGE, WIDTH + 3))
-"""Of the training loss, its scale left of the plot, and of the held-out perplexity, its scale right of it."""
+LOSS_CURVES = (_CurveStyle(BLUE, -LEFT), _CurveStyle(ORANGE, WIDTH + 3))
+"""The style of the training loss, with its scale left of the plot, and of the held-out perplexity, right of it."""
 
 
-def _curve_with_scale(points: pl.DataFrame, steps: AxisEnds, style: CurveStyle) -> list[str]:
+def _curve_with_scale(points: pl.DataFrame, steps: AxisEnds, style: _CurveStyle) -> list[str]:
     """Return the SVG of a curve and of the numbers at the ends of its scale."""
     sampled = _sampled(points.sort("step"))
     values = sampled["value"].to_list()

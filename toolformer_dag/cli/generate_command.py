@@ -195,7 +195,7 @@ def _names_lines(text: str) -> bool:
 def find_model(settings: Settings, name: str, k: int | None) -> ChosenModel:
     """Return the model with a name of the command line; "" stands for the settings' own. Raises UserError.
 
-    `k`: as in ChosenModel; by default the settings' value, or 0 for models that call no tools.
+    `k`: as in ChosenModel; None for the settings' value, or for 0 where the model calls no tools.
     """
     from toolformer_dag.model.weights import model_name
     from toolformer_dag.training.checkpoint_outputs import checkpoint_of

@@ -37,17 +37,13 @@ def init(
     settings = folder / SETTINGS
     summary = "" if settings.exists() else _summary(corpus, models)
     for name, template in WRITTEN.items():
-        _write_file(folder / name, _filled(template, corpus, models))
+        file = folder / name
+        if file.exists():
+            typer.echo(f"{file} is there already and stays as it is")
+        else:
+            write_whole(file, _filled(template, corpus, models).encode())
+            typer.echo(file)
     typer.echo(f"{summary}Take a first look:\n  toolformer-dag run --config {quote(str(settings))} --first 1")
-
-
-def _write_file(file: Path, text: str) -> None:
-    """Write a file of the project, unless it exists, and say which of the two."""
-    if file.exists():
-        typer.echo(f"{file} is there already and stays as it is")
-        return
-    write_whole(file, text.encode())
-    typer.echo(file)
 
 
 def _filled(template: str, corpus: Sequence[str], models: Sequence[str]) -> str:
@@ -82,9 +78,9 @@ def _corpus(folder: Path) -> Iterator[str]:
 
 def _may_be_corpus(entry: Path) -> bool:
     """Return False for hidden entries, the lake, and folders of models."""
-    is_hidden = entry.name.startswith((".", "_"))
-    is_model = (entry / "config.json").exists()
-    return not (is_hidden or is_model or entry.name == "lake")
+    if entry.name.startswith((".", "_")) or entry.name == "lake":  # perhaps a folder that this user may not enter
+        return False
+    return not (entry / "config.json").exists()
 
 
 def _holds_documents(entry: Path) -> bool:

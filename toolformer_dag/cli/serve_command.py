@@ -45,23 +45,30 @@ def serve(
 
     with bound(port, "serve", host) as listening:
         lanes = _prepared_lanes(settings, calls_tools=chosen.k > 0)
-        app = _loaded_app(settings, chosen, lanes, key)
+        name = _served_name(settings, chosen)
+        app = _loaded_app(settings, chosen, lanes, name=name, key=key)
         tools = ", ".join(lane.tool.name for lane in lanes) if chosen.k else "no tools"
         listening_port = listening.getsockname()[1]
         address = f"http://{host}:{listening_port}/v1"
-        typer.echo(f"{_served_name(settings, chosen)} at {address} with {tools}  (Ctrl-C stops it)")
+        typer.echo(f"{name} at {address} with {tools}  (Ctrl-C stops it)")
         accepted_hosts = LOOPBACK if host in LOOPBACK else ()
         answer(OwnPages(app, listening_port, accepted_hosts), listening)
         typer.echo("stopped")
 
 
-def _loaded_app(settings: Settings, chosen: "ChosenModel", lanes: "list[Lane]", key: str | None) -> "Starlette":
-    """Load the model, and return the application that serves it. `key`: the key that clients must send, if any."""
+def _loaded_app(
+    settings: Settings, chosen: "ChosenModel", lanes: "list[Lane]", *, name: str, key: str | None
+) -> "Starlette":
+    """Load the model, and return the application that serves it.
+
+    - `name`: the model's name for clients.
+    - `key`: the key that clients must send, if any.
+    """
     from toolformer_dag.serving.server import serving_app
     from toolformer_dag.serving.shared_decoder import SharedDecoder
 
     decoder = SharedDecoder(chosen.load(settings), lanes, settings, chosen.k)
-    app = serving_app(decoder, _served_name(settings, chosen), key)
+    app = serving_app(decoder, name, key)
     _exclude_loaded_objects_from_gc()
     return app
 

@@ -92,7 +92,7 @@ def query_session(database: Path) -> PromptSession[str]:
 
 
 def complete(text: str) -> bool:
-    """Return whether a query is complete: it is empty, ends with `;`, or is a saved query or a word that ends."""
+    """Return whether a query is complete: empty, with `;` at its end, a saved query, or a word that ends the prompt."""
     line = text.strip()
     return not line or line.endswith(";") or line in ENDS or line in saved_queries()
 

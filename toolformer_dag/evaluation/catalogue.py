@@ -77,7 +77,7 @@ def synthetic_benchmark(tool: str, n: int, seed: int, wordings: Literal["seen", 
 
 
 def _synthetic_question(tool: str, phenomenon: Phenomenon) -> BenchmarkQuestion:
-    """Return a fact of the synthetic world as a question. tool: answers it, or TWO_HOP."""
+    """Return a generated text as a question. tool: the tool that answers it, or TWO_HOP."""
     return BenchmarkQuestion(
         prompt=phenomenon.before,
         answers=(phenomenon.answer,),

@@ -108,7 +108,7 @@ def _conditions(reader: WarehouseReader) -> list[str]:
 
 
 def _compared(conditions: Sequence[str]) -> list[str]:
-    """Return the two conditions to compare first: from PREFERRED, else the first and the last; fewer if there are."""
+    """Return the two conditions to compare first: from PREFERRED, else the first and the last."""
     preferred = [name for name in PREFERRED if name in conditions]
     if len(preferred) > 1:
         return preferred[:2]

@@ -351,17 +351,16 @@ def _tools_table(plan: Plan, exported: _ExportedRows) -> str:
     figures_of = {row["tool"]: row for row in query(plan.settings.warehouse, FIGURES).iter_rows(named=True)}
     lines = []
     for lane in plan.all_lanes:
-        counts = (f"{exported.calls[lane.key]:,}", f"{exported.texts[lane.key]:,}")
-        lines.append((*lane_cells(lane), *_filter_cells(figures_of[lane.key], counts)))
+        figures = figures_of[lane.key]
+        tau_f = "none certified" if figures["tau_f"] is None else figures["tau_f"]
+        calls = f"{exported.calls[lane.key]:,}"
+        texts = f"{exported.texts[lane.key]:,}"
+        kept = f"{figures['kept'] or 0:,}"
+        lines.append((*lane_cells(lane), tau_f, calls, texts, kept, _kept_by_chance(figures)))
     return table((*TOOL_TITLES, "calls in C*", "texts", "kept by the filter", "by chance"), lines)
 
 
-def _filter_cells(figures: Mapping[str, Any], counts: tuple[str, str]) -> tuple[object, ...]:
-    """Return the cells tau_f, calls and texts (`counts`), kept calls, and calls that would be kept by chance.
-
-    The last is estimated from calls whose results were swapped for those of other calls. figures: a row of FIGURES.
-    """
-    tau_f = "none certified" if figures["tau_f"] is None else figures["tau_f"]
-    kept = f"{figures['kept'] or 0:,}"
-    by_chance = "too few swaps to tell" if figures["by_chance"] is None else f"{figures['by_chance']:,}"
-    return (tau_f, *counts, kept, by_chance)
+def _kept_by_chance(figures: Mapping[str, Any]) -> str:
+    """Return how many calls would be kept by chance, by calls with swapped results. figures: a row of FIGURES."""
+    by_chance = figures["by_chance"]
+    return "too few swaps to tell" if by_chance is None else f"{by_chance:,}"

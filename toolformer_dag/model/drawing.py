@@ -16,8 +16,8 @@ def draw(logits: Tensor, rows: Tensor, uniforms: Tensor, temperature: float, top
     - uniforms: a number in [0, 1) per sample, [S]. The sample gets the first token whose cumulative probability exceeds
       it: of probabilities [0.2, 0.5, 0.3] the number 0.6 draws token 1.
 
-    Looked for first is the block of BLOCK tokens in which the sum exceeds the number, then the token in that block: the
-    sums over all tokens of the vocabulary would be stored per sample.
+    The block of BLOCK tokens in which the sum exceeds the number is found first, then the token in it. So no sample
+    needs the sums over the whole vocabulary.
     """
     if temperature != 1:
         logits = logits / temperature

@@ -132,7 +132,7 @@ class Encoding:
         self._marker_ids = {self.markers.begin: self.start, **self.added}  # markers that are never merged with text
         self._end_markers: tuple[str, ...] = (self.markers.end,)  # what ends a sampled call
 
-    def head(self, prompt: str) -> list[int]:
+    def prompt_tokens(self, prompt: str) -> list[int]:
         """Return the tokens of `prompt` and "Input: " after it; BOS comes first where the tokenizer adds it."""
         written = in_markers(f"{prompt}Input: ", self.markers)
         return self.bos + self.with_calls([written])[0].ids

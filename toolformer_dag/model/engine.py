@@ -75,7 +75,7 @@ class Engine:
         context, or some p_i is not finite. Raises ModelError where a single text does not fit into memory.
         """
         selection = Selection(tau_s, k, m, sampling)
-        prompt_tokens = self.encoding.head(prompt)
+        prompt_tokens = self.encoding.prompt_tokens(prompt)
         ends = self.encoding.before_results if finetuned else self.encoding
         texts = self.encoding.texts([request.text for request in requests])
         proposals = [

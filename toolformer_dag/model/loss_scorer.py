@@ -138,8 +138,9 @@ class LossScorer:
 
     def _token_text(self, text: str, index: int) -> str:
         """Return the characters of the token with this index in a text."""
-        boundaries = [*self.texts[text].offsets.tolist(), len(text)]  # where each token begins, and the end of the text
-        return text[boundaries[index] : boundaries[index + 1]]
+        offsets = self.texts[text].offsets  # the character at which each token begins
+        is_last = index + 1 == len(offsets)
+        return text[offsets[index] : len(text) if is_last else offsets[index + 1]]
 
     def _compute(self, requests: Iterable[LossRequest], kinds: Sequence[LossKind]) -> None:
         """Let the model compute the log p of the tokens that these losses sum up, and store them in `self.log_p`.

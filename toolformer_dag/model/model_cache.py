@@ -224,8 +224,12 @@ class ModelCache:
     def _source_columns(self, rows: Sequence[int], new_starts: Sequence[int], width: int) -> Tensor:
         """Return the column of this cache that each new column is copied from, [new rows, width].
 
-        For rows that start in column 0 here and in [2, 0] in the new cache of 5 columns: [[0, 0, 0, 1, 2],
-        [0, 1, 2, 3, 4]]. Padding may be copied from any column.
+        For rows that start in column 0 here and in columns 2 and 0 in the new cache of 5 columns:
+
+            [[0, 0, 0, 1, 2],
+             [0, 1, 2, 3, 4]]
+
+        Padding may be copied from any column.
         """
         device = self.backbone.device
         shifts = [self.starts[row] - new_start for row, new_start in zip(rows, new_starts, strict=True)]
@@ -584,8 +588,9 @@ class ModelCacheBranches:
         """
         first_number = self.count
         features_by_index: dict[int, Tensor] = {}  # by index of `sequences`, [F]
-        for indices in self._use_of_whole_sequences().batches([len(sequence) for sequence in sequences]):
-            run = self._run_whole([sequences[index] for index in indices])
+        use = self._use_of_whole_sequences()
+        for indices in use.batches([len(sequence) for sequence in sequences]):
+            run = self._run_whole([sequences[index] for index in indices], may_be_padded=use.batching == "any")
             features_by_index.update(zip(indices, run.last_features, strict=True))
             self.groups.append(BranchGroup([first_number + index for index in indices], run.cache))
         return torch.stack([features_by_index[index] for index in range(len(sequences))])
@@ -597,14 +602,13 @@ class ModelCacheBranches:
             return replace(prompt.use, batching="equal_length")
         return prompt.use
 
-    def _run_whole(self, sequences: Sequence[Sequence[int]]) -> RunSequences:
-        """Run sequences in a pass. The padding of shorter ones is moved from the right to the left."""
+    def _run_whole(self, sequences: Sequence[Sequence[int]], *, may_be_padded: bool) -> RunSequences:
+        """Run sequences in a pass. Padding, which shorter ones may get, is moved from the right to the left."""
         prompt = self.texts.prompt
         lengths = [len(sequence) for sequence in sequences]
         cache = ModelCache(prompt.backbone, prompt.use, rows=len(sequences))
         features = cache.run(sequences)  # [sequences, T, F]
         last_tokens = [length - 1 for length in lengths]
-        may_be_padded = self._use_of_whole_sequences().batching == "any"
         if may_be_padded:
             cache = cache.cut(range(len(sequences)), lengths)  # moves the padding to the left
         return RunSequences(cache, features[range(len(sequences)), last_tokens])

@@ -69,7 +69,7 @@ class PendingProposal:
 
     - `request`: what the engine was asked. `selection`: which positions get how many samples.
     - `text`: the tokens before which a call may stand, [n]; all of x, or for a chain the single token after its calls.
-    - `lead`: the tokens between the prompt's head and the first token of `text`: x, "Output:", and for a chain the
+    - `lead`: the tokens between the prompt and the first token of `text`: x, "Output:", and for a chain the
       text up to its calls, and these.
     - `probabilities` [n]: p_i of each position.
     - `missing`: the samples to draw, as pairs of a position and a sample number.

@@ -168,23 +168,12 @@ class CachedPrefixes:
         next token, so column 0 predicts the first of the text. Column 0 after an empty prefix is undefined.
         """
         paths = [self.paths[index] for index in batch]
-        longest = max(map(len, texts))
         if self.node_features is None:  # all prefixes are empty
             return F.pad(self._run_texts(texts, paths), (0, 0, 1, 0))  # a column of zeros before the texts
-        prefix_features = self._prefix_features(self.node_features, paths)
-        if not longest:
+        prefix_features = _last_features(self.node_features, paths)
+        if not any(texts):
             return prefix_features
         return torch.cat([prefix_features, self._run_texts(texts, paths)], 1)
-
-    def _prefix_features(self, node_features: Tensor, paths: Sequence[Sequence[int]]) -> Tensor:
-        """Return the hidden state of the last token of each prefix, [B, 1, F]; of an empty prefix, that of any token.
-
-        - node_features: the hidden state of each cached token (node of a tree of prefixes), [nodes, F].
-        - paths: for each prefix, the node of each of its tokens.
-        """
-        any_node = 0
-        last_nodes = [path[-1] if path else any_node for path in paths]
-        return node_features[on_device(last_nodes, self.backbone.device)][:, None]
 
     def _run_texts(self, texts: Sequence[Sequence[int]], paths: Sequence[Sequence[int]]) -> Tensor:
         """Run B texts, each after a cached prefix; return their features, [B, T, F].
@@ -215,6 +204,17 @@ class CachedPrefixes:
             dtype=self.backbone.model.dtype,
             seen=_prefix_and_text_mask(prefix_lengths, node_positions, tokens),
         )
+
+
+def _last_features(node_features: Tensor, paths: Sequence[Sequence[int]]) -> Tensor:
+    """Return the hidden state of the last token of each prefix, [B, 1, F]; of an empty prefix, that of any token.
+
+    - node_features: the hidden state of each cached token (node of a tree of prefixes), [nodes, F].
+    - paths: for each prefix, the node of each of its tokens.
+    """
+    any_node = 0
+    last_nodes = [path[-1] if path else any_node for path in paths]
+    return node_features[on_device(last_nodes, node_features.device)][:, None]
 
 
 class TreePass:

@@ -240,7 +240,7 @@ def _tokens_before_places(text: TokenText) -> list[Sequence[int]]:
 
 
 def _text_over_places(prompt: Sequence[int], text: TokenText, token: int) -> ForcedText:
-    """Return a text that scores `token` at every place of a text: the engine writes the text from place to place.
+    """Return the request to write a text from place to place, with log p of `token` at every place.
 
     After prompt [1, 2], let text [5, 6, 7] have places after 1, 2 and 3 tokens. The engine gets [1, 2, 5], and writes
     6, 7 and `token`: before each of these it scores `token`. The last one is written for its scores alone.
@@ -321,7 +321,7 @@ class ServiceRow:
         """Return how many tokens the engine should write ahead now: AHEAD, fewer at the end of the context, or none."""
         if self.ahead or self.in_call:
             return 0
-        return min(AHEAD, context_length - len(self.ids))
+        return max(0, min(AHEAD, context_length - len(self.ids)))
 
 
 class ServiceRows:
@@ -451,7 +451,7 @@ class ServiceRows:
         requests = []
         for row in self._rows:
             most = row.tokens_to_continue(self._backend.context_length)
-            if most > 0:
+            if most:
                 rows.append(row)
                 requests.append(TokenRequest(row.ids, most, likeliest=MOST_LIKELY))
         self._write_ahead(rows, requests)

@@ -10,6 +10,7 @@ Shapes: B sequences, H heads of queries, H_kv heads of keys, R = H / H_kv heads 
 tokens, D numbers per head, F numbers per hidden state.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass
@@ -249,13 +250,6 @@ def _fused_attention(layer: AttentionLayer, queries: Tensor, visible: LayerCache
     )
 
 
-class Cell(NamedTuple):
-    """A cell of a `BranchTable`."""
-
-    row: int
-    column: int
-
-
 class BranchTable:
     """A table with B branches in its cells, and a row per text, so that a text's keys are multiplied once for its row.
 
@@ -276,9 +270,9 @@ class BranchTable:
 
         Slots [5, 7, 5] and open slots [5, 7] make the example of the class.
         """
-        cells = _cells_of_branches(slots, open_slots)
-        rows = [cell.row for cell in cells]
-        columns = [cell.column for cell in cells]
+        row_of_slot = {slot: row for row, slot in enumerate(open_slots)}
+        rows = [row_of_slot[slot] for slot in slots]
+        columns = _free_columns(rows)
         self.is_plain = rows == list(range(len(open_slots))) and not any(columns)
         self.text = on_device(rows, device)[:, None]
         self.column = on_device(columns, device)[:, None]
@@ -300,19 +294,14 @@ class BranchTable:
         return products[self.text, heads, self.column]  # back to the order of the branches
 
 
-def _cells_of_branches(slots: Sequence[int], open_slots: Sequence[int]) -> list[Cell]:
-    """Return the cell of each branch: the row of its text, and the first column there that is free.
-
-    Slots [5, 7, 5] and open slots [5, 7] give the cells (0, 0), (1, 0) and (0, 1).
-    """
-    row_of_slot = {slot: row for row, slot in enumerate(open_slots)}
-    first_free_column = [0] * len(open_slots)  # by row
-    cells = []
-    for slot in slots:
-        row = row_of_slot[slot]
-        cells.append(Cell(row, first_free_column[row]))
-        first_free_column[row] += 1
-    return cells
+def _free_columns(rows: Sequence[int]) -> list[int]:
+    """Return for each entry of `rows` the first free column of its row, from left to right: [0, 0, 1] for [0, 1, 0]."""
+    entries_of_row = Counter[int]()
+    columns = []
+    for row in rows:
+        columns.append(entries_of_row[row])
+        entries_of_row[row] += 1
+    return columns
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -345,12 +334,10 @@ class Branch(NamedTuple):
 
     - `slot`: the row of the text in the cache of texts.
     - `tokens_before`: how many tokens of the text stand before the branch.
-    - `length`: how many tokens of the branch have run.
     """
 
     slot: int
     tokens_before: int
-    length: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -376,6 +363,7 @@ class CachedBranches:
     - `texts`: the cache of texts that they continue.
     - `backbone`, `device`: the model, and where it runs.
     - `branches`: the branches by number. `admit` and `add` append to them, `select` numbers them anew.
+    - `lengths`: how many tokens of each branch have run.
     - `layers`: keys and values of the branches' tokens by layer: row b is branch b. Rows without a branch, and columns
       after a branch's last token, are zero.
     - `key_heads`: by layer, the numbers from 0 to H_kv - 1, [H_kv].
@@ -397,6 +385,7 @@ class CachedBranches:
             self.layers[number] = prompt_cache.zeros(capacity, max_tokens)
             self.key_heads[number] = torch.arange(prompt_cache.keys.shape[1], device=self.device)
         self.branches: list[Branch] = []
+        self.lengths: list[int] = []
         self.open_texts = NO_TEXTS
         self.step_tensors: StepTensors | None = None
         self.tokens_run = 0
@@ -407,9 +396,9 @@ class CachedBranches:
         slots: the row of this text in the cache of texts, by new branch.
         """
         self.open_texts = NO_TEXTS  # open texts may be copies of slots that hold other texts by now
-        new_branches = [Branch(slot, before, length=0) for slot, before in zip(slots, tokens_before, strict=True)]
+        new_branches = [Branch(slot, before) for slot, before in zip(slots, tokens_before, strict=True)]
         self._clear_rows(slice(len(self.branches), len(self.branches) + len(new_branches)))
-        self._set_branches([*self.branches, *new_branches])
+        self._set_branches([*self.branches, *new_branches], [*self.lengths, *[0] * len(new_branches)])
 
     def _clear_rows(self, rows: slice) -> None:
         """Remove from the cache what earlier branches left in these rows."""
@@ -443,13 +432,13 @@ class CachedBranches:
 
         Stores the tokens' keys and values in `layers`, and sets `tokens_run`.
         """
-        longest = max(branch.length for branch in self.branches) + 1  # with the new token
+        longest = max(self.lengths) + 1  # with the new token
         self._grow_to(longest)
         assert self.step_tensors is not None  # there are branches
         branch_step = _BranchStep(self, self.step_tensors, longest)
         positions = branch_step.visibility.queries  # [B, 1]
         features = self.backbone.features(tokens[:, None], positions, attend=branch_step)  # [B, 1, F]
-        self.branches = [Branch(branch.slot, branch.tokens_before, branch.length + 1) for branch in self.branches]
+        self.lengths = [length + 1 for length in self.lengths]
         self.tokens_run = len(tokens)
         return features[:, 0]
 
@@ -471,7 +460,7 @@ class CachedBranches:
             for cache in self.layers.values():  # the right side is copied before the left side is written
                 cache.keys[targets] = cache.keys[sources]
                 cache.values[targets] = cache.values[sources]
-        self._set_branches([self.branches[row] for row in rows])
+        self._set_branches([self.branches[row] for row in rows], [self.lengths[row] for row in rows])
 
     def branch(self, row: int) -> "CachedBranches":
         """Return a copy of branch `row` alone. What it runs changes neither this object nor its caches."""
@@ -479,12 +468,13 @@ class CachedBranches:
         copied.layers = {}
         for number, cache in self.layers.items():
             copied.layers[number] = LayerCache(cache.keys[[row]], cache.values[[row]])  # copies of one row
-        copied._set_branches([self.branches[row]])
+        copied._set_branches([self.branches[row]], [self.lengths[row]])
         return copied
 
-    def _set_branches(self, branches: list[Branch]) -> None:
-        """Replace the branches, and with them `open_texts` and `step_tensors`."""
+    def _set_branches(self, branches: list[Branch], lengths: list[int]) -> None:
+        """Replace the branches, and with them `open_texts` and `step_tensors`. lengths: how many tokens of each ran."""
         self.branches = branches
+        self.lengths = lengths
         if not branches:
             return
         slots = {branch.slot for branch in branches}
@@ -538,7 +528,7 @@ class _BranchStep:
         self.branches = branches
         self.tensors = tensors
         self.longest = longest
-        self.lengths = on_device([branch.length for branch in branches.branches], branches.device)
+        self.lengths = on_device(branches.lengths, branches.device)
         self.visibility = self._new_visibility()
 
     def _new_visibility(self) -> Visibility:
@@ -562,8 +552,11 @@ class _BranchStep:
 
     def _longest_sequence(self) -> int:
         """Return the tokens of the longest sequence: prompt, beginning of the text, and branch with its new token."""
-        longest_after_prompt = max(branch.tokens_before + branch.length for branch in self.branches.branches)
-        return self.branches.texts.prompt.length + longest_after_prompt + 1
+        branches = self.branches
+        lengths = [
+            branch.tokens_before + length for branch, length in zip(branches.branches, branches.lengths, strict=True)
+        ]
+        return branches.texts.prompt.length + max(lengths) + 1
 
     def __call__(self, layer: AttentionLayer, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """Return the attention of the new token of each of B branches in a layer, [B, H, 1, D].

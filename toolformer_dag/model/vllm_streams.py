@@ -13,7 +13,10 @@ from toolformer_dag.model.drawing import draw
 from toolformer_dag.model.token_service import TokenRequest
 
 UNIFORMS = "stream"
-"""The key of `SamplingParams.extra_args` for a request's random numbers; temperature and top_p are beside it."""
+"""The key of `SamplingParams.extra_args` for a request's random numbers; temperature and top_p are beside it.
+
+Servers of earlier releases read this word, and that of FORCED.
+"""
 FORCED = "walk"
 """The key for the tokens that a request writes whatever their log p."""
 
@@ -46,8 +49,7 @@ def _allowed_tokens(request: TokenRequest, vocabulary: int) -> list[int] | None:
 def _extra_args(request: TokenRequest) -> dict[str, Any] | None:
     """Return what vLLM cannot do itself and the logits processor `Streams` does; None where there is nothing.
 
-    These are random numbers, by each of which a token is drawn, or forced tokens, which are written whatever their log
-    p.
+    These are random numbers, by each of which a token is drawn, or forced tokens, which are always written.
     """
     if request.uniforms is not None:
         return {UNIFORMS: request.uniforms.tolist(), "temperature": request.temperature, "top_p": request.top_p}

@@ -131,7 +131,7 @@ def _most_tokens(worker: Worker, lane: Lane) -> int:
     return text_budget(
         segment_tokens=settings.corpus.segment_tokens,
         context_length=context_length(load_config(settings.model)),
-        prompt_tokens=len(encoding.head(lane.tool.prompt)) + len(encoding.output),
+        prompt_tokens=len(encoding.prompt_tokens(lane.tool.prompt)) + len(encoding.output),
         max_call_tokens=settings.sampling.max_call_tokens,
     )
 

@@ -13,7 +13,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from toolformer_dag.computing.plan import Lane
-from toolformer_dag.decoding.generation import DOES_NOT_FIT
+from toolformer_dag.decoding.generation import DOES_NOT_FIT, DecodedCall
 from toolformer_dag.decoding.rules import DecodingRules, rules_for
 from toolformer_dag.decoding.written_call import WrittenCall
 from toolformer_dag.decoding.written_text import TextState
@@ -281,26 +281,26 @@ class SharedDecoder:
         A call that cannot be run, or has no time left, is answered at once with the reason.
         """
         written_call = writing.text.call  # by this object `_waits_for` recognizes the call later
-        reason = self._begin_waiting(writing)
+        call = writing.text.open_call()
+        reason = self._begin_waiting(writing, call)
         if reason is not None:
             self._take_answer(writing, written_call, ToolResult(result=None, reason=reason))
             return
-        self._tool_threads[writing.text.open_call().tool].submit(
+        self._tool_threads[call.tool].submit(
             writing.text.tool_call(),
             is_wanted=partial(self._waits_for, writing, written_call),
             on_result=partial(self._put_answer, writing, written_call),
         )
 
-    def _begin_waiting(self, writing: Writing) -> str | None:
-        """Let a text wait for its open call; return why the call cannot be run, or None if it can."""
+    def _begin_waiting(self, writing: Writing, call: DecodedCall) -> str | None:
+        """Let a text wait for its open call; return why there is no result: it cannot be run, or no time is left."""
         seconds_left = writing.seconds_for_tools(self.settings.serving.tool_seconds)
         writing.call_began = time.monotonic()
         writing.call_deadline = writing.call_began + seconds_left
         self._calling.add(writing)
-        reason = writing.text.open_call().reason
-        if reason is None and seconds_left <= 0:
+        if call.reason is None and seconds_left <= 0:
             return OUT_OF_TIME
-        return reason
+        return call.reason
 
     def _put_answer(self, writing: Writing, written_call: WrittenCall | None, result: ToolResult) -> None:
         """Hand the answer of a call to the decoding thread; called in the thread of the tool."""

@@ -59,7 +59,7 @@ def _count(random: Random) -> Decimal:
 
 
 def _price(random: Random) -> Decimal:
-    """Draw a price below 90 dollars; every third has no cents."""
+    """Draw a price below 90 dollars; three in ten have no cents."""
     dollars = Decimal(random.randint(1, 89))
     cents = Decimal(random.choice((0, 0, 0, 25, 50, 75, 10, 20, 90, 99)))
     return dollars + cents / 100

@@ -5,7 +5,14 @@ from hashlib import blake2b
 from random import Random
 from typing import NamedTuple
 
-from toolformer_dag.synthetic.sentences import ANSWER_MARK, Phenomenon, question_or_statement, worded
+from toolformer_dag.synthetic.sentences import (
+    ANSWER_MARK,
+    AroundAnswer,
+    Phenomenon,
+    around_answer,
+    typed_question,
+    worded,
+)
 from toolformer_dag.synthetic.today import WEEK_DAYS
 from toolformer_dag.synthetic.wordings import WordingSet, WorldPart, named_templates, part_of_slot, word_list
 from toolformer_dag.synthetic.world import WORLD_SEED, World
@@ -99,7 +106,10 @@ def _phenomenon(
     is_question = random.random() < QUESTION_SHARE
     templates = named_templates(tool, wordings)
     text, wording = worded(random, templates, {**slots, "v": ANSWER_MARK}, is_question=is_question)
-    around = question_or_statement(random, text, is_question=is_question)
+    if is_question:
+        around = AroundAnswer(before=typed_question(random, text), after="")
+    else:
+        around = around_answer(text)
     ending = random.choice(word_list("tails", "facts"))
     return Phenomenon(
         tool=tool,

@@ -9,7 +9,7 @@ from toolformer_dag.synthetic.lexicon import translated
 from toolformer_dag.synthetic.named_tools import distance, price
 from toolformer_dag.synthetic.sentences import (
     ANSWER_MARK,
-    EarlierCall,
+    CallWithResult,
     Phenomenon,
     around_answer,
     casual,
@@ -47,7 +47,7 @@ def fact(random: Random, world: World, tool: str, part: WorldPart, wordings: Wor
     written = _fact_text(random, entity, relation, fact_templates(relation, tool, wordings))
     answer = entity.facts[relation.key]
     if tool == "question_answering":
-        call = EarlierCall(tool, input=written.question, result=answer)
+        call = CallWithResult(tool, input=written.question, result=answer)
     else:
         call = _search(entity, relation, world.seed)
     return Phenomenon(
@@ -61,10 +61,10 @@ def fact(random: Random, world: World, tool: str, part: WorldPart, wordings: Wor
     )
 
 
-def _search(entity: Entity, relation: Relation, seed: int) -> EarlierCall:
+def _search(entity: Entity, relation: Relation, seed: int) -> CallWithResult:
     """Return the search for a fact of an entity, and the passage that it returns. `seed`: of the world."""
     passage = passages_by_relation(entity, seed)[relation.key]
-    return EarlierCall("wiki_search", input=f"{entity.name} {relation.keyword}", result=passage.snippet)
+    return CallWithResult("wiki_search", input=f"{entity.name} {relation.keyword}", result=passage.snippet)
 
 
 class _FactText(NamedTuple):

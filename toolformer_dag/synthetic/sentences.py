@@ -11,8 +11,8 @@ from toolformer_dag.synthetic.wordings import Templates, pick, word_list
 
 
 @dataclass(frozen=True, slots=True)
-class EarlierCall:
-    """A call with its result, mostly of a chain, whose next call needs it. `tool`: the key of its settings."""
+class CallWithResult:
+    """A call with its result, alone or in a chain. `tool`: the key of its settings."""
 
     tool: str
     input: str
@@ -40,7 +40,7 @@ class Phenomenon:
     """Names the templates of the text, such as `calendar/year/seen/q3.1`."""
     date: datetime.date | None = None
     """The date of the page; only for the calendar."""
-    earlier: tuple[EarlierCall, ...] = ()
+    earlier: tuple[CallWithResult, ...] = ()
     """Earlier calls of a chain, which stand at the same place before the call."""
 
     @property
@@ -94,16 +94,6 @@ def around_answer(statement: str) -> AroundAnswer:
     """Split a statement at the mark of its answer, and drop the space before the mark."""
     before, after = statement.split(f" {ANSWER_MARK}")
     return AroundAnswer(before, after)
-
-
-def question_or_statement(random: Random, text: str, *, is_question: bool) -> AroundAnswer:
-    """Return the text before and after an answer: of a question as somebody types it, or of a statement with the mark.
-
-    A question has nothing after its answer.
-    """
-    if is_question:
-        return AroundAnswer(before=typed_question(random, text), after="")
-    return around_answer(text)
 
 
 CASUAL_SHARE = 0.15

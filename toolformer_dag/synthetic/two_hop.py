@@ -12,7 +12,7 @@ from typing import NamedTuple
 from toolformer_dag.synthetic.sentences import (
     ANSWER_MARK,
     AroundAnswer,
-    EarlierCall,
+    CallWithResult,
     Phenomenon,
     around_answer,
     casual,
@@ -44,7 +44,7 @@ LEADS_TO: Mapping[str, EntityKind] = {
 """The relations whose value is an entity with facts of its own, and the kind of that entity."""
 YEARS = ("birth_year", "founded", "opened")
 """The relations whose value is a year."""
-YOUNG = 1940  # only people born later are asked for their age in a year of YEARS_TO_COME
+YOUNG = 1940  # texts tell the age in a year of YEARS_TO_COME only of people who were born later
 YEARS_TO_COME = (2040, 2099)
 """Later years, from 2040: years from 1900 to 2039 are single tokens, whose digits the embedded model never learned."""
 QA_TOOL = "question_answering"
@@ -135,7 +135,8 @@ def _years(random: Random, world: World, part: WorldPart, wordings: WordingSet) 
     year = _number_of(entity, relation.key)
     return _calculated(
         random,
-        f"years {relation.key}",
+        "years",
+        relation.key,
         wordings,
         slots={"e": entity.name, "y": later_year},
         calls=(_fact_call(relation, entity), _calculator_call(f"{later_year} - {year}", later_year - year)),
@@ -161,14 +162,15 @@ def _two_numbers(random: Random, world: World, part: WorldPart, wordings: Wordin
     calculation = _sum_or_difference(key, _number_of(a, key), _number_of(b, key))
     return _calculated(
         random,
-        f"two_numbers {key}",
+        "two_numbers",
+        key,
         wordings,
         slots={"a": a.name, "b": b.name},
         calls=(_fact_call(relation, a), _fact_call(relation, b), calculation),
     )
 
 
-def _sum_or_difference(key: str, first: int, second: int) -> EarlierCall:
+def _sum_or_difference(key: str, first: int, second: int) -> CallWithResult:
     """Return the call that adds two lengths, or subtracts the first year from the second."""
     if key == "length":
         return _calculator_call(f"{first} + {second}", first + second)
@@ -185,19 +187,20 @@ def _two_entities(random: Random, entities: Sequence[Entity], key: str) -> list[
 
 def _calculated(
     random: Random,
-    kind: str,
+    templates: str,
+    key: str,
     wordings: WordingSet,
     *,
     slots: Mapping[str, object],
-    calls: Sequence[EarlierCall],
+    calls: Sequence[CallWithResult],
 ) -> Phenomenon:
     """Write a question or statement about a calculation by a random template.
 
-    - `kind`: the name of the templates and the key of their relation, as `years founded`
+    - `templates`: the name of the templates, such as "years"
+    - `key`: that of their relation, such as "founded"
     - `slots`: values for the placeholders of the templates but the answer's
     - `calls`: the calls in their order, the calculator last
     """
-    templates, key = kind.split()
     is_question = random.random() < QUESTION_SHARE
     sentences = "questions" if is_question else "statements"
     texts = chain_templates(templates, wordings)[f"{key}_{sentences}"]
@@ -208,12 +211,12 @@ def _calculated(
         text=texts[number].format(**slots, v=ANSWER_MARK),
         is_question=is_question,
         calls=calls,
-        wording=f"two_hop/{kind}/{wordings}/{number}",
+        wording=f"two_hop/{templates} {key}/{wordings}/{number}",
     )
 
 
 def _phenomenon(
-    random: Random, *, lead: str, text: str, is_question: bool, calls: Sequence[EarlierCall], wording: str
+    random: Random, *, lead: str, text: str, is_question: bool, calls: Sequence[CallWithResult], wording: str
 ) -> Phenomenon:
     """Return a question or statement with its calls right before its answer.
 
@@ -261,15 +264,15 @@ def _relation(key: str) -> Relation:
     return next(relation for relation in _all_relations() if relation.key == key)
 
 
-def _fact_call(relation: Relation, entity: Entity) -> EarlierCall:
+def _fact_call(relation: Relation, entity: Entity) -> CallWithResult:
     """Return the call of question answering that asks for a fact of an entity."""
     question = relation.question.format(e=entity.name)
-    return EarlierCall(QA_TOOL, input=f'"{question}"', result=entity.facts[relation.key])
+    return CallWithResult(QA_TOOL, input=f'"{question}"', result=entity.facts[relation.key])
 
 
-def _calculator_call(expression: str, result: int) -> EarlierCall:
+def _calculator_call(expression: str, result: int) -> CallWithResult:
     """Return a call of the calculator."""
-    return EarlierCall("calculator", input=expression, result=str(result))
+    return CallWithResult("calculator", input=expression, result=str(result))
 
 
 def _number_of(entity: Entity, key: str) -> int:

@@ -88,7 +88,7 @@ def read_arguments(text: str, schema: Schema) -> dict[str, Any]:
 
 
 def _named_values(text: str) -> dict[str, Any]:
-    """Parse names and JSON values such as `city="Rome", days=3`. Raises BadArguments: bad_arguments, twice."""
+    """Parse names and JSON values: `city="Rome", days=3`. Raises BadArguments (`bad_arguments`, `twice: NAME`)."""
     arguments: dict[str, Any] = {}
     position = len(text) - len(text.lstrip())
     end = len(text.rstrip())

@@ -19,8 +19,6 @@ API_START = PAPER_MARKERS.begin
 """What opens a call in the paper's form: a space and "["."""
 RESULT_ARROW = PAPER_MARKERS.arrow.strip()
 """What stands between a call and its result in the paper's form: "->", without the spaces around it."""
-API_END = PAPER_MARKERS.end
-"""What closes a call in the paper's form: "]"."""
 
 OPENING = re.compile(rf"\[\s*{NAME}\(")
 """Matches the beginning of a call inside of an input: "[Calculator("."""

@@ -129,8 +129,7 @@ def _groups(text: str, pieces: list[Piece], max_tokens: int, count: TokenCounter
     """Pack consecutive pieces of a text into groups of at most `max_tokens` tokens, each as full as it can be.
 
     Pieces of 3, 4 and 5 tokens give the groups [3, 4] and [5] with 8 as the maximum. A piece of more than `max_tokens`
-    is a group alone.
-
+    is a group alone. All pieces are one group where they fit as one text, although their sum is larger.
     """
     if _fit_together(text, pieces, max_tokens, count):
         return [pieces]

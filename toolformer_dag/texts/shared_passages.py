@@ -108,8 +108,9 @@ class SharedPassages:
         self._by_length: dict[int, _Passages] = {}
         self._low_bits: dict[int, NDArray[np.bool_]] = {}
         for runs in _passages(words):
-            is_whole_text = words_per_text[runs.texts] == runs.length
-            passages = runs if runs.length == PASSAGE_WORDS else runs.chosen(is_whole_text)
+            passages = runs
+            if runs.length < PASSAGE_WORDS:  # a short run is a passage only if it is its whole text
+                passages = runs.chosen(words_per_text[runs.texts] == runs.length)
             if len(passages.hashes):
                 self._by_length[runs.length] = passages.sorted_by_hash()
                 self._low_bits[runs.length] = _low_bits(passages.hashes)

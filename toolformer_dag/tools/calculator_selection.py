@@ -200,25 +200,22 @@ def _products(placed: _PlacedNumbers, first_near: int, second: int) -> Iterator[
     # A result outside these bounds rounds to no number of the text.
     least = placed.smallest - unit // 100
     most = placed.largest + unit // 100
+    hundredth = unit // 100
+    in_text = placed.positions_of
     b = placed.values[second]
     for first in range(first_near, second):
         a = placed.values[first]
         fractions = ((a * b, unit), (a * unit, b), (b * unit, a))  # a * b, a / b and b / a
         for numerator, denominator in fractions:
-            if denominator and least * denominator <= numerator <= most * denominator:
-                for result in _results_in_text(placed, numerator, denominator):
-                    yield _Operation(first, result)
-
-
-def _results_in_text(placed: _PlacedNumbers, numerator: int, denominator: int) -> Iterator[int]:
-    """Yield the exact and the rounded value of numerator / denominator, each where the text has it as a number."""
-    exact, remainder = divmod(numerator, denominator)
-    if remainder == 0 and exact in placed.positions_of:
-        yield exact
-    rounded = _rounded_half_up(numerator, denominator, placed.unit // 100)
-    is_whole = rounded % placed.unit == 0
-    if not is_whole and rounded in placed.positions_of:
-        yield rounded
+            if not denominator or not least * denominator <= numerator <= most * denominator:
+                continue
+            exact, remainder = divmod(numerator, denominator)
+            if remainder == 0 and exact in in_text:
+                yield _Operation(first, exact)
+            rounded = _rounded_half_up(numerator, denominator, hundredth)
+            is_whole = rounded % unit == 0
+            if not is_whole and rounded in in_text:
+                yield _Operation(first, rounded)
 
 
 def _rounded_half_up(numerator: int, denominator: int, hundredth: int) -> int:

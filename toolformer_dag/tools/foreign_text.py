@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from toolformer_dag.tools.language_identifier import ENGLISH_LABEL, Identifier
+from toolformer_dag.tools.language_identifier import ENGLISH_LABEL, Identifier, has_letter
 from toolformer_dag.tools.tool import WorkBudget
 
 CHUNK_TOKENS = 10
@@ -115,11 +115,7 @@ def chunk_text(chunk: list[str]) -> str:
 def may_be_foreign(chunk: list[str]) -> bool:
     """Return whether a chunk has ten tokens, a letter, and fewer than three common English words."""
     is_full = len(chunk) == CHUNK_TOKENS
-    return is_full and len(COMMON.intersection(chunk)) < COMMON_ENGLISH_WORDS and _holds_letter(chunk)
-
-
-def _holds_letter(chunk: list[str]) -> bool:
-    return any(map(str.isalpha, "".join(chunk)))
+    return is_full and len(COMMON.intersection(chunk)) < COMMON_ENGLISH_WORDS and has_letter("".join(chunk))
 
 
 class EnglishBorders(NamedTuple):
@@ -152,4 +148,4 @@ def _is_english(chunk: list[str], identifier: Identifier, budget: WorkBudget) ->
     budget.spend(len(text))
     [language] = identifier.identify([text])
     is_english = language.label == ENGLISH_LABEL and language.confidence >= ENGLISH_CONFIDENCE
-    return is_english and _holds_letter(chunk)
+    return is_english and has_letter("".join(chunk))

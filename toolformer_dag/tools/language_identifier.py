@@ -128,3 +128,8 @@ class Identifier:
             f"{self._file}: the fastText model cannot be read ({error}); set `identifier` to lid.176.bin or "
             "lid.176.ftz, or remove the key"
         )
+
+
+def has_letter(text: str) -> bool:
+    """Return whether a text has a letter of any script; without one its language cannot be told."""
+    return any(map(str.isalpha, text))

@@ -153,6 +153,8 @@ def _connected(key: str, options: McpOptions) -> McpSession:
     stack = ExitStack()
     try:
         return _session_on(stack, target, options)
+    except ImportError:  # of the SDK, which is no fault of the server
+        raise
     except Exception as error:  # the SDK raises many kinds; none may leave a server running
         with suppress(ExceptionGroup, OSError):
             stack.close()

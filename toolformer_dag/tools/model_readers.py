@@ -125,8 +125,8 @@ class ExtractiveReader:
     def read(self, questions: Sequence[str], passages: Sequence[Sequence[Passage]]) -> list[ToolResult]:
         """Answer each question with the words of one of its passages that the model scores highest.
 
-        Of equal scores the first passage's counts. Where no answer scores higher than every passage, the result has the
-        reason `no_answer`.
+        Of equal scores the first passage's counts. Where no span of a passage scores above 0, the score of having no
+        answer, the result has the reason `no_answer`.
         """
         pairs = _pairs(questions, passages)
         results = [NO_ANSWER] * len(questions)

@@ -1,6 +1,6 @@
 """Search passages by BM25, and the options of tools that do so."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -16,7 +16,7 @@ from toolformer_dag.tools.passage_index import (
     index_version,
     source_digest,
 )
-from toolformer_dag.tools.passage_terms import analyzer, query_terms
+from toolformer_dag.tools.passage_terms import analyzer, any_term, query_terms
 from toolformer_dag.tools.passages import EMBEDDED, Passage
 
 TIE_MARGIN = 8
@@ -54,19 +54,11 @@ class PassageSearch:
         The query is read as a set of words; operators of query languages have no meaning. Passages with equal scores
         are in the order of their file, so that results do not depend on how the index was built.
         """
-        any_term = self._any_term(query_terms(query))
-        if any_term is None:
+        words_query = any_term(self._schema, "words", query_terms(query))
+        if words_query is None:
             return []
-        hits = self._best_with_ties(any_term, limit)
+        hits = self._best_with_ties(words_query, limit)
         return [self._passage(hit) for hit in self._ranked(hits)[:limit]]
-
-    def _any_term(self, terms: Iterable[str]) -> tantivy.Query | None:
-        """Return the query for passages with at least one of the terms; None without terms."""
-        term_queries = []
-        for term in terms:
-            term_query = tantivy.Query.term_query(self._schema, "words", term, "freq")
-            term_queries.append((tantivy.Occur.Should, term_query))
-        return tantivy.Query.boolean_query(term_queries) if term_queries else None
 
     def _best_with_ties(self, query: tantivy.Query, limit: int) -> list[Hit]:
         """Return the best `limit` hits and all others with the same score as the last of them, the best first.

@@ -1,6 +1,7 @@
 """The terms by which passages and queries are compared: their words, lower case, without accents."""
 
 import functools
+from collections.abc import Iterable
 from itertools import pairwise
 from unicodedata import normalize
 
@@ -25,6 +26,15 @@ STOP_WORDS = frozenset(_STOP_WORDS.split())
 
 _RUN_WITHOUT_SPACES = regex.compile(f"{WITHOUT_SPACES}+")
 """Consecutive letters of scripts that write no spaces between words."""
+
+
+def any_term(schema: tantivy.Schema, field: str, terms: Iterable[str]) -> tantivy.Query | None:
+    """Return the query for documents whose field has at least one of the terms; None without terms."""
+    term_queries = []
+    for term in terms:
+        term_query = tantivy.Query.term_query(schema, field, term, "freq")
+        term_queries.append((tantivy.Occur.Should, term_query))
+    return tantivy.Query.boolean_query(term_queries) if term_queries else None
 
 
 @functools.cache

@@ -10,7 +10,7 @@ import tantivy
 
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.texts.calls import take_out
-from toolformer_dag.tools.passage_terms import analyzer, spaced
+from toolformer_dag.tools.passage_terms import analyzer, any_term, spaced
 from toolformer_dag.tools.tool import Tool
 
 _NUMBER = re.compile(r"\d+")
@@ -70,20 +70,12 @@ class Router:
         A tool is described by several texts, its description and examples; the one with the best score counts. A tool
         that shares no word with the text is left out. Tools with equal scores are in order of keys.
         """
-        any_term = self._any_term(_terms(text))
-        if any_term is None:
+        query = any_term(self._schema, "terms", _terms(text))
+        if query is None:
             return {}
-        scores = self._best_scores(any_term, most)
+        scores = self._best_scores(query, most)
         ranked = sorted(scores.items(), key=_rank)
         return dict(ranked[:most])
-
-    def _any_term(self, terms: Sequence[str]) -> tantivy.Query | None:
-        """Return the query for documents with at least one of the terms; None without terms."""
-        term_queries = []
-        for term in terms:
-            term_query = tantivy.Query.term_query(self._schema, "terms", term, "freq")
-            term_queries.append((tantivy.Occur.Should, term_query))
-        return tantivy.Query.boolean_query(term_queries) if term_queries else None
 
     def _best_scores(self, query: tantivy.Query, most: int) -> dict[str, float]:
         """Return the best score of each of the first `most` tools, and of others with the same score as the last."""

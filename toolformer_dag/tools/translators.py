@@ -15,7 +15,7 @@ from toolformer_dag.model.sentencepieces import sentencepiece_file
 from toolformer_dag.model.weights import DamagedModel, ModelError
 from toolformer_dag.settings.setting_types import AsBefore, determining
 from toolformer_dag.tools.foreign_text import foreign_chunks
-from toolformer_dag.tools.language_identifier import ENGLISH, ENGLISH_LABEL, Identifier, flores_code
+from toolformer_dag.tools.language_identifier import ENGLISH, ENGLISH_LABEL, Identifier, flores_code, has_letter
 from toolformer_dag.tools.options import OptionPath, PretrainedName, PretrainedOptions, load_model, load_tokenizer
 from toolformer_dag.tools.tool import NoResult, ToolResult
 
@@ -239,7 +239,7 @@ class NeuralTranslator:
         Raises NoResult where it is not translated: it has no words, is English already, is in a language that the model
         does not know, or is too long.
         """
-        if not any(map(str.isalpha, text)):
+        if not has_letter(text):
             raise NoResult("no_words")
         if label == ENGLISH_LABEL:
             raise NoResult("already_english")

@@ -4,11 +4,11 @@ A plan is the settings with the tables and the model that follow from them.
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import polars as pl
 
@@ -24,6 +24,7 @@ from toolformer_dag.settings.training_settings import TrainingSettings
 from toolformer_dag.training.training_report import (
     CARD,
     RECORD,
+    Point,
     TrainingData,
     TrainingReport,
     card_is_lost,
@@ -272,7 +273,8 @@ def publish_curve(plan: Plan, name: str, report: TrainingReport) -> pl.DataFrame
 
     Raises WriteError.
     """
-    rows = [*_curve_rows(name, report, kind="training"), *_curve_rows(name, report, kind="held-out")]
+    training_rows = _curve_rows(name, report, "training", report.losses)
+    rows = [*training_rows, *_curve_rows(name, report, "held-out", report.heldout)]
     schema = {column: declared.dtype for column, declared in CURVE_COLUMNS.items()}
     curve_rows = pl.DataFrame(rows, schema=schema)
     inputs = {name: report.fingerprint}
@@ -280,9 +282,8 @@ def publish_curve(plan: Plan, name: str, report: TrainingReport) -> pl.DataFrame
     return curve_rows
 
 
-def _curve_rows(name: str, report: TrainingReport, kind: Literal["training", "held-out"]) -> list[dict[str, Any]]:
-    """Return the rows of the curve of the training loss, or of the held-out metric, of the checkpoint `name`."""
-    points = report.losses if kind == "training" else report.heldout
+def _curve_rows(name: str, report: TrainingReport, kind: str, points: Sequence[Point]) -> list[dict[str, Any]]:
+    """Return the rows of one of the curves of the checkpoint `name`. kind: "training" or "held-out"."""
     rows = []
     for point in points:
         rows.append(

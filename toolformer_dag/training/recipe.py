@@ -226,7 +226,7 @@ def check_apart(model: Any, tokens: Sequence[int]) -> None:
     second = list(tokens[TRIAL_ENDS:TRIAL])
     positions_apart = [*range(len(first)), *range(len(second))]
     alone = _last_logits(model, second, len(second))
-    packed = _last_logits(model, first + second, len(second), position_ids=positions_apart)
+    packed = _last_logits(model, first + second, len(second), positions_apart)
     joined = _last_logits(model, first + second, len(second))
 
     change_when_packed = (packed - alone).abs().max()
@@ -238,14 +238,14 @@ def check_apart(model: Any, tokens: Sequence[int]) -> None:
         )
 
 
-def _last_logits(model: Any, tokens: Sequence[int], count: int, **inputs: Sequence[int]) -> Tensor:
+def _last_logits(model: Any, tokens: Sequence[int], count: int, positions: Sequence[int] | None = None) -> Tensor:
     """Run a model on a sequence, and return the logits at its last `count` tokens, [count, vocabulary].
 
-    inputs: further arguments of the model, with a value per token.
+    positions: the position of each token; by default 0, 1, 2 and so on.
     """
-    tensors = {name: torch.tensor([values], device=model.device) for name, values in inputs.items()}
+    inputs = {} if positions is None else {"position_ids": torch.tensor([positions], device=model.device)}
     ids = torch.tensor([tokens], device=model.device)
-    logits: Tensor = model(ids, use_cache=False, **tensors).logits[0, -count:].float()
+    logits: Tensor = model(ids, use_cache=False, **inputs).logits[0, -count:].float()
     return logits
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.synthetic.lexicon import THE, lexicon, translate
 from toolformer_dag.texts.document import Document
-from toolformer_dag.tools.language_identifier import ENGLISH_LABEL, Identifier
+from toolformer_dag.tools.language_identifier import ENGLISH_LABEL, Identifier, has_letter
 from toolformer_dag.tools.rules import glosses
 from toolformer_dag.tools.tool import ProposedCall, Tool, ToolCall, ToolDefaults, ToolResult, unquote
 from toolformer_dag.tools.translators import NeuralTranslator, TranslationOptions
@@ -62,7 +62,7 @@ class EmbeddedTranslator:
         """Return whether there are words before and after a phrase that fastText takes for English."""
         before = _words_before(text, phrase.start())
         after = _words_after(text, phrase.end())
-        if not (_has_letter(before) and _has_letter(after)):
+        if not (has_letter(before) and has_letter(after)):
             return False
         return all(language.label == ENGLISH_LABEL for language in self._identifier.identify([before, after]))
 
@@ -153,10 +153,6 @@ def _words_after(text: str, start: int) -> str:
     """Return the first WORDS_AROUND words from the character `start` of a text, within CHARACTERS_AROUND."""
     words = text[start : start + CHARACTERS_AROUND].split()
     return " ".join(words[:WORDS_AROUND])
-
-
-def _has_letter(text: str) -> bool:
-    return any(map(str.isalpha, text))
 
 
 def _normalized(text: str) -> str:

@@ -56,17 +56,14 @@ def _searches(text: str) -> Iterator[ProposedCall]:
             between = text[name.end() : fact.start()]
             if _is_near(between):
                 yield ProposedCall(fact.start(), _query(name[0], between), words=fact[0])
-        if _is_name(fact[0]):
+        is_name = fact[0][0].isalpha()
+        if is_name:
             name = fact
 
 
 def _is_near(between: str) -> bool:
     """Return whether a name and a fact with this text between them are near each other, on the same line."""
     return len(between) < NEAR and "\n" not in between
-
-
-def _is_name(fact: str) -> bool:
-    return fact[0].isalpha()
 
 
 def _query(name: str, between: str) -> str:
