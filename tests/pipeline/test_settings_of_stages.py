@@ -16,6 +16,7 @@ from toolformer_dag.evaluation.measurements import SETTINGS as MEASURED
 from toolformer_dag.lake.record import ABSENT, changes
 from toolformer_dag.pipeline import (
     augmented_corpus,
+    controls,
     document_cuts,
     filtered_calls,
     heldout_texts,
@@ -25,7 +26,6 @@ from toolformer_dag.pipeline import (
     raw_shards,
     sample_store,
     scored_candidates,
-    swapped_results,
     tool_results,
 )
 from toolformer_dag.pipeline.stages import lane_stages, table_outputs
@@ -62,7 +62,7 @@ CONSTANTS = [
     (scored_candidates, "PARSING", 99, SAMPLES),
     (losses, "METHOD", 99, LOSSES),
     (losses, "WINDOW_WEIGHTS", (1.0, 0.5), LOSSES),
-    (swapped_results, "METHOD", 99, {"swapped_results"}),
+    (controls, "CONTROLS", (replace(controls.ESTIMATING, version=99),), {"swapped_results"}),
     (filtered_calls, "SQL", filtered_calls.SQL + "-- another rule", {"filtered_calls"}),
     (augmented_corpus, "MERGING", 99, {"augmented_corpus"}),
     (augmented_corpus, "HELDOUT_SHARE", 0.1, {"augmented_corpus"}),
@@ -292,7 +292,8 @@ def test_a_lane_s_tables_have_the_names_of_its_stages(new_line: NewLine) -> None
     inner = [one for stage in stages for one in stage.inner]
     beside = [name for stage in stages for name in stage.beside]
     named = {*beside, *(stage.name for stage in (*inner, *stages))}
-    assert named == {*get_args(LaneTable)} - {"served_proposals"}
+    names_of_controls = {"swapped_results", "chained_swaps"}
+    assert named - names_of_controls == {*get_args(LaneTable)} - {"served_proposals"}
     for level in (1, 2, 3):
         assert {*call_tables(level)} <= {stage.name for stage in stages}
 

@@ -43,6 +43,7 @@ from toolformer_dag.method.decision_sql import CHANCE, JUDGED, RULE, SWAPPED_PLA
 from toolformer_dag.method.record_tables import CHOSEN, THRESHOLD
 from toolformer_dag.pipeline import scores
 from toolformer_dag.pipeline.chance import CERTIFIED, chance_threshold, chosen_by_chance, threshold_line
+from toolformer_dag.pipeline.controls import ESTIMATING
 from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.settings.tool_settings import ChanceThreshold
 
@@ -294,7 +295,7 @@ def _shown_deltas(output: TableOutput, kept_count: int, tau_f: float | None) -> 
 
 def reads(plan: Plan, lane: Lane) -> tuple[str, ...]:
     """Return the tables that are read: scored calls, texts, costs, and the control if it chooses the threshold."""
-    control = lane.swapped if isinstance(lane.tau_f, ChanceThreshold) else ()
+    control = ESTIMATING.table_names(lane) if isinstance(lane.tau_f, ChanceThreshold) else ()
     return (*lane.scored, *control, "heuristic_subset", *scores.reads(lane))
 
 
@@ -344,7 +345,7 @@ def inputs_of_texts(output: TableOutput) -> InputsOf:
 def rule_reads(plan: Plan, lane: Lane) -> tuple[str, ...]:
     """Return the tables that the rule is chosen from; a threshold by chance also reads all scored and swapped calls."""
     if isinstance(lane.tau_f, ChanceThreshold):
-        return (TEXTS.name, *lane.scored, *lane.swapped, *scores.reads(lane))
+        return (TEXTS.name, *lane.scored, *ESTIMATING.table_names(lane), *scores.reads(lane))
     return (TEXTS.name,)
 
 

@@ -10,6 +10,7 @@ from toolformer_dag.pipeline import (
     augmented_corpus,
     chained_candidates,
     chained_deltas,
+    controls,
     filtered_calls,
     heldout_texts,
     heuristic_subset,
@@ -19,16 +20,16 @@ from toolformer_dag.pipeline import (
     raw_shards,
     removed_documents,
     scored_candidates,
-    swapped_results,
     tool_results,
 )
+from toolformer_dag.pipeline.control_stages import chained_control_stage, control_stage
 
 LANE_STAGES: tuple[Stage, ...] = (
     heuristic_subset.STAGE,
     scored_candidates.STAGE,
     tool_results.STAGE,
     loss_deltas.STAGE,
-    swapped_results.STAGE,
+    *map(control_stage, controls.CONTROLS),
     filtered_calls.STAGE,
 )
 CORPUS: tuple[Stage, ...] = (
@@ -43,8 +44,8 @@ STAGES: tuple[Stage, ...] = (*CORPUS, *LANE_STAGES, augmented_corpus.STAGE)
 def lane_stages(plan: Plan, lane: Lane) -> tuple[Stage, ...]:
     """Return the stages (tables) of a lane, a tool with its settings, in the order in which they run.
 
-    They select texts, propose calls, run them, score them with their results and with results of other documents (the
-    control), and filter. Chained calls are sampled and run level by level, and scored after the single calls.
+    They select texts, propose calls, run them, score them with their results and with other ones (the
+    controls), and filter. Chained calls are sampled and run level by level, and scored after the single calls.
 
     Raises ValueError if a stage reads a table of the lane that no stage before it makes.
     """
@@ -53,9 +54,9 @@ def lane_stages(plan: Plan, lane: Lane) -> tuple[Stage, ...]:
     stages = [texts, proposals.stage(lane), tool_results.STAGE]
     for level in range(2, lane.depth + 1):  # the n-th call of a chain has the level n
         stages += chained_candidates.stages(level)
-    stages += [loss_deltas.STAGE, swapped_results.STAGE]
+    stages += [loss_deltas.STAGE, *map(control_stage, controls.CONTROLS)]
     if lane.depth > 1:
-        stages += [chained_deltas.STAGE, chained_deltas.SWAPS]
+        stages += [chained_deltas.STAGE, *map(chained_control_stage, controls.CONTROLS)]
     stages.append(filtered_calls.STAGE)
     _refuse_unknown_reads(plan, lane, stages)
     return tuple(stages)
