@@ -70,7 +70,7 @@ def test_it_is_counted_beside_the_first_one_which_alone_estimates_chance(
     for view, rows in estimates.items():
         assert query(database, f"FROM {view} ORDER BY ALL").equals(rows)
     statistics = query(database, "FROM control_statistics")
-    assert set(statistics["control"]) == {ESTIMATING.name, BACKWARDS.name}
+    assert set(statistics["control"]) == {control.name for control in controls.CONTROLS}
     of_first = statistics.filter(control=ESTIMATING.name).drop("control")
     assert_frame_equal(of_first, estimates["swapped_statistics"].select(of_first.columns))
     assert_counted(line, statistics.filter(control=BACKWARDS.name))
@@ -142,13 +142,7 @@ def test_the_stages_of_controls_stand_after_the_scores(new_line: NewLine, monkey
     plan = new_line("one").plan()
     stages = lane_stages(plan, replace(plan.lanes[0], depth=2))
     names = [stage.name for stage in stages]
+    single = [control.name for control in controls.CONTROLS]
+    chained = [control.chains_name for control in controls.CONTROLS]
     first = names.index("loss_deltas")
-    assert names[first:] == [
-        "loss_deltas",
-        "swapped_results",
-        "backward_results",
-        "chained_deltas",
-        "chained_swaps",
-        "chained_backwards",
-        "filtered_calls",
-    ]
+    assert names[first:] == ["loss_deltas", *single, "chained_deltas", *chained, "filtered_calls"]
