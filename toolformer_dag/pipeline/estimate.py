@@ -19,7 +19,6 @@ from toolformer_dag.computing.worker import Worker
 from toolformer_dag.computing.workers import Workers
 from toolformer_dag.lake import parquet
 from toolformer_dag.pipeline import controls, heuristic_subset
-from toolformer_dag.pipeline.control_stages import control_stage
 from toolformer_dag.pipeline.stages import lane_stages
 from toolformer_dag.pipeline.trial import ALL, trial
 
@@ -94,11 +93,13 @@ class _MeasuredStages(NamedTuple):
 
 
 def _measured_stages(plan: Plan, lane: Lane) -> _MeasuredStages:
-    """Return the stages of a lane whose cost is forecast; the losses of chains come later and are left out."""
-    _, *stages = lane_stages(plan, lane)  # the first one selects texts
-    control_stages = [control_stage(control) for control in controls.CONTROLS]
-    first_control = stages.index(control_stages[0])
-    return _MeasuredStages(annotating=stages[:first_control], controls=control_stages)
+    """Return the stages of a lane but the first, which selects texts, and the last, which filters."""
+    _, *stages, _ = lane_stages(plan, lane)
+    of_controls = {name for control in controls.CONTROLS for name in control.table_names(lane)}
+    return _MeasuredStages(
+        annotating=[stage for stage in stages if stage.name not in of_controls],
+        controls=[stage for stage in stages if stage.name in of_controls],
+    )
 
 
 def _forecast(worker: Worker, tables: Mapping[str, TableOutput], progress: Progress, seed: int | None) -> LaneForecast:
