@@ -4,6 +4,7 @@ The sample is of texts. It does not depend on the sampling settings k (positions
 tau_s (the least probability of a call, p_api): more calls add rows, and leave the other rows as they are.
 """
 
+from collections.abc import Sequence
 from hashlib import blake2b
 from typing import NamedTuple
 
@@ -52,8 +53,7 @@ def swapped_calls(control: Control, output: TableOutput, shard: str, scored_tabl
     """
     texts = output.lane_table("heuristic_subset").read(shard)
     calls = _scored_calls(output, shard, scored_table)
-    # Calls without an operation have no swaps themselves, but others may get their results.
-    exchangeable = calls.filter(pl.col("reason").is_null() | (pl.col("reason") == NO_OPERATION))
+    exchangeable = calls.filter(_has_usable_result())
     places = _candidate_places(output, shard) if scored_table == "loss_deltas" else exchangeable
     exchanged = exchange(
         exchangeable,
@@ -63,12 +63,21 @@ def swapped_calls(control: Control, output: TableOutput, shard: str, scored_tabl
         likeliest=likeliest_places(places),
         limit=output.plan.settings.evaluation.swapped_texts,
     )
-    without_reason = exchanged.filter(pl.col("reason").is_null())
+    may_be_swapped = exchanged.filter(pl.col("reason").is_null())
+    swapped = may_be_swapped.filter(pl.col("result").is_not_null())
     return SwappedCalls(
         texts=texts,
-        calls=without_reason.filter(pl.col("result").is_not_null()).drop("reason", "swap_reason"),
-        left_out=counted(calls) + counted(without_reason, "swap_reason"),
+        calls=swapped.drop("reason", "swap_reason"),
+        left_out=counted(calls) + counted(may_be_swapped, "swap_reason"),
     )
+
+
+def _has_usable_result() -> pl.Expr:
+    """Return whether other calls may get the result of a call.
+
+    Calls without an operation are among them, although they are not swapped themselves.
+    """
+    return pl.col("reason").is_null() | (pl.col("reason") == NO_OPERATION)
 
 
 def _scored_calls(output: TableOutput, shard: str, scored_table: LaneTable) -> pl.DataFrame:
@@ -112,23 +121,35 @@ def exchange(
     proposed = calls.filter(pl.col("sample") < 0).select(TEXT_KEY).unique()
     calls = calls.join(_sampled_texts(texts, limit, proposed), on=TEXT_KEY, maintain_order="left")
     distinct = _distinct_calls(calls.with_columns(gives=_gives_result(calls, likeliest)))
-    other_results = control.other_results(distinct, settings)
+    swaps = _swaps(distinct, control.other_results(distinct, settings))
+    return _with_swaps(calls, swaps)
+
+
+def _swaps(distinct: pl.DataFrame, other_results: Sequence[Sequence[str]]) -> pl.DataFrame:
+    """Return a row per swap, numbered from 0 for each call: (DISTINCT_CALL, swapped, swap).
+
+    distinct: see `_distinct_calls`. other_results: of each `sampled` call among them, in their order.
+    """
     sampled = distinct.filter("sampled").select(DISTINCT_CALL)
-    return _with_swaps(calls, sampled.with_columns(swapped=pl.Series(other_results, dtype=SWAPPED)))
+    with_results = sampled.with_columns(swapped=pl.Series(other_results, dtype=SWAPPED))
+    numbers = pl.int_ranges(pl.col("swapped").list.len(), dtype=pl.Int32)
+    return with_results.with_columns(swap=numbers).explode("swapped", "swap").drop_nulls("swapped")
 
 
-def _with_swaps(calls: pl.DataFrame, exchanged: pl.DataFrame) -> pl.DataFrame:
+def _with_swaps(calls: pl.DataFrame, swaps: pl.DataFrame) -> pl.DataFrame:
     """Return a row per call and swap; a call without another result stays as one row, with its `swap_reason`.
 
-    calls: with the column `sampled`, which is dropped. exchanged: (DISTINCT_CALL, swapped), `swapped` being a list.
+    calls: with the column `sampled`, which is dropped. swaps: (DISTINCT_CALL, swapped, swap).
     """
-    numbered = exchanged.with_columns(swap=pl.int_ranges(pl.col("swapped").list.len(), dtype=pl.Int32))
-    swaps = numbered.explode("swapped", "swap").drop_nulls("swapped")
     joined = calls.join(swaps, on=DISTINCT_CALL, how="left", maintain_order="left")
-    without_result = pl.when(pl.col("swapped").is_null()).then(pl.lit("no_other_result"))
-    reason = pl.when("sampled").then(without_result).otherwise(pl.lit("not_sampled"))
-    with_reason = joined.with_columns(pl.col("swap").fill_null(0), swap_reason=reason, result="swapped")
-    return with_reason.drop("sampled", "swapped")
+    joined = joined.with_columns(pl.col("swap").fill_null(0), swap_reason=_swap_reason(), result="swapped")
+    return joined.drop("sampled", "swapped")
+
+
+def _swap_reason() -> pl.Expr:
+    """Return why a call has no other result: not_sampled or no_other_result; null where it has one."""
+    has_no_result = pl.when(pl.col("swapped").is_null()).then(pl.lit("no_other_result"))
+    return pl.when("sampled").then(has_no_result).otherwise(pl.lit("not_sampled"))
 
 
 def _gives_result(calls: pl.DataFrame, likeliest: pl.DataFrame) -> pl.Series:

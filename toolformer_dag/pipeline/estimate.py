@@ -112,15 +112,22 @@ def _forecast(worker: Worker, tables: Mapping[str, TableOutput], progress: Progr
     stages = _measured_stages(subset.plan, lane)
     stale_shards = [shard for shard in subset.parts if _is_stale(tables, stages.all, shard)]
     rows = _rows_of_shards(subset, stale_shards)
-    texts = _shuffled_texts(rows, seed)
-    has_no_sample = texts.height <= GROUPS or bool(lane.sources.files)  # see LaneForecast
-    if has_no_sample:
-        return LaneForecast(lane.key, texts=texts.height, shards=len(stale_shards))
-
-    sample = texts[: _group_size(texts.height) * GROUPS]
+    sample = _sample(lane, rows, seed)
+    if sample.is_empty():
+        text_count = rows["text_digest"].n_unique()
+        return LaneForecast(lane.key, texts=text_count, shards=len(stale_shards))
     cost = _annotate_sample(worker, lane, sample, stages, progress)
     counts = _counts(worker.plan, rows, sample=sample, stale_shards=len(stale_shards))
     return _scaled(lane, counts, cost)
+
+
+def _sample(lane: Lane, rows: pl.DataFrame, seed: int | None) -> pl.DataFrame:
+    """Return the texts to annotate, in GROUPS equal groups; none where the lane has no sample (see LaneForecast)."""
+    texts = _shuffled_texts(rows, seed)
+    has_calls_of_files = bool(lane.sources.files)
+    if texts.height <= GROUPS or has_calls_of_files:
+        return texts.clear()
+    return texts[: _group_size(texts.height) * GROUPS]
 
 
 def _rows_of_shards(output: TableOutput, shards: Sequence[str]) -> pl.DataFrame:
@@ -200,13 +207,17 @@ def _scaled(lane: Lane, counts: _Counts, cost: "_SampleCost") -> LaneForecast:
     number of texts.
     """
     factor = _factor(counts, cost)
-    table_bytes = _table_bytes(cost, counts, factor)
+    stored_bytes = factor.scaled(
+        _stored_bytes(cost.groups),
+        _stored_bytes([cost.controls]),
+        fixed=_table_bytes(cost, counts, factor),
+    )
     return LaneForecast(
         lane=lane.key,
         texts=counts.distinct,
         sampled=counts.sampled,
         tokens=factor.scaled(cost.group_tokens, cost.controls.tokens),
-        bytes=factor.scaled(_stored_bytes(cost.groups), _stored_bytes([cost.controls]), fixed=table_bytes),
+        bytes=stored_bytes,
         seconds=factor.scaled(cost.group_seconds, cost.controls.seconds),
         spent=cost.group_tokens + cost.controls.tokens,
         shards=counts.shards,

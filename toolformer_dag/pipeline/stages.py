@@ -44,22 +44,40 @@ STAGES: tuple[Stage, ...] = (*CORPUS, *LANE_STAGES, augmented_corpus.STAGE)
 def lane_stages(plan: Plan, lane: Lane) -> tuple[Stage, ...]:
     """Return the stages (tables) of a lane, a tool with its settings, in the order in which they run.
 
-    They select texts, propose calls, run them, score them with their results and with other ones (the
-    controls), and filter. Chained calls are sampled and run level by level, and scored after the single calls.
-
     Raises ValueError if a stage reads a table of the lane that no stage before it makes.
     """
-    is_later_round = plan.start is not None  # of a finetuned model, for the texts that have no kept call yet
-    texts = left_over_texts.STAGE if is_later_round else heuristic_subset.STAGE
-    stages = [texts, proposals.stage(lane), tool_results.STAGE]
-    for level in range(2, lane.depth + 1):  # the n-th call of a chain has the level n
-        stages += chained_candidates.stages(level)
-    stages += [loss_deltas.STAGE, *map(control_stage, controls.CONTROLS)]
-    if lane.depth > 1:
-        stages += [chained_deltas.STAGE, *map(chained_control_stage, controls.CONTROLS)]
-    stages.append(filtered_calls.STAGE)
+    stages = [
+        _text_stage(plan),
+        proposals.stage(lane),
+        tool_results.STAGE,
+        *_chained_call_stages(lane),
+        *_score_stages(lane),
+        filtered_calls.STAGE,
+    ]
     _refuse_unknown_reads(plan, lane, stages)
     return tuple(stages)
+
+
+def _text_stage(plan: Plan) -> Stage:
+    """Return the stage that selects texts; in a later round those without a kept call."""
+    is_later_round = plan.start is not None
+    return left_over_texts.STAGE if is_later_round else heuristic_subset.STAGE
+
+
+def _chained_call_stages(lane: Lane) -> list[Stage]:
+    """Return the stages that sample and run the calls after others, level by level: a second call has the level 2."""
+    stages: list[Stage] = []
+    for level in range(2, lane.depth + 1):
+        stages += chained_candidates.stages(level)
+    return stages
+
+
+def _score_stages(lane: Lane) -> list[Stage]:
+    """Return the stages that score calls with their results and with those of the controls; chains come last."""
+    stages = [loss_deltas.STAGE, *map(control_stage, controls.CONTROLS)]
+    if lane.depth > 1:
+        stages += [chained_deltas.STAGE, *map(chained_control_stage, controls.CONTROLS)]
+    return stages
 
 
 def _refuse_unknown_reads(plan: Plan, lane: Lane, stages: Sequence[Stage]) -> None:
