@@ -154,12 +154,16 @@ def _why_nothing(plan: Plan, lane: Lane) -> str:
     if not best_place["places"]:
         hint = '`toolformer-dag sql "from funnel"` counts what each stage left'
         return f"no call is kept, for {_none_judged(plan, lane)}; {hint}"
-    applied = f" at tau_f = {lane.tau_f:.3g}" if isinstance(lane.tau_f, float) else ""
     counts = ", ".join(map(_count_at_threshold, statistics))
     return (
-        f"no call is kept{applied}. Of {best_place['places']} places the best gains {best_place['delta']:.3f}; "
-        f"kept are {counts}. {REMEDY}"
+        f"no call is kept{_at_threshold(lane)}. Of {best_place['places']} places the best gains "
+        f"{best_place['delta']:.3f}; kept are {counts}. {REMEDY}"
     )
+
+
+def _at_threshold(lane: Lane) -> str:
+    """Return " at tau_f = 0.5", to be appended to a sentence; "" where the settings name no threshold."""
+    return f" at tau_f = {lane.tau_f:.3g}" if isinstance(lane.tau_f, float) else ""
 
 
 def _count_at_threshold(statistic: Mapping[str, Any]) -> str:
@@ -193,8 +197,7 @@ def _first_empty_stage(plan: Plan, lane: Lane) -> _EmptyStage:
     """Return the first stage of a lane that left nothing; the scores if every stage before them left something."""
     texts = _count_present(plan.lane_table(lane, "heuristic_subset"), "text_digest")
     if not texts:
-        documents = sum(part.rows for part in plan.lake.table("ccnet/raw_shards").pointers().values())
-        return _EmptyStage("heuristic_subset", f"none of {documents:,} documents has {lane.tool.looks_for}")
+        return _EmptyStage("heuristic_subset", _no_text_wanted(plan, lane))
     calls = _count_present(plan.lane_table(lane, "scored_candidates"), "input")
     if not calls:
         hint = _how_to_propose(lane, _reasons(plan, lane, "scored_candidates"))
@@ -203,6 +206,13 @@ def _first_empty_stage(plan: Plan, lane: Lane) -> _EmptyStage:
     if not results:
         return _EmptyStage("tool_results", f"none of {calls:,} calls has a result")
     return _EmptyStage("loss_deltas", f"none of {results:,} results may stay")
+
+
+def _no_text_wanted(plan: Plan, lane: Lane) -> str:
+    """Say that no document has what the tool looks for: "none of 40 documents has numbers"."""
+    parts = plan.lake.table("ccnet/raw_shards").pointers().values()
+    documents = sum(part.rows for part in parts)
+    return f"none of {documents:,} documents has {lane.tool.looks_for}"
 
 
 def _reasons(plan: Plan, lane: Lane, table: LaneTable) -> Counter[str]:
@@ -249,10 +259,10 @@ def _database(
     by_chance: a false discovery rate, such as 0.05, for which chance_thresholds gets a row.
     """
     scored_tables = [plan.lane_table(lane, name) for name in lane.scored]
-    control_tables = control.tables(plan, lane)
+    calls_query = _calls_query(plan, lane, scored_tables, swaps=False)
+    swaps_query = _calls_query(plan, lane, control.tables(plan, lane), swaps=True)
     with in_memory() as connection:
-        _create_table(connection, SCORED, CALL_COLUMNS, _calls_query(plan, lane, scored_tables, swaps=False))
-        swaps_query = _calls_query(plan, lane, control_tables, swaps=True)
+        _create_table(connection, SCORED, CALL_COLUMNS, calls_query)
         _create_table(connection, ESTIMATING_CONTROL, SWAP_COLUMNS, swaps_query)
         _create_thresholds(connection, lane, by_chance)
         connection.execute(f"CREATE VIEW scored AS SELECT *, rowid AS row FROM {SCORED}")
