@@ -19,13 +19,20 @@ from toolformer_dag.settings.sections import ControlSettings
 from toolformer_dag.settings.setting_types import determining
 
 OtherResults = Callable[[pl.DataFrame, ControlSettings], Sequence[Sequence[str]]]
-"""Returns up to `swaps` other results for each call to swap, in their order; none for a call that no result fits.
+"""Returns a list for each sampled call, in the order of the calls: up to `swaps` results that differ from its own.
+
+    def sorted_words(calls: pl.DataFrame, settings: ControlSettings) -> list[list[str]]:
+        lists = []
+        for result in calls.filter("sampled")["result"]:
+            in_order = " ".join(sorted(result.split()))
+            lists.append([in_order] if in_order != result else [])
+        return lists
 
 It gets the settings `[control]` and the distinct calls of a shard, single ones or chains, in the order of a hash:
 
 - shard, digest, segment, text_digest, position: the document, the text in it, a hash of the text, the place of the call
 - input, result, p_api: of the call; of a chain the last input and result
-- sampled: whether the call is to be swapped, because its text is in the sample
+- sampled: whether the call gets other results, because its text is in the sample
 - gives: whether other calls may get its result, because it exists whatever the settings k, m and tau_s
 """
 
