@@ -124,7 +124,7 @@ def _views() -> str:
     figures = ", ".join(_sql_row(figure) for figure in paper_figures())
     columns = list(COLUMN_COMMENTS["paper_examples"])
     examples = ", ".join(_sql_row(example[column] for column in columns) for example in FIGURES["example"])
-    control_stages = ", ".join(quoted(name) for control in CONTROLS for name in (control.name, control.chains_name))
+    comparing = sql_text(__package__, "paper_tables.sql").replace("$control_stages", _control_stages())
     return f"""
 CREATE VIEW paper_figures AS
 SELECT paper_table, measure, model, item, "at"::DOUBLE AS "at", figure::DOUBLE AS figure, place
@@ -133,8 +133,16 @@ COMMENT ON VIEW paper_figures IS 'What the paper prints, by table: measure of a 
 CREATE VIEW paper_examples AS
 SELECT * REPLACE (delta::DOUBLE AS delta) FROM (VALUES {examples}) AS examples({", ".join(columns)});
 COMMENT ON VIEW paper_examples IS 'The calls of Table 10 of the paper in their texts, with L- - L+, in nats.';
-{sql_text(__package__, "paper_tables.sql").replace("$control_stages", control_stages)}
+{comparing}
 {_comments_on_columns()}"""  # noqa: E501, a comment of the warehouse is one line
+
+
+def _control_stages() -> str:
+    """Return the names of all stages of controls as an SQL list: 'swapped_results', 'chained_swaps'."""
+    names: list[str] = []
+    for control in CONTROLS:
+        names += [control.name, control.chains_name]
+    return ", ".join(map(quoted, names))
 
 
 def _comments_on_columns() -> str:

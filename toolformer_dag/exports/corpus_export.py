@@ -350,15 +350,21 @@ def _sizes(splits: Mapping[str, int], exported: _ExportedRows) -> str:
 def _tools_table(plan: Plan, exported: _ExportedRows) -> str:
     """Return a Markdown table with a line per tool: its settings, its exported calls, and how they were filtered."""
     figures_of = {row["tool"]: row for row in query(plan.settings.warehouse, FIGURES).iter_rows(named=True)}
-    lines = []
-    for lane in plan.all_lanes:
-        figures = figures_of[lane.key]
-        tau_f = "none certified" if figures["tau_f"] is None else figures["tau_f"]
-        calls = f"{exported.calls[lane.key]:,}"
-        texts = f"{exported.texts[lane.key]:,}"
-        kept = f"{figures['kept'] or 0:,}"
-        lines.append((*lane_cells(lane), tau_f, calls, texts, kept, _kept_by_chance(figures)))
+    lines = [_tool_cells(lane, exported, figures_of[lane.key]) for lane in plan.all_lanes]
     return table((*TOOL_TITLES, "calls in C*", "texts", "kept by the filter", "by chance"), lines)
+
+
+def _tool_cells(lane: Lane, exported: _ExportedRows, figures: Mapping[str, Any]) -> list[object]:
+    """Return the cells of a tool's line. figures: its row of FIGURES."""
+    tau_f = "none certified" if figures["tau_f"] is None else figures["tau_f"]
+    return [
+        *lane_cells(lane),
+        tau_f,
+        f"{exported.calls[lane.key]:,}",
+        f"{exported.texts[lane.key]:,}",
+        f"{figures['kept'] or 0:,}",
+        _kept_by_chance(figures),
+    ]
 
 
 def _kept_by_chance(figures: Mapping[str, Any]) -> str:

@@ -41,6 +41,17 @@ class SwappedCalls(NamedTuple):
     calls: pl.DataFrame
     left_out: Rejected
 
+    @staticmethod
+    def of(texts: pl.DataFrame, calls: pl.DataFrame, exchanged: pl.DataFrame) -> "SwappedCalls":
+        """Sort out which calls got another result. calls: all scored calls. exchanged: rows of `exchange`."""
+        without_reason = exchanged.filter(pl.col("reason").is_null())
+        swapped = without_reason.filter(pl.col("result").is_not_null())
+        return SwappedCalls(
+            texts=texts,
+            calls=swapped.drop("reason", "swap_reason"),
+            left_out=counted(calls) + counted(without_reason, "swap_reason"),
+        )
+
 
 def swapped_calls(control: Control, output: TableOutput, shard: str, scored_table: LaneTable) -> SwappedCalls:
     """Give the scored calls of a shard the other results of a control, before they are scored again.
@@ -63,13 +74,7 @@ def swapped_calls(control: Control, output: TableOutput, shard: str, scored_tabl
         likeliest=likeliest_places(places),
         limit=output.plan.settings.evaluation.swapped_texts,
     )
-    may_be_swapped = exchanged.filter(pl.col("reason").is_null())
-    swapped = may_be_swapped.filter(pl.col("result").is_not_null())
-    return SwappedCalls(
-        texts=texts,
-        calls=swapped.drop("reason", "swap_reason"),
-        left_out=counted(calls) + counted(may_be_swapped, "swap_reason"),
-    )
+    return SwappedCalls.of(texts, calls, exchanged)
 
 
 def _has_usable_result() -> pl.Expr:

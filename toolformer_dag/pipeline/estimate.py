@@ -110,7 +110,7 @@ def _forecast(worker: Worker, tables: Mapping[str, TableOutput], progress: Progr
     subset = tables[heuristic_subset.STAGE.name]
     lane = subset.lane
     stages = _measured_stages(subset.plan, lane)
-    stale_shards = [shard for shard in subset.parts if _is_stale(tables, stages.all, shard)]
+    stale_shards = _stale_shards(tables, stages.all)
     rows = _rows_of_shards(subset, stale_shards)
     sample = _sample(lane, rows, seed)
     if sample.is_empty():
@@ -163,9 +163,11 @@ def _group_size(text_count: int) -> int:
     return max(1, most_sampled // GROUPS)
 
 
-def _is_stale(tables: Mapping[str, TableOutput], stages: Sequence[Stage], shard: str) -> bool:
-    """Return whether a run would make a shard of one of the stages again."""
-    return any(difference(tables[stage.name], shard) for stage in stages)
+def _stale_shards(tables: Mapping[str, TableOutput], stages: Sequence[Stage]) -> list[str]:
+    """Return the shards that a run would make again for one of the stages."""
+    outputs = [tables[stage.name] for stage in stages]
+    shards = outputs[0].parts  # all stages of a lane have the same
+    return [shard for shard in shards if any(difference(output, shard) for output in outputs)]
 
 
 class _Counts(NamedTuple):

@@ -240,10 +240,9 @@ def _decided_calls(output: TableOutput, parts: Sequence[str], files: CallFiles) 
     with scratch() as connection:
         scores.create_scored(connection, output.plan, output.lane, parts, files.calls)
         run_sql(connection, SQL, parameters)  # the table `decided`: every scored call
-        kept = answer(connection, KEPT_QUERY)
-        reasons = answer(connection, REASONS_QUERY)
-    kept = kept.with_columns(tau_f=pl.lit(tau_f, pl.Float64))
-    return _DecidedCalls(_in_schema(output, kept), reasons.cast(DECIDED_SCHEMA))
+        kept = answer(connection, KEPT_QUERY).with_columns(tau_f=pl.lit(tau_f, pl.Float64))
+        reasons = answer(connection, REASONS_QUERY).cast(DECIDED_SCHEMA)
+    return _DecidedCalls(_in_schema(output, kept), reasons)
 
 
 def _applied_threshold(lane: Lane, rule: Mapping[str, Any]) -> float | None:
