@@ -158,6 +158,8 @@ def test_statistics_thresholds_and_the_filter_agree_with_plain_loops(
     views = {
         name: query(database, f"FROM {name}") for name in ("swapped_statistics", "chance_thresholds", "chance_rates")
     }
+    of_control = query(database, "FROM control_statistics WHERE control = 'swapped_results'").drop("control")
+    assert of_control.equals(views["swapped_statistics"].select(of_control.columns))
     for lane, (rows, _, _) in drawn.items():
         own = {name: view.filter(tool=lane) for name, view in views.items()}
         assert_statistics(own["swapped_statistics"].to_dicts(), Slow(rows))

@@ -1,12 +1,13 @@
 """A second control: its entry in CONTROLS is all that its tables, counts, page and forecast need."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import polars as pl
 import pytest
 from polars.testing import assert_frame_equal
 
-from tests.pipeline.conftest import Line, NewLine, silent, tokens, warehouse
+from tests.pipeline.conftest import Line, NewLine, hand_made, publish, silent, tokens, warehouse
 from toolformer_dag.computing.stage import CALL_KEY
 from toolformer_dag.lake.warehouse import query
 from toolformer_dag.pipeline import controls
@@ -92,6 +93,28 @@ def assert_counted(line: Line, statistics: pl.DataFrame) -> None:
         assert row["kept_swapped"] == (places["delta"] >= row["tau_f"]).sum()
         assert row["share_swapped"] == pytest.approx(row["kept_swapped"] / places.height)
     assert statistics.height == 4
+
+
+def test_a_threshold_at_which_a_bound_of_one_control_would_count_is_left_out_for_it_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_control(monkeypatch)
+    outputs = hand_made(tmp_path, "calculator", tau_f=1.0)
+    call = {"tool": "calculator", "shard": "one", "digest": "a", "segment": 0, "position": 0, "sample": 0}
+    publish(outputs["calculator/loss_deltas"], "one", [{**call, "delta": 1.5, "delta_is_bound": False}])
+    swap = {**call, "swap": 0, "delta": 0.75}
+    publish(outputs["calculator/swapped_results"], "one", [{**swap, "delta_is_bound": False}])
+    publish(outputs["calculator/backward_results"], "one", [{**swap, "delta_is_bound": True}])
+    statistics = query(
+        warehouse(outputs), "SELECT control, tau_f, kept, kept_swapped FROM control_statistics WHERE swapped > 0"
+    )
+    assert statistics.rows() == [
+        ("backward_results", 1.0, 1, 0),
+        ("backward_results", 2.0, 0, 0),
+        ("swapped_results", 0.5, 1, 1),
+        ("swapped_results", 1.0, 1, 0),
+        ("swapped_results", 2.0, 0, 0),
+    ]
 
 
 def forecast(line: Line) -> LaneForecast:
