@@ -74,6 +74,9 @@ Texts = Annotated[
 class ApiRequest(BaseModel, ABC):
     """A request for texts, and the form of its answer. Each kind of request is a subclass with its own route, `path`.
 
+    A request is answered once, whole by `answer` or as a stream by the methods `stream_...`, so what a stream has to
+    remember, such as the number of its next event, is a private attribute (`PrivateAttr`).
+
     Attributes of the class:
 
     - `path`: the URL path to which it is sent.
@@ -172,16 +175,20 @@ class ApiRequest(BaseModel, ABC):
         return b""
 
     @abstractmethod
-    def stream_chunk(self, new: NewText) -> dict[str, Any]:
-        """Return the JSON object that tells a client what is new in a text; `stream_event` makes an event of it."""
+    def stream_chunk(self, new: NewText) -> bytes:
+        """Return the events, one or several, that tell a client what is new in a text."""
 
-    def stream_event(self, chunk: Mapping[str, Any]) -> bytes:
-        """Return a chunk (a JSON object) as a server-sent event."""
-        return b"data: " + orjson.dumps(chunk) + b"\n\n"
+    def stream_error(self, error: Mapping[str, Any]) -> bytes:
+        """Return the events with which a stream ends early. `error`: the JSON object of an error, in OpenAI's form."""
+        return self.stream_event(error)
 
     @abstractmethod
     def stream_end(self, writings: Sequence[Writing]) -> bytes:
-        """Return the events with which a stream ends."""
+        """Return the events with which a stream ends, once all texts have ended."""
+
+    def stream_event(self, chunk: Mapping[str, Any]) -> bytes:
+        """Return a JSON object as a server-sent event."""
+        return b"data: " + orjson.dumps(chunk) + b"\n\n"
 
     # How it is read
 

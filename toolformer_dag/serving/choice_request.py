@@ -38,9 +38,9 @@ class ChoiceRequest(ApiRequest):
             choices.append(self._choice(text, "message"))
         return self._envelope(choices) | {"usage": usage(writings)}
 
-    def stream_chunk(self, new: NewText) -> dict[str, Any]:
-        """Return a chunk of one choice, with what is new in its text."""
-        return self._envelope([self._choice(new, "delta")], is_chunk=True)
+    def stream_chunk(self, new: NewText) -> bytes:
+        """Return a chunk of one choice, with what is new in its text, as an event."""
+        return self.stream_event(self._envelope([self._choice(new, "delta")], is_chunk=True))
 
     def stream_end(self, writings: Sequence[Writing]) -> bytes:
         """Return the events at the end of a stream: the token counts, if the client wants them, and `[DONE]`."""

@@ -249,12 +249,12 @@ async def _chunks(api_request: ApiRequest, writings: Sequence[Writing], events: 
     while open_texts:
         event = await events.get()
         if event.error is not None:
-            yield api_request.stream_event(_error(event.error).body())
+            yield api_request.stream_error(_error(event.error).body())
             return
         if event.is_end:
             open_texts -= 1
         new_text = streams[event.writing].new_text(event.content)
-        yield api_request.stream_event(api_request.stream_chunk(new_text))
+        yield api_request.stream_chunk(new_text)
     yield api_request.stream_end(writings)
 
 
@@ -345,7 +345,8 @@ async def _no_route(request: Request, error: Exception) -> Response:
     """Return the response for a request to an unknown path, or with a method that the path does not take."""
     assert isinstance(error, HTTPException)
     headers = error.headers or {}
-    remedy = "there is no such path; see /v1/models, /v1/completions"
+    paths = ", ".join(kind.path for kind in KINDS)
+    remedy = f"there is no such path; see /v1/models, {paths}"
     if "Allow" in headers:
         remedy = f"this path takes {headers['Allow']}"
     response = _error_response(Refused(f"{request.method} {request.url.path}: {remedy}", status=error.status_code))
