@@ -28,12 +28,14 @@ class TokenRequest:
 
     Which token is next: the likeliest, unless one of these decides it:
 
-    - `forced`: the tokens to write, as many as `most`, whatever their log p.
+    - `forced`: the tokens to write, as many as `most`, whatever their log p. An engine may read them as a prompt
+      instead, if it can give the scores from there on; the answer is the same.
     - `uniforms`: random numbers in [0, 1), as many as `most`, one per token; a token is the first whose cumulative
       probability, under `temperature` and `top_p`, exceeds its number. It is summed in the order of the token ids, as
       `draw` of model/drawing.py does: of [0.2, 0.5, 0.3] the number 0.6 draws token 1.
     - `grammar`: an llguidance grammar in the syntax of Lark, to which all that is written keeps. Once it is complete,
-      only EOS may follow, which is in `ends`.
+      only EOS may follow, which is in `ends`. An engine that does not know llguidance can mask by its `LLMatcher` over
+      the model's tokenizer.
     - `forbidden`: tokens that may not be written.
 
     Where it ends: after a token of `ends`, which is part of the answer. EOS ends nothing unless it is among them.
@@ -100,8 +102,8 @@ class TokenService(Protocol):
     - `vocabulary`: the number of the model's logits. Every token of the tokenizer that a text may hold is below it.
 
     Promises: numbers are those of a sequence alone, but for rounding; neither batches nor what is cached change them.
-    Memory and processes that it holds are given back when nothing refers to it, and when this process ends or is
-    killed.
+    Memory and processes that it holds are given back when nothing refers to it. Its processes end with this one, which
+    may be killed or end without tidying up (`end_with_parent` of processes.py).
     """
 
     library: str
