@@ -47,14 +47,21 @@ class PieceFeed:
         """
         if self._rules.watch is None:
             return
+        added = self._new_characters(text, whole=whole)
+        if added:
+            likelihoods = self._new_likelihoods(text, earlier)
+            self._rules.watch(WrittenPiece(self._prompt, added, in_call=False, likelihoods=likelihoods))
+
+    def _new_characters(self, text: TextSinceCall, *, whole: bool) -> str:
+        """Return the characters of the text since the call that are not sent yet, and count them as sent.
+
+        whole: whether the text is over; else only the characters that no later token can change.
+        """
         characters = text.text() if whole else shown_text(text.text(), self._rules.stop)
         added = characters[self._text_characters_sent :]
-        if not added:
-            return
-        self._text_characters_sent = len(characters)
+        self._text_characters_sent += len(added)
         self._characters_sent += len(added)
-        likelihoods = self._new_likelihoods(text, earlier)
-        self._rules.watch(WrittenPiece(self._prompt, added, in_call=False, likelihoods=likelihoods))
+        return added
 
     def _new_likelihoods(self, text: TextSinceCall, earlier: Sequence[TokenLikelihood]) -> tuple[TokenLikelihood, ...]:
         """Return the tokens, with log p, that begin in the characters sent so far, and count them as sent.

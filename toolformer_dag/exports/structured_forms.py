@@ -162,8 +162,8 @@ def conversation(text: CorpusText, schemas: Mapping[str, Schema] = MappingProxyT
     yield {"role": "user", "content": INSTRUCTION + text.plain[:position]}
     calls_before = 0
     for calls in _parallel_calls(text.calls):
-        tool_calls = [_tool_call(call, schemas, number) for number, call in enumerate(calls, calls_before)]
         offset = calls[0].offset
+        tool_calls = _tool_calls(calls, schemas, first_number=calls_before)
         yield {"role": "assistant", "content": text.plain[position:offset], "tool_calls": tool_calls}
         yield from _tool_messages(calls, tool_calls)
         position = offset
@@ -185,6 +185,13 @@ def _tool_messages(calls: Sequence[ScoredCall], tool_calls: Sequence[Mapping[str
             "name": tool_call["function"]["name"],
             "content": call.result,
         }
+
+
+def _tool_calls(
+    calls: Sequence[ScoredCall], schemas: Mapping[str, Schema], *, first_number: int
+) -> list[dict[str, Any]]:
+    """Return the calls of an assistant's message. first_number: of the first one in the conversation, from 0."""
+    return [_tool_call(call, schemas, number) for number, call in enumerate(calls, first_number)]
 
 
 def _tool_call(call: ScoredCall, schemas: Mapping[str, Schema], number: int) -> dict[str, Any]:

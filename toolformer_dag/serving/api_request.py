@@ -2,7 +2,7 @@
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, Self
 from uuid import uuid4
@@ -215,10 +215,16 @@ class ApiRequest(BaseModel, ABC):
             raise Refused(f"the body has {len(fields):,} fields; send at most {MOST_FIELDS}")
         for param in cls.neutral.keys() & fields:
             _require_neutral(param, fields[param], cls.neutral[param])
+        without_effect = cls._fields_without_effect(fields)
+        return {param: value for param, value in fields.items() if param not in without_effect and value is not None}
+
+    @classmethod
+    def _fields_without_effect(cls, fields: Mapping[str, Any]) -> Set[str]:
+        """Return the names of fields that change no answer to this request."""
         without_effect = cls.neutral.keys() | cls.passed_over
         if fields.get("max_completion_tokens") is not None:
             without_effect |= {"max_tokens"}  # if both are there, the newer name counts
-        return {param: value for param, value in fields.items() if param not in without_effect and value is not None}
+        return without_effect
 
 
 def _refused(error: ValidationError) -> Refused:

@@ -244,9 +244,13 @@ class SharedDecoder:
             batch = batch_for(self._waiting[0].text, self._batches, self._backend)
             if batch is None:
                 return
-            if batch not in self._batches:
-                self._batches.append(batch)
-            batch.join(self._waiting.popleft())
+            self._join(batch, self._waiting.popleft())
+
+    def _join(self, batch: TextBatch, writing: Writing) -> None:
+        """Let a text join a batch, an open one or a new one."""
+        if batch not in self._batches:
+            self._batches.append(batch)
+        batch.join(writing)
 
     def _advance(self, batch: TextBatch) -> None:
         """Write a token of each text of a batch, and run, queue or finish the texts that left it.

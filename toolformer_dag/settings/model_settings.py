@@ -56,6 +56,11 @@ def _values(engines: Iterable[str]) -> str:
     return " or ".join(f'"{engine}"' for engine in engines)
 
 
+def _remedy(engines: Iterable[str]) -> str:
+    """Return what to do about a key that only these engines take."""
+    return f"set engine = {_values(engines)} beside it, or remove the key"
+
+
 class ModelSettings(SettingsTable):
     """Choose the language model M and the device that it runs on."""
 
@@ -115,11 +120,10 @@ class ModelSettings(SettingsTable):
     def _keys_of_engines(self) -> Self:
         """Refuse keys that the engine does not take, and `openai` without a server."""
         kind = ENGINES[self.engine]
-        remedy = "set engine = {} beside it, or remove the key"
         if self.quantization is not None and not kind.quantizes:
-            raise ValueError(f'engine = "{self.engine}" takes no quantization; {remedy.format(_values(QUANTIZING))}')
+            raise ValueError(f'engine = "{self.engine}" takes no quantization; {_remedy(QUANTIZING)}')
         if self.url and not kind.has_url:
-            raise ValueError(f'engine = "{self.engine}" is not asked at a url; {remedy.format(_values(WITH_URL))}')
+            raise ValueError(f'engine = "{self.engine}" is not asked at a url; {_remedy(WITH_URL)}')
         if self.engine == "openai" and not self.url:
             raise ValueError('engine = "openai" needs the url of a server, such as ["http://localhost:8000/v1"]')
         return self
