@@ -129,10 +129,10 @@ class TextSinceCall:
         return (may_call_anywhere and has_positions_left) or may_call_first
 
     def may_begin_call(self, token_index: int) -> bool:
-        """Return whether the rules let a tool call begin at an index of the text since the last call.
+        """Return whether the rules let a tool call begin at an index, whatever the rank of ` [` among the next tokens.
 
-        It may if the limit on calls is not reached, no call directly precedes (except in a chain), some tool can be
-        called, and the last character is complete. The rank of ` [` among the next tokens is checked elsewhere.
+        A call must be left and some tool callable, no call directly precedes, except in a chain, and the last character
+        is complete.
         """
         follows_call = token_index == 0 and self.after_call
         if follows_call and not self.may_chain:
@@ -187,9 +187,8 @@ class TextSinceCall:
     def rules_after_call(self, call: DecodedCall) -> FirstTokenRules:
         """Return what may come after a call that was just answered, at the end of this text.
 
-        - After a result, another call may follow at once, in a chain.
-        - After a repeated call, or a failed one that directly followed another call, no call may begin there.
-        - After any other failed call, another tool is called there.
+        After a result a chain may go on. After a failed call another tool is called, unless the call was repeated or
+        itself directly followed a result: then none may begin there.
         """
         results_before = self._results_before_next_token
         if call.result is not None:
@@ -207,13 +206,8 @@ class TextSinceCall:
     # Which tokens may not come next
 
     def forbids(self, token: int) -> bool:
-        """Return whether a rule forbids `token` as the next one. Only tokens with brackets or `->` can be forbidden.
-
-        - Where no tool call may begin, the last token of ` [`, which begins one.
-        - Where something that only looks like a call, such as `<QA(`, was removed: every opening bracket.
-        - After a call: `->`, and closing brackets that nothing opened. With them a model would invent a result.
-        """
-        if token not in self.rules.vocabulary.with_brackets:
+        """Return whether a rule forbids `token` as the next one: it would begin a call, or look like one."""
+        if token not in self.rules.vocabulary.with_brackets:  # neither brackets nor `->`
             return False
         return (
             self._begins_forbidden_call(token)
@@ -303,8 +297,7 @@ class TextSinceCall:
     def start_chances(self, last_text: str | None) -> list[StartChance]:
         """Return how likely a tool call was before each token where that was recorded, with the token's text.
 
-        `last_text`: what follows the last token: ` [` before a call, "" at the end of the text. With None the chance
-        after the last token is left out, because nothing is written there yet.
+        `last_text`: what follows the last token: ` [` before a call, "" at the end, None if nothing is written yet.
         """
         chances = []
         for token_index, start in self.scores.starts.items():

@@ -72,8 +72,6 @@ class Vocabulary:
         - names: the tools that may be called.
         - schemas: the named arguments of tools that have them, by tool.
         - max_tokens: the maximum length of the call.
-
-        Compiled grammars are cached; each call gets its own matcher, which holds how far the call is written.
         """
         markers = self.encoding.markers
         arrow_token = self._tokenizer.get_added_vocab().get(markers.arrow.strip())  # None unless `->` is one token

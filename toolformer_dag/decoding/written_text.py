@@ -194,8 +194,8 @@ class WrittenText:
     def stop_before_look_alike(self, token: int) -> None:
         """WRITING_TEXT -> READY if `token`, the likeliest next one, would complete a look-alike of a call.
 
-        A look-alike is the name of a tool after another bracket, such as `<QA(`. It is removed, bracket included. Then
-        the text is prefilled again, and its next token may not be a bracket. Does nothing inside a tool call.
+        A look-alike is the name of a tool after another bracket, such as `<QA(`. It is removed with its bracket, and no
+        bracket may come there again. Does nothing inside a call.
         """
         if not self.model_chooses_next:
             return
@@ -299,10 +299,9 @@ class WrittenText:
         return WrittenCall(vocabulary, form)
 
     def _tools_of_new_call(self) -> frozenset[str]:
-        """Return the tools that a call after the last token may name.
+        """Return the tools that a call after the last token may name; after a failed call, only others.
 
-        After a failed call these are the other tools that can be called. Else they include tools for which p of ` [` is
-        too small: a call to one is removed once its name is written (`_needs_likelier_start`).
+        A call to a tool that needs a likelier start may begin, and is removed once its name is written.
         """
         token_index = self.since_call.token_count
         failed_tools = self.since_call.first_token.failed_tools
@@ -358,9 +357,8 @@ class WrittenText:
     def go_on(self, call: DecodedCall) -> None:
         """WAITING -> READY or ENDED: go on after the open call, now that its tool has answered.
 
-        `call`: the answered call, as `accepted` returns it. With a result it becomes part of the text, as
-        ` [Calculator(2+3) -> 5]`. Without one it is left out, and another tool is called at the same position. But if
-        it repeats a call or directly follows one, the text just goes on.
+        `call`: the answered call, as `accepted` returns it. With a result it becomes part of the text. Without one it
+        is left out, and another tool may be called in its place (`TextSinceCall.rules_after_call`).
         """
         finished_part = self.since_call
         first_token = finished_part.rules_after_call(call)
@@ -385,7 +383,7 @@ class WrittenText:
         """Begin a call to another tool where a call just failed; end the text if no tool is left.
 
         - failed_tool: the tool of the failed call; "" if its name was never completed, which ends the text.
-        - start_probability: the model's p of ` [` there; with `min_probability` it decides what tools can be called.
+        - start_probability: the model's p of ` [` there.
         """
         since_call = self.since_call  # without tokens: the failed call was at its index 0
         since_call.scores.start_probabilities[0] = start_probability

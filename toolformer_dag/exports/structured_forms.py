@@ -30,17 +30,14 @@ INSTRUCTION = "Continue the text. Call a tool where its result helps to write wh
 def chat_form(lanes: Sequence[Lane], encoding: "Encoding") -> ExportForm:
     """Return the form of conversations with structured calls: `messages` and `tools`, as chat templates take them.
 
-    A web text has no user, so the user's message is made up: an instruction and the text before the first call. Delta
-    was measured on the text with inline calls and says nothing of this form.
-
-    Both columns are JSON: templates look for keys that are absent, and arguments have any type.
+    A web text has no user, so the user's message is made up: an instruction and the text before the first call.
 
     lanes: the tools with their settings.
     encoding: counts the tokens of messages and tools written as JSON, in place of a chat template.
     """
     conversations = _ChatRows(lanes, encoding)
     schema = pa.schema(
-        [
+        [  # both are JSON: templates look for keys that are absent, and arguments have any type
             column("messages", OBJECTS, "user, assistant with tool_calls, tool, ..., assistant"),
             column("tools", OBJECTS, "the tools in the form of a JSON schema"),
             CALLS,

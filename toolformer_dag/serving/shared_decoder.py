@@ -136,8 +136,7 @@ class SharedDecoder:
     def begin(self, requests: Sequence[TextRequest], watch: Watch | None = None) -> list[Writing]:
         """Begin texts, and return a `Writing` for each; its future `done` gets the text.
 
-        `watch` gets each piece as it is decoded, in the decoding thread. Call it in one thread at a time, for the
-        prompts are tokenized here, which may take seconds.
+        For one thread at a time: it tokenizes the prompts. `watch` gets each piece, in the decoding thread.
 
         Raises Busy if too many texts are open, NothingWritten if a prompt is empty or too long, and UserError if
         decoding has ended.
