@@ -44,12 +44,8 @@ from toolformer_dag.pipeline.heldout_texts import NAME as HELDOUT_TEXTS
 from toolformer_dag.pipeline.heldout_texts import too_few
 from toolformer_dag.resources import Compute
 from toolformer_dag.settings.training_settings import TrainingSettings
-from toolformer_dag.training.checkpoint_outputs import (
-    CHECKPOINTS,
-    checkpoint_reasons,
-    publish_curve,
-    too_few_to_train,
-)
+from toolformer_dag.training.checkpoint_outputs import checkpoint_reasons, publish_curve, too_few_to_train
+from toolformer_dag.training.checkpoints import Checkpoint, checkpoints
 from toolformer_dag.training.training_report import (
     TrainingData,
     TrainingError,
@@ -59,10 +55,6 @@ from toolformer_dag.training.training_report import (
     read_report,
 )
 
-TRAINED = tuple(f"training/{name}" for name in CHECKPOINTS)
-"""The assets of the checkpoints."""
-BY_HAND = (*TRAINED, *TABLES)
-"""The assets that the first job does not make."""
 DESCRIPTIONS = {
     ACCURACY: "Questions answered right: base, base + C, Toolformer disabled and with tools, further models.",
     PERPLEXITY: "Perplexity and bits per byte of held-out texts of C and, where named, WikiText; calls disabled.",
@@ -70,14 +62,25 @@ DESCRIPTIONS = {
 """What the measurements measure."""
 
 
+def trained_assets(plan: Plan) -> list[str]:
+    """Return the names of the assets of a plan's checkpoints."""
+    return [plan.named(f"training/{name}") for name in checkpoints(plan.settings)]
+
+
+def assets_by_hand(plan: Plan) -> list[str]:
+    """Return the names of the assets that the first job does not make: checkpoints and their measurements."""
+    return [*trained_assets(plan), *map(plan.named, TABLES)]
+
+
 def checkpoint(plan: Plan, name: str) -> AssetDeclaration:
-    """Return the asset of a finetuned checkpoint; `name` is one of CHECKPOINTS."""
-    trained = _TrainedCheckpoint(plan, name)
+    """Return the asset of a finetuned checkpoint; `name` is one of `checkpoints`."""
+    declared = checkpoints(plan.settings)[name]
+    trained = _TrainedCheckpoint(plan, name, declared)
     return AssetDeclaration(
         name=plan.named(f"training/{name}"),
-        settings=CHECKPOINTS[name].settings(plan),
-        depends_on=CHECKPOINTS[name].reads(plan),
-        description=CHECKPOINTS[name].description,
+        settings=declared.settings(plan),
+        depends_on=declared.reads(plan),
+        description=declared.description,
         kinds={"pytorch", "huggingface"},
         pool="gpu",
         reasons=trained.reasons,
@@ -91,11 +94,13 @@ class _TrainedCheckpoint:
     """A checkpoint of a plan, in a folder on this machine and perhaps in an object store.
 
     - `plan`: the project
-    - `name`: one of CHECKPOINTS
+    - `name`: of the checkpoint
+    - `declared`: what it is trained on, and how
     """
 
     plan: Plan
     name: str
+    declared: Checkpoint
 
     @property
     def folder(self) -> Path:
@@ -124,7 +129,7 @@ class _TrainedCheckpoint:
         """
         compute.workers.close()  # finetuning loads a model of its own
         with locked(self.folder.with_name("model.lock")):  # a run that trains the same waits, and finds it done
-            data, recipe = CHECKPOINTS[self.name].trained_on(self.plan)
+            data, recipe = self.declared.trained_on(self.plan)
             _warn_of_few_texts(context, data)
             self.files.receive()
             report = self._train(data, recipe, context)
@@ -139,7 +144,7 @@ class _TrainedCheckpoint:
         from toolformer_dag.training.launch import train
 
         self._refuse_too_few_texts()
-        base_model = self.plan.settings.model
+        base_model = self.declared.base(self.plan)
         report = train(base_model, data, recipe, self.folder, progress(context, "steps"), _observing(context))
         if not report.reused or card_is_lost(self.folder):
             write_model_card(self.plan, self.name, report, len(data.heldout))
@@ -207,12 +212,14 @@ def _checkpoint_result(
 
 def measurement(plan: Plan, name: str) -> AssetDeclaration:
     """Return the asset of a measurement; `name` is one of MEASURES."""
-    reads = (*TRAINED, CORPUS, HELDOUT_TEXTS) if name == PERPLEXITY else TRAINED
+    reads = trained_assets(plan)
+    if name == PERPLEXITY:
+        reads += [plan.named(CORPUS), plan.named(HELDOUT_TEXTS)]
     stored = _StoredMeasurement(plan, name)
     return AssetDeclaration(
         name=plan.named(name),
         settings=SETTINGS[name](plan),
-        depends_on=tuple(map(plan.named, reads)),
+        depends_on=tuple(reads),
         description=DESCRIPTIONS[name],
         kinds={"pytorch"},
         pool="gpu",
@@ -255,7 +262,7 @@ class _StoredMeasurement:
 
     def _measure(self, context: dg.AssetExecutionContext, lake: Lake) -> Measurement:
         """Measure, publish the table and note the cost."""
-        for checkpoint_name in CHECKPOINTS:  # another machine may have trained them
+        for checkpoint_name in checkpoints(self.plan.settings):  # another machine may have trained them
             checkpoint_files(self.plan.settings, checkpoint_name).receive()
         unit = "questions" if self.name == ACCURACY else "models"
         began = time.monotonic()
@@ -282,7 +289,7 @@ class _StoredMeasurement:
 
 def _add_to_model_cards(plan: Plan) -> None:
     """Write each checkpoint's measurements into its model card, here and in the object store."""
-    for name in CHECKPOINTS:
+    for name in checkpoints(plan.settings):
         files = checkpoint_files(plan.settings, name)
         files.receive()  # a checkpoint that another machine has trained meanwhile stays
         add_evaluation(checkpoint_folder(plan.settings, name), *measured_on(plan, name))

@@ -198,9 +198,9 @@ def find_model(settings: Settings, name: str, k: int | None) -> ChosenModel:
     `k`: as in ChosenModel; None for the settings' value, or for 0 where the model calls no tools.
     """
     from toolformer_dag.model.weights import model_name
-    from toolformer_dag.training.checkpoint_outputs import checkpoint_of
+    from toolformer_dag.training.checkpoints import checkpoint_of
 
-    checkpoint, calls = checkpoint_of(name)
+    checkpoint, calls = checkpoint_of(settings, name)
     if k is None:
         k = settings.decoding.k if calls else 0
     if name == "":

@@ -11,7 +11,7 @@ from typing import Any
 import dagster as dg
 
 from toolformer_dag.assets import IN_BOTH_JOBS, JOB, TRAINING_JOB, outputs, tell_of_lake
-from toolformer_dag.assets.by_hand import BY_HAND, TRAINED
+from toolformer_dag.assets.by_hand import assets_by_hand, trained_assets
 from toolformer_dag.assets.declaration import asset_key
 from toolformer_dag.assets.metadata import UNCHANGED
 from toolformer_dag.assets.staleness import SHARD_LIST, observe, stale_assets, with_descendants
@@ -31,7 +31,9 @@ from toolformer_dag.pipeline.raw_shards import NAME as RAW_SHARDS
 from toolformer_dag.resources.live_runs import UNFINISHED, end_dead_runs, take_spent, take_unfinished
 from toolformer_dag.settings.sections import Settings
 from toolformer_dag.settings.setting_types import expanded, printable
+from toolformer_dag.settings.training_settings import TrainingSettings
 from toolformer_dag.training.checkpoint_outputs import too_few_to_train
+from toolformer_dag.training.checkpoints import checkpoints
 
 DAGSTER_YAML = b"""\
 # Settings of the Dagster instance that the command line and the UI share.
@@ -164,7 +166,17 @@ class Project:
         if any(_is_untrained(plan, stale_in_round(plan)) for plan in self.rounds()):
             from toolformer_dag.training.launch import check_finetuning
 
-            check_finetuning(self.plan.settings.model, self.plan.settings.training)
+            for recipe in self._recipes():
+                check_finetuning(self.plan.settings.model, recipe)
+
+    def _recipes(self) -> list[TrainingSettings]:
+        """Return the settings that checkpoints are trained under, each once; seeds change nothing that is checked."""
+        recipes: list[TrainingSettings] = []
+        for checkpoint in checkpoints(self.plan.settings).values():
+            recipe = checkpoint.recipe(self.plan).model_copy(update={"seed": 0})
+            if recipe not in recipes:
+                recipes.append(recipe)
+        return recipes
 
     def _run_round(self, plan: Plan, training: bool, report: RunReport, sink: Sink) -> None:
         """Run the jobs of a round; start again when one meets a damaged file, which has been set aside by then."""
@@ -217,7 +229,7 @@ def stale_in_round(plan: Plan) -> dict[str, Reasons]:
 
 def _assets_to_make(plan: Plan, job: str, stale: Iterable[str]) -> list[str]:
     """Return the stale assets of a job and those that depend on them, in order; first the list of shards if needed."""
-    by_hand = set(map(plan.named, BY_HAND))
+    by_hand = set(assets_by_hand(plan))
     if job == TRAINING_JOB:
         in_job = by_hand | set(map(plan.named, IN_BOTH_JOBS))
         changed = with_descendants(outputs(plan), [asset for asset in stale if asset in by_hand])
@@ -231,13 +243,13 @@ def _assets_to_make(plan: Plan, job: str, stale: Iterable[str]) -> list[str]:
 
 def _is_data_lost(plan: Plan, stale: Mapping[str, Reasons]) -> bool:
     """Return whether an asset that only the first job makes has been damaged since that job ran."""
-    in_second_job = set(map(plan.named, (*BY_HAND, *IN_BOTH_JOBS)))
+    in_second_job = {*assets_by_hand(plan), *map(plan.named, IN_BOTH_JOBS)}
     return any(not reasons.retry_only for name, reasons in stale.items() if name not in in_second_job)
 
 
 def _is_untrained(plan: Plan, stale: Mapping[str, Reasons]) -> bool:
     """Return whether a checkpoint of the round is among the stale assets."""
-    return any(plan.named(name) in stale for name in TRAINED)
+    return any(name in stale for name in trained_assets(plan))
 
 
 def _add_outcome(report: RunReport, plan: Plan, assets: Sequence[str], result: Result) -> None:

@@ -45,7 +45,7 @@ from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.synthetic.phenomena import TOOLS, TWO_HOP
 from toolformer_dag.texts.shared_passages import MATCHING
 from toolformer_dag.tools.routing import offer_identity
-from toolformer_dag.training.checkpoint_outputs import CHECKPOINTS
+from toolformer_dag.training.checkpoints import checkpoints
 from toolformer_dag.training.training_report import read_report
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ SETTINGS: Mapping[str, Callable[[Plan], dict[str, Any]]] = {
 def checkpoint_versions(plan: Plan) -> dict[str, str]:
     """Return the fingerprints of the checkpoints that exist, by name."""
     versions = {}
-    for name in CHECKPOINTS:
+    for name in checkpoints(plan.settings):
         report = read_report(checkpoint_folder(plan.settings, name))
         if report:
             versions[name] = report.fingerprint
