@@ -20,7 +20,7 @@ import zstandard
 
 from benchmarks.worlds import GIVEN, KINDS, SEAL, Ended, Tables, World, differing, flip, rot, unseen
 from toolformer_dag import identity
-from toolformer_dag.assets.by_hand import assets_by_hand
+from toolformer_dag.assets.measurement_assets import assets_by_hand
 from toolformer_dag.exports.corpus_export import export_corpus
 from toolformer_dag.exports.export_forms import text_form
 from toolformer_dag.exports.verify_project import verified, verified_folder

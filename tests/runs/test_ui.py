@@ -22,7 +22,7 @@ from tests.runs.conftest import BY_HAND, World
 from tests.ui_server import asked, served
 from tests.worlds import write_shard
 from toolformer_dag.assets import JOB, shard_sensor, tell_of_lake
-from toolformer_dag.assets.by_hand import trained_assets
+from toolformer_dag.assets.checkpoint_assets import trained_assets
 from toolformer_dag.assets.running import BETWEEN, COMPUTED, SKIPPED
 from toolformer_dag.assets.staleness import READ, SHARD_LIST, VERSION
 from toolformer_dag.cli.project import Project, shared_instance

@@ -5,8 +5,9 @@ from typing import Any
 
 import dagster as dg
 
-from toolformer_dag.assets.by_hand import assets_by_hand, checkpoint, measurement
+from toolformer_dag.assets.checkpoint_assets import checkpoint
 from toolformer_dag.assets.declaration import AssetDeclaration, asset_key, asset_of
+from toolformer_dag.assets.measurement_assets import assets_by_hand, measurement
 from toolformer_dag.assets.staleness import SHARD_LIST, observe, shard_list, stale_assets, tell_dagster
 from toolformer_dag.assets.tables import prepared_tool, prepares, table
 from toolformer_dag.assets.traces import trace_outputs

@@ -11,8 +11,9 @@ from typing import Any
 import dagster as dg
 
 from toolformer_dag.assets import IN_BOTH_JOBS, JOB, TRAINING_JOB, outputs, tell_of_lake
-from toolformer_dag.assets.by_hand import assets_by_hand, trained_assets
+from toolformer_dag.assets.checkpoint_assets import trained_assets
 from toolformer_dag.assets.declaration import asset_key
+from toolformer_dag.assets.measurement_assets import assets_by_hand
 from toolformer_dag.assets.metadata import UNCHANGED
 from toolformer_dag.assets.staleness import SHARD_LIST, observe, stale_assets, with_descendants
 from toolformer_dag.assets.warehouse_assets import SHOWN, STEP
