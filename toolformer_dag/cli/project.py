@@ -229,14 +229,20 @@ def stale_in_round(plan: Plan) -> dict[str, Reasons]:
 
 
 def _assets_to_make(plan: Plan, job: str, stale: Iterable[str]) -> list[str]:
-    """Return the stale assets of a job and those that depend on them, in order; first the list of shards if needed."""
+    """Return the stale assets of a job and what depends on them, in order.
+
+    Before the raw shards, the list of their files is made.
+    """
     by_hand = set(assets_by_hand(plan))
+    all_outputs = outputs(plan)
     if job == TRAINING_JOB:
+        begins_job = by_hand
         in_job = by_hand | set(map(plan.named, IN_BOTH_JOBS))
-        changed = with_descendants(outputs(plan), [asset for asset in stale if asset in by_hand])
-        return [asset for asset in changed if asset in in_job]
-    changed = with_descendants(outputs(plan), [asset for asset in stale if asset not in by_hand])
-    assets = [asset for asset in changed if asset not in by_hand]
+    else:
+        begins_job = {output.name for output in all_outputs} - by_hand
+        in_job = begins_job
+    first = [asset for asset in stale if asset in begins_job]
+    assets = [asset for asset in with_descendants(all_outputs, first) if asset in in_job]
     if RAW_SHARDS in assets:
         assets.insert(0, SHARD_LIST)
     return assets
