@@ -198,19 +198,19 @@ def find_model(settings: Settings, name: str, k: int | None) -> ChosenModel:
     `k`: as in ChosenModel; None for the settings' value, or for 0 where the model calls no tools.
     """
     from toolformer_dag.model.weights import model_name
-    from toolformer_dag.training.checkpoint_outputs import checkpoint_of
+    from toolformer_dag.training.checkpoints import checkpoint_of
 
-    checkpoint, calls = checkpoint_of(name)
+    named_model = checkpoint_of(settings, name)
     if k is None:
-        k = settings.decoding.k if calls else 0
+        k = settings.decoding.k if named_model.calls else 0
     if name == "":
         folder = _default_folder(settings)
     elif name == "base":
         folder = model_name(settings.model)
-    elif checkpoint is None:
+    elif named_model.checkpoint is None:
         folder = _external_folder(settings, name)
     else:
-        folder = _checkpoint_folder(settings, name, checkpoint)
+        folder = _checkpoint_folder(settings, name, named_model.checkpoint)
     return ChosenModel(name, folder, k)
 
 
@@ -288,12 +288,20 @@ def _print_answer(line: ParsedLine[dict[str, Any]], model_name: str, generation:
         source = f"line {line.number}: {model_name}" if model_name else f"line {line.number}"
         bad.report(f"{source}: {why_nothing(generation.reason)}")
         return
+    answer = _answer(line, model_name, generation)
+    typer.echo(json.dumps(answer, ensure_ascii=False))
+
+
+def _answer(line: ParsedLine[dict[str, Any]], model_name: str, generation: "Generation") -> dict[str, Any]:
+    """Return the fields of an answer: the line's number, the model's name if it has one, the record, what was written.
+
+    Fields of the record with these names are replaced.
+    """
     head: dict[str, Any] = {"line": line.number}
     if model_name:
         head["model"] = model_name
-    # head twice: first, so that its fields stand in front, then over fields of the record with the same names
-    answer = {**head, **line.value, **head, **_answer_fields(line.value["text"], generation)}
-    typer.echo(json.dumps(answer, ensure_ascii=False))
+    in_order = {**head, **line.value}
+    return {**in_order, **head, **_answer_fields(line.value["text"], generation)}
 
 
 def _answer_fields(text: str, generation: "Generation") -> dict[str, Any]:

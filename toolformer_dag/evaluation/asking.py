@@ -29,7 +29,7 @@ from toolformer_dag.settings.sections import Settings
 from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.tools.routing import offer, offer_identity
 from toolformer_dag.tools.tool import Tool
-from toolformer_dag.training.checkpoint_outputs import CHECKPOINTS, disabled
+from toolformer_dag.training.checkpoints import checkpoints, disabled
 
 NO_CALLS = 0
 """k of a model that calls nothing."""
@@ -72,7 +72,7 @@ def compared_models(settings: Settings) -> list[ComparedModel]:
 
 def _compared_checkpoints(settings: Settings) -> Iterator[ComparedModel]:
     """Yield the finetuned checkpoints with their conditions."""
-    for name, checkpoint in CHECKPOINTS.items():
+    for name, checkpoint in checkpoints(settings).items():
         folder = str(checkpoint_folder(settings, name))
         conditions = _conditions(settings, checkpoint.condition, calls=checkpoint.calls)
         yield ComparedModel(settings.model, folder, conditions)

@@ -1,5 +1,6 @@
 """Declare the tables of decoding with tools and of what is measured."""
 
+import re
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -64,7 +65,8 @@ def _as_table(value: object) -> object:
 
 
 EVALUATED = ("base", "base + C", "Toolformer", "Toolformer (disabled)", "no model")
-"""Names, in tables, of the models that are always measured."""
+"""Names, in tables, of the models that are always measured; those of further seeds follow: "Toolformer (seed 1)"."""
+SEED = re.compile(r" \(seed \d+\)")
 
 
 class EvaluationSettings(SettingsTable):
@@ -111,7 +113,7 @@ class EvaluationSettings(SettingsTable):
     @classmethod
     def _other_names(cls, models: dict[str, EvaluatedModel]) -> dict[str, EvaluatedModel]:
         """Refuse names under which tables show other models."""
-        taken = sorted(set(models) & set(EVALUATED))
+        taken = sorted(name for name in models if SEED.sub("", name) in EVALUATED)
         if taken:
             raise ValueError(f"{', '.join(taken)}: these names are taken; name the model otherwise")
         return models
