@@ -269,6 +269,11 @@ class TextSinceCall:
 
     # Probabilities of its tokens
 
+    @property
+    def last_start_probability(self) -> float:
+        """Return the model's p of ` [` after the last token; 0 where it was not recorded."""
+        return self.scores.start_probabilities.get(self.token_count, 0.0)
+
     def likelihood(self, token_index: int) -> TokenLikelihood:
         """Return the token at an index and the likeliest tokens there, as texts with log p. Results are cached."""
         while len(self._likelihoods) <= token_index:

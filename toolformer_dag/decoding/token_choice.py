@@ -58,8 +58,8 @@ def _run_remaining(batch: GreedyRows, texts: Sequence[WrittenText], tokens: Sequ
     if len(remaining_rows) < len(texts):
         batch.keep(remaining_rows)
     remaining_texts = [texts[row] for row in remaining_rows]
-    remaining_tokens = [tokens[row] for row in remaining_rows]
-    batch.step(remaining_tokens, _forms_of_new_calls(remaining_texts))
+    last_tokens = [tokens[row] for row in remaining_rows]
+    batch.step(last_tokens, _forms_of_new_calls(remaining_texts))
     return remaining_texts
 
 

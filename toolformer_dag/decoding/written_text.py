@@ -367,8 +367,7 @@ class WrittenText:
         self._feed.show_answer(call)
         self._begin_text(tokens, first_token)
         if first_token.failed_tools:
-            start_probability = finished_part.scores.start_probabilities.get(finished_part.token_count, 0.0)
-            self._call_another_tool(call.tool, start_probability)
+            self._call_another_tool(call.tool, start_probability=finished_part.last_start_probability)
 
     def _insert_call(self, call: DecodedCall) -> list[int]:
         """Close the open call with its answer; return the tokens that it adds to the text, none without a result."""

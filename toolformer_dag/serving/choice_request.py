@@ -245,11 +245,16 @@ def chat_tokens(decoder: SharedDecoder, messages: Sequence[ChatMessage], param: 
     fault = _template_fault(decoder.tokenizer)
     if fault is not None:
         raise Refused(f"{fault}; ask /v1/completions", param, status=404)
-    chat = [message.model_dump() for message in messages]
     try:
-        return list(decoder.tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False))
+        return _rendered_tokens(decoder.tokenizer, messages)
     except Exception as error:  # whatever the model's template raises
         raise Refused(f"{param}: the model's chat template does not take them: {error}", param) from error
+
+
+def _rendered_tokens(tokenizer: Any, messages: Sequence[ChatMessage]) -> list[int]:
+    """Return the token ids that a model's chat template makes of messages; raises what the template raises."""
+    chat = [message.model_dump() for message in messages]
+    return list(tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False))
 
 
 def _template_fault(tokenizer: Any) -> str | None:
