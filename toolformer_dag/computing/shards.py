@@ -6,7 +6,6 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +20,7 @@ from toolformer_dag.synthetic.web import VERSION, write_shards
 from toolformer_dag.texts.columns import Batch
 from toolformer_dag.texts.formats import FormatChoice
 from toolformer_dag.texts.readers.hub_datasets import HubSplit, hub_batches, resolve
-from toolformer_dag.texts.shard_reader import ENDINGS, NAMED, PARQUET, shard_batches
+from toolformer_dag.texts.shard_reader import ENDINGS, NAMED, PARQUET, shard_batches, with_compressions
 
 log = logging.getLogger(__name__)
 
@@ -29,8 +28,7 @@ LONGEST_NAME = 240
 """Bytes of a shard's name at most; file systems take 255, and `.json.damaged` comes on top."""
 SUFFIXES = (*NAMED, *ENDINGS, PARQUET)
 """What a shard's name leaves out of the file's."""
-_COMPRESSIONS = ("", *NAMED)
-DATA = (PARQUET, *map("".join, product(ENDINGS, _COMPRESSIONS)))
+DATA = (PARQUET, *with_compressions(ENDINGS))
 """How the names of documents end in a folder that is named as a whole."""
 SIDE_FILE = re.compile(
     r".*\.(?:quality_signals|signals|minhash|duplicates)\.(?:json\.gz|parquet)|(?:dataset_infos?|state|stats)\.json"

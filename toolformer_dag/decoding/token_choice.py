@@ -18,8 +18,8 @@ LISTED = 64
 def write_tokens(batch: GreedyRows, texts: Sequence[WrittenText]) -> list[WrittenText]:
     """Append the next token to each text, and run it through the model; return the texts that get another token.
 
-    `texts` are the rows of `batch`, in order. A text leaves both when it has ended, when its tool call is complete and
-    has to be run, or when its last characters were removed and the rest has to be prefilled again.
+    `texts` are the rows of `batch`, in order. A text leaves both when it has ended, waits for its tool, or lost its
+    last characters and has to be prefilled again.
     """
     # Some texts end or begin a tool call, and some open calls end, by the model's scores alone.
     starts = _call_starts(batch, texts)

@@ -17,7 +17,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from toolformer_dag.model.encoding import Encoding
 from toolformer_dag.model.sentencepieces import check_sentencepiece
-from toolformer_dag.model.token_service import TokenService
+from toolformer_dag.model.token_service import LoadService
 from toolformer_dag.model.trials import bos_gain, check_causal, trial_tokens
 from toolformer_dag.model.weights import (
     CHECKPOINT,
@@ -191,7 +191,7 @@ def _warn_of_bos(model: ModelSettings, loaded: LanguageModel) -> None:
 
 
 SERVICES: Mapping[str, str] = {"vllm": "toolformer_dag.model.vllm_service"}
-"""By `model.engine`, the module whose `load_service` returns a `TokenService`; only it imports the engine's package."""
+"""`model.engine` -> the module whose `load_service` is a `LoadService`; only it imports the engine's package."""
 
 
 def _load_in_service(model: ModelSettings, dtype: torch.dtype | str) -> LanguageModel:
@@ -212,7 +212,8 @@ def _load_in_service(model: ModelSettings, dtype: torch.dtype | str) -> Language
     config = load_config(model)
     check_rows(name, encoding, config)
     length = context_length(config)
-    service: TokenService = engine.load_service(model, str(dtype).removeprefix("torch."), config, length)
+    load_service: LoadService = engine.load_service
+    service = load_service(model, str(dtype).removeprefix("torch."), config, length)
     folder = model_folder(name, model.revision)  # the files of a served model may be on another machine
     return LanguageModel(
         encoding=encoding,

@@ -42,6 +42,10 @@ class DecodingSettings(SettingsTable):
     max_new_tokens: int = Field(64, ge=1, description="Maximum tokens of an answer.")
 
 
+OF_CALLS = ("k", "calls", "depth", "tools", "min_probability")
+"""The keys of `[decoding]` that texts without calls (k = 0) do not depend on: their stored answers stay."""
+
+
 class EvaluatedModel(SettingsTable):
     """Name a further model that is measured: `"facebook/opt-125m"` for short."""
 

@@ -21,13 +21,13 @@ from toolformer_dag.texts.readers.arrow_tables import table_rows
 from toolformer_dag.texts.readers.json_lines import line_batches
 from toolformer_dag.texts.readers.parquet_shards import opened_parquet, rows_per_batch, whole_parquet
 from toolformer_dag.texts.shard_faults import ShardError, ShardFault
-from toolformer_dag.texts.shard_reader import NAMED, PARQUET, READ_BYTES, compression
+from toolformer_dag.texts.shard_reader import PARQUET, READ_BYTES, compression, with_compressions
 
 LONGEST_LINE = 1 << 26
 """The most bytes of a line, 64 MB: a conversation may contain whole files that its tools have read."""
 LARGEST_DOCUMENT = 1 << 28
 """The most bytes of a file that is a single JSON document, 256 MB, because it is parsed as a whole."""
-RECORD_ENDINGS = (*(f"{ending}{packed}" for ending in json_lines.ENDINGS for packed in ("", *NAMED)), PARQUET)
+RECORD_ENDINGS = (*with_compressions(json_lines.ENDINGS), PARQUET)
 """How names of files with records end: JSON, compressed or not, and Parquet. A corpus may have other containers too."""
 
 

@@ -33,20 +33,29 @@ class Container:
     read: Callable[[Iterable[bytes], FormatChoice], Iterator[Batch]]
     """Reads the records as batches of raw columns, from content in blocks and the format that the settings name."""
     endings: tuple[str, ...] = ()
-    """The endings of names of files in this form. Files of a folder with other endings are not read."""
+    """The endings of names of files in this form, before that of a compression. Files of a folder with other endings
+    are not read."""
     magic: bytes = b""
     """The bytes by which this form is recognized. They stand at byte `magic_at`. b"" fits any content."""
     magic_at: int = 0
+    format: str = ""
+    """The name of the format of its records where the form itself says which keys they have, as a web archive does;
+    `corpus.format` and `corpus.fields` do not count for it. "" where the settings or the records say it."""
 
 
 CONTAINERS = (
-    Container(web_archive_batches, magic=web_archives.MAGIC),
+    Container(web_archive_batches, magic=web_archives.MAGIC, format=web_archives.FORMAT),
     Container(json_batches, endings=json_lines.ENDINGS),
 )
 """The first one whose magic fits reads the content. JSON lines have no magic, so they are last. Parquet is not among
 them, because it is read from the file itself and is not compressed as a whole."""
 ENDINGS = tuple(ending for container in CONTAINERS for ending in container.endings)
-"""The endings of names of files that a container reads."""
+"""The endings of names of files that a container reads, before that of a compression."""
+
+
+def with_compressions(endings: Iterable[str]) -> tuple[str, ...]:
+    """Return endings of file names, each plain and compressed: ".json", ".json.zst", ".json.zstd", ".json.gz"."""
+    return tuple(ending + compressed for ending in endings for compressed in ("", *NAMED))
 
 
 def shard_batches(path: Path | str, choice: FormatChoice | None = None) -> Iterator[Batch]:
@@ -91,7 +100,10 @@ def _container_batches(content: Iterator[bytes], choice: FormatChoice) -> Iterat
     first_block = next(content, b"")
     whole_content = chain([first_block], content)
     fitting = [container for container in CONTAINERS if first_block.startswith(container.magic, container.magic_at)]
-    return fitting[0].read(whole_content, choice)
+    container = fitting[0]
+    if container.format:
+        choice = FormatChoice(container.format)
+    return container.read(whole_content, choice)
 
 
 def compression(head: bytes, suffix: str) -> str | None:
