@@ -54,8 +54,9 @@ class JudgedUnit:
 
     @property
     def delta(self) -> float:
-        """By how much the unit lowers the loss: min(L(none), L(empty)) - L(own)."""
-        return min(self.losses[NONE], self.losses[EMPTY]) - self.losses[OWN]
+        """By how much the unit lowers the loss: min(L(none), L(empty)) - L(own); not every unit can be empty."""
+        losses_without = [self.losses[name] for name in (NONE, EMPTY) if name in self.losses]
+        return min(losses_without) - self.losses[OWN]
 
     @property
     def gain(self) -> float:

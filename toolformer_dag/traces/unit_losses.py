@@ -72,7 +72,7 @@ class UnitChunk(NamedTuple):
     """Units of a shard that a worker judges at once.
 
     - `shard`: the name of the shard
-    - `units`: a frame with a row per unit: `row`, its number among the units of the shard, and `key`
+    - `units`: a frame with a row per unit: `row`, its number among the units of the shard, and what `keys` yields
     """
 
     shard: str
@@ -100,8 +100,8 @@ def loss_stores(worker: Worker) -> JudgedStores:
 class UnitLosses:
     """How a stage computes the losses of its units; the methods are what its `ByChunk` takes.
 
-    - `keys`: yields the units of a shard in frames: the columns of the stage that identify a unit, among them
-      `conversation`, and its `key`
+    - `keys`: yields the units of a shard in frames: the columns of the stage that are not measured, of which one is
+      `conversation`, and the `key` of each unit
     - `read`: reads the units of a chunk with their conversations. Raises StorageError if another run has replaced them
     """
 
@@ -124,10 +124,9 @@ class UnitLosses:
         return Planned(planned, Work(computed=computed, reused=reused))
 
     def _units_of_shard(self, output: TableOutput, shard: str) -> pl.DataFrame:
-        """Return a frame with a row per unit of a shard: its `row` number in the shard, `conversation` and `key`."""
-        frames = [pl.DataFrame(schema={"conversation": pl.String(), "key": pl.String()})]
-        frames += [frame.select("conversation", "key") for frame in self.keys(output, shard)]
-        return pl.concat(frames).with_row_index("row")
+        """Return the units of a shard as `keys` yields them, each with the number of its `row`, counted from 0."""
+        no_units = pl.DataFrame(schema={"conversation": pl.String(), "key": pl.String()})
+        return pl.concat([no_units, *self.keys(output, shard)], how="diagonal").with_row_index("row")
 
     def compute(self, worker: Worker, output: TableOutput, chunk: UnitChunk) -> Work:
         """Judge the units of a chunk, store what was measured, and return the tokens and losses that it took.
@@ -183,7 +182,7 @@ def _unit_chunks(units: pl.DataFrame, shard: str, size: int) -> Iterator[UnitChu
         latest_end = first + max(size, LONGEST_CHUNK)
         conversation_end = ends[bisect_left(ends, earliest_end)]  # the first of `ends` from earliest_end on
         end = min(conversation_end, latest_end)
-        yield UnitChunk(shard, units[first:end].select("row", "key"))
+        yield UnitChunk(shard, units[first:end])
         first = end
 
 
