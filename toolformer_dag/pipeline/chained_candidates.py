@@ -76,6 +76,9 @@ FINISHED = (
 single call. `text_digest`, `context` and `offset` are those of its text.
 """
 
+OFFSET_IN_TEXT = (pl.col("char_offset") - pl.col("offset")).alias("offset_in_text")
+"""The character of its text before which a call (FINISHED) stands."""
+
 
 def finished(output: TableOutput, shard: str, level: int) -> pl.DataFrame:
     """Return the calls of a shard that have a result, with the columns FINISHED.

@@ -90,7 +90,7 @@ class ProposedCalls(NamedTuple):
 
 
 def placing(plan: Plan, lane: Lane) -> dict[str, Any]:
-    """Return what the places of calls depend on, and which inputs are valid calls: tokenizer and versions."""
+    """Return the versions and the tokenizer that determine where calls are placed and which inputs are valid."""
     return {
         "model": tokenizing(plan),
         "placing": PLACING,
@@ -108,19 +108,23 @@ def unplaced(calls: Sequence[UnplacedCall]) -> pl.DataFrame:
 def placed_at_tokens(worker: Worker, output: TableOutput, calls: pl.DataFrame) -> ProposedCalls:
     """Find the judge's token before which each call stands; return these calls as rows (COLUMNS), and count the others.
 
-    The calls at a position are numbered (`sample`) from 0, in their order.
-
     calls: UNPLACED. A call before a word may stand before or after the white space in front of it.
 
     Rejected: inside_a_token (no token begins at the character), and the reasons of `scored_candidates.parsed_call`.
     """
-    placed: list[_PlacedRow | _Refused] = []
-    for calls_of_text in calls.select(UNPLACED.names()).partition_by(TEXT_KEY, maintain_order=True):
-        placed += _placed_in_text(worker, output.lane, calls_of_text)
+    placed = _placed_calls(worker, output.lane, calls)
     rows = [call for call in placed if isinstance(call, _PlacedRow)]
     rejected = Counter((call.shard, call.reason) for call in placed if isinstance(call, _Refused))
-    table = _numbered(pl.DataFrame(rows, schema=output.stage.schema, orient="row"))
-    return ProposedCalls(table.sort(CALL_KEY), rejected)
+    table = pl.DataFrame(rows, schema=output.stage.schema, orient="row")
+    return ProposedCalls(_numbered(table).sort(CALL_KEY), rejected)
+
+
+def _placed_calls(worker: Worker, lane: Lane, calls: pl.DataFrame) -> "list[_PlacedRow | _Refused]":
+    """Return the row of each call (UNPLACED), or why it has none, text by text."""
+    placed: list[_PlacedRow | _Refused] = []
+    for calls_of_text in calls.select(UNPLACED.names()).partition_by(TEXT_KEY, maintain_order=True):
+        placed += _placed_in_text(worker, lane, calls_of_text)
+    return placed
 
 
 def _placed_in_text(worker: Worker, lane: Lane, calls: pl.DataFrame) -> "list[_PlacedRow | _Refused]":
@@ -159,7 +163,7 @@ def _placed_call(
 
 
 def _placed_row(lane: Lane, call: UnplacedCall, parsed: ParsedCall, call_place: CallPlace) -> _PlacedRow:
-    """Return the row of a call before the token at `call_place`. Its `sample` is 0 until the calls are numbered."""
+    """Return the row of a call before the token at `call_place`. Its `sample` is 0 until calls are numbered."""
     return _PlacedRow(
         tool=lane.key,
         shard=call.shard,

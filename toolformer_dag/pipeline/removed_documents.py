@@ -98,10 +98,7 @@ def screened_rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
 
 
 def _screened(plan: Plan, shard: str, benchmarks: "_BenchmarkTexts") -> Iterator[pl.DataFrame]:
-    """Yield a row per document of a shard: the hash of its text, and the benchmark file that shares a passage with it.
-
-    benchmarks: the texts with which documents are compared; `benchmark` is null if a document shares no passage.
-    """
+    """Yield a row per document of a shard: the hash of its text, and the benchmark file with a passage of it."""
     for documents in raw_shards.documents(plan, shard):
         for batch in documents.iter_slices(SCREENED_AT_ONCE):
             texts = batch["text"].to_list()
@@ -162,15 +159,25 @@ def question_texts(file: Path) -> list[str]:
     Raises UserError for a file that is no text in UTF-8, or looks like JSON and cannot be read.
     """
     content = _content(file)
-    lines = [line for line in content.split("\n") if line.strip()]
-    questions = _question_strings([content])  # the file as one JSON value
-    if questions is None:
-        questions = _question_strings(lines)  # JSON lines
+    questions = _json_questions(content)
     if questions is not None:
         return questions
     if file.suffix in JSON and content.lstrip().startswith(("{", "[")):
         raise UserError(f"corpus.decontaminate: {file} is no readable JSON or JSON lines; correct it, or get it anew")
-    return [TAG.sub(" ", line) for line in lines]
+    return [TAG.sub(" ", line) for line in _lines(content)]
+
+
+def _json_questions(content: str) -> list[str] | None:
+    """Return the strings of a JSON value or of JSON lines, without answers; None if the content is neither."""
+    questions = _question_strings([content])
+    if questions is None:
+        questions = _question_strings(_lines(content))
+    return questions
+
+
+def _lines(content: str) -> list[str]:
+    """Return the lines of a text that are not blank."""
+    return [line for line in content.split("\n") if line.strip()]
 
 
 def _content(file: Path) -> str:
@@ -227,10 +234,7 @@ READS = (raw_shards.NAME, NAME)
 
 
 def inputs(output: TableOutput) -> InputsOf:
-    """Return a function from a shard to the versions of its documents and of its removed documents.
-
-    Stages that read `documents` use it.
-    """
+    """Return a function from a shard to the versions of its documents and of its removed documents."""
     lake = output.plan.lake
     return versions({"raw_shards": lake.table(raw_shards.NAME)}, over_all=lake.table(NAME))
 
@@ -240,7 +244,8 @@ def documents(plan: Plan, shard: str) -> Iterator[pl.DataFrame]:
 
     Raises MissingPart, DamagedPart.
     """
-    removed = plan.lake.table(NAME).scan([WHOLE]).filter(pl.col("shard") == shard).select("digest").collect()
+    removed_documents = plan.lake.table(NAME).scan([WHOLE])
+    removed = removed_documents.filter(pl.col("shard") == shard).select("digest").collect()
     for batch in raw_shards.documents(plan, shard):
         yield batch.join(removed, on="digest", how="anti", maintain_order="left")
 
@@ -253,19 +258,19 @@ def settings(plan: Plan, lane: None) -> Mapping[str, Any]:
 def rows(worker: Worker, output: TableOutput, part: str) -> PartRows:
     """Return the documents of all shards that are removed: copies of others, and texts of benchmarks.
 
-    Each is also a rejection of its shard. `rejected` and `facts` are complete when the frames of the result were read.
+    Each is also a rejection of its shard.
     """
     removal = _Removal(output)
     return PartRows(removal.frames(), rejected=removal.rejected, facts={BY_SHARD: removal.by_shard})
 
 
 class _Removal:
-    """The choice of the documents that are removed, over all shards: `frames` yields them and fills two more results.
+    """Chooses the documents that are removed, over all shards: `frames` yields them and fills two more results.
 
     - `rejected`: removed documents, by (shard, reason)
     - `by_shard`: a hash of the removed digests of each shard, by which other stages see whose documents changed
 
-    Both are empty before the first frame, grow while frames are read, and are complete after the last.
+    Both are complete after the last frame.
     """
 
     def __init__(self, output: TableOutput) -> None:
