@@ -36,7 +36,7 @@ from toolformer_dag.computing.stage import (
 from toolformer_dag.computing.worker import Worker
 from toolformer_dag.lake.table import WHOLE, Lake, MissingPart
 from toolformer_dag.pipeline import raw_shards
-from toolformer_dag.pipeline.document_cuts import DocumentCuts, cutting
+from toolformer_dag.pipeline.document_cuts import DocumentCuts, corpus_cuts, cutting
 from toolformer_dag.pipeline.merging import (
     HELDOUT_SHARE,
     MERGING,
@@ -138,7 +138,7 @@ def rows(worker: Worker, output: TableOutput, part: str) -> PartRows:
     plan = output.plan
     calls = _calls_of_shard(plan, part)
     merge = _Merge(plan, calls, plain=plain_texts(plan, part, calls))
-    cuts = DocumentCuts(worker, plan.settings.corpus.segment_tokens, worker.encoding().lengths)
+    cuts = corpus_cuts(worker)
     documents = _documents(plan, merge.document_keys)
     for document, texts in _with_texts(documents, cuts):
         merge.add(document, texts)
@@ -331,7 +331,7 @@ class _Merge:
         calls: the shard's kept calls, of all its documents.
         plain: (shard, digest, offset) of texts without calls that become rows too.
         """
-        self.document_keys = pl.concat([calls.select(DOCUMENT), plain.select(DOCUMENT)])
+        self.document_keys = _document_keys(calls, plain)
         self.rejected: Rejected = Counter()
         self._rows: list[_CorpusRow] = []
         self._name_of_lane = plan.lane_names  # key of the lane -> its tool's name in texts
@@ -376,6 +376,11 @@ class _Merge:
         if not links:  # a single call
             links = [ChainLink(self._name_of_lane[row["tool"]], row["input"], row["result"])]
         return KeptCall(tool=row["tool"], char_offset=row["char_offset"], delta=row["delta"], links=tuple(links))
+
+
+def _document_keys(calls: pl.DataFrame, plain: pl.DataFrame) -> pl.DataFrame:
+    """Return (shard, digest) of the document of each call and of each text without calls."""
+    return pl.concat([calls.select(DOCUMENT), plain.select(DOCUMENT)])
 
 
 def _row(document: _PlacedDocument, example: AugmentedText) -> _CorpusRow:

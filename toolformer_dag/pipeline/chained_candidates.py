@@ -6,8 +6,8 @@ probability of ` [` is compared with tau_s, and m calls are sampled. Both are st
 the calls before, so that a larger depth, k or m, or a lower tau_s, only computes what is missing.
 """
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -85,7 +85,7 @@ def finished(output: TableOutput, shard: str, level: int) -> pl.DataFrame:
 
     level: 1 for single calls, 2 for calls made after one earlier call, and so on.
 
-    Raises StaleInput if a call was never run: the table of results has to be brought up to date first.
+    Raises StaleInput if a call was never run.
     """
     texts = output.lane_table("heuristic_subset").read(shard).select(*TEXT_KEY, "text_digest", "context", "offset")
     calls = _candidate_calls(output, shard, level).join(texts, on=TEXT_KEY, how="left")
@@ -95,7 +95,8 @@ def finished(output: TableOutput, shard: str, level: int) -> pl.DataFrame:
 
 def _candidate_calls(output: TableOutput, shard: str, level: int) -> pl.DataFrame:
     """Return the candidate calls of a shard that could be parsed, with the same columns for every level."""
-    calls = output.lane_table(call_tables(level).candidates).read(shard).filter(pl.col("input").is_not_null())
+    candidates = output.lane_table(call_tables(level).candidates).read(shard)
+    calls = candidates.filter(pl.col("input").is_not_null())
     # The tables of single and of later calls lack columns that would be constant.
     if level == 1:
         return calls.with_columns(called=pl.lit(output.lane.key), before=pl.lit(None, pl.String))
@@ -110,10 +111,10 @@ def _with_results(output: TableOutput, shard: str, calls: pl.DataFrame, level: i
     table_name = call_tables(level).results
     results = output.lane_table(table_name).read(shard)
     results = results.select("input", "context", "result", called="tool", was_run=pl.lit(True))
-    calls = calls.join(results, on=("called", "input", "context"), how="left")
-    if calls["was_run"].has_nulls():
+    with_results = calls.join(results, on=("called", "input", "context"), how="left")
+    if with_results["was_run"].has_nulls():
         raise StaleInput(output.name, shard, "calls that were not run", f"{output.lane.key}/{table_name}")
-    return calls
+    return with_results
 
 
 def chains_of(lane: Lane, calls: pl.DataFrame) -> pl.Series:
@@ -129,21 +130,24 @@ def chains_of(lane: Lane, calls: pl.DataFrame) -> pl.Series:
 def units_ahead(lane: Lane, texts: pl.DataFrame, calls: pl.DataFrame) -> pl.Series:
     """Return for each call the numbers and names of its input that its text says only after the call; null if none.
 
-    The input "17 + 25" before a text has said 17 gives ["17"]: a reader could not have asked for it yet. Results of
-    earlier calls of the chain count as said. All are null for a tool without the setting `look_ahead`.
+    A call with the input "17 + 25", before a text says 17, gives ["17"]: a reader could not have asked for it yet. All
+    are null for a tool without the setting `look_ahead`.
 
     texts: text_digest and text of at least the texts of the calls.
     calls: text_digest, offset, char_offset, input and before, see FINISHED.
     """
-    if not lane.look_ahead:
-        return pl.Series([None] * calls.height, dtype=pl.List(pl.String()))
+    lists = _lists_of_units_ahead(texts, calls) if lane.look_ahead else [None] * calls.height
+    return pl.Series(lists, dtype=pl.List(pl.String()))
+
+
+def _lists_of_units_ahead(texts: pl.DataFrame, calls: pl.DataFrame) -> Sequence[list[str] | None]:
+    """Return the list of `units_ahead` for each call, None instead of an empty one."""
     units_of = _units_of_texts(texts, calls)
-    offset_in_text = pl.col("char_offset") - pl.col("offset")
     lists = []
-    for digest, offset, input, before in calls.select("text_digest", offset_in_text, "input", "before").iter_rows():
+    for digest, offset, input, before in calls.select("text_digest", OFFSET_IN_TEXT, "input", "before").iter_rows():
         units = _units_ahead_of_call(units_of[digest], offset, input, read_chain(before))
         lists.append(units or None)
-    return pl.Series(lists, dtype=pl.List(pl.String()))
+    return lists
 
 
 def _units_of_texts(texts: pl.DataFrame, calls: pl.DataFrame) -> dict[str, TextUnits]:
@@ -158,7 +162,7 @@ def _units_ahead_of_call(
 ) -> list[str]:
     """Return the numbers and names of an input that the text says only from a character offset on.
 
-    After `[Calculator(20 - 3) -> 17]` the 17 is known, so units of earlier results are left out, in whatever case.
+    Results of earlier calls of the chain count as said: after `[Calculator(20 - 3) -> 17]` the 17 is known.
     """
     in_earlier_results: set[str] = set()
     for link in earlier_calls:
@@ -210,22 +214,26 @@ def _calls_with_places(output: TableOutput, calls: pl.DataFrame, texts: pl.DataF
     calls = calls.filter(does_not_look_ahead)
     calls = calls.with_columns(chain=chains_of(output.lane, calls))
     calls = calls.unique((*TEXT_KEY, "position", "chain"), keep="first", maintain_order=True)
+    return calls.with_columns(place=_place_hashes(calls))
+
+
+def _place_hashes(calls: pl.DataFrame) -> pl.Series:
+    """Return a hash of the text, the position and the chain of each call."""
     hashes = [place_of(*values) for values in calls.select("text_digest", "position", "chain").iter_rows()]
-    return calls.with_columns(place=pl.Series(hashes, dtype=pl.String))
+    return pl.Series(hashes, dtype=pl.String)
 
 
 def settings(plan: Plan, lane: Lane, level: int) -> Mapping[str, Any]:
-    """Return what the calls of a level depend on, apart from the earlier calls; a change makes the table out of date.
+    """Return what the calls of a level depend on, apart from the earlier calls.
 
-    lane: a tool with its settings, here tau_s (the least probability of a call) and m (samples per place).
     level: 2 for calls after one other call, 3 after two, and so on.
     """
     # Samples are parsed by the argument schemas of every tool that may be called.
     schemas = {name: called.tool.schema for name, called in lane.chainable.items()}
     return {
         **samples_identity(plan, lane.chain_prompt),
-        "tau_s": lane.tau_s,
-        "m": lane.m,
+        "tau_s": lane.tau_s,  # the least probability of a call
+        "m": lane.m,  # samples per place
         "level": level,
         "parsing": PARSING,
         "look_ahead": look_ahead.VERSION if lane.look_ahead else None,
@@ -249,8 +257,7 @@ def compute(worker: Worker, output: TableOutput, chunk: TextChunk) -> Work:
 def rows(worker: Worker, output: TableOutput, shard: str, level: int) -> PartRows:
     """Return a row per stored sample after each call of the level before: a call, or why the sample is discarded.
 
-    Reasons are those of scored_candidates, and repeated_call where the chain has the same call already. Places without
-    a row are counted as no_call (its probability is not above tau_s), does_not_fit or not_finite.
+    Places without a row are counted as no_call (its probability is not above tau_s), does_not_fit or not_finite.
 
     level: 2 for samples after a single call, 3 after two calls, and so on.
 
@@ -259,14 +266,12 @@ def rows(worker: Worker, output: TableOutput, shard: str, level: int) -> PartRow
     calls_before, places = places_after_calls(output, shard, level)
     store = ChainedSampleStore(worker, output.lane)
     requested = store.requested(places)
-    chosen_places = requested.positions.select("p_api", place="text_digest")
     samples = _samples_of_places(output, store, requested)
-    table = _numbered(_rows_after_calls(output.lane, calls_before, chosen_places, samples), level)
-
-    without_call = calls_before.join(chosen_places, on="place", how="anti")
-    rejected = counted(table) + _count_without_call(without_call, store.refused(places))
-    table = table.select(output.stage.schema.names()).sort(CALL_KEY)
-    return PartRows(frames=[table], rejected=rejected, stores=store.names)
+    rows_after_calls = _rows_after_calls(output.lane, calls_before, requested.positions, samples)
+    numbered = _numbered(rows_after_calls, level)
+    table = numbered.select(output.stage.schema.names()).sort(CALL_KEY)
+    without_call = _count_without_call(calls_before, requested.positions, store.refused(places))
+    return PartRows(frames=[table], rejected=counted(table) + without_call, stores=store.names)
 
 
 def _samples_of_places(output: TableOutput, store: ChainedSampleStore, requested: RequestedSamples) -> pl.DataFrame:
@@ -282,24 +287,30 @@ def _numbered(table: pl.DataFrame, level: int) -> pl.DataFrame:
     return table.with_columns(sample=number_at_position + first_sample)
 
 
-def _count_without_call(calls_before: pl.DataFrame, refused: pl.DataFrame) -> Rejected:
-    """Count calls that no call follows: by why the engine refused their place (text_digest, reason), else no_call."""
+def _count_without_call(calls_before: pl.DataFrame, positions: pl.DataFrame, refused: pl.DataFrame) -> Rejected:
+    """Count calls that no call follows: by why the engine refused their place, else as no_call.
+
+    calls_before: see PlacesAfterCalls. The other two have the hash of a place as `text_digest`.
+    positions (CHOSEN): the places where a call follows. refused: (text_digest, reason).
+    """
+    without_call = calls_before.join(positions, left_on="place", right_on="text_digest", how="anti")
     reason_of_place = refused.select("reason", place="text_digest")
-    with_reason = calls_before.join(reason_of_place, on="place", how="left")
+    with_reason = without_call.join(reason_of_place, on="place", how="left")
     return counted(with_reason.with_columns(pl.col("reason").fill_null("no_call")))
 
 
 def _rows_after_calls(
-    lane: Lane, calls_before: pl.DataFrame, chosen_places: pl.DataFrame, samples: pl.DataFrame
+    lane: Lane, calls_before: pl.DataFrame, positions: pl.DataFrame, samples: pl.DataFrame
 ) -> pl.DataFrame:
     """Return a row per sample: the key and text of the call that it stands after, and the sample parsed as a call.
 
     calls_before: see PlacesAfterCalls.
-    chosen_places: (place, p_api), where a further call is probable enough.
+    positions (CHOSEN): the places where a further call is probable enough; their hash is `text_digest`.
     samples: (place, sample, body, reason).
     """
+    probability_of_place = positions.select("p_api", place="text_digest")
     table = calls_before.drop("sample", "p_api", "input", "called", "before")
-    table = table.join(chosen_places, on="place", maintain_order="left")
+    table = table.join(probability_of_place, on="place", maintain_order="left")
     table = table.join(samples, on="place", maintain_order="left_right").drop("sample")
     parsed = _parsed_samples(lane, table)
     return table.drop("body", "reason").hstack(parsed).rename({"chain": "before"})
@@ -314,8 +325,12 @@ class _ParsedSample(NamedTuple):
     reason: str | None = None  # why the sample is discarded
 
 
+PARSED_SAMPLES = pl.Schema({"body": pl.String(), "called": pl.String(), "input": pl.String(), "reason": pl.String()})
+"""A frame of _ParsedSample."""
+
+
 def _parsed_samples(lane: Lane, samples: pl.DataFrame) -> pl.DataFrame:
-    """Parse samples as calls; return the columns of _ParsedSample, in the order of the rows.
+    """Parse samples as calls; return PARSED_SAMPLES, in the order of the rows.
 
     samples: `body` (the text between the brackets, null if they were not closed), `reason` (why there is no body) and
         `chain` (the calls before the sample, as JSON).
@@ -326,36 +341,35 @@ def _parsed_samples(lane: Lane, samples: pl.DataFrame) -> pl.DataFrame:
             parsed.append(_ParsedSample(body=None, reason=reason or "malformed"))
         else:
             parsed.append(_parsed_sample(lane, body, read_chain(chain)))
-    schema = {"body": pl.String(), "called": pl.String(), "input": pl.String(), "reason": pl.String()}
-    return pl.DataFrame(parsed, schema=schema, orient="row")
+    return pl.DataFrame(parsed, schema=PARSED_SAMPLES, orient="row")
 
 
-def _parsed_sample(lane: Lane, body: str, links: Sequence[ChainLink]) -> _ParsedSample:
+def _parsed_sample(lane: Lane, body: str, earlier_calls: Sequence[ChainLink]) -> _ParsedSample:
     """Parse the text between the brackets as a call of one of the tools that the lane may call.
 
-    Reasons to discard it: other_tool (the lane may not call it), repeated_call (the call is among `links`, the calls
-    before it), or a reason of `parsed_call`.
+    Reasons to discard it: other_tool (the lane may not call it), repeated_call (it is among the earlier calls), or a
+    reason of `parsed_call`.
     """
     for called in lane.chainable.values():
         parsed = parsed_call(called, body)
         if parsed.reason == "other_tool":
             continue
-        if _is_repeated(called.tool.name, parsed.input, links):
+        if _is_repeated(called.tool.name, parsed.input, earlier_calls):
             return _ParsedSample(body=body, called=called.key, reason="repeated_call")
         return _ParsedSample(body=body, called=called.key, input=parsed.input, reason=parsed.reason)
     return _ParsedSample(body=body, reason="other_tool")
 
 
-def _is_repeated(tool_name: str, input: str | None, links: Sequence[ChainLink]) -> bool:
+def _is_repeated(tool_name: str, input: str | None, earlier_calls: Sequence[ChainLink]) -> bool:
     """Return whether a call of a tool stands among earlier calls; False without an input."""
-    return any(link.tool == tool_name and link.input == input for link in links)
+    return any(call.tool == tool_name and call.input == input for call in earlier_calls)
 
 
 def run_chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed, level: int) -> Planned:
     """Plan the running of a shard's calls, of every tool, whose results are not stored yet.
 
     claimed: calls that earlier shards of this run plan already; the calls that are planned here are added.
-    level: 2 for calls after one other call, 3 after two, and so on.
+    level: 2 for calls after one other call, and so on.
     """
     chunks: list[Chunk] = []
     work = Work()
@@ -369,27 +383,24 @@ def run_chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed
 def run_rows(worker: Worker, output: TableOutput, shard: str, level: int) -> PartRows:
     """Return the result of each distinct call of a shard, of every tool (see `tool_results.rows`).
 
-    level: 2 for calls after one other call, 3 after two, and so on.
+    level: 2 for calls after one other call, and so on.
     """
-    answers_of_tools = [
-        tool_results.answered(worker, calls.output, calls.candidates) for calls in _calls_by_tool(output, shard, level)
-    ]
-    return _merged(answers_of_tools, output.stage.schema)
+    merged = PartRows([output.stage.schema.to_frame()])
+    for calls in _calls_by_tool(output, shard, level):
+        answers = tool_results.answered(worker, calls.output, calls.candidates)
+        merged = _merged(merged, answers)
+    table = pl.concat(merged.frames).sort("tool", *tool_results.KEY)
+    return replace(merged, frames=[table])
 
 
-def _merged(answers_of_tools: Sequence[PartRows], schema: pl.Schema) -> PartRows:
-    """Merge the results of several tools into one part; it has no rows if no tool is called."""
-    frames = [schema.to_frame()]
-    rejected: Rejected = Counter()
-    stores: list[str] = []
-    facts: dict[str, Any] = {}
-    for answers in answers_of_tools:
-        frames += answers.frames
-        rejected.update(answers.rejected)
-        stores += answers.stores
-        facts.update(answers.facts)
-    table = pl.concat(frames).sort("tool", *tool_results.KEY)
-    return PartRows([table], rejected=rejected, stores=stores, facts=facts)
+def _merged(first: PartRows, second: PartRows) -> PartRows:
+    """Merge the results of two tools into one part."""
+    return PartRows(
+        frames=[*first.frames, *second.frames],
+        rejected=first.rejected + second.rejected,
+        stores=[*first.stores, *second.stores],
+        facts={**first.facts, **second.facts},
+    )
 
 
 class _CallsOfTool(NamedTuple):
@@ -400,10 +411,7 @@ class _CallsOfTool(NamedTuple):
 
 
 def _calls_by_tool(output: TableOutput, shard: str, level: int) -> list[_CallsOfTool]:
-    """Group the calls of a shard by the tool that they call; a tool without a call has a group without rows.
-
-    level: 2 for calls after one other call, 3 after two, and so on.
-    """
+    """Group the calls of a shard by the tool that they call; a tool without a call has a group without rows."""
     calls = _calls_with_context(output, shard, level)
     groups = []
     for lane_of_tool in output.lane.chainable.values():  # the tools that may be called after this lane's

@@ -138,6 +138,11 @@ class DocumentCuts:
         return cuts
 
 
+def corpus_cuts(worker: Worker) -> DocumentCuts:
+    """Return what cuts documents as C* is cut, into texts of at most `corpus.segment_tokens` tokens."""
+    return DocumentCuts(worker, worker.plan.settings.corpus.segment_tokens, worker.encoding().lengths)
+
+
 def _cuts_of_row(row: Mapping[str, Any]) -> list[Cut]:
     """Return the cuts of a document from its stored row, which has a list per field of `Cut`."""
     fields = zip(row["offsets"], row["lengths"], row["unfit_tokens"], strict=True)

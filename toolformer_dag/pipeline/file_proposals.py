@@ -92,15 +92,23 @@ def rows(worker: Worker, output: TableOutput, part: str) -> PartRows:
 
     Raises UserError if a file cannot be read.
     """
-    plan = output.plan
     file_rows = _read(output.lane)
     placed = _placed_in_shards(worker, output, file_rows.calls)
-    # These two belong to no shard and are counted for the first.
+    rejected = Counter(placed.rejected)
+    rejected.update(_rejected_without_shard(output.plan, file_rows, placed))
+    facts = {BY_SHARD: _fingerprints(output.plan, placed.rows, rejected)}
+    return PartRows([placed.rows], rejected, facts=facts)
+
+
+def _rejected_without_shard(plan: Plan, file_rows: "_FileRows", placed: "_PlacedCalls") -> Rejected:
+    """Count the rows that belong to no shard; they are counted for the first one."""
     first_shard = min(plan.shards, default="")
-    placed.rejected[first_shard, "bad_row"] += file_rows.bad_count
-    placed.rejected[first_shard, "no_such_text"] += len(file_rows.calls) - len(placed.numbers)
-    facts = {BY_SHARD: _fingerprints(plan, placed.rows, placed.rejected)}
-    return PartRows([placed.rows], placed.rejected, facts=facts)
+    return Counter(
+        {
+            (first_shard, "bad_row"): file_rows.bad_count,
+            (first_shard, "no_such_text"): len(file_rows.calls) - len(placed.numbers),
+        }
+    )
 
 
 class _PlacedCalls(NamedTuple):
@@ -115,14 +123,20 @@ def _placed_in_shards(worker: Worker, output: TableOutput, calls: Sequence[FileC
     """Find the text and the token of each call in each shard."""
     numbered = pl.DataFrame(calls, schema=FILE_CALLS, orient="row").with_row_index("number")
     with_digests = _with_digests(output.plan, numbered)
-    merged = _PlacedCalls(output.stage.schema.to_frame(), rejected=Counter(), numbers=set())
-    frames = [merged.rows]
-    for shard in output.plan.shards:
-        placed = _placed_in_shard(worker, output, shard, with_digests)
+    placed_of_shards = [_placed_in_shard(worker, output, shard, with_digests) for shard in output.plan.shards]
+    return _merged(placed_of_shards, output.stage.schema)
+
+
+def _merged(placed_of_shards: Sequence[_PlacedCalls], schema: pl.Schema) -> _PlacedCalls:
+    """Merge the placed calls of several shards; without shards there are no rows of `schema`."""
+    frames = [schema.to_frame()]
+    rejected: Rejected = Counter()
+    numbers: set[int] = set()
+    for placed in placed_of_shards:
         frames.append(placed.rows)
-        merged.rejected.update(placed.rejected)
-        merged.numbers.update(placed.numbers)
-    return merged._replace(rows=pl.concat(frames))
+        rejected.update(placed.rejected)
+        numbers.update(placed.numbers)
+    return _PlacedCalls(pl.concat(frames), rejected, numbers)
 
 
 def _placed_in_shard(worker: Worker, output: TableOutput, shard: str, calls: pl.DataFrame) -> _PlacedCalls:

@@ -26,7 +26,7 @@ from toolformer_dag.computing.worker import Worker
 from toolformer_dag.lake.table import WHOLE, MissingPart
 from toolformer_dag.pipeline import raw_shards, removed_documents
 from toolformer_dag.pipeline.augmented_corpus import corpus_batches
-from toolformer_dag.pipeline.document_cuts import DocumentCuts, cutting
+from toolformer_dag.pipeline.document_cuts import DocumentCuts, corpus_cuts, cutting
 from toolformer_dag.pipeline.merging import HELDOUT, HELDOUT_SHARE, TRAIN, split_of
 from toolformer_dag.texts.segments import Segment, text_digest
 
@@ -45,7 +45,7 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
 
     Rejected: word_too_long (a piece that cannot be cut to fit).
     """
-    cuts = DocumentCuts(worker, worker.plan.settings.corpus.segment_tokens, worker.encoding().lengths)
+    cuts = corpus_cuts(worker)
     cutting_shard = _ShardCutting(shard, cuts)
     documents = removed_documents.documents(worker.plan, shard)
     frames = cutting_shard.frames(documents)

@@ -95,19 +95,13 @@ def text_budget(*, segment_tokens: int, context_length: int, prompt_tokens: int,
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     """Select the texts of a shard in which calls of a tool are worth proposing; return a row per text.
 
-    `corpus.texts_per_shard` limits the distinct texts. Those with the smallest hashes are taken, so a larger limit
-    adds some and drops none.
-
     Raises ToolDown if a tool's rule fails, UserError if the prompt leaves too few tokens for a text.
     """
     count_tokens = worker.encoding().lengths
     cuts = DocumentCuts(worker, _most_tokens(worker, output.lane), count_tokens)
     selection = _Selection(output, cuts, count_tokens)
     documents = _sampled_documents(worker.plan, shard, selection.rejected)
-    texts = selection.frames(documents)
-    limit = worker.plan.settings.corpus.texts_per_shard
-    if limit is not None:
-        texts = _smallest_hashes(texts, limit=limit, reason="not_sampled", rejected=selection.rejected)
+    texts = _sampled_texts(worker.plan, selection.frames(documents), selection.rejected)
     return PartRows(texts, rejected=selection.rejected, stores=[cuts.name])
 
 
@@ -190,11 +184,14 @@ class _Selection:
         if self._tool.asks_language:
             documents = self._with_language(documents)
         wanted = self._wanted_documents(documents)
-        placed_texts = [(place, document.text) for place, document in wanted]
         rows: list[_SelectedText] = []
-        for placed, cut_document in zip(wanted, self._cuts.texts_of(placed_texts), strict=True):
+        for placed, cut_document in zip(wanted, self._cut(wanted), strict=True):
             rows += self._selected(placed.document, cut_document)
         return self._table(rows)
+
+    def _cut(self, documents: Sequence[_PlacedDocument]) -> Iterator[DocumentTexts]:
+        """Cut documents into texts, or look up how they were cut before."""
+        return self._cuts.texts_of([(place, document.text) for place, document in documents])
 
     def _table(self, rows: Sequence[_SelectedText]) -> pl.DataFrame:
         """Return selected texts as rows of the table, with their lengths in tokens."""
@@ -315,7 +312,8 @@ def _router(output: TableOutput) -> Router | None:
 def _sampled_documents(plan: Plan, shard: str, rejected: Rejected) -> Iterator[pl.DataFrame]:
     """Yield the documents of a shard, of which `corpus.documents_per_shard` limits the distinct ones.
 
-    Documents with the smallest hashes are taken; the others are counted in `rejected` as document_not_sampled.
+    Documents with the smallest hashes are taken, so a larger limit adds some and drops none. The others are counted in
+    `rejected` as document_not_sampled.
     """
     documents = removed_documents.documents(plan, shard)
     limit = plan.settings.corpus.documents_per_shard
@@ -325,6 +323,14 @@ def _sampled_documents(plan: Plan, shard: str, rejected: Rejected) -> Iterator[p
     hashed = _with_digests(documents)
     for sample in _smallest_hashes(hashed, limit=limit, reason="document_not_sampled", rejected=rejected):
         yield sample.drop("text_digest")
+
+
+def _sampled_texts(plan: Plan, texts: Iterator[pl.DataFrame], rejected: Rejected) -> Iterator[pl.DataFrame]:
+    """Yield rows of texts, of which `corpus.texts_per_shard` limits the distinct ones, as in `_sampled_documents`."""
+    limit = plan.settings.corpus.texts_per_shard
+    if limit is None:
+        return texts
+    return _smallest_hashes(texts, limit=limit, reason="not_sampled", rejected=rejected)
 
 
 def _with_digests(documents: Iterator[pl.DataFrame]) -> Iterator[pl.DataFrame]:
@@ -348,11 +354,15 @@ def _smallest_hashes(
     for frame in frames:
         candidates = frame if smallest is None else pl.concat([smallest, frame])
         is_smallest = candidates["text_digest"].rank("dense") <= limit  # equal hashes have the same rank
-        left_out = candidates.filter(~is_smallest).with_columns(reason=pl.lit(reason))
-        rejected.update(counted(left_out))
+        rejected.update(_counted_as(reason, candidates.filter(~is_smallest)))
         smallest = candidates.filter(is_smallest)
     if smallest is not None:
         yield smallest
+
+
+def _counted_as(reason: str, rows: pl.DataFrame) -> Rejected:
+    """Count rows with the column `shard` as rejected for a reason."""
+    return counted(rows.with_columns(reason=pl.lit(reason)))
 
 
 STAGE = Stage(

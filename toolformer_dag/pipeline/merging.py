@@ -80,12 +80,17 @@ def examples(
     best_calls = _best_at_each_character(calls)
     calls_of_texts = _calls_by_text(texts, best_calls)
     inside_count = sum(len(calls_of_text) for calls_of_text in calls_of_texts.values())
-    if len(best_calls) < len(calls):
-        yield Dropped("not_best_at_position", len(calls) - len(best_calls))
-    if inside_count < len(best_calls):  # in white space between texts, or in a word that fits no text
-        yield Dropped("outside_every_text", len(best_calls) - inside_count)
+    yield from _dropped("not_best_at_position", len(calls) - len(best_calls))
+    # Outside: in white space between texts, or in a word that fits no text.
+    yield from _dropped("outside_every_text", len(best_calls) - inside_count)
     for index, calls_of_text in calls_of_texts.items():
         yield _augmented_text(texts[index], calls_of_text, names, markers)
+
+
+def _dropped(reason: str, count: int) -> Iterator[Dropped]:
+    """Yield what was dropped for a reason, if anything was."""
+    if count > 0:
+        yield Dropped(reason, count)
 
 
 def plain_examples(

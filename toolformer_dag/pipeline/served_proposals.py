@@ -65,13 +65,18 @@ def chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed) ->
 
     claimed: samples that earlier shards of this run request already. They are left out; the planned ones are added.
     """
-    requested = _requested_samples(output, output.lane_table("heuristic_subset").read(shard))
+    subset = output.lane_table("heuristic_subset").read(shard)
+    requested = _requested_samples(output, subset)
     store = _store(worker, output.lane)
     missing = claim(claimed, store.name, store.missing(requested.select(KEY)))
     missing_texts = missing.join(requested, on=KEY, how="left", maintain_order="left")
-    batches = missing_texts.iter_slices(worker.plan.settings.execution.chunk_calls)
     work = planned_work("samples", total=requested.height, missing=missing.height)
-    return Planned([Chunk(units=batch.height, payload=batch) for batch in batches], work)
+    return Planned(_chunks(missing_texts, worker.plan.settings.execution.chunk_calls), work)
+
+
+def _chunks(samples: pl.DataFrame, size: int) -> list[Chunk]:
+    """Cut the samples to request into chunks of at most `size`."""
+    return [Chunk(units=batch.height, payload=batch) for batch in samples.iter_slices(size)]
 
 
 def compute(worker: Worker, output: TableOutput, chunk: pl.DataFrame) -> Work:
@@ -85,7 +90,8 @@ def compute(worker: Worker, output: TableOutput, chunk: pl.DataFrame) -> Work:
     lane = output.lane
     samples = list(chunk.select("text", "sample").iter_rows())
     completions = written_again(plan.model_of("proposer"), plan.settings.sampling, lane.tool.prompt, samples)
-    _store(worker, lane).append(chunk.select(KEY).with_columns(written=pl.Series(completions, dtype=pl.String)))
+    written = chunk.select(KEY).with_columns(written=pl.Series(completions, dtype=pl.String))
+    _store(worker, lane).append(written)
     return Work()
 
 
@@ -96,16 +102,11 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     the reasons of `parse_call`. Raises StorageError if samples were damaged since they were computed.
     """
     store = _store(worker, output.lane)
-    rejected: Rejected = Counter()
-    calls: list[UnplacedCall] = []
-    for row in _written_texts(output, store, shard).iter_rows(named=True):
-        written = row.pop("written")
-        calls_of_text = _unplaced_calls(row, written, output.lane.tool.name)
-        calls += calls_of_text.calls
-        if calls_of_text.changed:
-            rejected[shard, "text_changed"] += calls_of_text.changed
-    placed = placed_at_tokens(worker, output, unplaced(calls))
-    return PartRows([placed.rows], rejected=rejected + placed.rejected, stores=[store.name])
+    written_texts = _written_texts(output, store, shard)
+    written = _all_written_calls(written_texts, output.lane.tool.name)
+    placed = placed_at_tokens(worker, output, unplaced(written.calls))
+    changed: Rejected = Counter({(shard, "text_changed"): written.changed})
+    return PartRows([placed.rows], rejected=changed + placed.rejected, stores=[store.name])
 
 
 def _written_texts(output: TableOutput, store: RowStore, shard: str) -> pl.DataFrame:
@@ -117,15 +118,28 @@ def _written_texts(output: TableOutput, store: RowStore, shard: str) -> pl.DataF
     requested = _requested_samples(output, subset)
     stored = store.stored(requested.select(KEY))
     require_whole(output, "samples", requested.height - stored.height)
-    samples = subset.select(*TEXT_COLUMNS, "text_digest").join(stored, on="text_digest").sort(*TEXT_KEY, "sample")
+    texts = subset.select(*TEXT_COLUMNS, "text_digest")
+    samples = texts.join(stored, on="text_digest").sort(*TEXT_KEY, "sample")
     return samples.select(*TEXT_COLUMNS, "written")
 
 
 class _WrittenCalls(NamedTuple):
-    """The calls that the server wrote into a text."""
+    """The calls that the server wrote into a text, or into several."""
 
     calls: list[UnplacedCall]
     changed: int  # calls without a place: what the server wrote before them is not the text's beginning
+
+
+def _all_written_calls(texts: pl.DataFrame, tool_name: str) -> _WrittenCalls:
+    """Read the calls that the server wrote into texts (TEXT_COLUMNS, written)."""
+    calls: list[UnplacedCall] = []
+    changed = 0
+    for row in texts.iter_rows(named=True):
+        written = row.pop("written")
+        calls_of_text = _unplaced_calls(row, written, tool_name)
+        calls += calls_of_text.calls
+        changed += calls_of_text.changed
+    return _WrittenCalls(calls, changed)
 
 
 def _unplaced_calls(text: Mapping[str, Any], written: str, tool_name: str) -> _WrittenCalls:
@@ -141,14 +155,15 @@ def _unplaced_calls(text: Mapping[str, Any], written: str, tool_name: str) -> _W
         if offset is None:
             changed += 1
         else:
-            calls.append(UnplacedCall(**text, source=MODEL, char_offset=text["offset"] + offset, input=input))
+            call = UnplacedCall(**text, source=MODEL, char_offset=text["offset"] + offset, input=input)
+            calls.append(call)
     return _WrittenCalls(calls, changed)
 
 
 def _offset_in_text(text: str, written: str, offset: int) -> int | None:
     """Translate a character offset in what the server wrote, without its calls, into one in the original text.
 
-    Returns None if the server changed the text before this character; only white space at the start may differ.
+    Returns None if the server changed the text before it, other than white space at the start:
     `_offset_in_text("  It is 12.", "It is 12!", 6)` is 8, and with the offset 9 None.
     """
     written_before = written[:offset].lstrip()

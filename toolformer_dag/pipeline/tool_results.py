@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import polars as pl
 
-from toolformer_dag.computing.plan import Lane
+from toolformer_dag.computing.plan import Lane, Plan
 from toolformer_dag.computing.stage import (
     INPUT,
     RETRY,
@@ -106,27 +106,28 @@ def planned_calls(worker: Worker, output: TableOutput, candidates: pl.DataFrame,
     candidates: a row per candidate call, with the columns of KEY (input, context) and others.
     claimed: calls that earlier shards of this run plan already. They are left out; the planned ones are added.
     """
-    lane = output.lane
     calls = candidates.select(KEY).unique().sort(KEY)
-    not_done = calls.join(_done_calls(worker, output, calls), on=KEY, how="anti", maintain_order="left")
-    missing = claim(claimed, _store(worker, lane).name, not_done)
+    done = _done_calls(worker, output, calls)
+    not_done = calls.join(done, on=KEY, how="anti", maintain_order="left")
+    missing = claim(claimed, _store(worker, output.lane).name, not_done)
     work = planned_work("calls", total=calls.height, missing=missing.height)
-    batches = missing.iter_slices(worker.plan.settings.execution.chunk_calls)
-    return Planned([_chunk(lane, batch) for batch in batches], work)
+    return Planned(_chunks(worker.plan, output.lane, missing), work)
 
 
-def _chunk(lane: Lane, calls: pl.DataFrame) -> Chunk:
-    """Return a chunk of calls (KEY) to the tool of a lane."""
-    return Chunk(units=calls.height, payload=CallChunk(lane=lane.key, calls=calls))
+def _chunks(plan: Plan, lane: Lane, calls: pl.DataFrame) -> list[Chunk]:
+    """Cut calls (KEY) to the tool of a lane into chunks."""
+    chunks = []
+    for batch in calls.iter_slices(plan.settings.execution.chunk_calls):
+        payload = CallChunk(lane=lane.key, calls=batch)
+        chunks.append(Chunk(units=batch.height, payload=payload))
+    return chunks
 
 
 def _done_calls(worker: Worker, output: TableOutput, calls: pl.DataFrame) -> pl.DataFrame:
-    """Return the calls (KEY) that the tool need not answer now.
+    """Return the calls (KEY) that the tool need not answer now, some of them not among `calls`.
 
     Their result is stored or came with a file of calls, or the tool lost them in this update (time limit, broken
-    connection): then the next run tries them again.
-
-    calls: (input, context), looked up among the stored ones.
+    connection); then the next run tries them again.
     """
     # Whole rows are read, not keys alone: damage in any column has to show before the tool runs.
     stored = _store(worker, output.lane).stored(calls)
@@ -136,10 +137,10 @@ def _done_calls(worker: Worker, output: TableOutput, calls: pl.DataFrame) -> pl.
 
 
 def compute(worker: Worker, output: TableOutput, chunk: CallChunk) -> Work:
-    """Run the tool on a chunk of calls (input, context), and append its answers to the row store of results.
+    """Run the tool on a chunk of calls, and append its answers to the row store of results.
 
-    A lost call (time limit, broken connection) is not stored, so that the next run tries it again; its reason is in
-    `worker.lost_calls` until the end of the update. The returned Work is empty: no model runs.
+    A lost call (time limit, broken connection) is not stored, so that the next run tries it again. The returned Work is
+    empty: no model runs.
 
     Raises ToolDown if the tool stops working; the answers before that are stored.
     """
@@ -155,9 +156,9 @@ def compute(worker: Worker, output: TableOutput, chunk: CallChunk) -> Work:
 
 
 def _commit(worker: Worker, lane: Lane, answers: Mapping[ToolCall, ToolResult]) -> None:
-    """Append answers to the row store of results; those of lost calls go to `worker.lost_calls` instead.
+    """Append answers to the row store of results; answers of lost calls go to `worker.lost_calls` instead.
 
-    answers: call -> the tool's answer; it is `lost` if another try may answer the call (time limit, connection).
+    answers: call -> answer; it is `lost` if another try may answer the call (time limit, connection).
     """
     stored = [_ResultRow.of(call, answer) for call, answer in answers.items() if not answer.lost]
     lost = [_ResultRow.of(call, answer) for call, answer in answers.items() if answer.lost]
@@ -166,10 +167,7 @@ def _commit(worker: Worker, lane: Lane, answers: Mapping[ToolCall, ToolResult]) 
 
 
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
-    """Return a row per distinct call of a shard; `rejected` counts the candidate calls without a result by reason.
-
-    If the tool lost calls, the next run computes the part again.
-    """
+    """Return a row per distinct call of a shard: its result, or the reason why there is none."""
     return answered(worker, output, _candidate_calls(output, shard))
 
 
@@ -186,12 +184,13 @@ def answered(worker: Worker, output: TableOutput, candidates: pl.DataFrame) -> P
     """
     calls = candidates.select(KEY).unique()
     answers = _answers(worker, output, calls)
-    results = pl.concat([answers.final, answers.lost])
+    results = answers.all()
     require_whole(output, "results", calls.height - results.height)
 
+    with_results = candidates.drop_nulls("shard").join(results, on=KEY)
     return PartRows(
         frames=[_table(output, results)],
-        rejected=counted(candidates.drop_nulls("shard").join(results, on=KEY)),
+        rejected=counted(with_results),
         stores=[_store(worker, output.lane).name],
         facts=_retry(answers.lost),
     )
@@ -213,27 +212,34 @@ def _retry(lost: pl.DataFrame) -> dict[str, str]:
 
 
 class _Answers(NamedTuple):
-    """Answers to calls (RESULTS): the final ones, and those of calls that the tool lost in this update."""
+    """Answers to calls (RESULTS): the final ones, and the answers of calls that the tool lost in this update."""
 
     final: pl.DataFrame
     lost: pl.DataFrame
 
+    def all(self) -> pl.DataFrame:
+        """Return both."""
+        return pl.concat([self.final, self.lost])
+
 
 def _answers(worker: Worker, output: TableOutput, calls: pl.DataFrame) -> _Answers:
-    """Look up the answers to distinct calls (input, context), at most one for each.
-
-    The result in a file of calls replaces the tool's answer, and any answer replaces a lost call.
-    """
+    """Look up the answers to distinct calls (input, context), at most one for each. Any answer replaces a lost call."""
     lost = _lost_answers(worker, output.lane)
-    store = _store(worker, output.lane)
     if not lost.is_empty():
-        store.refresh()  # another process may have stored an answer to a call that was lost here
-    from_files = file_proposals.given_results(output).join(calls, on=KEY, how="semi")
-    from_tool = store.stored(calls).join(from_files, on=KEY, how="anti")
-    answers = [RESULTS.to_frame(), from_tool, from_files.with_columns(seconds=pl.lit(0.0))]
-    final = pl.concat(answers, how="diagonal")
+        # Another process may have stored an answer to a call that was lost here.
+        _store(worker, output.lane).refresh()
+    final = _final_answers(worker, output, calls)
     still_lost = lost.join(calls, on=KEY, how="semi").join(final, on=KEY, how="anti")
     return _Answers(final=final, lost=still_lost)
+
+
+def _final_answers(worker: Worker, output: TableOutput, calls: pl.DataFrame) -> pl.DataFrame:
+    """Return the answers (RESULTS) to calls: the result in a file of calls, else the tool's stored answer."""
+    from_files = file_proposals.given_results(output).join(calls, on=KEY, how="semi")
+    stored = _store(worker, output.lane).stored(calls)
+    from_tool = stored.join(from_files, on=KEY, how="anti")
+    answers = [RESULTS.to_frame(), from_tool, from_files.with_columns(seconds=pl.lit(0.0))]
+    return pl.concat(answers, how="diagonal")
 
 
 def _lost_answers(worker: Worker, lane: Lane) -> pl.DataFrame:
@@ -249,14 +255,19 @@ def _store(worker: Worker, lane: Lane) -> RowStore:
 def _candidate_calls(output: TableOutput, shard: str) -> pl.DataFrame:
     """Return (shard, input, context) of every call that the tool has to answer for a shard: candidates and echoes.
 
-    A rule proposed Search("capital of France") because it saw the words "Paris" in the text after it; then the echo of
-    this call is Search("Paris"), with which `loss_deltas` compares it. An echo is no candidate: its shard is null.
+    A rule proposed Search("capital of France") because it saw the words "Paris" in the text after it. The echo of this
+    call is Search("Paris"), with which `loss_deltas` compares it; its shard is null.
     """
     texts = output.lane_table("heuristic_subset").read(shard).select(*TEXT_KEY, "context")
-    candidates = output.lane_table("scored_candidates").read(shard).filter(pl.col("input").is_not_null())
+    samples = output.lane_table("scored_candidates").read(shard)
+    candidates = samples.filter(pl.col("input").is_not_null())
     calls = candidates.join(texts, on=TEXT_KEY, how="left").select("shard", *KEY, "words")
-    echoes = calls.drop_nulls("words").with_columns(shard=pl.lit(None, pl.String), input="words")
-    return pl.concat([calls, echoes]).drop("words")
+    return pl.concat([calls, _echoes(calls)]).drop("words")
+
+
+def _echoes(calls: pl.DataFrame) -> pl.DataFrame:
+    """Return the echo of each call that a rule proposed for words of the text."""
+    return calls.drop_nulls("words").with_columns(shard=pl.lit(None, pl.String), input="words")
 
 
 STAGE = Stage(
