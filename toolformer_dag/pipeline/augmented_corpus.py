@@ -129,11 +129,7 @@ def inputs(output: TableOutput) -> InputsOf:
 def rows(worker: Worker, output: TableOutput, part: str) -> PartRows:
     """Merge the kept calls of all tools into the documents of a shard; return its rows of C*.
 
-    Tools may have cut a document differently, so each call is placed by its character in the document.
-
-    part: the name of the shard.
-
-    Raises StaleInput if a document is gone.
+    part: the name of the shard. Raises StaleInput if a document is gone.
     """
     plan = output.plan
     calls = _calls_of_shard(plan, part)
@@ -164,7 +160,7 @@ def _with_texts(
 def plain_texts(plan: Plan, shard: str, calls: pl.DataFrame) -> pl.DataFrame:
     """Choose texts of a shard without a kept call for training; return their (shard, digest, offset).
 
-    With `training.plain_texts` = 0.5, two texts with a call of a tool bring one text without. No text is chosen twice.
+    With `training.plain_texts` = 0.5, two texts with a call of a tool bring one text without.
 
     calls: the shard's kept calls of all tools.
     """
@@ -216,9 +212,9 @@ def _count_texts_of_tool(plan: Plan, lane: Lane, with_calls: pl.DataFrame) -> in
 
 
 def _rounded_by_hash(number: float, name: str) -> int:
-    """Round a number up or down by the hash of a name, always the same for the same name.
+    """Round a number up or down by the hash of a name: over many names 0.3 becomes 1 for 30 % of them.
 
-    Over many names 0.3 becomes 1 for 30 % of them, so small shards get texts too.
+    So small shards get texts too, and always the same.
     """
     hash_between_0_and_1 = int.from_bytes(text_order(name), "big") / 2**64
     return int(number + hash_between_0_and_1)
@@ -320,6 +316,8 @@ def _documents_of_shard(plan: Plan, shard: str, wanted: pl.DataFrame) -> Iterato
 
 class _Merge:
     """Merges the kept calls of a shard into its documents: `add` each document, then read `table` and `rejected`.
+
+    Tools may have cut a document differently, so each call is placed by its character in the document.
 
     - `document_keys`: (shard, digest) of the documents to add; some may stand there twice
     - `rejected`: how many calls could not be used, by (shard, reason)

@@ -133,8 +133,7 @@ def units_ahead(lane: Lane, texts: pl.DataFrame, calls: pl.DataFrame) -> pl.Seri
     A call with the input "17 + 25", before a text says 17, gives ["17"]: a reader could not have asked for it yet. All
     are null for a tool without the setting `look_ahead`.
 
-    texts: text_digest and text of at least the texts of the calls.
-    calls: text_digest, offset, char_offset, input and before, see FINISHED.
+    texts: (text_digest, text) of the calls. calls: FINISHED.
     """
     lists = _lists_of_units_ahead(texts, calls) if lane.look_ahead else [None] * calls.height
     return pl.Series(lists, dtype=pl.List(pl.String()))
@@ -186,9 +185,7 @@ class PlacesAfterCalls(NamedTuple):
 def places_after_calls(output: TableOutput, shard: str, level: int) -> PlacesAfterCalls:
     """Return the places of a shard where a call of a level may stand: right after the calls of the level before.
 
-    No call follows a call that looks ahead (`units_ahead`).
-
-    level: 2 for places after a single call, 3 after two calls of a chain, and so on.
+    No call follows a call that looks ahead (`units_ahead`). level: 2 for places after a single call, and so on.
     """
     texts = output.lane_table("heuristic_subset").read(shard).select("text_digest", "text")
     calls = _calls_with_places(output, finished(output, shard, level - 1).sort(CALL_KEY), texts)
@@ -196,19 +193,16 @@ def places_after_calls(output: TableOutput, shard: str, level: int) -> PlacesAft
 
 
 def _distinct_places(calls: pl.DataFrame, texts: pl.DataFrame) -> pl.DataFrame:
-    """Return the distinct places of calls as PLACES.
-
-    calls: as in PlacesAfterCalls. texts: text_digest and text of at least the texts of the calls.
-    """
+    """Return the distinct places of calls as PLACES. texts: (text_digest, text) of the calls."""
     distinct = calls.unique("place", maintain_order=True).select("place", "text_digest", "position", before="chain")
     with_texts = distinct.join(texts.unique("text_digest"), on="text_digest", maintain_order="left")
     return with_texts.select(pl.col("place").alias("text_digest"), "text", "position", "before")
 
 
 def _calls_with_places(output: TableOutput, calls: pl.DataFrame, texts: pl.DataFrame) -> pl.DataFrame:
-    """Return the calls after which a further one may stand, with the columns `chain` and `place`.
+    """Return the calls (FINISHED) after which a further one may stand, with the columns `chain` and `place`.
 
-    calls: FINISHED. texts: text_digest and text of at least the texts of the calls.
+    texts: (text_digest, text) of the calls.
     """
     does_not_look_ahead = units_ahead(output.lane, texts, calls).is_null()
     calls = calls.filter(does_not_look_ahead)
@@ -257,19 +251,14 @@ def compute(worker: Worker, output: TableOutput, chunk: TextChunk) -> Work:
 def rows(worker: Worker, output: TableOutput, shard: str, level: int) -> PartRows:
     """Return a row per stored sample after each call of the level before: a call, or why the sample is discarded.
 
-    Places without a row are counted as no_call (its probability is not above tau_s), does_not_fit or not_finite.
-
-    level: 2 for samples after a single call, 3 after two calls, and so on.
-
-    Raises StorageError if samples were damaged since they were computed.
+    level: 2 for samples after a single call, and so on. Raises StorageError if stored samples were damaged.
     """
     calls_before, places = places_after_calls(output, shard, level)
     store = ChainedSampleStore(worker, output.lane)
     requested = store.requested(places)
     samples = _samples_of_places(output, store, requested)
     rows_after_calls = _rows_after_calls(output.lane, calls_before, requested.positions, samples)
-    numbered = _numbered(rows_after_calls, level)
-    table = numbered.select(output.stage.schema.names()).sort(CALL_KEY)
+    table = _numbered(rows_after_calls, level).select(output.stage.schema.names()).sort(CALL_KEY)
     without_call = _count_without_call(calls_before, requested.positions, store.refused(places))
     return PartRows(frames=[table], rejected=counted(table) + without_call, stores=store.names)
 
@@ -290,8 +279,7 @@ def _numbered(table: pl.DataFrame, level: int) -> pl.DataFrame:
 def _count_without_call(calls_before: pl.DataFrame, positions: pl.DataFrame, refused: pl.DataFrame) -> Rejected:
     """Count calls that no call follows: by why the engine refused their place, else as no_call.
 
-    calls_before: see PlacesAfterCalls. The other two have the hash of a place as `text_digest`.
-    positions (CHOSEN): the places where a call follows. refused: (text_digest, reason).
+    positions (CHOSEN): the places where a call follows; their hash is `text_digest`, as in `refused`.
     """
     without_call = calls_before.join(positions, left_on="place", right_on="text_digest", how="anti")
     reason_of_place = refused.select("reason", place="text_digest")
@@ -304,7 +292,6 @@ def _rows_after_calls(
 ) -> pl.DataFrame:
     """Return a row per sample: the key and text of the call that it stands after, and the sample parsed as a call.
 
-    calls_before: see PlacesAfterCalls.
     positions (CHOSEN): the places where a further call is probable enough; their hash is `text_digest`.
     samples: (place, sample, body, reason).
     """
@@ -332,8 +319,7 @@ PARSED_SAMPLES = pl.Schema({"body": pl.String(), "called": pl.String(), "input":
 def _parsed_samples(lane: Lane, samples: pl.DataFrame) -> pl.DataFrame:
     """Parse samples as calls; return PARSED_SAMPLES, in the order of the rows.
 
-    samples: `body` (the text between the brackets, null if they were not closed), `reason` (why there is no body) and
-        `chain` (the calls before the sample, as JSON).
+    samples: `body` (null if the brackets were not closed), `reason` (why there is no body), `chain` (the calls before).
     """
     parsed = []
     for body, reason, chain in samples.select("body", "reason", "chain").iter_rows():
@@ -347,8 +333,7 @@ def _parsed_samples(lane: Lane, samples: pl.DataFrame) -> pl.DataFrame:
 def _parsed_sample(lane: Lane, body: str, earlier_calls: Sequence[ChainLink]) -> _ParsedSample:
     """Parse the text between the brackets as a call of one of the tools that the lane may call.
 
-    Reasons to discard it: other_tool (the lane may not call it), repeated_call (it is among the earlier calls), or a
-    reason of `parsed_call`.
+    A sample that no tool has is discarded as other_tool, a call among `earlier_calls` as repeated_call.
     """
     for called in lane.chainable.values():
         parsed = parsed_call(called, body)

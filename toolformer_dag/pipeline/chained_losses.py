@@ -41,6 +41,13 @@ NEEDS = pl.Schema({**_CHAIN, "others": pl.String(), "need": pl.Float64()})
 """Stored needs of a chain; `others` are the results in place of its own with which they are compared, as JSON."""
 LOSS_KEY = tuple(_CHAIN)  # text_digest, position, chain
 NEED_KEY = (*_CHAIN, "others")
+LOSS_COLUMNS = (
+    "loss_empty",  # without calls
+    "loss_before",  # the smallest after a shorter chain with which the chain begins
+    "loss_call",  # after the last call, without its result
+    "loss_result",  # after the result of the last call
+)
+"""Columns of the losses of a chain, in nats."""
 
 
 class _ChainLosses(NamedTuple):
@@ -96,10 +103,9 @@ class ChainChunk:
 
 
 def chained_calls(output: TableOutput, shard: str, level: int) -> pl.DataFrame:
-    """Return the last calls of a shard's chains of `level` calls.
+    """Return the last calls of a shard's chains of `level` calls: FINISHED, `chain` and `others`, both as JSON.
 
-    Columns: FINISHED; `chain`, the calls before it and itself; and `others`, the results that are swapped in to measure
-    the need of the chain. Both are JSON.
+    others: the results that are swapped in to measure the need of the chain.
     """
     calls = finished(output, shard, level)
     chains = chains_of(output.lane, calls)
@@ -109,8 +115,8 @@ def chained_calls(output: TableOutput, shard: str, level: int) -> pl.DataFrame:
 def _results_of_others(chains: pl.Series, level: int) -> pl.Series:
     """Return for each chain a JSON list of results to swap in, one for each of its calls but the last.
 
-    The result of the n-th call is swapped for one of the n-th call of another chain: for three calls with the results
-    "12", "7", "84" it may be '["15", "9"]'. Null where all chains have the same result of a call.
+    For three calls with the results "12", "7", "84" it may be '["15", "9"]'. Null where all chains have the same
+    result.
 
     chains: as JSON, each of `level` calls.
     """
@@ -128,9 +134,11 @@ def _swapped_results(links: Sequence[ChainLink], other_result_of: Sequence[Mappi
 
     other_result_of: for each call but the last, result -> another result.
     """
-    other_results = [other_of.get(link.result) for other_of, link in zip(other_result_of, links[:-1], strict=True)]
-    if None in other_results:
-        return None
+    other_results = []
+    for link, other_of in zip(links[:-1], other_result_of, strict=True):
+        if link.result not in other_of:
+            return None
+        other_results.append(other_of[link.result])
     return orjson.dumps(other_results).decode()
 
 
@@ -156,17 +164,15 @@ def planned_chains(
 ) -> Planned:
     """Plan the computation of losses and needs of chains that are not stored yet, in chunks.
 
-    chains: text_digest, position, chain (the calls, as JSON), others (results to swap in, as JSON; null where no need
-        is to be computed), and other columns.
-    texts: text_digest and text of at least the texts of the chains.
+    chains: NEED_KEY; `others` is null where no need is to be computed.
+    texts: (text_digest, text) of the chains.
     claimed: keys that earlier shards of this run compute already. They are left out; the planned ones are added.
     """
     stores = _stores(worker, output.lane)
     loss_keys = chains.select(LOSS_KEY).unique(maintain_order=True)
-    need_keys = _need_keys(chains).unique(maintain_order=True)
     missing = ChainChunk(
         losses=_claimed_missing(claimed, stores.losses, loss_keys),
-        needs=_claimed_missing(claimed, stores.needs, need_keys),
+        needs=_claimed_missing(claimed, stores.needs, _need_keys(chains)),
         texts=texts.select("text_digest", "text").unique("text_digest"),
     )
     work = planned_work("losses", total=loss_keys.height, missing=missing.losses.height)
@@ -174,19 +180,19 @@ def planned_chains(
 
 
 def _claimed_missing(claimed: Claimed, store: RowStore, keys: pl.DataFrame) -> pl.DataFrame:
-    """Return the keys that a row store lacks and no earlier shard of this run computes, and claim them for this one."""
+    """Return the keys that a row store lacks and no earlier shard of this run computes, and claim them."""
     return claim(claimed, store.name, store.missing(keys))
 
 
 def _need_keys(chains: pl.DataFrame) -> pl.DataFrame:
-    """Return the keys (NEED_KEY) of the chains that have results to swap in."""
-    return chains.select(NEED_KEY).drop_nulls("others")
+    """Return the distinct keys (NEED_KEY) of the chains that have results to swap in."""
+    return chains.select(NEED_KEY).drop_nulls("others").unique(maintain_order=True)
 
 
 def _chunks(plan: Plan, loss_keys: pl.DataFrame, missing: ChainChunk) -> list[Chunk]:
     """Cut the missing losses and needs into chunks of about equal work; all of a text are in one chunk.
 
-    loss_keys: all chains of the shard (LOSS_KEY), from which the tokens of each text are estimated.
+    loss_keys: all chains of the shard (LOSS_KEY).
     """
     limits = chunk_limits(plan, "judge")
     chain_tokens = loss_tokens(pl.col("chain").str.len_bytes())
@@ -198,18 +204,13 @@ def _chunks(plan: Plan, loss_keys: pl.DataFrame, missing: ChainChunk) -> list[Ch
 
 
 def compute_chains(worker: Worker, output: TableOutput, chunk: ChainChunk) -> Work:
-    """Compute the losses and needs of a chunk of chains with the model, and append them to their row stores.
-
-    Returns the tokens that went through the model, and the backend that it ran on.
-    """
+    """Compute the losses and needs of a chunk of chains with the model, and append them to their row stores."""
     engine = worker.engine("judge")
     meter = EngineMeter(engine)
     stores = _stores(worker, output.lane)
     text_of = chunk.text_of()
-    losses = _computed_losses(engine, chunk.losses.select(LOSS_KEY), text_of)
-    stores.losses.append(losses)
-    needs = _computed_needs(engine, chunk.needs.select(NEED_KEY), text_of)
-    stores.needs.append(needs)
+    stores.losses.append(_computed_losses(engine, chunk.losses.select(LOSS_KEY), text_of))
+    stores.needs.append(_computed_needs(engine, chunk.needs.select(NEED_KEY), text_of))
     return meter.work()
 
 
@@ -240,8 +241,7 @@ def _loss_request(text: str, position: int, chain: str) -> LossRequest:
 def _values(pair: tuple[float, float] | None) -> _ChainLosses:
     """Return the losses of a chain as they are stored.
 
-    pair: (loss_call, loss_result) in nats. None is stored as does_not_fit: chain and text do not fit the context.
-        Infinite losses and NaN are stored as not_finite.
+    pair: (loss_call, loss_result) in nats; None where chain and text do not fit the context.
     """
     if pair is None:
         return _ChainLosses(None, None, reason="does_not_fit")
@@ -252,10 +252,7 @@ def _values(pair: tuple[float, float] | None) -> _ChainLosses:
 
 
 def _computed_needs(engine: "Engine", keys: pl.DataFrame, text_of: Mapping[str, str]) -> pl.DataFrame:
-    """Compute how much the later calls of chains need the earlier results; return `keys` with the column `need`.
-
-    keys: text_digest, position, chain and others (NEED_KEY). text_of: text_digest -> text.
-    """
+    """Compute how much the later calls of chains (NEED_KEY) need the earlier results; add it as the column `need`."""
     requests: list[NeedRequest] = []
     for values in keys.iter_rows():
         requests += _need_requests(_NeedKey(*values), text_of)
@@ -265,11 +262,10 @@ def _computed_needs(engine: "Engine", keys: pl.DataFrame, text_of: Mapping[str, 
 
 
 def _least_needs(chain_lengths: Sequence[int], gains: Sequence[float]) -> list[float]:
-    """Return the need of each chain: the least gain of its results.
+    """Return the need of each chain: how much its least needed result helps.
 
     chain_lengths: the number of calls of each chain.
-    gains: for each comparison, chain after chain: log p of a later call after the true results, less log p after one of
-        them is swapped.
+    gains: how much the true result helps a later call, in nats; one for each comparison, chain after chain.
     """
     remaining_gains = iter(gains)
     needs = []
@@ -296,24 +292,18 @@ def _need_requests(key: _NeedKey, text_of: Mapping[str, str]) -> list[NeedReques
 
 
 def with_chains(worker: Worker, output: TableOutput, chains: pl.DataFrame) -> CallsWithLosses:
-    """Add the stored losses and needs to chains; return them with the names of the row stores that they come from.
+    """Add the columns LOSS_COLUMNS, need and reason to chains, from what is stored of them.
 
-    chains: text_digest, position, chain (the calls, as JSON), others (results to compare with), and other columns.
+    - need: how much the later calls need the earlier results, in nats; null where `others` is null
+    - reason: why the losses are null (does_not_fit, not_finite); idle_first if no later call needs the earlier results
 
-    The columns that are added, in nats:
-    - loss_empty: the loss without calls
-    - loss_before: the smallest loss after a shorter chain that it begins with
-    - loss_call, loss_result: the losses after the last call, without its result and with it
-    - need: how much the later calls need the earlier results; null where `others` is null
-    - reason: why the losses are null (does_not_fit, not_finite), or `idle_first` (no later call needs the earlier
-      results), or null
-
-    Raises StorageError if rows were damaged since they were computed.
+    chains: NEED_KEY and other columns. Raises StorageError if rows were damaged since they were computed.
     """
     stores = _stores(worker, output.lane)
     scored = _with_losses_and_needs(output, stores, chains)
     shorter = _shorter_chains(worker, output, chains)
-    scored = _without_incomplete_losses(scored.join(shorter, on=LOSS_KEY, maintain_order="left"))
+    scored = scored.join(shorter, on=LOSS_KEY, maintain_order="left")
+    scored = _without_incomplete_losses(scored)
     if not worker.plan.settings.filtering.keep_idle_first:
         scored = _with_idle_first(scored)
     return CallsWithLosses(scored, [stores.losses.name, stores.needs.name])
@@ -334,14 +324,13 @@ def _with_idle_first(chains: pl.DataFrame) -> pl.DataFrame:
 
 
 def _without_incomplete_losses(chains: pl.DataFrame) -> pl.DataFrame:
-    """Return chains with all four losses, or with none and a `reason`; the column `first_reason` is dropped.
+    """Return chains with all LOSS_COLUMNS, or with none and a `reason`; the column `first_reason` is dropped.
 
     Without the losses of the first call (`first_reason`), there is nothing to compare the whole chain with.
     """
     chains = chains.with_columns(reason=pl.coalesce("reason", "first_reason")).drop("first_reason")
     has_losses = pl.col("reason").is_null()
-    loss_columns = ("loss_empty", "loss_before", "loss_call", "loss_result")
-    return chains.with_columns(pl.when(has_losses).then(name).alias(name) for name in loss_columns)
+    return chains.with_columns(pl.when(has_losses).then(name).alias(name) for name in LOSS_COLUMNS)
 
 
 def _stored_rows(output: TableOutput, store: RowStore, keys: pl.DataFrame, what: str) -> pl.DataFrame:
@@ -358,11 +347,8 @@ def _stored_rows(output: TableOutput, store: RowStore, keys: pl.DataFrame, what:
 def _shorter_chains(worker: Worker, output: TableOutput, chains: pl.DataFrame) -> pl.DataFrame:
     """Look up the losses of the shorter chains that each chain begins with; return a row per distinct chain.
 
-    Columns, with null losses where none are stored:
-    - LOSS_KEY (text_digest, position, chain)
-    - loss_empty: the loss of the text without calls
-    - loss_before: for a chain of the calls a, b, c the smaller of the losses after a, and after a and b
-    - first_reason: why the first call has no losses; null where it has some
+    Columns: LOSS_KEY, loss_empty and loss_before (null where none are stored), and first_reason: why the first call has
+    no losses, else null.
     """
     distinct = chains.select(LOSS_KEY).unique(maintain_order=True)
     links_of_chains = [read_chain(chain) for chain in distinct["chain"]]
@@ -376,7 +362,7 @@ def _with_loss_before(
 ) -> pl.DataFrame:
     """Add the column loss_before: the smallest stored loss after a shorter chain.
 
-    table: LOSS_KEY and loss_after_1. links_of_chains: the calls of each chain, in the order of the rows.
+    table: LOSS_KEY and loss_after_1. links_of_chains: the calls of each chain.
     """
     store = _stores(worker, lane).losses
     loss_columns = ["loss_after_1"]
@@ -391,7 +377,7 @@ def _with_losses_after(
 ) -> pl.DataFrame:
     """Add the column loss_after_2 (for the length 2): the stored loss after the first 2 calls of each longer chain.
 
-    links_of_chains: the calls of each chain with their results, in the order of the rows.
+    links_of_chains: the calls of each chain.
     """
     beginnings = [_beginning(links, length) for links in links_of_chains]
     table = table.with_columns(beginning=pl.Series(beginnings, dtype=pl.String))
@@ -406,15 +392,9 @@ def _beginning(links: Sequence[ChainLink], length: int) -> str | None:
 def _with_first_calls(
     worker: Worker, lane: Lane, chains: pl.DataFrame, links_of_chains: Sequence[Sequence[ChainLink]]
 ) -> pl.DataFrame:
-    """Return `chains` with the columns input and result of their first call, and its losses.
+    """Add to chains (LOSS_KEY) the input and result of their first call, and its stored losses.
 
-    - loss_empty: the loss without calls
-    - loss_after_1: the loss after the first call and its result
-    - first_reason: why its losses could not be computed (does_not_fit, not_finite), else null
-
-    All three are null where nothing is stored of the first call.
-
-    chains: LOSS_KEY. links_of_chains: the calls of each chain, in the order of the rows.
+    The columns are loss_empty, loss_after_1 (after its result) and first_reason (why its losses could not be computed).
     """
     first_calls = _first_calls(links_of_chains)
     with_first = chains.hstack(first_calls)

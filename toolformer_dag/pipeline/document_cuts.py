@@ -82,12 +82,11 @@ class DocumentCuts:
         self.name = self._store.name
 
     def texts_of(self, documents: Sequence[tuple[str, str]]) -> Iterator[DocumentTexts]:
-        """Yield the texts that each document is cut into. Only documents that were never cut are tokenized.
+        """Yield the texts that each document is cut into. New cuts are stored before the first document is yielded.
 
-        documents: (place, text) of each, as `raw_shards.documents` has them; best raw_shards.BATCH at a time, whose
-            cuts are stored together.
+        documents: (place, text) of each, best raw_shards.BATCH at a time, whose cuts are stored together.
 
-        New cuts are stored before the first document is yielded. Raises WriteError.
+        Raises WriteError.
         """
         keyed_texts = [(_DocumentKey(place, text_digest(text)), text) for place, text in documents]
         cuts_of = self._cuts_of(dict(keyed_texts))

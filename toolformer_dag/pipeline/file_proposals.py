@@ -85,12 +85,8 @@ def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
 def rows(worker: Worker, output: TableOutput, part: str) -> PartRows:
     """Place the calls of a lane's files in its texts; return a row per call and text, over all shards.
 
-    Rejected: bad_row (no valid call), no_such_text (no text of the lane holds the character), inside_a_token (no token
-    of the model begins there), and the reasons of `parse_call`.
-
-    part: always WHOLE, since a file does not say in which shard its documents are.
-
-    Raises UserError if a file cannot be read.
+    part: always WHOLE, since a file does not say in which shard its documents are. Raises UserError if a file cannot be
+    read.
     """
     file_rows = _read(output.lane)
     placed = _placed_in_shards(worker, output, file_rows.calls)
@@ -101,7 +97,7 @@ def rows(worker: Worker, output: TableOutput, part: str) -> PartRows:
 
 
 def _rejected_without_shard(plan: Plan, file_rows: "_FileRows", placed: "_PlacedCalls") -> Rejected:
-    """Count the rows that belong to no shard; they are counted for the first one."""
+    """Count the rows that are no call or are in no text of the lane; having no shard, they count for the first one."""
     first_shard = min(plan.shards, default="")
     return Counter(
         {
@@ -250,7 +246,6 @@ class _DocumentReference(NamedTuple):
 def _file_call(source: str, record: object) -> FileCall | None:
     """Read a row of a file as a call; None if a field is missing or of another type.
 
-    source: the name of the file.
     record: {"digest" or "text" or "id": ..., "char_offset": 12, "input": "94 + 23"}, and optionally `result`, `p_api`.
     """
     if not isinstance(record, dict) or not _has_valid_fields(record):
@@ -329,10 +324,9 @@ def _documents_by_name(documents: pl.DataFrame) -> pl.DataFrame:
 
 
 def _in_texts(plan: Plan, lane: Lane, shard: str, calls: pl.DataFrame) -> pl.DataFrame:
-    """Return the calls whose character is inside a text of the shard, with that text, in the order of the files.
+    """Return the calls whose character is inside a text of the shard (UNPLACED, number), in the order of the files.
 
-    calls: FILE_CALLS and `number`. The result has the columns UNPLACED and `number`; a call in two overlapping texts
-    has two rows.
+    calls: FILE_CALLS and `number`. A call in two overlapping texts has two rows.
     """
     texts = plan.lane_table(lane, "heuristic_subset").read(shard)
     texts_with_calls = texts.select(*TEXT_KEY, "offset", "text", "context").join(calls, on="digest")

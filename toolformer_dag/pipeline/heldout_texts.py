@@ -125,10 +125,10 @@ class HeldoutTexts:
 
 
 def heldout_texts(plan: Plan) -> HeldoutTexts:
-    """Draw the held-out texts that choose the best checkpoint, and those on which its perplexity is measured.
+    """Draw the held-out texts that choose the best checkpoint, and the texts that measure its perplexity.
 
-    Of the distinct held-out texts, in the order of their hashes, the first `training.heldout_texts` choose and the last
-    `evaluation.perplexity_texts` measure, each at most half. Texts that C* also trains on are left out.
+    In the order of hashes, the first `training.heldout_texts` choose and the last `evaluation.perplexity_texts`
+    measure, each at most half.
 
     Raises MissingPart, DamagedPart.
     """
@@ -197,10 +197,10 @@ def _training_texts(plan: Plan) -> set[str]:
 
 
 def heldout_documents(plan: Plan) -> pl.DataFrame:
-    """Draw the last `evaluation.perplexity_texts` distinct held-out documents, to measure perplexity on them.
+    """Draw distinct held-out documents to measure perplexity on them: (shard, digest, text_digests).
 
-    Returns (shard, digest, text_digests), sorted by `text_digests`: the hashes of the document's texts, as "0a.. 7f..".
-    No text of a drawn document is trained on. None chooses the best checkpoint, unless every document has such a text.
+    No text of them is trained on, and none chooses the best checkpoint, unless every document has such a text. They are
+    sorted by `text_digests`, the hashes of the document's texts, as "0a.. 7f..".
 
     Raises MissingPart, DamagedPart.
     """

@@ -73,8 +73,7 @@ def _routing(plan: Plan) -> Mapping[str, Any]:
 def text_budget(*, segment_tokens: int, context_length: int, prompt_tokens: int, max_call_tokens: int) -> int:
     """Return the most tokens that a text may have so that sampling calls in it fits the model's context.
 
-    The context holds the prompt, the text twice (as input, and again with a call in it) and the call:
-    prompt_tokens + 2 * text + call <= context_length.
+    The context holds the prompt, the text twice (as input, and again with a call in it) and the call.
 
     segment_tokens: the setting; the result is never larger.
     prompt_tokens: everything in the prompt P(x) except the text x.
@@ -274,8 +273,7 @@ class _Selection:
     def _by_rule(self, method: str, *arguments: object, shard: str, refusal: str) -> str | None:
         """Call a method of the tool that accepts or refuses a document or text; return why it is accepted, else None.
 
-        method: the name of the tool's method, such as "wants". arguments: its arguments.
-        refusal: the reason under which a refusal is counted in `rejected`; over_budget if the method gave up.
+        method: its name, such as "wants". refusal: the reason under which a refusal is counted in `rejected`.
         """
         try:
             why = self._ask_tool(method, *arguments)
@@ -345,8 +343,7 @@ def _smallest_hashes(
 ) -> Iterator[pl.DataFrame]:
     """Yield one frame with the rows that have the `limit` smallest distinct values of `text_digest`, in their order.
 
-    The other rows are counted in `rejected` under `reason`, before the frame is yielded. Without an input frame nothing
-    is yielded.
+    The other rows are counted in `rejected` under `reason`. Without an input frame nothing is yielded.
 
     frames: rows with the columns text_digest and shard.
     """

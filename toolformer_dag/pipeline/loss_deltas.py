@@ -62,10 +62,8 @@ def chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed) ->
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     """Return the scores of a shard's calls from the stored losses: a row per candidate call that has a result.
 
-    `reason` says why a call may not stay whatever its delta:
-    - not scored: looks_ahead, same_result, words_not_held, no_echo (see `_unfit`)
-    - does_not_fit, not_finite: the model could not compute the losses
-    - scored: the reasons of `Tool.kept_out`, such as tool_keeps_out and no_operation
+    `reason` says why a call may not stay whatever its delta: why it is not scored (see `_unfit`), does_not_fit or
+    not_finite from the model, or a reason of `Tool.kept_out`.
     """
     texts = output.lane_table("heuristic_subset").read(shard)
     calls = _calls_of_shard(output, shard, texts)
@@ -113,8 +111,8 @@ def scored_rows(
 ) -> PartRows:
     """Return the rows of a table of scores, for single calls or for chains, in the order of CALL_KEY.
 
-    texts: text_digest and text of at least the texts of the scored calls.
-    scored: calls (FINISHED) with their losses and `reason`; if it is null, the tool may still keep the call out.
+    texts: (text_digest, text) of the calls.
+    scored: calls (FINISHED) with their losses and `reason`, which is null for most.
     unscored: calls (FINISHED) with `unfit`, why they were not scored, which becomes their `reason`.
     stores: the names of the row stores that the losses come from.
     """
@@ -128,11 +126,9 @@ def scored_rows(
 
 
 def _kept_out(lane: Lane, texts: pl.DataFrame, calls: pl.DataFrame) -> pl.Series:
-    """Ask the tools which calls may not stay whatever their delta; return the reason for each, null for most.
+    """Ask the tools which calls (FINISHED) may not stay whatever their delta; return the reasons, null for most.
 
-    texts: text_digest and text of at least the texts of the calls. calls: FINISHED.
-
-    Raises ToolDown if a tool's code fails.
+    texts: (text_digest, text) of the calls. Raises ToolDown if a tool's code fails.
     """
     text_of = dict(texts.select("text_digest", "text").iter_rows())
     tool_of = {called.key: called.tool for called in lane.chainable.values()}
@@ -154,30 +150,28 @@ def _calls_with_results(output: TableOutput, shard: str, texts: pl.DataFrame) ->
     - echoed: the tool's result for the words that a rule saw in the text after the call; null without words
     - ahead: numbers and names of the input that the text says only after the call; null for most
     - unfit: why the call is not scored; null for most
-
-    texts: the texts of the shard (text_digest, text, ...).
     """
-    # The echo of [Search(capital of France)] for the word "Paris" is the result of [Search(Paris)].
-    results_of_words = output.lane_table("tool_results").read(shard)
-    results_of_words = results_of_words.select("context", words="input", echoed="result")
     calls = finished(output, shard, level=1)
-    calls = calls.join(results_of_words, on=("words", "context"), how="left", maintain_order="left")
+    calls = calls.join(_echoed(output, shard), on=("words", "context"), how="left", maintain_order="left")
     calls = calls.with_columns(ahead=units_ahead(output.lane, texts, calls))
     return calls.with_columns(unfit=_unfit())
 
 
-def _unfit() -> pl.Expr:
-    """Return why a call is not scored: the first reason that holds, else null.
+def _echoed(output: TableOutput, shard: str) -> pl.DataFrame:
+    """Return (context, words, echoed): the tool's results, under the name of an echo, for inputs that are words.
 
-    - looks_ahead: the input names what the text says only later
-    - words_not_held: the result does not hold the words that a rule saw
-    - no_echo: the tool's result for the words does not hold them, or equals the result of the call
-    - same_result: a rule proposed a call with this result at this position before
+    The echo of [Search(capital of France)] for the word "Paris" is the result of [Search(Paris)].
     """
+    results = output.lane_table("tool_results").read(shard)
+    return results.select("context", words="input", echoed="result")
+
+
+def _unfit() -> pl.Expr:
+    """Return why a call is not scored: the first reason that holds, else null."""
     has_echo = _holds_words("echoed") & (pl.col("echoed") != pl.col("result"))
     # Without words the conditions on them are null, and do not hold.
     is_unfit = {
-        "looks_ahead": pl.col("ahead").is_not_null(),
+        "looks_ahead": pl.col("ahead").is_not_null(),  # the input names what the text says only later
         "words_not_held": ~_holds_words("result"),
         "no_echo": ~has_echo,
         "same_result": _repeats_result(),
@@ -194,8 +188,8 @@ def _holds_words(result: str) -> pl.Expr:
 def _repeats_result() -> pl.Expr:
     """Return whether a call repeats the result of the first call that a rule proposed at its position.
 
-    Of calls with equal results only that first call is False; null if no rule proposed a call with this result. The
-    loss tells results apart, not inputs, so among equal results it would choose by noise.
+    Null if no rule proposed a call with this result. The loss tells results apart, not inputs: among equal results it
+    would choose by noise.
     """
     by_rule = pl.col("source") == RULE
     calls_with_result = (*TEXT_KEY, "position", "result")

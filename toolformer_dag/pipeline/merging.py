@@ -70,8 +70,7 @@ def examples(
 ) -> Iterator[AugmentedText | Dropped]:
     """Insert the calls of a document into its texts; yield each text that gets calls, and what was dropped.
 
-    A call belongs to the text with the character before which it stands. Where two tools call at the same character,
-    the call with the larger delta stays.
+    Where two tools call at the same character, the call with the larger delta stays.
 
     texts: what the document was cut into, in order.
     calls: the kept calls of all tools in the document.
@@ -81,7 +80,7 @@ def examples(
     calls_of_texts = _calls_by_text(texts, best_calls)
     inside_count = sum(len(calls_of_text) for calls_of_text in calls_of_texts.values())
     yield from _dropped("not_best_at_position", len(calls) - len(best_calls))
-    # Outside: in white space between texts, or in a word that fits no text.
+    # Such a call stands in white space between texts, or in a word that fits no text.
     yield from _dropped("outside_every_text", len(best_calls) - inside_count)
     for index, calls_of_text in calls_of_texts.items():
         yield _augmented_text(texts[index], calls_of_text, names, markers)
@@ -100,12 +99,12 @@ def plain_examples(
     names: Sequence[str],
     markers: CallMarkers = PAPER_MARKERS,
 ) -> Iterator[AugmentedText]:
-    """Yield texts of a document unchanged: their x and x* are the same.
+    """Yield texts of a document unchanged, their x and x* are the same, if they hold no call.
 
     texts: what the document was cut into, in order.
-    offsets: characters of the document. A text is yielded if it, or the white space after it, holds one of them.
-    calls: the kept calls of the document. Texts with one of them are left out.
-    names, markers: how calls are written. Texts that contain something like a call are left out.
+    offsets: characters of the document. Only texts with one of them, or with one in the white space after, are yielded.
+    calls: the kept calls of the document.
+    names, markers: how calls are written.
     """
     wanted = _text_indices(texts, offsets)
     with_calls = _text_indices(texts, [call.char_offset for call in calls])
@@ -141,7 +140,7 @@ def _best_at_each_character(calls: Sequence[KeptCall]) -> list[KeptCall]:
 def _calls_by_text(texts: Sequence[Segment], calls: Sequence[KeptCall]) -> dict[int, list[KeptCall]]:
     """Group calls by text: index of the text in `texts` -> its calls. Calls outside every text are left out.
 
-    calls: the calls of a document in the order of their characters, which is also the order of the texts returned.
+    calls: in the order of their characters.
     """
     starts = [text.offset for text in texts]
     calls_of_texts: dict[int, list[KeptCall]] = {}
@@ -160,17 +159,11 @@ def _end(text: Segment) -> int:
 def _augmented_text(
     text: Segment, calls: Sequence[KeptCall], names: Sequence[str], markers: CallMarkers
 ) -> AugmentedText | Dropped:
-    """Insert calls into their text x; return x and x*, the text with calls.
-
-    All calls of the text are dropped together, with a reason:
-    - holds_call: x contains such a call already
-    - cannot_be_spliced: the calls cannot be inserted
-    - cannot_be_taken_out: x* without its calls differs from x
-    """
-    if holds_call(text.text, names, markers):
+    """Insert calls into their text x; return x and x*, the text with calls, or drop all of them with a reason."""
+    if holds_call(text.text, names, markers):  # x has such a call already
         return Dropped("holds_call", len(calls))
+    placed_calls = _placed_calls(text, calls)
     try:
-        placed_calls = _placed_calls(text, calls)
         text_with_calls = splice(text.text, placed_calls, markers)
     except SpliceError:
         return Dropped("cannot_be_spliced", len(calls))

@@ -109,8 +109,6 @@ def placed_at_tokens(worker: Worker, output: TableOutput, calls: pl.DataFrame) -
     """Find the judge's token before which each call stands; return these calls as rows (COLUMNS), and count the others.
 
     calls: UNPLACED. A call before a word may stand before or after the white space in front of it.
-
-    Rejected: inside_a_token (no token begins at the character), and the reasons of `scored_candidates.parsed_call`.
     """
     placed = _placed_calls(worker, output.lane, calls)
     rows = [call for call in placed if isinstance(call, _PlacedRow)]

@@ -80,8 +80,8 @@ def inputs(output: TableOutput) -> InputsOf:
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     """Return the calls of a shard from all sources of a lane: the model's samples, files, a rule, a server.
 
-    Samples are numbered (`sample`) from 0 up at each position, calls of other sources from -1 down, in the order in
-    which the settings name the sources. So a number stays with its call however many samples there are.
+    Samples are numbered (`sample`) from 0 up at each position, other calls from -1 down: so a number stays with its
+    call however many samples there are.
     """
     sampled = _sampled_calls(worker, output, shard)
     proposed = _proposed_calls(output, shard)

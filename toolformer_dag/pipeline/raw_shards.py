@@ -98,8 +98,8 @@ def format_choice(plan: Plan) -> FormatChoice:
 def documents(plan: Plan, shard: str) -> Iterator[pl.DataFrame]:
     """Yield the documents of a shard in their order: the columns of STAGE, and `place`.
 
-    `place` is the shard's name and a number that BATCH documents in a row share, such as "head_0.gz/1". Row stores are
-    sorted by it, so that rows that are read together lie together.
+    BATCH documents in a row share a `place`, such as "head_0.gz/1". Row stores are sorted by it, so that rows that are
+    read together lie together.
 
     Raises MissingPart, DamagedPart.
     """
@@ -122,8 +122,8 @@ def nothing_read(plan: Plan) -> str | None:
     parts = plan.lake.table(NAME).pointers()
     if not parts or any(part.rows for part in parts.values()):
         return None
-    first_shard, *other_shards = sorted(parts)
-    more = f" (and {len(other_shards)} more shards)" if other_shards else ""
+    first_shard = min(parts)
+    more = f" (and {len(parts) - 1} more shards)" if len(parts) > 1 else ""
     reasons = _first_rejections(plan, first_shard)
     return f"no document could be read from {_file_of(plan, first_shard)}{more}: {reasons}"
 
@@ -194,8 +194,8 @@ class _Reading:
 
         output: the table of documents, where an earlier run may have published this shard.
 
-        Raises UnusableRows after the last frame if the file is damaged, so that none of its documents may be used, or
-        RottenShard if an earlier run did use some.
+        Raises UnusableRows after the last frame if the file is damaged, or RottenShard if an earlier run used documents
+        of it.
         """
         columns = output.stage.schema.names()
         earlier_part = output.table.whole_pointer(self._shard.name)  # what an earlier run read

@@ -156,7 +156,7 @@ def question_texts(file: Path) -> list[str]:
     In JSON and JSON lines they are all strings except in fields such as "answer" (NOT_ASKED); in any other text file
     the lines, without tags.
 
-    Raises UserError for a file that is no text in UTF-8, or looks like JSON and cannot be read.
+    Raises UserError for a file that cannot be read.
     """
     content = _content(file)
     questions = _json_questions(content)
@@ -300,10 +300,9 @@ class _Removal:
 def _removed(files: Sequence[str], deduplicate: bool) -> Iterator[pl.DataFrame]:
     """Yield the documents that are copies of others or hold a passage of a benchmark, sorted by shard and digest.
 
-    DuckDB compares and sorts on disk, so memory does not grow with the corpus.
-
     files: the Parquet files of the screened documents. deduplicate: whether copies are removed.
     """
+    # DuckDB compares and sorts on disk, so memory does not grow with the corpus.
     with TemporaryDirectory() as spilled, in_memory() as connection:
         connection.execute(f"SET temp_directory = {quoted(spilled)}")
         run_sql(connection, SQL, {"files": files, "deduplicate": deduplicate})  # creates `removed`

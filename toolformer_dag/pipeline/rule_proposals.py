@@ -29,8 +29,7 @@ def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     """Return the calls that a tool's rule proposes for the texts of a shard, each before its token.
 
-    Rejected: over_budget (texts that cost the rule too much work), inside_a_token (no token begins at the character),
-    and the reasons of `parse_call`. Raises ToolDown if the rule fails.
+    Texts that cost the rule too much work are rejected as over_budget. Raises ToolDown if the rule fails.
     """
     texts = output.lane_table("heuristic_subset").read(shard)
     proposals = _proposals(output.lane, texts)

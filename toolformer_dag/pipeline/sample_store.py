@@ -156,8 +156,7 @@ class SampleStore:
     def requested(self, texts: pl.DataFrame) -> RequestedSamples:
         """Return the positions and samples that the lane's settings request of `texts`, stored or not.
 
-        Of each text they are the k positions with the highest p_i above tau_s, with m samples each. A text without
-        stored p_i has no positions yet: it is in `unmeasured_texts` of the result.
+        Of each text they are the k positions with the highest p_i above tau_s, with m samples each.
 
         texts: text_digest, text and other columns.
         """

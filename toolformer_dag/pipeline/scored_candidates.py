@@ -101,7 +101,7 @@ def chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed) ->
 def planned_samples(worker: Worker, store: SampleStore, texts: pl.DataFrame, claimed: Claimed) -> Planned:
     """Plan what the model has to compute for a shard's texts, in chunks: p_i or samples that `store` lacks.
 
-    texts: text_digest and text of distinct texts, or PLACES for a ChainedSampleStore.
+    texts: (text_digest, text) of distinct texts, or PLACES for a ChainedSampleStore.
     claimed: texts that earlier shards of this run plan already. They are left out; the planned ones are added.
     """
     requested = store.requested(texts)
@@ -223,11 +223,7 @@ def _request(
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     """Return a row per stored sample of each text of a shard: a call, or why the sample is discarded.
 
-    Reasons: no_end (the brackets are not closed), other_tool, and those of `parse_call` and `read_arguments`. Only
-    counted are texts without a position (no_position), texts that the engine refused (does_not_fit, not_finite, empty),
-    and samples without a position among the judge's tokens (inside_a_token).
-
-    Raises StorageError if samples were damaged since they were computed.
+    `rejected` also counts texts without a sample, by reason. Raises StorageError if stored samples were damaged.
     """
     subset = output.lane_table("heuristic_subset").read(shard)
     stored = _samples_of_shard(worker, output, subset)
@@ -264,9 +260,7 @@ def _samples_of_shard(worker: Worker, output: TableOutput, subset: pl.DataFrame)
 def _rows_of_texts(lane: Lane, subset: pl.DataFrame, positions: pl.DataFrame, samples: pl.DataFrame) -> pl.DataFrame:
     """Return a row per text and sample; a text that stands in several documents has its samples in each.
 
-    subset: the texts of a shard (heuristic_subset).
-    positions: the chosen positions of each distinct text (CHOSEN).
-    samples: SAMPLES of the lane's tool.
+    subset: the texts of a shard (heuristic_subset). positions: CHOSEN. samples: SAMPLES.
     """
     texts_with_positions = subset.join(positions, on="text_digest")
     table = texts_with_positions.join(_with_calls(lane, samples), on=("text_digest", "position"))
@@ -293,11 +287,7 @@ def stored_samples(output: TableOutput, store: SampleStore, requested: Requested
 
 
 def _with_calls(lane: Lane, samples: pl.DataFrame) -> pl.DataFrame:
-    """Return samples (SAMPLES) with two more columns, both null where there is no body.
-
-    - input: the input of the call, if the body is one
-    - malformed: why the body is no call of the lane's tool, or a call that no text can hold
-    """
+    """Parse samples (SAMPLES); add the columns `input`, of the call, and `malformed`, why the body is no valid call."""
     bodies = samples["body"].drop_nulls().unique()
     parsed = pl.DataFrame([parsed_call(lane, body) for body in bodies], schema=PARSED, orient="row")
     return samples.join(parsed, on="body", how="left")
@@ -314,8 +304,8 @@ class ParsedCall(NamedTuple):
 def parsed_call(lane: Lane, body: str) -> ParsedCall:
     """Parse the text between the brackets, such as `Calculator(1 + 2)`, as a call of the lane's tool.
 
-    The result has an input, or the reason why there is none: other_tool, or a reason of `parse_call` or
-    `read_arguments`. Named arguments that a text cannot hold have both.
+    The result has an input, or a reason: other_tool, or a reason of `parse_call` or `read_arguments`. Named arguments
+    that a text cannot hold have both.
     """
     try:
         call = parse_call(body)
@@ -339,10 +329,7 @@ def _parsed_arguments(lane: Lane, body: str, call: Call) -> ParsedCall:
 
 
 def _without_positions(subset: pl.DataFrame, positions: pl.DataFrame, refused: pl.DataFrame) -> Rejected:
-    """Count the texts without a position: by why the engine refused them, else as no_position.
-
-    positions: CHOSEN. refused: (text_digest, reason).
-    """
+    """Count the texts without a position: by why the engine refused them, else as no_position."""
     without = subset.join(positions, on="text_digest", how="anti")
     without = without.join(refused, on="text_digest", how="left")
     return counted(without.with_columns(pl.col("reason").fill_null("no_position")))
@@ -367,10 +354,9 @@ class _PlacedSamples(NamedTuple):
 def _at_tokens_of_judge(worker: Worker, table: pl.DataFrame) -> _PlacedSamples:
     """Move samples to the token positions of the judge, if another model sampled them.
 
-    A sample is dropped as inside_a_token where no token of the judge begins at its character, or where an earlier
-    sample has the same key after the move.
+    A sample is dropped as inside_a_token if no token begins at its character, or if an earlier sample moved to its key.
 
-    table: text, offset (of the text in its document), char (of the call in its text), and the columns of STAGE.
+    table: the columns of STAGE, text, offset (of the text in its document) and char (of the call in its text).
     """
     if not worker.plan.has_own_proposer:
         return _PlacedSamples(table, rejected=Counter())

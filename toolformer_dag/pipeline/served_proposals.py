@@ -67,11 +67,15 @@ def chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed) ->
     """
     subset = output.lane_table("heuristic_subset").read(shard)
     requested = _requested_samples(output, subset)
-    store = _store(worker, output.lane)
-    missing = claim(claimed, store.name, store.missing(requested.select(KEY)))
-    missing_texts = missing.join(requested, on=KEY, how="left", maintain_order="left")
+    missing = _claimed_missing(_store(worker, output.lane), requested, claimed)
     work = planned_work("samples", total=requested.height, missing=missing.height)
-    return Planned(_chunks(missing_texts, worker.plan.settings.execution.chunk_calls), work)
+    return Planned(_chunks(missing, worker.plan.settings.execution.chunk_calls), work)
+
+
+def _claimed_missing(store: RowStore, requested: pl.DataFrame, claimed: Claimed) -> pl.DataFrame:
+    """Return the requested samples that are not stored and that no earlier shard requests, and claim them."""
+    missing = claim(claimed, store.name, store.missing(requested.select(KEY)))
+    return missing.join(requested, on=KEY, how="left", maintain_order="left")
 
 
 def _chunks(samples: pl.DataFrame, size: int) -> list[Chunk]:
@@ -98,8 +102,8 @@ def compute(worker: Worker, output: TableOutput, chunk: pl.DataFrame) -> Work:
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     """Return the calls that the server wrote into the texts of a shard, each at its place in the original text.
 
-    Rejected: text_changed (the server changed the text before the call), inside_a_token (no token begins there), and
-    the reasons of `parse_call`. Raises StorageError if samples were damaged since they were computed.
+    Calls are rejected as text_changed if the server changed the text before them. Raises StorageError if stored samples
+    were damaged.
     """
     store = _store(worker, output.lane)
     written_texts = _written_texts(output, store, shard)
@@ -143,9 +147,9 @@ def _all_written_calls(texts: pl.DataFrame, tool_name: str) -> _WrittenCalls:
 
 
 def _unplaced_calls(text: Mapping[str, Any], written: str, tool_name: str) -> _WrittenCalls:
-    """Read the calls in what the server wrote for a text, with their characters in the document.
+    """Read the calls in what the server wrote for a text (TEXT_COLUMNS), with their characters in the document.
 
-    text: a row of heuristic_subset (TEXT_COLUMNS). written: the text with calls, as the server wrote it.
+    written: the text with calls, as the server wrote it.
     """
     without_calls = take_out(written, [tool_name])
     calls = []
@@ -155,16 +159,20 @@ def _unplaced_calls(text: Mapping[str, Any], written: str, tool_name: str) -> _W
         if offset is None:
             changed += 1
         else:
-            call = UnplacedCall(**text, source=MODEL, char_offset=text["offset"] + offset, input=input)
-            calls.append(call)
+            calls.append(_unplaced_call(text, offset, input))
     return _WrittenCalls(calls, changed)
 
 
-def _offset_in_text(text: str, written: str, offset: int) -> int | None:
-    """Translate a character offset in what the server wrote, without its calls, into one in the original text.
+def _unplaced_call(text: Mapping[str, Any], offset: int, input: str) -> UnplacedCall:
+    """Return a call of the model that stands before a character of a text (TEXT_COLUMNS)."""
+    return UnplacedCall(**text, source=MODEL, char_offset=text["offset"] + offset, input=input)
 
-    Returns None if the server changed the text before it, other than white space at the start:
-    `_offset_in_text("  It is 12.", "It is 12!", 6)` is 8, and with the offset 9 None.
+
+def _offset_in_text(text: str, written: str, offset: int) -> int | None:
+    """Return the character of the original text for a character of the server's text without calls.
+
+    None if the server changed the text before it, other than white space at the start: `_offset_in_text("  It is 12.",
+    "It is 12!", 6)` is 8, and with the offset 9 None.
     """
     written_before = written[:offset].lstrip()
     start = len(text) - len(text.lstrip())

@@ -103,7 +103,7 @@ def chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed) ->
 def planned_calls(worker: Worker, output: TableOutput, candidates: pl.DataFrame, claimed: Claimed) -> Planned:
     """Plan on which distinct calls the tool of the output's lane has to be run, in chunks.
 
-    candidates: a row per candidate call, with the columns of KEY (input, context) and others.
+    candidates: KEY and other columns.
     claimed: calls that earlier shards of this run plan already. They are left out; the planned ones are added.
     """
     calls = candidates.select(KEY).unique().sort(KEY)
@@ -124,10 +124,9 @@ def _chunks(plan: Plan, lane: Lane, calls: pl.DataFrame) -> list[Chunk]:
 
 
 def _done_calls(worker: Worker, output: TableOutput, calls: pl.DataFrame) -> pl.DataFrame:
-    """Return the calls (KEY) that the tool need not answer now, some of them not among `calls`.
+    """Return calls (KEY) that the tool need not answer now: it answered or lost them, or a file of calls has a result.
 
-    Their result is stored or came with a file of calls, or the tool lost them in this update (time limit, broken
-    connection); then the next run tries them again.
+    The next run tries lost calls again (time limit, broken connection).
     """
     # Whole rows are read, not keys alone: damage in any column has to show before the tool runs.
     stored = _store(worker, output.lane).stored(calls)
@@ -139,20 +138,24 @@ def _done_calls(worker: Worker, output: TableOutput, calls: pl.DataFrame) -> pl.
 def compute(worker: Worker, output: TableOutput, chunk: CallChunk) -> Work:
     """Run the tool on a chunk of calls, and append its answers to the row store of results.
 
-    A lost call (time limit, broken connection) is not stored, so that the next run tries it again. The returned Work is
-    empty: no model runs.
+    A lost call (time limit, broken connection) is not stored, so that the next run tries it again.
 
     Raises ToolDown if the tool stops working; the answers before that are stored.
     """
-    lane_of = {lane.key: lane for lane in output.lane.chainable.values()}
-    lane = lane_of[chunk.lane]
+    lane = _called_lane(output, chunk)
     calls = [ToolCall(input, context) for input, context in chunk.calls.select(KEY).iter_rows()]
     answers: dict[ToolCall, ToolResult] = {}  # `run` adds each answer as it comes
     try:
         worker.runner(lane).run(calls, answers)
-    finally:  # what was answered may have cost money, and is kept whatever happened then
+    finally:  # what was answered may have cost money, and is stored whatever happened then
         _commit(worker, lane, answers)
     return Work()
+
+
+def _called_lane(output: TableOutput, chunk: CallChunk) -> Lane:
+    """Return the lane whose tool the calls of a chunk are for."""
+    lane_of = {lane.key: lane for lane in output.lane.chainable.values()}
+    return lane_of[chunk.lane]
 
 
 def _commit(worker: Worker, lane: Lane, answers: Mapping[ToolCall, ToolResult]) -> None:
@@ -174,11 +177,8 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
 def answered(worker: Worker, output: TableOutput, candidates: pl.DataFrame) -> PartRows:
     """Return a row per distinct call of `candidates`: its result, or the reason why there is none.
 
-    `rejected` counts candidate calls without a result, by shard and reason. If the tool lost calls in this update, a
-    note in `facts` makes the next run compute the part again.
-
     candidates: (shard, input, context), calls to the tool of the output's lane. A row with a null `shard` is no
-        candidate call and is not counted.
+        candidate call and is not counted in `rejected`.
 
     Raises StorageError if results were damaged since they were computed.
     """
@@ -253,11 +253,7 @@ def _store(worker: Worker, lane: Lane) -> RowStore:
 
 
 def _candidate_calls(output: TableOutput, shard: str) -> pl.DataFrame:
-    """Return (shard, input, context) of every call that the tool has to answer for a shard: candidates and echoes.
-
-    A rule proposed Search("capital of France") because it saw the words "Paris" in the text after it. The echo of this
-    call is Search("Paris"), with which `loss_deltas` compares it; its shard is null.
-    """
+    """Return (shard, input, context) of every call that the tool has to answer for a shard: candidates and echoes."""
     texts = output.lane_table("heuristic_subset").read(shard).select(*TEXT_KEY, "context")
     samples = output.lane_table("scored_candidates").read(shard)
     candidates = samples.filter(pl.col("input").is_not_null())
@@ -266,7 +262,10 @@ def _candidate_calls(output: TableOutput, shard: str) -> pl.DataFrame:
 
 
 def _echoes(calls: pl.DataFrame) -> pl.DataFrame:
-    """Return the echo of each call that a rule proposed for words of the text."""
+    """Return the echo of each call that a rule proposed for words of the text; its shard is null.
+
+    A rule that saw "Paris" in the text may have proposed Search("capital of France"): then the echo is Search("Paris").
+    """
     return calls.drop_nulls("words").with_columns(shard=pl.lit(None, pl.String), input="words")
 
 
