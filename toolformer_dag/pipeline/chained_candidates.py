@@ -41,8 +41,8 @@ from toolformer_dag.computing.stage import (
 from toolformer_dag.computing.worker import Worker
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.pipeline import scored_candidates, tool_results
-from toolformer_dag.pipeline.sample_store import ChainedSampleStore, RequestedSamples, samples_identity
-from toolformer_dag.pipeline.scored_candidates import TextChunk, parsed_call
+from toolformer_dag.pipeline.sample_store import ChainedSampleStore, samples_identity
+from toolformer_dag.pipeline.scored_candidates import SamplesOfTexts, TextChunk, parsed_call, samples_of_texts
 from toolformer_dag.settings.tool_settings import MODEL
 from toolformer_dag.texts import look_ahead
 from toolformer_dag.texts.chains import ChainLink, place_of, read_chain, written_chain
@@ -255,18 +255,12 @@ def rows(worker: Worker, output: TableOutput, shard: str, level: int) -> PartRow
     """
     calls_before, places = places_after_calls(output, shard, level)
     store = ChainedSampleStore(worker, output.lane)
-    requested = store.requested(places)
-    samples = _samples_of_places(output, store, requested)
-    rows_after_calls = _rows_after_calls(output.lane, calls_before, requested.positions, samples)
-    table = _numbered(rows_after_calls, level).select(output.stage.schema.names()).sort(CALL_KEY)
-    without_call = _count_without_call(calls_before, requested.positions, store.refused(places))
-    return PartRows(frames=[table], rejected=counted(table) + without_call, stores=store.names)
-
-
-def _samples_of_places(output: TableOutput, store: ChainedSampleStore, requested: RequestedSamples) -> pl.DataFrame:
-    """Return the requested samples as (sample, body, reason, place), sorted by place and sample."""
-    samples = scored_candidates.stored_samples(output, store, requested)
-    return samples.select("sample", "body", "reason", place="text_digest").sort("place", "sample")
+    stored = samples_of_texts(output, store, places)
+    rows_after_calls = _rows_after_calls(output.lane, calls_before, stored)
+    numbered = _numbered(rows_after_calls, level)
+    table = numbered.select(output.stage.schema.names()).sort(CALL_KEY)
+    rejected = counted(table) + _count_without_call(calls_before, stored)
+    return PartRows(frames=[table], rejected=rejected, stores=store.names)
 
 
 def _numbered(table: pl.DataFrame, level: int) -> pl.DataFrame:
@@ -276,26 +270,21 @@ def _numbered(table: pl.DataFrame, level: int) -> pl.DataFrame:
     return table.with_columns(sample=number_at_position + first_sample)
 
 
-def _count_without_call(calls_before: pl.DataFrame, positions: pl.DataFrame, refused: pl.DataFrame) -> Rejected:
-    """Count calls that no call follows: by why the engine refused their place, else as no_call.
-
-    positions (CHOSEN): the places where a call follows; their hash is `text_digest`, as in `refused`.
-    """
-    without_call = calls_before.join(positions, left_on="place", right_on="text_digest", how="anti")
-    reason_of_place = refused.select("reason", place="text_digest")
+def _count_without_call(calls_before: pl.DataFrame, stored: SamplesOfTexts) -> Rejected:
+    """Count calls that no call follows: by why the engine refused their place, else as no_call."""
+    reason_of_place = stored.refused.select("reason", place="text_digest")
+    without_call = calls_before.join(stored.positions, left_on="place", right_on="text_digest", how="anti")
     with_reason = without_call.join(reason_of_place, on="place", how="left")
     return counted(with_reason.with_columns(pl.col("reason").fill_null("no_call")))
 
 
-def _rows_after_calls(
-    lane: Lane, calls_before: pl.DataFrame, positions: pl.DataFrame, samples: pl.DataFrame
-) -> pl.DataFrame:
+def _rows_after_calls(lane: Lane, calls_before: pl.DataFrame, stored: SamplesOfTexts) -> pl.DataFrame:
     """Return a row per sample: the key and text of the call that it stands after, and the sample parsed as a call.
 
-    positions (CHOSEN): the places where a further call is probable enough; their hash is `text_digest`.
-    samples: (place, sample, body, reason).
+    calls_before: see PlacesAfterCalls. stored: what is stored of the places after them.
     """
-    probability_of_place = positions.select("p_api", place="text_digest")
+    probability_of_place = stored.positions.select("p_api", place="text_digest")
+    samples = stored.samples.select("sample", "body", "reason", place="text_digest").sort("place", "sample")
     table = calls_before.drop("sample", "p_api", "input", "called", "before")
     table = table.join(probability_of_place, on="place", maintain_order="left")
     table = table.join(samples, on="place", maintain_order="left_right").drop("sample")

@@ -42,6 +42,7 @@ SAMPLES = pl.Schema(
     }
 )
 """Columns of the stored samples; `StoredSample` describes them."""
+POSITION_KEY = ("text_digest",)
 SAMPLE_KEY = ("text_digest", "position", "sample")
 REFUSED = -1
 """The `position` of a stored row that holds no sample, but the reason why a text has none at all."""
@@ -131,22 +132,16 @@ class SampleStore:
         prompt: the prompt for sampling; default: that of the lane's tool.
         prefix: put before the names of the stores: "chained_" gives chained_positions.
         """
+        plan = worker.plan
+        store_name = f"{lane.tool.key}/{prefix}"
         self.prompt = lane.tool.prompt if prompt is None else prompt
         self._lane = lane
-        self._max_call_tokens = worker.plan.settings.sampling.max_call_tokens
+        self._max_call_tokens = plan.settings.sampling.max_call_tokens
         self._positions_per_text = lane.k
         self.positions = worker.rows(
-            f"{lane.tool.key}/{prefix}positions",
-            identity=positions_identity(worker.plan, self.prompt),
-            key=("text_digest",),
-            schema=POSITIONS,
+            f"{store_name}positions", positions_identity(plan, self.prompt), POSITION_KEY, POSITIONS
         )
-        self.samples = worker.rows(
-            f"{lane.tool.key}/{prefix}samples",
-            identity=samples_identity(worker.plan, self.prompt),
-            key=SAMPLE_KEY,
-            schema=SAMPLES,
-        )
+        self.samples = worker.rows(f"{store_name}samples", samples_identity(plan, self.prompt), SAMPLE_KEY, SAMPLES)
 
     @property
     def names(self) -> list[str]:

@@ -226,44 +226,43 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     `rejected` also counts texts without a sample, by reason. Raises StorageError if stored samples were damaged.
     """
     subset = output.lane_table("heuristic_subset").read(shard)
-    stored = _samples_of_shard(worker, output, subset)
-    rows_of_texts = _rows_of_texts(output.lane, subset, stored.positions, stored.samples)
+    store = SampleStore(worker, output.lane)
+    stored = samples_of_texts(output, store, _distinct_texts(subset))
+    rows_of_texts = _rows_of_texts(output.lane, subset, stored)
     placed = _at_tokens_of_judge(worker, rows_of_texts)
     table = placed.rows.select(output.stage.schema.names()).sort(CALL_KEY)
-    without_positions = _without_positions(subset, stored.positions, stored.refused)
-    rejected = counted(table) + without_positions + placed.rejected
-    return PartRows(frames=[table], rejected=rejected, stores=stored.stores)
+    rejected = counted(table) + _without_positions(subset, stored) + placed.rejected
+    return PartRows(frames=[table], rejected=rejected, stores=store.names)
 
 
-class _SamplesOfShard(NamedTuple):
-    """What is stored of the texts of a shard."""
+class SamplesOfTexts(NamedTuple):
+    """What a SampleStore holds of some texts, or of places after calls (PLACES)."""
 
     positions: pl.DataFrame  # CHOSEN: where calls were sampled
     samples: pl.DataFrame  # SAMPLES
     refused: pl.DataFrame  # (text_digest, reason) of the texts that the engine refused
-    stores: list[str]  # the names of the row stores
 
 
-def _samples_of_shard(worker: Worker, output: TableOutput, subset: pl.DataFrame) -> _SamplesOfShard:
-    """Read what is stored of the texts of a shard (rows of heuristic_subset). Raises StorageError."""
-    texts = _distinct_texts(subset)
-    store = SampleStore(worker, output.lane)
+def samples_of_texts(output: TableOutput, store: SampleStore, texts: pl.DataFrame) -> SamplesOfTexts:
+    """Read what a lane's settings request of distinct texts, or of PLACES for a ChainedSampleStore.
+
+    Raises StorageError if some samples were damaged since they were computed.
+    """
     requested = store.requested(texts)
-    return _SamplesOfShard(
-        positions=requested.positions,
-        samples=stored_samples(output, store, requested),
-        refused=store.refused(texts),
-        stores=store.names,
-    )
+    samples = store.samples.stored(requested.keys)
+    missing_samples = requested.keys.height - samples.height
+    require_whole(output, "samples", missing_samples + requested.unmeasured_texts.height)
+    return SamplesOfTexts(positions=requested.positions, samples=samples, refused=store.refused(texts))
 
 
-def _rows_of_texts(lane: Lane, subset: pl.DataFrame, positions: pl.DataFrame, samples: pl.DataFrame) -> pl.DataFrame:
+def _rows_of_texts(lane: Lane, subset: pl.DataFrame, stored: SamplesOfTexts) -> pl.DataFrame:
     """Return a row per text and sample; a text that stands in several documents has its samples in each.
 
-    subset: the texts of a shard (heuristic_subset). positions: CHOSEN. samples: SAMPLES.
+    subset: the texts of a shard (heuristic_subset).
     """
-    texts_with_positions = subset.join(positions, on="text_digest")
-    table = texts_with_positions.join(_with_calls(lane, samples), on=("text_digest", "position"))
+    samples = _with_calls(lane, stored.samples)
+    texts_with_positions = subset.join(stored.positions, on="text_digest")
+    table = texts_with_positions.join(samples, on=("text_digest", "position"))
     return table.with_columns(
         char_offset=pl.col("offset") + pl.col("char"),
         reason=pl.coalesce("reason", "malformed"),  # why the sample was discarded, else why its body is no call
@@ -276,14 +275,6 @@ def _rows_of_texts(lane: Lane, subset: pl.DataFrame, positions: pl.DataFrame, sa
 def _distinct_texts(subset: pl.DataFrame) -> pl.DataFrame:
     """Return (text_digest, text) of the distinct texts among rows of heuristic_subset."""
     return subset.select("text_digest", "text").unique("text_digest", maintain_order=True)
-
-
-def stored_samples(output: TableOutput, store: SampleStore, requested: RequestedSamples) -> pl.DataFrame:
-    """Return the requested samples (SAMPLES). Raises StorageError if some were damaged since they were computed."""
-    samples = store.samples.stored(requested.keys)
-    missing_samples = requested.keys.height - samples.height
-    require_whole(output, "samples", missing_samples + requested.unmeasured_texts.height)
-    return samples
 
 
 def _with_calls(lane: Lane, samples: pl.DataFrame) -> pl.DataFrame:
@@ -328,10 +319,10 @@ def _parsed_arguments(lane: Lane, body: str, call: Call) -> ParsedCall:
     return ParsedCall(body, input=input, reason=fault(Call(call.tool, input)))
 
 
-def _without_positions(subset: pl.DataFrame, positions: pl.DataFrame, refused: pl.DataFrame) -> Rejected:
-    """Count the texts without a position: by why the engine refused them, else as no_position."""
-    without = subset.join(positions, on="text_digest", how="anti")
-    without = without.join(refused, on="text_digest", how="left")
+def _without_positions(subset: pl.DataFrame, stored: SamplesOfTexts) -> Rejected:
+    """Count the texts (heuristic_subset) without a position: by why the engine refused them, else as no_position."""
+    without = subset.join(stored.positions, on="text_digest", how="anti")
+    without = without.join(stored.refused, on="text_digest", how="left")
     return counted(without.with_columns(pl.col("reason").fill_null("no_position")))
 
 
