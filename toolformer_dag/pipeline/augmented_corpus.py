@@ -54,9 +54,9 @@ from toolformer_dag.texts.chains import ChainLink, read_chain
 from toolformer_dag.texts.segments import Segment
 
 NAME = "training/augmented_corpus"
-DOCUMENT = ("shard", "digest")
+DOCUMENT_KEY = ("shard", "digest")
 """The key of a document."""
-ORDER = ("document_hash", "digest", "segment")
+CORPUS_ORDER = ("document_hash", "digest", "segment")
 """The order of C*."""
 
 
@@ -151,7 +151,7 @@ def _with_texts(
     documents: Iterator[_PlacedDocument], cuts: DocumentCuts
 ) -> Iterator[tuple[_PlacedDocument, Sequence[Segment]]]:
     """Yield each document with the texts that it is cut into; stored cuts are read in batches."""
-    while batch := list(islice(documents, raw_shards.BATCH)):
+    while batch := list(islice(documents, raw_shards.DOCUMENTS_PER_PLACE)):
         cut_documents = cuts.texts_of([(document.place, document.text) for document in batch])
         for document, cut_document in zip(batch, cut_documents, strict=True):
             yield document, cut_document.texts
@@ -225,7 +225,7 @@ def corpus_rows(lake: Lake, columns: Sequence[str]) -> pl.LazyFrame:
     table = lake.table(NAME)
     if not table.parts():
         raise MissingPart(NAME, WHOLE)
-    return table.scan().sort(ORDER).select(columns)
+    return table.scan().sort(CORPUS_ORDER).select(columns)
 
 
 def corpus_batches(lake: Lake) -> Iterator[pl.DataFrame]:
@@ -309,7 +309,7 @@ def _stored_documents(plan: Plan, wanted: pl.DataFrame) -> Iterator[_PlacedDocum
 def _documents_of_shard(plan: Plan, shard: str, wanted: pl.DataFrame) -> Iterator[_PlacedDocument]:
     """Yield the documents of a shard whose (shard, digest) is in `wanted`, in their order."""
     for batch in raw_shards.documents(plan, shard):
-        documents = batch.join(wanted, on=DOCUMENT, how="semi", maintain_order="left")
+        documents = batch.join(wanted, on=DOCUMENT_KEY, how="semi", maintain_order="left")
         for values in documents.select(_PlacedDocument._fields).iter_rows():
             yield _PlacedDocument(*values)
 
@@ -335,12 +335,12 @@ class _Merge:
         self._name_of_lane = plan.lane_names  # key of the lane -> its tool's name in texts
         self._tool_names = list(plan.lane_names.values())
         self._markers = plan.settings.model.markers
-        self._calls_of = calls.partition_by(DOCUMENT, as_dict=True)
-        self._plain_of = plain.partition_by(DOCUMENT, as_dict=True)
+        self._calls_of = calls.partition_by(DOCUMENT_KEY, as_dict=True)
+        self._plain_of = plain.partition_by(DOCUMENT_KEY, as_dict=True)
 
     def table(self, schema: pl.Schema) -> pl.DataFrame:
         """Return the rows of the documents that were added, in the order of C*."""
-        return pl.DataFrame(self._rows, schema=schema, orient="row").sort(ORDER)
+        return pl.DataFrame(self._rows, schema=schema, orient="row").sort(CORPUS_ORDER)
 
     def add(self, document: _PlacedDocument, texts: Sequence[Segment]) -> None:
         """Add a document, which is cut into `texts`: a row per text with calls, and per chosen text without calls."""
@@ -378,7 +378,7 @@ class _Merge:
 
 def _document_keys(calls: pl.DataFrame, plain: pl.DataFrame) -> pl.DataFrame:
     """Return (shard, digest) of the document of each call and of each text without calls."""
-    return pl.concat([calls.select(DOCUMENT), plain.select(DOCUMENT)])
+    return pl.concat([calls.select(DOCUMENT_KEY), plain.select(DOCUMENT_KEY)])
 
 
 def _row(document: _PlacedDocument, example: AugmentedText) -> _CorpusRow:

@@ -52,11 +52,11 @@ FIRST_SAMPLE = 100_000_000
 """Number (`sample`) of the first call at a position that stands after one other; twice as much after two."""
 PARSING = 2
 """Raised when the same bodies would be parsed differently; no sample is computed again."""
-CALLED = Column(
+CALLED_COLUMN = Column(
     TOOL.dtype, "key of the lane whose tool is called: the lane's own, or one of `then`; null without a body"
 )
-BEFORE = Column(CHAIN.dtype, "the calls before it at its place, with their results, as JSON")
-FINISHED = (
+BEFORE_COLUMN = Column(CHAIN.dtype, "the calls before it at its place, with their results, as JSON")
+FINISHED_COLUMNS = (
     *CALL_KEY,
     "char_offset",
     "p_api",
@@ -77,11 +77,11 @@ single call. `text_digest`, `context` and `offset` are those of its text.
 """
 
 OFFSET_IN_TEXT = (pl.col("char_offset") - pl.col("offset")).alias("offset_in_text")
-"""The character of its text before which a call (FINISHED) stands."""
+"""The character of its text before which a call (FINISHED_COLUMNS) stands."""
 
 
 def finished(output: TableOutput, shard: str, level: int) -> pl.DataFrame:
-    """Return the calls of a shard that have a result, with the columns FINISHED.
+    """Return the calls of a shard that have a result, with the columns FINISHED_COLUMNS.
 
     level: 1 for single calls, 2 for calls made after one earlier call, and so on.
 
@@ -90,7 +90,7 @@ def finished(output: TableOutput, shard: str, level: int) -> pl.DataFrame:
     texts = output.lane_table("heuristic_subset").read(shard).select(*TEXT_KEY, "text_digest", "context", "offset")
     calls = _candidate_calls(output, shard, level).join(texts, on=TEXT_KEY, how="left")
     calls = _with_results(output, shard, calls, level)
-    return calls.filter(pl.col("result").is_not_null()).select(FINISHED)
+    return calls.filter(pl.col("result").is_not_null()).select(FINISHED_COLUMNS)
 
 
 def _candidate_calls(output: TableOutput, shard: str, level: int) -> pl.DataFrame:
@@ -118,7 +118,7 @@ def _with_results(output: TableOutput, shard: str, calls: pl.DataFrame, level: i
 
 
 def chains_of(lane: Lane, calls: pl.DataFrame) -> pl.Series:
-    """Return the chain that each of the `calls` (FINISHED) ends, as JSON: the earlier calls and itself."""
+    """Return the chain that each of the `calls` (FINISHED_COLUMNS) ends, as JSON: the earlier calls and itself."""
     tool_names = {called.key: name for name, called in lane.chainable.items()}
     chains = []
     for before, called, input, result in calls.select("before", "called", "input", "result").iter_rows():
@@ -133,7 +133,7 @@ def units_ahead(lane: Lane, texts: pl.DataFrame, calls: pl.DataFrame) -> pl.Seri
     A call with the input "17 + 25", before a text says 17, gives ["17"]: a reader could not have asked for it yet. All
     are null for a tool without the setting `look_ahead`.
 
-    texts: (text_digest, text) of the calls. calls: FINISHED.
+    texts: (text_digest, text) of the calls. calls: FINISHED_COLUMNS.
     """
     lists = _lists_of_units_ahead(texts, calls) if lane.look_ahead else [None] * calls.height
     return pl.Series(lists, dtype=pl.List(pl.String()))
@@ -173,7 +173,7 @@ class PlacesAfterCalls(NamedTuple):
     """The places of a shard at which a further call of a chain may stand.
 
     - calls: the calls after which a further one may stand, the first of equal chains at a position of a text. Columns:
-      FINISHED, `chain` (the call and those before it, as JSON) and `place` (a hash of text, position and chain)
+      FINISHED_COLUMNS, `chain` (the call and those before it, as JSON) and `place` (a hash of text, position and chain)
     - places (PLACES): the distinct places; equal texts in several documents share them. The hash of a place is in the
       column `text_digest`, so that the row stores and functions for whole texts serve for places too
     """
@@ -200,7 +200,7 @@ def _distinct_places(calls: pl.DataFrame, texts: pl.DataFrame) -> pl.DataFrame:
 
 
 def _calls_with_places(output: TableOutput, calls: pl.DataFrame, texts: pl.DataFrame) -> pl.DataFrame:
-    """Return the calls (FINISHED) after which a further one may stand, with the columns `chain` and `place`.
+    """Return the calls (FINISHED_COLUMNS) after which a further one may stand, with the columns `chain` and `place`.
 
     texts: (text_digest, text) of the calls.
     """
@@ -363,7 +363,7 @@ def run_rows(worker: Worker, output: TableOutput, shard: str, level: int) -> Par
     for calls in _calls_by_tool(output, shard, level):
         answers = tool_results.answered(worker, calls.output, calls.candidates)
         merged = _merged(merged, answers)
-    table = pl.concat(merged.frames).sort("tool", *tool_results.KEY)
+    table = pl.concat(merged.frames).sort("tool", *tool_results.RESULT_KEY)
     return replace(merged, frames=[table])
 
 
@@ -389,7 +389,7 @@ def _calls_by_tool(output: TableOutput, shard: str, level: int) -> list[_CallsOf
     calls = _calls_with_context(output, shard, level)
     groups = []
     for lane_of_tool in output.lane.chainable.values():  # the tools that may be called after this lane's
-        candidates = calls.filter(called=lane_of_tool.key).select("shard", *tool_results.KEY)
+        candidates = calls.filter(called=lane_of_tool.key).select("shard", *tool_results.RESULT_KEY)
         output_of_tool = TableOutput(output.stage, output.plan, lane_of_tool)
         groups.append(_CallsOfTool(output_of_tool, candidates))
     return groups
@@ -424,8 +424,8 @@ def stages(level: int) -> tuple[Stage, Stage]:
             **CALL,
             "char_offset": CHAR_OFFSET,
             "p_api": P_API,
-            "before": BEFORE,
-            "called": CALLED,
+            "before": BEFORE_COLUMN,
+            "called": CALLED_COLUMN,
             "body": scored_candidates.STAGE.columns["body"],
             "input": SAMPLED_INPUT,
             "reason": scored_candidates.STAGE.columns["reason"],
@@ -445,7 +445,7 @@ def stages(level: int) -> tuple[Stage, Stage]:
         settings=run_settings,
         reads=(candidates, "heuristic_subset"),
         pool="tools",
-        volatile=tool_results.MEASURED,
+        volatile=tool_results.MEASURED_COLUMNS,
         make=ByChunk(partial(run_chunks, level=level), tool_results.compute, partial(run_rows, level=level)),
         in_warehouse=tool_results.STAGE.in_warehouse,
         asset=StageAsset(calls=lambda output: output.lane.chainable.values()),

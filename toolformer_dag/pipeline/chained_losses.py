@@ -103,7 +103,7 @@ class ChainChunk:
 
 
 def chained_calls(output: TableOutput, shard: str, level: int) -> pl.DataFrame:
-    """Return the last calls of a shard's chains of `level` calls: FINISHED, `chain` and `others`, both as JSON.
+    """Return the last calls of a shard's chains of `level` calls: FINISHED_COLUMNS, `chain` and `others`, both as JSON.
 
     others: the results that are swapped in to measure the need of the chain.
     """

@@ -15,7 +15,7 @@ from toolformer_dag.computing.worker import Worker
 from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.texts.segments import CUTTING, Segment, TokenCounter, pieces, segments, text_digest
 
-KEY = ("place", "document", "max_tokens")
+CUTS_KEY = ("place", "document", "max_tokens")
 CUTS = pl.Schema(
     {
         "place": pl.String(),
@@ -75,8 +75,8 @@ class DocumentCuts:
     """
 
     def __init__(self, worker: Worker, max_tokens: int, count: TokenCounter) -> None:
-        identity = {"cutting": CUTTING, "model": tokenizing(worker.plan), "key": KEY}
-        self._store = worker.rows("ccnet/cuts", identity, KEY, CUTS)
+        identity = {"cutting": CUTTING, "model": tokenizing(worker.plan), "key": CUTS_KEY}
+        self._store = worker.rows("ccnet/cuts", identity, CUTS_KEY, CUTS)
         self._max_tokens = max_tokens
         self._count = count
         self.name = self._store.name
@@ -84,7 +84,7 @@ class DocumentCuts:
     def texts_of(self, documents: Sequence[tuple[str, str]]) -> Iterator[DocumentTexts]:
         """Yield the texts that each document is cut into. New cuts are stored before the first document is yielded.
 
-        documents: (place, text) of each, best raw_shards.BATCH at a time, whose cuts are stored together.
+        documents: (place, text) of each, best raw_shards.DOCUMENTS_PER_PLACE at a time, whose cuts are stored together.
 
         Raises WriteError.
         """

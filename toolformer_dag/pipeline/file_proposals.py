@@ -28,7 +28,7 @@ from toolformer_dag.files import UserError
 from toolformer_dag.identity import file_hash, fingerprint
 from toolformer_dag.lake.table import WHOLE, Table
 from toolformer_dag.pipeline import raw_shards
-from toolformer_dag.pipeline.placing import COLUMNS, placed_at_tokens, placing
+from toolformer_dag.pipeline.placing import PROPOSAL_COLUMNS, placed_at_tokens, placing
 from toolformer_dag.texts.compression import HEAD_BYTES, kind_in_words
 from toolformer_dag.texts.readers.json_lines import other_shape
 from toolformer_dag.texts.segments import text_digest
@@ -110,7 +110,7 @@ def _rejected_without_shard(plan: Plan, file_rows: "_FileRows", placed: "_Placed
 class _PlacedCalls(NamedTuple):
     """Calls of files, each before the token at which it stands."""
 
-    rows: pl.DataFrame  # COLUMNS
+    rows: pl.DataFrame  # PROPOSAL_COLUMNS
     rejected: Rejected
     numbers: set[int]  # the indices of the calls that are inside some text
 
@@ -324,9 +324,9 @@ def _documents_by_name(documents: pl.DataFrame) -> pl.DataFrame:
 
 
 def _in_texts(plan: Plan, lane: Lane, shard: str, calls: pl.DataFrame) -> pl.DataFrame:
-    """Return the calls whose character is inside a text of the shard (UNPLACED, number), in the order of the files.
+    """Return the calls whose character is inside a text of the shard, with that text, in the order of the files.
 
-    calls: FILE_CALLS and `number`. A call in two overlapping texts has two rows.
+    calls: FILE_CALLS and `number`. A call in two overlapping texts has two rows: UNPLACED_CALLS and `number`.
     """
     texts = plan.lane_table(lane, "heuristic_subset").read(shard)
     texts_with_calls = texts.select(*TEXT_KEY, "offset", "text", "context").join(calls, on="digest")
@@ -361,7 +361,7 @@ def _results(table: Table) -> pl.DataFrame:
 STAGE = Stage(
     name="file_proposals",
     description="Calls of the lane's files at their places in its texts.",
-    columns=COLUMNS,
+    columns=PROPOSAL_COLUMNS,
     key=CALL_KEY,
     settings=settings,
     reads=("heuristic_subset",),

@@ -31,7 +31,7 @@ from toolformer_dag.pipeline.merging import HELDOUT, HELDOUT_SHARE, TRAIN, split
 from toolformer_dag.texts.segments import Segment, text_digest
 
 NAME = "ccnet/heldout_texts"
-MINIMUM = 100
+FEWEST_TEXTS = 100
 """Below this number of texts a warning says that they choose or measure only roughly."""
 
 
@@ -81,7 +81,7 @@ class _ShardCutting:
         """
         for frame in documents:
             heldout = frame.filter(_is_heldout(frame["text"]))
-            for batch in heldout.iter_slices(raw_shards.BATCH):
+            for batch in heldout.iter_slices(raw_shards.DOCUMENTS_PER_PLACE):
                 yield pl.DataFrame(self._rows(batch), schema=STAGE.schema, orient="row")
 
     def _rows(self, documents: pl.DataFrame) -> list[_HeldoutRow]:
@@ -245,14 +245,14 @@ def document_texts(plan: Plan, documents: pl.DataFrame) -> list[str]:
 
 
 def too_few(texts: int, purpose: str) -> str | None:
-    """Return a warning if fewer than MINIMUM held-out texts were drawn, else None.
+    """Return a warning if fewer than FEWEST_TEXTS held-out texts were drawn, else None.
 
     purpose: what the texts do, as the message says it: "choose the checkpoint".
     """
-    if texts >= MINIMUM:
+    if texts >= FEWEST_TEXTS:
         return None
     return (
-        f"{texts} held-out texts {purpose}, fewer than {MINIMUM}, so that the figure is rough; add shards: "
+        f"{texts} held-out texts {purpose}, fewer than {FEWEST_TEXTS}, so that the figure is rough; add shards: "
         f"{HELDOUT_SHARE:.0%} of the documents are held out, and at most half of their texts choose the checkpoint"
     )
 

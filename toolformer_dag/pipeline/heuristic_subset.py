@@ -35,7 +35,7 @@ from toolformer_dag.tools.language_identifier import Identifier
 from toolformer_dag.tools.routing import Router
 from toolformer_dag.tools.tool import OverBudget, blamed
 
-SMALLEST = 16
+FEWEST_TEXT_TOKENS = 16
 """The least tokens that a text must be allowed to have: shorter ones hold too little context for a call."""
 CALL_BRACKET_TOKENS = 4
 """The most tokens that a tokenizer has for " [", which begins a call."""
@@ -79,11 +79,11 @@ def text_budget(*, segment_tokens: int, context_length: int, prompt_tokens: int,
     prompt_tokens: everything in the prompt P(x) except the text x.
     max_call_tokens: the most tokens between the brackets of a call.
 
-    Raises UserError if fewer than SMALLEST tokens would be left.
+    Raises UserError if fewer than FEWEST_TEXT_TOKENS tokens would be left.
     """
     call_tokens = max_call_tokens + CALL_BRACKET_TOKENS
     room = (context_length - prompt_tokens - call_tokens) // 2
-    if room < SMALLEST:
+    if room < FEWEST_TEXT_TOKENS:
         raise UserError(
             f"the prompt takes {prompt_tokens} and a call {call_tokens} of the model's {context_length} tokens, which "
             f"leaves {room} for the text; shorten the prompt, lower sampling.max_call_tokens or take another model"
@@ -172,7 +172,7 @@ class _Selection:
     def frames(self, documents: Iterator[pl.DataFrame]) -> Iterator[pl.DataFrame]:
         """Yield the rows of the table, in the order of the documents."""
         for frame in documents:
-            for batch in frame.iter_slices(raw_shards.BATCH):
+            for batch in frame.iter_slices(raw_shards.DOCUMENTS_PER_PLACE):
                 yield self._texts(batch)
 
     def _texts(self, documents: pl.DataFrame) -> pl.DataFrame:

@@ -112,8 +112,8 @@ def scored_rows(
     """Return the rows of a table of scores, for single calls or for chains, in the order of CALL_KEY.
 
     texts: (text_digest, text) of the calls.
-    scored: calls (FINISHED) with their losses and `reason`, which is null for most.
-    unscored: calls (FINISHED) with `unfit`, why they were not scored, which becomes their `reason`.
+    scored: calls (FINISHED_COLUMNS) with their losses and `reason`, which is null for most.
+    unscored: calls (FINISHED_COLUMNS) with `unfit`, why they were not scored, which becomes their `reason`.
     stores: the names of the row stores that the losses come from.
     """
     reasons_of_tools = _kept_out(output.lane, texts, scored)
@@ -126,9 +126,9 @@ def scored_rows(
 
 
 def _kept_out(lane: Lane, texts: pl.DataFrame, calls: pl.DataFrame) -> pl.Series:
-    """Ask the tools which calls (FINISHED) may not stay whatever their delta; return the reasons, null for most.
+    """Ask the tools which calls may not stay whatever their delta; return the reasons, null for most.
 
-    texts: (text_digest, text) of the calls. Raises ToolDown if a tool's code fails.
+    calls: FINISHED_COLUMNS. texts: (text_digest, text) of the calls. Raises ToolDown if a tool's code fails.
     """
     text_of = dict(texts.select("text_digest", "text").iter_rows())
     tool_of = {called.key: called.tool for called in lane.chainable.values()}
@@ -145,7 +145,7 @@ def _reason_of_tool(tool: Tool, text: str, offset: int, input: str) -> str | Non
 
 
 def _calls_with_results(output: TableOutput, shard: str, texts: pl.DataFrame) -> pl.DataFrame:
-    """Return the single calls of a shard that have a result (FINISHED), with three more columns.
+    """Return the single calls of a shard that have a result (FINISHED_COLUMNS), with three more columns.
 
     - echoed: the tool's result for the words that a rule saw in the text after the call; null without words
     - ahead: numbers and names of the input that the text says only after the call; null for most

@@ -18,7 +18,7 @@ from toolformer_dag.texts.calls import clean_result
 
 PLACING = 2
 """Raised when the same proposals would give other rows; no loss is computed again."""
-COLUMNS = {
+PROPOSAL_COLUMNS = {
     **scored_candidates.STAGE.columns,
     "context": Column(pl.String(), "what the result depends on beside the input"),
     "result": RESULT,
@@ -43,7 +43,7 @@ class UnplacedCall(NamedTuple):
     words: str | None = None  # what a rule saw the text say after the call
 
 
-UNPLACED = pl.Schema(
+UNPLACED_CALLS = pl.Schema(
     {
         "shard": pl.String(),
         "digest": pl.String(),
@@ -63,7 +63,7 @@ UNPLACED = pl.Schema(
 
 
 class _PlacedRow(NamedTuple):
-    """A row of COLUMNS."""
+    """A row of PROPOSAL_COLUMNS."""
 
     tool: str
     shard: str
@@ -83,7 +83,7 @@ class _PlacedRow(NamedTuple):
 
 
 class ProposedCalls(NamedTuple):
-    """Calls at their places (COLUMNS), by key, and how many were rejected."""
+    """Calls at their places (PROPOSAL_COLUMNS), by key, and how many were rejected."""
 
     rows: pl.DataFrame
     rejected: Rejected
@@ -101,14 +101,14 @@ def placing(plan: Plan, lane: Lane) -> dict[str, Any]:
 
 
 def unplaced(calls: Sequence[UnplacedCall]) -> pl.DataFrame:
-    """Return calls as a frame (UNPLACED)."""
-    return pl.DataFrame(calls, schema=UNPLACED, orient="row")
+    """Return calls as a frame (UNPLACED_CALLS)."""
+    return pl.DataFrame(calls, schema=UNPLACED_CALLS, orient="row")
 
 
 def placed_at_tokens(worker: Worker, output: TableOutput, calls: pl.DataFrame) -> ProposedCalls:
-    """Find the judge's token before which each call stands; return these calls as rows (COLUMNS), and count the others.
+    """Find the judge's token before which each call stands; return these calls as rows, and count the others.
 
-    calls: UNPLACED. A call before a word may stand before or after the white space in front of it.
+    calls: UNPLACED_CALLS. A call before a word may stand before or after the white space in front of it.
     """
     placed = _placed_calls(worker, output.lane, calls)
     rows = [call for call in placed if isinstance(call, _PlacedRow)]
@@ -118,15 +118,15 @@ def placed_at_tokens(worker: Worker, output: TableOutput, calls: pl.DataFrame) -
 
 
 def _placed_calls(worker: Worker, lane: Lane, calls: pl.DataFrame) -> "list[_PlacedRow | _Refused]":
-    """Return the row of each call (UNPLACED), or why it has none, text by text."""
+    """Return the row of each call (UNPLACED_CALLS), or why it has none, text by text."""
     placed: list[_PlacedRow | _Refused] = []
-    for calls_of_text in calls.select(UNPLACED.names()).partition_by(TEXT_KEY, maintain_order=True):
+    for calls_of_text in calls.select(UNPLACED_CALLS.names()).partition_by(TEXT_KEY, maintain_order=True):
         placed += _placed_in_text(worker, lane, calls_of_text)
     return placed
 
 
 def _placed_in_text(worker: Worker, lane: Lane, calls: pl.DataFrame) -> "list[_PlacedRow | _Refused]":
-    """Return the row of each call of one text (UNPLACED), or why it has none."""
+    """Return the row of each call of one text (UNPLACED_CALLS), or why it has none."""
     place_in_text = scored_candidates.places_of_judge(worker, calls["text"][0])
     return [_placed_call(lane, UnplacedCall(*values), place_in_text) for values in calls.iter_rows()]
 

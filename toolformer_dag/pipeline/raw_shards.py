@@ -37,17 +37,19 @@ from toolformer_dag.texts.shard_faults import ShardError, ShardFault
 _log = logging.getLogger(__name__)
 READER = 11
 """Raised when the same file would give other rows; a golden test notices where it was not."""
-LINES_KEPT = 1000
+MOST_DESCRIBED_LINES = 1000
 """Rejected lines that are described, per shard; all are counted."""
 CONTENT = "content"
 """The field of a part's record that holds the hash of its file."""
 NAME = "ccnet/raw_shards"
 """The table of the documents."""
-BATCH = 500
+DOCUMENTS_PER_PLACE = 500
 """How many documents in a row share a `place` (`documents`): what is computed for them is looked up together."""
 REJECTED_LINES = "ccnet/rejected_lines"
 """The table of lines that hold no document; it has the same parts as the table of documents."""
-LINES = pl.Schema({"shard": pl.String(), "line": pl.Int64(), "reason": pl.String(), "detail": pl.String()})
+REJECTED_LINE_COLUMNS = pl.Schema(
+    {"shard": pl.String(), "line": pl.Int64(), "reason": pl.String(), "detail": pl.String()}
+)
 """Columns of REJECTED_LINES. `line`: the line or row, from 1; 0 for the whole file. `detail`: what was found there."""
 
 
@@ -98,14 +100,14 @@ def format_choice(plan: Plan) -> FormatChoice:
 def documents(plan: Plan, shard: str) -> Iterator[pl.DataFrame]:
     """Yield the documents of a shard in their order: the columns of STAGE, and `place`.
 
-    BATCH documents in a row share a `place`, such as "head_0.gz/1". Row stores are sorted by it, so that rows that are
-    read together lie together.
+    DOCUMENTS_PER_PLACE documents in a row share a `place`, such as "head_0.gz/1". Row stores are sorted by it, so that
+    rows that are read together lie together.
 
     Raises MissingPart, DamagedPart.
     """
     documents_before = 0
     for batch in plan.lake.table(NAME).batches(shard):
-        place_number = (pl.int_range(pl.len()) + documents_before) // BATCH
+        place_number = (pl.int_range(pl.len()) + documents_before) // DOCUMENTS_PER_PLACE
         yield batch.with_columns(place=pl.format("{}/{}", pl.lit(shard), place_number))
         documents_before += batch.height
 
@@ -164,7 +166,7 @@ class RottenShard(UserError):
 
 
 class RejectedLine(NamedTuple):
-    """A line or row that holds no document: a row of the table REJECTED_LINES (LINES)."""
+    """A line or row that holds no document: a row of the table REJECTED_LINES (REJECTED_LINE_COLUMNS)."""
 
     shard: str
     line: int
@@ -186,7 +188,7 @@ class _Reading:
         self.facts: dict[str, Any] = {}
         self._shard = shard
         self._choice = choice
-        self._lines: list[RejectedLine] = []  # the first LINES_KEPT of the rejections
+        self._lines: list[RejectedLine] = []  # the first MOST_DESCRIBED_LINES of the rejections
         self._ignored: Counter[str] = Counter()  # fields that hold no text: message -> how often
 
     def frames(self, output: TableOutput) -> Iterator[pl.DataFrame]:
@@ -214,7 +216,7 @@ class _Reading:
     def _publish_lines(self, output: TableOutput) -> None:
         """Publish the rejected lines of the shard."""
         shard = self._shard.name
-        lines = pl.DataFrame(self._lines, schema=LINES, orient="row")
+        lines = pl.DataFrame(self._lines, schema=REJECTED_LINE_COLUMNS, orient="row")
         table = output.plan.lake.table(REJECTED_LINES)
         table.publish(shard, [lines], lambda: record(output.settings, output.inputs_of()(shard)))
 
@@ -283,10 +285,10 @@ class _Reading:
         _log.warning("%s holds no document: %s", self._shard.place, ", ".join(counts))
 
     def _reject(self, rejection: Rejection) -> None:
-        """Count a rejection; the first LINES_KEPT also go into the table REJECTED_LINES, with line and detail."""
+        """Count a rejection; the first MOST_DESCRIBED_LINES also become rows of the table REJECTED_LINES."""
         shard = self._shard.name
         self.rejected[shard, rejection.reason] += 1
-        if len(self._lines) < LINES_KEPT:
+        if len(self._lines) < MOST_DESCRIBED_LINES:
             line = RejectedLine(shard=shard, line=rejection.line, reason=rejection.reason, detail=rejection.detail)
             self._lines.append(line)
 

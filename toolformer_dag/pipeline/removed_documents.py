@@ -50,12 +50,12 @@ SCREENED_AT_ONCE = 2_000
 REMOVED_AT_ONCE = 100_000
 """Removed documents that memory holds at once."""
 
-JSON = (".json", ".jsonl", ".ndjson")
-SUFFIXES = (*JSON, ".csv", ".tsv", ".xml", ".txt", ".tokens")
+JSON_SUFFIXES = (".json", ".jsonl", ".ndjson")
+BENCHMARK_SUFFIXES = (*JSON_SUFFIXES, ".csv", ".tsv", ".xml", ".txt", ".tokens")
 """Suffixes of the benchmark files in a folder."""
-NOT_ASKED = re.compile("answer|alias|target|label|url|id$", re.IGNORECASE)
+ANSWER_FIELDS = re.compile("answer|alias|target|label|url|id$", re.IGNORECASE)
 """Fields of JSON that hold no question: a page with an answer of eight words would be removed."""
-TAG = re.compile(r"<[^<>]+>")
+MARKUP_TAG = re.compile(r"<[^<>]+>")
 
 
 def screening(plan: Plan, lane: None) -> Mapping[str, Any]:
@@ -65,7 +65,7 @@ def screening(plan: Plan, lane: None) -> Mapping[str, Any]:
 
 
 def benchmark_files(plan: Plan) -> list[Path]:
-    """Return the benchmark files of the setting `corpus.decontaminate`, sorted; a folder stands for files of SUFFIXES.
+    """Return the benchmark files of the setting `corpus.decontaminate`, sorted, files in its folders included.
 
     Raises UserError for a path that is no regular file, and for a folder without such files.
     """
@@ -81,9 +81,9 @@ def benchmark_files(plan: Plan) -> list[Path]:
 
 
 def _files_of(path: Path) -> list[Path]:
-    """Return the regular file at a path, or the files of SUFFIXES below a folder; empty if there is none."""
+    """Return the regular file at a path, or the files of BENCHMARK_SUFFIXES below a folder; empty if there is none."""
     if path.is_dir():
-        return sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES and file.is_file())
+        return sorted(file for file in path.rglob("*") if file.suffix in BENCHMARK_SUFFIXES and file.is_file())
     is_regular = path.exists() and not irregular(path)
     return [path] if is_regular else []
 
@@ -153,8 +153,8 @@ def _benchmark_texts(files: tuple[_HashedFile, ...]) -> _BenchmarkTexts:
 def question_texts(file: Path) -> list[str]:
     """Return the questions of a benchmark file, with which a document must not share a passage.
 
-    In JSON and JSON lines they are all strings except in fields such as "answer" (NOT_ASKED); in any other text file
-    the lines, without tags.
+    In JSON and JSON lines they are all strings except in fields such as "answer" (ANSWER_FIELDS); in any other text
+    file the lines, without tags.
 
     Raises UserError for a file that cannot be read.
     """
@@ -162,9 +162,9 @@ def question_texts(file: Path) -> list[str]:
     questions = _json_questions(content)
     if questions is not None:
         return questions
-    if file.suffix in JSON and content.lstrip().startswith(("{", "[")):
+    if file.suffix in JSON_SUFFIXES and content.lstrip().startswith(("{", "[")):
         raise UserError(f"corpus.decontaminate: {file} is no readable JSON or JSON lines; correct it, or get it anew")
-    return [TAG.sub(" ", line) for line in _lines(content)]
+    return [MARKUP_TAG.sub(" ", line) for line in _lines(content)]
 
 
 def _json_questions(content: str) -> list[str] | None:
@@ -200,7 +200,7 @@ def _question_strings(records: Sequence[str]) -> list[str] | None:
 
 
 def _strings(value: Any) -> Iterator[str]:
-    """Yield the strings in a JSON value, however deep, except in fields that hold no question (NOT_ASKED)."""
+    """Yield the strings in a JSON value, however deep, except in fields that hold no question (ANSWER_FIELDS)."""
     if isinstance(value, str):
         yield value.encode("utf-8", "ignore").decode()  # half a character is in no document
     elif isinstance(value, list):
@@ -208,7 +208,7 @@ def _strings(value: Any) -> Iterator[str]:
             yield from _strings(item)
     elif isinstance(value, dict):
         for key, item in value.items():
-            if not NOT_ASKED.search(key):
+            if not ANSWER_FIELDS.search(key):
                 yield from _strings(item)
 
 

@@ -9,7 +9,7 @@ import polars as pl
 from toolformer_dag.computing.plan import Lane, Plan
 from toolformer_dag.computing.stage import CALL_KEY, TEXT_KEY, ByShard, PartRows, Rejected, Stage, TableOutput
 from toolformer_dag.computing.worker import Worker
-from toolformer_dag.pipeline.placing import COLUMNS, UnplacedCall, placed_at_tokens, placing, unplaced
+from toolformer_dag.pipeline.placing import PROPOSAL_COLUMNS, UnplacedCall, placed_at_tokens, placing, unplaced
 from toolformer_dag.settings.tool_settings import RULE
 from toolformer_dag.tools.tool import OverBudget
 
@@ -75,7 +75,7 @@ def _proposed_calls(lane: Lane, text: Mapping[str, Any]) -> list[UnplacedCall]:
 STAGE = Stage(
     name="rule_proposals",
     description="Calls that the lane's rule proposes for its texts.",
-    columns=COLUMNS,
+    columns=PROPOSAL_COLUMNS,
     key=CALL_KEY,
     settings=settings,
     reads=("heuristic_subset",),

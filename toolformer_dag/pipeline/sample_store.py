@@ -46,7 +46,7 @@ POSITION_KEY = ("text_digest",)
 SAMPLE_KEY = ("text_digest", "position", "sample")
 REFUSED = -1
 """The `position` of a stored row that holds no sample, but the reason why a text has none at all."""
-CHOSEN = pl.Schema(
+CHOSEN_POSITIONS = pl.Schema(
     {
         "text_digest": pl.String(),
         "position": pl.Int32(),
@@ -102,7 +102,7 @@ class ChosenPosition(NamedTuple):
 class RequestedSamples:
     """The samples that a lane's tau_s, k and m request of some texts.
 
-    - `positions` (CHOSEN): where calls are sampled, of the texts whose p_i are stored
+    - `positions` (CHOSEN_POSITIONS): where calls are sampled, of the texts whose p_i are stored
     - `keys` (SAMPLE_KEY): m samples at each of these positions
     - `unmeasured_texts`: the texts whose p_i are not stored, so that their positions are not known yet
     """
@@ -156,7 +156,7 @@ class SampleStore:
         texts: text_digest, text and other columns.
         """
         measured = self.positions.stored(texts)
-        positions = pl.DataFrame(list(self._chosen(measured, texts)), schema=CHOSEN, orient="row")
+        positions = pl.DataFrame(list(self._chosen(measured, texts)), schema=CHOSEN_POSITIONS, orient="row")
         return RequestedSamples(
             positions=positions,
             keys=self._sample_keys(positions),
@@ -164,7 +164,7 @@ class SampleStore:
         )
 
     def _sample_keys(self, positions: pl.DataFrame) -> pl.DataFrame:
-        """Return the keys (SAMPLE_KEY) of m samples at each of the positions (CHOSEN)."""
+        """Return the keys (SAMPLE_KEY) of m samples at each of the positions (CHOSEN_POSITIONS)."""
         numbers = pl.DataFrame({"sample": range(self._lane.m)}, schema={"sample": pl.Int32()})
         return positions.select("text_digest", "position").join(numbers, how="cross")
 

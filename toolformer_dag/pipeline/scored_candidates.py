@@ -58,7 +58,7 @@ from toolformer_dag.texts.chains import chain_text, read_chain
 
 PARSING = 4
 """Raised when `parsed_call` parses the same bodies differently; no sample is computed again."""
-PARSED = pl.Schema({"body": pl.String(), "input": pl.String(), "malformed": pl.String()})
+PARSED_BODIES = pl.Schema({"body": pl.String(), "input": pl.String(), "malformed": pl.String()})
 """A body that was sampled, as `ParsedCall` describes it."""
 
 
@@ -238,7 +238,7 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
 class SamplesOfTexts(NamedTuple):
     """What a SampleStore holds of some texts, or of places after calls (PLACES)."""
 
-    positions: pl.DataFrame  # CHOSEN: where calls were sampled
+    positions: pl.DataFrame  # CHOSEN_POSITIONS: where calls were sampled
     samples: pl.DataFrame  # SAMPLES
     refused: pl.DataFrame  # (text_digest, reason) of the texts that the engine refused
 
@@ -280,7 +280,7 @@ def _distinct_texts(subset: pl.DataFrame) -> pl.DataFrame:
 def _with_calls(lane: Lane, samples: pl.DataFrame) -> pl.DataFrame:
     """Parse samples (SAMPLES); add the columns `input`, of the call, and `malformed`, why the body is no valid call."""
     bodies = samples["body"].drop_nulls().unique()
-    parsed = pl.DataFrame([parsed_call(lane, body) for body in bodies], schema=PARSED, orient="row")
+    parsed = pl.DataFrame([parsed_call(lane, body) for body in bodies], schema=PARSED_BODIES, orient="row")
     return samples.join(parsed, on="body", how="left")
 
 

@@ -24,17 +24,17 @@ from toolformer_dag.computing.stored_rows import claim, require_whole
 from toolformer_dag.computing.worker import Worker
 from toolformer_dag.lake.row_store import RowStore
 from toolformer_dag.model.completions import written_again
-from toolformer_dag.pipeline.placing import COLUMNS, UnplacedCall, placed_at_tokens, placing, unplaced
+from toolformer_dag.pipeline.placing import PROPOSAL_COLUMNS, UnplacedCall, placed_at_tokens, placing, unplaced
 from toolformer_dag.pipeline.work_counts import planned_work
 from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.settings.tool_settings import MODEL
 from toolformer_dag.texts.calls import take_out, written_calls
 
-KEY = ("text_digest", "sample")
+WRITTEN_KEY = ("text_digest", "sample")
 TEXT_COLUMNS = (*TEXT_KEY, "offset", "text", "context")
 """Columns of a text that each of its calls has too (UnplacedCall)."""
-WRITTEN = pl.Schema({"text_digest": pl.String(), "sample": pl.Int32(), "written": pl.String()})
-"""Columns of the row store, by KEY: what the server wrote in answer to the `sample`-th request for a text, from 0."""
+WRITTEN_TEXTS = pl.Schema({"text_digest": pl.String(), "sample": pl.Int32(), "written": pl.String()})
+"""Columns of the row store: what the server wrote in answer to the `sample`-th request for a text, from 0."""
 
 
 def identity(plan: Plan, lane: Lane) -> dict[str, Any]:
@@ -50,7 +50,7 @@ def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
 
 def _store(worker: Worker, lane: Lane) -> RowStore:
     """Open the row store of the lane's written texts."""
-    return worker.lane_rows(lane, "written", identity(worker.plan, lane), KEY, WRITTEN)
+    return worker.lane_rows(lane, "written", identity(worker.plan, lane), WRITTEN_KEY, WRITTEN_TEXTS)
 
 
 def _requested_samples(output: TableOutput, subset: pl.DataFrame) -> pl.DataFrame:
@@ -74,8 +74,8 @@ def chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed) ->
 
 def _claimed_missing(store: RowStore, requested: pl.DataFrame, claimed: Claimed) -> pl.DataFrame:
     """Return the requested samples that are not stored and that no earlier shard requests, and claim them."""
-    missing = claim(claimed, store.name, store.missing(requested.select(KEY)))
-    return missing.join(requested, on=KEY, how="left", maintain_order="left")
+    missing = claim(claimed, store.name, store.missing(requested.select(WRITTEN_KEY)))
+    return missing.join(requested, on=WRITTEN_KEY, how="left", maintain_order="left")
 
 
 def _chunks(samples: pl.DataFrame, size: int) -> list[Chunk]:
@@ -94,7 +94,7 @@ def compute(worker: Worker, output: TableOutput, chunk: pl.DataFrame) -> Work:
     lane = output.lane
     samples = list(chunk.select("text", "sample").iter_rows())
     completions = written_again(plan.model_of("proposer"), plan.settings.sampling, lane.tool.prompt, samples)
-    written = chunk.select(KEY).with_columns(written=pl.Series(completions, dtype=pl.String))
+    written = chunk.select(WRITTEN_KEY).with_columns(written=pl.Series(completions, dtype=pl.String))
     _store(worker, lane).append(written)
     return Work()
 
@@ -120,7 +120,7 @@ def _written_texts(output: TableOutput, store: RowStore, shard: str) -> pl.DataF
     """
     subset = output.lane_table("heuristic_subset").read(shard)
     requested = _requested_samples(output, subset)
-    stored = store.stored(requested.select(KEY))
+    stored = store.stored(requested.select(WRITTEN_KEY))
     require_whole(output, "samples", requested.height - stored.height)
     texts = subset.select(*TEXT_COLUMNS, "text_digest")
     samples = texts.join(stored, on="text_digest").sort(*TEXT_KEY, "sample")
@@ -184,7 +184,7 @@ def _offset_in_text(text: str, written: str, offset: int) -> int | None:
 STAGE = Stage(
     name="served_proposals",
     description="Calls of a model behind a server, at their places in the texts.",
-    columns=COLUMNS,
+    columns=PROPOSAL_COLUMNS,
     key=CALL_KEY,
     settings=settings,
     reads=("heuristic_subset",),

@@ -33,7 +33,7 @@ from toolformer_dag.pipeline.work_counts import planned_work
 from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.tools.tool import ToolCall, ToolResult
 
-KEY = ("input", "context")
+RESULT_KEY = ("input", "context")
 """A call to a lane's tool; `context` is what the result depends on beside the input (`Tool.context`)."""
 RESULTS = pl.Schema(
     {
@@ -46,7 +46,7 @@ RESULTS = pl.Schema(
     }
 )
 """Columns of the stored results; `_ResultRow` describes them."""
-MEASURED = ("seconds", "cost")
+MEASURED_COLUMNS = ("seconds", "cost")
 """Columns that differ from run to run and do not count in the version of the data."""
 
 
@@ -89,7 +89,7 @@ def result_settings(lane: Lane) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class CallChunk:
-    """Calls (KEY) to the tool of a lane: the output's, or in a chain one whose tool may be called after it."""
+    """Calls (RESULT_KEY) to the tool of a lane: the output's, or in a chain one whose tool may be called after it."""
 
     lane: str
     calls: pl.DataFrame
@@ -103,19 +103,19 @@ def chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed) ->
 def planned_calls(worker: Worker, output: TableOutput, candidates: pl.DataFrame, claimed: Claimed) -> Planned:
     """Plan on which distinct calls the tool of the output's lane has to be run, in chunks.
 
-    candidates: KEY and other columns.
+    candidates: RESULT_KEY and other columns.
     claimed: calls that earlier shards of this run plan already. They are left out; the planned ones are added.
     """
-    calls = candidates.select(KEY).unique().sort(KEY)
+    calls = candidates.select(RESULT_KEY).unique().sort(RESULT_KEY)
     done = _done_calls(worker, output, calls)
-    not_done = calls.join(done, on=KEY, how="anti", maintain_order="left")
+    not_done = calls.join(done, on=RESULT_KEY, how="anti", maintain_order="left")
     missing = claim(claimed, _store(worker, output.lane).name, not_done)
     work = planned_work("calls", total=calls.height, missing=missing.height)
     return Planned(_chunks(worker.plan, output.lane, missing), work)
 
 
 def _chunks(plan: Plan, lane: Lane, calls: pl.DataFrame) -> list[Chunk]:
-    """Cut calls (KEY) to the tool of a lane into chunks."""
+    """Cut calls (RESULT_KEY) to the tool of a lane into chunks."""
     chunks = []
     for batch in calls.iter_slices(plan.settings.execution.chunk_calls):
         payload = CallChunk(lane=lane.key, calls=batch)
@@ -124,7 +124,7 @@ def _chunks(plan: Plan, lane: Lane, calls: pl.DataFrame) -> list[Chunk]:
 
 
 def _done_calls(worker: Worker, output: TableOutput, calls: pl.DataFrame) -> pl.DataFrame:
-    """Return calls (KEY) that the tool need not answer now: it answered or lost them, or a file of calls has a result.
+    """Return calls (RESULT_KEY) that the tool need not answer now: answered or lost before, or answered by a file.
 
     The next run tries lost calls again (time limit, broken connection).
     """
@@ -132,7 +132,7 @@ def _done_calls(worker: Worker, output: TableOutput, calls: pl.DataFrame) -> pl.
     stored = _store(worker, output.lane).stored(calls)
     from_files = file_proposals.given_results(output)
     lost = worker.lost_calls[output.lane.key]
-    return pl.concat([frame.select(KEY) for frame in (stored, *lost, from_files)])
+    return pl.concat([frame.select(RESULT_KEY) for frame in (stored, *lost, from_files)])
 
 
 def compute(worker: Worker, output: TableOutput, chunk: CallChunk) -> Work:
@@ -143,7 +143,7 @@ def compute(worker: Worker, output: TableOutput, chunk: CallChunk) -> Work:
     Raises ToolDown if the tool stops working; the answers before that are stored.
     """
     lane = _called_lane(output, chunk)
-    calls = [ToolCall(input, context) for input, context in chunk.calls.select(KEY).iter_rows()]
+    calls = [ToolCall(input, context) for input, context in chunk.calls.select(RESULT_KEY).iter_rows()]
     answers: dict[ToolCall, ToolResult] = {}  # `run` adds each answer as it comes
     try:
         worker.runner(lane).run(calls, answers)
@@ -182,12 +182,12 @@ def answered(worker: Worker, output: TableOutput, candidates: pl.DataFrame) -> P
 
     Raises StorageError if results were damaged since they were computed.
     """
-    calls = candidates.select(KEY).unique()
+    calls = candidates.select(RESULT_KEY).unique()
     answers = _answers(worker, output, calls)
     results = answers.all()
     require_whole(output, "results", calls.height - results.height)
 
-    with_results = candidates.drop_nulls("shard").join(results, on=KEY)
+    with_results = candidates.drop_nulls("shard").join(results, on=RESULT_KEY)
     return PartRows(
         frames=[_table(output, results)],
         rejected=counted(with_results),
@@ -200,7 +200,7 @@ def _table(output: TableOutput, results: pl.DataFrame) -> pl.DataFrame:
     """Return results (RESULTS) as rows of the table."""
     lane = output.lane
     table = results.with_columns(tool=pl.lit(lane.key), tool_version=pl.lit(lane.tool.version))
-    return table.select(output.stage.schema.names()).sort(KEY)
+    return table.select(output.stage.schema.names()).sort(RESULT_KEY)
 
 
 def _retry(lost: pl.DataFrame) -> dict[str, str]:
@@ -229,27 +229,27 @@ def _answers(worker: Worker, output: TableOutput, calls: pl.DataFrame) -> _Answe
         # Another process may have stored an answer to a call that was lost here.
         _store(worker, output.lane).refresh()
     final = _final_answers(worker, output, calls)
-    still_lost = lost.join(calls, on=KEY, how="semi").join(final, on=KEY, how="anti")
+    still_lost = lost.join(calls, on=RESULT_KEY, how="semi").join(final, on=RESULT_KEY, how="anti")
     return _Answers(final=final, lost=still_lost)
 
 
 def _final_answers(worker: Worker, output: TableOutput, calls: pl.DataFrame) -> pl.DataFrame:
     """Return the answers (RESULTS) to calls: the result in a file of calls, else the tool's stored answer."""
-    from_files = file_proposals.given_results(output).join(calls, on=KEY, how="semi")
+    from_files = file_proposals.given_results(output).join(calls, on=RESULT_KEY, how="semi")
     stored = _store(worker, output.lane).stored(calls)
-    from_tool = stored.join(from_files, on=KEY, how="anti")
+    from_tool = stored.join(from_files, on=RESULT_KEY, how="anti")
     answers = [RESULTS.to_frame(), from_tool, from_files.with_columns(seconds=pl.lit(0.0))]
     return pl.concat(answers, how="diagonal")
 
 
 def _lost_answers(worker: Worker, lane: Lane) -> pl.DataFrame:
     """Return the distinct calls that a lane's tool lost in this update (RESULTS)."""
-    return pl.concat([RESULTS.to_frame(), *worker.lost_calls[lane.key]]).unique(KEY)
+    return pl.concat([RESULTS.to_frame(), *worker.lost_calls[lane.key]]).unique(RESULT_KEY)
 
 
 def _store(worker: Worker, lane: Lane) -> RowStore:
     """Open the row store of the results of a lane's tool."""
-    return worker.lane_rows(lane, "results", result_settings(lane), KEY, RESULTS)
+    return worker.lane_rows(lane, "results", result_settings(lane), RESULT_KEY, RESULTS)
 
 
 def _candidate_calls(output: TableOutput, shard: str) -> pl.DataFrame:
@@ -257,7 +257,7 @@ def _candidate_calls(output: TableOutput, shard: str) -> pl.DataFrame:
     texts = output.lane_table("heuristic_subset").read(shard).select(*TEXT_KEY, "context")
     samples = output.lane_table("scored_candidates").read(shard)
     candidates = samples.filter(pl.col("input").is_not_null())
-    calls = candidates.join(texts, on=TEXT_KEY, how="left").select("shard", *KEY, "words")
+    calls = candidates.join(texts, on=TEXT_KEY, how="left").select("shard", *RESULT_KEY, "words")
     return pl.concat([calls, _echoes(calls)]).drop("words")
 
 
@@ -282,11 +282,11 @@ STAGE = Stage(
         "cost": Column(pl.Float64(), "what the backend says it cost; null where it says nothing"),
         "tool_version": Column(pl.String(), "version of the tool that answered"),
     },
-    key=("tool", *KEY),
+    key=("tool", *RESULT_KEY),
     settings=lambda plan, lane: {**result_settings(lane), **file_proposals.identity(lane)},
     reads=("scored_candidates", "heuristic_subset"),
     pool="tools",
-    volatile=MEASURED,
+    volatile=MEASURED_COLUMNS,
     make=ByChunk(chunks, compute, rows),
     in_warehouse=InWarehouse(
         select="SELECT DISTINCT ON (tool, input, context) * FROM rows ORDER BY tool, input, context, reason NULLS FIRST"
