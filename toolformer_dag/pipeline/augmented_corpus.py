@@ -150,11 +150,19 @@ def _calls_of_shard(plan: Plan, shard: str) -> pl.DataFrame:
 def _with_texts(
     documents: Iterator[_PlacedDocument], cuts: DocumentCuts
 ) -> Iterator[tuple[_PlacedDocument, Sequence[Segment]]]:
-    """Yield each document with the texts that it is cut into; stored cuts are read in batches."""
-    while batch := list(islice(documents, raw_shards.DOCUMENTS_PER_PLACE)):
-        cut_documents = cuts.texts_of([(document.place, document.text) for document in batch])
-        for document, cut_document in zip(batch, cut_documents, strict=True):
+    """Yield each document with the texts that it is cut into."""
+    for batch in _batches(documents):
+        placed_texts = [(document.place, document.text) for document in batch]
+        for document, cut_document in zip(batch, cuts.texts_of(placed_texts), strict=True):
             yield document, cut_document.texts
+
+
+def _batches(documents: Iterator[_PlacedDocument]) -> Iterator[list[_PlacedDocument]]:
+    """Yield documents in batches of a size for which stored cuts are read together."""
+    batch = list(islice(documents, raw_shards.DOCUMENTS_PER_PLACE))
+    while batch:
+        yield batch
+        batch = list(islice(documents, raw_shards.DOCUMENTS_PER_PLACE))
 
 
 def plain_texts(plan: Plan, shard: str, calls: pl.DataFrame) -> pl.DataFrame:
@@ -181,8 +189,10 @@ def _plain_texts_of_tool(plan: Plan, lane: Lane, shard: str, calls: pl.DataFrame
     with_calls = _texts_with_calls(texts, calls)
     without_calls = texts.join(with_calls, on=TEXT_KEY, how="anti")
     not_chosen = without_calls.join(chosen, on=chosen.columns, how="anti")
-    distinct = not_chosen.sort("text_digest", *TEXT_KEY).unique("text_digest", keep="first", maintain_order=True)
-    return distinct.head(_plain_text_count(plan, lane, shard, with_calls)).select(chosen.columns)
+    in_order = not_chosen.sort("text_digest", *TEXT_KEY)
+    distinct = in_order.unique("text_digest", keep="first", maintain_order=True)
+    count = _plain_text_count(plan, lane, shard, with_calls)
+    return distinct.head(count).select(chosen.columns)
 
 
 def _plain_text_count(plan: Plan, lane: Lane, shard: str, with_calls: pl.DataFrame) -> int:

@@ -87,9 +87,10 @@ def finished(output: TableOutput, shard: str, level: int) -> pl.DataFrame:
 
     Raises StaleInput if a call was never run.
     """
-    texts = output.lane_table("heuristic_subset").read(shard).select(*TEXT_KEY, "text_digest", "context", "offset")
-    calls = _candidate_calls(output, shard, level).join(texts, on=TEXT_KEY, how="left")
-    calls = _with_results(output, shard, calls, level)
+    subset = output.lane_table("heuristic_subset").read(shard)
+    texts = subset.select(*TEXT_KEY, "text_digest", "context", "offset")
+    candidates = _candidate_calls(output, shard, level).join(texts, on=TEXT_KEY, how="left")
+    calls = _with_results(output, shard, candidates, level)
     return calls.filter(pl.col("result").is_not_null()).select(FINISHED_COLUMNS)
 
 
@@ -135,15 +136,19 @@ def units_ahead(lane: Lane, texts: pl.DataFrame, calls: pl.DataFrame) -> pl.Seri
 
     texts: (text_digest, text) of the calls. calls: FINISHED_COLUMNS.
     """
-    lists = _lists_of_units_ahead(texts, calls) if lane.look_ahead else [None] * calls.height
+    if lane.look_ahead:
+        lists = _lists_of_units_ahead(texts, calls)
+    else:
+        lists = [None] * calls.height
     return pl.Series(lists, dtype=pl.List(pl.String()))
 
 
-def _lists_of_units_ahead(texts: pl.DataFrame, calls: pl.DataFrame) -> Sequence[list[str] | None]:
+def _lists_of_units_ahead(texts: pl.DataFrame, calls: pl.DataFrame) -> list[list[str] | None]:
     """Return the list of `units_ahead` for each call, None instead of an empty one."""
     units_of = _units_of_texts(texts, calls)
-    lists = []
-    for digest, offset, input, before in calls.select("text_digest", OFFSET_IN_TEXT, "input", "before").iter_rows():
+    lists: list[list[str] | None] = []
+    columns = calls.select("text_digest", OFFSET_IN_TEXT, "input", "before")
+    for digest, offset, input, before in columns.iter_rows():
         units = _units_ahead_of_call(units_of[digest], offset, input, read_chain(before))
         lists.append(units or None)
     return lists
@@ -164,9 +169,11 @@ def _units_ahead_of_call(
     Results of earlier calls of the chain count as said: after `[Calculator(20 - 3) -> 17]` the 17 is known.
     """
     in_earlier_results: set[str] = set()
-    for link in earlier_calls:
-        in_earlier_results.update(unit.casefold() for unit in text_units.ahead(offset, link.result))
-    return [unit for unit in text_units.ahead(offset, input) if unit.casefold() not in in_earlier_results]
+    for call in earlier_calls:
+        units_of_result = text_units.ahead(offset, call.result)
+        in_earlier_results.update(unit.casefold() for unit in units_of_result)
+    units_of_input = text_units.ahead(offset, input)
+    return [unit for unit in units_of_input if unit.casefold() not in in_earlier_results]
 
 
 class PlacesAfterCalls(NamedTuple):
@@ -284,12 +291,12 @@ def _rows_after_calls(lane: Lane, calls_before: pl.DataFrame, stored: SamplesOfT
     calls_before: see PlacesAfterCalls. stored: what is stored of the places after them.
     """
     probability_of_place = stored.positions.select("p_api", place="text_digest")
-    samples = stored.samples.select("sample", "body", "reason", place="text_digest").sort("place", "sample")
+    samples = stored.samples.select("sample", "body", "reason", place="text_digest")
     table = calls_before.drop("sample", "p_api", "input", "called", "before")
     table = table.join(probability_of_place, on="place", maintain_order="left")
-    table = table.join(samples, on="place", maintain_order="left_right").drop("sample")
+    table = table.join(samples.sort("place", "sample"), on="place", maintain_order="left_right")
     parsed = _parsed_samples(lane, table)
-    return table.drop("body", "reason").hstack(parsed).rename({"chain": "before"})
+    return table.drop("sample", "body", "reason").hstack(parsed).rename({"chain": "before"})
 
 
 class _ParsedSample(NamedTuple):
@@ -343,7 +350,6 @@ def run_chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed
     """Plan the running of a shard's calls, of every tool, whose results are not stored yet.
 
     claimed: calls that earlier shards of this run plan already; the calls that are planned here are added.
-    level: 2 for calls after one other call, and so on.
     """
     chunks: list[Chunk] = []
     work = Work()
@@ -363,8 +369,8 @@ def run_rows(worker: Worker, output: TableOutput, shard: str, level: int) -> Par
     for calls in _calls_by_tool(output, shard, level):
         answers = tool_results.answered(worker, calls.output, calls.candidates)
         merged = _merged(merged, answers)
-    table = pl.concat(merged.frames).sort("tool", *tool_results.RESULT_KEY)
-    return replace(merged, frames=[table])
+    table = pl.concat(merged.frames)
+    return replace(merged, frames=[table.sort("tool", *tool_results.RESULT_KEY)])
 
 
 def _merged(first: PartRows, second: PartRows) -> PartRows:

@@ -164,9 +164,8 @@ def planned_chains(
 ) -> Planned:
     """Plan the computation of losses and needs of chains that are not stored yet, in chunks.
 
-    chains: NEED_KEY; `others` is null where no need is to be computed.
-    texts: (text_digest, text) of the chains.
-    claimed: keys that earlier shards of this run compute already. They are left out; the planned ones are added.
+    chains: NEED_KEY; `others` is null where no need is to be computed. texts: (text_digest, text) of the chains.
+    claimed: keys that earlier shards of this run plan already; the keys that are planned here are added.
     """
     stores = _stores(worker, output.lane)
     loss_keys = chains.select(LOSS_KEY).unique(maintain_order=True)

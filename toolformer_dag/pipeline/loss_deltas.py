@@ -51,7 +51,7 @@ def tool_settings(lane: Lane) -> Mapping[str, Any]:
 def chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed) -> Planned:
     """Plan the losses of the calls of a shard and of their echoes, where they are not stored yet.
 
-    claimed: losses that earlier shards of this run compute already. They are left out; the planned ones are added.
+    claimed: losses that earlier shards of this run plan already; the losses that are planned here are added.
     """
     texts = output.lane_table("heuristic_subset").read(shard)
     calls = _calls_of_shard(output, shard, texts)
@@ -132,8 +132,9 @@ def _kept_out(lane: Lane, texts: pl.DataFrame, calls: pl.DataFrame) -> pl.Series
     """
     text_of = dict(texts.select("text_digest", "text").iter_rows())
     tool_of = {called.key: called.tool for called in lane.chainable.values()}
+    columns = calls.select("called", "text_digest", OFFSET_IN_TEXT, "input")
     reasons = []
-    for called, digest, offset, input in calls.select("called", "text_digest", OFFSET_IN_TEXT, "input").iter_rows():
+    for called, digest, offset, input in columns.iter_rows():
         reasons.append(_reason_of_tool(tool_of[called], text_of[digest], offset, input))
     return pl.Series(reasons, dtype=pl.String)
 

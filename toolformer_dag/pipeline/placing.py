@@ -1,7 +1,7 @@
 """Place the calls of files, rules and servers before tokens of the judge, the model that computes losses."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import polars as pl
@@ -110,25 +110,28 @@ def placed_at_tokens(worker: Worker, output: TableOutput, calls: pl.DataFrame) -
 
     calls: UNPLACED_CALLS. A call before a word may stand before or after the white space in front of it.
     """
-    placed = _placed_calls(worker, output.lane, calls)
-    rows = [call for call in placed if isinstance(call, _PlacedRow)]
-    rejected = Counter((call.shard, call.reason) for call in placed if isinstance(call, _Refused))
+    rows: list[_PlacedRow] = []
+    rejected: Rejected = Counter()
+    for call in _placed_calls(worker, output.lane, calls):
+        if isinstance(call, _PlacedRow):
+            rows.append(call)
+        else:
+            rejected[call.shard, call.reason] += 1
     table = pl.DataFrame(rows, schema=output.stage.schema, orient="row")
     return ProposedCalls(_numbered(table).sort(CALL_KEY), rejected)
 
 
-def _placed_calls(worker: Worker, lane: Lane, calls: pl.DataFrame) -> "list[_PlacedRow | _Refused]":
-    """Return the row of each call (UNPLACED_CALLS), or why it has none, text by text."""
-    placed: list[_PlacedRow | _Refused] = []
+def _placed_calls(worker: Worker, lane: Lane, calls: pl.DataFrame) -> "Iterator[_PlacedRow | _Refused]":
+    """Yield the row of each call (UNPLACED_CALLS), or why it has none, text by text."""
     for calls_of_text in calls.select(UNPLACED_CALLS.names()).partition_by(TEXT_KEY, maintain_order=True):
-        placed += _placed_in_text(worker, lane, calls_of_text)
-    return placed
+        yield from _placed_in_text(worker, lane, calls_of_text)
 
 
-def _placed_in_text(worker: Worker, lane: Lane, calls: pl.DataFrame) -> "list[_PlacedRow | _Refused]":
-    """Return the row of each call of one text (UNPLACED_CALLS), or why it has none."""
+def _placed_in_text(worker: Worker, lane: Lane, calls: pl.DataFrame) -> "Iterator[_PlacedRow | _Refused]":
+    """Yield the row of each call of one text (UNPLACED_CALLS), or why it has none."""
     place_in_text = scored_candidates.places_of_judge(worker, calls["text"][0])
-    return [_placed_call(lane, UnplacedCall(*values), place_in_text) for values in calls.iter_rows()]
+    for values in calls.iter_rows():
+        yield _placed_call(lane, UnplacedCall(*values), place_in_text)
 
 
 def _numbered(table: pl.DataFrame) -> pl.DataFrame:

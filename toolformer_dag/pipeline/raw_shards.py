@@ -122,12 +122,13 @@ def nothing_read(plan: Plan) -> str | None:
     Returns None if some shard has a document, or if no shard was read yet. Raises DamagedPart.
     """
     parts = plan.lake.table(NAME).pointers()
-    if not parts or any(part.rows for part in parts.values()):
+    has_document = any(part.rows for part in parts.values())
+    if has_document or not parts:
         return None
     first_shard = min(parts)
+    file = _file_of(plan, first_shard)
     more = f" (and {len(parts) - 1} more shards)" if len(parts) > 1 else ""
-    reasons = _first_rejections(plan, first_shard)
-    return f"no document could be read from {_file_of(plan, first_shard)}{more}: {reasons}"
+    return f"no document could be read from {file}{more}: {_first_rejections(plan, first_shard)}"
 
 
 def _file_of(plan: Plan, shard: str) -> str:

@@ -33,7 +33,8 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     """
     texts = output.lane_table("heuristic_subset").read(shard)
     proposals = _proposals(output.lane, texts)
-    placed = placed_at_tokens(worker, output, unplaced(proposals.calls))
+    calls = unplaced(proposals.calls)
+    placed = placed_at_tokens(worker, output, calls)
     over_budget: Rejected = Counter({(shard, "over_budget"): proposals.over_budget_count})
     return PartRows([placed.rows], rejected=over_budget + placed.rejected)
 

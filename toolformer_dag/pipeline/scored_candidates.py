@@ -83,7 +83,7 @@ class TextChunk:
     """Texts that lack p_i or samples, and what is stored of them.
 
     - `texts`: text_digest and text; or places after calls (PLACES)
-    - `measured` (POSITIONS): the p_i of those that have some
+    - `measured` (POSITIONS): the p_i of the texts that have some
     - `stored_samples` (SAMPLE_KEY): the requested samples that need not be drawn again
     """
 
@@ -102,7 +102,7 @@ def planned_samples(worker: Worker, store: SampleStore, texts: pl.DataFrame, cla
     """Plan what the model has to compute for a shard's texts, in chunks: p_i or samples that `store` lacks.
 
     texts: (text_digest, text) of distinct texts, or PLACES for a ChainedSampleStore.
-    claimed: texts that earlier shards of this run plan already. They are left out; the planned ones are added.
+    claimed: texts that earlier shards of this run plan already; the texts that are planned here are added.
     """
     requested = store.requested(texts)
     missing = _missing(store, requested, claimed)
@@ -352,9 +352,11 @@ def _at_tokens_of_judge(worker: Worker, table: pl.DataFrame) -> _PlacedSamples:
     if not worker.plan.has_own_proposer:
         return _PlacedSamples(table, rejected=Counter())
     table = _with_places_of_judge(worker, table)
-    is_placed = pl.col("position").is_not_null() & pl.struct(CALL_KEY).is_first_distinct()
-    dropped = table.filter(~is_placed).with_columns(reason=pl.lit("inside_a_token"))
-    return _PlacedSamples(table.filter(is_placed), counted(dropped))
+    has_place = pl.col("position").is_not_null()
+    is_first = pl.struct(CALL_KEY).is_first_distinct()
+    placed = table.filter(has_place & is_first)
+    dropped = table.filter(~(has_place & is_first)).with_columns(reason=pl.lit("inside_a_token"))
+    return _PlacedSamples(placed, counted(dropped))
 
 
 def _with_places_of_judge(worker: Worker, table: pl.DataFrame) -> pl.DataFrame:

@@ -63,7 +63,7 @@ def _requested_samples(output: TableOutput, subset: pl.DataFrame) -> pl.DataFram
 def chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed) -> Planned:
     """Plan the requests to the server: m samples of each distinct text of a shard that are not stored yet.
 
-    claimed: samples that earlier shards of this run request already. They are left out; the planned ones are added.
+    claimed: samples that earlier shards of this run plan already; the samples that are planned here are added.
     """
     subset = output.lane_table("heuristic_subset").read(shard)
     requested = _requested_samples(output, subset)
@@ -108,9 +108,11 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     store = _store(worker, output.lane)
     written_texts = _written_texts(output, store, shard)
     written = _all_written_calls(written_texts, output.lane.tool.name)
-    placed = placed_at_tokens(worker, output, unplaced(written.calls))
+    calls = unplaced(written.calls)
+    placed = placed_at_tokens(worker, output, calls)
     changed: Rejected = Counter({(shard, "text_changed"): written.changed})
-    return PartRows([placed.rows], rejected=changed + placed.rejected, stores=[store.name])
+    rejected = changed + placed.rejected
+    return PartRows([placed.rows], rejected=rejected, stores=[store.name])
 
 
 def _written_texts(output: TableOutput, store: RowStore, shard: str) -> pl.DataFrame:

@@ -104,14 +104,15 @@ def planned_calls(worker: Worker, output: TableOutput, candidates: pl.DataFrame,
     """Plan on which distinct calls the tool of the output's lane has to be run, in chunks.
 
     candidates: RESULT_KEY and other columns.
-    claimed: calls that earlier shards of this run plan already. They are left out; the planned ones are added.
+    claimed: calls that earlier shards of this run plan already; the calls that are planned here are added.
     """
     calls = candidates.select(RESULT_KEY).unique().sort(RESULT_KEY)
     done = _done_calls(worker, output, calls)
     not_done = calls.join(done, on=RESULT_KEY, how="anti", maintain_order="left")
-    missing = claim(claimed, _store(worker, output.lane).name, not_done)
-    work = planned_work("calls", total=calls.height, missing=missing.height)
-    return Planned(_chunks(worker.plan, output.lane, missing), work)
+    store = _store(worker, output.lane)
+    missing = claim(claimed, store.name, not_done)
+    chunks = _chunks(worker.plan, output.lane, missing)
+    return Planned(chunks, planned_work("calls", total=calls.height, missing=missing.height))
 
 
 def _chunks(plan: Plan, lane: Lane, calls: pl.DataFrame) -> list[Chunk]:
