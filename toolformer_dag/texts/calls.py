@@ -230,7 +230,7 @@ def _in_pattern(text: str) -> str:
 def clean_result(result: str, max_characters: int) -> str:
     """Return a tool's result as a single line that e(c, r) can hold; "" where nothing visible is left.
 
-    Square brackets become round, `->` becomes `→`, and the line is cut to `max_characters`. See `one_line` for the rest.
+    Square brackets become round, `->` becomes `→`, and the line is cut to `max_characters`; see also `one_line`.
     """
     line = one_line(result).replace("[", "(").replace("]", ")").replace(RESULT_ARROW, "→")
     shortened = line[:max_characters].rstrip()
