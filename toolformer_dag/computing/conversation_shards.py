@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from toolformer_dag.computing.shards import PINS, short_name
 from toolformer_dag.files import UserError, irregular, sealed, unsealed
 from toolformer_dag.identity import fingerprint
-from toolformer_dag.lake.storage import ABSENT, Storage, Version
+from toolformer_dag.lake.storage import NO_FILE, Storage, Version
 from toolformer_dag.settings.setting_types import expanded, printable
 from toolformer_dag.texts.columns import Rejection
 from toolformer_dag.texts.readers.hub_datasets import HubError, HubSplit, hub_rows, resolve_splits
@@ -351,7 +351,7 @@ class _Pin(NamedTuple):
 
 def _read_pin(path: Path, hub: str, storage: Storage) -> _Pin:
     """Read the file that remembers the commit of a data set; warn where it is damaged."""
-    version = ABSENT  # of a file that is not there
+    version = NO_FILE  # of a file that is not there
     try:
         content, version = storage.read(path)
         return _Pin(_splits_in(content), version)

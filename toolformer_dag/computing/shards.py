@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from toolformer_dag.files import FILES, damaged_beside, file_name, irregular, locked, sealed, unsealed, write_whole
 from toolformer_dag.identity import file_hash, fingerprint, stream_hash
-from toolformer_dag.lake.storage import ABSENT, Storage, Version
+from toolformer_dag.lake.storage import NO_FILE, Storage, Version
 from toolformer_dag.lake.table import Lake
 from toolformer_dag.settings.corpus_settings import CorpusSettings
 from toolformer_dag.settings.sections import Settings
@@ -213,7 +213,7 @@ class _Pin(NamedTuple):
 
 def _read_pin(pin: Path, hub: str, storage: Storage) -> _Pin:
     """Read the file that remembers the commit of a data set; warn where it is damaged."""
-    version = ABSENT  # of a file that is not there
+    version = NO_FILE  # of a file that is not there
     try:
         content, version = storage.read(pin)
         return _Pin(_split_in(content), version)

@@ -349,13 +349,13 @@ def _mlqa(file: Path) -> Benchmark:
 def _in_english(file: Path, english_file: Path) -> Benchmark:
     """Return the English versions of a file's questions as a benchmark, "MLQA (de, all En)" (section 4.2.4).
 
-    Questions that the English file lacks are left out with the reason ABSENT.
+    Questions that the English file lacks are left out with the reason NOT_IN_ENGLISH.
     """
     content = _read_mlqa(file)
     return benchmark(
         name=f"{content.name} ({_language(file)}{ALL_ENGLISH}",
         sources={english_file: _translations(content.questions, english_file)},  # errors name the records' file
-        convert=lambda question: _mlqa_question(question) if question else ABSENT,
+        convert=lambda question: _mlqa_question(question) if question else NOT_IN_ENGLISH,
         correct=in_first_ten_words,
     )
 
@@ -369,7 +369,7 @@ def _translations(questions: Sequence[ParagraphQuestion], english_file: Path) ->
     return translations
 
 
-ABSENT = "not_in_english"
+NOT_IN_ENGLISH = "not_in_english"
 """The reason of a question that the English file lacks."""
 
 
