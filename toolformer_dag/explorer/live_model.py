@@ -256,7 +256,7 @@ def _refuse_context(context: str, lanes: Sequence[Lane]) -> None:
     """Raise UserError for a context that is no date, if a tool reads it as one."""
     fault = context_fault(context, [lane.tool for lane in lanes])
     if fault is not None:
-        raise UserError(fault)
+        raise UserError(f"context: {fault}")
 
 
 def _finite(value: float | None) -> float | None:
