@@ -23,6 +23,7 @@ from toolformer_dag.computing.lane_tables import LaneTable
 from toolformer_dag.computing.plan import Plan
 from toolformer_dag.definitions import ToolformerLine, definitions_of, definitions_to_merge
 from toolformer_dag.files import UserError
+from toolformer_dag.pipeline.controls import CONTROLS
 from toolformer_dag.pipeline.stages import STAGES
 from toolformer_dag.settings.settings_file import load_settings
 
@@ -115,6 +116,7 @@ def test_every_check_says_what_it_promises(definitions):
 def test_whoever_adds_a_stage_edits_no_asset():
     """What the asset of a stage shows, warns of and refuses is in the stage's declaration."""
     stages = {stage.name for stage in STAGES} | set(get_args(LaneTable))
+    stages |= {control.chains_name for control in CONTROLS}
     module = ast.parse(Path(tables.__file__).read_text())
     words = {node.value for node in ast.walk(module) if isinstance(node, ast.Constant)}
     assert not stages & words

@@ -68,10 +68,14 @@ def limit_met(error: BaseException) -> str | None:
     error_number = _error_number(error)
     for limit in LIMITS:
         if error_number in limit.errors:
-            soft_limit, _ = resource.getrlimit(limit.number)
-            value = "none" if soft_limit == resource.RLIM_INFINITY else str(soft_limit // limit.unit)
-            return f"there are not enough {limit.what} ({limit.command}: {value}); raise that limit"
+            return f"there are not enough {limit.what} ({limit.command}: {_shown_value(limit)}); raise that limit"
     return None
+
+
+def _shown_value(limit: Limit) -> str:
+    """Return the value of a limit as its command shows it, or "none"."""
+    soft_limit, _ = resource.getrlimit(limit.number)
+    return "none" if soft_limit == resource.RLIM_INFINITY else str(soft_limit // limit.unit)
 
 
 def _error_number(error: BaseException) -> int | None:
@@ -104,12 +108,18 @@ def require_threads() -> None:
     if soft_limit == resource.RLIM_INFINITY or soft_limit > AMPLE:
         return
     count = NEEDED_THREADS + (os.cpu_count() or 1)
+    try:
+        _start_threads(count)
+    except RuntimeError as error:
+        raise UserError(f"a command may need {count} threads: {limit_met(error)} and run again") from error
+
+
+def _start_threads(count: int) -> None:
+    """Start threads that all live until the last is started, then end. Raises RuntimeError where the system refuses."""
     may_end = threading.Event()
     try:
         for _ in range(count):
             threading.Thread(target=may_end.wait, daemon=True).start()
-    except RuntimeError as error:
-        raise UserError(f"a command may need {count} threads: {limit_met(error)} and run again") from error
     finally:
         may_end.set()
 
@@ -153,10 +163,7 @@ def write_whole(path: Path, content: bytes) -> None:
     temporary = beside(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
+        _write_synced(temporary, content)
         temporary.replace(path)
         sync(path.parent)
     except OSError as error:
@@ -164,6 +171,14 @@ def write_whole(path: Path, content: bytes) -> None:
     finally:
         with suppress(OSError):
             temporary.unlink()
+
+
+def _write_synced(path: Path, content: bytes) -> None:
+    """Write a file and wait until its content is on the disk. Raises OSError."""
+    with path.open("wb") as stream:
+        stream.write(content)
+        stream.flush()
+        os.fsync(stream.fileno())
 
 
 def write_output(path: Path, content: bytes, option: str, force: bool) -> None:
@@ -176,16 +191,21 @@ def write_output(path: Path, content: bytes, option: str, force: bool) -> None:
     """
     is_stream = irregular(path) not in (None, "folder")
     if is_stream:
-        try:
-            path.write_bytes(content)
-        except OSError as error:
-            raise WriteError(path, error) from error
+        _write_to_stream(path, content)
         return
     if path.exists() and not force:
         raise UserError(
             f"{option} {path}: there is such a file, and it stays; name another, or replace it with --force"
         )
     write_whole(path.resolve(), content)
+
+
+def _write_to_stream(path: Path, content: bytes) -> None:
+    """Write to a pipe or a device. Raises WriteError."""
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        raise WriteError(path, error) from error
 
 
 def beside(path: Path, suffix: str = "") -> Path:
@@ -334,13 +354,19 @@ def unsealed(content: bytes) -> dict[str, Any]:
         seal = record.pop(SEAL)
     except (RecursionError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"is no record: {error!r}") from error
-    # The bytes are a brace, the line of the seal, and the rest of the record; the hash is of the brace and the rest.
-    prefix = _seal_line(seal)
-    body = b"{" + content[len(prefix) :]
-    is_intact = content.startswith(prefix) and content_hash(body) == seal
-    if not is_intact:
+    if not _is_intact(content, seal):
         raise ValueError("is damaged: its content is not what was written")
     return dict(record)
+
+
+def _is_intact(content: bytes, seal: object) -> bool:
+    """Return whether the bytes of a sealed record are those that were written.
+
+    They are a brace, the line of the seal, and the rest of the record; the hash is of the brace and the rest.
+    """
+    prefix = _seal_line(seal)
+    body = b"{" + content[len(prefix) :]
+    return content.startswith(prefix) and content_hash(body) == seal
 
 
 def _seal_line(seal: object) -> bytes:

@@ -4,8 +4,9 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import cache
 from multiprocessing import parent_process
 from typing import NoReturn
@@ -70,27 +71,41 @@ def unfinished(message: str) -> Iterator[None]:
     `os._exit` writes `message` to standard error and never ends with status 0. `os.exec`, and the functions of C that
     end a process (called by ctypes), raise RuntimeError. Forked children are not affected.
     """
-    process = os.getpid()
     exit_of_os = os._exit
-    standard_error = _copy_of_standard_error()
-
-    def exit_as_failed(status: int) -> NoReturn:
-        if os.getpid() != process:  # a forked child
-            exit_of_os(status)
-        with suppress(OSError):
-            os.write(standard_error, message.encode())
-        exit_of_os(status or 1)
-
+    failing_exit = _FailingExit(os.getpid(), message, _copy_of_standard_error(), exit_of_os)
     _refuse_other_ends()  # for good, but it only refuses in processes that are in `_unfinished`
-    _unfinished.add(process)
-    os._exit = exit_as_failed
+    _unfinished.add(failing_exit.process)
+    os._exit = failing_exit
     try:
         yield
     finally:
         os._exit = exit_of_os
-        _unfinished.discard(process)
+        _unfinished.discard(failing_exit.process)
         with suppress(OSError):
-            os.close(standard_error)
+            os.close(failing_exit.standard_error)
+
+
+@dataclass(frozen=True, slots=True)
+class _FailingExit:
+    """What stands in place of `os._exit` while a command goes on: it says so, and never ends with status 0.
+
+    - `process`: the id of the command's process; forked children end as ever
+    - `standard_error`: the descriptor that `message` is written to
+    - `exit_of_os`: the `os._exit` of Python
+    """
+
+    process: int
+    message: str
+    standard_error: int
+    exit_of_os: Callable[[int], NoReturn]
+
+    def __call__(self, status: int) -> NoReturn:
+        """End the process."""
+        if os.getpid() != self.process:  # a forked child
+            self.exit_of_os(status)
+        with suppress(OSError):
+            os.write(self.standard_error, self.message.encode())
+        self.exit_of_os(status or 1)
 
 
 def _copy_of_standard_error() -> int:

@@ -10,7 +10,10 @@ from tests.worlds import write_shard
 from toolformer_dag.pipeline.estimate import LaneForecast, estimate
 
 STAGES = ("scored_candidates", "tool_results", "loss_deltas", "swapped_results")
+OF_CHAINS = ("chained_candidates", "chained_results", "chained_deltas", "chained_swaps")
 STORES = ("positions", "samples", "results", "losses", "loss_bounds")
+STORES_OF_CHAINS = ("chained_positions", "chained_samples", "chained_losses", "chained_needs")
+STORED = (*STAGES, *OF_CHAINS, *STORES, *STORES_OF_CHAINS)
 
 
 def forecast(line: Line, seed: int = 0) -> LaneForecast:
@@ -58,6 +61,7 @@ def test_a_forecast_is_within_15_percent_of_what_the_run_spends_and_its_sample_i
         ([4] * 60, {}, 0.35, []),  # a shard takes more than its rows: the files of the parts and of the row stores
         ([300, 300], {"tau_s": 0.9}, 0.25, []),
         ([150, 150], {"control__swaps": 8}, 0.15, []),
+        ([120, 120], {"tau_s": 0.0, "k": 2, "m": 2, "tools__calculator__depth": 2}, 0.15, []),
         *(([150, 50], {"corpus__deduplicate": value}, 0.15, ["copy", "another copy"]) for value in ("false", "true")),
         ([120], {}, 0.15, ["1", "2"]),
     ],
@@ -95,7 +99,7 @@ def test_a_finished_line_costs_nothing(finished: NewLine) -> None:
 
 def stored_bytes(lane: Path) -> int:
     """The bytes of what the stages published and stored."""
-    files = (path for name in (*STAGES, *STORES) for path in (lane / name).rglob("*") if path.is_file())
+    files = (path for name in STORED for path in (lane / name).rglob("*") if path.is_file())
     return sum(path.stat().st_size for path in files)
 
 

@@ -24,8 +24,18 @@ from toolformer_dag.decoding import generation
 from toolformer_dag.evaluation import catalogue
 from toolformer_dag.evaluation.benchmark import in_first_words
 from toolformer_dag.model.requests import LossRequest
-from toolformer_dag.pipeline import losses, merging, raw_shards, sample_store, scored_candidates, swapped_results
+from toolformer_dag.pipeline import (
+    control_calls,
+    losses,
+    merging,
+    raw_shards,
+    sample_store,
+    scored_candidates,
+    swapped_results,
+)
+from toolformer_dag.pipeline.controls import ESTIMATING
 from toolformer_dag.pipeline.merging import AugmentedText, KeptCall
+from toolformer_dag.settings.sections import ControlSettings
 from toolformer_dag.texts import segments as cutting
 from toolformer_dag.texts.calls import MalformedCall, parse_call
 from toolformer_dag.texts.chains import ChainLink
@@ -147,7 +157,14 @@ def exchanged(folder: Path, model: Path) -> Rows:
     )
     texts = calls.select("shard", "digest", "segment").unique(maintain_order=True)
     texts = texts.with_columns(text_digest=pl.concat_str("shard", "digest"))
-    found = swapped_results.exchange(calls, texts, swapped_results.likeliest_places(calls), limit=2)
+    found = control_calls.exchange(
+        calls,
+        control=ESTIMATING,
+        settings=ControlSettings(),
+        texts=texts,
+        likeliest=control_calls.likeliest_places(calls),
+        limit=2,
+    )
     return list(found.select("shard", "digest", "position", "sample", "result", "swap_reason").rows())
 
 

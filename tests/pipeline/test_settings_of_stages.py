@@ -16,6 +16,7 @@ from toolformer_dag.evaluation.measurements import SETTINGS as MEASURED
 from toolformer_dag.lake.record import ABSENT, changes
 from toolformer_dag.pipeline import (
     augmented_corpus,
+    controls,
     document_cuts,
     filtered_calls,
     heldout_texts,
@@ -25,7 +26,6 @@ from toolformer_dag.pipeline import (
     raw_shards,
     sample_store,
     scored_candidates,
-    swapped_results,
     tool_results,
 )
 from toolformer_dag.pipeline.stages import lane_stages, table_outputs
@@ -33,9 +33,10 @@ from toolformer_dag.settings.setting_types import AsBefore
 from toolformer_dag.tools.registry import load_tools
 from toolformer_dag.training.checkpoints import checkpoints
 
-LANE = {"heuristic_subset", "scored_candidates", "tool_results", "loss_deltas", "swapped_results", "filtered_calls"}
+CONTROLS = {control.name for control in controls.CONTROLS}
+LANE = {"heuristic_subset", "scored_candidates", "tool_results", "loss_deltas", *CONTROLS, "filtered_calls"}
 STAGES = {"raw_shards", "heldout_texts", "augmented_corpus", *LANE}
-LOSSES = {"loss_deltas", "swapped_results"}
+LOSSES = {"loss_deltas", *CONTROLS}
 TEXTS = {"heldout_texts", "heuristic_subset", "augmented_corpus"}
 SAMPLES = {"scored_candidates"}
 MODEL = {*TEXTS, *SAMPLES, *LOSSES}
@@ -62,7 +63,7 @@ CONSTANTS = [
     (scored_candidates, "PARSING", 99, SAMPLES),
     (losses, "METHOD", 99, LOSSES),
     (losses, "WINDOW_WEIGHTS", (1.0, 0.5), LOSSES),
-    (swapped_results, "METHOD", 99, {"swapped_results"}),
+    (controls, "CONTROLS", (replace(controls.ESTIMATING, version=99), *controls.CONTROLS[1:]), {"swapped_results"}),
     (filtered_calls, "SQL", filtered_calls.SQL + "-- another rule", {"filtered_calls"}),
     (augmented_corpus, "MERGING", 99, {"augmented_corpus"}),
     (augmented_corpus, "HELDOUT_SHARE", 0.1, {"augmented_corpus"}),
@@ -89,7 +90,7 @@ def test_a_constant_of_the_method_changes_the_stages_that_apply_it(
         ({"tau_f": 0.9}, {"filtered_calls"}),
         ({"tau_f": "{by_chance=0.05}"}, {"filtered_calls"}),
         ({"look_ahead": "true"}, {"loss_deltas"}),
-        ({"control__swaps": 2}, {"swapped_results"}),
+        ({"control__swaps": 2}, CONTROLS),
         ({"tau_s": 0.9}, SAMPLES),
         ({"k": 9}, SAMPLES),
         ({"m": 9}, SAMPLES),
@@ -98,7 +99,7 @@ def test_a_constant_of_the_method_changes_the_stages_that_apply_it(
         ({"sampling__max_call_tokens": 9}, {*SAMPLES, "heuristic_subset"}),
         ({"corpus__segment_tokens": 30}, TEXTS),
         ({"corpus__texts_per_shard": 9}, {"heuristic_subset"}),
-        ({"evaluation__swapped_texts": 9}, {"swapped_results"}),
+        ({"evaluation__swapped_texts": 9}, CONTROLS),
         ({"training__examples_per_tool": 9}, {"filtered_calls"}),
         ({"tools__calculator__limits__max_result_characters": 9}, {"tool_results"}),
         ({"model__dtype": "bfloat16"}, MODEL),
@@ -175,7 +176,7 @@ LATER = [
     ("filtering", "loss_floor", None, -1.0, LOSSES),
     ("training", NEW, 0, 1, TRAINED),
     ("decoding", NEW, 0, 1, ANSWERS),
-    ("control", NEW, 0, 1, {"swapped_results"}),
+    ("control", NEW, 0, 1, CONTROLS),
     ("model", NEW, 0, 1, {*MODEL, *ASKED, "losses_identity", *TRAINED, *ANSWERS, PERPLEXITY}),
     ("options", NEW, 0, 1, {"heuristic_subset", "tool_results", "loss_deltas", *ANSWERS}),
     ("limits", NEW, 0, 1, {"tool_results", *ANSWERS}),
@@ -184,7 +185,7 @@ LATER = [
     ("corpus", "texts_per_shard", None, 9, {"heuristic_subset"}),
     ("corpus", "documents_per_shard", None, 9, {"heuristic_subset"}),
     ("evaluation", "questions", 200, 9, ANSWERS),
-    ("evaluation", "swapped_texts", 3, 9, {"swapped_results"}),
+    ("evaluation", "swapped_texts", 3, 9, CONTROLS),
     ("execution", NEW, 0, 1, set()),
     ("export", NEW, 0, 1, set()),
 ]
@@ -292,7 +293,8 @@ def test_a_lane_s_tables_have_the_names_of_its_stages(new_line: NewLine) -> None
     inner = [one for stage in stages for one in stage.inner]
     beside = [name for stage in stages for name in stage.beside]
     named = {*beside, *(stage.name for stage in (*inner, *stages))}
-    assert named == {*get_args(LaneTable)} - {"served_proposals"}
+    of_controls = {name for control in controls.CONTROLS for name in control.table_names(lane)}
+    assert named == {*get_args(LaneTable), *of_controls} - {"served_proposals"}
     for level in (1, 2, 3):
         assert {*call_tables(level)} <= {stage.name for stage in stages}
 

@@ -11,11 +11,15 @@ from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
 from tests.pipeline.conftest import TEXT_KEY, NewLine, engine_of, tokens
-from toolformer_dag.pipeline.swapped_results import STAGE, exchange, likeliest_places
+from toolformer_dag.pipeline.control_calls import exchange, likeliest_places
+from toolformer_dag.pipeline.control_stages import control_stage
+from toolformer_dag.pipeline.controls import ESTIMATING
+from toolformer_dag.settings.sections import ControlSettings
 
 Row = dict[str, Any]
 Key = tuple[Any, ...]
 KEY = ("shard", "digest", "segment", "position", "sample")
+STAGE = control_stage(ESTIMATING)
 CALLS = pl.Schema({name: STAGE.schema[name] for name in (*KEY, "input", "result", "p_api")})
 TEXTS = 100
 likely = st.sampled_from([0.1, 0.2, 0.2, 0.4])
@@ -55,7 +59,14 @@ def exchanged(
     whole = pl.DataFrame(rows, schema=CALLS)
     known = pl.DataFrame(texts or rows, schema=CALLS).select(TEXT_KEY).unique()
     known = known.with_columns(text_digest=pl.concat_str("shard", "digest"))
-    found = exchange(whole.filter(pl.col("result").is_not_null()), known, likeliest_places(whole), limit, swaps)
+    found = exchange(
+        whole.filter(pl.col("result").is_not_null()),
+        control=ESTIMATING,
+        settings=ControlSettings(swaps=swaps),
+        texts=known,
+        likeliest=likeliest_places(whole),
+        limit=limit,
+    )
     return {(*key_of(row), row["swap"]) if swaps > 1 else key_of(row): row for row in found.to_dicts()}
 
 
@@ -132,7 +143,14 @@ def test_ids_of_documents_and_shards_decide_nothing(rows, limit):
     def told(candidates, ids):
         whole = pl.DataFrame(candidates, schema=CALLS)
         texts = whole.select(TEXT_KEY).unique().join(ids, on=TEXT_KEY)
-        found = exchange(whole.filter(pl.col("result").is_not_null()), texts, likeliest_places(whole), limit)
+        found = exchange(
+            whole.filter(pl.col("result").is_not_null()),
+            control=ESTIMATING,
+            settings=ControlSettings(),
+            texts=texts,
+            likeliest=likeliest_places(whole),
+            limit=limit,
+        )
         placed = found.join(ids, on=TEXT_KEY).select("text_digest", "position", "sample", "result", "swap_reason")
         return sorted(map(str, placed.rows()))
 

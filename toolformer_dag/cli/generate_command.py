@@ -5,7 +5,6 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
-from datetime import date
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -155,35 +154,27 @@ class _DecodingOptions:
         )
 
     def check_context(self) -> None:
-        """Raise UserError where the context has to be a date and is none."""
-        if self._has_calendar():
-            _check_date("--context", self.context)
+        """Raise UserError if a tool cannot read the context, such as the calendar one that is no date."""
+        self._refuse_context("--context", self.context)
 
     def parse_line(self, line: bytes) -> dict[str, Any]:
-        """Return the record of a JSON line. Raises UserError, also where its context has to be a date and is none."""
+        """Return the record of a JSON line. Raises UserError, also if a tool cannot read its context."""
         record = json_record(line, {"text": str}, {"context": str})
-        if self._has_calendar():
-            _check_date("context", record.get("context", ""))
+        self._refuse_context("context", record.get("context", ""))
         return record
 
-    def _has_calendar(self) -> bool:
-        """Return whether contexts are dates, as the calendar reads them; a user's own tool may read other texts."""
-        from toolformer_dag.tools.built_in.calendar import Calendar
+    def _refuse_context(self, source: str, context: str) -> None:
+        """Raise UserError for a context that a tool cannot read. source: its option or field, for the message."""
+        from toolformer_dag.tools.tool import context_fault
 
-        return any(isinstance(lane.tool, Calendar) for lane in self.lanes)
+        fault = context_fault(context, [lane.tool for lane in self.lanes])
+        if fault is not None:
+            raise UserError(f"{source} {fault}")
 
     def failure(self, call: "DecodedCall") -> str:
         """Return which tool gave no result, and why; `a call` where the tool's name was not complete."""
         keys = {lane.tool.name: lane.tool.key for lane in self.lanes}
         return f"{keys.get(call.tool, 'a call')}: {call.reason}"
-
-
-def _check_date(source: str, context: str) -> None:
-    """Raise UserError for a context that is neither empty nor a date. `source`: its option or field."""
-    try:
-        date.fromisoformat(context or "2023-01-30")
-    except ValueError as error:
-        raise UserError(f"{source} {context!r} is no date; write year, month and day, as in 2023-01-30") from error
 
 
 def _names_lines(text: str) -> bool:

@@ -55,18 +55,23 @@ def completed(
     thread.
     """
     folder = run_folders(instance) / uuid4().hex
-    options: dict[str, Any] = {
+    options = _job_options(instance, assets, folder)
+    with alive(folder):
+        with _watched(instance, folder, sink), dead_runs_ended(instance):
+            result = _run_job(plan, name, options)
+            plan.lake.storage.wait_for_writes()
+        yield result, folder
+
+
+def _job_options(instance: dg.DagsterInstance, assets: Sequence[dg.AssetKey], folder: Path) -> dict[str, Any]:
+    """Return the arguments for Dagster to run a job for these assets. folder: of the run, which a tag names."""
+    return {
         "instance": instance,
         "asset_selection": assets,
         "run_config": QUIET,
         "raise_on_error": False,
         "tags": {HOME: home_name(instance), FOLDER: folder.name},
     }
-    with alive(folder):
-        with _watched(instance, folder, sink), dead_runs_ended(instance):
-            result = _run_job(plan, name, options)
-            plan.lake.storage.wait_for_writes()
-        yield result, folder
 
 
 def _run_job(plan: Plan, name: str, options: dict[str, Any]) -> Result:

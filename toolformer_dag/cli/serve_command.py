@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from toolformer_dag.computing.plan import Lane
 
 KEY = "TOOLFORMER_DAG_API_KEY"
+"""The environment variable with the key that clients must send."""
 
 
 def serve(
@@ -47,10 +48,9 @@ def serve(
         lanes = _prepared_lanes(settings, calls_tools=chosen.k > 0)
         name = _served_name(settings, chosen)
         app = _loaded_app(settings, chosen, lanes, name=name, key=key)
-        tools = ", ".join(lane.tool.name for lane in lanes) if chosen.k else "no tools"
         listening_port = listening.getsockname()[1]
-        address = f"http://{host}:{listening_port}/v1"
-        typer.echo(f"{name} at {address} with {tools}  (Ctrl-C stops it)")
+        tools = ", ".join(lane.tool.name for lane in lanes) if chosen.k else "no tools"
+        typer.echo(f"{name} at http://{host}:{listening_port}/v1 with {tools}  (Ctrl-C stops it)")
         accepted_hosts = LOOPBACK if host in LOOPBACK else ()
         answer(OwnPages(app, listening_port, accepted_hosts), listening)
         typer.echo("stopped")
@@ -111,6 +111,11 @@ def _key(host: str) -> str | None:
     key = os.environ.get(KEY)
     if host not in LOOPBACK and not key:
         raise UserError(f"--host {host} is open to other machines; set {KEY} to a key that clients must show")
-    if key and not (key.isascii() and key.isprintable() and key == key.strip()):
+    if key and not _fits_header(key):
         raise UserError(f"{KEY} has characters that no header can hold; set it to ASCII without spaces around it")
     return key
+
+
+def _fits_header(key: str) -> bool:
+    """Return whether a header can hold a key: printable ASCII without spaces around it."""
+    return key.isascii() and key.isprintable() and key == key.strip()

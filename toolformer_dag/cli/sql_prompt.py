@@ -30,6 +30,7 @@ KEYWORDS = (
     *("like", "distinct", "count(*)", "filter (where", "qualify", "over (partition by", "union all", "desc"),
     *("describe", "summarize", "pivot", "unpivot", "explain", "show tables"),
 )
+"""Words of SQL that the prompt completes."""
 WELCOME = "A query ends with `;`. Tab completes, Ctrl-R searches the history, Ctrl-C ends a line or query, Ctrl-D all."
 NAMES = """
 select table_name as name, 'table' as kind from duckdb_tables() where not internal
@@ -38,6 +39,7 @@ union all select distinct function_name || '(', 'macro' from duckdb_functions() 
 union all select distinct column_name, 'column of ' || string_agg(table_name, ', ' order by table_name)
     from duckdb_columns() where not internal group by column_name
 """
+"""What the prompt completes of a database: (name, what it is)."""
 
 
 def answer_queries(database: Path, format: Format, gib: float | None = None, folders: Sequence[Path] = ()) -> None:
@@ -57,7 +59,7 @@ def answer_queries(database: Path, format: Format, gib: float | None = None, fol
     typer.echo(f"{database} (read only). Saved queries: {', '.join(saved_queries())}.\n{WELCOME}")
     while True:
         try:
-            line = session.prompt("sql> ").strip().removesuffix(";").strip()
+            line = _read_line(session)
             if line in ENDS:
                 return
             if line:
@@ -68,6 +70,11 @@ def answer_queries(database: Path, format: Format, gib: float | None = None, fol
             return
         except UserError as error:
             sys.stderr.write(f"error: {harmless(str(error))}\n")
+
+
+def _read_line(session: PromptSession[str]) -> str:
+    """Return what the user types, without white space and `;` around it. Raises KeyboardInterrupt, EOFError."""
+    return session.prompt("sql> ").strip().removesuffix(";").strip()
 
 
 def answer(database: Path, line: str, format: Format, gib: float | None = None, folders: Sequence[Path] = ()) -> None:

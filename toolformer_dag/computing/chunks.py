@@ -55,9 +55,7 @@ def perform(worker: Worker, tables: Tables, task: Task) -> Work:
 
     Raises WorkerError where this process has read other settings than the run, and what the stage raises.
     """
-    output = _table_named(tables, task.table)
-    if output is None or output.code_version != task.settings:
-        raise WorkerError(f"{task.table}: settings, prompts or tools changed while the run went on; run again")
+    output = _table_of_task(tables, task)
     make = output.stage.make
     if isinstance(make, ByChunk):
         return make.compute(worker, output, task.payload)
@@ -65,6 +63,14 @@ def perform(worker: Worker, tables: Tables, task: Task) -> Work:
     shard = task.payload
     output.publish(shard, make.rows(worker, output, shard))
     return Work()
+
+
+def _table_of_task(tables: Tables, task: Task) -> TableOutput:
+    """Return the table of a task. Raises WorkerError where its settings here differ from those of the run."""
+    output = _table_named(tables, task.table)
+    if output is None or output.code_version != task.settings:
+        raise WorkerError(f"{task.table}: settings, prompts or tools changed while the run went on; run again")
+    return output
 
 
 def _table_named(tables: Tables, name: str) -> TableOutput | None:
@@ -177,20 +183,26 @@ class ChunkServer:
     def answer(self, task: Task) -> ChunkAnswer:
         """Carry out a task; return what it cost, or its error, and what this process spent since its last answer.
 
-        An exception becomes a UserError that any process can unpickle. Raises nothing but what ends a process, such as
-        KeyboardInterrupt.
+        Raises nothing but what ends a process, such as KeyboardInterrupt.
         """
-        outcome: Work | UserError
+        outcome = self._outcome(task)
+        return ChunkAnswer(outcome, spent=self._take_spent())
+
+    def _outcome(self, task: Task) -> Work | UserError:
+        """Carry out a task; return what it cost, or its exception as a UserError that any process can unpickle."""
         try:
-            outcome = self._perform(task)
+            return self._perform(task)
         except UserError as error:
-            outcome = UserError(str(error))
+            return UserError(str(error))
         except Exception as error:  # noqa: BLE001 - raised in the process that waits for it
-            outcome = WorkerError(f"a worker failed: {type(error).__name__}: {error}")
+            return WorkerError(f"a worker failed: {type(error).__name__}: {error}")
+
+    def _take_spent(self) -> Spent:
+        """Return what this process spent since the last call."""
         spent = self._worker.spent() if self._worker else Spent()
         spent_since = spent - self._spent_before
         self._spent_before = spent
-        return ChunkAnswer(outcome, spent_since)
+        return spent_since
 
     def _perform(self, task: Task) -> Work:
         """Carry out a task; return what it cost, with what it has written to the lake (`news`).

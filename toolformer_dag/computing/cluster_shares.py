@@ -31,7 +31,7 @@ def share_of(nodes: Sequence[Mapping[str, float]], settings: Settings, cluster: 
     Raises ClusterError where no machine has a core, or as many GPUs as a model takes.
     """
     gpu_groups = _count_gpu_groups(nodes, settings, cluster)
-    cores = [int(node.get("CPU", 0)) for node in nodes if node.get("CPU", 0) >= 1]
+    cores = _cores_of_machines(nodes)
     if not cores:
         raise ClusterError(
             f"execution.engine: no machine of the {cluster} offers a core; start one that does (docs: Several machines)"
@@ -39,6 +39,12 @@ def share_of(nodes: Sequence[Mapping[str, float]], settings: Settings, cluster: 
     share = _largest_share(settings.model, cores, gpu_groups)
     most = settings.execution.workers or share.count
     return replace(share, count=min(most, share.count))
+
+
+def _cores_of_machines(nodes: Sequence[Mapping[str, float]]) -> list[int]:
+    """Return the cores of each machine that has any."""
+    cores_of_machines = (node.get("CPU", 0) for node in nodes)
+    return [int(cores) for cores in cores_of_machines if cores >= 1]
 
 
 def _largest_share(model: ModelSettings, cores: Sequence[int], gpu_groups: int) -> Share:

@@ -14,15 +14,16 @@ LaneTable = Literal[
     "chained_candidates_3",
     "chained_results_3",
     "loss_deltas",
-    "swapped_results",
     "chained_deltas",
-    "chained_swaps",
     "scored_texts",
     "filter_rule",
     "decided_calls",
     "filtered_calls",
 ]
-"""Tables in the order in which they are brought up to date; a lane has those that its settings ask for."""
+"""Tables in the order in which they are brought up to date; a lane has those that its settings ask for.
+
+Those of controls are named in pipeline/controls.py.
+"""
 LaneRows = Literal[
     "positions",
     "samples",

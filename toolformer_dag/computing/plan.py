@@ -83,11 +83,6 @@ class Lane:
         return ("loss_deltas",) if self.depth == 1 else ("loss_deltas", "chained_deltas")
 
     @property
-    def swapped(self) -> tuple[LaneTable, ...]:
-        """The names of the lane's tables with the control: the same calls, each with the result of another call."""
-        return ("swapped_results",) if self.depth == 1 else ("swapped_results", "chained_swaps")
-
-    @property
     def scores(self) -> dict[str, str]:
         """The lane's key -> its score, where that is another than the paper's; else nothing."""
         return {} if self.score == PAPER_SCORE else {self.key: self.score}

@@ -106,6 +106,7 @@ class Reasons:
         return setting_changes
 
     def _all(self) -> Iterator[Reason]:
+        """Yield the reasons of all parts."""
         for reasons in self.parts.values():
             yield from reasons
 
@@ -153,9 +154,9 @@ def difference(output: TableOutput, part: str, inputs_of: InputsOf | None = None
         return [NEVER_MADE]
     except DamagedPart as error:
         return [str(error).partition(";")[0]]
-    for table in output.beside:
-        if table.part_version(part) is None:
-            return [f"{table.name} lacks it"]
+    lacking = [table.name for table in output.beside if table.part_version(part) is None]
+    if lacking:
+        return [f"{lacking[0]} lacks it"]
     if record.get(RETRY):  # calls were lost, or a file could not be read
         return [Incomplete(record[RETRY])]
     return _changes_since(record, output, part, inputs_of or output.inputs_of())
@@ -176,14 +177,13 @@ def _naming_the_file(place: str, changed: Sequence[FieldChange]) -> Sequence[Rea
 
     place: the path of the file.
     """
-    stamp_changes = {change.field: change for change in changed if change.field in (STAMP_BYTES, STAMP_TIME)}
-    if not stamp_changes:
+    other_changes = [change for change in changed if change.field not in (STAMP_BYTES, STAMP_TIME)]
+    if len(other_changes) == len(changed):
         return changed
-    other_changes = [change for change in changed if change.field not in stamp_changes]
-    size = stamp_changes.get(STAMP_BYTES)
-    if size is not None:
-        return [*other_changes, f"{place}: {size.old} -> {size.new} bytes"]
-    return [*other_changes, Touched(place)]
+    sizes = [change for change in changed if change.field == STAMP_BYTES]
+    if not sizes:
+        return [*other_changes, Touched(place)]
+    return [*other_changes, f"{place}: {sizes[0].old} -> {sizes[0].new} bytes"]
 
 
 def _setting_line(change: FieldChange) -> str:

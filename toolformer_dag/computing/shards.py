@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from toolformer_dag.files import FILES, damaged_beside, file_name, irregular, locked, sealed, unsealed, write_whole
 from toolformer_dag.identity import file_hash, fingerprint, stream_hash
-from toolformer_dag.lake.storage import ABSENT, Storage, Version
+from toolformer_dag.lake.storage import NO_FILE, Storage, Version
 from toolformer_dag.lake.table import Lake
 from toolformer_dag.settings.corpus_settings import CorpusSettings
 from toolformer_dag.settings.sections import Settings
@@ -91,11 +91,12 @@ class HubFile:
 
     def stamp(self) -> dict[str, Any]:
         """Return what tells that its content changed: size and time of a local file, else the data set's revision."""
-        stamp = {"configuration": self.split.configuration or "", "split": self.split.split}
-        if self.split.local and self.split.named:
-            path = Path(self.split.hub) / self.split.files[self.number]
-            return {**stamp, **ShardFile(self.name, path).stamp()}
-        return {**stamp, "revision": self.split.revision}
+        names = {"configuration": self.split.configuration or "", "split": self.split.split}
+        is_local_file = self.split.local and self.split.named
+        if not is_local_file:
+            return {**names, "revision": self.split.revision}
+        path = Path(self.split.hub) / self.split.files[self.number]
+        return {**names, **ShardFile(self.name, path).stamp()}
 
     def batches(self, choice: FormatChoice) -> Iterator[Batch]:
         """Read its documents; see `hub_batches`."""
@@ -155,11 +156,17 @@ def hub_files(settings: Settings) -> list[HubFile]:
     HubError where it cannot be reached, or has no such configuration or split.
     """
     split = _split_of_corpus(settings)
-    stems = [_stem(name) for name in split.files]
-    are_unique = len(set(stems)) == len(stems)
-    names = stems if are_unique else split.files
-    files = [HubFile(name=short_name(name), split=split, number=number) for number, name in enumerate(names)]
+    files = []
+    for number, name in enumerate(_shard_names(split.files)):
+        files.append(HubFile(name=short_name(name), split=split, number=number))
     return sorted(files, key=lambda file: file.name)
+
+
+def _shard_names(files: Sequence[str]) -> Sequence[str]:
+    """Return the names of files without their suffixes, or with them where two would share a name otherwise."""
+    stems = [_stem(file) for file in files]
+    are_unique = len(set(stems)) == len(stems)
+    return stems if are_unique else files
 
 
 def _split_of_corpus(settings: Settings) -> HubSplit:
@@ -178,18 +185,20 @@ def _pinned_split(corpus: CorpusSettings, storage: Storage) -> HubSplit:
     A small file of the lake (a pin) remembers the commit. A damaged pin is written anew, unless another process has
     done so meanwhile. Raises HubError.
     """
+    hub = str(corpus.hub)
     request = {
         "hub": corpus.hub,
         "configuration": corpus.configuration,
         "split": corpus.split,
         "revision": corpus.revision,
     }
-    pin = storage.root / PINS / f"{fingerprint(request)}.json"
-    pinned, version = _read_pin(pin, str(corpus.hub), storage)
-    if pinned is not None:
-        return pinned
-    split = resolve(str(corpus.hub), corpus.configuration, corpus.split, corpus.revision)
-    storage.replace(pin, sealed("corpus.hub", {"asked": request, "resolved": asdict(split)}), version)
+    path = storage.root / PINS / f"{fingerprint(request)}.json"
+    pin = _read_pin(path, hub, storage)
+    if pin.split is not None:
+        return pin.split
+    split = resolve(hub, corpus.configuration, corpus.split, corpus.revision)
+    content = sealed("corpus.hub", {"asked": request, "resolved": asdict(split)})
+    storage.replace(path, content, pin.version)
     return split
 
 
@@ -202,7 +211,7 @@ class _Pin(NamedTuple):
 
 def _read_pin(pin: Path, hub: str, storage: Storage) -> _Pin:
     """Read the file that remembers the commit of a data set; warn where it is damaged."""
-    version = ABSENT
+    version = NO_FILE  # of a file that is not there
     try:
         content, version = storage.read(pin)
         return _Pin(_split_in(content), version)
@@ -259,8 +268,13 @@ def _write_web_files(settings: Settings, folder: Path) -> None:
     write_whole(folder / WEB_RECORD, sealed(str(folder), {FILES: hashes}))
     is_in_object_store = isinstance(settings.paths.lake, str)
     if is_in_object_store:
-        for file in files:
-            os.utime(file, (0, 0))  # machines that share the lake compare the times of change of their files
+        _clear_times(files)
+
+
+def _clear_times(files: Sequence[Path]) -> None:
+    """Give files one fixed time of change: machines that share the lake compare the times of their own copies."""
+    for file in files:
+        os.utime(file, (0, 0))
 
 
 def _matches(root: Path, pattern: str) -> list[_Match]:
@@ -275,13 +289,18 @@ def _matches(root: Path, pattern: str) -> list[_Match]:
     if path.parent == path:
         raise SettingsError(f"corpus.shards: {pattern!r} is the root folder; name the folder of the corpus")
     matches = _matches_below(_folder_before_wildcards(path), path)
-    if matches:
-        return matches
+    if not matches:
+        raise _nothing_matches(pattern, path, root)
+    return matches
+
+
+def _nothing_matches(pattern: str, path: Path, root: Path) -> SettingsError:
+    """Return the error for a pattern that matches nothing. path: the pattern below `root`."""
     if path.is_dir():
         reason = f"is a folder without JSON lines or Parquet; write {pattern}/* for files of other names"
     else:
         reason = f"matches no file under {root}; name existing shards"
-    raise SettingsError(f"corpus.shards: {pattern!r} {reason}")
+    return SettingsError(f"corpus.shards: {pattern!r} {reason}")
 
 
 def _matches_below(folder: Path, pattern: Path) -> list[_Match]:
@@ -381,9 +400,9 @@ def _named(matches: list[_Match]) -> list[ShardFile]:
     included.
     """
     counts = Counter(match.stem for match in matches)
-    unique = [match for match in matches if counts[match.stem] == 1]
+    shards = [ShardFile(short_name(match.stem), match.path) for match in matches if counts[match.stem] == 1]
     ambiguous = [match.path for match in matches if counts[match.stem] > 1]
-    return [*(ShardFile(short_name(match.stem), match.path) for match in unique), *_named_by_path(ambiguous)]
+    return shards + _named_by_path(ambiguous)
 
 
 def _named_by_path(paths: Sequence[Path]) -> list[ShardFile]:
@@ -391,7 +410,11 @@ def _named_by_path(paths: Sequence[Path]) -> list[ShardFile]:
     if not paths:
         return []
     common_folder = os.path.commonpath([path.parent for path in paths])
-    return [ShardFile(short_name(printable(path.relative_to(common_folder))), path) for path in paths]
+    shards = []
+    for path in paths:
+        name = printable(path.relative_to(common_folder))
+        shards.append(ShardFile(short_name(name), path))
+    return shards
 
 
 def _stem(name: str) -> str:
@@ -406,12 +429,21 @@ def short_name(name: str) -> str:
 
     A longer one keeps a third of what fits from its beginning and the rest from its end, around a hash of the whole.
     """
-    mark = f"~{fingerprint(printable(name))}~"
-    characters = len(name)  # of the name that are kept
     short = name
-    while len(file_name(printable(short)).encode()) > LONGEST_NAME:
-        characters -= 1
-        at_begin = characters // 3
-        at_end = characters - at_begin
-        short = f"{name[:at_begin]}{mark}{name[-at_end:]}"
+    kept_characters = len(name)
+    while _file_bytes(short) > LONGEST_NAME:
+        kept_characters -= 1
+        short = _shortened(name, kept_characters)
     return short
+
+
+def _file_bytes(name: str) -> int:
+    """Return how many bytes the name of a shard's file takes."""
+    return len(file_name(printable(name)).encode())
+
+
+def _shortened(name: str, kept_characters: int) -> str:
+    """Return a third of the kept characters from the beginning, a hash of the name, and the others from its end."""
+    first = kept_characters // 3
+    last = kept_characters - first
+    return f"{name[:first]}~{fingerprint(printable(name))}~{name[-last:]}"

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import partial
+from typing import Any
 
 import polars as pl
 
@@ -94,14 +95,20 @@ def add_cost(lake: Lake, run: str, asset: str, cost: StepCost) -> None:
     rows are written in the background: there the step that ended before the killed one may have no row either. The next
     report of `run` shows what has none. Raises WriteError.
     """
-    stage = asset.rpartition("/")[2]
-    row = {"run": run, "ended": datetime.now(UTC), "stage": stage, "tool": lane_of(lake, asset), **asdict(cost)}
+    row = {
+        "run": run,
+        "ended": datetime.now(UTC),
+        "stage": asset.rpartition("/")[2],
+        "tool": lane_of(lake, asset),
+        **asdict(cost),
+    }
     new_row = pl.DataFrame([row], schema=_COST_SCHEMA)
-    lake.table(COSTS).revise(
-        asset,
-        revised=partial(_with_row, new_row),
-        record=lambda: record({}, {}, stage="costs", tool=None),
-    )
+    lake.table(COSTS).revise(asset, revised=partial(_with_row, new_row), record=_record_of_costs)
+
+
+def _record_of_costs() -> dict[str, Any]:
+    """Return the record of a part of the costs: they depend on no settings and no inputs."""
+    return record(settings={}, inputs={}, stage="costs", tool=None)
 
 
 def _with_row(new_row: pl.DataFrame, rows: pl.DataFrame | None) -> pl.DataFrame:

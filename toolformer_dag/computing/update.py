@@ -152,7 +152,8 @@ def _compute_parts(worker: Worker, workers: Workers, output: TableOutput, reason
             if ended is not None:  # None comes about once a second, so that batches are written in time
                 parts.end(ended.number, ended.work)
             lake.flush(due=True)
-            progress(parts.forecast.done, parts.forecast.total)
+            forecast = parts.forecast
+            progress(forecast.done, forecast.total)
     return parts.work
 
 
@@ -221,10 +222,8 @@ class _PartsUnderWay:
 
     def __init__(self, worker: Worker, output: TableOutput, parts: Sequence[str]) -> None:
         """Begin with all parts waiting. parts: the names of those that are out of date, in the table's order."""
-        self.work = Work()
-        """What the tasks that ended have cost."""
+        self.work = Work()  # what the tasks that ended have cost
         self.forecast = _Forecast(len(parts))
-        """How much work the parts take, and how much of it is done."""
         self._worker = worker
         self._output = output
         self._parts = parts
@@ -253,9 +252,11 @@ class _PartsUnderWay:
             self._publish_complete()
             for chunk in chunks:
                 self._part_chunks.append(_PartChunk(part, chunk))
-                yield Task(
-                    table=self._output.name, settings=self._output.code_version, payload=chunk.payload, step=step
-                )
+                yield self._task(chunk, step)
+
+    def _task(self, chunk: Chunk, step: str) -> Task:
+        """Return the task of computing a chunk. step: the id of this update."""
+        return Task(table=self._output.name, settings=self._output.code_version, payload=chunk.payload, step=step)
 
     def end(self, number: int, work: Work) -> None:
         """Note that task `number` has ended, add what it cost, and publish the parts that are complete now.
@@ -319,14 +320,15 @@ class _PartsUnderWay:
         release(self._claimed)
 
     def _rows(self, part: str) -> PartRows:
-        """Return the rows of a part: read from row stores, or made by this process.
-
-        A stage that is made ByParts makes several small parts at once; those that follow are kept for their turn.
-        """
+        """Return the rows of a part: read from row stores, or made by this process."""
         make = self._output.stage.make
         assert not isinstance(make, ByShard)
-        if not isinstance(make, ByParts):
-            return make.rows(self._worker, self._output, part)
+        if isinstance(make, ByParts):
+            return self._rows_of_small_part(make, part)
+        return make.rows(self._worker, self._output, part)
+
+    def _rows_of_small_part(self, make: ByParts, part: str) -> PartRows:
+        """Return the rows of a part; those of the next parts are made with them and kept for their turn."""
         if part not in self._rows_made_together:
             rows_of_parts = make.rows(self._worker, self._output, self._parts_together(part))
             self._rows_made_together = dict(rows_of_parts)
@@ -367,11 +369,13 @@ def _check_inputs(output: TableOutput, part: str) -> None:
     lane_inputs = [name for name in output.depends_on if name.startswith(f"{output.group}/")]
     for name in lane_inputs:
         for source, version_read in _versions_read(output, name, part).items():
-            if source not in lane_inputs:
-                continue
-            version_now = output.plan.lake.table(source).pointer(part).data_version
-            if version_now != version_read:
+            if source in lane_inputs and _present_version(output, source, part) != version_read:
                 raise StaleInput(output.name, part, f"{name} was made from other rows of {source}", name)
+
+
+def _present_version(output: TableOutput, table: str, part: str) -> str:
+    """Return the version of a published part of another table."""
+    return output.plan.lake.table(table).pointer(part).data_version
 
 
 def _versions_read(output: TableOutput, name: str, part: str) -> dict[str, Any]:
@@ -388,9 +392,6 @@ def _report(output: TableOutput, updated: _Updated, seconds: float) -> TableRepo
     with session():
         pointers = output.pointers()
         version = output.version()
-    violations: Counter[str] = Counter()
-    for pointer in pointers.values():
-        violations.update(pointer.record[VIOLATIONS])
     return TableReport(
         name=output.name,
         rows={part: pointer.rows for part, pointer in pointers.items()},
@@ -399,9 +400,17 @@ def _report(output: TableOutput, updated: _Updated, seconds: float) -> TableRepo
         updated=tuple(updated.reasons.parts),
         differences=updated.reasons,
         rejections=_rejections_by_reason(pointers.values()),
-        violations=dict(violations),
+        violations=_violations_by_check(pointers.values()),
         work=updated.work,
     )
+
+
+def _violations_by_check(pointers: Iterable[Pointer]) -> dict[str, int]:
+    """Return how many rows of a table's parts break each check."""
+    violations: Counter[str] = Counter()
+    for pointer in pointers:
+        violations.update(pointer.record[VIOLATIONS])
+    return dict(violations)
 
 
 def _rejections_by_reason(pointers: Iterable[Pointer]) -> dict[str, int]:

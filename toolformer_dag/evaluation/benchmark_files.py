@@ -42,10 +42,15 @@ def records(file: Path, key: str | None = None, *, lone: bool = False) -> Iterat
     may_be_record = lone or file.suffix == ".jsonl"
     if isinstance(parsed, dict) and may_be_record and key not in parsed:
         yield parsed
-    elif isinstance(parsed, list) and parsed:
-        yield from parsed
     else:
-        yield from list_in(parsed, file, key)
+        yield from _listed_records(parsed, file, key)
+
+
+def _listed_records(parsed: Any, file: Path, key: str | None) -> list[Any]:
+    """Return the records of a list that is not empty, whatever the key; else as `list_in`. Raises BenchmarkError."""
+    if isinstance(parsed, list) and parsed:
+        return parsed
+    return list_in(parsed, file, key)
 
 
 COMMA = re.compile(r",\s*(?:[\]}]|\Z)")
@@ -74,12 +79,16 @@ def _table_records(file: Path) -> Iterator[dict[str, Any]]:
         names = [name.strip() for name in rows.pop(0)]
         first_number = 2
     for number, row in enumerate(rows, first_number):
-        if len(row) != len(names):
-            raise BenchmarkError(
-                f"{file}, row {number} has {len(row)} cells and not {len(names)} ({', '.join(names)}); give the "
-                "benchmark's own file"
-            )
+        _require_cells(row, names, where=f"{file}, row {number}")
         yield _table_record(names, row)
+
+
+def _require_cells(row: Sequence[str], names: Sequence[str], where: str) -> None:
+    """Raise BenchmarkError unless a row has as many cells as there are headings. where: the row, for the message."""
+    if len(row) != len(names):
+        raise BenchmarkError(
+            f"{where} has {len(row)} cells and not {len(names)} ({', '.join(names)}); give the benchmark's own file"
+        )
 
 
 def _are_headings(cells: Sequence[str]) -> bool:
@@ -184,9 +193,9 @@ def content(path: Path) -> str:
             digest.update(f"{file.relative_to(path)} {file.stat().st_size}\n".encode())
             digest.update(file.read_bytes())
     except OSError as error:
+        reason = error.strerror or error
         raise BenchmarkError(
-            f"{error.filename or path} cannot be read ({error.strerror or error}); set the path of the benchmark's "
-            "files"
+            f"{error.filename or path} cannot be read ({reason}); set the path of the benchmark's files"
         ) from error
     return digest.hexdigest()
 
@@ -224,8 +233,8 @@ def benchmark(
     """
     questions: list[BenchmarkQuestion] = []
     left_out: Counter[str] = Counter()
-    for file, records_of_file in sources.items():
-        for number, record in enumerate(records_of_file, 1):
+    for file, file_records in sources.items():
+        for number, record in enumerate(file_records, 1):
             result = _converted(f"{file}, record {number}", record, convert, shapes)
             if isinstance(result, BenchmarkQuestion):
                 questions.append(result)

@@ -233,10 +233,18 @@ def _trivia(record: Any) -> QuestionOrReason:
     """Return the question of a record of TriviaQA, in any of its three published shapes; aliases are right answers."""
     if "Question" in record:  # {"Question": "...", "Answer": {"Value": "Jane Austen", "Aliases": ["J. Austen"]}}
         return _open_question(record["Question"], _values(record["Answer"], "Value", "Aliases"))
-    if "answer" not in record:  # {"question": "...", "golden_answers": ["Jane Austen"]}
-        return _question_and_answers(record)
-    # {"question": "...", "answer": "Jane Austen", "aliases": ["J. Austen"]}, or the question as a prompt in `context`
-    question = field_of(record, "context", "question").removeprefix("Question: ").removesuffix("\nAnswer:")
+    if "answer" in record:
+        return _trivia_with_aliases(record)
+    return _question_and_answers(record)  # {"question": "...", "golden_answers": ["Jane Austen"]}
+
+
+def _trivia_with_aliases(record: Any) -> QuestionOrReason:
+    """Return the question of {"question": "...", "answer": "Jane Austen", "aliases": ["J. Austen"]}.
+
+    The question may also be a prompt in `context`: "Question: ...\\nAnswer:".
+    """
+    prompt = field_of(record, "context", "question")
+    question = prompt.removeprefix("Question: ").removesuffix("\nAnswer:")
     answers = _values(record["answer"], "value", "aliases")
     aliases = _listed(record.get("aliases") or ())
     return _open_question(question, [*answers, *aliases])
@@ -282,16 +290,15 @@ def mlqa(folder: Path) -> list[Benchmark]:
     With `...context-en-question-en.json`, each language has a second benchmark: the same questions in English, found by
     their ids (Table 6, "All En"). It is left out if none has an English version. Raises BenchmarkError.
     """
-    language_files = files(folder, *(f"*context-en-question-{language}.json" for language in LANGUAGES))
+    patterns = [f"*context-en-question-{language}.json" for language in LANGUAGES]
+    language_files = files(folder, *patterns)
     english_files = sorted(folder.glob("*context-en-question-en.json"))
     _check_distinct([*language_files, *english_files])
     benchmarks: list[Benchmark] = []
     for file in language_files:
         benchmarks.append(_mlqa(file))
-        for english_file in english_files:
-            in_english = _in_english(file, english_file)
-            if in_english.questions:
-                benchmarks.append(in_english)
+        translated = [_in_english(file, english_file) for english_file in english_files]
+        benchmarks += [in_english for in_english in translated if in_english.questions]
     return benchmarks
 
 
@@ -349,13 +356,13 @@ def _mlqa(file: Path) -> Benchmark:
 def _in_english(file: Path, english_file: Path) -> Benchmark:
     """Return the English versions of a file's questions as a benchmark, "MLQA (de, all En)" (section 4.2.4).
 
-    Questions that the English file lacks are left out with the reason ABSENT.
+    Questions that the English file lacks are left out with the reason NOT_IN_ENGLISH.
     """
     content = _read_mlqa(file)
     return benchmark(
         name=f"{content.name} ({_language(file)}{ALL_ENGLISH}",
         sources={english_file: _translations(content.questions, english_file)},  # errors name the records' file
-        convert=lambda question: _mlqa_question(question) if question else ABSENT,
+        convert=lambda question: _mlqa_question(question) if question else NOT_IN_ENGLISH,
         correct=in_first_ten_words,
     )
 
@@ -369,7 +376,7 @@ def _translations(questions: Sequence[ParagraphQuestion], english_file: Path) ->
     return translations
 
 
-ABSENT = "not_in_english"
+NOT_IN_ENGLISH = "not_in_english"
 """The reason of a question that the English file lacks."""
 
 
@@ -377,12 +384,13 @@ def _read_mlqa(file: Path) -> _MlqaFile:
     """Read a file in the format of MLQA or XQuAD. Raises BenchmarkError for another shape."""
     content = json_file(file)
     articles = list_in(content, file, "data")
-    is_xquad = str(content.get("version", "")).startswith("xquad")
     questions: list[ParagraphQuestion] = []
     for number, article in enumerate(articles, 1):
         with expect_shape(f"{file}, article {number}"):
             questions += _questions_of_article(article)
-    return _MlqaFile("XQuAD in MLQA's form" if is_xquad else "MLQA", questions)
+    is_xquad = str(content.get("version", "")).startswith("xquad")
+    name = "XQuAD in MLQA's form" if is_xquad else "MLQA"
+    return _MlqaFile(name, questions)
 
 
 def _questions_of_article(article: Any) -> list[ParagraphQuestion]:

@@ -94,19 +94,21 @@ def _question(right_calls: Mapping[str, Any], record: Any) -> QuestionOrReason:
     right_calls: id of the record -> its right calls. record: of a file that `function_calling` describes.
     """
     prompt = last_asked(record)
-    declared = record["function"]
+    declarations = _listed(record["function"])
     if prompt is None:
         return "nobody_asks"
     if record["id"] not in right_calls:
         return "no_ground_truth"
-    functions = []
-    for declaration in _listed(declared):
-        function = _function(declaration)
-        if not _can_be_written(function):
-            return "function_cannot_be_written"
-        functions.append(function)
-    right_calls_json = json.dumps(right_calls[record["id"]], ensure_ascii=False)
-    return BenchmarkQuestion(prompt, (right_calls_json,), context=json.dumps(functions, ensure_ascii=False))
+    functions = [_function(declaration) for declaration in declarations]
+    if not all(map(_can_be_written, functions)):
+        return "function_cannot_be_written"
+    answer = _json(right_calls[record["id"]])
+    return BenchmarkQuestion(prompt, (answer,), context=_json(functions))
+
+
+def _json(value: Any) -> str:
+    """Return the JSON of a value, with the letters of all languages as they are."""
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _function(declaration: Any) -> dict[str, Any]:
@@ -150,9 +152,11 @@ class OfferedFunction(Tool):
 
     @property
     def schema(self) -> Schema:
+        """The JSON schema of the function's arguments."""
         return self._parameters
 
     def run(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
+        """Return the result NOTHING for each call."""
         return [ToolResult(NOTHING) for _ in calls]
 
 
@@ -174,9 +178,14 @@ def calls_are_right(calls: Sequence[DecodedCall], answer: str) -> bool:
     is_any_unfinished = any(call.result is None for call in distinct)
     if is_any_unfinished or len(distinct) != len(right_calls):
         return False
-    written_calls = [{call.tool: read_arguments(call.input, ANYTHING)} for call in distinct]
+    written_calls = [_with_arguments(call) for call in distinct]
     fitting = [_fitting(right_call, written_calls) for right_call in right_calls]
     return _can_be_matched(fitting)
+
+
+def _with_arguments(call: DecodedCall) -> dict[str, Any]:
+    """Return a written call in the form of the right ones: {"area": {"base": 10, "height": 5}}."""
+    return {call.tool: read_arguments(call.input, ANYTHING)}
 
 
 def _fitting(right_call: Any, written_calls: Sequence[Any]) -> list[int]:
@@ -248,7 +257,8 @@ def _is_right_value(value: Any, right: Any) -> bool:
         return isinstance(value, list) and _are_right_items(value, right)
     if isinstance(right, str):
         return isinstance(value, str) and _without_punctuation(value) == _without_punctuation(right)
-    return isinstance(value, bool) == isinstance(right, bool) and bool(value == right)
+    both_or_neither_bool = isinstance(value, bool) == isinstance(right, bool)
+    return both_or_neither_bool and bool(value == right)
 
 
 def _are_right_items(values: Sequence[Any], right: Sequence[Any]) -> bool:

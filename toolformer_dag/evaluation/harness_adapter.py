@@ -7,6 +7,7 @@ package: its prompts, its rule of correctness.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -81,12 +82,16 @@ class HarnessModel(LM):  # type: ignore[misc]  # the extra is not installed wher
         """
         texts = [""] * len(requests)
         for limit, indices in self._indices_by_limit(requests):
-            same_limit = [requests[index] for index in indices]
-            for index, text in zip(indices, self._written(same_limit, limit), strict=True):
+            written = self._written([requests[index] for index in indices], limit)
+            for index, text in zip(indices, written, strict=True):
                 texts[index] = text
+        self._cache(requests, texts)
+        return texts
+
+    def _cache(self, requests: Sequence[Any], texts: Sequence[str]) -> None:
+        """Let the harness remember what was written for each request."""
         for request, text in zip(requests, texts, strict=True):
             self.cache_hook.add_partial("generate_until", request.args, text)
-        return texts
 
     def _indices_by_limit(self, requests: Sequence[Any]) -> list[tuple[int, list[int]]]:
         """Return (limit of tokens, indices of the requests with this limit), since these are generated together."""
@@ -100,12 +105,10 @@ class HarnessModel(LM):  # type: ignore[misc]  # the extra is not installed wher
         """Return the text after each prompt, without calls, cut at the stop strings of its request."""
         prompts = [request.args[0] for request in requests]
         contexts = [_context(request.doc) for request in requests]
+        options = [request.args[1] for request in requests]
         generations = self._asking.write(prompts, contexts, max_new_tokens)
-        texts = []
-        for request, generation in zip(requests, generations, strict=True):
-            _, options = request.args
-            texts.append(_until(generation.plain, options))
-        return texts
+        texts = [generation.plain for generation in generations]
+        return [_until(text, request_options) for text, request_options in zip(texts, options, strict=True)]
 
     def _limit(self, options: dict[str, Any]) -> int:
         """Return the most tokens that a request may write. Raises UserError for a request that samples."""
@@ -127,13 +130,15 @@ class HarnessModel(LM):  # type: ignore[misc]  # the extra is not installed wher
 
         A text that exceeds the model's context loses its beginning.
         """
-        context_tokens, all_tokens = self._model.encoding.texts([context, context + continuation])
-        ids = [*self._model.encoding.bos, *all_tokens.ids]
+        encoding = self._model.encoding
+        context_tokens, all_tokens = encoding.texts([context, context + continuation])
+        ids = [*encoding.bos, *all_tokens.ids]
         continuation_tokens = len(all_tokens.ids) - len(context_tokens.ids)
         scored_tokens = min(continuation_tokens, len(ids) - 1)  # nothing predicts the first token
         if scored_tokens < 1:
             return 0.0, True
-        return self._score_last(ids[-self._model.context_length :], scored_tokens)
+        last_ids = ids[-self._model.context_length :]
+        return self._score_last(last_ids, scored_tokens)
 
     @torch.no_grad()
     def _score_last(self, ids: list[int], scored_tokens: int) -> tuple[float, bool]:
@@ -166,10 +171,6 @@ def harness_task(benchmark: Benchmark, name: str, max_new_tokens: int) -> dict[s
     judges_calls = benchmark.calls_nothing or benchmark.function_calls
     if judges_calls:
         raise UserError(f"{benchmark.name}: the harness sees no calls; name it under [evaluation.benchmarks] instead")
-
-    def process_results(document: dict[str, Any], results: Sequence[str]) -> dict[str, float]:
-        return {METRIC: float(benchmark.correct(results[0], document["answers"]))}
-
     return {
         "task": name,
         "custom_dataset": lambda **_: {"test": _documents(benchmark)},
@@ -177,11 +178,17 @@ def harness_task(benchmark: Benchmark, name: str, max_new_tokens: int) -> dict[s
         "output_type": "generate_until",
         "doc_to_text": lambda document: document["prompt"],
         "doc_to_target": lambda document: document["answers"][0],
-        "process_results": process_results,
+        "process_results": partial(_judged, benchmark),
         "generation_kwargs": {"until": [], "max_gen_toks": max_new_tokens, "do_sample": False},
         "metric_list": [{"metric": METRIC, "aggregation": "mean", "higher_is_better": True}],
         "metadata": {},
     }
+
+
+def _judged(benchmark: Benchmark, document: dict[str, Any], results: Sequence[str]) -> dict[str, float]:
+    """Return whether the text that was written for a question is right, as the value of METRIC."""
+    is_right = benchmark.correct(results[0], document["answers"])
+    return {METRIC: float(is_right)}
 
 
 def _documents(benchmark: Benchmark) -> Dataset:

@@ -75,16 +75,21 @@ def perplexity(
 
     Raises ValueError if nothing can be predicted.
     """
-    if backend is None:
-        backend = backend_of(language_model)
+    runner = backend_of(language_model) if backend is None else backend
     call_start = language_model.encoding.start if disabled else []  # the tokens of ` [`
-    text_windows = _windows_of_texts(language_model, texts, min(backend.context_length, PASS_TOKENS))
+    text_windows = _windows_of_texts(language_model, texts, min(runner.context_length, PASS_TOKENS))
     sums = _LossSums(len(texts))
     for batch in _batches(text_windows):
-        answers = backend.log_probabilities([_query(window.ids, call_start) for window in batch])
+        answers = runner.log_probabilities([_query(window.ids, call_start) for window in batch])
         for window, log_p in zip(batch, answers, strict=True):
-            sums.add(window.text, _losses(window.ids, log_p.astype(np.float64), call_start))
-    return sums.perplexity(utf8_bytes=len("".join(texts).encode()))
+            losses = _losses(window.ids, log_p.astype(np.float64), call_start)
+            sums.add(window.text, losses)
+    return sums.perplexity(utf8_bytes=_count_utf8_bytes(texts))
+
+
+def _count_utf8_bytes(texts: Sequence[str]) -> int:
+    """Return how many bytes the texts take together in UTF-8."""
+    return len("".join(texts).encode())
 
 
 def _windows_of_texts(language_model: LanguageModel, texts: Sequence[str], length: int) -> list[_Window]:
@@ -177,10 +182,16 @@ def _losses(ids: list[int], log_p: NDArray[np.float64], call_start: Sequence[int
         return -token_log_p
     *opening, disabled_token = call_start
     could_begin_call = _follows(ids, opening)
-    begins_call = could_begin_call & (np.array(ids[1:], np.int64) == disabled_token)
+    begins_call = could_begin_call & _is_token(ids, disabled_token)
     log_scale = np.where(could_begin_call, _log_of_rest(log_p[:, 1]), 0)
     losses: NDArray[np.float64] = (log_scale - token_log_p)[~begins_call]
     return losses
+
+
+def _is_token(ids: list[int], token: int) -> NDArray[np.bool_]:
+    """Return for each token after the first whether it is `token`."""
+    is_token: NDArray[np.bool_] = np.array(ids[1:], np.int64) == token
+    return is_token
 
 
 def _log_of_rest(disabled_log_p: NDArray[np.float64]) -> NDArray[np.float64]:

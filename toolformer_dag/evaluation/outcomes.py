@@ -4,7 +4,7 @@ Arithmetic questions are also answered by baselines without a model, which compu
 the difference of the first two numbers is right for 23 % of the questions: a model below that has learnt nothing.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from decimal import Decimal
 from math import sqrt
@@ -178,10 +178,9 @@ def check_outage(outcomes: Sequence[QuestionOutcome]) -> None:
     lost_calls = [call for outcome in affected for call in _lost_calls(outcome)]
     tool_was_down = any(call.reason == TOOL_DOWN for call in lost_calls)
     if tool_was_down or len(affected) > MAX_LOST * len(outcomes):
-        names = ", ".join(sorted({call.tool for call in lost_calls}))
-        raise ToolDown(
-            f"{names}: no answer to {len(affected)} of {len(outcomes)} questions; fix the backend and run again"
-        )
+        tools = ", ".join(sorted({call.tool for call in lost_calls}))
+        questions = f"{len(affected)} of {len(outcomes)} questions"
+        raise ToolDown(f"{tools}: no answer to {questions}; fix the backend and run again")
 
 
 def _lost_calls(outcome: QuestionOutcome) -> list[DecodedCall]:
@@ -256,7 +255,14 @@ def score_table(outcomes: pl.DataFrame, weights: Mapping[str, Weights] = Mapping
     outcomes: as `outcome_table` returns them.
     weights: by the model's name in `Condition`; other models have nulls.
     """
-    counts = outcomes.group_by("benchmark", "condition", "model", "k", maintain_order=True).agg(
+    counts = _counts_by_condition(outcomes)
+    rows = [_score_row(row, weights.get(row["model"])) for row in counts.iter_rows(named=True)]
+    return pl.DataFrame(rows, schema=SCORE_SCHEMA)
+
+
+def _counts_by_condition(outcomes: pl.DataFrame) -> pl.DataFrame:
+    """Return per benchmark and condition the numbers of all and of right answers, and shares of the answers."""
+    return outcomes.group_by("benchmark", "condition", "model", "k", maintain_order=True).agg(
         n=pl.len(),
         right=pl.col("correct").sum(),
         accuracy=pl.col("correct").mean(),
@@ -264,8 +270,6 @@ def score_table(outcomes: pl.DataFrame, weights: Mapping[str, Weights] = Mapping
         right_tool=pl.col("right_tool").mean(),
         look_alikes=(pl.col("look_alikes") > 0).mean(),
     )
-    rows = [_score_row(row, weights.get(row["model"])) for row in counts.iter_rows(named=True)]
-    return pl.DataFrame(rows, schema=SCORE_SCHEMA)
 
 
 def _score_row(counts: Mapping[str, Any], weights: Weights | None) -> dict[str, Any]:
@@ -344,11 +348,16 @@ def baseline_outcomes(benchmark: Benchmark) -> list[QuestionOutcome]:
         return []
     outcomes: list[QuestionOutcome] = []
     for name, baseline in BASELINES.items():
-        condition = Condition(f"{NO_MODEL}: {name}", k=None, model=NO_MODEL)
-        for number, question in enumerate(benchmark.questions, 1):
-            generation = _baseline_answer(baseline, question.prompt)
-            outcomes.append(judge(benchmark, number, condition, generation))
+        outcomes += _outcomes_of_baseline(benchmark, name, baseline)
     return outcomes
+
+
+def _outcomes_of_baseline(benchmark: Benchmark, name: str, baseline: Baseline) -> Iterator[QuestionOutcome]:
+    """Yield the outcome of each question of a benchmark under a baseline."""
+    condition = Condition(f"{NO_MODEL}: {name}", k=None, model=NO_MODEL)
+    for number, question in enumerate(benchmark.questions, 1):
+        generation = _baseline_answer(baseline, question.prompt)
+        yield judge(benchmark, number, condition, generation)
 
 
 def _baseline_answer(baseline: Baseline, prompt: str) -> Generation:

@@ -17,6 +17,7 @@ from duckdb import DuckDBPyConnection
 
 from toolformer_dag.files import UserError
 from toolformer_dag.lake.queries import quoted, rows, sql_text
+from toolformer_dag.pipeline.controls import CONTROLS
 
 FIGURES: Mapping[str, Any] = tomllib.loads(files(__package__).joinpath("paper_figures.toml").read_text("utf-8"))
 """The content of paper_figures.toml."""
@@ -123,6 +124,7 @@ def _views() -> str:
     figures = ", ".join(_sql_row(figure) for figure in paper_figures())
     columns = list(COLUMN_COMMENTS["paper_examples"])
     examples = ", ".join(_sql_row(example[column] for column in columns) for example in FIGURES["example"])
+    control_stages = ", ".join(quoted(name) for control in CONTROLS for name in (control.name, control.chains_name))
     return f"""
 CREATE VIEW paper_figures AS
 SELECT paper_table, measure, model, item, "at"::DOUBLE AS "at", figure::DOUBLE AS figure, place
@@ -131,7 +133,7 @@ COMMENT ON VIEW paper_figures IS 'What the paper prints, by table: measure of a 
 CREATE VIEW paper_examples AS
 SELECT * REPLACE (delta::DOUBLE AS delta) FROM (VALUES {examples}) AS examples({", ".join(columns)});
 COMMENT ON VIEW paper_examples IS 'The calls of Table 10 of the paper in their texts, with L- - L+, in nats.';
-{sql_text(__package__, "paper_tables.sql")}
+{sql_text(__package__, "paper_tables.sql").replace("$control_stages", control_stages)}
 {_comments_on_columns()}"""  # noqa: E501, a comment of the warehouse is one line
 
 

@@ -419,7 +419,7 @@ SELECT lanes.tool, coalesce(tokens, 0)::BIGINT AS tokens, coalesce(calls, 0)::BI
 FROM lanes
 LEFT JOIN (
     SELECT tool, sum(tokens) AS tokens, sum(calls) AS calls, sum(seconds) AS seconds,
-           sum(tokens) FILTER (stage IN ('swapped_results', 'chained_swaps')) AS control_tokens
+           sum(tokens) FILTER (stage IN ($control_stages)) AS control_tokens
     FROM costs GROUP BY tool
 ) USING (tool)
 LEFT JOIN (SELECT tool, count(*) AS kept FROM filtered_calls GROUP BY tool) USING (tool)

@@ -31,6 +31,7 @@ from toolformer_dag.texts.segments import text_digest
 from toolformer_dag.tools.tool import context_fault
 
 if TYPE_CHECKING:
+    from toolformer_dag.model.engine import Engine
     from toolformer_dag.serving.shared_decoder import SharedDecoder
     from toolformer_dag.serving.writings import TextRequest
 
@@ -71,9 +72,7 @@ class LiveModel:
         """
         with self._lock:
             engine = self._worker.engine("judge")
-            position = engine.position_at(call["text"], call["text_offset"])
-            request = LossRequest(call["text"], position, call["name"], call["input"], call["result"])
-            tokens = engine.token_losses(request, SHOWN_TOKENS)
+            tokens = engine.token_losses(_loss_request(engine, call), SHOWN_TOKENS)
         if not tokens:
             raise UserError("call and text do not fit the model's context together")
         rows = [_with_finite_losses(token) for token in tokens]
@@ -99,7 +98,8 @@ class LiveModel:
             lane = replace(lane, tau_f=cast(float, found_by_chance))  # in SQL, None is null: no call may stay
         with self._lock:
             with_calls = _run_stages(self._worker, lane, text, context)
-        return {**with_calls, "name": lane.tool.name, "tau_s": lane.tau_s, "tau_f": lane.tau_f, "by_chance": by_chance}
+        thresholds = {"tau_s": lane.tau_s, "tau_f": lane.tau_f, "by_chance": by_chance}
+        return {**with_calls, "name": lane.tool.name, **thresholds}
 
     def _lane(self, tool: str) -> Lane:
         """Return a tool with its settings. Raises UserError for an unknown tool."""
@@ -142,10 +142,12 @@ class LiveModel:
 
     @cached_property
     def _worker(self) -> Worker:
+        """What this process has loaded for the plan: the model that judges, tools."""
         return Worker(self.plan)
 
     @cached_property
     def _decoder(self) -> "SharedDecoder":
+        """What completes texts: the finetuned model if there is one, with the tools."""
         from toolformer_dag.model.loading import load_model
         from toolformer_dag.serving.shared_decoder import SharedDecoder
         from toolformer_dag.training.training_report import finetuned_or_base
@@ -153,6 +155,17 @@ class LiveModel:
         settings = self.plan.settings
         finetuned = load_model(settings.model, finetuned_or_base(settings))
         return SharedDecoder(finetuned, self.plan.inference_lanes, settings)
+
+
+def _loss_request(engine: "Engine", call: Mapping[str, Any]) -> LossRequest:
+    """Return the request for the losses of a call. call: as `LiveModel.token_losses` gets it."""
+    return LossRequest(
+        call["text"],
+        engine.position_at(call["text"], call["text_offset"]),
+        call["name"],
+        call["input"],
+        call["result"],
+    )
 
 
 def _with_finite_losses(token: Mapping[str, Any]) -> dict[str, Any]:
@@ -175,8 +188,7 @@ def _run_stages(worker: Worker, lane: Lane, text: str, context: str) -> dict[str
     Raises UserError for a text that the model cannot take.
     """
     key = {"tool": lane.key, "shard": ALL, "digest": TYPED, "segment": 0}
-    row = {**key, "offset": 0, "text": text, "text_digest": text_digest(text), "wanted": TYPED, "context": context}
-    texts = pl.DataFrame([row], heuristic_subset.STAGE.schema)  # as if the first stage had chosen this text
+    texts = _chosen_texts(key, text, context)
     stages = lane_stages(worker.plan, lane)[1:]  # the first chooses texts of the corpus
     with trial(worker, lane, texts, stages, lambda done, total: None, None) as finished:
         _refuse_unfit(finished)
@@ -184,6 +196,19 @@ def _run_stages(worker: Worker, lane: Lane, text: str, context: str) -> dict[str
         with_calls = text_with_calls(WarehouseReader(warehouse), key) or {}
         positions = _positions(finished, lane, texts)
     return {**with_calls, "positions": positions}
+
+
+def _chosen_texts(key: Mapping[str, Any], text: str, context: str) -> pl.DataFrame:
+    """Return the rows of the stage that chooses texts, as if it had chosen the typed text. key: of the text."""
+    row = {
+        **key,
+        "offset": 0,
+        "text": text,
+        "text_digest": text_digest(text),
+        "wanted": TYPED,
+        "context": context,
+    }
+    return pl.DataFrame([row], heuristic_subset.STAGE.schema)
 
 
 def _refuse_unfit(finished: Trial) -> None:
@@ -231,7 +256,7 @@ def _refuse_context(context: str, lanes: Sequence[Lane]) -> None:
     """Raise UserError for a context that is no date, if a tool reads it as one."""
     fault = context_fault(context, [lane.tool for lane in lanes])
     if fault is not None:
-        raise UserError(fault)
+        raise UserError(f"context: {fault}")
 
 
 def _finite(value: float | None) -> float | None:

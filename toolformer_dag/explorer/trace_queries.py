@@ -100,8 +100,8 @@ def recorded_calls(reader: WarehouseReader, query: Mapping[str, str]) -> dict[st
     - `rows`: at most MOST_CALLS calls, and `fitting`: how many calls there are of this tool and verdict.
     - `tools`, `verdicts`: what calls can be filtered by.
     """
-    sql = LISTED.format(record_id=_record_id(reader))
-    rows = reader.rows(sql, {"tool": query.get("tool", ""), "verdict": query.get("verdict", "")})
+    filters = {"tool": query.get("tool", ""), "verdict": query.get("verdict", "")}
+    rows = reader.rows(LISTED.format(record_id=_record_id(reader)), filters)
     return {
         "rows": rows,
         "fitting": rows[0]["fitting"] if rows else 0,
@@ -121,18 +121,25 @@ def conversation(reader: WarehouseReader, key: Mapping[str, Any]) -> dict[str, A
     - `share`, `threshold`: the share of swapped results that may pass, and the gain above which the call helps.
     """
     [extent] = reader.rows(FIRST, {"conversation": key["conversation"], "turn": key["turn"]})
-    part = {"conversation": key["conversation"], "first": extent["first"]}
-    calls = reader.rows(CALLED.format(record_id=_record_id(reader)), {**key, **part})
+    shown_part = {"conversation": key["conversation"], "first": extent["first"]}
+    calls = _calls_around(reader, {**key, **shown_part})
     if not any(_has_key(call, key) for call in calls):
         return None
     [chance] = reader.rows(CHANCE, dict(key))
     return {
         **extent,
         **chance,
-        "said": reader.rows(SAID, part),
-        "calls": sorted(calls, key=lambda call: (call["turn"], call["call"])),
+        "said": reader.rows(SAID, shown_part),
+        "calls": calls,
         "swapped": reader.rows(SWAPPED, dict(key)),
     }
+
+
+def _calls_around(reader: WarehouseReader, key_and_first: Mapping[str, Any]) -> list[Row]:
+    """Return the calls nearest a call, in order, from the message `first` on. key_and_first: its TRACE_KEY, `first`."""
+    sql = CALLED.format(record_id=_record_id(reader))
+    calls = reader.rows(sql, key_and_first)
+    return sorted(calls, key=lambda call: (call["turn"], call["call"]))
 
 
 def _has_key(call: Row, key: Mapping[str, Any]) -> bool:

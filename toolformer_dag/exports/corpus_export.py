@@ -42,6 +42,7 @@ from toolformer_dag.lake.warehouse import WarehouseError, opened, query
 from toolformer_dag.markdown import table
 from toolformer_dag.method.corpus_texts import SQL, TEXTS, CorpusText, corpus_texts
 from toolformer_dag.model.weights import folder_name
+from toolformer_dag.pipeline.controls import ESTIMATING
 from toolformer_dag.settings.setting_types import determining
 
 if TYPE_CHECKING:
@@ -52,8 +53,8 @@ TABLES_OF_EXPORT = (
     "raw_shards",
     "loss_deltas",
     "chained_deltas",
-    "swapped_results",
-    "chained_swaps",
+    ESTIMATING.name,
+    ESTIMATING.chains_name,
     "filtered_calls",
     "augmented_corpus",
 )

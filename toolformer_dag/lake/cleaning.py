@@ -72,10 +72,11 @@ def _remove(lake: Lake, unneeded: Sequence[_Unneeded], kept_since: float) -> lis
     removed = [file for file in unneeded if file.item.owner not in row_stores]
     _remove_files(lake, removed)
     for store in sorted(row_stores):
-        if not _is_in_use_again(lake, store, kept_since):
-            store_files = [file for file in unneeded if file.item.owner == store]
-            _remove_files(lake, store_files)
-            removed += store_files
+        if _is_in_use_again(lake, store, kept_since):
+            continue
+        store_files = [file for file in unneeded if file.item.owner == store]
+        _remove_files(lake, store_files)
+        removed += store_files
     return removed
 
 
@@ -149,13 +150,19 @@ class _Use:
         """
         if item.kind in ("unfinished", "damaged"):
             return item.kind
-        if item.kind in ("part", "content"):  # a file of a table, or of an output such as a checkpoint
-            is_used = item.path in self.files or item.path.parent in self.folders
-            return None if is_used else "replaced"
-        if item.kind == "rows":  # a file of computed rows; its owner is their row store
-            is_used = self.any_store or item.owner in self.stores
-            return None if is_used else "rows of an identity that nothing uses"
+        if item.kind in ("part", "content") and not self._uses_file(item):
+            return "replaced"
+        if item.kind == "rows" and not self._uses_store(item.owner):
+            return "rows of an identity that nothing uses"
         return None
+
+    def _uses_file(self, item: LakeFile) -> bool:
+        """Return whether a file of a table, or of an output such as a checkpoint, is in use."""
+        return item.path in self.files or item.path.parent in self.folders
+
+    def _uses_store(self, store: str) -> bool:
+        """Return whether a row store may be in use."""
+        return self.any_store or store in self.stores
 
 
 def _unneeded(lake: Lake, kept_since: float) -> list[_Unneeded]:
@@ -178,15 +185,17 @@ def _use_of(lake: Lake, items: Sequence[LakeFile], kept_since: float) -> _Use:
 
     items: all files of the lake. kept_since: the beginning of the grace period, in seconds since 1970.
     """
-    # A run that opens a row store renews the time of one of its files, and one that appends writes a file.
-    opened_stores = {item.owner for item in items if item.kind == "rows" and item.changed >= kept_since}
     tables = {item.owner for item in items if item.kind in ("manifest", "part")}
     output_folders = {item.path.parent for item in items if item.kind == "content"}
-
-    use = _Use(stores=opened_stores)
+    use = _Use(stores=_stores_opened_since(kept_since, items))
     with session():
         for table in sorted(tables):
             use.add_table(lake, table, items, kept_since)
     for folder in output_folders:
         use.add_local_output(lake, folder, kept_since)
     return use
+
+
+def _stores_opened_since(kept_since: float, items: Sequence[LakeFile]) -> set[str]:
+    """Return the row stores that a run has opened or appended to since then: either changes one of their files."""
+    return {item.owner for item in items if item.kind == "rows" and item.changed >= kept_since}

@@ -46,7 +46,6 @@ def replaced_database(database: Path) -> Iterator[duckdb.DuckDBPyConnection]:
             connection.execute("CREATE TABLE calls AS FROM frame")
     """
     fresh = beside(database, ".duckdb")
-    log = fresh.with_name(f"{fresh.name}.wal")
     try:
         database.parent.mkdir(parents=True, exist_ok=True)
         with duckdb.connect(fresh, config=OFFLINE) as connection:
@@ -58,6 +57,11 @@ def replaced_database(database: Path) -> Iterator[duckdb.DuckDBPyConnection]:
     except OSError as error:
         raise WriteError(database, error) from error
     finally:
-        for path in (fresh, log):
-            with suppress(OSError):
-                path.unlink()
+        _remove_with_log(fresh)
+
+
+def _remove_with_log(database: Path) -> None:
+    """Remove a DuckDB file and the log beside it, where they are there."""
+    for path in (database, database.with_name(f"{database.name}.wal")):
+        with suppress(OSError):
+            path.unlink()

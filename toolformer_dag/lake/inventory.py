@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from toolformer_dag.files import TEMPORARY, plain_name
 from toolformer_dag.lake.local_outputs import LOCAL_OUTPUTS
@@ -67,18 +67,31 @@ def lake_file_of(storage: Storage, path: Path, size: int = 0, changed: float = 0
     calculator/loss_deltas. Nothing is read: size and changed are taken over into the result.
     """
     name = path.relative_to(storage.root).as_posix()
+    matched = _matched_form(name.removesuffix(ASIDE))
+    if matched is None:
+        return None
     was_set_aside = name.endswith(ASIDE)
+    return LakeFile(
+        path=path,
+        kind="damaged" if was_set_aside else matched.kind,
+        owner=matched.fields.get("owner", ""),
+        part=plain_name(matched.fields.get("part", "")),
+        bytes=size,
+        changed=changed,
+    )
+
+
+class _MatchedForm(NamedTuple):
+    """The kind of a file whose name has one of FORMS, and the named groups of that form: `owner`, `part`."""
+
+    kind: Kind
+    fields: dict[str, str]
+
+
+def _matched_form(name: str) -> _MatchedForm | None:
+    """Return the first of FORMS that fits a file's name below the lake; None where none does."""
     for kind, form in FORMS.items():
-        match = form.fullmatch(name.removesuffix(ASIDE))
-        if match is None:
-            continue
-        fields = match.groupdict(default="")
-        return LakeFile(
-            path=path,
-            kind="damaged" if was_set_aside else kind,
-            owner=fields.get("owner", ""),
-            part=plain_name(fields.get("part", "")),
-            bytes=size,
-            changed=changed,
-        )
+        match = form.fullmatch(name)
+        if match is not None:
+            return _MatchedForm(kind, match.groupdict(default=""))
     return None

@@ -10,6 +10,7 @@ says whether an output is up to date, whoever made it.
 """
 
 import logging
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -65,13 +66,17 @@ class LocalOutput:
             return
         with storage.alone(self._object(".lock")):
             sent = self._sent_files(storage)
-            if sent is None:
-                return
-            local_hashes = self._local_hashes()
-            if not self._is_outdated(local_hashes, sent):
-                return
-            if self._replace_files(storage, local_hashes, sent.hashes):
-                write_whole(self._object(MANIFEST), sent.manifest)  # the copy that says what was received last
+            if sent is not None:
+                self._receive_files(storage, sent)
+
+    def _receive_files(self, storage: ObjectStorage, sent: _SentFiles) -> None:
+        """Replace the files of this machine by those that were sent, unless they were written here since."""
+        local_hashes = self._local_hashes()
+        if not self._is_outdated(local_hashes, sent):
+            return
+        all_are_whole = self._replace_files(storage, local_hashes, sent.hashes)
+        if all_are_whole:
+            write_whole(self._object(MANIFEST), sent.manifest)  # the copy that says what was received last
 
     def _sent_files(self, storage: ObjectStorage) -> _SentFiles | None:
         """Return what was sent last by any machine; None where nothing was sent or the manifest is damaged."""
@@ -149,11 +154,15 @@ class LocalOutput:
                 is_here = local_hashes.get(name) == sent_hash
                 if not is_here and not self._replace_file(storage, name, sent_hash):
                     return False
-            for name in local_hashes.keys() - sent_hashes.keys():
-                (self.folder / name).unlink(missing_ok=True)
+            self._delete(local_hashes.keys() - sent_hashes.keys())
         except OSError as error:
             raise WriteError(self.folder, error) from error
         return True
+
+    def _delete(self, names: Iterable[str]) -> None:
+        """Delete files of this machine."""
+        for name in names:
+            (self.folder / name).unlink(missing_ok=True)
 
     def _replace_file(self, storage: ObjectStorage, name: str, content: str) -> bool:
         """Download an object and put it in place of the file `name`; return False where it is gone or damaged.
@@ -163,14 +172,14 @@ class LocalOutput:
         content: the hash of the object, which is also its name.
         """
         path = self.folder / name
-        fresh = beside(path)
+        download = beside(path)
         stored = self._object(content)
         with suppress(FileNotFoundError):
-            storage.download(stored, fresh)
-        if fresh.is_file() and file_hash(fresh) == content:
-            fresh.replace(path)
+            storage.download(stored, download)
+        if download.is_file() and file_hash(download) == content:
+            download.replace(path)
             return True
-        fresh.unlink(missing_ok=True)
+        download.unlink(missing_ok=True)
         storage.remove(stored)
         log.warning("%s (%s) is gone or damaged; it is made again", storage.shown(stored), name)
         return False

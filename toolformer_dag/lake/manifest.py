@@ -27,7 +27,7 @@ import orjson
 from toolformer_dag.files import ReadError, StorageError, as_json
 from toolformer_dag.identity import content_hash
 from toolformer_dag.lake.parquet import DAMAGED
-from toolformer_dag.lake.storage import ABSENT, ASIDE, Overtaken, Storage, Version
+from toolformer_dag.lake.storage import ASIDE, NO_FILE, Overtaken, Storage, Version
 
 FOLDER = "table-manifests"
 """The folder of the lake where manifests lie; the hyphen keeps it apart from the lanes, which lie beside it."""
@@ -39,7 +39,7 @@ BATCH_SECONDS = 5.0
 """How long a change waits at most, in a batch, until the manifest is written."""
 BATCH_PARTS = 500
 """From how many changed parts on a manifest is written at once."""
-GONE = "is gone"
+MANIFEST_GONE = "is gone"
 """The fault of a manifest that is not there."""
 PAUSES = tuple(min(0.02 * 2**number, 2.0) for number in range(10))
 """The longest pause in seconds after each try to replace a manifest that others replace too."""
@@ -169,6 +169,7 @@ class _Content(NamedTuple):
 
 
 _last_contents: dict[Path, _Content] = {}
+"""What this process has read last, by the path of a manifest."""
 
 
 class _Change(NamedTuple):
@@ -188,6 +189,13 @@ class _Merged(NamedTuple):
     lines: dict[str, bytes]
     lost: dict[str, bytes | None]
 
+    def put(self, part: str, line: bytes | None) -> None:
+        """Give a part another line; None withdraws it."""
+        if line is None:
+            self.lines.pop(part, None)
+        else:
+            self.lines[part] = line
+
 
 @dataclass
 class Manifest:
@@ -197,7 +205,7 @@ class Manifest:
     and `parts` already show what is noted. It belongs to one session and one thread.
 
     - `lines`: by part, as in the file
-    - `version`: which content of the file was read; ABSENT where there is no file
+    - `version`: which content of the file was read; NO_FILE where there is no file
     - `fault`: what is wrong with the file as a whole
     - `pending`: the changes that are not written yet, by part
     - `due`: by when they are to be written (`time.monotonic`)
@@ -208,7 +216,7 @@ class Manifest:
     storage: Storage
     table: str
     lines: dict[str, bytes] = field(default_factory=dict)
-    version: Version = ABSENT
+    version: Version = NO_FILE
     fault: str | None = None
     pending: dict[str, _Change] = field(default_factory=dict)
     due: float = 0.0
@@ -244,17 +252,19 @@ class Manifest:
         try:
             content, self.version = self.storage.manifest(self.path, anew)
         except FileNotFoundError:
-            self.version = ABSENT
-            self.fault = None
-            self.lines = {}
-            return self
+            self.version = NO_FILE
+            self._take(_Content(digest="", lines={}, fault=None, answers={}))
         except OSError as error:
             raise ReadError(self.path, error) from error
-        decoded = _decoded_once(self.path, content)
-        self.lines = decoded.lines
-        self.fault = decoded.fault
-        self.answers = decoded.answers
+        else:
+            self._take(_decoded_once(self.path, content))
         return self
+
+    def _take(self, content: "_Content") -> None:
+        """Hold the lines of a file, and what is remembered of them."""
+        self.lines = content.lines
+        self.fault = content.fault
+        self.answers = content.answers
 
     def change(self, part: str, line_before: bytes | None, line: bytes | None) -> None:
         """Note that the part is to have another line in the next file; `write` puts it there.
@@ -296,15 +306,19 @@ class Manifest:
                 time.sleep(pause * random.random())
                 self.read()
                 continue
-            self.lines = merged.lines
-            self.pending = {}
-            self.fault = None
+            self._is_written(merged.lines)
             return merged.lost
         self.pending = {}
         raise StorageError(
             f"{self.storage.shown(self.path)} cannot be replaced: others do so all the time, or the store has no "
             "conditional puts (If-Match); run again, or take another store"
         )
+
+    def _is_written(self, lines: dict[str, bytes]) -> None:
+        """Note that the file has these lines now: nothing is pending, and nothing is wrong with it."""
+        self.lines = lines
+        self.pending = {}
+        self.fault = None
 
     def _replace_file(self, lines: dict[str, bytes]) -> None:
         """Replace the file by one with these lines, where it differs from what was read or is damaged.
@@ -330,8 +344,8 @@ class Manifest:
 
         A damaged file may have lost parts.
         """
-        if self.version == ABSENT:
-            return GONE
+        if self.version == NO_FILE:
+            return MANIFEST_GONE
         if self.fault:
             return self.fault
         if all(_is_whole(line) for line in self.lines.values()):
@@ -343,16 +357,14 @@ class Manifest:
 
         Where the first writer wins, the changes of parts that another process changed meanwhile are lost.
         """
-        lines = dict(self.lines)
-        lost: dict[str, bytes | None] = {}
+        merged = _Merged(lines=dict(self.lines), lost={})
         for part, change in self.pending.items():
-            if self.storage.first_wins and change.came_too_late(lines.get(part)):
-                lost[part] = change.line
-            elif change.line is None:  # the part is withdrawn
-                lines.pop(part, None)
+            is_lost = self.storage.first_wins and change.came_too_late(self.lines.get(part))
+            if is_lost:
+                merged.lost[part] = change.line
             else:
-                lines[part] = change.line
-        return _Merged(lines, lost)
+                merged.put(part, change.line)
+        return merged
 
 
 def _is_whole(line: bytes) -> bool:

@@ -21,7 +21,7 @@ from datetime import timedelta
 from errno import ENOENT
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 from uuid import uuid4
 
@@ -30,9 +30,9 @@ from toolformer_dag.lake import parquet
 from toolformer_dag.lake.parquet import UnreadableFile
 from toolformer_dag.lake.session import LakeSession, current_session
 from toolformer_dag.lake.storage import (
-    ABSENT,
     ASIDE,
     CLAIMS,
+    NO_FILE,
     FileToFetch,
     Later,
     Overtaken,
@@ -48,12 +48,12 @@ if TYPE_CHECKING:
 
 READ_BYTES = 2**22
 """The size of the blocks in which a large object is read."""
-LIMIT = timedelta(seconds=200)
+RETRY_LIMIT = timedelta(seconds=200)
 """How long a request is tried again at most."""
-FIRST: "RetryConfig" = {"max_retries": 4, "retry_timeout": LIMIT}
-PATIENT: "RetryConfig" = {
+FEW_RETRIES: "RetryConfig" = {"max_retries": 4, "retry_timeout": RETRY_LIMIT}
+MANY_RETRIES: "RetryConfig" = {
     "max_retries": 200,
-    "retry_timeout": LIMIT,
+    "retry_timeout": RETRY_LIMIT,
     "backoff": {"init_backoff": timedelta(seconds=0.5), "max_backoff": timedelta(seconds=5), "base": 2},
 }
 """Few retries for the first look at a store, so that a wrong address is reported at once; patient ones afterwards."""
@@ -65,13 +65,13 @@ ADDRESS = re.compile(r"https?://[A-Za-z0-9.\-_:\[\]]+(?:/[^\s?#]*)?")
 """The form of an address."""
 REQUESTS_AT_ONCE = 16
 """Files that `bring` downloads at once."""
-TRUE = ("1", "true", "on", "yes", "y")
+TRUE_VALUES = ("1", "true", "on", "yes", "y")
 """The values of AWS_ALLOW_HTTP that allow it."""
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
+LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
 """The hosts of this machine, to which plain HTTP is always allowed."""
-NOBODYS = ".none"
+TRIAL_FOLDER = ".none"
 """A folder that no lake has: it is listed, and written to, to try a store."""
-CONDITIONAL = ".conditional"
+CONDITIONS_WORK = ".conditional"
 """The file on this machine that says that the store's conditional puts were tried."""
 CODES = (r"<Code>(\w+)</Code>", r"status code: (\d+ [A-Z][A-Za-z ]+)")
 """Where an error names itself: as the store does, or by the status of its answer."""
@@ -107,9 +107,16 @@ def _claim_of_this_process() -> bytes:
     return f"{this_process()}\n{uuid4().hex}".encode()
 
 
-def _release(renewing: threading.Thread, local_claim: ExitStack) -> None:
+class _Renewal(NamedTuple):
+    """The thread that keeps a claim alive; once `is_over` is set, it releases the claim in the store and ends."""
+
+    thread: threading.Thread
+    is_over: threading.Event
+
+
+def _release(renewal: _Renewal, local_claim: ExitStack) -> None:
     """Wait until a claim is released in the store, then release it among the processes of this machine."""
-    renewing.join()
+    renewal.thread.join()
     local_claim.close()
 
 
@@ -129,22 +136,29 @@ def _opened(url: str, root: Path, variables: tuple[tuple[str, str], ...]) -> "Ob
 
     variables: (name, value) of what the store reads of the environment; other values make another connection.
     """
+    _require_obstore(url)
+    from obstore.exceptions import BaseError
+    from obstore.store import from_url
+
+    options = _options(url, dict(variables))
     try:
-        from obstore.exceptions import BaseError
-        from obstore.store import from_url
+        impatient = from_url(url, client_options=options, retry_config=FEW_RETRIES)
+        patient = from_url(url, client_options=options, retry_config=MANY_RETRIES)
+    except BaseError as error:  # such as a missing file of credentials, or text in a variable for a number
+        reason = str(error).partition("\n")[0]
+        raise ObjectStoreError(f"cannot use {url}: {reason}; correct the variables of the store") from error
+    return ObjectStorage(url, root, impatient, patient)
+
+
+def _require_obstore(url: str) -> None:
+    """Raise ObjectStoreError where the package obstore is not installed."""
+    try:
+        import obstore  # noqa: F401
     except ImportError as error:
         raise ObjectStoreError(
             f"paths.lake: {url} needs the package obstore; install the extra `objects`, as in "
             "pip install -c constraints.txt -e '.[objects]'"
         ) from error
-    options = _options(url, dict(variables))
-    try:
-        impatient = from_url(url, client_options=options, retry_config=FIRST)
-        patient = from_url(url, client_options=options, retry_config=PATIENT)
-    except BaseError as error:  # such as a missing file of credentials, or text in a variable for a number
-        reason = str(error).partition("\n")[0]
-        raise ObjectStoreError(f"cannot use {url}: {reason}; correct the variables of the store") from error
-    return ObjectStorage(url, root, impatient, patient)
 
 
 def _options(url: str, variables: Mapping[str, str]) -> "ClientConfig":
@@ -157,8 +171,9 @@ def _options(url: str, variables: Mapping[str, str]) -> "ClientConfig":
     """
     options: ClientConfig = {"connect_timeout": "10s", "timeout": "300s"}
     address = _endpoint(url, variables)
-    is_local = address.startswith("http:") and urlsplit(address).hostname in LOOPBACK
-    allows_http = variables.get("AWS_ALLOW_HTTP", "").lower() in TRUE  # obstore ignores it where options are passed
+    is_local = address.startswith("http:") and urlsplit(address).hostname in LOCAL_HOSTS
+    # obstore ignores the variable where options are passed
+    allows_http = variables.get("AWS_ALLOW_HTTP", "").lower() in TRUE_VALUES
     if is_local or allows_http:
         options["allow_http"] = True
     return options
@@ -183,11 +198,11 @@ def _endpoint(url: str, variables: Mapping[str, str]) -> str:
 class _WatchedClaim:
     """The object of a claim as it was read last, and when it was seen to change.
 
-    - `version`: of the object; ABSENT where there is none
+    - `version`: of the object; NO_FILE where there is none
     """
 
     def __init__(self) -> None:
-        self.version = ABSENT
+        self.version = NO_FILE
         self._holder = b""
         self._last_change = time.monotonic()
 
@@ -234,8 +249,6 @@ class ObjectStorage(Storage):
 
         impatient, patient: two clients of the store. The first tries a request few times, so that a wrong address is
         reported at once; the second goes on trying for minutes.
-
-        A claim is a lock among machines: an object in the store that says which process holds it.
         """
         super().__init__(root)
         self.url = url
@@ -249,6 +262,7 @@ class ObjectStorage(Storage):
         self._background_write: Future[None] | None = None
 
     def shown(self, path: Path) -> str:
+        """Return the address of an object, or of the lake."""
         return self.url if path == self.root else f"{self.url}/{self._key(path)}"
 
     def require_access(self) -> None:
@@ -257,10 +271,10 @@ class ObjectStorage(Storage):
         It cannot where it cannot be listed (a wrong bucket or key, a store that is down), and where the store ignores
         the conditions of puts, which is tried once per machine.
         """
-        self._objects(self.root / NOBODYS)  # raises where nothing can be listed; what it lists does not matter
+        self._objects(self.root / TRIAL_FOLDER)  # raises where nothing can be listed; the folder is empty
         self._store = self._patient  # the address is right: from now on a request that fails is tried for minutes
-        if not (self.root / CONDITIONAL).exists():
-            self._require_conditions(self.root / NOBODYS / uuid4().hex)
+        if not (self.root / CONDITIONS_WORK).exists():
+            self._require_conditions(self.root / TRIAL_FOLDER / uuid4().hex)
 
     def _require_conditions(self, path: Path) -> None:
         """Try with the object `path`, which is new, whether the store does conditional puts.
@@ -269,7 +283,7 @@ class ObjectStorage(Storage):
         ObjectStoreError is raised. A success is noted on this machine. Nothing happens where this user may only read.
         """
         try:
-            created = self.replace(path, b"1", ABSENT)
+            created = self.replace(path, b"1", NO_FILE)
         except ObjectStoreError:  # this user may only read
             return
         try:
@@ -282,7 +296,7 @@ class ObjectStorage(Storage):
                 f"{self.url}: the object store does not do conditional puts (If-Match) as S3 does, on which runs rely "
                 "that write at once; take another store, or a newer release of it"
             )
-        write_whole(self.root / CONDITIONAL, b"")
+        write_whole(self.root / CONDITIONS_WORK, b"")
 
     def _replaces(self, path: Path, before: Version) -> bool:
         """Replace an object; return whether the store did."""
@@ -322,9 +336,10 @@ class ObjectStorage(Storage):
         listed = self._objects_in_session(manifests_folder, open_session)
         if path not in listed:
             raise self._missing(path)
+        current_e_tag = listed[path]["e_tag"]
         with suppress(OSError, ValueError):
             content, version = self._copied_manifest(path)
-            if version.e_tag and version.e_tag == listed[path]["e_tag"]:
+            if version.e_tag and version.e_tag == current_e_tag:
                 return content, version
         return None
 
@@ -357,15 +372,16 @@ class ObjectStorage(Storage):
             list(pool.map(self._fetch_if_whole, missing_files))  # raises what a download raised
 
     def _fetch_if_whole(self, file: FileToFetch) -> None:
+        """Download a file that this machine has no copy of; skip a damaged one."""
         with suppress(UnreadableFile):
             self.fetch(file.path, file.bytes, file.hash)
 
     def replace(self, path: Path, content: bytes, before: Version) -> Version:
         """Write an object if its version is still `before`; return the new version.
 
-        before: ABSENT where there must be no object yet. Raises Overtaken where it has another version, or was deleted.
+        before: NO_FILE where there must be no object yet. Raises Overtaken where it has another version, or is gone.
         """
-        mode: Any = "create" if before == ABSENT else _put_condition(before)  # obstore's two kinds of condition
+        mode: Any = "create" if before == NO_FILE else _put_condition(before)  # obstore's two kinds of condition
         try:
             with self._errors("write", path):
                 put = self._store.put(self._key(path), content, mode=mode)
@@ -474,15 +490,19 @@ class ObjectStorage(Storage):
         with ExitStack() as local_claim:
             # First among the processes of this machine, by a lock, which takes no request.
             local_claim.enter_context(super().claimed(name, on_wait))
-            version = self._claim(path, on_wait)
-            is_over = threading.Event()
-            renewing = threading.Thread(target=self._renew, args=(path, version, is_over), daemon=True)
-            renewing.start()
+            renewal = self._start_renewal(path, self._claim(path, on_wait))
             try:
                 yield
             finally:
-                is_over.set()
-                self._releasing[path] = self._release_pool.submit(_release, renewing, local_claim.pop_all())
+                renewal.is_over.set()
+                self._releasing[path] = self._release_pool.submit(_release, renewal, local_claim.pop_all())
+
+    def _start_renewal(self, path: Path, version: Version) -> "_Renewal":
+        """Keep a claim alive in a thread, until `is_over` of the result is set. version: of the claim's object."""
+        is_over = threading.Event()
+        thread = threading.Thread(target=self._renew, args=(path, version, is_over), daemon=True)
+        thread.start()
+        return _Renewal(thread, is_over)
 
     def _wait_for_release(self, path: Path) -> None:
         """Wait until this process has released the claim of an earlier block. path: the claim's object."""
@@ -511,21 +531,20 @@ class ObjectStorage(Storage):
         while True:
             watched.note(*self._read_claim(path))
             if watched.is_free:
-                try:
+                with suppress(Overtaken):  # another process took it: read who
                     return self.replace(path, _claim_of_this_process(), watched.version)
-                except Overtaken:  # another process took it: read who
-                    continue
+                continue
             if not has_named_holder:
                 has_named_holder = True
                 on_wait(watched.holder_name)
             time.sleep(LEASE_SECONDS / 10)
 
     def _read_claim(self, path: Path) -> tuple[bytes, Version]:
-        """Return the content and version of the object of a claim; empty and ABSENT where there is none."""
+        """Return the content and version of the object of a claim; empty and NO_FILE where there is none."""
         try:
             return self.read(path)
         except FileNotFoundError:
-            return b"", ABSENT
+            return b"", NO_FILE
 
     def _renew(self, path: Path, version: Version, is_over: threading.Event) -> None:
         """Keep a claim alive: replace its object every few seconds until `is_over` is set, then make it empty.
@@ -560,6 +579,7 @@ class ObjectStorage(Storage):
         return True
 
     def changed(self, path: Path) -> float:
+        """Return when an object was written, in seconds since 1970. Raises FileNotFoundError."""
         return self._head(path)["last_modified"].timestamp()
 
     def names(self, folder: Path) -> list[str]:
@@ -593,6 +613,7 @@ class ObjectStorage(Storage):
         return objects
 
     def _key(self, path: Path) -> str:
+        """Return the key of the object whose copy lies at a path."""
         return path.relative_to(self.root).as_posix()
 
     def _head(self, path: Path) -> "ObjectMeta":
@@ -619,6 +640,7 @@ class ObjectStorage(Storage):
             fresh.unlink(missing_ok=True)
 
     def _missing(self, path: Path) -> FileNotFoundError:
+        """Return the error for an object that is not there."""
         return FileNotFoundError(ENOENT, "there is no such object", self.shown(path))
 
     @contextmanager
@@ -634,10 +656,10 @@ class ObjectStorage(Storage):
         except (AlreadyExistsError, PreconditionError) as error:
             raise Overtaken(self.shown(path)) from error
         except (BaseError, OSError) as error:
-            is_missing_object = isinstance(error, FileNotFoundError) and "NoSuchBucket" not in str(error)
-            if is_missing_object:
+            if _is_missing_object(error):
                 raise self._missing(path) from error
-            raise ObjectStoreError(f"cannot {verb} {self.shown(path)}: {self._remedy(str(error))}") from error
+            remedy = self._remedy(str(error))
+            raise ObjectStoreError(f"cannot {verb} {self.shown(path)}: {remedy}") from error
 
     def _remedy(self, error: str) -> str:
         """Return the reason of an error of the store and what to do, by REMEDIES."""
@@ -647,6 +669,11 @@ class ObjectStorage(Storage):
             keys = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
         remedy = next(remedy for pattern, remedy in REMEDIES if re.search(pattern, error))  # the last one always fits
         return remedy.format(bucket=urlsplit(self.url).netloc, code=_code(error), keys=keys)
+
+
+def _is_missing_object(error: Exception) -> bool:
+    """Return whether an error says that there is no such object; a missing bucket is another matter."""
+    return isinstance(error, FileNotFoundError) and "NoSuchBucket" not in str(error)
 
 
 def _put_condition(before: Version) -> dict[str, str]:

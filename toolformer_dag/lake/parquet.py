@@ -132,6 +132,7 @@ _verified: set[_FileState] = set()
 
 
 def _file_state(path: Path, status: os.stat_result) -> _FileState:
+    """Return what a `stat` says of a file."""
     return _FileState(
         path=str(path),
         modified_ns=status.st_mtime_ns,
@@ -256,7 +257,7 @@ class ContentHash:
         """
         kind = values.type
         self._add(f"{name} nulls", np.asarray(values.is_null()))
-        if pa.types.is_large_string(kind) or pa.types.is_large_binary(kind):
+        if _holds_texts(kind):
             self._add_texts(name, values)
         elif pa.types.is_large_list(kind):
             self._add_lists(name, values)
@@ -301,6 +302,11 @@ class ContentHash:
         if stream not in self._streams:
             self._streams[stream] = xxh3_128()
         self._streams[stream].update(content)
+
+
+def _holds_texts(kind: pa.DataType) -> bool:
+    """Return whether the values of an Arrow type are texts or bytes."""
+    return bool(pa.types.is_large_string(kind) or pa.types.is_large_binary(kind))
 
 
 def _numbers(values: pa.Array) -> NDArray[Any]:

@@ -64,13 +64,15 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[FieldChange]
     """
     if all(old.get(field, {}) == new.get(field, {}) for field in COMPARED):
         return []
-    old_values = _compared_values(old)
-    new_values = _compared_values(new)
-    fields = old_values.keys() | new_values.keys()
+    return _changed_fields(_compared_values(old), _compared_values(new))
+
+
+def _changed_fields(old: Mapping[str, object], new: Mapping[str, object]) -> list[FieldChange]:
+    """Return the fields, by dotted path, whose values differ: settings first, then inputs."""
     changed = []
-    for field in sorted(fields, key=_settings_first):
-        old_value = old_values.get(field, ABSENT)
-        new_value = new_values.get(field, ABSENT)
+    for field in sorted(old.keys() | new.keys(), key=_settings_first):
+        old_value = old.get(field, ABSENT)
+        new_value = new.get(field, ABSENT)
         if old_value != new_value:
             changed.append(FieldChange(field, old_value, new_value))
     return changed

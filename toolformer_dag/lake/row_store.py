@@ -166,11 +166,11 @@ class RowStore:
         Polars drops the other rows while it scans a file, so that few are left to join by the whole key.
         """
         has_value = pl.col(self.key[0]).is_in(first_key_values.implode())
-        without_rows = self.schema.to_frame().lazy().select(columns)  # there may be no file
-        scans = [without_rows]
+        without_rows = self.schema.to_frame().lazy()  # there may be no file
+        scans = [without_rows.select(columns)]
         for path in paths:
-            scan = pl.scan_parquet(path, glob=False).select(columns)
-            scans.append(scan.filter(has_value))
+            scan = pl.scan_parquet(path, glob=False)
+            scans.append(scan.select(columns).filter(has_value))
         return pl.concat(scans).collect(engine="streaming")
 
     def _merge(self) -> None:
@@ -194,8 +194,8 @@ class RowStore:
         merged_name = self._write(self._oldest_rows(paths), files[0].written)
         self._finish_writes()
         # Where the other files repeat the rows of the first, the merged file is that one, under the same name.
-        replaced_names = {file.name for file in files} - {merged_name}
-        self.storage.remove(*(self.folder / name for name in replaced_names))
+        replaced = [self.folder / file.name for file in files if file.name != merged_name]
+        self.storage.remove(*replaced)
 
     def _oldest_rows(self, paths: Sequence[Path]) -> pl.DataFrame:
         """Return the rows of Parquet files, a row per key; where several files have a key, the first counts."""
@@ -271,6 +271,7 @@ class RowStore:
             open_session.held.pop(self._held_key, None)
 
     def _small_files(self) -> list[RowFile]:
+        """Return the files that may still be merged, the oldest first."""
         return [file for file in self._held_files() if file.bytes < FULL_BYTES]
 
     def _listed_files(self) -> set[RowFile]:

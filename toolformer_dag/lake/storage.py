@@ -52,7 +52,7 @@ class Version:
     number: str | None = None
 
 
-ABSENT = Version()
+NO_FILE = Version()
 """The version where there was no file. In a folder, every version but those of manifests."""
 
 
@@ -109,7 +109,7 @@ class Storage:
     def read(self, path: Path) -> tuple[bytes, Version]:
         """Return the content of a small file and its version. Raises FileNotFoundError, OSError."""
         require_regular(path)
-        return path.read_bytes(), ABSENT
+        return path.read_bytes(), NO_FILE
 
     def replace(self, path: Path, content: bytes, before: Version) -> Version:
         """Replace a small file as a whole and return its version; readers see the old content or the new.
@@ -118,7 +118,7 @@ class Storage:
             now; a folder does not compare.
         """
         write_whole(path, content)
-        return ABSENT
+        return NO_FILE
 
     def manifest(self, path: Path, anew: bool = False) -> tuple[bytes, Version]:
         """Return the content of a manifest and its version. Raises FileNotFoundError, OSError.
@@ -132,10 +132,10 @@ class Storage:
     def replace_manifest(self, path: Path, content: bytes, before: Version) -> Version:
         """Replace a manifest and return its version. Raises Overtaken where its version is not `before` any more.
 
-        The version of a manifest is its first line, which holds a hash; ABSENT is the version of a missing one.
+        The version of a manifest is its first line, which holds a hash; NO_FILE is the version of a missing one.
         """
         with locked(path.with_name(f".{path.name}.lock")):
-            current_version = ABSENT
+            current_version = NO_FILE
             with suppress(FileNotFoundError), path.open("rb") as stream:
                 current_version = _first_line(stream.readline())
             if current_version != before:
@@ -224,13 +224,12 @@ class Storage:
         between them, as NFS does.
         """
         path = self.root / CLAIMS / f"{file_name(name)}.lock"
-        with ExitStack() as stack:
-            is_free = stack.enter_context(self.alone(path, wait=False))
+        with ExitStack() as locks:
+            is_free = locks.enter_context(self.alone(path, wait=False))
             if not is_free:
                 on_wait(_holder(path))
-                stack.enter_context(self.alone(path))
-            with suppress(OSError):  # the text is for people; the lock counts
-                path.write_text(this_process(), "utf-8")
+                locks.enter_context(self.alone(path))
+            _write_holder(path)
             yield
 
     def write_beside(self, write: Callable[[], None]) -> None:
@@ -260,18 +259,20 @@ def _below(folder: str, real_path: str, walked: set[str], all_parts: bool) -> It
     walked.add(real_path)
     stops_at_first_folder = not all_parts and real_path.endswith(f"/{PARTS}")
     for entry in _entries(folder):
-        if _is_folder(entry):
-            entry_real_path = os.path.realpath(entry.path) if entry.is_symlink() else f"{real_path}/{entry.name}"
-            has_files = False
-            for file in _below(entry.path, entry_real_path, walked, all_parts):
-                has_files = True
-                yield file
-            if has_files and stops_at_first_folder:
-                return
-        else:
-            stored = _stored_file(entry)
-            if stored is not None:
-                yield stored
+        if not _is_folder(entry):
+            yield from _regular_file(entry)
+            continue
+        has_files = False
+        for file in _below(entry.path, _real_path(entry, real_path), walked, all_parts):
+            has_files = True
+            yield file
+        if has_files and stops_at_first_folder:
+            return
+
+
+def _real_path(entry: os.DirEntry[str], real_folder: str) -> str:
+    """Return the path of an entry without links. real_folder: that of the folder that it is in."""
+    return os.path.realpath(entry.path) if entry.is_symlink() else f"{real_folder}/{entry.name}"
 
 
 def _entries(folder: str) -> list[os.DirEntry[str]]:
@@ -291,20 +292,25 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def _stored_file(entry: os.DirEntry[str]) -> StoredFile | None:
-    """Return a regular file; None for anything else, and for a file that is gone since it was listed."""
+def _regular_file(entry: os.DirEntry[str]) -> Iterator[StoredFile]:
+    """Yield a regular file; nothing for anything else, and for a file that is gone since it was listed."""
     try:
         status = entry.stat()
     except OSError:  # merged or finished by another process, or a link to itself
-        return None
-    if not S_ISREG(status.st_mode):
-        return None
-    return StoredFile(Path(entry.path), status.st_size, status.st_mtime)
+        return
+    if S_ISREG(status.st_mode):
+        yield StoredFile(Path(entry.path), status.st_size, status.st_mtime)
 
 
 def this_process() -> str:
     """Say which process this is, for people who wait for it."""
     return f"process {os.getpid()} on {gethostname()}, in {Path.cwd()}"
+
+
+def _write_holder(claim: Path) -> None:
+    """Write into a lock file which process holds it, if it can be written: people read it, and the lock counts."""
+    with suppress(OSError):
+        claim.write_text(this_process(), "utf-8")
 
 
 def _holder(claim: Path) -> str:
@@ -313,17 +319,17 @@ def _holder(claim: Path) -> str:
     Where that was a process of this machine and it has ended, a child that it left running holds the lock: the sentence
     says so.
     """
-    process = claim.read_text("utf-8", "replace")  # as `this_process` says it
-    # Where it is one of this machine: its number.
-    process_here = re.match(rf"process (\d+) on {re.escape(gethostname())},", process)
-    if process_here is None or exists(int(process_here[1])):
-        return process
-    return f"{process}, which has ended; end what it left running, which holds its place"
+    holder = claim.read_text("utf-8", "replace")
+    # The form of `this_process`, where it is a process of this machine.
+    match = re.match(rf"process (\d+) on {re.escape(gethostname())},", holder)
+    if match is None or exists(int(match[1])):
+        return holder
+    return f"{holder}, which has ended; end what it left running, which holds its place"
 
 
 def _first_line(content: bytes) -> Version:
     """Return the version of a manifest: its first line, which holds the hash of the others."""
     if not content:
-        return ABSENT
+        return NO_FILE
     first_line, _, _ = content.partition(b"\n")
     return Version(first_line.decode(errors="replace"))

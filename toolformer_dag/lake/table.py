@@ -162,14 +162,17 @@ class Table:
         with session(), self.storage.alone(self.folder / ".revise.lock"):
             for _ in range(REVISIONS):
                 self._manifest(anew=True)  # what another writer has published since the last try
-                rows = None
-                with suppress(MissingPart, DamagedPart):  # a damaged part was set aside with a warning
-                    rows = self.read(part)
-                try:
+                rows = self._rows_or_none(part)
+                with suppress(LostRace):  # another writer was faster: try again with its rows
                     return self.publish(part, [revised(rows)], record)
-                except LostRace:  # another writer was faster: try again with its rows
-                    continue
         raise StorageError(f"{self.name}: others replace {part!r} all the time; run again when they are done")
+
+    def _rows_or_none(self, part: str) -> pl.DataFrame | None:
+        """Return the rows of a part; None where it is missing, or damaged and now set aside with a warning."""
+        try:
+            return self.read(part)
+        except (MissingPart, DamagedPart):
+            return None
 
     def read(self, part: str) -> pl.DataFrame:
         """Return all rows of a part, in the order in which they were published. Raises MissingPart, DamagedPart."""
@@ -262,12 +265,16 @@ class Table:
         if part not in manifest.checked:
             pointer = self.pointer(part, manifest)
             for file in pointer.files:
-                try:
-                    self.storage.check(self._file(part, file), file.bytes)
-                except UnreadableFile as error:
-                    raise DamagedPart(self.name, part, file.name, str(error)) from error
+                self._check_file(part, file)
             manifest.checked[part] = pointer
         return manifest.checked[part]
+
+    def _check_file(self, part: str, file: PartFile) -> None:
+        """Raise DamagedPart where a file is missing, has another size, or does not end as a Parquet file does."""
+        try:
+            self.storage.check(self._file(part, file), file.bytes)
+        except UnreadableFile as error:
+            raise DamagedPart(self.name, part, file.name, str(error)) from error
 
     def whole_pointer(self, part: str) -> Pointer | None:
         """Return the pointer where it and its files are there, else None. Looks at sizes and footers."""
@@ -288,11 +295,16 @@ class Table:
         with suppress(MissingPart, DamagedPart):
             pointer = self.pointer(part)
             for file in pointer.files:
-                reason = self.storage.damage(self._file(part, file), file.bytes, file.hash, since)
-                if reason and self._was_replaced(part, pointer):
+                checked = self._checked_file(part, file, since)
+                if checked.reason and self._was_replaced(part, pointer):
                     return
-                if reason or not since:
-                    yield CheckedFile(self.file_path(part, file), file.bytes, reason)
+                if checked.reason or not since:
+                    yield checked
+
+    def _checked_file(self, part: str, file: PartFile, since: int) -> CheckedFile:
+        """Check a file by its hash, or only by its size where it is older than `since`."""
+        reason = self.storage.damage(self._file(part, file), file.bytes, file.hash, since)
+        return CheckedFile(self.file_path(part, file), file.bytes, reason)
 
     def _was_replaced(self, part: str, pointer: Pointer) -> bool:
         """Return whether the manifest in the storage has another pointer by now.
@@ -375,9 +387,9 @@ class Table:
         """
         content = parquet.encode(rows)
         digest = content_hash(content)
-        reusable = reusable_files.get(digest)
-        if reusable is not None and self._is_undamaged(part, reusable):
-            return reusable
+        published = reusable_files.get(digest)
+        if published is not None and self._is_undamaged(part, published):
+            return published
         file = PartFile(name=f"{uuid4().hex}.parquet", bytes=len(content), hash=digest, rows=rows.height)
         self._add_file(self.file_path(part, file), content)
         return file
@@ -414,13 +426,13 @@ class Table:
         open_session = current_session()
         if open_session is None:
             return Manifest(self.storage, self.name).read(anew)
-        held: Manifest | None = open_session.held.get(self._held_key)
-        if held is None:
-            held = Manifest(self.storage, self.name).read(anew)
-            open_session.held[self._held_key] = held
+        manifest: Manifest | None = open_session.held.get(self._held_key)
+        if manifest is None:
+            manifest = Manifest(self.storage, self.name).read(anew)
+            open_session.held[self._held_key] = manifest
         elif anew:
-            held.read()
-        return held
+            manifest.read()
+        return manifest
 
     def commit(
         self, part: str, line_before: bytes | None, line: bytes | None, write_now: bool = False
@@ -437,14 +449,14 @@ class Table:
         """
         manifest = self._manifest()
         manifest.change(part, line_before, line)
+        if write_now:
+            return self.flush(manifest).get(part)
         open_session = current_session()
-        if open_session and not write_now:
-            if open_session.news is not None:  # in a worker
-                open_session.news.append(NewPart(table=self.name, part=part, line_before=line_before, line=line))
-                return None
-            if open_session.batching and not manifest.is_due():
-                return None
-        return self.flush(manifest).get(part)
+        if open_session and open_session.news is not None:  # in a worker
+            open_session.news.append(NewPart(table=self.name, part=part, line_before=line_before, line=line))
+            return None
+        may_wait = open_session is not None and open_session.batching and not manifest.is_due()
+        return None if may_wait else self.flush(manifest).get(part)
 
     def flush(self, manifest: Manifest | None = None) -> dict[str, Pointer]:
         """Write the pending changes of the manifest, after the files that the session writes in the background.
@@ -473,6 +485,10 @@ class Table:
         loser = decode(line)
         winner_files = winner.files if winner else ()
         self._remove_files(part, set(loser.files).difference(winner_files))
+        return self._equal_winner(part, winner, loser)
+
+    def _equal_winner(self, part: str, winner: Pointer | None, loser: Pointer) -> Pointer:
+        """Return `winner`. Raises LostRace unless it has the rows of `loser`, from the same settings and inputs."""
         if winner is None:
             raise LostRace(self.name, part, winner=None, changed=())
         changed = changes(loser.record, winner.record)
@@ -512,10 +528,14 @@ class Table:
         if line is None:
             return MissingPart(self.name, part)
         if decode(line) == pointer:
-            with suppress(LostRace):  # another run has published the part anew; the damaged file is set aside anyway
-                self.commit(part, line, None, write_now=True)  # None withdraws it
+            self._withdraw_at_once(part, line)
             self.storage.set_aside(self.file_path(part, file))
         return DamagedPart(self.name, part, file.name, str(error))
+
+    def _withdraw_at_once(self, part: str, line: bytes) -> None:
+        """Withdraw a part; nothing happens where another run has published it anew. line: of the part as it was."""
+        with suppress(LostRace):
+            self.commit(part, line, None, write_now=True)
 
     def part_folder(self, part: str) -> Path:
         """Return where the files of a part lie, those that were replaced too."""
@@ -526,7 +546,7 @@ class Table:
         return Path(self._file(part, file))
 
     def _file(self, part: str, file: PartFile) -> str:
-        """Return the same as text: every step looks at every part, and a Path takes longer to make."""
+        """Return where a file lies, as text: every step looks at every part, and a Path takes longer to make."""
         return f"{self._files_folder}/{file_name(part)}/{file.name}"
 
 

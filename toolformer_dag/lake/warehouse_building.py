@@ -36,8 +36,8 @@ SETTINGS = "settings"
 """The key among the versions of sources that stands for SQL, columns and comments."""
 MOST_CHANGED = 0.5
 """Where more than this share of the shards changed, a file from nothing costs no more than a copy."""
-FULL = ("CHECKPOINT", "No space left", "quota exceeded")
-"""What other errors say then."""
+FULL_DISK_WORDS = ("CHECKPOINT", "No space left", "quota exceeded")
+"""What errors of other types than NO_SPACE say where a disk is full."""
 
 Records = Mapping[str, Sequence[Mapping[str, Any]]]
 """The records of the parts of each lake table."""
@@ -103,12 +103,11 @@ def _built(lake: Lake, warehouse: DeclaredWarehouse, database: Path, folder: Pat
     """
     content = _content(lake, warehouse)
     sources = _sources(lake, warehouse.tables, content, _last_content(database))
+    record_files = _write_record_rows(lake, warehouse, content, folder)
+    files = {name: [*sources.files.get(name, ()), file] for name, file in record_files.items()}
     fresh = folder / "fresh.duckdb"
     if sources.changed_shards is not None:
         shutil.copyfile(database, fresh)
-    files = sources.files
-    for name, file in _write_record_rows(lake, warehouse, content, folder).items():
-        files.setdefault(name, []).append(file)
     counts = warehouse.fill(fresh, folder, files, sources.changed_shards)
     _put_in_place(fresh, database, content)
     return counts
@@ -140,10 +139,10 @@ def _write_record_rows(lake: Lake, warehouse: DeclaredWarehouse, content: "Conte
 
     The file has the rows that follow from the records of parts. For other tables it is empty and names their columns.
     """
-    frames = {table.name: table.schema.to_frame() for table in warehouse.tables}
-    frames |= warehouse.record_rows(_records(lake, content), content.sources)
+    empty_frames = {table.name: table.schema.to_frame() for table in warehouse.tables}
+    record_rows = warehouse.record_rows(_records(lake, content), content.sources)
     files = {}
-    for name, frame in frames.items():
+    for name, frame in {**empty_frames, **record_rows}.items():
         files[name] = str(folder / f"{name}.parquet")
         frame.write_parquet(files[name])
     return files
@@ -170,9 +169,10 @@ def _folder_beside(database: Path) -> Iterator[Path]:
 
 def _reason_and_remedy(error: Exception) -> str:
     """Return the first line of an error of DuckDB or Polars, and what to do: "... ; free space and run again"."""
-    if limit := limit_met(error):
+    limit = limit_met(error)
+    if limit:
         remedy = f"{limit} and run again"
-    elif isinstance(error, NO_SPACE) or any(words in str(error) for words in FULL):
+    elif _is_disk_full(error):
         remedy = "free space and run again"
     else:
         remedy = (
@@ -180,6 +180,11 @@ def _reason_and_remedy(error: Exception) -> str:
             "nothing is found"
         )
     return f"{reason_of(error)}; {remedy}"
+
+
+def _is_disk_full(error: Exception) -> bool:
+    """Return whether DuckDB or Polars failed because a disk is full."""
+    return isinstance(error, NO_SPACE) or any(words in str(error) for words in FULL_DISK_WORDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +269,8 @@ def out_of_date(lake: Lake, warehouse: DeclaredWarehouse, database: Path) -> lis
     """
     if not database.is_file():
         return [f"{database} is gone"]
-    if reason := damage(database):
+    reason = damage(database)
+    if reason:
         return [f"{database} {reason}"]
     seal = read_seal(database)
     copied = seal["content"].get("sources", {}) if seal else {}
@@ -292,13 +298,13 @@ def _source_versions(lake: Lake, warehouse: DeclaredWarehouse) -> dict[str, str]
     Under SETTINGS stands the version of the warehouse's columns and views. The hashes of files count for
     `tables_by_file`, whose columns the versions of parts leave out in part, such as costs.
     """
+    names = [name for table in warehouse.tables for name in table.sources]
     versions = {SETTINGS: fingerprint(warehouse.settings)}
-    for table in warehouse.tables:
-        for name in table.sources:
-            versions[name] = _table_version(lake.table(name), warehouse)
+    for name in names:
+        versions[name] = _table_version(lake.table(name), warehouse)
     for source in _source_parts(lake, warehouse.tables_by_file):
-        # The version of the table so far, with one more part in it.
-        versions[source.name] = fingerprint([versions[source.name], source.part, _file_hashes(source.pointer)])
+        version_so_far = versions[source.name]
+        versions[source.name] = fingerprint([version_so_far, source.part, _file_hashes(source.pointer)])
     return versions
 
 
@@ -312,6 +318,7 @@ class SourcePart(NamedTuple):
 
 
 def _source_parts(lake: Lake, tables: Sequence[WarehouseTable]) -> Iterator[SourcePart]:
+    """Yield each part of the lake tables that these tables are filled from."""
     for table in tables:
         for name in table.sources:
             for part, pointer in _pointers(lake.table(name)).items():
@@ -358,6 +365,7 @@ def _shard_version(warehouse: DeclaredWarehouse, pointer: Pointer | None) -> lis
 
 
 def _file_hashes(pointer: Pointer | None) -> list[str]:
+    """Return the hashes of a part's files; none for a damaged part."""
     return [file.hash for file in pointer.files] if pointer else []
 
 

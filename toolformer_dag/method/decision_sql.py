@@ -6,13 +6,22 @@ have its text in their fingerprints.
 
 from toolformer_dag.lake.queries import sql_text
 
+ESTIMATING_CONTROL = "swapped_results"
+"""The table of the control by which the share kept by chance is estimated: calls scored with other results."""
+
+
+def of_control(sql: str) -> str:
+    """Return SQL with the name of the estimating control in place of `$control`."""
+    return sql.replace("$control", ESTIMATING_CONTROL)
+
+
 RULE = sql_text(__package__, "rule.sql")
 """The macro `why_not`: why a call does not stay at a threshold. The filter, the warehouse and the page use it."""
 JUDGED = sql_text(__package__, "judged.sql")
 """`judged`: every call of `scored`, whether it may stay, and whether it is the best of its place."""
-SWAPPED_PLACES = sql_text(__package__, "swapped_places.sql")
+SWAPPED_PLACES = of_control(sql_text(__package__, "swapped_places.sql"))
 """`swapped_places`: what calls gain with the results of other documents, at every place of the control."""
-CHANCE = sql_text(__package__, "kept_by_chance.sql")
+CHANCE = of_control(sql_text(__package__, "kept_by_chance.sql"))
 """Views over `decisions` and `swapped_places`: how many places are kept by chance at each threshold."""
 COST_FRONTIER = sql_text(__package__, "cost_frontier.sql")
 """The view `cost_frontier`: what each threshold gains, and for what cost."""

@@ -1,5 +1,5 @@
 -- How many kept calls are kept by chance: target-decoy false discovery rates (Elias & Gygi 2007), with the calls of
--- swapped_results as decoys. Reads decisions, swapped_places, swapped_results, lanes and filter_rules; the filter runs it
+-- $control as decoys. Reads decisions, swapped_places, $control, lanes and filter_rules; the filter runs it
 -- over the files of one lane, the warehouse over all.
 -- A place is a position of a text; its best call counts, as in the filter. T of N places and D of n swapped ones stand at or
 -- above a threshold: fdr = (D + 1) (N / n) / T. The 1 keeps the rate at its level (Barber & Candes 2015, Levitsky 2017).
@@ -15,7 +15,7 @@ SELECT tool, max(delta) AS exact_above
 FROM lanes LEFT JOIN (
     SELECT tool, delta FROM decisions WHERE eligible AND delta_is_bound
     UNION ALL
-    SELECT tool, delta FROM swapped_results WHERE delta_is_bound AND reason IS NULL
+    SELECT tool, delta FROM $control WHERE delta_is_bound AND reason IS NULL
 ) USING (tool)
 GROUP BY tool;
 COMMENT ON VIEW loss_floors IS 'Per tool the largest delta that is only an upper bound (filtering.loss_floor): counts are exact at thresholds above it, and left out at others. NULL where every delta is exact.';

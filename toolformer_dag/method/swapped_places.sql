@@ -1,11 +1,11 @@
--- The control's places, from swapped_results and the verdict on each call: `decisions`.
+-- The control's places, from $control and the verdict on each call: `decisions`.
 
 -- DECIMAL, so that the sum of the weights is the same in any order.
 CREATE TABLE swapped_places AS
 SELECT tool, digest, segment, position, swap,
        max(own.delta) AS delta, max(other.delta) AS delta_swapped, count(*) AS calls,
        (1 / count(*) OVER (PARTITION BY tool, digest, segment, position))::DECIMAL(38, 18) AS weight
-FROM swapped_results AS other
+FROM $control AS other
 JOIN decisions AS own USING (tool, shard, digest, segment, position, sample)
 WHERE own.eligible AND other.reason IS NULL
 GROUP BY tool, digest, segment, position, swap;

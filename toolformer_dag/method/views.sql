@@ -126,7 +126,7 @@ WITH proposed AS (
     FROM (
         SELECT tool, other.source, max(other.delta) AS delta,
                1 / count(*) OVER (PARTITION BY tool, other.source, digest, segment, position) AS weight
-        FROM swapped_results AS other JOIN decisions AS own USING (tool, shard, digest, segment, position, sample)
+        FROM $control AS other JOIN decisions AS own USING (tool, shard, digest, segment, position, sample)
         WHERE own.eligible AND other.reason IS NULL GROUP BY tool, other.source, digest, segment, position, swap
     ) JOIN lanes USING (tool) GROUP BY ALL
 ), estimated AS (

@@ -18,7 +18,7 @@ from toolformer_dag.lake.warehouse_table import WarehouseTable
 from toolformer_dag.method.decided_calls import DECIDED
 from toolformer_dag.method.decision_sql import JUDGED, RULE, SCORED, SWAPPED_PLACES
 from toolformer_dag.method.scoring import calls_query, kept_as, reads_cost
-from toolformer_dag.method.warehouse_views import tool_costs_query, views_sql
+from toolformer_dag.method.warehouse_views import holds_swaps, tool_costs_query, views_sql
 
 VERDICTS = sql_text(__package__, "verdicts.sql")
 """`verdicts`: every scored call with what became of it."""
@@ -128,7 +128,7 @@ def _rows_query(table: WarehouseTable, files: Sequence[str], tables: Sequence[Wa
 def _scored_query(table: WarehouseTable, files: Sequence[str], tables: Sequence[WarehouseTable]) -> str:
     """Return an SQL query for a table of calls whose `delta` is the score of their lane; `row` numbers them."""
     cost_tables = f"tool_costs AS ({tool_costs_query(tables)})" if reads_cost(table.scores) else ""
-    return calls_query(files, table.scores, cost_tables, swaps="swap" in table.columns)
+    return calls_query(files, table.scores, cost_tables, swaps=holds_swaps(table))
 
 
 def _replace_rows(connection: duckdb.DuckDBPyConnection, table: WarehouseTable, query: str) -> None:

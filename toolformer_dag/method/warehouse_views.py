@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from toolformer_dag.lake.queries import quoted, sql_text
 from toolformer_dag.lake.warehouse_table import WarehouseTable
-from toolformer_dag.method.decision_sql import CHANCE, COST_FRONTIER
+from toolformer_dag.method.decision_sql import CHANCE, COST_FRONTIER, of_control
 from toolformer_dag.method.scoring import COSTS
 from toolformer_dag.settings.tool_settings import MODEL
 
@@ -13,9 +13,13 @@ LOSS_DELTAS = (
     "REPLACE (unfit AS reason)"
 )
 """The columns of a scored call without its verdict; replaces `$loss_deltas` in views.sql."""
-VIEWS = CHANCE + sql_text(__package__, "views.sql").replace("$loss_deltas", LOSS_DELTAS)
+VIEWS = CHANCE + of_control(sql_text(__package__, "views.sql").replace("$loss_deltas", LOSS_DELTAS))
+CONTROL_STATISTICS = of_control(sql_text(__package__, "control_statistics.sql"))
+"""The view control_statistics; `$names` and `$swaps` stand for the names and the rows of all controls."""
 SAMPLES = ("candidates", "chained_candidates")
 """Beginnings of the names of tables of samples."""
+SWAP = "tool, shard, digest, segment, position, sample, swap, delta, delta_is_bound, reason"
+"""The columns of a control that control_statistics reads."""
 TOOL_INPUT = "tool, input, context"
 """The key of a tool's call: equal calls are run once."""
 
@@ -23,12 +27,25 @@ TOOL_INPUT = "tool, input, context"
 def views_sql(tables: Sequence[WarehouseTable]) -> str:
     """Return the statements that create every view and macro, in their order."""
     of_tables = "".join(table.views for table in tables)
-    return _sampled_view(tables) + VIEWS + _tool_costs_view(tables) + COSTS + COST_FRONTIER + of_tables
+    return (
+        _sampled_view(tables)
+        + VIEWS
+        + _control_statistics_view(tables)
+        + _tool_costs_view(tables)
+        + COSTS
+        + COST_FRONTIER
+        + of_tables
+    )
 
 
 def has_costs(table: WarehouseTable) -> bool:
     """Return whether the rows of a table are results of calls, with their costs."""
     return "tool_version" in table.columns
+
+
+def holds_swaps(table: WarehouseTable) -> bool:
+    """Return whether the rows of a table are calls that were scored with other results."""
+    return "swap" in table.columns
 
 
 def tool_costs_query(tables: Sequence[WarehouseTable]) -> str:
@@ -53,6 +70,14 @@ def _sampled_view(tables: Sequence[WarehouseTable]) -> str:
     view = f"CREATE VIEW sampled AS {' UNION ALL '.join(selects)};"
     comment = quoted("Every sample, of calls after others too.")
     return f"{view}COMMENT ON VIEW sampled IS {comment};"
+
+
+def _control_statistics_view(tables: Sequence[WarehouseTable]) -> str:
+    """Return the SQL of the view control_statistics, over the tables of all controls."""
+    names = [table.name for table in tables if holds_swaps(table)]
+    swaps = [f'SELECT {quoted(name)} AS control, {SWAP} FROM "{name}"' for name in names]
+    view = CONTROL_STATISTICS.replace("$names", ", ".join(map(quoted, names)))
+    return view.replace("$swaps", " UNION ALL ".join(swaps))
 
 
 def _tool_costs_view(tables: Sequence[WarehouseTable]) -> str:

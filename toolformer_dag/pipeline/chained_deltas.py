@@ -1,7 +1,6 @@
-"""chained_deltas and chained_swaps: score chains of calls, and run their control (beyond the paper).
+"""chained_deltas: score chains of calls (beyond the paper).
 
-The tables have the columns of loss_deltas and swapped_results, the tables of single calls. Whatever filters, counts or
-shows calls reads both kinds.
+The table has the columns of loss_deltas, the table of single calls. Whatever filters, counts or shows calls reads both.
 """
 
 from collections.abc import Mapping
@@ -12,12 +11,11 @@ import polars as pl
 
 from toolformer_dag.computing.lane_tables import call_tables
 from toolformer_dag.computing.plan import Lane, Plan
-from toolformer_dag.computing.stage import ByChunk, Claimed, InWarehouse, PartRows, Planned, StageAsset, TableOutput
+from toolformer_dag.computing.stage import ByChunk, Claimed, InWarehouse, PartRows, Planned, TableOutput
 from toolformer_dag.computing.worker import Worker
-from toolformer_dag.pipeline import loss_deltas, swapped_results
+from toolformer_dag.pipeline import loss_deltas
 from toolformer_dag.pipeline.chained_candidates import units_ahead
 from toolformer_dag.pipeline.chained_losses import chained_calls, compute_chains, planned_chains, with_chains
-from toolformer_dag.texts.chains import read_chain, written_chain
 
 
 def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
@@ -76,31 +74,6 @@ def _chains_with_results(output: TableOutput, shard: str, texts: pl.DataFrame) -
     return chains.with_columns(unfit=looks_ahead)
 
 
-def swap_chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed) -> Planned:
-    """Plan the losses of the chains of a shard with a last result of another document."""
-    swapped = swapped_results.swapped(output, shard, STAGE.name)
-    return planned_chains(worker, output, _with_swapped_result(swapped.calls), swapped.texts, claimed)
-
-
-def swap_rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
-    """Return the control of a shard: chains scored with a last result of another document (`swapped_results.rows`)."""
-    swapped = swapped_results.swapped(output, shard, STAGE.name)
-    scored = with_chains(worker, output, _with_swapped_result(swapped.calls))
-    return swapped_results.control(output, scored.calls, scored.stores, swapped.left_out)
-
-
-def _with_swapped_result(calls: pl.DataFrame) -> pl.DataFrame:
-    """Put the swapped result of each call (column `result`) into the last call of its chain (column `chain`, JSON).
-
-    `others` becomes null, so that no need is computed: the last result has no part in it.
-    """
-    chains = []
-    for chain, result in calls.select("chain", "result").iter_rows():
-        *before, last = read_chain(chain)
-        chains.append(written_chain([*before, replace(last, result=result)]))
-    return calls.with_columns(chain=pl.Series(chains, dtype=pl.String), others=pl.lit(None, pl.String))
-
-
 STAGE = replace(
     loss_deltas.STAGE,
     name="chained_deltas",
@@ -109,14 +82,4 @@ STAGE = replace(
     reads=reads,
     make=ByChunk(chunks, compute_chains, rows),
     in_warehouse=InWarehouse("loss_deltas"),
-)
-SWAPS = replace(
-    swapped_results.STAGE,
-    name="chained_swaps",
-    description="Control: a sample of the chains, scored again with last results of other documents.",
-    reads=("heuristic_subset", STAGE.name),
-    inputs=("heuristic_subset", STAGE.name),
-    make=ByChunk(swap_chunks, compute_chains, swap_rows),
-    in_warehouse=InWarehouse("swapped_results"),
-    asset=StageAsset(),
 )

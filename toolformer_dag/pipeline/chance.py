@@ -1,15 +1,15 @@
 """Estimate how many kept calls of a tool are kept by chance, and choose the threshold by it.
 
-A call is kept where it lowers the loss by at least tau_f nats (its delta). The control scores calls again with results
-of other documents, which cannot help: a swapped call that reaches tau_f would be kept by chance. The false discovery
-rate of a threshold is the share of kept places that chance explains; a place is a position of a text.
+A call is kept where it lowers the loss by at least tau_f nats (its delta). A control (controls.py) scores calls again
+with results that cannot help: a swapped call that reaches tau_f would be kept by chance. The false discovery rate of a
+threshold is the share of kept places that chance explains; a place is a position of a text.
 
 All of it is SQL over the files of one lane (a tool with its settings): judged.sql and kept_by_chance.sql of `method`,
 which the warehouse uses too.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -21,9 +21,10 @@ from toolformer_dag.computing.plan import Lane, Plan
 from toolformer_dag.computing.stage import REJECTIONS
 from toolformer_dag.lake.queries import in_memory, rows, run_sql
 from toolformer_dag.lake.table import WHOLE, Table
-from toolformer_dag.method.decision_sql import CHANCE, JUDGED, SCORED, SWAPPED_PLACES
+from toolformer_dag.method.decision_sql import CHANCE, ESTIMATING_CONTROL, JUDGED, SCORED, SWAPPED_PLACES
 from toolformer_dag.method.record_tables import CHOSEN
 from toolformer_dag.pipeline import scores
+from toolformer_dag.pipeline.controls import ESTIMATING, Control
 from toolformer_dag.settings.tool_settings import MODEL, ChanceThreshold
 
 OTHER_TOOL = "other_tool"
@@ -51,7 +52,7 @@ REMEDY = 'Lower tau_f (`toolformer-dag sql "from kept_at(0.2)"` counts), annotat
 
 def chance_threshold(plan: Plan, lane: Lane, by_chance: float) -> dict[str, Any]:
     """Return the lane's row of the view chance_thresholds at this false discovery rate. Raises DamagedPart."""
-    with _control(plan, lane, by_chance) as connection:
+    with _database(plan, lane, by_chance) as connection:
         level = f"FROM chance_thresholds WHERE by_chance = {by_chance!r}::DOUBLE"
         return rows(connection, level).row(0, named=True)
 
@@ -67,9 +68,9 @@ class ChanceTables(NamedTuple):
     rates: pl.DataFrame
 
 
-def chance_tables(plan: Plan, lane: Lane) -> ChanceTables:
-    """Return how many calls of a lane are kept by chance, by threshold. Raises DamagedPart."""
-    with _control(plan, lane) as connection:
+def chance_tables(plan: Plan, lane: Lane, control: Control = ESTIMATING) -> ChanceTables:
+    """Return how many calls of a lane are kept by chance, by threshold and a control. Raises DamagedPart."""
+    with _database(plan, lane, control=control) as connection:
         return ChanceTables(
             statistics=rows(connection, "FROM swapped_statistics ORDER BY tau_f"),
             rates=rows(connection, "FROM chance_rates ORDER BY tau_f"),
@@ -147,18 +148,22 @@ def _why_nothing(plan: Plan, lane: Lane) -> str:
 
     If no call has a delta, say at which stage texts or calls ended.
     """
-    with _control(plan, lane) as connection:
+    with _database(plan, lane) as connection:
         best_place = rows(connection, "SELECT count(*) AS places, max(delta) AS delta FROM places").row(0, named=True)
         statistics = rows(connection, "FROM swapped_statistics ORDER BY tau_f").rows(named=True)
     if not best_place["places"]:
         hint = '`toolformer-dag sql "from funnel"` counts what each stage left'
         return f"no call is kept, for {_none_judged(plan, lane)}; {hint}"
-    applied = f" at tau_f = {lane.tau_f:.3g}" if isinstance(lane.tau_f, float) else ""
     counts = ", ".join(map(_count_at_threshold, statistics))
     return (
-        f"no call is kept{applied}. Of {best_place['places']} places the best gains {best_place['delta']:.3f}; "
-        f"kept are {counts}. {REMEDY}"
+        f"no call is kept{_at_threshold(lane)}. Of {best_place['places']} places the best gains "
+        f"{best_place['delta']:.3f}; kept are {counts}. {REMEDY}"
     )
+
+
+def _at_threshold(lane: Lane) -> str:
+    """Return " at tau_f = 0.5", to be appended to a sentence; "" where the settings name no threshold."""
+    return f" at tau_f = {lane.tau_f:.3g}" if isinstance(lane.tau_f, float) else ""
 
 
 def _count_at_threshold(statistic: Mapping[str, Any]) -> str:
@@ -192,8 +197,7 @@ def _first_empty_stage(plan: Plan, lane: Lane) -> _EmptyStage:
     """Return the first stage of a lane that left nothing; the scores if every stage before them left something."""
     texts = _count_present(plan.lane_table(lane, "heuristic_subset"), "text_digest")
     if not texts:
-        documents = sum(part.rows for part in plan.lake.table("ccnet/raw_shards").pointers().values())
-        return _EmptyStage("heuristic_subset", f"none of {documents:,} documents has {lane.tool.looks_for}")
+        return _EmptyStage("heuristic_subset", _no_text_wanted(plan, lane))
     calls = _count_present(plan.lane_table(lane, "scored_candidates"), "input")
     if not calls:
         hint = _how_to_propose(lane, _reasons(plan, lane, "scored_candidates"))
@@ -202,6 +206,13 @@ def _first_empty_stage(plan: Plan, lane: Lane) -> _EmptyStage:
     if not results:
         return _EmptyStage("tool_results", f"none of {calls:,} calls has a result")
     return _EmptyStage("loss_deltas", f"none of {results:,} results may stay")
+
+
+def _no_text_wanted(plan: Plan, lane: Lane) -> str:
+    """Say that no document has what the tool looks for: "none of 40 documents has numbers"."""
+    parts = plan.lake.table("ccnet/raw_shards").pointers().values()
+    documents = sum(part.rows for part in parts)
+    return f"none of {documents:,} documents has {lane.tool.looks_for}"
 
 
 def _reasons(plan: Plan, lane: Lane, table: LaneTable) -> Counter[str]:
@@ -236,17 +247,23 @@ def _count_present(table: Table, column: str) -> int:
 
 
 @contextmanager
-def _control(plan: Plan, lane: Lane, by_chance: float | None = None) -> Iterator[duckdb.DuckDBPyConnection]:
+def _database(
+    plan: Plan, lane: Lane, by_chance: float | None = None, control: Control = ESTIMATING
+) -> Iterator[duckdb.DuckDBPyConnection]:
     """Open an in-memory DuckDB that tells how many calls of a lane are kept by chance.
 
-    It has the tables loss_deltas and swapped_results (calls with true and with swapped results), lanes, filter_rules
-    and decisions, and the views of kept_by_chance.sql: swapped_statistics, chance_rates, chance_thresholds.
+    It has the tables loss_deltas (calls with true results), ESTIMATING_CONTROL (calls with the results of `control`),
+    lanes, filter_rules and decisions, and the views of kept_by_chance.sql: swapped_statistics, chance_rates,
+    chance_thresholds.
 
     by_chance: a false discovery rate, such as 0.05, for which chance_thresholds gets a row.
     """
+    scored_tables = [plan.lane_table(lane, name) for name in lane.scored]
+    calls_query = _calls_query(plan, lane, scored_tables, swaps=False)
+    swaps_query = _calls_query(plan, lane, control.tables(plan, lane), swaps=True)
     with in_memory() as connection:
-        _create_calls(connection, plan, lane, swaps=False)
-        _create_calls(connection, plan, lane, swaps=True)
+        _create_table(connection, SCORED, CALL_COLUMNS, calls_query)
+        _create_table(connection, ESTIMATING_CONTROL, SWAP_COLUMNS, swaps_query)
         _create_thresholds(connection, lane, by_chance)
         connection.execute(f"CREATE VIEW scored AS SELECT *, rowid AS row FROM {SCORED}")
         run_sql(connection, JUDGED)
@@ -263,26 +280,23 @@ def _create_thresholds(connection: duckdb.DuckDBPyConnection, lane: Lane, by_cha
     connection.execute(f"CREATE TABLE filter_rules {select} by_chance", {"tool": lane.key, "value": by_chance})
 
 
-def _create_calls(connection: duckdb.DuckDBPyConnection, plan: Plan, lane: Lane, *, swaps: bool) -> None:
-    """Create the table loss_deltas of a lane's scored calls, or with `swaps` the table swapped_results.
-
-    A table that is not published yet is created without rows.
-    """
-    name = "swapped_results" if swaps else SCORED
-    columns = SWAP_COLUMNS if swaps else CALL_COLUMNS
+def _create_table(
+    connection: duckdb.DuckDBPyConnection, name: str, columns: Mapping[str, str], query: str | None
+) -> None:
+    """Create a table with the rows of a query, or without rows where there is none. columns: name -> SQL type."""
     typed = ", ".join(f"{column} {kind}" for column, kind in columns.items())
     connection.execute(f"CREATE TABLE {name} ({typed})")
-    query = _calls_query(plan, lane, swaps=swaps)
     if query is not None:
         connection.execute(f"INSERT INTO {name} BY NAME SELECT {', '.join(columns)} FROM ({query})")
 
 
-def _calls_query(plan: Plan, lane: Lane, *, swaps: bool) -> str | None:
-    """Return the SQL query for all scored calls of a lane, chains among them; None where there are no files."""
-    sources = lane.swapped if swaps else lane.scored
-    tables = [plan.lane_table(lane, source) for source in sources]
+def _calls_query(plan: Plan, lane: Lane, tables: Sequence[Table], *, swaps: bool) -> str | None:
+    """Return the SQL query for all calls in tables of a lane; None where nothing is published.
+
+    tables: of single calls, and of chains where the lane has some; they have the same shards.
+    swaps: whether they are the tables of a control.
+    """
     files = [file for table in tables for file in table.all_files()]
     if not files:
         return None
-    parts = tables[0].parts()  # single calls and chains have the same shards
-    return scores.calls(plan, lane, parts, files, swaps)
+    return scores.calls(plan, lane, tables[0].parts(), files, swaps)

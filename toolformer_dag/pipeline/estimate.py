@@ -18,7 +18,7 @@ from toolformer_dag.computing.update import Progress, update
 from toolformer_dag.computing.worker import Worker
 from toolformer_dag.computing.workers import Workers
 from toolformer_dag.lake import parquet
-from toolformer_dag.pipeline import heuristic_subset, swapped_results
+from toolformer_dag.pipeline import controls, heuristic_subset
 from toolformer_dag.pipeline.stages import lane_stages
 from toolformer_dag.pipeline.trial import ALL, trial
 
@@ -80,14 +80,26 @@ def _tables_of_lanes(outputs: Sequence[TableOutput]) -> dict[str, dict[str, Tabl
     return tables_of_lanes
 
 
-def _measured_stages(plan: Plan, lane: Lane) -> tuple[Stage, ...]:
-    """Return the stages of a lane whose cost is forecast: from proposing calls to the control, which is the last.
+class _MeasuredStages(NamedTuple):
+    """The stages of a lane (a tool with its settings) whose cost is forecast, in the order in which they run."""
 
-    The control scores calls again with results of other texts.
-    """
-    stages = lane_stages(plan, lane)
-    end = stages.index(swapped_results.STAGE) + 1
-    return stages[1:end]  # without the first, which selects texts
+    annotating: Sequence[Stage]  # from proposing calls to scoring them
+    controls: Sequence[Stage]  # score calls again with other results
+
+    @property
+    def all(self) -> list[Stage]:
+        """All stages, the controls last."""
+        return [*self.annotating, *self.controls]
+
+
+def _measured_stages(plan: Plan, lane: Lane) -> _MeasuredStages:
+    """Return the stages of a lane but the first, which selects texts, and the last, which filters."""
+    _, *stages, _ = lane_stages(plan, lane)
+    of_controls = {name for control in controls.CONTROLS for name in control.table_names(lane)}
+    return _MeasuredStages(
+        annotating=[stage for stage in stages if stage.name not in of_controls],
+        controls=[stage for stage in stages if stage.name in of_controls],
+    )
 
 
 def _forecast(worker: Worker, tables: Mapping[str, TableOutput], progress: Progress, seed: int | None) -> LaneForecast:
@@ -98,17 +110,24 @@ def _forecast(worker: Worker, tables: Mapping[str, TableOutput], progress: Progr
     subset = tables[heuristic_subset.STAGE.name]
     lane = subset.lane
     stages = _measured_stages(subset.plan, lane)
-    stale_shards = [shard for shard in subset.parts if _is_stale(tables, stages, shard)]
+    stale_shards = [shard for shard in subset.parts if _is_stale(tables, stages.all, shard)]
     rows = _rows_of_shards(subset, stale_shards)
-    texts = _shuffled_texts(rows, seed)
-    has_no_sample = texts.height <= GROUPS or bool(lane.sources.files)  # see LaneForecast
-    if has_no_sample:
-        return LaneForecast(lane.key, texts=texts.height, shards=len(stale_shards))
-
-    sample = texts[: _group_size(texts.height) * GROUPS]
+    sample = _sample(lane, rows, seed)
+    if sample.is_empty():
+        text_count = rows["text_digest"].n_unique()
+        return LaneForecast(lane.key, texts=text_count, shards=len(stale_shards))
     cost = _annotate_sample(worker, lane, sample, stages, progress)
     counts = _counts(worker.plan, rows, sample=sample, stale_shards=len(stale_shards))
     return _scaled(lane, counts, cost)
+
+
+def _sample(lane: Lane, rows: pl.DataFrame, seed: int | None) -> pl.DataFrame:
+    """Return the texts to annotate, in GROUPS equal groups; none where the lane has no sample (see LaneForecast)."""
+    texts = _shuffled_texts(rows, seed)
+    has_calls_of_files = bool(lane.sources.files)
+    if texts.height <= GROUPS or has_calls_of_files:
+        return texts.clear()
+    return texts[: _group_size(texts.height) * GROUPS]
 
 
 def _rows_of_shards(output: TableOutput, shards: Sequence[str]) -> pl.DataFrame:
@@ -118,22 +137,18 @@ def _rows_of_shards(output: TableOutput, shards: Sequence[str]) -> pl.DataFrame:
 
 
 def _annotate_sample(
-    worker: Worker, lane: Lane, sample: pl.DataFrame, stages: Sequence[Stage], progress: Progress
+    worker: Worker, lane: Lane, sample: pl.DataFrame, stages: _MeasuredStages, progress: Progress
 ) -> "_SampleCost":
-    """Annotate a sample in GROUPS groups, then run the control over the whole sample; return what each cost.
+    """Annotate a sample in GROUPS groups, then run the controls over the whole sample; return what each cost.
 
-    The control (calls scored again with results of other texts) needs the calls of many texts. When it runs, all other
-    rows of the sample are stored, so that the second run only computes the control.
-
-    stages: the last one is the control.
+    The controls (calls scored again with other results) need the calls of many texts. When they run, all other rows of
+    the sample are stored, so that the second run only computes the controls.
     """
-    *stages_before_control, _ = stages
     worker.engine("proposer" if lane.sources.sampled else "judge")  # loaded before anything is timed
     group_size = sample.height // GROUPS
-    groups = [
-        _annotate(worker, lane, group, stages_before_control, progress) for group in sample.iter_slices(group_size)
-    ]
-    return _SampleCost(groups, control=_annotate(worker, lane, sample, stages, progress))
+    groups = [_annotate(worker, lane, group, stages.annotating, progress) for group in sample.iter_slices(group_size)]
+    cost_of_controls = _annotate(worker, lane, sample, stages.all, progress)
+    return _SampleCost(groups, cost_of_controls, control_count=len(stages.controls))
 
 
 def _shuffled_texts(rows: pl.DataFrame, seed: int | None) -> pl.DataFrame:
@@ -156,14 +171,14 @@ def _is_stale(tables: Mapping[str, TableOutput], stages: Sequence[Stage], shard:
 class _Counts(NamedTuple):
     """How many texts were annotated, and how many there are.
 
-    The control scores calls again with results of other texts: those of up to `evaluation.swapped_texts` texts a shard.
+    A control scores calls again with other results: those of up to `evaluation.swapped_texts` texts a shard.
     """
 
     sampled: int  # annotated texts
     distinct: int  # distinct texts of the stale shards
     in_shards: int  # the sum over the shards of their distinct texts
-    sampled_control: int  # texts of the control in the sample
-    control: int  # texts of the control in all shards
+    sampled_control: int  # texts of each control in the sample
+    control: int  # texts of each control in all shards
     shards: int  # stale shards
 
 
@@ -188,20 +203,23 @@ def _counts(plan: Plan, rows: pl.DataFrame, *, sample: pl.DataFrame, stale_shard
 def _scaled(lane: Lane, counts: _Counts, cost: "_SampleCost") -> LaneForecast:
     """Scale the cost of the sample to all texts that a run will annotate.
 
-    Tokens, seconds and stored rows grow with the distinct texts that were not sampled, those of the control with its
+    Tokens, seconds and stored rows grow with the distinct texts that were not sampled, those of the controls with their
     number of texts.
     """
     factor = _factor(counts, cost)
-    control = cost.control
-    table_bytes = _table_bytes(control, counts, factor)
+    stored_bytes = factor.scaled(
+        _stored_bytes(cost.groups),
+        _stored_bytes([cost.controls]),
+        fixed=_table_bytes(cost, counts, factor),
+    )
     return LaneForecast(
         lane=lane.key,
         texts=counts.distinct,
         sampled=counts.sampled,
-        tokens=factor.scaled(cost.group_tokens, control.tokens),
-        bytes=factor.scaled(_stored_bytes(cost.groups), _stored_bytes([control]), fixed=table_bytes),
-        seconds=factor.scaled(cost.group_seconds, control.seconds),
-        spent=cost.group_tokens + control.tokens,
+        tokens=factor.scaled(cost.group_tokens, cost.controls.tokens),
+        bytes=stored_bytes,
+        seconds=factor.scaled(cost.group_seconds, cost.controls.seconds),
+        spent=cost.group_tokens + cost.controls.tokens,
         shards=counts.shards,
     )
 
@@ -215,26 +233,23 @@ def _factor(counts: _Counts, cost: "_SampleCost") -> "_Factor":
     )
 
 
-def _table_bytes(control: "_Cost", counts: _Counts, factor: "_Factor") -> float:
-    """Return the bytes of the tables of all shards. A text in two shards is computed once, but stored in two tables.
-
-    control: the cost of annotating the whole sample; the control's table is the last in `row_bytes`.
-    """
-    *stage_bytes, control_bytes = control.row_bytes
-    bytes_per_text = sum(stage_bytes) / counts.sampled
-    return control.fixed_bytes * counts.shards + bytes_per_text * counts.in_shards + control_bytes * factor.control
+def _table_bytes(cost: "_SampleCost", counts: _Counts, factor: "_Factor") -> float:
+    """Return the bytes of the tables of all shards. A text in two shards is computed once, but stored in two tables."""
+    bytes_per_text = cost.annotated_bytes / counts.sampled
+    fixed_bytes = cost.controls.fixed_bytes * counts.shards
+    return fixed_bytes + bytes_per_text * counts.in_shards + cost.control_bytes * factor.control
 
 
 class _Factor(NamedTuple):
     """By how much the sample's cost is multiplied."""
 
     texts: float  # for the texts that are not sampled
-    control: float  # for the control
+    control: float  # for the controls
     spread: float  # half of the 95 % interval, as a share
 
-    def scaled(self, of_groups: float, of_control: float, fixed: float = 0) -> Range:
-        """Return the forecast, from what the groups and the control cost; `fixed` is added as it is."""
-        value = of_groups * self.texts + of_control * self.control + fixed
+    def scaled(self, of_groups: float, of_controls: float, fixed: float = 0) -> Range:
+        """Return the forecast, from what the groups and the controls cost; `fixed` is added as it is."""
+        value = of_groups * self.texts + of_controls * self.control + fixed
         return range_of(value, self.spread)
 
 
@@ -251,13 +266,15 @@ class _Cost(NamedTuple):
 class _SampleCost(NamedTuple):
     """What annotating the sample cost.
 
-    - groups: the cost of each part of the sample, without the control
-    - control: the cost of annotating the whole sample after that. Everything but the control was stored by then, so its
-      tokens, seconds and stored rows are those of the control; its bytes are those of all tables
+    - groups: the cost of each part of the sample, without the controls
+    - controls: the cost of annotating the whole sample after that. Everything but the controls was stored by then, so
+      its tokens, seconds and stored rows are those of the controls; its bytes are those of all tables
+    - control_count: how many of these tables, the last ones, are those of controls
     """
 
     groups: Sequence[_Cost]
-    control: _Cost
+    controls: _Cost
+    control_count: int
 
     @property
     def group_tokens(self) -> int:
@@ -268,6 +285,16 @@ class _SampleCost(NamedTuple):
     def group_seconds(self) -> float:
         """The seconds of all groups."""
         return sum(group.seconds for group in self.groups)
+
+    @property
+    def annotated_bytes(self) -> int:
+        """The bytes of the rows of the whole sample in all tables but those of controls."""
+        return sum(self.controls.row_bytes[: -self.control_count])
+
+    @property
+    def control_bytes(self) -> int:
+        """The bytes of the rows of the whole sample in the tables of controls."""
+        return sum(self.controls.row_bytes[-self.control_count :])
 
 
 def _stored_bytes(costs: Sequence[_Cost]) -> int:

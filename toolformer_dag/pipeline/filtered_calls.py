@@ -6,10 +6,12 @@ are chosen over scored_texts, a row per text with scored calls. Whether a call s
 here and for the warehouse. The reason of each scored call is published with the kept calls, as table decided_calls.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
+import duckdb
 import polars as pl
 
 from toolformer_dag.computing.plan import Lane, Plan
@@ -43,6 +45,7 @@ from toolformer_dag.method.decision_sql import CHANCE, JUDGED, RULE, SWAPPED_PLA
 from toolformer_dag.method.record_tables import CHOSEN, THRESHOLD
 from toolformer_dag.pipeline import scores
 from toolformer_dag.pipeline.chance import CERTIFIED, chance_threshold, chosen_by_chance, threshold_line
+from toolformer_dag.pipeline.controls import ESTIMATING
 from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.settings.tool_settings import ChanceThreshold
 
@@ -56,6 +59,9 @@ SHOWN_OF_CHOSEN = ("tau_f", "by_chance", "verdict")
 TEXTS_SQL = sql_text(__package__, "scored_texts.sql")
 RULE_SQL = f"CREATE TEMP {RULE}{sql_text(__package__, 'filter_rule.sql')}"
 SQL = f"CREATE TEMP {RULE}{JUDGED}{sql_text(__package__, 'filtered_calls.sql')}"
+"""Creates the table `decided`: every scored call, and why it is left out (`why`), null where it is kept."""
+KEPT_QUERY = "FROM decided WHERE why IS NULL ORDER BY digest, segment, position"
+REASONS_QUERY = f"SELECT {', '.join(CALL_KEY)}, why AS reason FROM decided ORDER BY row"
 
 
 def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
@@ -123,11 +129,16 @@ def text_rows(worker: Worker, output: TableOutput, parts: Sequence[str]) -> dict
     files = _call_files(output, parts)
     if not files.calls:
         return {part: PartRows(()) for part in parts}
+    texts_by_part = _by_part(parts, _scored_texts(output, parts, files))
+    return {part: PartRows([texts]) for part, texts in texts_by_part.items()}
+
+
+def _scored_texts(output: TableOutput, parts: Sequence[str], files: CallFiles) -> pl.DataFrame:
+    """Return the texts of some shards that have scored calls, each with the largest delta of its calls."""
     with scratch() as connection:
-        scores.create_scored(connection, output.plan, output.lane, parts, files.calls)  # `scored`
-        run_sql(connection, TEXTS_SQL, {"texts": files.texts})  # `scored_texts`
-        texts = _in_schema(output, answer(connection, "FROM scored_texts"))
-    return {part: PartRows([texts_of_part]) for part, texts_of_part in _by_part(parts, texts).items()}
+        scores.create_scored(connection, output.plan, output.lane, parts, files.calls)  # the table `scored`
+        run_sql(connection, TEXTS_SQL, {"texts": files.texts})  # the table `scored_texts`
+        return _in_schema(output, answer(connection, "FROM scored_texts"))
 
 
 def _in_schema(output: TableOutput, rows: pl.DataFrame) -> pl.DataFrame:
@@ -159,15 +170,22 @@ def _chosen_texts(output: TableOutput, tau_f: float | None) -> dict[str, Any]:
     files = output.lane_table("scored_texts").all_files()
     if not files:
         return {LAST_TEXT: None, EXAMPLES: {}}
-    parameters = {"files": files, "tau_f": tau_f, "examples": output.plan.settings.training.examples_per_tool}
-    with TemporaryDirectory() as spilled, in_memory() as connection:
-        # DuckDB sorts in this folder, so that memory does not grow with the corpus.
-        connection.execute(f"SET temp_directory = {quoted(spilled)}")
+    most_texts = output.plan.settings.training.examples_per_tool
+    parameters = {"files": files, "tau_f": tau_f, "examples": most_texts}
+    with _sorting_database() as connection:
         # Creates the tables last_text, with a single value, and examples (shard, number of texts).
         run_sql(connection, RULE_SQL, parameters)
         last_text = answer(connection, "FROM last_text").item()
         examples = dict(answer(connection, "FROM examples ORDER BY shard").iter_rows())
     return {LAST_TEXT: last_text, EXAMPLES: examples}
+
+
+@contextmanager
+def _sorting_database() -> Iterator[duckdb.DuckDBPyConnection]:
+    """Open an in-memory DuckDB that sorts in a temporary folder, so that memory does not grow with the corpus."""
+    with TemporaryDirectory() as spilled, in_memory() as connection:
+        connection.execute(f"SET temp_directory = {quoted(spilled)}")
+        yield connection
 
 
 def _chosen_threshold(plan: Plan, lane: Lane, rule: ChanceThreshold) -> dict[str, Any]:
@@ -194,14 +212,7 @@ def rows(worker: Worker, output: TableOutput, parts: Sequence[str]) -> dict[str,
     files = _call_files(output, parts)
     if not files.calls:
         return {part: PartRows((), beside={DECIDED: DECIDED_SCHEMA.to_frame()}) for part in parts}
-    decided = _decided_calls(output, parts, files)
-    kept_calls_of = _by_part(parts, decided.kept)
-    reasons_of = _by_part(parts, decided.reasons)
-    rows_of = {}
-    for part in parts:
-        reasons = reasons_of[part]
-        rows_of[part] = PartRows([kept_calls_of[part]], rejected=counted(reasons), beside={DECIDED: reasons})
-    return rows_of
+    return _decided_calls(output, parts, files).by_part(parts)
 
 
 class _DecidedCalls(NamedTuple):
@@ -210,17 +221,27 @@ class _DecidedCalls(NamedTuple):
     kept: pl.DataFrame  # the rows of the table
     reasons: pl.DataFrame  # (CALL_KEY, reason) of every scored call; null where it is kept
 
+    def by_part(self, parts: Sequence[str]) -> dict[str, PartRows]:
+        """Return the rows of each part (the name of a shard), its rejections, and its rows of decided_calls."""
+        kept_by_part = _by_part(parts, self.kept)
+        reasons_by_part = _by_part(parts, self.reasons)
+        rows_by_part = {}
+        for part in parts:
+            reasons = reasons_by_part[part]
+            rows_by_part[part] = PartRows([kept_by_part[part]], rejected=counted(reasons), beside={DECIDED: reasons})
+        return rows_by_part
+
 
 def _decided_calls(output: TableOutput, parts: Sequence[str], files: CallFiles) -> _DecidedCalls:
     """Decide which of the scored calls in `files` are kept, by the rule that was chosen over all shards."""
     rule = output.lane_table("filter_rule").record(WHOLE)
     tau_f = _applied_threshold(output.lane, rule)
+    parameters = {"texts": files.texts, "tau_f": tau_f, "last_text": rule[LAST_TEXT]}
     with scratch() as connection:
         scores.create_scored(connection, output.plan, output.lane, parts, files.calls)
-        run_sql(connection, SQL, {"texts": files.texts, "tau_f": tau_f, "last_text": rule[LAST_TEXT]})
-        # `decided` now holds every scored call; `why` is its reason, null where the call is kept.
-        kept = answer(connection, "FROM decided WHERE why IS NULL ORDER BY digest, segment, position")
-        reasons = answer(connection, f"SELECT {', '.join(CALL_KEY)}, why AS reason FROM decided ORDER BY row")
+        run_sql(connection, SQL, parameters)  # the table `decided`: every scored call
+        kept = answer(connection, KEPT_QUERY)
+        reasons = answer(connection, REASONS_QUERY)
     kept = kept.with_columns(tau_f=pl.lit(tau_f, pl.Float64))
     return _DecidedCalls(_in_schema(output, kept), reasons.cast(DECIDED_SCHEMA))
 
@@ -294,7 +315,7 @@ def _shown_deltas(output: TableOutput, kept_count: int, tau_f: float | None) -> 
 
 def reads(plan: Plan, lane: Lane) -> tuple[str, ...]:
     """Return the tables that are read: scored calls, texts, costs, and the control if it chooses the threshold."""
-    control = lane.swapped if isinstance(lane.tau_f, ChanceThreshold) else ()
+    control = ESTIMATING.table_names(lane) if isinstance(lane.tau_f, ChanceThreshold) else ()
     return (*lane.scored, *control, "heuristic_subset", *scores.reads(lane))
 
 
@@ -344,7 +365,7 @@ def inputs_of_texts(output: TableOutput) -> InputsOf:
 def rule_reads(plan: Plan, lane: Lane) -> tuple[str, ...]:
     """Return the tables that the rule is chosen from; a threshold by chance also reads all scored and swapped calls."""
     if isinstance(lane.tau_f, ChanceThreshold):
-        return (TEXTS.name, *lane.scored, *lane.swapped, *scores.reads(lane))
+        return (TEXTS.name, *lane.scored, *ESTIMATING.table_names(lane), *scores.reads(lane))
     return (TEXTS.name,)
 
 

@@ -10,6 +10,7 @@ from toolformer_dag.pipeline import (
     augmented_corpus,
     chained_candidates,
     chained_deltas,
+    controls,
     filtered_calls,
     heldout_texts,
     heuristic_subset,
@@ -19,16 +20,16 @@ from toolformer_dag.pipeline import (
     raw_shards,
     removed_documents,
     scored_candidates,
-    swapped_results,
     tool_results,
 )
+from toolformer_dag.pipeline.control_stages import chained_control_stage, control_stage
 
 LANE_STAGES: tuple[Stage, ...] = (
     heuristic_subset.STAGE,
     scored_candidates.STAGE,
     tool_results.STAGE,
     loss_deltas.STAGE,
-    swapped_results.STAGE,
+    *map(control_stage, controls.CONTROLS),
     filtered_calls.STAGE,
 )
 CORPUS: tuple[Stage, ...] = (
@@ -43,22 +44,40 @@ STAGES: tuple[Stage, ...] = (*CORPUS, *LANE_STAGES, augmented_corpus.STAGE)
 def lane_stages(plan: Plan, lane: Lane) -> tuple[Stage, ...]:
     """Return the stages (tables) of a lane, a tool with its settings, in the order in which they run.
 
-    They select texts, propose calls, run them, score them with their results and with results of other documents (the
-    control), and filter. Chained calls are sampled and run level by level, and scored after the single calls.
-
     Raises ValueError if a stage reads a table of the lane that no stage before it makes.
     """
-    is_later_round = plan.start is not None  # of a finetuned model, for the texts that have no kept call yet
-    texts = left_over_texts.STAGE if is_later_round else heuristic_subset.STAGE
-    stages = [texts, proposals.stage(lane), tool_results.STAGE]
-    for level in range(2, lane.depth + 1):  # the n-th call of a chain has the level n
-        stages += chained_candidates.stages(level)
-    stages += [loss_deltas.STAGE, swapped_results.STAGE]
-    if lane.depth > 1:
-        stages += [chained_deltas.STAGE, chained_deltas.SWAPS]
-    stages.append(filtered_calls.STAGE)
+    stages = [
+        _text_stage(plan),
+        proposals.stage(lane),
+        tool_results.STAGE,
+        *_chained_call_stages(lane),
+        *_score_stages(lane),
+        filtered_calls.STAGE,
+    ]
     _refuse_unknown_reads(plan, lane, stages)
     return tuple(stages)
+
+
+def _text_stage(plan: Plan) -> Stage:
+    """Return the stage that selects texts; in a later round those without a kept call."""
+    is_later_round = plan.start is not None
+    return left_over_texts.STAGE if is_later_round else heuristic_subset.STAGE
+
+
+def _chained_call_stages(lane: Lane) -> list[Stage]:
+    """Return the stages that sample and run the calls after others, level by level: a second call has the level 2."""
+    stages: list[Stage] = []
+    for level in range(2, lane.depth + 1):
+        stages += chained_candidates.stages(level)
+    return stages
+
+
+def _score_stages(lane: Lane) -> list[Stage]:
+    """Return the stages that score calls with their results and with those of the controls; chains come last."""
+    stages = [loss_deltas.STAGE, *map(control_stage, controls.CONTROLS)]
+    if lane.depth > 1:
+        stages += [chained_deltas.STAGE, *map(chained_control_stage, controls.CONTROLS)]
+    return stages
 
 
 def _refuse_unknown_reads(plan: Plan, lane: Lane, stages: Sequence[Stage]) -> None:

@@ -304,7 +304,7 @@ def _require_supported(request: ApiRequest, model: str, decoder: SharedDecoder) 
     _require_stop_words(request.stop or ())
     fault = context_fault(request.context, decoder.tools.values())  # None if the tools can read it
     if fault is not None:
-        raise Refused(fault, "context")
+        raise Refused(f"context: {fault}", "context")
 
 
 def require_model(requested: str, model: str) -> None:

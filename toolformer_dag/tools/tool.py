@@ -365,7 +365,7 @@ def schemas_of(tools: Mapping[str, Tool]) -> dict[str, Schema]:
 
 
 def context_fault(context: str, tools: Iterable[Tool]) -> str | None:
-    """Return what is wrong with the context of calls of these tools; None where nothing is.
+    """Return what is wrong with the context of calls of these tools, such as "'soon' is no date"; None if nothing is.
 
     A dated tool, such as the calendar, needs an ISO date or an empty context; other tools read any text.
     """
@@ -374,7 +374,7 @@ def context_fault(context: str, tools: Iterable[Tool]) -> str | None:
     try:
         date.fromisoformat(context)
     except ValueError:
-        return f"context: {context[:40]!r} is no date; write year, month and day, as in 2023-01-30"
+        return f"{context[:40]!r} is no date; write year, month and day, as in 2023-01-30"
     return None
 
 

@@ -1,0 +1,189 @@
+"""The stages of a control: its calls scored with other results, single calls and chains, and what their asset shows.
+
+The tables have the columns of scored calls, and the number of the swap: whatever counts calls reads both kinds.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import polars as pl
+
+from toolformer_dag.computing.plan import Lane, Plan
+from toolformer_dag.computing.shown import ChanceCurves, Shown, ShownValue
+from toolformer_dag.computing.stage import (
+    CALL,
+    CALL_KEY,
+    MADE_BY,
+    SCORED,
+    ByChunk,
+    Claimed,
+    Column,
+    InWarehouse,
+    PartRows,
+    Planned,
+    Rejected,
+    Stage,
+    StageAsset,
+    TableOutput,
+    counted,
+)
+from toolformer_dag.computing.worker import Worker
+from toolformer_dag.pipeline.chained_losses import compute_chains, planned_chains, with_chains
+from toolformer_dag.pipeline.chance import chance_tables
+from toolformer_dag.pipeline.control_calls import swapped_calls
+from toolformer_dag.pipeline.controls import Control
+from toolformer_dag.pipeline.losses import (
+    LOSSES_FINITE,
+    CallsWithLosses,
+    compute_losses,
+    losses_settings,
+    planned_losses,
+    with_losses,
+)
+from toolformer_dag.texts.chains import read_chain, written_chain
+
+SWAP_KEY = (*CALL_KEY, "swap")
+
+
+@cache
+def control_stage(control: Control) -> Stage:
+    """Return the stage that scores single calls with the results of a control."""
+    functions = _SingleCalls(control)
+    return Stage(
+        name=control.name,
+        description=f"Control: a sample of the scored calls, scored again with {control.results}.",
+        columns={
+            **CALL,
+            "swap": Column(pl.Int32(), "number of the swap, of those of this call: each with another result"),
+            **{name: column for name, column in SCORED.items() if name not in CALL},
+            "result": Column(pl.String(), control.result),
+        },
+        key=SWAP_KEY,
+        settings=functions.settings,
+        reads=("heuristic_subset", "loss_deltas", "scored_candidates"),
+        inputs=("heuristic_subset", "loss_deltas"),
+        pool="gpu",
+        kinds=frozenset({"pytorch", "parquet"}),
+        checks={"losses_finite": LOSSES_FINITE},
+        make=ByChunk(functions.chunks, compute_losses, functions.rows),
+        asset=StageAsset(shows=functions.kept_by_chance),
+    )
+
+
+@cache
+def chained_control_stage(control: Control) -> Stage:
+    """Return the stage that scores chains with the results of a control as their last results."""
+    functions = _Chains(control)
+    return replace(
+        control_stage(control),
+        name=control.chains_name,
+        description=f"Control: a sample of the chains, scored again with last {control.results}.",
+        reads=("heuristic_subset", "chained_deltas"),
+        inputs=("heuristic_subset", "chained_deltas"),
+        make=ByChunk(functions.chunks, compute_chains, functions.rows),
+        in_warehouse=InWarehouse(control.name),
+        asset=StageAsset(),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _SingleCalls:
+    """The functions of the stage of a control for single calls."""
+
+    control: Control
+
+    def settings(self, plan: Plan, lane: Lane) -> Mapping[str, Any]:
+        """Return what the rows depend on, apart from the scored calls; a change makes the table out of date."""
+        return {**losses_settings(plan, lane), **self.control.settings(plan)}
+
+    def chunks(self, worker: Worker, output: TableOutput, shard: str, claimed: Claimed) -> Planned:
+        """Plan the losses of the swapped calls of a shard."""
+        swapped = swapped_calls(self.control, output, shard, "loss_deltas")
+        return planned_losses(worker, output, swapped.calls, swapped.texts, claimed)
+
+    def rows(self, worker: Worker, output: TableOutput, shard: str) -> PartRows:
+        """Return the control of a shard: calls with other results, scored as if these were their own.
+
+        Calls of up to `evaluation.swapped_texts` texts are taken; a call has up to `control.swaps` rows, each with
+        another result. Other calls are counted as not_sampled, no_other_result, or with their reason in loss_deltas.
+        """
+        swapped = swapped_calls(self.control, output, shard, "loss_deltas")
+        scored = with_losses(worker, output, swapped.calls)
+        return _part_rows(self.control, output, scored, swapped.left_out)
+
+    def kept_by_chance(self, output: TableOutput) -> Shown:
+        """Return what Dagster's page shows of the control, by label: how much passes the filter with its results.
+
+        Beside single values (`_shown_values`), "kept" is the whole table, a row per threshold, and "kept by chance" the
+        curves over the thresholds, if there are any.
+        """
+        tables = chance_tables(output.plan, output.lane, self.control)
+        shown = _shown_values(tables.statistics)
+        shown["kept"] = _shown_statistics(tables.statistics)
+        if not tables.rates.is_empty():
+            shown["kept by chance"] = ChanceCurves(tables.rates)
+        return shown
+
+
+@dataclass(frozen=True, slots=True)
+class _Chains:
+    """The functions of the stage of a control for chains: calls at one position, of which the last is swapped."""
+
+    control: Control
+
+    def chunks(self, worker: Worker, output: TableOutput, shard: str, claimed: Claimed) -> Planned:
+        """Plan the losses of the chains of a shard with other last results."""
+        swapped = swapped_calls(self.control, output, shard, "chained_deltas")
+        return planned_chains(worker, output, _with_swapped_result(swapped.calls), swapped.texts, claimed)
+
+    def rows(self, worker: Worker, output: TableOutput, shard: str) -> PartRows:
+        """Return the control of a shard, as for single calls: chains scored with other last results."""
+        swapped = swapped_calls(self.control, output, shard, "chained_deltas")
+        scored = with_chains(worker, output, _with_swapped_result(swapped.calls))
+        return _part_rows(self.control, output, scored, swapped.left_out)
+
+
+def _part_rows(control: Control, output: TableOutput, scored: CallsWithLosses, left_out: Rejected) -> PartRows:
+    """Return the rows of a control; the records of both tables name the stage of single calls.
+
+    left_out: how many calls were not swapped, by shard and reason.
+    """
+    table = output.stage.shaped(scored.calls).sort(SWAP_KEY)
+    return PartRows([table], left_out + counted(table), scored.stores, facts={MADE_BY: control.name})
+
+
+def _with_swapped_result(calls: pl.DataFrame) -> pl.DataFrame:
+    """Put the swapped result of each call (column `result`) into the last call of its chain (column `chain`, JSON).
+
+    `others` becomes null, so that no need is computed: the last result has no part in it.
+    """
+    chains = []
+    for chain, result in calls.select("chain", "result").iter_rows():
+        *before, last = read_chain(chain)
+        chains.append(written_chain([*before, replace(last, result=result)]))
+    return calls.with_columns(chain=pl.Series(chains, dtype=pl.String), others=pl.lit(None, pl.String))
+
+
+def _shown_values(statistics: pl.DataFrame) -> dict[str, ShownValue]:
+    """Return counts and rates of the thresholds with swapped calls, by label; first all counts, then the rates.
+
+    - "kept by chance at 0.5": how many positions have a call at the threshold 0.5 by chance
+    - "false discovery rate at 0.5": their share of the positions with a call; left out if it is 0 or unknown
+    """
+    measured = statistics.filter(pl.col("swaps") > 0)
+    shown: dict[str, ShownValue] = {}
+    for row in measured.iter_rows(named=True):
+        shown[f"kept by chance at {row['tau_f']:g}"] = row["by_chance"]
+    for row in measured.filter(pl.col("fdr") != 0).iter_rows(named=True):
+        shown[f"false discovery rate at {row['tau_f']:g}"] = row["fdr"]
+    return shown
+
+
+def _shown_statistics(statistics: pl.DataFrame) -> pl.DataFrame:
+    """Return swapped_statistics for the page, with a remark in `by_chance` where there are too few swaps."""
+    too_few = pl.lit("too few swaps to tell")
+    count = pl.col("by_chance").cast(pl.String)
+    by_chance = pl.when("too_few_swaps").then(too_few).otherwise(count)
+    return statistics.with_columns(by_chance=by_chance).drop("tool", "too_few_swaps", strict=False)
