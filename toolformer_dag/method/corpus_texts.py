@@ -108,10 +108,8 @@ def _corpus_text(row: Mapping[str, Any], tool_names: Mapping[str, str], markers:
     try:
         calls = _calls_in_text(row, tool_names, markers)
     except (KeyError, ValueError) as error:
-        raise StorageError(
-            f"text {row['segment']} of document {row['digest']} in augmented_corpus has other calls than "
-            f"filtered_calls ({error}); run `toolformer-dag run`, then this again"
-        ) from error
+        raise _other_calls(row, error) from error
+    least_helpful = _scored_calls(row["least_helpful"], row["offset"], tool_names)
     return CorpusText(
         digest=row["digest"],
         segment=row["segment"],
@@ -121,7 +119,15 @@ def _corpus_text(row: Mapping[str, Any], tool_names: Mapping[str, str], markers:
         text=row["text_with_calls"],
         plain=row["text"],
         calls=tuple(calls),
-        least_helpful=tuple(_scored_calls(row["least_helpful"], row["offset"], tool_names)),
+        least_helpful=tuple(least_helpful),
+    )
+
+
+def _other_calls(row: Mapping[str, Any], reason: Exception) -> StorageError:
+    """Return the error for a row of TEXTS whose text holds other calls than the filter kept."""
+    return StorageError(
+        f"text {row['segment']} of document {row['digest']} in augmented_corpus has other calls than "
+        f"filtered_calls ({reason}); run `toolformer-dag run`, then this again"
     )
 
 
@@ -132,12 +138,11 @@ def _calls_in_text(row: Mapping[str, Any], tool_names: Mapping[str, str], marker
     calls differs from x.
     """
     text = row["text_with_calls"]
+    names = tool_names.values()
     kept_calls = _calls_by_place(_scored_calls(row["kept"], row["offset"], tool_names))
-    calls = [kept_calls[placed] for placed in placed_calls(text, tool_names.values(), markers)]
-
+    calls = [kept_calls[placed] for placed in placed_calls(text, names, markers)]
     has_all_calls = len(calls) == row["calls"]
-    gives_plain_text = take_out(text, tool_names.values(), markers) == row["text"]
-    if not has_all_calls or not gives_plain_text:
+    if not has_all_calls or take_out(text, names, markers) != row["text"]:
         raise ValueError(f"it has {row['calls']}, of which {len(calls)} are calls to tools in the settings")
     return calls
 

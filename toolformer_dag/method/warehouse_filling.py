@@ -48,13 +48,18 @@ def fill(
     with _attached(file, spilled) as connection:
         _name_replaced(connection, shards or ())
         run_sql(connection, f"CREATE OR REPLACE {RULE}")
-        # Tables with scores come last (False sorts first): their scores may read costs from the other tables.
-        for table in sorted(tables, key=lambda table: bool(table.scores)):
-            _fill_table(connection, table, _rows_query(table, files[table.name], tables), is_new)
+        for table in _scores_last(tables):
+            query = _rows_query(table, files[table.name], tables)
+            _fill_table(connection, table, query, is_new)
         _decide(connection, is_new)
         if is_new:
             run_sql(connection, views_sql(tables))
         return _commented(connection, tables)
+
+
+def _scores_last(tables: Sequence[WarehouseTable]) -> list[WarehouseTable]:
+    """Return the tables in their order, those with scores last: a score may read costs from the other tables."""
+    return sorted(tables, key=lambda table: bool(table.scores))  # False sorts before True
 
 
 def _name_replaced(connection: duckdb.DuckDBPyConnection, shards: Collection[str]) -> None:

@@ -104,22 +104,26 @@ def loss_stores(worker: Worker, lane: Lane) -> LossStores:
 def stored_losses(worker: Worker, lane: Lane, keys: pl.DataFrame) -> pl.DataFrame:
     """Return the stored losses of the calls `keys` (KEY), as rows of LOSSES; calls without stored losses are left out.
 
-    With the setting `filtering.loss_floor`, loss_call is null for calls that cannot reach the floor: their largest
-    possible delta, loss_empty - loss_result, is below it.
+    With the setting `filtering.loss_floor`, loss_call is null for calls that cannot reach the floor.
     """
     stores = loss_stores(worker, lane)
-    with_all_losses = stores.whole.stored(keys)
     floor = worker.plan.settings.filtering.loss_floor
     if floor is None:
-        return with_all_losses
-    reaches_floor = pl.col("loss_empty") - pl.col("loss_result") >= floor
-    # Also where loss_call is stored, so that rows do not depend on earlier runs.
-    with_all_losses = with_all_losses.with_columns(loss_call=pl.when(reaches_floor).then("loss_call"))
+        return stores.whole.stored(keys)
+    return _losses_under_floor(stores, keys, floor)
+
+
+def _losses_under_floor(stores: LossStores, keys: pl.DataFrame, floor: float) -> pl.DataFrame:
+    """Return the stored losses of calls; loss_call is null where the largest possible delta is below the floor."""
+    largest_delta = pl.col("loss_empty") - pl.col("loss_result")
+    reaches_floor = largest_delta >= floor
+    # Null also where loss_call is stored, so that rows do not depend on earlier runs.
+    whole = stores.whole.stored(keys).with_columns(loss_call=pl.when(reaches_floor).then("loss_call"))
 
     # Rows without loss_call may come from a higher floor; they only serve calls below the present one.
-    other_keys = keys.join(with_all_losses, on=KEY, how="anti")
-    without_loss_call = stores.bounds.stored(other_keys).filter(~reaches_floor)
-    return pl.concat([with_all_losses, without_loss_call])
+    other_keys = keys.join(whole, on=KEY, how="anti")
+    bounds = stores.bounds.stored(other_keys).filter(~reaches_floor)
+    return pl.concat([whole, bounds])
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,84 +23,81 @@ METHOD = 3
 def results_of_other_documents(calls: pl.DataFrame, settings: ControlSettings) -> Sequence[Sequence[str]]:
     """Return up to `settings.swaps` results of other documents for each call to swap, in the order of `calls`.
 
-    A walk over the calls as over a circle begins at the call and takes the first results that fit (`_donors`).
-
     calls: the distinct calls of a shard in the order of a hash, see `OtherResults` in controls.py.
     """
-    seats = _Seats.of(calls)
-    giving = seats.where(calls["gives"].to_numpy())
+    all_calls = _CallArrays.of(calls)
+    donors = all_calls.where(calls["gives"].to_numpy())
     results = calls["result"].to_list()
     other_results: list[list[str]] = []
-    for seat in calls["sampled"].arg_true():
-        donors = _donors(seat, seats, giving, settings.swaps)
-        other_results.append([results[donor] for donor in donors])
+    for row in calls["sampled"].arg_true():
+        chosen_rows = _chosen_donors(row, all_calls, donors, settings.swaps)
+        other_results.append([results[chosen] for chosen in chosen_rows])
     return other_results
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Seats:
-    """Calls in the circle by their seats (row numbers in it), or some of them: four arrays with an entry per seat.
+class _CallArrays:
+    """Calls as arrays with an entry per call: all distinct calls of a shard, or the donors, which may give results.
 
-    - number: the number of the seat in the circle, from 0, ascending
+    - row: the number of its row among all calls, ascending
     - document: equal numbers for calls of equal documents
     - result: equal numbers for calls with equal results
     - probability: of a call at this position of its text (p_api)
     """
 
-    number: Array
+    row: Array
     document: Array
     result: Array
     probability: Array
 
     @classmethod
-    def of(cls, circle: pl.DataFrame) -> "_Seats":
-        """Return all seats. circle: (digest, result, p_api), a row per seat."""
+    def of(cls, calls: pl.DataFrame) -> "_CallArrays":
+        """Return the arrays of a frame with the columns digest, result and p_api."""
         return cls(
-            number=np.arange(circle.height),
-            document=circle["digest"].rank("dense").to_numpy(),
-            result=circle["result"].rank("dense").to_numpy(),
-            probability=circle["p_api"].to_numpy(),
+            row=np.arange(calls.height),
+            document=calls["digest"].rank("dense").to_numpy(),
+            result=calls["result"].rank("dense").to_numpy(),
+            probability=calls["p_api"].to_numpy(),
         )
 
-    def where(self, mask: Array) -> "_Seats":
-        """Return the seats for which `mask` is true."""
-        return _Seats(self.number[mask], self.document[mask], self.result[mask], self.probability[mask])
+    def where(self, mask: Array) -> "_CallArrays":
+        """Return the calls for which `mask` is true."""
+        return _CallArrays(self.row[mask], self.document[mask], self.result[mask], self.probability[mask])
 
 
-def _donors(seat: int, circle: _Seats, giving: _Seats, most: int) -> list[int]:
-    """Choose the calls whose results a call gets: the first that fit on a walk around the circle, from its seat on.
+def _chosen_donors(row: int, calls: _CallArrays, donors: _CallArrays, most: int) -> list[int]:
+    """Return the rows of at most `most` donors for the call in a row, all with different results.
 
-    seat: the number of the receiving call. circle: all seats. giving: the seats that may give a result.
-
-    Returns the numbers of at most `most` seats, in walking order, all with different results.
+    They are the first that fit behind the row, then from the first row on.
     """
-    in_order = _walked_from(seat, _fitting(seat, circle, giving), giving)
-    chosen = in_order[_first_of_each(giving.result[in_order])[:most]]
-    donors: list[int] = giving.number[chosen].tolist()
-    return donors
+    in_order = _starting_behind(row, _fitting(row, calls, donors), donors)
+    first_of_each_result = _first_of_each(donors.result[in_order])
+    chosen = in_order[first_of_each_result[:most]]
+    rows: list[int] = donors.row[chosen].tolist()
+    return rows
 
 
-def _fitting(seat: int, circle: _Seats, giving: _Seats) -> Array:
-    """Return the indices into `giving` of calls of other documents with other results, at places as probable or more.
+def _fitting(row: int, calls: _CallArrays, donors: _CallArrays) -> Array:
+    """Return the indices of donors of other documents with other results, at positions as probable or more.
 
-    A call at such a place exists for every tau_s for which the receiving call exists.
+    A call at such a position exists for every tau_s for which the receiving call exists.
     """
-    as_likely = giving.probability >= circle.probability[seat]
-    other_document = giving.document != circle.document[seat]
-    other_result = giving.result != circle.result[seat]
+    as_likely = donors.probability >= calls.probability[row]
+    other_document = donors.document != calls.document[row]
+    other_result = donors.result != calls.result[row]
     return np.flatnonzero(as_likely & other_document & other_result)
 
 
-def _walked_from(seat: int, indices: Array, giving: _Seats) -> Array:
-    """Return `indices` into `giving`, ascending, in walking order: first those behind `seat`, then those before it.
+def _starting_behind(row: int, indices: Array, donors: _CallArrays) -> Array:
+    """Return ascending `indices` of donors, those behind a row first, then those before it.
 
-    With the seats 2, 5, 9 at the indices [0, 1, 2], a walk from seat 4 takes them as [1, 2, 0].
+    With donors in the rows 2, 5 and 9, the indices [0, 1, 2] become [1, 2, 0] for the row 4.
     """
-    start = np.searchsorted(giving.number[indices], seat)
+    start = np.searchsorted(donors.row[indices], row)
     return np.concatenate([indices[start:], indices[:start]])
 
 
 def _first_of_each(values: Array) -> Array:
-    """Return where each value stands for the first time, ascending: [0, 1, 3] for the values [7, 4, 7, 9]."""
+    """Return the indices at which each value stands for the first time: [0, 1, 3] for the values [7, 4, 7, 9]."""
     _, first_indices = np.unique(values, return_index=True)  # in the order of the values
     return np.sort(first_indices)
