@@ -36,7 +36,7 @@ from toolformer_dag.computing.stage import (
 from toolformer_dag.computing.worker import Worker
 from toolformer_dag.lake.table import WHOLE, Lake, MissingPart
 from toolformer_dag.pipeline import raw_shards
-from toolformer_dag.pipeline.document_cuts import DocumentCuts, corpus_cuts, cutting
+from toolformer_dag.pipeline.document_cuts import DocumentCuts, corpus_cuts, cutting_settings
 from toolformer_dag.pipeline.merging import (
     HELDOUT_SHARE,
     MERGING,
@@ -90,7 +90,7 @@ def settings(plan: Plan, lane: None) -> Mapping[str, Any]:
     lane: None, since C* holds the calls of all tools.
     """
     return {
-        **cutting(plan),  # how documents are cut into texts
+        **cutting_settings(plan),  # how documents are cut into texts
         "tools": plan.lane_names,
         "merging": MERGING,  # the version of the code that puts calls into texts
         "heldout_share": HELDOUT_SHARE,

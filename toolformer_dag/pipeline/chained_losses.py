@@ -25,7 +25,7 @@ from toolformer_dag.computing.stored_rows import chunk_limits, claim, require_wh
 from toolformer_dag.computing.worker import Worker
 from toolformer_dag.lake.row_store import RowStore
 from toolformer_dag.model.requests import LossRequest, NeedRequest
-from toolformer_dag.pipeline.chained_candidates import chains_of, finished
+from toolformer_dag.pipeline.chained_candidates import calls_with_results, chains_of
 from toolformer_dag.pipeline.losses import KEY as CALL_LOSS_KEY
 from toolformer_dag.pipeline.losses import CallsWithLosses, loss_tokens, losses_identity, stored_losses
 from toolformer_dag.pipeline.work_counts import EngineMeter, planned_work
@@ -103,11 +103,11 @@ class ChainChunk:
 
 
 def chained_calls(output: TableOutput, shard: str, level: int) -> pl.DataFrame:
-    """Return the last calls of a shard's chains of `level` calls: FINISHED_COLUMNS, `chain` and `others`, both as JSON.
+    """Return the last calls of a shard's chains of `level` calls: CALL_COLUMNS, `chain` and `others`, both as JSON.
 
     others: the results that are swapped in to measure the need of the chain.
     """
-    calls = finished(output, shard, level)
+    calls = calls_with_results(output, shard, level)
     chains = chains_of(output.lane, calls)
     return calls.with_columns(chain=chains, others=_results_of_others(chains, level))
 

@@ -28,7 +28,7 @@ from toolformer_dag.files import UserError
 from toolformer_dag.identity import file_hash, fingerprint
 from toolformer_dag.lake.table import WHOLE, Table
 from toolformer_dag.pipeline import raw_shards
-from toolformer_dag.pipeline.placing import PROPOSAL_COLUMNS, placed_at_tokens, placing
+from toolformer_dag.pipeline.placing import PROPOSAL_COLUMNS, placed_at_tokens, placing_settings
 from toolformer_dag.texts.compression import HEAD_BYTES, kind_in_words
 from toolformer_dag.texts.readers.json_lines import other_shape
 from toolformer_dag.texts.segments import text_digest
@@ -79,7 +79,7 @@ def identity(lane: Lane) -> dict[str, str]:
 
 def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
     """Return the settings that the rows depend on, apart from the texts; a change makes the table out of date."""
-    return {**placing(plan, lane), **identity(lane), "characters": lane.limits.max_result_characters}
+    return {**placing_settings(plan, lane), **identity(lane), "characters": lane.limits.max_result_characters}
 
 
 def rows(worker: Worker, output: TableOutput, part: str) -> PartRows:
@@ -340,7 +340,7 @@ def _is_inside_text() -> pl.Expr:
     return pl.col("char_offset").is_between("offset", text_end, closed="left")
 
 
-def given_results(output: TableOutput) -> pl.DataFrame:
+def results_in_files(output: TableOutput) -> pl.DataFrame:
     """Return the results that the lane's files of calls hold: (input, context, result), the first of equal calls.
 
     output: any table of the lane. The frame is cached until the table changes.
@@ -352,7 +352,7 @@ def given_results(output: TableOutput) -> pl.DataFrame:
 
 
 def _results(table: Table) -> pl.DataFrame:
-    """Read the results for `given_results`."""
+    """Read the results for `results_in_files`."""
     has_result = pl.col("result").str.len_chars() > 0
     calls = table.scan([WHOLE]).filter(has_result).select("input", "context", "result")
     return calls.unique(("input", "context"), keep="first", maintain_order=True).collect()

@@ -26,7 +26,7 @@ from toolformer_dag.computing.worker import Worker
 from toolformer_dag.lake.table import WHOLE, MissingPart
 from toolformer_dag.pipeline import raw_shards, removed_documents
 from toolformer_dag.pipeline.augmented_corpus import corpus_batches
-from toolformer_dag.pipeline.document_cuts import DocumentCuts, corpus_cuts, cutting
+from toolformer_dag.pipeline.document_cuts import DocumentCuts, corpus_cuts, cutting_settings
 from toolformer_dag.pipeline.merging import HELDOUT, HELDOUT_SHARE, TRAIN, split_of
 from toolformer_dag.texts.segments import Segment, text_digest
 
@@ -37,7 +37,7 @@ FEWEST_TEXTS = 100
 
 def settings(plan: Plan, lane: None) -> Mapping[str, Any]:
     """Return the settings that the rows depend on, apart from the documents."""
-    return {**cutting(plan), "heldout_share": HELDOUT_SHARE}
+    return {**cutting_settings(plan), "heldout_share": HELDOUT_SHARE}
 
 
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:

@@ -26,7 +26,7 @@ from toolformer_dag.computing.stage import (
 from toolformer_dag.computing.worker import Worker
 from toolformer_dag.files import UserError
 from toolformer_dag.pipeline import raw_shards, removed_documents
-from toolformer_dag.pipeline.document_cuts import DocumentCuts, DocumentTexts, cutting
+from toolformer_dag.pipeline.document_cuts import DocumentCuts, DocumentTexts, cutting_settings
 from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.texts.calls import holds_call
 from toolformer_dag.texts.document import Document
@@ -48,7 +48,7 @@ def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
     """
     tool = lane.tool
     entries = {
-        **cutting(plan),  # how documents are cut into texts
+        **cutting_settings(plan),  # how documents are cut into texts
         "tool": tool.name,
         "version": tool.version,
         "identity": lane.selection(),

@@ -21,7 +21,7 @@ from toolformer_dag.computing.stage import (
     counted,
 )
 from toolformer_dag.computing.worker import Worker
-from toolformer_dag.pipeline.chained_candidates import OFFSET_IN_TEXT, finished, units_ahead
+from toolformer_dag.pipeline.chained_candidates import OFFSET_IN_TEXT, calls_with_results, units_ahead
 from toolformer_dag.pipeline.losses import (
     LOSSES_FINITE,
     compute_losses,
@@ -79,7 +79,7 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
 
 
 class _CallsOfShard(NamedTuple):
-    """The single calls of a shard that have a result. Columns: see `_calls_with_results`.
+    """The single calls of a shard that have a result. Columns: see `_calls_with_unfit`.
 
     A rule that proposes a call because the text says "Paris" after it may have chosen the input for that word. So the
     call has an echo: the same call with the tool's result for "Paris" itself.
@@ -92,7 +92,7 @@ class _CallsOfShard(NamedTuple):
 
 def _calls_of_shard(output: TableOutput, shard: str, texts: pl.DataFrame) -> _CallsOfShard:
     """Return the calls of a shard, by whether they are scored. texts: the texts of the shard."""
-    calls = _calls_with_results(output, shard, texts)
+    calls = _calls_with_unfit(output, shard, texts)
     is_fit = pl.col("unfit").is_null()
     to_score = calls.filter(is_fit)
     return _CallsOfShard(to_score, echoes=_echoes(to_score), unscored=calls.filter(~is_fit))
@@ -112,8 +112,8 @@ def scored_rows(
     """Return the rows of a table of scores, for single calls or for chains, in the order of CALL_KEY.
 
     texts: (text_digest, text) of the calls.
-    scored: calls (FINISHED_COLUMNS) with their losses and `reason`, which is null for most.
-    unscored: calls (FINISHED_COLUMNS) with `unfit`, why they were not scored, which becomes their `reason`.
+    scored: calls (CALL_COLUMNS) with their losses and `reason`, which is null for most.
+    unscored: calls (CALL_COLUMNS) with `unfit`, why they were not scored, which becomes their `reason`.
     stores: the names of the row stores that the losses come from.
     """
     reasons_of_tools = _kept_out(output.lane, texts, scored)
@@ -128,7 +128,7 @@ def scored_rows(
 def _kept_out(lane: Lane, texts: pl.DataFrame, calls: pl.DataFrame) -> pl.Series:
     """Ask the tools which calls may not stay whatever their delta; return the reasons, null for most.
 
-    calls: FINISHED_COLUMNS. texts: (text_digest, text) of the calls. Raises ToolDown if a tool's code fails.
+    calls: CALL_COLUMNS. texts: (text_digest, text) of the calls. Raises ToolDown if a tool's code fails.
     """
     text_of = dict(texts.select("text_digest", "text").iter_rows())
     tool_of = {called.key: called.tool for called in lane.chainable.values()}
@@ -145,14 +145,14 @@ def _reason_of_tool(tool: Tool, text: str, offset: int, input: str) -> str | Non
         return tool.kept_out(text, offset, input)
 
 
-def _calls_with_results(output: TableOutput, shard: str, texts: pl.DataFrame) -> pl.DataFrame:
-    """Return the single calls of a shard that have a result (FINISHED_COLUMNS), with three more columns.
+def _calls_with_unfit(output: TableOutput, shard: str, texts: pl.DataFrame) -> pl.DataFrame:
+    """Return the single calls of a shard that have a result (CALL_COLUMNS), with three more columns.
 
     - echoed: the tool's result for the words that a rule saw in the text after the call; null without words
     - ahead: numbers and names of the input that the text says only after the call; null for most
     - unfit: why the call is not scored; null for most
     """
-    calls = finished(output, shard, level=1)
+    calls = calls_with_results(output, shard, level=1)
     calls = calls.join(_echoed(output, shard), on=("words", "context"), how="left", maintain_order="left")
     calls = calls.with_columns(ahead=units_ahead(output.lane, texts, calls))
     return calls.with_columns(unfit=_unfit())

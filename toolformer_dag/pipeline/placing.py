@@ -10,7 +10,7 @@ from toolformer_dag.computing.plan import Lane, Plan
 from toolformer_dag.computing.stage import CALL_KEY, RESULT, TEXT_KEY, Column, Rejected, TableOutput
 from toolformer_dag.computing.worker import Worker
 from toolformer_dag.pipeline import scored_candidates
-from toolformer_dag.pipeline.document_cuts import tokenizing
+from toolformer_dag.pipeline.document_cuts import tokenizer_identity
 from toolformer_dag.pipeline.scored_candidates import ParsedCall
 from toolformer_dag.texts import call_places
 from toolformer_dag.texts.call_places import CallPlace
@@ -89,10 +89,10 @@ class ProposedCalls(NamedTuple):
     rejected: Rejected
 
 
-def placing(plan: Plan, lane: Lane) -> dict[str, Any]:
+def placing_settings(plan: Plan, lane: Lane) -> dict[str, Any]:
     """Return the versions and the tokenizer that determine where calls are placed and which inputs are valid."""
     return {
-        "model": tokenizing(plan),
+        "model": tokenizer_identity(plan),
         "placing": PLACING,
         "places": call_places.VERSION,
         "tool": lane.tool.name,
@@ -100,7 +100,7 @@ def placing(plan: Plan, lane: Lane) -> dict[str, Any]:
     }
 
 
-def unplaced(calls: Sequence[UnplacedCall]) -> pl.DataFrame:
+def unplaced_frame(calls: Sequence[UnplacedCall]) -> pl.DataFrame:
     """Return calls as a frame (UNPLACED_CALLS)."""
     return pl.DataFrame(calls, schema=UNPLACED_CALLS, orient="row")
 

@@ -31,7 +31,7 @@ from toolformer_dag.computing.worker import Worker
 from toolformer_dag.lake.table import WHOLE
 from toolformer_dag.model.weights import is_packaged
 from toolformer_dag.pipeline import file_proposals, rule_proposals, scored_candidates, served_proposals
-from toolformer_dag.pipeline.placing import ProposedCalls, placing
+from toolformer_dag.pipeline.placing import ProposedCalls, placing_settings
 from toolformer_dag.settings.tool_settings import MODEL, RULE, source_name
 from toolformer_dag.synthetic import WRITTEN
 
@@ -61,7 +61,7 @@ def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
     sampled = scored_candidates.settings(plan, lane) if lane.sources.sampled else {}
     served = served_proposals.settings(plan, lane) if lane.sources.served else {}
     return {
-        **placing(plan, lane),
+        **placing_settings(plan, lane),
         **sampled,
         **served,
         **file_proposals.identity(lane),

@@ -116,7 +116,7 @@ class UnreadCorpus(UserError):
     """A corpus without a document. The message names a shard, and why nothing was read from it."""
 
 
-def nothing_read(plan: Plan) -> str | None:
+def why_nothing_was_read(plan: Plan) -> str | None:
     """Return why a corpus has no document at all: the file of its first shard, and why lines of it were rejected.
 
     Returns None if some shard has a document, or if no shard was read yet. Raises DamagedPart.
@@ -151,7 +151,7 @@ def _first_rejections(plan: Plan, shard: str) -> str:
 
 def unread_corpus(output: TableOutput) -> UnreadCorpus | None:
     """Return the error for a corpus that was read and has no document: no later stage would find anything."""
-    reason = nothing_read(output.plan)
+    reason = why_nothing_was_read(output.plan)
     return UnreadCorpus(reason) if reason else None
 
 

@@ -24,7 +24,13 @@ from toolformer_dag.computing.stored_rows import claim, require_whole
 from toolformer_dag.computing.worker import Worker
 from toolformer_dag.lake.row_store import RowStore
 from toolformer_dag.model.completions import written_again
-from toolformer_dag.pipeline.placing import PROPOSAL_COLUMNS, UnplacedCall, placed_at_tokens, placing, unplaced
+from toolformer_dag.pipeline.placing import (
+    PROPOSAL_COLUMNS,
+    UnplacedCall,
+    placed_at_tokens,
+    placing_settings,
+    unplaced_frame,
+)
 from toolformer_dag.pipeline.work_counts import planned_work
 from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.settings.tool_settings import MODEL
@@ -45,7 +51,7 @@ def identity(plan: Plan, lane: Lane) -> dict[str, Any]:
 
 def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
     """Return the settings that the rows depend on, apart from the texts; a change makes the table out of date."""
-    return {**placing(plan, lane), **identity(plan, lane), "m": lane.m}
+    return {**placing_settings(plan, lane), **identity(plan, lane), "m": lane.m}
 
 
 def _store(worker: Worker, lane: Lane) -> RowStore:
@@ -108,7 +114,7 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     store = _store(worker, output.lane)
     written_texts = _written_texts(output, store, shard)
     written = _all_written_calls(written_texts, output.lane.tool.name)
-    calls = unplaced(written.calls)
+    calls = unplaced_frame(written.calls)
     placed = placed_at_tokens(worker, output, calls)
     changed: Rejected = Counter({(shard, "text_changed"): written.changed})
     rejected = changed + placed.rejected

@@ -131,7 +131,7 @@ def _done_calls(worker: Worker, output: TableOutput, calls: pl.DataFrame) -> pl.
     """
     # Whole rows are read, not keys alone: damage in any column has to show before the tool runs.
     stored = _store(worker, output.lane).stored(calls)
-    from_files = file_proposals.given_results(output)
+    from_files = file_proposals.results_in_files(output)
     lost = worker.lost_calls[output.lane.key]
     return pl.concat([frame.select(RESULT_KEY) for frame in (stored, *lost, from_files)])
 
@@ -236,7 +236,7 @@ def _answers(worker: Worker, output: TableOutput, calls: pl.DataFrame) -> _Answe
 
 def _final_answers(worker: Worker, output: TableOutput, calls: pl.DataFrame) -> pl.DataFrame:
     """Return the answers (RESULTS) to calls: the result in a file of calls, else the tool's stored answer."""
-    from_files = file_proposals.given_results(output).join(calls, on=RESULT_KEY, how="semi")
+    from_files = file_proposals.results_in_files(output).join(calls, on=RESULT_KEY, how="semi")
     stored = _store(worker, output.lane).stored(calls)
     from_tool = stored.join(from_files, on=RESULT_KEY, how="anti")
     answers = [RESULTS.to_frame(), from_tool, from_files.with_columns(seconds=pl.lit(0.0))]
