@@ -115,7 +115,7 @@ def _kept_calls_tables(plan: Plan) -> list[str]:
 def _wanted_texts_table(plan: Plan, lane: Lane) -> str:
     """Return the name of the table of all texts that were selected for a lane's tool.
 
-    It belongs to the first project: later projects only select texts that have no kept call so far.
+    Only the first project selects all: later ones take the texts that have no kept call so far.
     """
     first_project = plan.projects[0]
     return f"{first_project.lane_of(lane.tool).key}/heuristic_subset"
@@ -131,11 +131,9 @@ def rows(worker: Worker, output: TableOutput, part: str) -> PartRows:
 
     part: the name of the shard. Raises StaleInput if a document is gone.
     """
-    plan = output.plan
-    calls = _calls_of_shard(plan, part)
-    merge = _Merge(plan, calls, plain=plain_texts(plan, part, calls))
+    merge = _Merge.of_shard(output.plan, part)
     cuts = corpus_cuts(worker)
-    documents = _documents(plan, merge.document_keys)
+    documents = _documents(output.plan, merge.document_keys)
     for document, texts in _with_texts(documents, cuts):
         merge.add(document, texts)
     table = merge.table(output.stage.schema)
@@ -259,7 +257,7 @@ def texts_not_given_back(rows: pl.DataFrame, output: TableOutput) -> int:
 def texts_by_lane(output: TableOutput) -> Shown:
     """Count the texts of C* for Dagster's page: by tool as in Table 2, all with calls, and all without.
 
-    A text with calls of two tools counts for both, so the sum may be larger than "texts with all".
+    A text with calls of two tools counts for both.
     """
     counts = _TextCounts()
     for batch in corpus_batches(output.plan.lake):
@@ -347,6 +345,12 @@ class _Merge:
         self._markers = plan.settings.model.markers
         self._calls_of = calls.partition_by(DOCUMENT_KEY, as_dict=True)
         self._plain_of = plain.partition_by(DOCUMENT_KEY, as_dict=True)
+
+    @classmethod
+    def of_shard(cls, plan: Plan, shard: str) -> "_Merge":
+        """Read the kept calls of a shard and choose its texts without calls."""
+        calls = _calls_of_shard(plan, shard)
+        return cls(plan, calls, plain_texts(plan, shard, calls))
 
     def table(self, schema: pl.Schema) -> pl.DataFrame:
         """Return the rows of the documents that were added, in the order of C*."""

@@ -82,9 +82,7 @@ OFFSET_IN_TEXT = (pl.col("char_offset") - pl.col("offset")).alias("offset_in_tex
 def calls_with_results(output: TableOutput, shard: str, level: int) -> pl.DataFrame:
     """Return the calls of a shard that have a result, with the columns CALL_COLUMNS.
 
-    level: 1 for single calls, 2 for calls made after one earlier call, and so on.
-
-    Raises StaleInput if a call was never run.
+    level: 1 for single calls, 2 for calls after one earlier call, and so on. Raises StaleInput if a call was never run.
     """
     subset = output.lane_table("heuristic_subset").read(shard)
     texts = subset.select(*TEXT_KEY, "text_digest", "context", "offset")
@@ -118,25 +116,20 @@ def _with_results(output: TableOutput, shard: str, calls: pl.DataFrame, level: i
 
 
 def chains_of(lane: Lane, calls: pl.DataFrame) -> pl.Series:
-    """Return the chain of which each call is the last, as JSON: the earlier calls and itself, with their results.
-
-    calls: CALL_COLUMNS.
-    """
+    """Return the chain of which each call (CALL_COLUMNS) is the last, as JSON: the earlier calls and itself."""
     tool_names = {called.key: name for name, called in lane.chainable.items()}
-    columns = calls.select("before", "called", "input", "result")
     chains = []
-    for before, called, input, result in columns.iter_rows():
+    for before, called, input, result in calls.select("before", "called", "input", "result").iter_rows():
         last = ChainLink(tool=tool_names[called], input=input, result=result)
-        chain = [*read_chain(before), last]
-        chains.append(written_chain(chain))
+        chains.append(written_chain([*read_chain(before), last]))
     return pl.Series(chains, dtype=pl.String)
 
 
 def units_ahead(lane: Lane, texts: pl.DataFrame, calls: pl.DataFrame) -> pl.Series:
     """Return for each call the numbers and names of its input that its text says only after the call; null if none.
 
-    A call with the input "17 + 25", before a text says 17, gives ["17"]: a reader could not have asked for it yet. All
-    are null for a tool without the setting `look_ahead`.
+    A call with the input "17 + 25", before a text says 17, gives ["17"]. All are null for a tool without the setting
+    `look_ahead`.
 
     texts: (text_digest, text) of the calls. calls: CALL_COLUMNS.
     """
@@ -168,9 +161,9 @@ def _units_of_texts(texts: pl.DataFrame, calls: pl.DataFrame) -> dict[str, TextU
 def _units_ahead_of_call(
     text_units: TextUnits, offset: int, input: str, earlier_calls: Sequence[ChainLink]
 ) -> list[str]:
-    """Return the numbers and names of an input that the text says only from a character offset on.
+    """Return the numbers and names of an input that neither the text before an offset nor an earlier result says.
 
-    Results of earlier calls of the chain count as said: after `[Calculator(20 - 3) -> 17]` the 17 is known.
+    After `[Calculator(20 - 3) -> 17]` the 17 is known.
     """
     in_earlier_results: set[str] = set()
     for call in earlier_calls:
@@ -270,9 +263,8 @@ def rows(worker: Worker, output: TableOutput, shard: str, level: int) -> PartRow
     stored = samples_of_texts(output, store, places)
     rows_after_calls = _rows_after_calls(output.lane, calls_before, stored)
     numbered = _numbered(rows_after_calls, level)
-    table = numbered.select(output.stage.schema.names()).sort(CALL_KEY)
-    rejected = counted(table) + _count_without_call(calls_before, stored)
-    return PartRows(frames=[table], rejected=rejected, stores=store.names)
+    rejected = counted(numbered) + _count_without_call(calls_before, stored)
+    return PartRows([output.stage.shaped(numbered).sort(CALL_KEY)], rejected=rejected, stores=store.names)
 
 
 def _numbered(table: pl.DataFrame, level: int) -> pl.DataFrame:
@@ -334,7 +326,7 @@ def _parsed_samples(lane: Lane, samples: pl.DataFrame) -> pl.DataFrame:
 def _parsed_sample(lane: Lane, body: str, earlier_calls: Sequence[ChainLink]) -> _ParsedSample:
     """Parse the text between the brackets as a call of one of the tools that the lane may call.
 
-    A sample that no tool has is discarded as other_tool, a call among `earlier_calls` as repeated_call.
+    Reasons to discard it: other_tool, repeated_call (it is among `earlier_calls`), or a reason of `parsed_call`.
     """
     for called in lane.chainable.values():
         parsed = parsed_call(called, body)

@@ -115,8 +115,7 @@ def chained_calls(output: TableOutput, shard: str, level: int) -> pl.DataFrame:
 def _results_of_others(chains: pl.Series, level: int) -> pl.Series:
     """Return for each chain a JSON list of results to swap in, one for each of its calls but the last.
 
-    For three calls with the results "12", "7", "84" it may be '["15", "9"]'. Null where all chains have the same
-    result.
+    For results "12", "7", "84" it may be '["15", "9"]'; null where all chains have the same result.
 
     chains: as JSON, each of `level` calls.
     """
@@ -264,7 +263,7 @@ def _least_needs(chain_lengths: Sequence[int], gains: Sequence[float]) -> list[f
     """Return the need of each chain: how much its least needed result helps.
 
     chain_lengths: the number of calls of each chain.
-    gains: how much the true result helps a later call, in nats; one for each comparison, chain after chain.
+    gains: how much a true result helps a later call, in nats, comparison by comparison, chain by chain.
     """
     remaining_gains = iter(gains)
     needs = []

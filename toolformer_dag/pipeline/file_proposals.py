@@ -85,8 +85,7 @@ def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
 def rows(worker: Worker, output: TableOutput, part: str) -> PartRows:
     """Place the calls of a lane's files in its texts; return a row per call and text, over all shards.
 
-    part: always WHOLE, since a file does not say in which shard its documents are. Raises UserError if a file cannot be
-    read.
+    part: always WHOLE: a file does not say in which shard a document is. Raises UserError if a file cannot be read.
     """
     file_rows = _read(output.lane)
     placed = _placed_in_shards(worker, output, file_rows.calls)
@@ -217,7 +216,7 @@ def _records(path: Path) -> Iterable[object]:
 def _json_objects(lines: Sequence[bytes]) -> list[object]:
     """Return the object of each line; None for a line without an object.
 
-    Raises ValueError if no line holds an object and the first one looks like another format, such as a JSON array.
+    Raises ValueError if there is none at all and the lines look like another format, such as a JSON array.
     """
     records = [_json_object(line) for line in lines]
     if lines and all(record is None for record in records):
@@ -294,7 +293,7 @@ def _document_name(text: Any, identifier: Any) -> Any:
 def _with_digests(plan: Plan, calls: pl.DataFrame) -> pl.DataFrame:
     """Return calls (FILE_CALLS, number) with the digest of their document, without `document_name`.
 
-    A call whose name several documents have is there for each of them; a call whose name none has keeps a null digest.
+    A call has a row for each document of that name, or a null digest if there is none.
     """
     named = calls.filter(pl.col("document_name").is_not_null())
     calls = calls.drop("document_name")

@@ -197,10 +197,10 @@ def _training_texts(plan: Plan) -> set[str]:
 
 
 def heldout_documents(plan: Plan) -> pl.DataFrame:
-    """Draw distinct held-out documents to measure perplexity on them: (shard, digest, text_digests).
+    """Draw distinct held-out documents, to measure perplexity on them: (shard, digest, text_digests), sorted.
 
-    No text of them is trained on, and none chooses the best checkpoint, unless every document has such a text. They are
-    sorted by `text_digests`, the hashes of the document's texts, as "0a.. 7f..".
+    text_digests: the hashes of the document's texts, as "0a.. 7f..". None of them is trained on, and none chooses the
+        best checkpoint if that can be avoided.
 
     Raises MissingPart, DamagedPart.
     """

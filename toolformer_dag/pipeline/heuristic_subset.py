@@ -76,10 +76,10 @@ def text_budget(*, segment_tokens: int, context_length: int, prompt_tokens: int,
     The context holds the prompt, the text twice (as input, and again with a call in it) and the call.
 
     segment_tokens: the setting; the result is never larger.
-    prompt_tokens: everything in the prompt P(x) except the text x.
+    prompt_tokens: the tokens of the prompt P(x) without the text x.
     max_call_tokens: the most tokens between the brackets of a call.
 
-    Raises UserError if fewer than FEWEST_TEXT_TOKENS tokens would be left.
+    Raises UserError if fewer than FEWEST_TEXT_TOKENS are left.
     """
     call_tokens = max_call_tokens + CALL_BRACKET_TOKENS
     room = (context_length - prompt_tokens - call_tokens) // 2
@@ -223,7 +223,7 @@ class _Selection:
     def _selected(self, document: Document, cut_document: DocumentTexts) -> Iterator[_SelectedText]:
         """Yield a row for each text of a document that the tool gets; count the others in `rejected`.
 
-        cut_document: what the document was cut into. For a tool that works by paragraph it is cut further.
+        For a tool that works by paragraph the texts are cut further.
         """
         self.rejected[document.shard, "word_too_long"] += cut_document.unfit_words
         context = self._ask_tool("context", document) or ""
@@ -288,7 +288,7 @@ class _Selection:
     def _ask_tool(self, method: str, *arguments: object) -> str | None:
         """Call a method of the tool, which may be a user's code, and return its answer: a text or None.
 
-        Raises ToolDown if the method fails or returns anything else, OverBudget if it gives up.
+        Raises ToolDown if it fails or returns anything else, OverBudget if it gives up.
         """
         with blamed(self._tool, method):
             answer = getattr(self._tool, method)(*arguments)
@@ -343,9 +343,9 @@ def _smallest_hashes(
 ) -> Iterator[pl.DataFrame]:
     """Yield one frame with the rows that have the `limit` smallest distinct values of `text_digest`, in their order.
 
-    The other rows are counted in `rejected` under `reason`. Without an input frame nothing is yielded.
+    The other rows are counted in `rejected` under `reason`.
 
-    frames: rows with the columns text_digest and shard.
+    frames: rows with the columns text_digest and shard. Without any frame nothing is yielded.
     """
     smallest: pl.DataFrame | None = None  # of the frames so far
     for frame in frames:

@@ -49,10 +49,7 @@ def tool_settings(lane: Lane) -> Mapping[str, Any]:
 
 
 def chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed) -> Planned:
-    """Plan the losses of the calls of a shard and of their echoes, where they are not stored yet.
-
-    claimed: losses that earlier shards of this run plan already; the losses that are planned here are added.
-    """
+    """Plan the losses of the calls of a shard and of their echoes, where they are not stored yet."""
     texts = output.lane_table("heuristic_subset").read(shard)
     calls = _calls_of_shard(output, shard, texts)
     with_echoes = pl.concat([calls.to_score, calls.echoes])
@@ -113,7 +110,7 @@ def scored_rows(
 
     texts: (text_digest, text) of the calls.
     scored: calls (CALL_COLUMNS) with their losses and `reason`, which is null for most.
-    unscored: calls (CALL_COLUMNS) with `unfit`, why they were not scored, which becomes their `reason`.
+    unscored: calls with `unfit`, why they were not scored.
     stores: the names of the row stores that the losses come from.
     """
     reasons_of_tools = _kept_out(output.lane, texts, scored)
@@ -148,8 +145,8 @@ def _reason_of_tool(tool: Tool, text: str, offset: int, input: str) -> str | Non
 def _calls_with_unfit(output: TableOutput, shard: str, texts: pl.DataFrame) -> pl.DataFrame:
     """Return the single calls of a shard that have a result (CALL_COLUMNS), with three more columns.
 
-    - echoed: the tool's result for the words that a rule saw in the text after the call; null without words
-    - ahead: numbers and names of the input that the text says only after the call; null for most
+    - echoed: the tool's result for the words that a rule saw in the text after the call
+    - ahead: numbers and names of the input that the text says only after the call
     - unfit: why the call is not scored; null for most
     """
     calls = calls_with_results(output, shard, level=1)
@@ -189,8 +186,7 @@ def _holds_words(result: str) -> pl.Expr:
 def _repeats_result() -> pl.Expr:
     """Return whether a call repeats the result of the first call that a rule proposed at its position.
 
-    Null if no rule proposed a call with this result. The loss tells results apart, not inputs: among equal results it
-    would choose by noise.
+    Null if no rule proposed this result. The loss cannot tell calls with equal results apart.
     """
     by_rule = pl.col("source") == RULE
     calls_with_result = (*TEXT_KEY, "position", "result")

@@ -113,12 +113,12 @@ def placed_at_tokens(worker: Worker, output: TableOutput, calls: pl.DataFrame) -
     rows: list[_PlacedRow] = []
     rejected: Rejected = Counter()
     for call in _placed_calls(worker, output.lane, calls):
-        if isinstance(call, _PlacedRow):
-            rows.append(call)
-        else:
+        if isinstance(call, _Refused):
             rejected[call.shard, call.reason] += 1
-    table = pl.DataFrame(rows, schema=output.stage.schema, orient="row")
-    return ProposedCalls(_numbered(table).sort(CALL_KEY), rejected)
+        else:
+            rows.append(call)
+    table = _numbered(pl.DataFrame(rows, schema=output.stage.schema, orient="row"))
+    return ProposedCalls(table.sort(CALL_KEY), rejected)
 
 
 def _placed_calls(worker: Worker, lane: Lane, calls: pl.DataFrame) -> "Iterator[_PlacedRow | _Refused]":

@@ -100,8 +100,7 @@ def format_choice(plan: Plan) -> FormatChoice:
 def documents(plan: Plan, shard: str) -> Iterator[pl.DataFrame]:
     """Yield the documents of a shard in their order: the columns of STAGE, and `place`.
 
-    DOCUMENTS_PER_PLACE documents in a row share a `place`, such as "head_0.gz/1". Row stores are sorted by it, so that
-    rows that are read together lie together.
+    DOCUMENTS_PER_PLACE documents in a row share a place, such as "head_0.gz/1", by which row stores are sorted.
 
     Raises MissingPart, DamagedPart.
     """
@@ -139,7 +138,7 @@ def _file_of(plan: Plan, shard: str) -> str:
 def _first_rejections(plan: Plan, shard: str) -> str:
     """Return why lines of a shard were rejected, with the detail of the first line for each reason.
 
-    Such as "no_text: the record has no field 'text'; not_json: ...". A shard without a rejected line is empty.
+    Such as "no_text: the record has no field 'text'"; "it is empty" without a rejected line.
     """
     table = plan.lake.table(REJECTED_LINES)
     if not table.has(shard):

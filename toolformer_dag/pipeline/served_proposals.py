@@ -90,11 +90,9 @@ def _chunks(samples: pl.DataFrame, size: int) -> list[Chunk]:
 
 
 def compute(worker: Worker, output: TableOutput, chunk: pl.DataFrame) -> Work:
-    """Let the server write each text of a chunk again with calls in it, and append what it wrote to the row store.
+    """Let the server write each text of a chunk again with calls in it, and store what it wrote.
 
-    chunk: (text_digest, text, sample).
-
-    The returned Work is empty, since no model runs here. Raises ModelError if the server fails.
+    chunk: (text_digest, text, sample). Raises ModelError if the server fails.
     """
     plan = worker.plan
     lane = output.lane
@@ -108,8 +106,7 @@ def compute(worker: Worker, output: TableOutput, chunk: pl.DataFrame) -> Work:
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     """Return the calls that the server wrote into the texts of a shard, each at its place in the original text.
 
-    Calls are rejected as text_changed if the server changed the text before them. Raises StorageError if stored samples
-    were damaged.
+    Calls are rejected as text_changed if the server changed the text before them. Raises StorageError.
     """
     store = _store(worker, output.lane)
     written_texts = _written_texts(output, store, shard)
@@ -179,8 +176,7 @@ def _unplaced_call(text: Mapping[str, Any], offset: int, input: str) -> Unplaced
 def _offset_in_text(text: str, written: str, offset: int) -> int | None:
     """Return the character of the original text for a character of the server's text without calls.
 
-    None if the server changed the text before it, other than white space at the start: `_offset_in_text("  It is 12.",
-    "It is 12!", 6)` is 8, and with the offset 9 None.
+    None if the server changed the text before it. With `"  It is 12."` and `"It is 12!"`, 6 gives 8, and 9 gives None.
     """
     written_before = written[:offset].lstrip()
     start = len(text) - len(text.lstrip())

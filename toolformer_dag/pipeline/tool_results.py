@@ -137,9 +137,7 @@ def _done_calls(worker: Worker, output: TableOutput, calls: pl.DataFrame) -> pl.
 
 
 def compute(worker: Worker, output: TableOutput, chunk: CallChunk) -> Work:
-    """Run the tool on a chunk of calls, and append its answers to the row store of results.
-
-    A lost call (time limit, broken connection) is not stored, so that the next run tries it again.
+    """Run the tool on a chunk of calls, and store its answers, but not to lost calls (time limit, broken connection).
 
     Raises ToolDown if the tool stops working; the answers before that are stored.
     """
@@ -178,8 +176,8 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
 def answered(worker: Worker, output: TableOutput, candidates: pl.DataFrame) -> PartRows:
     """Return a row per distinct call of `candidates`: its result, or the reason why there is none.
 
-    candidates: (shard, input, context), calls to the tool of the output's lane. A row with a null `shard` is no
-        candidate call and is not counted in `rejected`.
+    candidates: (shard, input, context), calls to the tool of the output's lane; `shard` is null for a call that is not
+        to be counted in `rejected`.
 
     Raises StorageError if results were damaged since they were computed.
     """
@@ -201,7 +199,7 @@ def _table(output: TableOutput, results: pl.DataFrame) -> pl.DataFrame:
     """Return results (RESULTS) as rows of the table."""
     lane = output.lane
     table = results.with_columns(tool=pl.lit(lane.key), tool_version=pl.lit(lane.tool.version))
-    return table.select(output.stage.schema.names()).sort(RESULT_KEY)
+    return output.stage.shaped(table).sort(RESULT_KEY)
 
 
 def _retry(lost: pl.DataFrame) -> dict[str, str]:
