@@ -234,7 +234,7 @@ def settings(plan: Plan, lane: Lane, level: int) -> Mapping[str, Any]:
         "tau_s": lane.tau_s,  # the least probability of a call
         "m": lane.m,  # samples per place
         "level": level,
-        "parsing": PARSING,
+        "parsing": PARSING,  # the version of the code
         "look_ahead": look_ahead.VERSION if lane.look_ahead else None,
         "tools": {name: fingerprint(schema) for name, schema in schemas.items()},
     }

@@ -378,8 +378,9 @@ def _with_losses_after(
     links_of_chains: the calls of each chain.
     """
     beginnings = [_beginning(links, length) for links in links_of_chains]
-    table = table.with_columns(beginning=pl.Series(beginnings, dtype=pl.String))
-    return _with_beginnings(store, table, f"loss_after_{length}").drop("beginning")
+    with_beginnings = table.with_columns(beginning=pl.Series(beginnings, dtype=pl.String))
+    with_losses = _with_loss_of_beginning(store, with_beginnings, f"loss_after_{length}")
+    return with_losses.drop("beginning")
 
 
 def _beginning(links: Sequence[ChainLink], length: int) -> str | None:
@@ -409,14 +410,14 @@ def _first_calls(links_of_chains: Sequence[Sequence[ChainLink]]) -> pl.DataFrame
     return pl.DataFrame([inputs, results])
 
 
-def _with_beginnings(chain_losses: RowStore, table: pl.DataFrame, loss_column: str) -> pl.DataFrame:
+def _with_loss_of_beginning(store: RowStore, table: pl.DataFrame, loss_column: str) -> pl.DataFrame:
     """Add the column `loss_column`: the loss stored for the shorter chain in the column `beginning`, else null.
 
     table: text_digest, position, beginning (as JSON; may be null).
     """
     key = ("text_digest", "position", "beginning")
-    beginnings = table.filter(pl.col("beginning").is_not_null()).select(key).unique()
+    beginnings = table.select(key).drop_nulls("beginning").unique()
     # In the row store a beginning is a chain like any other.
-    losses = chain_losses.stored(beginnings.rename({"beginning": "chain"}))
-    losses = losses.rename({"chain": "beginning", "loss_result": loss_column}).select(*key, loss_column)
-    return table.join(losses, on=key, how="left", maintain_order="left")
+    stored = store.stored(beginnings.rename({"beginning": "chain"}))
+    losses = stored.rename({"chain": "beginning", "loss_result": loss_column})
+    return table.join(losses.select(*key, loss_column), on=key, how="left", maintain_order="left")

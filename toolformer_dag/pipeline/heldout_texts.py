@@ -244,15 +244,15 @@ def document_texts(plan: Plan, documents: pl.DataFrame) -> list[str]:
     return texts
 
 
-def too_few(texts: int, purpose: str) -> str | None:
+def too_few(text_count: int, purpose: str) -> str | None:
     """Return a warning if fewer than FEWEST_TEXTS held-out texts were drawn, else None.
 
     purpose: what the texts do, as the message says it: "choose the checkpoint".
     """
-    if texts >= FEWEST_TEXTS:
+    if text_count >= FEWEST_TEXTS:
         return None
     return (
-        f"{texts} held-out texts {purpose}, fewer than {FEWEST_TEXTS}, so that the figure is rough; add shards: "
+        f"{text_count} held-out texts {purpose}, fewer than {FEWEST_TEXTS}, so that the figure is rough; add shards: "
         f"{HELDOUT_SHARE:.0%} of the documents are held out, and at most half of their texts choose the checkpoint"
     )
 

@@ -51,7 +51,7 @@ def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
         **cutting_settings(plan),  # how documents are cut into texts
         "tool": tool.name,
         "version": tool.version,
-        "identity": lane.selection(),
+        "identity": lane.selection(),  # what determines which texts the tool wants
         "prompt": tool.prompt,
         "max_call_tokens": plan.settings.sampling.max_call_tokens,
         **determining(plan.settings.corpus, "texts_per_shard", "documents_per_shard"),

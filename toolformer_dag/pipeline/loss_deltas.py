@@ -165,7 +165,10 @@ def _echoed(output: TableOutput, shard: str) -> pl.DataFrame:
 
 
 def _unfit() -> pl.Expr:
-    """Return why a call is not scored: the first reason that holds, else null."""
+    """Return why a call is not scored: the first reason that holds, else null.
+
+    An echo is the tool's result for the words that a rule saw in the text after the call.
+    """
     has_echo = _holds_words("echoed") & (pl.col("echoed") != pl.col("result"))
     # Without words the conditions on them are null, and do not hold.
     is_unfit = {

@@ -93,7 +93,7 @@ def placing_settings(plan: Plan, lane: Lane) -> dict[str, Any]:
     """Return the versions and the tokenizer that determine where calls are placed and which inputs are valid."""
     return {
         "model": tokenizer_identity(plan),
-        "placing": PLACING,
+        "placing": PLACING,  # versions of the code
         "places": call_places.VERSION,
         "tool": lane.tool.name,
         "parsing": scored_candidates.PARSING,
@@ -180,5 +180,10 @@ def _placed_row(lane: Lane, call: UnplacedCall, parsed: ParsedCall, call_place: 
         words=call.words,
         reason=None,
         context=call.context,
-        result=call.result and clean_result(call.result, lane.limits.max_result_characters),
+        result=_cleaned_result(lane, call),
     )
+
+
+def _cleaned_result(lane: Lane, call: UnplacedCall) -> str | None:
+    """Return the result that a call brings, shortened and cleaned as the tool's own results are; None without one."""
+    return call.result and clean_result(call.result, lane.limits.max_result_characters)

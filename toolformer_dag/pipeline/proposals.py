@@ -43,14 +43,23 @@ def rarely_written(plan: Plan, lanes: Sequence[Lane]) -> list[str]:
     """
     if not is_packaged(plan.identity_of("proposer")):
         return []
-    return [
+    return [_rare_call_warning(lane) for lane in lanes if _samples_rare_calls(lane)]
+
+
+def _samples_rare_calls(lane: Lane) -> bool:
+    """Return whether the model is to sample calls of a tool that is not among WRITTEN."""
+    is_sampled = MODEL in lane.sources.names
+    return is_sampled and lane.tool.name not in WRITTEN
+
+
+def _rare_call_warning(lane: Lane) -> str:
+    """Return the warning for a lane whose calls the packaged model hardly ever writes."""
+    return (
         f"{lane.key}: the embedded model writes calls of {', '.join(WRITTEN)}, and hardly any of "
         f'{lane.tool.name}, so that most samples are lost. Set proposals = ["rule"] under '
         f"[tools.{lane.tool.key}], with a pattern under [tools.{lane.tool.key}.rule] or `propose` in the "
         "tool's class, or name a file of calls there, or another model.name"
-        for lane in lanes
-        if MODEL in lane.sources.names and lane.tool.name not in WRITTEN
-    ]
+    )
 
 
 def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:

@@ -82,12 +82,17 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
 
     Raises RottenShard if a shard whose documents were used is damaged now.
     """
-    plan = worker.plan
-    if not plan.settings.corpus.named and not worker.has_small_web:
-        write_small_web(plan.settings)  # the corpus of settings that name none
-        worker.has_small_web = True
-    reading = _Reading(plan.shards[shard], format_choice(plan))
+    _write_small_web_once(worker)
+    reading = _Reading(worker.plan.shards[shard], format_choice(worker.plan))
     return PartRows(reading.frames(output), rejected=reading.rejected, facts=reading.facts)
+
+
+def _write_small_web_once(worker: Worker) -> None:
+    """Write the small synthetic web, the corpus of settings that name none, unless this worker did."""
+    settings = worker.plan.settings
+    if not settings.corpus.named and not worker.has_small_web:
+        write_small_web(settings)
+        worker.has_small_web = True
 
 
 def format_choice(plan: Plan) -> FormatChoice:

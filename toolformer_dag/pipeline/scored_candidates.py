@@ -73,7 +73,7 @@ def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
         "m": lane.m,  # samples per position
         **named_arguments,
         "tool": lane.tool.name,
-        "parsing": PARSING,
+        "parsing": PARSING,  # versions of the code
         "places": call_places.VERSION,
     }
 

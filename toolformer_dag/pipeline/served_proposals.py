@@ -173,16 +173,16 @@ def _unplaced_call(text: Mapping[str, Any], offset: int, input: str) -> Unplaced
     return UnplacedCall(**text, source=MODEL, char_offset=text["offset"] + offset, input=input)
 
 
-def _offset_in_text(text: str, written: str, offset: int) -> int | None:
+def _offset_in_text(text: str, server_text: str, offset: int) -> int | None:
     """Return the character of the original text for a character of the server's text without calls.
 
     None if the server changed the text before it. With `"  It is 12."` and `"It is 12!"`, 6 gives 8, and 9 gives None.
     """
-    written_before = written[:offset].lstrip()
+    server_text_before = server_text[:offset].lstrip()
     start = len(text) - len(text.lstrip())
-    if not text[start:].startswith(written_before):
+    if not text[start:].startswith(server_text_before):
         return None
-    return start + len(written_before)
+    return start + len(server_text_before)
 
 
 STAGE = Stage(

@@ -133,7 +133,8 @@ def _done_calls(worker: Worker, output: TableOutput, calls: pl.DataFrame) -> pl.
     stored = _store(worker, output.lane).stored(calls)
     from_files = file_proposals.results_in_files(output)
     lost = worker.lost_calls[output.lane.key]
-    return pl.concat([frame.select(RESULT_KEY) for frame in (stored, *lost, from_files)])
+    done = [stored, *lost, from_files]
+    return pl.concat([frame.select(RESULT_KEY) for frame in done])
 
 
 def compute(worker: Worker, output: TableOutput, chunk: CallChunk) -> Work:
