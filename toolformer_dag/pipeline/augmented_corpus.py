@@ -187,10 +187,14 @@ def _plain_texts_of_tool(plan: Plan, lane: Lane, shard: str, calls: pl.DataFrame
     with_calls = _texts_with_calls(texts, calls)
     without_calls = texts.join(with_calls, on=TEXT_KEY, how="anti")
     not_chosen = without_calls.join(chosen, on=chosen.columns, how="anti")
-    in_order = not_chosen.sort("text_digest", *TEXT_KEY)
-    distinct = in_order.unique("text_digest", keep="first", maintain_order=True)
     count = _plain_text_count(plan, lane, shard, with_calls)
-    return distinct.head(count).select(chosen.columns)
+    return _distinct_by_hash(not_chosen).head(count).select(chosen.columns)
+
+
+def _distinct_by_hash(texts: pl.DataFrame) -> pl.DataFrame:
+    """Return texts in the order of their hashes, equal ones once."""
+    in_order = texts.sort("text_digest", *TEXT_KEY)
+    return in_order.unique("text_digest", keep="first", maintain_order=True)
 
 
 def _plain_text_count(plan: Plan, lane: Lane, shard: str, with_calls: pl.DataFrame) -> int:
