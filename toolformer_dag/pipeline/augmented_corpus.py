@@ -36,7 +36,7 @@ from toolformer_dag.computing.stage import (
 from toolformer_dag.computing.worker import Worker
 from toolformer_dag.lake.table import WHOLE, Lake, MissingPart
 from toolformer_dag.pipeline import raw_shards
-from toolformer_dag.pipeline.document_cuts import DocumentCuts, corpus_cuts, cutting
+from toolformer_dag.pipeline.document_cuts import DocumentCuts, corpus_cuts, cutting_settings
 from toolformer_dag.pipeline.merging import (
     HELDOUT_SHARE,
     MERGING,
@@ -90,7 +90,7 @@ def settings(plan: Plan, lane: None) -> Mapping[str, Any]:
     lane: None, since C* holds the calls of all tools.
     """
     return {
-        **cutting(plan),  # how documents are cut into texts
+        **cutting_settings(plan),  # how documents are cut into texts
         "tools": plan.lane_names,
         "merging": MERGING,  # the version of the code that puts calls into texts
         "heldout_share": HELDOUT_SHARE,
@@ -115,7 +115,7 @@ def _kept_calls_tables(plan: Plan) -> list[str]:
 def _wanted_texts_table(plan: Plan, lane: Lane) -> str:
     """Return the name of the table of all texts that were selected for a lane's tool.
 
-    It belongs to the first project: later projects only select texts that have no kept call so far.
+    Only the first project selects all: later ones take the texts that have no kept call so far.
     """
     first_project = plan.projects[0]
     return f"{first_project.lane_of(lane.tool).key}/heuristic_subset"
@@ -131,11 +131,9 @@ def rows(worker: Worker, output: TableOutput, part: str) -> PartRows:
 
     part: the name of the shard. Raises StaleInput if a document is gone.
     """
-    plan = output.plan
-    calls = _calls_of_shard(plan, part)
-    merge = _Merge(plan, calls, plain=plain_texts(plan, part, calls))
+    merge = _Merge.of_shard(output.plan, part)
     cuts = corpus_cuts(worker)
-    documents = _documents(plan, merge.document_keys)
+    documents = _documents(output.plan, merge.document_keys)
     for document, texts in _with_texts(documents, cuts):
         merge.add(document, texts)
     table = merge.table(output.stage.schema)
@@ -189,10 +187,14 @@ def _plain_texts_of_tool(plan: Plan, lane: Lane, shard: str, calls: pl.DataFrame
     with_calls = _texts_with_calls(texts, calls)
     without_calls = texts.join(with_calls, on=TEXT_KEY, how="anti")
     not_chosen = without_calls.join(chosen, on=chosen.columns, how="anti")
-    in_order = not_chosen.sort("text_digest", *TEXT_KEY)
-    distinct = in_order.unique("text_digest", keep="first", maintain_order=True)
     count = _plain_text_count(plan, lane, shard, with_calls)
-    return distinct.head(count).select(chosen.columns)
+    return _distinct_by_hash(not_chosen).head(count).select(chosen.columns)
+
+
+def _distinct_by_hash(texts: pl.DataFrame) -> pl.DataFrame:
+    """Return texts in the order of their hashes, equal ones once."""
+    in_order = texts.sort("text_digest", *TEXT_KEY)
+    return in_order.unique("text_digest", keep="first", maintain_order=True)
 
 
 def _plain_text_count(plan: Plan, lane: Lane, shard: str, with_calls: pl.DataFrame) -> int:
@@ -259,7 +261,7 @@ def texts_not_given_back(rows: pl.DataFrame, output: TableOutput) -> int:
 def texts_by_lane(output: TableOutput) -> Shown:
     """Count the texts of C* for Dagster's page: by tool as in Table 2, all with calls, and all without.
 
-    A text with calls of two tools counts for both, so the sum may be larger than "texts with all".
+    A text with calls of two tools counts for both.
     """
     counts = _TextCounts()
     for batch in corpus_batches(output.plan.lake):
@@ -347,6 +349,12 @@ class _Merge:
         self._markers = plan.settings.model.markers
         self._calls_of = calls.partition_by(DOCUMENT_KEY, as_dict=True)
         self._plain_of = plain.partition_by(DOCUMENT_KEY, as_dict=True)
+
+    @classmethod
+    def of_shard(cls, plan: Plan, shard: str) -> "_Merge":
+        """Read the kept calls of a shard and choose its texts without calls."""
+        calls = _calls_of_shard(plan, shard)
+        return cls(plan, calls, plain_texts(plan, shard, calls))
 
     def table(self, schema: pl.Schema) -> pl.DataFrame:
         """Return the rows of the documents that were added, in the order of C*."""

@@ -56,7 +56,7 @@ CALLED_COLUMN = Column(
     TOOL.dtype, "key of the lane whose tool is called: the lane's own, or one of `then`; null without a body"
 )
 BEFORE_COLUMN = Column(CHAIN.dtype, "the calls before it at its place, with their results, as JSON")
-FINISHED_COLUMNS = (
+CALL_COLUMNS = (
     *CALL_KEY,
     "char_offset",
     "p_api",
@@ -73,25 +73,22 @@ FINISHED_COLUMNS = (
 """Columns of the calls that have a result, whatever their level.
 
 `called` is the key of the lane whose tool is called, `before` the chain of the calls before it (JSON), null for a
-single call. `text_digest`, `context` and `offset` are those of its text.
+single call. `text_digest`, `context` and `offset` describe its text.
 """
-
 OFFSET_IN_TEXT = (pl.col("char_offset") - pl.col("offset")).alias("offset_in_text")
-"""The character of its text before which a call (FINISHED_COLUMNS) stands."""
+"""The character of its text before which a call (CALL_COLUMNS) stands."""
 
 
-def finished(output: TableOutput, shard: str, level: int) -> pl.DataFrame:
-    """Return the calls of a shard that have a result, with the columns FINISHED_COLUMNS.
+def calls_with_results(output: TableOutput, shard: str, level: int) -> pl.DataFrame:
+    """Return the calls of a shard that have a result, with the columns CALL_COLUMNS.
 
-    level: 1 for single calls, 2 for calls made after one earlier call, and so on.
-
-    Raises StaleInput if a call was never run.
+    level: 1 for single calls, 2 for calls after one earlier call, and so on. Raises StaleInput if a call was never run.
     """
     subset = output.lane_table("heuristic_subset").read(shard)
     texts = subset.select(*TEXT_KEY, "text_digest", "context", "offset")
     candidates = _candidate_calls(output, shard, level).join(texts, on=TEXT_KEY, how="left")
     calls = _with_results(output, shard, candidates, level)
-    return calls.filter(pl.col("result").is_not_null()).select(FINISHED_COLUMNS)
+    return calls.filter(pl.col("result").is_not_null()).select(CALL_COLUMNS)
 
 
 def _candidate_calls(output: TableOutput, shard: str, level: int) -> pl.DataFrame:
@@ -119,7 +116,7 @@ def _with_results(output: TableOutput, shard: str, calls: pl.DataFrame, level: i
 
 
 def chains_of(lane: Lane, calls: pl.DataFrame) -> pl.Series:
-    """Return the chain that each of the `calls` (FINISHED_COLUMNS) ends, as JSON: the earlier calls and itself."""
+    """Return the chain of which each call (CALL_COLUMNS) is the last, as JSON: the earlier calls and itself."""
     tool_names = {called.key: name for name, called in lane.chainable.items()}
     chains = []
     for before, called, input, result in calls.select("before", "called", "input", "result").iter_rows():
@@ -131,10 +128,10 @@ def chains_of(lane: Lane, calls: pl.DataFrame) -> pl.Series:
 def units_ahead(lane: Lane, texts: pl.DataFrame, calls: pl.DataFrame) -> pl.Series:
     """Return for each call the numbers and names of its input that its text says only after the call; null if none.
 
-    A call with the input "17 + 25", before a text says 17, gives ["17"]: a reader could not have asked for it yet. All
-    are null for a tool without the setting `look_ahead`.
+    A call with the input "17 + 25", before a text says 17, gives ["17"]. All are null for a tool without the setting
+    `look_ahead`.
 
-    texts: (text_digest, text) of the calls. calls: FINISHED_COLUMNS.
+    texts: (text_digest, text) of the calls. calls: CALL_COLUMNS.
     """
     if lane.look_ahead:
         lists = _lists_of_units_ahead(texts, calls)
@@ -164,9 +161,9 @@ def _units_of_texts(texts: pl.DataFrame, calls: pl.DataFrame) -> dict[str, TextU
 def _units_ahead_of_call(
     text_units: TextUnits, offset: int, input: str, earlier_calls: Sequence[ChainLink]
 ) -> list[str]:
-    """Return the numbers and names of an input that the text says only from a character offset on.
+    """Return the numbers and names of an input that neither the text before an offset nor an earlier result says.
 
-    Results of earlier calls of the chain count as said: after `[Calculator(20 - 3) -> 17]` the 17 is known.
+    After `[Calculator(20 - 3) -> 17]` the 17 is known.
     """
     in_earlier_results: set[str] = set()
     for call in earlier_calls:
@@ -180,7 +177,7 @@ class PlacesAfterCalls(NamedTuple):
     """The places of a shard at which a further call of a chain may stand.
 
     - calls: the calls after which a further one may stand, the first of equal chains at a position of a text. Columns:
-      FINISHED_COLUMNS, `chain` (the call and those before it, as JSON) and `place` (a hash of text, position and chain)
+      CALL_COLUMNS, `chain` (the call and those before it, as JSON) and `place` (a hash of text, position and chain)
     - places (PLACES): the distinct places; equal texts in several documents share them. The hash of a place is in the
       column `text_digest`, so that the row stores and functions for whole texts serve for places too
     """
@@ -195,7 +192,8 @@ def places_after_calls(output: TableOutput, shard: str, level: int) -> PlacesAft
     No call follows a call that looks ahead (`units_ahead`). level: 2 for places after a single call, and so on.
     """
     texts = output.lane_table("heuristic_subset").read(shard).select("text_digest", "text")
-    calls = _calls_with_places(output, finished(output, shard, level - 1).sort(CALL_KEY), texts)
+    calls_before = calls_with_results(output, shard, level - 1).sort(CALL_KEY)
+    calls = _calls_with_places(output, calls_before, texts)
     return PlacesAfterCalls(calls, _distinct_places(calls, texts))
 
 
@@ -207,7 +205,7 @@ def _distinct_places(calls: pl.DataFrame, texts: pl.DataFrame) -> pl.DataFrame:
 
 
 def _calls_with_places(output: TableOutput, calls: pl.DataFrame, texts: pl.DataFrame) -> pl.DataFrame:
-    """Return the calls (FINISHED_COLUMNS) after which a further one may stand, with the columns `chain` and `place`.
+    """Return the calls (CALL_COLUMNS) after which a further one may stand, with the columns `chain` and `place`.
 
     texts: (text_digest, text) of the calls.
     """
@@ -236,7 +234,7 @@ def settings(plan: Plan, lane: Lane, level: int) -> Mapping[str, Any]:
         "tau_s": lane.tau_s,  # the least probability of a call
         "m": lane.m,  # samples per place
         "level": level,
-        "parsing": PARSING,
+        "parsing": PARSING,  # the version of the code
         "look_ahead": look_ahead.VERSION if lane.look_ahead else None,
         "tools": {name: fingerprint(schema) for name, schema in schemas.items()},
     }
@@ -265,9 +263,8 @@ def rows(worker: Worker, output: TableOutput, shard: str, level: int) -> PartRow
     stored = samples_of_texts(output, store, places)
     rows_after_calls = _rows_after_calls(output.lane, calls_before, stored)
     numbered = _numbered(rows_after_calls, level)
-    table = numbered.select(output.stage.schema.names()).sort(CALL_KEY)
-    rejected = counted(table) + _count_without_call(calls_before, stored)
-    return PartRows(frames=[table], rejected=rejected, stores=store.names)
+    rejected = counted(numbered) + _count_without_call(calls_before, stored)
+    return PartRows([output.stage.shaped(numbered).sort(CALL_KEY)], rejected=rejected, stores=store.names)
 
 
 def _numbered(table: pl.DataFrame, level: int) -> pl.DataFrame:
@@ -329,7 +326,7 @@ def _parsed_samples(lane: Lane, samples: pl.DataFrame) -> pl.DataFrame:
 def _parsed_sample(lane: Lane, body: str, earlier_calls: Sequence[ChainLink]) -> _ParsedSample:
     """Parse the text between the brackets as a call of one of the tools that the lane may call.
 
-    A sample that no tool has is discarded as other_tool, a call among `earlier_calls` as repeated_call.
+    Reasons to discard it: other_tool, repeated_call (it is among `earlier_calls`), or a reason of `parsed_call`.
     """
     for called in lane.chainable.values():
         parsed = parsed_call(called, body)

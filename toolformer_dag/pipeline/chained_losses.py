@@ -25,7 +25,7 @@ from toolformer_dag.computing.stored_rows import chunk_limits, claim, require_wh
 from toolformer_dag.computing.worker import Worker
 from toolformer_dag.lake.row_store import RowStore
 from toolformer_dag.model.requests import LossRequest, NeedRequest
-from toolformer_dag.pipeline.chained_candidates import chains_of, finished
+from toolformer_dag.pipeline.chained_candidates import calls_with_results, chains_of
 from toolformer_dag.pipeline.losses import KEY as CALL_LOSS_KEY
 from toolformer_dag.pipeline.losses import CallsWithLosses, loss_tokens, losses_identity, stored_losses
 from toolformer_dag.pipeline.work_counts import EngineMeter, planned_work
@@ -103,11 +103,11 @@ class ChainChunk:
 
 
 def chained_calls(output: TableOutput, shard: str, level: int) -> pl.DataFrame:
-    """Return the last calls of a shard's chains of `level` calls: FINISHED_COLUMNS, `chain` and `others`, both as JSON.
+    """Return the last calls of a shard's chains of `level` calls: CALL_COLUMNS, `chain` and `others`, both as JSON.
 
     others: the results that are swapped in to measure the need of the chain.
     """
-    calls = finished(output, shard, level)
+    calls = calls_with_results(output, shard, level)
     chains = chains_of(output.lane, calls)
     return calls.with_columns(chain=chains, others=_results_of_others(chains, level))
 
@@ -115,8 +115,7 @@ def chained_calls(output: TableOutput, shard: str, level: int) -> pl.DataFrame:
 def _results_of_others(chains: pl.Series, level: int) -> pl.Series:
     """Return for each chain a JSON list of results to swap in, one for each of its calls but the last.
 
-    For three calls with the results "12", "7", "84" it may be '["15", "9"]'. Null where all chains have the same
-    result.
+    For results "12", "7", "84" it may be '["15", "9"]'; null where all chains have the same result.
 
     chains: as JSON, each of `level` calls.
     """
@@ -264,7 +263,7 @@ def _least_needs(chain_lengths: Sequence[int], gains: Sequence[float]) -> list[f
     """Return the need of each chain: how much its least needed result helps.
 
     chain_lengths: the number of calls of each chain.
-    gains: how much the true result helps a later call, in nats; one for each comparison, chain after chain.
+    gains: how much a true result helps a later call, in nats, comparison by comparison, chain by chain.
     """
     remaining_gains = iter(gains)
     needs = []
@@ -379,8 +378,9 @@ def _with_losses_after(
     links_of_chains: the calls of each chain.
     """
     beginnings = [_beginning(links, length) for links in links_of_chains]
-    table = table.with_columns(beginning=pl.Series(beginnings, dtype=pl.String))
-    return _with_beginnings(store, table, f"loss_after_{length}").drop("beginning")
+    with_beginnings = table.with_columns(beginning=pl.Series(beginnings, dtype=pl.String))
+    with_losses = _with_loss_of_beginning(store, with_beginnings, f"loss_after_{length}")
+    return with_losses.drop("beginning")
 
 
 def _beginning(links: Sequence[ChainLink], length: int) -> str | None:
@@ -410,14 +410,14 @@ def _first_calls(links_of_chains: Sequence[Sequence[ChainLink]]) -> pl.DataFrame
     return pl.DataFrame([inputs, results])
 
 
-def _with_beginnings(chain_losses: RowStore, table: pl.DataFrame, loss_column: str) -> pl.DataFrame:
+def _with_loss_of_beginning(store: RowStore, table: pl.DataFrame, loss_column: str) -> pl.DataFrame:
     """Add the column `loss_column`: the loss stored for the shorter chain in the column `beginning`, else null.
 
     table: text_digest, position, beginning (as JSON; may be null).
     """
     key = ("text_digest", "position", "beginning")
-    beginnings = table.filter(pl.col("beginning").is_not_null()).select(key).unique()
+    beginnings = table.select(key).drop_nulls("beginning").unique()
     # In the row store a beginning is a chain like any other.
-    losses = chain_losses.stored(beginnings.rename({"beginning": "chain"}))
-    losses = losses.rename({"chain": "beginning", "loss_result": loss_column}).select(*key, loss_column)
-    return table.join(losses, on=key, how="left", maintain_order="left")
+    stored = store.stored(beginnings.rename({"beginning": "chain"}))
+    losses = stored.rename({"chain": "beginning", "loss_result": loss_column})
+    return table.join(losses.select(*key, loss_column), on=key, how="left", maintain_order="left")

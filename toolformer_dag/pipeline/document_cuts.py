@@ -29,12 +29,16 @@ CUTS = pl.Schema(
 """A row per document. The lists have an entry per piece, whose fields `Cut` describes."""
 
 
-def cutting(plan: Plan) -> Mapping[str, Any]:
+def cutting_settings(plan: Plan) -> Mapping[str, Any]:
     """Return the settings that determine where documents are cut, apart from the length of a tool's prompt."""
-    return {"cutting": CUTTING, **determining(plan.settings.corpus, "segment_tokens"), "model": tokenizing(plan)}
+    return {
+        "cutting": CUTTING,
+        **determining(plan.settings.corpus, "segment_tokens"),
+        "model": tokenizer_identity(plan),
+    }
 
 
-def tokenizing(plan: Plan) -> dict[str, object]:
+def tokenizer_identity(plan: Plan) -> dict[str, object]:
     """Return the model's properties that determine the tokens of a text: all but its first token and call markers."""
     return {name: value for name, value in plan.model.items() if name not in ("markers", "bos")}
 
@@ -75,7 +79,7 @@ class DocumentCuts:
     """
 
     def __init__(self, worker: Worker, max_tokens: int, count: TokenCounter) -> None:
-        identity = {"cutting": CUTTING, "model": tokenizing(worker.plan), "key": CUTS_KEY}
+        identity = {"cutting": CUTTING, "model": tokenizer_identity(worker.plan), "key": CUTS_KEY}
         self._store = worker.rows("ccnet/cuts", identity, CUTS_KEY, CUTS)
         self._max_tokens = max_tokens
         self._count = count

@@ -28,7 +28,7 @@ from toolformer_dag.files import UserError
 from toolformer_dag.identity import file_hash, fingerprint
 from toolformer_dag.lake.table import WHOLE, Table
 from toolformer_dag.pipeline import raw_shards
-from toolformer_dag.pipeline.placing import PROPOSAL_COLUMNS, placed_at_tokens, placing
+from toolformer_dag.pipeline.placing import PROPOSAL_COLUMNS, placed_at_tokens, placing_settings
 from toolformer_dag.texts.compression import HEAD_BYTES, kind_in_words
 from toolformer_dag.texts.readers.json_lines import other_shape
 from toolformer_dag.texts.segments import text_digest
@@ -79,14 +79,13 @@ def identity(lane: Lane) -> dict[str, str]:
 
 def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
     """Return the settings that the rows depend on, apart from the texts; a change makes the table out of date."""
-    return {**placing(plan, lane), **identity(lane), "characters": lane.limits.max_result_characters}
+    return {**placing_settings(plan, lane), **identity(lane), "characters": lane.limits.max_result_characters}
 
 
 def rows(worker: Worker, output: TableOutput, part: str) -> PartRows:
     """Place the calls of a lane's files in its texts; return a row per call and text, over all shards.
 
-    part: always WHOLE, since a file does not say in which shard its documents are. Raises UserError if a file cannot be
-    read.
+    part: always WHOLE: a file does not say in which shard a document is. Raises UserError if a file cannot be read.
     """
     file_rows = _read(output.lane)
     placed = _placed_in_shards(worker, output, file_rows.calls)
@@ -217,7 +216,7 @@ def _records(path: Path) -> Iterable[object]:
 def _json_objects(lines: Sequence[bytes]) -> list[object]:
     """Return the object of each line; None for a line without an object.
 
-    Raises ValueError if no line holds an object and the first one looks like another format, such as a JSON array.
+    Raises ValueError if there is none at all and the lines look like another format, such as a JSON array.
     """
     records = [_json_object(line) for line in lines]
     if lines and all(record is None for record in records):
@@ -294,7 +293,7 @@ def _document_name(text: Any, identifier: Any) -> Any:
 def _with_digests(plan: Plan, calls: pl.DataFrame) -> pl.DataFrame:
     """Return calls (FILE_CALLS, number) with the digest of their document, without `document_name`.
 
-    A call whose name several documents have is there for each of them; a call whose name none has keeps a null digest.
+    A call has a row for each document of that name, or a null digest if there is none.
     """
     named = calls.filter(pl.col("document_name").is_not_null())
     calls = calls.drop("document_name")
@@ -340,7 +339,7 @@ def _is_inside_text() -> pl.Expr:
     return pl.col("char_offset").is_between("offset", text_end, closed="left")
 
 
-def given_results(output: TableOutput) -> pl.DataFrame:
+def results_in_files(output: TableOutput) -> pl.DataFrame:
     """Return the results that the lane's files of calls hold: (input, context, result), the first of equal calls.
 
     output: any table of the lane. The frame is cached until the table changes.
@@ -352,7 +351,7 @@ def given_results(output: TableOutput) -> pl.DataFrame:
 
 
 def _results(table: Table) -> pl.DataFrame:
-    """Read the results for `given_results`."""
+    """Read the results for `results_in_files`."""
     has_result = pl.col("result").str.len_chars() > 0
     calls = table.scan([WHOLE]).filter(has_result).select("input", "context", "result")
     return calls.unique(("input", "context"), keep="first", maintain_order=True).collect()

@@ -26,7 +26,7 @@ from toolformer_dag.computing.worker import Worker
 from toolformer_dag.lake.table import WHOLE, MissingPart
 from toolformer_dag.pipeline import raw_shards, removed_documents
 from toolformer_dag.pipeline.augmented_corpus import corpus_batches
-from toolformer_dag.pipeline.document_cuts import DocumentCuts, corpus_cuts, cutting
+from toolformer_dag.pipeline.document_cuts import DocumentCuts, corpus_cuts, cutting_settings
 from toolformer_dag.pipeline.merging import HELDOUT, HELDOUT_SHARE, TRAIN, split_of
 from toolformer_dag.texts.segments import Segment, text_digest
 
@@ -37,7 +37,7 @@ FEWEST_TEXTS = 100
 
 def settings(plan: Plan, lane: None) -> Mapping[str, Any]:
     """Return the settings that the rows depend on, apart from the documents."""
-    return {**cutting(plan), "heldout_share": HELDOUT_SHARE}
+    return {**cutting_settings(plan), "heldout_share": HELDOUT_SHARE}
 
 
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
@@ -197,10 +197,10 @@ def _training_texts(plan: Plan) -> set[str]:
 
 
 def heldout_documents(plan: Plan) -> pl.DataFrame:
-    """Draw distinct held-out documents to measure perplexity on them: (shard, digest, text_digests).
+    """Draw distinct held-out documents, to measure perplexity on them: (shard, digest, text_digests), sorted.
 
-    No text of them is trained on, and none chooses the best checkpoint, unless every document has such a text. They are
-    sorted by `text_digests`, the hashes of the document's texts, as "0a.. 7f..".
+    text_digests: the hashes of the document's texts, as "0a.. 7f..". None of them is trained on, and none chooses the
+        best checkpoint if that can be avoided.
 
     Raises MissingPart, DamagedPart.
     """
@@ -244,15 +244,15 @@ def document_texts(plan: Plan, documents: pl.DataFrame) -> list[str]:
     return texts
 
 
-def too_few(texts: int, purpose: str) -> str | None:
+def too_few(text_count: int, purpose: str) -> str | None:
     """Return a warning if fewer than FEWEST_TEXTS held-out texts were drawn, else None.
 
     purpose: what the texts do, as the message says it: "choose the checkpoint".
     """
-    if texts >= FEWEST_TEXTS:
+    if text_count >= FEWEST_TEXTS:
         return None
     return (
-        f"{texts} held-out texts {purpose}, fewer than {FEWEST_TEXTS}, so that the figure is rough; add shards: "
+        f"{text_count} held-out texts {purpose}, fewer than {FEWEST_TEXTS}, so that the figure is rough; add shards: "
         f"{HELDOUT_SHARE:.0%} of the documents are held out, and at most half of their texts choose the checkpoint"
     )
 

@@ -26,7 +26,7 @@ from toolformer_dag.computing.stage import (
 from toolformer_dag.computing.worker import Worker
 from toolformer_dag.files import UserError
 from toolformer_dag.pipeline import raw_shards, removed_documents
-from toolformer_dag.pipeline.document_cuts import DocumentCuts, DocumentTexts, cutting
+from toolformer_dag.pipeline.document_cuts import DocumentCuts, DocumentTexts, cutting_settings
 from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.texts.calls import holds_call
 from toolformer_dag.texts.document import Document
@@ -48,10 +48,10 @@ def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
     """
     tool = lane.tool
     entries = {
-        **cutting(plan),  # how documents are cut into texts
+        **cutting_settings(plan),  # how documents are cut into texts
         "tool": tool.name,
         "version": tool.version,
-        "identity": lane.selection(),
+        "identity": lane.selection(),  # what determines which texts the tool wants
         "prompt": tool.prompt,
         "max_call_tokens": plan.settings.sampling.max_call_tokens,
         **determining(plan.settings.corpus, "texts_per_shard", "documents_per_shard"),
@@ -76,10 +76,10 @@ def text_budget(*, segment_tokens: int, context_length: int, prompt_tokens: int,
     The context holds the prompt, the text twice (as input, and again with a call in it) and the call.
 
     segment_tokens: the setting; the result is never larger.
-    prompt_tokens: everything in the prompt P(x) except the text x.
+    prompt_tokens: the tokens of the prompt P(x) without the text x.
     max_call_tokens: the most tokens between the brackets of a call.
 
-    Raises UserError if fewer than FEWEST_TEXT_TOKENS tokens would be left.
+    Raises UserError if fewer than FEWEST_TEXT_TOKENS are left.
     """
     call_tokens = max_call_tokens + CALL_BRACKET_TOKENS
     room = (context_length - prompt_tokens - call_tokens) // 2
@@ -223,7 +223,7 @@ class _Selection:
     def _selected(self, document: Document, cut_document: DocumentTexts) -> Iterator[_SelectedText]:
         """Yield a row for each text of a document that the tool gets; count the others in `rejected`.
 
-        cut_document: what the document was cut into. For a tool that works by paragraph it is cut further.
+        For a tool that works by paragraph the texts are cut further.
         """
         self.rejected[document.shard, "word_too_long"] += cut_document.unfit_words
         context = self._ask_tool("context", document) or ""
@@ -288,7 +288,7 @@ class _Selection:
     def _ask_tool(self, method: str, *arguments: object) -> str | None:
         """Call a method of the tool, which may be a user's code, and return its answer: a text or None.
 
-        Raises ToolDown if the method fails or returns anything else, OverBudget if it gives up.
+        Raises ToolDown if it fails or returns anything else, OverBudget if it gives up.
         """
         with blamed(self._tool, method):
             answer = getattr(self._tool, method)(*arguments)
@@ -343,9 +343,9 @@ def _smallest_hashes(
 ) -> Iterator[pl.DataFrame]:
     """Yield one frame with the rows that have the `limit` smallest distinct values of `text_digest`, in their order.
 
-    The other rows are counted in `rejected` under `reason`. Without an input frame nothing is yielded.
+    The other rows are counted in `rejected` under `reason`.
 
-    frames: rows with the columns text_digest and shard.
+    frames: rows with the columns text_digest and shard. Without any frame nothing is yielded.
     """
     smallest: pl.DataFrame | None = None  # of the frames so far
     for frame in frames:

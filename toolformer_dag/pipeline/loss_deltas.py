@@ -21,7 +21,7 @@ from toolformer_dag.computing.stage import (
     counted,
 )
 from toolformer_dag.computing.worker import Worker
-from toolformer_dag.pipeline.chained_candidates import OFFSET_IN_TEXT, finished, units_ahead
+from toolformer_dag.pipeline.chained_candidates import OFFSET_IN_TEXT, calls_with_results, units_ahead
 from toolformer_dag.pipeline.losses import (
     LOSSES_FINITE,
     compute_losses,
@@ -49,10 +49,7 @@ def tool_settings(lane: Lane) -> Mapping[str, Any]:
 
 
 def chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed) -> Planned:
-    """Plan the losses of the calls of a shard and of their echoes, where they are not stored yet.
-
-    claimed: losses that earlier shards of this run plan already; the losses that are planned here are added.
-    """
+    """Plan the losses of the calls of a shard and of their echoes, where they are not stored yet."""
     texts = output.lane_table("heuristic_subset").read(shard)
     calls = _calls_of_shard(output, shard, texts)
     with_echoes = pl.concat([calls.to_score, calls.echoes])
@@ -79,7 +76,7 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
 
 
 class _CallsOfShard(NamedTuple):
-    """The single calls of a shard that have a result. Columns: see `_calls_with_results`.
+    """The single calls of a shard that have a result. Columns: see `_calls_with_unfit`.
 
     A rule that proposes a call because the text says "Paris" after it may have chosen the input for that word. So the
     call has an echo: the same call with the tool's result for "Paris" itself.
@@ -92,7 +89,7 @@ class _CallsOfShard(NamedTuple):
 
 def _calls_of_shard(output: TableOutput, shard: str, texts: pl.DataFrame) -> _CallsOfShard:
     """Return the calls of a shard, by whether they are scored. texts: the texts of the shard."""
-    calls = _calls_with_results(output, shard, texts)
+    calls = _calls_with_unfit(output, shard, texts)
     is_fit = pl.col("unfit").is_null()
     to_score = calls.filter(is_fit)
     return _CallsOfShard(to_score, echoes=_echoes(to_score), unscored=calls.filter(~is_fit))
@@ -112,8 +109,8 @@ def scored_rows(
     """Return the rows of a table of scores, for single calls or for chains, in the order of CALL_KEY.
 
     texts: (text_digest, text) of the calls.
-    scored: calls (FINISHED_COLUMNS) with their losses and `reason`, which is null for most.
-    unscored: calls (FINISHED_COLUMNS) with `unfit`, why they were not scored, which becomes their `reason`.
+    scored: calls (CALL_COLUMNS) with their losses and `reason`, which is null for most.
+    unscored: calls with `unfit`, why they were not scored.
     stores: the names of the row stores that the losses come from.
     """
     reasons_of_tools = _kept_out(output.lane, texts, scored)
@@ -128,7 +125,7 @@ def scored_rows(
 def _kept_out(lane: Lane, texts: pl.DataFrame, calls: pl.DataFrame) -> pl.Series:
     """Ask the tools which calls may not stay whatever their delta; return the reasons, null for most.
 
-    calls: FINISHED_COLUMNS. texts: (text_digest, text) of the calls. Raises ToolDown if a tool's code fails.
+    calls: CALL_COLUMNS. texts: (text_digest, text) of the calls. Raises ToolDown if a tool's code fails.
     """
     text_of = dict(texts.select("text_digest", "text").iter_rows())
     tool_of = {called.key: called.tool for called in lane.chainable.values()}
@@ -145,14 +142,14 @@ def _reason_of_tool(tool: Tool, text: str, offset: int, input: str) -> str | Non
         return tool.kept_out(text, offset, input)
 
 
-def _calls_with_results(output: TableOutput, shard: str, texts: pl.DataFrame) -> pl.DataFrame:
-    """Return the single calls of a shard that have a result (FINISHED_COLUMNS), with three more columns.
+def _calls_with_unfit(output: TableOutput, shard: str, texts: pl.DataFrame) -> pl.DataFrame:
+    """Return the single calls of a shard that have a result (CALL_COLUMNS), with three more columns.
 
-    - echoed: the tool's result for the words that a rule saw in the text after the call; null without words
-    - ahead: numbers and names of the input that the text says only after the call; null for most
+    - echoed: the tool's result for the words that a rule saw in the text after the call
+    - ahead: numbers and names of the input that the text says only after the call
     - unfit: why the call is not scored; null for most
     """
-    calls = finished(output, shard, level=1)
+    calls = calls_with_results(output, shard, level=1)
     calls = calls.join(_echoed(output, shard), on=("words", "context"), how="left", maintain_order="left")
     calls = calls.with_columns(ahead=units_ahead(output.lane, texts, calls))
     return calls.with_columns(unfit=_unfit())
@@ -168,7 +165,10 @@ def _echoed(output: TableOutput, shard: str) -> pl.DataFrame:
 
 
 def _unfit() -> pl.Expr:
-    """Return why a call is not scored: the first reason that holds, else null."""
+    """Return why a call is not scored: the first reason that holds, else null.
+
+    An echo is the tool's result for the words that a rule saw in the text after the call.
+    """
     has_echo = _holds_words("echoed") & (pl.col("echoed") != pl.col("result"))
     # Without words the conditions on them are null, and do not hold.
     is_unfit = {
@@ -189,8 +189,7 @@ def _holds_words(result: str) -> pl.Expr:
 def _repeats_result() -> pl.Expr:
     """Return whether a call repeats the result of the first call that a rule proposed at its position.
 
-    Null if no rule proposed a call with this result. The loss tells results apart, not inputs: among equal results it
-    would choose by noise.
+    Null if no rule proposed this result. The loss cannot tell calls with equal results apart.
     """
     by_rule = pl.col("source") == RULE
     calls_with_result = (*TEXT_KEY, "position", "result")

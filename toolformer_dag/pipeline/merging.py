@@ -73,7 +73,7 @@ def examples(
     Where two tools call at the same character, the call with the larger delta stays.
 
     texts: what the document was cut into, in order.
-    calls: the kept calls of all tools in the document.
+    calls: the kept calls of all tools.
     names: the tools' names as they stand in texts.
     """
     best_calls = _best_at_each_character(calls)
@@ -99,10 +99,10 @@ def plain_examples(
     names: Sequence[str],
     markers: CallMarkers = PAPER_MARKERS,
 ) -> Iterator[AugmentedText]:
-    """Yield texts of a document unchanged, their x and x* are the same, if they hold no call.
+    """Yield texts of a document that hold no call, unchanged: their x and x* are the same.
 
     texts: what the document was cut into, in order.
-    offsets: characters of the document. Only texts with one of them, or with one in the white space after, are yielded.
+    offsets: characters of the document; only texts with one of them, or just before one, are yielded.
     calls: the kept calls of the document.
     names, markers: how calls are written.
     """

@@ -10,7 +10,7 @@ from toolformer_dag.computing.plan import Lane, Plan
 from toolformer_dag.computing.stage import CALL_KEY, RESULT, TEXT_KEY, Column, Rejected, TableOutput
 from toolformer_dag.computing.worker import Worker
 from toolformer_dag.pipeline import scored_candidates
-from toolformer_dag.pipeline.document_cuts import tokenizing
+from toolformer_dag.pipeline.document_cuts import tokenizer_identity
 from toolformer_dag.pipeline.scored_candidates import ParsedCall
 from toolformer_dag.texts import call_places
 from toolformer_dag.texts.call_places import CallPlace
@@ -89,18 +89,18 @@ class ProposedCalls(NamedTuple):
     rejected: Rejected
 
 
-def placing(plan: Plan, lane: Lane) -> dict[str, Any]:
+def placing_settings(plan: Plan, lane: Lane) -> dict[str, Any]:
     """Return the versions and the tokenizer that determine where calls are placed and which inputs are valid."""
     return {
-        "model": tokenizing(plan),
-        "placing": PLACING,
+        "model": tokenizer_identity(plan),
+        "placing": PLACING,  # versions of the code
         "places": call_places.VERSION,
         "tool": lane.tool.name,
         "parsing": scored_candidates.PARSING,
     }
 
 
-def unplaced(calls: Sequence[UnplacedCall]) -> pl.DataFrame:
+def unplaced_frame(calls: Sequence[UnplacedCall]) -> pl.DataFrame:
     """Return calls as a frame (UNPLACED_CALLS)."""
     return pl.DataFrame(calls, schema=UNPLACED_CALLS, orient="row")
 
@@ -113,12 +113,12 @@ def placed_at_tokens(worker: Worker, output: TableOutput, calls: pl.DataFrame) -
     rows: list[_PlacedRow] = []
     rejected: Rejected = Counter()
     for call in _placed_calls(worker, output.lane, calls):
-        if isinstance(call, _PlacedRow):
-            rows.append(call)
-        else:
+        if isinstance(call, _Refused):
             rejected[call.shard, call.reason] += 1
-    table = pl.DataFrame(rows, schema=output.stage.schema, orient="row")
-    return ProposedCalls(_numbered(table).sort(CALL_KEY), rejected)
+        else:
+            rows.append(call)
+    table = _numbered(pl.DataFrame(rows, schema=output.stage.schema, orient="row"))
+    return ProposedCalls(table.sort(CALL_KEY), rejected)
 
 
 def _placed_calls(worker: Worker, lane: Lane, calls: pl.DataFrame) -> "Iterator[_PlacedRow | _Refused]":
@@ -180,5 +180,10 @@ def _placed_row(lane: Lane, call: UnplacedCall, parsed: ParsedCall, call_place: 
         words=call.words,
         reason=None,
         context=call.context,
-        result=call.result and clean_result(call.result, lane.limits.max_result_characters),
+        result=_cleaned_result(lane, call),
     )
+
+
+def _cleaned_result(lane: Lane, call: UnplacedCall) -> str | None:
+    """Return the result that a call brings, shortened and cleaned as the tool's own results are; None without one."""
+    return call.result and clean_result(call.result, lane.limits.max_result_characters)

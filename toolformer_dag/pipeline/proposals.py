@@ -31,7 +31,7 @@ from toolformer_dag.computing.worker import Worker
 from toolformer_dag.lake.table import WHOLE
 from toolformer_dag.model.weights import is_packaged
 from toolformer_dag.pipeline import file_proposals, rule_proposals, scored_candidates, served_proposals
-from toolformer_dag.pipeline.placing import ProposedCalls, placing
+from toolformer_dag.pipeline.placing import ProposedCalls, placing_settings
 from toolformer_dag.settings.tool_settings import MODEL, RULE, source_name
 from toolformer_dag.synthetic import WRITTEN
 
@@ -43,14 +43,23 @@ def rarely_written(plan: Plan, lanes: Sequence[Lane]) -> list[str]:
     """
     if not is_packaged(plan.identity_of("proposer")):
         return []
-    return [
+    return [_rare_call_warning(lane) for lane in lanes if _samples_rare_calls(lane)]
+
+
+def _samples_rare_calls(lane: Lane) -> bool:
+    """Return whether the model is to sample calls of a tool that is not among WRITTEN."""
+    is_sampled = MODEL in lane.sources.names
+    return is_sampled and lane.tool.name not in WRITTEN
+
+
+def _rare_call_warning(lane: Lane) -> str:
+    """Return the warning for a lane whose calls the packaged model hardly ever writes."""
+    return (
         f"{lane.key}: the embedded model writes calls of {', '.join(WRITTEN)}, and hardly any of "
         f'{lane.tool.name}, so that most samples are lost. Set proposals = ["rule"] under '
         f"[tools.{lane.tool.key}], with a pattern under [tools.{lane.tool.key}.rule] or `propose` in the "
         "tool's class, or name a file of calls there, or another model.name"
-        for lane in lanes
-        if MODEL in lane.sources.names and lane.tool.name not in WRITTEN
-    ]
+    )
 
 
 def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
@@ -61,7 +70,7 @@ def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
     sampled = scored_candidates.settings(plan, lane) if lane.sources.sampled else {}
     served = served_proposals.settings(plan, lane) if lane.sources.served else {}
     return {
-        **placing(plan, lane),
+        **placing_settings(plan, lane),
         **sampled,
         **served,
         **file_proposals.identity(lane),

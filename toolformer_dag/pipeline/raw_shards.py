@@ -82,12 +82,17 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
 
     Raises RottenShard if a shard whose documents were used is damaged now.
     """
-    plan = worker.plan
-    if not plan.settings.corpus.named and not worker.has_small_web:
-        write_small_web(plan.settings)  # the corpus of settings that name none
-        worker.has_small_web = True
-    reading = _Reading(plan.shards[shard], format_choice(plan))
+    _write_small_web_once(worker)
+    reading = _Reading(worker.plan.shards[shard], format_choice(worker.plan))
     return PartRows(reading.frames(output), rejected=reading.rejected, facts=reading.facts)
+
+
+def _write_small_web_once(worker: Worker) -> None:
+    """Write the small synthetic web, the corpus of settings that name none, unless this worker did."""
+    settings = worker.plan.settings
+    if not settings.corpus.named and not worker.has_small_web:
+        write_small_web(settings)
+        worker.has_small_web = True
 
 
 def format_choice(plan: Plan) -> FormatChoice:
@@ -100,8 +105,7 @@ def format_choice(plan: Plan) -> FormatChoice:
 def documents(plan: Plan, shard: str) -> Iterator[pl.DataFrame]:
     """Yield the documents of a shard in their order: the columns of STAGE, and `place`.
 
-    DOCUMENTS_PER_PLACE documents in a row share a `place`, such as "head_0.gz/1". Row stores are sorted by it, so that
-    rows that are read together lie together.
+    DOCUMENTS_PER_PLACE documents in a row share a place, such as "head_0.gz/1", by which row stores are sorted.
 
     Raises MissingPart, DamagedPart.
     """
@@ -116,7 +120,7 @@ class UnreadCorpus(UserError):
     """A corpus without a document. The message names a shard, and why nothing was read from it."""
 
 
-def nothing_read(plan: Plan) -> str | None:
+def why_nothing_was_read(plan: Plan) -> str | None:
     """Return why a corpus has no document at all: the file of its first shard, and why lines of it were rejected.
 
     Returns None if some shard has a document, or if no shard was read yet. Raises DamagedPart.
@@ -139,7 +143,7 @@ def _file_of(plan: Plan, shard: str) -> str:
 def _first_rejections(plan: Plan, shard: str) -> str:
     """Return why lines of a shard were rejected, with the detail of the first line for each reason.
 
-    Such as "no_text: the record has no field 'text'; not_json: ...". A shard without a rejected line is empty.
+    Such as "no_text: the record has no field 'text'"; "it is empty" without a rejected line.
     """
     table = plan.lake.table(REJECTED_LINES)
     if not table.has(shard):
@@ -151,7 +155,7 @@ def _first_rejections(plan: Plan, shard: str) -> str:
 
 def unread_corpus(output: TableOutput) -> UnreadCorpus | None:
     """Return the error for a corpus that was read and has no document: no later stage would find anything."""
-    reason = nothing_read(output.plan)
+    reason = why_nothing_was_read(output.plan)
     return UnreadCorpus(reason) if reason else None
 
 

@@ -153,8 +153,7 @@ def _benchmark_texts(files: tuple[_HashedFile, ...]) -> _BenchmarkTexts:
 def question_texts(file: Path) -> list[str]:
     """Return the questions of a benchmark file, with which a document must not share a passage.
 
-    In JSON and JSON lines they are all strings except in fields such as "answer" (ANSWER_FIELDS); in any other text
-    file the lines, without tags.
+    They are the strings of JSON or JSON lines except in ANSWER_FIELDS, or the lines of any other text file.
 
     Raises UserError for a file that cannot be read.
     """

@@ -9,7 +9,13 @@ import polars as pl
 from toolformer_dag.computing.plan import Lane, Plan
 from toolformer_dag.computing.stage import CALL_KEY, TEXT_KEY, ByShard, PartRows, Rejected, Stage, TableOutput
 from toolformer_dag.computing.worker import Worker
-from toolformer_dag.pipeline.placing import PROPOSAL_COLUMNS, UnplacedCall, placed_at_tokens, placing, unplaced
+from toolformer_dag.pipeline.placing import (
+    PROPOSAL_COLUMNS,
+    UnplacedCall,
+    placed_at_tokens,
+    placing_settings,
+    unplaced_frame,
+)
 from toolformer_dag.settings.tool_settings import RULE
 from toolformer_dag.tools.tool import OverBudget
 
@@ -23,7 +29,7 @@ def identity(lane: Lane) -> dict[str, object]:
 
 def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
     """Return the settings that the rows depend on, apart from the texts; a change makes the table out of date."""
-    return {**placing(plan, lane), **identity(lane)}
+    return {**placing_settings(plan, lane), **identity(lane)}
 
 
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
@@ -33,7 +39,7 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     """
     texts = output.lane_table("heuristic_subset").read(shard)
     proposals = _proposals(output.lane, texts)
-    calls = unplaced(proposals.calls)
+    calls = unplaced_frame(proposals.calls)
     placed = placed_at_tokens(worker, output, calls)
     over_budget: Rejected = Counter({(shard, "over_budget"): proposals.over_budget_count})
     return PartRows([placed.rows], rejected=over_budget + placed.rejected)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from toolformer_dag.computing.plan import Lane, Plan
 from toolformer_dag.computing.stored_rows import TOKEN_BYTES
 from toolformer_dag.computing.worker import Worker
+from toolformer_dag.lake.row_store import RowStore
 from toolformer_dag.model.requests import Proposal, ProposalRequest, select_positions
 from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.texts.call_places import place_of_token, without_other_tokens
@@ -123,8 +124,24 @@ def samples_identity(plan: Plan, prompt: str) -> dict[str, Any]:
     return {**positions_identity(plan, prompt), **ends, "sampling": determining(plan.settings.sampling)}
 
 
+def _open_positions(worker: Worker, name: str, prompt: str) -> RowStore:
+    """Open the row store of the positions that are measured with a prompt."""
+    identity = positions_identity(worker.plan, prompt)
+    return worker.rows(name, identity, POSITION_KEY, POSITIONS)
+
+
+def _open_samples(worker: Worker, name: str, prompt: str) -> RowStore:
+    """Open the row store of the samples that are drawn with a prompt."""
+    identity = samples_identity(worker.plan, prompt)
+    return worker.rows(name, identity, SAMPLE_KEY, SAMPLES)
+
+
 class SampleStore:
-    """The row stores of positions and samples of one lane, under one model, prompt and sampling."""
+    """The row stores of positions and samples of one lane, under one model, prompt and sampling.
+
+    - `prompt`: the prompt for sampling
+    - `positions`, `samples`: the row stores
+    """
 
     def __init__(self, worker: Worker, lane: Lane, *, prompt: str | None = None, prefix: str = "") -> None:
         """Open the two row stores of a lane (a tool with its settings): `positions` and `samples`.
@@ -132,16 +149,13 @@ class SampleStore:
         prompt: the prompt for sampling; default: that of the lane's tool.
         prefix: put before the names of the stores: "chained_" gives chained_positions.
         """
-        plan = worker.plan
         store_name = f"{lane.tool.key}/{prefix}"
         self.prompt = lane.tool.prompt if prompt is None else prompt
+        self.positions = _open_positions(worker, f"{store_name}positions", self.prompt)
+        self.samples = _open_samples(worker, f"{store_name}samples", self.prompt)
         self._lane = lane
-        self._max_call_tokens = plan.settings.sampling.max_call_tokens
+        self._max_call_tokens = worker.plan.settings.sampling.max_call_tokens
         self._positions_per_text = lane.k
-        self.positions = worker.rows(
-            f"{store_name}positions", positions_identity(plan, self.prompt), POSITION_KEY, POSITIONS
-        )
-        self.samples = worker.rows(f"{store_name}samples", samples_identity(plan, self.prompt), SAMPLE_KEY, SAMPLES)
 
     @property
     def names(self) -> list[str]:
@@ -259,7 +273,13 @@ def _samples(requests: Sequence[ProposalRequest], proposals: Sequence[Proposal])
 def _samples_of_text(text_digest: str, proposal: Proposal) -> list[StoredSample]:
     """Return the samples of a text as they are stored."""
     return [
-        StoredSample(text_digest, sample.position, sample.sample, sample.body, sample.reason)
+        StoredSample(
+            text_digest=text_digest,
+            position=sample.position,
+            sample=sample.sample,
+            body=sample.body,
+            reason=sample.reason,
+        )
         for sample in proposal.samples
     ]
 

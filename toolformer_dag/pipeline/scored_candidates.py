@@ -73,7 +73,7 @@ def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
         "m": lane.m,  # samples per position
         **named_arguments,
         "tool": lane.tool.name,
-        "parsing": PARSING,
+        "parsing": PARSING,  # versions of the code
         "places": call_places.VERSION,
     }
 
@@ -230,9 +230,8 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     stored = samples_of_texts(output, store, _distinct_texts(subset))
     rows_of_texts = _rows_of_texts(output.lane, subset, stored)
     placed = _at_tokens_of_judge(worker, rows_of_texts)
-    table = placed.rows.select(output.stage.schema.names()).sort(CALL_KEY)
-    rejected = counted(table) + _without_positions(subset, stored) + placed.rejected
-    return PartRows(frames=[table], rejected=rejected, stores=store.names)
+    rejected = counted(placed.rows) + _without_positions(subset, stored) + placed.rejected
+    return PartRows([output.stage.shaped(placed.rows).sort(CALL_KEY)], rejected=rejected, stores=store.names)
 
 
 class SamplesOfTexts(NamedTuple):
@@ -295,8 +294,7 @@ class ParsedCall(NamedTuple):
 def parsed_call(lane: Lane, body: str) -> ParsedCall:
     """Parse the text between the brackets, such as `Calculator(1 + 2)`, as a call of the lane's tool.
 
-    The result has an input, or a reason: other_tool, or a reason of `parse_call` or `read_arguments`. Named arguments
-    that a text cannot hold have both.
+    The result has an input, or a reason; both for named arguments that a text cannot hold.
     """
     try:
         call = parse_call(body)
@@ -345,9 +343,9 @@ class _PlacedSamples(NamedTuple):
 def _at_tokens_of_judge(worker: Worker, table: pl.DataFrame) -> _PlacedSamples:
     """Move samples to the token positions of the judge, if another model sampled them.
 
-    A sample is dropped as inside_a_token if no token begins at its character, or if an earlier sample moved to its key.
+    A sample is dropped as inside_a_token if no token begins at its character, or if an earlier sample has its position.
 
-    table: the columns of STAGE, text, offset (of the text in its document) and char (of the call in its text).
+    table: text, offset (of the text in its document), char (of the call in its text), and the columns of STAGE.
     """
     if not worker.plan.has_own_proposer:
         return _PlacedSamples(table, rejected=Counter())

@@ -24,7 +24,13 @@ from toolformer_dag.computing.stored_rows import claim, require_whole
 from toolformer_dag.computing.worker import Worker
 from toolformer_dag.lake.row_store import RowStore
 from toolformer_dag.model.completions import written_again
-from toolformer_dag.pipeline.placing import PROPOSAL_COLUMNS, UnplacedCall, placed_at_tokens, placing, unplaced
+from toolformer_dag.pipeline.placing import (
+    PROPOSAL_COLUMNS,
+    UnplacedCall,
+    placed_at_tokens,
+    placing_settings,
+    unplaced_frame,
+)
 from toolformer_dag.pipeline.work_counts import planned_work
 from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.settings.tool_settings import MODEL
@@ -45,7 +51,7 @@ def identity(plan: Plan, lane: Lane) -> dict[str, Any]:
 
 def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
     """Return the settings that the rows depend on, apart from the texts; a change makes the table out of date."""
-    return {**placing(plan, lane), **identity(plan, lane), "m": lane.m}
+    return {**placing_settings(plan, lane), **identity(plan, lane), "m": lane.m}
 
 
 def _store(worker: Worker, lane: Lane) -> RowStore:
@@ -84,11 +90,9 @@ def _chunks(samples: pl.DataFrame, size: int) -> list[Chunk]:
 
 
 def compute(worker: Worker, output: TableOutput, chunk: pl.DataFrame) -> Work:
-    """Let the server write each text of a chunk again with calls in it, and append what it wrote to the row store.
+    """Let the server write each text of a chunk again with calls in it, and store what it wrote.
 
-    chunk: (text_digest, text, sample).
-
-    The returned Work is empty, since no model runs here. Raises ModelError if the server fails.
+    chunk: (text_digest, text, sample). Raises ModelError if the server fails.
     """
     plan = worker.plan
     lane = output.lane
@@ -102,13 +106,12 @@ def compute(worker: Worker, output: TableOutput, chunk: pl.DataFrame) -> Work:
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     """Return the calls that the server wrote into the texts of a shard, each at its place in the original text.
 
-    Calls are rejected as text_changed if the server changed the text before them. Raises StorageError if stored samples
-    were damaged.
+    Calls are rejected as text_changed if the server changed the text before them. Raises StorageError.
     """
     store = _store(worker, output.lane)
     written_texts = _written_texts(output, store, shard)
     written = _all_written_calls(written_texts, output.lane.tool.name)
-    calls = unplaced(written.calls)
+    calls = unplaced_frame(written.calls)
     placed = placed_at_tokens(worker, output, calls)
     changed: Rejected = Counter({(shard, "text_changed"): written.changed})
     rejected = changed + placed.rejected
@@ -170,17 +173,16 @@ def _unplaced_call(text: Mapping[str, Any], offset: int, input: str) -> Unplaced
     return UnplacedCall(**text, source=MODEL, char_offset=text["offset"] + offset, input=input)
 
 
-def _offset_in_text(text: str, written: str, offset: int) -> int | None:
+def _offset_in_text(text: str, server_text: str, offset: int) -> int | None:
     """Return the character of the original text for a character of the server's text without calls.
 
-    None if the server changed the text before it, other than white space at the start: `_offset_in_text("  It is 12.",
-    "It is 12!", 6)` is 8, and with the offset 9 None.
+    None if the server changed the text before it. With `"  It is 12."` and `"It is 12!"`, 6 gives 8, and 9 gives None.
     """
-    written_before = written[:offset].lstrip()
+    server_text_before = server_text[:offset].lstrip()
     start = len(text) - len(text.lstrip())
-    if not text[start:].startswith(written_before):
+    if not text[start:].startswith(server_text_before):
         return None
-    return start + len(written_before)
+    return start + len(server_text_before)
 
 
 STAGE = Stage(

@@ -131,15 +131,14 @@ def _done_calls(worker: Worker, output: TableOutput, calls: pl.DataFrame) -> pl.
     """
     # Whole rows are read, not keys alone: damage in any column has to show before the tool runs.
     stored = _store(worker, output.lane).stored(calls)
-    from_files = file_proposals.given_results(output)
+    from_files = file_proposals.results_in_files(output)
     lost = worker.lost_calls[output.lane.key]
-    return pl.concat([frame.select(RESULT_KEY) for frame in (stored, *lost, from_files)])
+    done = [stored, *lost, from_files]
+    return pl.concat([frame.select(RESULT_KEY) for frame in done])
 
 
 def compute(worker: Worker, output: TableOutput, chunk: CallChunk) -> Work:
-    """Run the tool on a chunk of calls, and append its answers to the row store of results.
-
-    A lost call (time limit, broken connection) is not stored, so that the next run tries it again.
+    """Run the tool on a chunk of calls, and store its answers, but not to lost calls (time limit, broken connection).
 
     Raises ToolDown if the tool stops working; the answers before that are stored.
     """
@@ -178,8 +177,8 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
 def answered(worker: Worker, output: TableOutput, candidates: pl.DataFrame) -> PartRows:
     """Return a row per distinct call of `candidates`: its result, or the reason why there is none.
 
-    candidates: (shard, input, context), calls to the tool of the output's lane. A row with a null `shard` is no
-        candidate call and is not counted in `rejected`.
+    candidates: (shard, input, context), calls to the tool of the output's lane; `shard` is null for a call that is not
+        to be counted in `rejected`.
 
     Raises StorageError if results were damaged since they were computed.
     """
@@ -201,7 +200,7 @@ def _table(output: TableOutput, results: pl.DataFrame) -> pl.DataFrame:
     """Return results (RESULTS) as rows of the table."""
     lane = output.lane
     table = results.with_columns(tool=pl.lit(lane.key), tool_version=pl.lit(lane.tool.version))
-    return table.select(output.stage.schema.names()).sort(RESULT_KEY)
+    return output.stage.shaped(table).sort(RESULT_KEY)
 
 
 def _retry(lost: pl.DataFrame) -> dict[str, str]:
@@ -236,7 +235,7 @@ def _answers(worker: Worker, output: TableOutput, calls: pl.DataFrame) -> _Answe
 
 def _final_answers(worker: Worker, output: TableOutput, calls: pl.DataFrame) -> pl.DataFrame:
     """Return the answers (RESULTS) to calls: the result in a file of calls, else the tool's stored answer."""
-    from_files = file_proposals.given_results(output).join(calls, on=RESULT_KEY, how="semi")
+    from_files = file_proposals.results_in_files(output).join(calls, on=RESULT_KEY, how="semi")
     stored = _store(worker, output.lane).stored(calls)
     from_tool = stored.join(from_files, on=RESULT_KEY, how="anti")
     answers = [RESULTS.to_frame(), from_tool, from_files.with_columns(seconds=pl.lit(0.0))]
