@@ -145,9 +145,7 @@ def _story(random: Random, part: WorldPart, wordings: WordingSet, scheme: Scheme
     scheme: the templates of a kind of story.
     """
     a, b = operands(random, part, scheme.operation, scheme.numbers)
-    slots = _slots(random, part)
-    slots["a"] = written(random, a)
-    slots["b"] = written(random, b)
+    slots = {**_slots(random, part), "a": written(random, a), "b": written(random, b)}
     template = _story_template(random, scheme)
     before = _typed(random, template.text.format(**slots), is_question=template.is_question)
     ending = _ending(random, scheme, slots)
