@@ -1,7 +1,7 @@
 """`servers`: list the tools of MCP servers, and what changed since the last list."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -129,15 +129,19 @@ def _listed_tool(tool: "Tool") -> dict[str, Any]:
 
 def _print_server(server: str, tools: Listed, listed_before: Listed) -> None:
     """Print the tools of a server, and what changed since the last list."""
-    before = {tool["name"]: tool for tool in listed_before}
-    names = {tool["name"] for tool in tools}
     typer.echo(f"{server}: {len(tools)} tools")
+    for line in _tool_lines(tools, listed_before):
+        typer.echo(f"  {_one_line(line)}")
+
+
+def _tool_lines(tools: Listed, listed_before: Listed) -> Iterator[str]:
+    """Yield a line per tool of a server, then a line per tool that is gone since the last list."""
+    before = {tool["name"]: tool for tool in listed_before}
     for tool in tools:
-        line = _tool_line(tool, before.get(tool["name"]))
-        typer.echo(f"  {_one_line(line)}")
+        yield _tool_line(tool, before.get(tool["name"]))
+    names = {tool["name"] for tool in tools}
     for name in sorted(before.keys() - names):
-        line = f"{lane_key(name)}: {name}  gone"
-        typer.echo(f"  {_one_line(line)}")
+        yield f"{lane_key(name)}: {name}  gone"
 
 
 def _tool_line(tool: Mapping[str, Any], before: Mapping[str, Any] | None) -> str:

@@ -49,9 +49,7 @@ class Task:
 
 
 def perform(worker: Worker, tables: Tables, task: Task) -> Work:
-    """Carry out a task: compute a chunk of a table's work and append its rows to row stores; return what it cost.
-
-    For a stage that is made ByShard, the task is a whole shard: its rows are made and published.
+    """Carry out a task: compute a chunk and store its rows, or make and publish a shard (ByShard); return what it cost.
 
     Raises WorkerError where this process has read other settings than the run, and what the stage raises.
     """
@@ -207,7 +205,7 @@ class ChunkServer:
     def _perform(self, task: Task) -> Work:
         """Carry out a task; return what it cost, with what it has written to the lake (`news`).
 
-        The first task loads the plan and its tables. What is read of the lake is remembered for one step.
+        What is read of the lake is remembered for one step.
         """
         worker = self._loaded_worker()
         if task.step != self._step:
@@ -283,10 +281,7 @@ def _answer(task: Task) -> ChunkAnswer:
 
 @contextmanager
 def _interrupts_held() -> Iterator[None]:
-    """Block SIGINT (Ctrl-C) inside the block, for this thread and for a process that is started in it.
-
-    It arrives when the block ends. Python's resource tracker is started before: its start would let SIGINT through.
-    """
+    """Delay SIGINT (Ctrl-C) to the end of the block, for this thread and for a process that is started in it."""
     resource_tracker.ensure_running()
     mask_before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:

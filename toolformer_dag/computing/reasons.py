@@ -112,9 +112,9 @@ class Reasons:
 
 
 def differences(output: TableOutput) -> Reasons:
-    """Return why a table is missing or out of date; the result is false where it is up to date.
+    """Return why a table is missing or out of date; false where it is up to date.
 
-    Where none of its parts (shards) differs, the tables that are computed for it alone (`Stage.inner`) are compared.
+    Tables that are computed for it alone (`Stage.inner`) count as well.
     """
     for table in (output, *output.inner):
         reasons = table_differences(table)
@@ -142,9 +142,6 @@ def table_differences(output: TableOutput) -> Reasons:
 
 def difference(output: TableOutput, part: str, inputs_of: InputsOf | None = None) -> Sequence[Reason]:
     """Return why a part (the rows of a shard) is missing or out of date; nothing where it is up to date.
-
-    Compares the settings and inputs in the part's record with the present ones. Reads sizes and footers of files, not
-    every byte.
 
     inputs_of: the result of `output.inputs_of()`, to compare many parts of a table.
     """
@@ -174,8 +171,6 @@ def _naming_the_file(place: str, changed: Sequence[FieldChange]) -> Sequence[Rea
     """Return the changes with a sentence about the shard's file in place of its size and time of change.
 
     The sentence is "/web/en_0.json.gz: 1200 -> 1300 bytes", or a Touched where the time alone differs.
-
-    place: the path of the file.
     """
     other_changes = [change for change in changed if change.field not in (STAMP_BYTES, STAMP_TIME)]
     if len(other_changes) == len(changed):

@@ -29,7 +29,7 @@ def records(file: Path, key: str | None = None, *, lone: bool = False) -> Iterat
     """Yield the records of a table (`.csv`, `.tsv`), of JSON lines, or of a JSON list. Raises BenchmarkError.
 
     - `key`: the key under which a JSON object has the list
-    - `lone`: whether a JSON object without `key` is a record by itself; in a `.jsonl` file it is always
+    - `lone`: whether a JSON object without `key` is a record by itself
     """
     if file.suffix.lower() in (".csv", ".tsv"):
         yield from _table_records(file)
@@ -120,10 +120,7 @@ def _table_record(names: Sequence[str], row: Sequence[str]) -> dict[str, Any]:
 
 
 def _cell_answers(cell: str) -> list[str]:
-    """Return the answers of a cell: a text, or a list as Python or numpy writes it (`['a', "b"]`, `['a' 'b']`).
-
-    A list with an item that Python cannot read, such as `'\\x'`, counts as a text.
-    """
+    """Return the answers of a cell: a text, or a list as Python or numpy writes it (`['a', "b"]`, `['a' 'b']`)."""
     if not LIST_CELL.fullmatch(cell):
         return [cell]
     answers = []
@@ -182,10 +179,7 @@ def files(folder: Path, *patterns: str) -> list[Path]:
 
 
 def content(path: Path) -> str:
-    """Return a hash (32 hexadecimal characters) of a file, or of the names and contents of all files in a folder.
-
-    Raises BenchmarkError if a file cannot be read or is no regular file.
-    """
+    """Return a hash (32 hexadecimal characters) of a file, or of all files in a folder. Raises BenchmarkError."""
     digest = hashlib.blake2b(digest_size=16)
     try:
         for file in _files_below(path):
@@ -226,7 +220,6 @@ def benchmark(
 
     sources: file -> its records.
     convert: returns the question of a record, or the reason why it has none.
-    correct, withheld: as in Benchmark.
     shapes: the shapes that a record may have, for messages.
 
     Raises BenchmarkError for a record of another shape.
@@ -273,8 +266,7 @@ def _converted(where: str, record: Any, convert: Callable[[Any], QuestionOrReaso
 def _answerable(question: BenchmarkQuestion) -> QuestionOrReason:
     """Return a question without blank and repeated answers, or the reason why it cannot be used.
 
-    The reasons are `no_answer`, and `not_utf8` for half a character, such as "\\ud83d" in JSON, which no tokenizer
-    takes. Raises AttributeError for an answer that is not a string.
+    Raises AttributeError for an answer that is not a string.
     """
     answers = [answer for answer in question.answers if answer.strip()]
     distinct = tuple(dict.fromkeys(answers))

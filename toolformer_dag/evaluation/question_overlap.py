@@ -84,8 +84,7 @@ class _NumberedQuestion(NamedTuple):
 def question_overlap(benchmarks: Sequence[Benchmark], corpus: Iterable[pl.DataFrame]) -> pl.DataFrame:
     """Return a row per question (OVERLAP_COLUMNS): whether it occurs in the training texts of C*.
 
-    A question occurs there if a text has 13 of its words in a row; a question of 8 to 12 words has to occur as a whole,
-    and for fewer words `in_corpus` is null. The words of the prompt's template do not count.
+    It does if a text has 13 of its words in a row, or a question of 8 to 12 words as a whole.
 
     corpus: batches of rows of C*, read once; with columns split, text, document_hash, digest, segment and shard.
     """

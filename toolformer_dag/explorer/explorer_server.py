@@ -188,10 +188,7 @@ class _PageAnswers:
 def page_overview(reader: WarehouseReader, traces: WarehouseReader) -> dict[str, Any]:
     """Return what every view of the page needs: the `overview` of the warehouse, `traces` and `judge`.
 
-    - `reader`: reads the warehouse of a run; without it the overview has no tools.
-    - `traces`: reads the file that `judge` writes for recorded conversations.
-
-    In the result `traces` says whether that file exists, and `judge` names the model that judged. Raises
+    In the result `traces` says whether the file of `judge` exists, and `judge` names the model that judged. Raises
     WarehouseError if neither file exists.
     """
     if not traces.database.is_file():

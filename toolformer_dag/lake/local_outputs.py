@@ -58,8 +58,7 @@ class LocalOutput:
     def receive(self) -> None:
         """Download what another machine has sent of this output; files that were written here and not sent yet stay.
 
-        Does nothing in a folder lake. Where an object is gone or damaged, some files may have been replaced, and the
-        next run writes the output again. Raises ObjectStoreError, WriteError.
+        Does nothing in a folder lake. Raises ObjectStoreError, WriteError.
         """
         storage = self.storage
         if not isinstance(storage, ObjectStorage):
@@ -89,8 +88,7 @@ class LocalOutput:
     def _is_outdated(self, local_hashes: dict[str, str], sent: _SentFiles) -> bool:
         """Return whether the files of this machine are to be replaced by those that were sent.
 
-        They are where another manifest was sent since, or where some files are only missing here. Other differences are
-        files that were written here and not sent yet.
+        Files that were written here and not sent yet stay.
         """
         was_sent_since = self._last_manifest() != sent.manifest
         only_lacks_files = local_hashes.items() < sent.hashes.items()  # a proper subset
@@ -143,9 +141,7 @@ class LocalOutput:
         return {path.relative_to(self.folder).as_posix(): file_hash(path) for path in paths if path.is_file()}
 
     def _replace_files(self, storage: ObjectStorage, local_hashes: dict[str, str], sent_hashes: dict[str, str]) -> bool:
-        """Download the files that differ from what was sent, and delete those that were not sent.
-
-        Returns False, and leaves the rest as it is, where an object is gone or damaged.
+        """Download the files that differ from what was sent, and delete the others; False where an object is damaged.
 
         local_hashes, sent_hashes: hash of each file's content, by the file's name.
         """
@@ -166,8 +162,6 @@ class LocalOutput:
 
     def _replace_file(self, storage: ObjectStorage, name: str, content: str) -> bool:
         """Download an object and put it in place of the file `name`; return False where it is gone or damaged.
-
-        A damaged object is removed with a warning, so that it is sent again.
 
         content: the hash of the object, which is also its name.
         """
@@ -192,10 +186,8 @@ class LocalOutput:
 def contents_in_use(storage: Storage, folder: Path, kept_since: float) -> set[str] | None:
     """Return the names of the objects of a local output (a checkpoint, say) that must not be cleaned away.
 
-    folder: where its objects lie, with a manifest that names them. kept_since: in seconds since 1970.
-
-    None where all are in use: the manifest is damaged or gone, or was put after `kept_since`, so that what it replaced
-    may still be read. Raises ObjectStoreError.
+    None where all are in use: the manifest in `folder` is damaged or gone, or was put after `kept_since` (seconds since
+    1970). Raises ObjectStoreError.
     """
     try:
         content, _ = storage.read(folder / MANIFEST)

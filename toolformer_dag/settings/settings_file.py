@@ -284,10 +284,9 @@ def _merged(upper: Mapping[str, Any], *lower: Mapping[str, Any]) -> dict[str, An
 
 
 def _chosen_profile(sources: Sources, written: WrittenSettings) -> dict[str, Any]:
-    """Return the values of the chosen profile: the file's own, then the package's.
+    """Return the values of the chosen profile: the file's own, then the package's. A profile adds no lanes.
 
-    A profile adds no lanes: values for lanes that the settings lack are left out. Raises SettingsError for an unknown
-    profile.
+    Raises SettingsError for an unknown profile.
     """
     name = written.profile
     package_profiles = _toml(PROFILES)["profiles"]
@@ -371,8 +370,7 @@ def _from_pair(file: str, pair: str) -> Override:
 def _value(origin: str, text: str) -> Any:
     """Return a value of the command line, read as TOML: `0.8` is a number, `["a", "b"]` a list, anything else a text.
 
-    origin: the option or variable, for messages. Raises SettingsError for a value over several lines or nested too
-    deeply.
+    origin: the option or variable, for messages. Raises SettingsError for a value over several lines.
     """
     text = text.strip()
     parsed = _parsed_line(origin, f"value = {text}") or {"value": text}
@@ -396,7 +394,7 @@ def _parsed_line(origin: str, line: str) -> dict[str, Any]:
 def _refuse_unusable(origin: str, value: Any, *path: str) -> None:
     """Raise SettingsError if a value, a part of it or a key is something that only TOML can hold.
 
-    origin: the file, option or variable, for messages. path: the keys of the tables around the value.
+    origin: for messages. path: the keys of the tables around the value.
     """
     if len(path) > MAXIMUM_DEPTH:
         raise SettingsError(f"{origin}: {printable(path[0])}: values are nested too deeply; no setting needs that")
