@@ -493,10 +493,7 @@ def locked(path: Path, wait: bool = True) -> Iterator[bool]:
 
 
 def _open_to_lock(path: Path, stack: ExitStack) -> IO[bytes] | None:
-    """Open a lock file, created where it is missing; return None where it is missing and cannot be written.
-
-    stack: closes the file when it ends. Raises OSError.
-    """
+    """Open a lock file, made where it is missing; return None where it cannot be made. Raises OSError."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         return stack.enter_context(_lock_files.open(path, "ab"))

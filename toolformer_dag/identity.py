@@ -183,10 +183,7 @@ def _stamp(status: os.stat_result) -> Stamp:
 
 @lru_cache(maxsize=4096)
 def _hashes_under_stamp(file: Path, stamp: Stamp) -> Hashes:
-    """Return the hashes of a file, from the cache on disk where its stamp is the same, else by reading it.
-
-    stamp: the file's size, times and inode. Files smaller than LARGE are always read.
-    """
+    """Return the hashes of a file, from the cache on disk where its stamp is the same, else by reading it."""
     if stamp.size < LARGE:
         return _read(file)
     cached = _cached_hashes(file, stamp)

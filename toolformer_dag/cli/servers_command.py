@@ -35,12 +35,11 @@ def servers(config: Config = None) -> None:
         raise UserError(
             'there is no [servers.NAME] in toolformer.toml; add one with command = ["program"] or url = "..."'
         )
-    listed_before = read_listing(root)
+    listed_before = {name: tools for name, tools in read_listing(root).items() if name in tables}
     listed_now = _list_servers(tables, root, listed_before)
-    some_failed = len(listed_now) < len(tables)
-    kept = {name: tools for name, tools in listed_before.items() if name in tables}
-    _write_listing(root, {**kept, **listed_now})
+    _write_listing(root, {**listed_before, **listed_now})
     _print_unusable_lanes(config)
+    some_failed = len(listed_now) < len(tables)
     if some_failed:
         raise typer.Exit(1)
 

@@ -179,10 +179,7 @@ class ChunkServer:
         self._spent_before = Spent()
 
     def answer(self, task: Task) -> ChunkAnswer:
-        """Carry out a task; return what it cost, or its error, and what this process spent since its last answer.
-
-        Raises nothing but what ends a process, such as KeyboardInterrupt.
-        """
+        """Carry out a task; return what it cost, or its error, and what this process spent since its last answer."""
         outcome = self._outcome(task)
         return ChunkAnswer(outcome, spent=self._take_spent())
 
@@ -203,10 +200,7 @@ class ChunkServer:
         return spent_since
 
     def _perform(self, task: Task) -> Work:
-        """Carry out a task; return what it cost, with what it has written to the lake (`news`).
-
-        What is read of the lake is remembered for one step.
-        """
+        """Carry out a task; return what it cost, with what it has written to the lake (`news`)."""
         worker = self._loaded_worker()
         if task.step != self._step:
             self._step = task.step
@@ -275,6 +269,7 @@ def _begin(settings: Settings, tables_of: TablesOf) -> None:
 
 
 def _answer(task: Task) -> ChunkAnswer:
+    """Carry out a task in a worker process."""
     assert _server is not None
     return _server.answer(task)
 

@@ -365,10 +365,7 @@ def _require_regular(path: Path) -> Path:
 
 
 def _folder_before_wildcards(pattern: Path) -> Path:
-    """Return the folders of a pattern before the first with a wildcard: `/web/*/en.json` -> `/web`.
-
-    A folder that exists is taken by its name, although that has brackets or stars.
-    """
+    """Return the folders of a pattern before the first with a wildcard: `/web/*/en.json` -> `/web`."""
     folder = Path(pattern.anchor)
     for part in pattern.parts[1:]:
         has_wildcard = any(sign in part for sign in "*?[")

@@ -543,8 +543,7 @@ class TableOutput:
     def warehouse_table(self, sources: Sequence[str], scores: Mapping[str, str]) -> WarehouseTable:
         """Return the stage's table in the warehouse.
 
-        sources: the names of the lake tables whose rows it has: those of all lanes.
-        scores: the score of each lane that has another than the paper's (`Lane.scores`).
+        sources: the lake tables whose rows it has. scores: of lanes with another score than the paper's.
         """
         stage = self.stage
         in_warehouse = stage.in_warehouse
@@ -652,7 +651,7 @@ class _PublishedRows:
 def versions(tables: Mapping[str, Table], over_all: Table | None = None) -> InputsOf:
     """Return a function from a shard to its inputs, such as {"loss_deltas": "<version>"}, by the names in `tables`.
 
-    over_all: a table with one part for all shards, whose record has a fingerprint per shard, which is an input too.
+    over_all: a table with one part, whose record has a fingerprint per shard (BY_SHARD), which is an input too.
     """
     fingerprints = _fingerprints_by_shard(over_all) if over_all else {}
 
@@ -691,10 +690,7 @@ def encoded(rejected: Rejected) -> list[dict[str, Any]]:
 
 
 def counted(frame: pl.DataFrame, reason: str = "reason") -> Rejected:
-    """Count the rows of `frame` that have a reason, by shard and reason.
-
-    frame: `shard`, and the column that `reason` names: null where a row was not left out.
-    """
+    """Count the rows of `frame` that have a reason (null where a row was not left out), by shard and reason."""
     counts = frame.filter(pl.col(reason).is_not_null()).group_by("shard", reason).len()
     rejected = Rejected()
     for shard, shard_reason, count in counts.rows():

@@ -55,10 +55,7 @@ def chunk_limits(plan: Plan, role: Role) -> ChunkLimits:
 
 
 def _most_tokens(model: ModelSettings) -> float:
-    """Return about the most tokens of a chunk on a CPU; inf for a small model, on a GPU, and for other engines.
-
-    There chunks take little time anyway.
-    """
+    """Return about the most tokens of a chunk on a CPU; inf for a small model, on a GPU, and for other engines."""
     if not model.in_torch or _on_gpu(model):
         return inf
     folder = model_folder(model_name(model), model.revision)

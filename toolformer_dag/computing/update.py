@@ -121,10 +121,7 @@ class _Updated(NamedTuple):
 
 
 def _bring_up_to_date(worker: Worker, workers: Workers, output: TableOutput, progress: Progress) -> _Updated:
-    """Bring one table up to date: plan its parts, let workers compute their chunks, publish part after part.
-
-    Returns why it was out of date and what that cost.
-    """
+    """Plan the parts of one table, let workers compute their chunks, publish part after part; return what that cost."""
     reasons = table_differences(output)
     with session():
         for part in reasons.parts:
@@ -139,7 +136,7 @@ def _bring_up_to_date(worker: Worker, workers: Workers, output: TableOutput, pro
 def _compute_parts(worker: Worker, workers: Workers, output: TableOutput, reasons: Reasons, progress: Progress) -> Work:
     """Compute and publish the parts that are out of date, remove those that are to go; return what that cost.
 
-    After an error, chunks that are being computed are ended, and published parts are written to the lake.
+    After an error, published parts are still written to the lake.
     """
     lake = output.plan.lake
     parts = _PartsUnderWay(worker, output, list(reasons.parts))
@@ -179,10 +176,7 @@ class _Forecast:
         self._tokens_done = 0.0
 
     def add_part(self, chunks: Sequence[Chunk]) -> None:
-        """Count the chunks of a part that was planned, and extrapolate to the parts that are not planned yet.
-
-        Two of ten parts with 30 units together give a forecast of 150 units.
-        """
+        """Count the chunks of a planned part, and extrapolate: two of ten parts with 30 units give 150 units."""
         self._planned_parts += 1
         self._planned_units += sum(chunk.units for chunk in chunks)
         self._planned_tokens += sum(chunk.tokens for chunk in chunks)

@@ -68,10 +68,7 @@ LIST_ITEM = re.compile(rf"[\[\s,]*+(?P<literal>{QUOTED})", re.DOTALL)
 
 
 def _table_records(file: Path) -> Iterator[dict[str, Any]]:
-    """Yield a record per row of a table; cells with answers become lists. Raises BenchmarkError.
-
-    A table without headings, such as DPR's `nq-test.qa.csv`, has the columns question and answers.
-    """
+    """Yield a record per row of a table; without headings it has question and answers. Raises BenchmarkError."""
     rows = _cells(file)
     names = ["question", "answers"]
     first_number = 1
@@ -224,23 +221,26 @@ def benchmark(
 
     Raises BenchmarkError for a record of another shape.
     """
-    questions: list[BenchmarkQuestion] = []
-    left_out: Counter[str] = Counter()
+    results = list(_results(sources, convert, shapes))
+    questions = tuple(result for result in results if isinstance(result, BenchmarkQuestion))
+    left_out = Counter(reason for reason in results if isinstance(reason, str))
+    return Benchmark(name, questions, correct, withheld, dict(left_out))
+
+
+def _results(
+    sources: Mapping[Path, Iterable[Any]], convert: Callable[[Any], QuestionOrReason], shapes: str
+) -> Iterator[QuestionOrReason]:
+    """Yield the checked question of each record of all files, or the reason why it has none."""
     for file, file_records in sources.items():
         for number, record in enumerate(file_records, 1):
-            result = _converted(f"{file}, record {number}", record, convert, shapes)
-            if isinstance(result, BenchmarkQuestion):
-                questions.append(result)
-            else:
-                left_out[result] += 1
-    return Benchmark(name, tuple(questions), correct, withheld, dict(left_out))
+            yield _converted(f"{file}, record {number}", record, convert, shapes)
 
 
 @contextmanager
 def expect_shape(where: str, details: str = "") -> Iterator[None]:
     """Turn a KeyError, TypeError and similar errors of the block into BenchmarkError: a record has another shape.
 
-    where: the file and record, details: what is expected; both for the message.
+    where: the file and record. details: what is expected.
     """
     try:
         yield

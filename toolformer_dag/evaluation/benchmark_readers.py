@@ -105,10 +105,7 @@ def _templated(record: Any, templates: Mapping[str, str], key: str) -> QuestionO
 
 
 def _lama_question(masked: str, answer: str) -> QuestionOrReason:
-    """Return the question of a statement with a mask, `Jane Austen wrote [MASK].`
-
-    The model continues the statement, so the mask has to be its end; else the reason "mask_not_last" is returned.
-    """
+    """Return the question of a statement that ends with a mask, `Jane Austen wrote [MASK].`, else "mask_not_last"."""
     *before, after = MASK.split(masked)
     statement = masked[: masked.rfind("[")].rstrip()
     if not (before and statement and AFTER_MASK.fullmatch(after)):
@@ -122,10 +119,7 @@ def templama(file: Path) -> list[Benchmark]:
 
 
 def _templama_question(record: Any) -> QuestionOrReason:
-    """Return the question of a record {"query": "Tom Brady plays for _X_.", "date": "2019", ...}.
-
-    If the blank is not at the end, the reason "mask_not_last" is returned.
-    """
+    """Return the question of a record {"query": "Tom Brady plays for _X_.", "date": "2019", ...}, if `_X_` is its end."""
     statement, blank, after = record["query"].partition("_X_")
     if not blank or after.strip(" ."):
         return "mask_not_last"
@@ -210,10 +204,7 @@ def _question_and_answers(record: Any) -> QuestionOrReason:
 
 
 def _web_question(record: Any) -> QuestionOrReason:
-    """Return the question of a record of WebQuestions: the original with `utterance`, else a question and its answers.
-
-    The original has its answers in Lisp: `(list (description "Jane Austen") (description Emma))`.
-    """
+    """Return the question of a record of WebQuestions: the original, with answers in Lisp, or question and answers."""
     if "utterance" not in record:
         return _question_and_answers(record)
     answers = []
@@ -352,10 +343,7 @@ def _mlqa(file: Path) -> Benchmark:
 
 
 def _in_english(file: Path, english_file: Path) -> Benchmark:
-    """Return the English versions of a file's questions as a benchmark, "MLQA (de, all En)" (section 4.2.4).
-
-    Questions that the English file lacks are left out with the reason NOT_IN_ENGLISH.
-    """
+    """Return the English versions of a file's questions as a benchmark, "MLQA (de, all En)" (section 4.2.4)."""
     content = _read_mlqa(file)
     return benchmark(
         name=f"{content.name} ({_language(file)}{ALL_ENGLISH}",

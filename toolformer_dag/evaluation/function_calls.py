@@ -168,7 +168,7 @@ def offered_functions(context: str) -> dict[str, Tool]:
 def calls_are_right(calls: Sequence[DecodedCall], answer: str) -> bool:
     """Return whether the calls of a text are the right ones, in any order, each once; repeated calls do not count.
 
-    answer: the right calls (`ground_truth`) as JSON. An argument may be missing if "" is a right value.
+    answer: the right calls (`ground_truth`) as JSON.
     """
     distinct = [call for call in calls if call.reason != REPEATED]
     right_calls = json.loads(answer)

@@ -175,8 +175,7 @@ def _query(ids: list[int], call_start: Sequence[int]) -> TokenQuery:
 def _losses(ids: list[int], log_p: NDArray[np.float64], call_start: Sequence[int]) -> NDArray[np.float64]:
     """Return the losses, in nats, of a window's tokens after its first, with the start of a call disabled.
 
-    If ` [` is the tokens 5, 7, the probability of 7 is set to 0 after each 5, the others are scaled to a sum of 1, and
-    a 7 after a 5 gets no loss.
+    If ` [` is the tokens 5, 7, the probability of 7 is 0 after each 5, and the window's own 7 there gets no loss.
 
     log_p: of each token after the first; its second column is that of the last token of `call_start`, if any.
     """

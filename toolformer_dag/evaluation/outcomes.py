@@ -169,10 +169,7 @@ def _rounded(probability: float | None) -> float | None:
 
 
 def check_outage(outcomes: Sequence[QuestionOutcome]) -> None:
-    """Raise ToolDown if a tool was down, or more than the share MAX_LOST of the questions have a lost call.
-
-    A lost call has no result because of a time limit or a broken connection.
-    """
+    """Raise ToolDown if a tool was down, or more than the share MAX_LOST of the questions have a lost call."""
     affected = [outcome for outcome in outcomes if _lost_calls(outcome)]
     lost_calls = [call for outcome in affected for call in _lost_calls(outcome)]
     tool_was_down = any(call.reason == TOOL_DOWN for call in lost_calls)

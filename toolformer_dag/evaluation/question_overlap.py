@@ -50,10 +50,7 @@ class Frame(NamedTuple):
 
 
 def _frames() -> tuple[Frame, ...]:
-    """Return the text around the question of each template of prompts (appendix C).
-
-    Of MLQA's template only the beginning counts: its paragraph is looked for in C* too.
-    """
+    """Return the text around the question of each template of prompts (appendix C)."""
     before_paragraph, _, _ = multilingual(MARK, "").partition(MARK)
     return (
         _frame(completion(MARK)),
@@ -122,7 +119,7 @@ def _overlap_row(question: _NumberedQuestion, text: CorpusTextId | None, *, is_l
 def _first_texts(passages: SharedPassages, corpus: Iterable[pl.DataFrame]) -> dict[int, CorpusTextId]:
     """Return index of a question -> the first training text of C* that holds it.
 
-    passages: the questions, indexed by their runs of words. corpus: batches of rows of C*.
+    passages: the questions, indexed by their words.
     """
     first_texts: dict[int, CorpusTextId] = {}
     for batch in _training_batches(corpus):

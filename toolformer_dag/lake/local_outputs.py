@@ -161,26 +161,33 @@ class LocalOutput:
             (self.folder / name).unlink(missing_ok=True)
 
     def _replace_file(self, storage: ObjectStorage, name: str, content: str) -> bool:
-        """Download an object and put it in place of the file `name`; return False where it is gone or damaged.
+        """Put an object in place of the file `name`; False for a gone or damaged one, which is removed with a warning.
 
         content: the hash of the object, which is also its name.
         """
-        path = self.folder / name
-        download = beside(path)
         stored = self._object(content)
-        with suppress(FileNotFoundError):
-            storage.download(stored, download)
-        if download.is_file() and file_hash(download) == content:
-            download.replace(path)
-            return True
-        download.unlink(missing_ok=True)
-        storage.remove(stored)
-        log.warning("%s (%s) is gone or damaged; it is made again", storage.shown(stored), name)
-        return False
+        is_replaced = _download_if_whole(storage, stored, self.folder / name, content)
+        if not is_replaced:
+            storage.remove(stored)
+            log.warning("%s (%s) is gone or damaged; it is made again", storage.shown(stored), name)
+        return is_replaced
 
     def _object(self, name: str) -> Path:
         """Return where an object of the output lies, which is also the place of this machine's copy."""
         return self.storage.root / LOCAL_OUTPUTS / self.name / name
+
+
+def _download_if_whole(storage: ObjectStorage, stored: Path, path: Path, content: str) -> bool:
+    """Replace the file `path` by an object, and return True, if the object is there with the hash `content`."""
+    download = beside(path)
+    with suppress(FileNotFoundError):
+        storage.download(stored, download)
+    is_whole = download.is_file() and file_hash(download) == content
+    if is_whole:
+        download.replace(path)
+    else:
+        download.unlink(missing_ok=True)
+    return is_whole
 
 
 def contents_in_use(storage: Storage, folder: Path, kept_since: float) -> set[str] | None:

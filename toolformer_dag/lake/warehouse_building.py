@@ -134,9 +134,9 @@ def _sources(lake: Lake, tables: Sequence[WarehouseTable], content: "Content", l
 
 
 def _write_record_rows(lake: Lake, warehouse: DeclaredWarehouse, content: "Content", folder: Path) -> dict[str, str]:
-    """Write a Parquet file per table into `folder`; return the files by table.
+    """Write the rows that follow from records of parts, a Parquet file per table, into `folder`; return the files.
 
-    It has the rows that follow from records of parts; without such rows it is empty and names the columns.
+    Without such rows a file is empty and names the columns.
     """
     empty_frames = {table.name: table.schema.to_frame() for table in warehouse.tables}
     record_rows = warehouse.record_rows(_records(lake, content), content.sources)
@@ -288,15 +288,12 @@ def version(lake: Lake, warehouse: DeclaredWarehouse) -> str:
 
 
 def _source_versions(lake: Lake, warehouse: DeclaredWarehouse) -> dict[str, str]:
-    """Return a version of each lake table that is copied, by name; under SETTINGS that of columns and views.
-
-    For `tables_by_file`, such as costs, the hashes of files count too.
-    """
+    """Return a version of each lake table that is copied, by name; under SETTINGS that of columns and views."""
     names = [name for table in warehouse.tables for name in table.sources]
     versions = {SETTINGS: fingerprint(warehouse.settings)}
     for name in names:
         versions[name] = _table_version(lake.table(name), warehouse)
-    for source in _source_parts(lake, warehouse.tables_by_file):
+    for source in _source_parts(lake, warehouse.tables_by_file):  # such as costs: the hashes of files count too
         version_so_far = versions[source.name]
         versions[source.name] = fingerprint([version_so_far, source.part, _file_hashes(source.pointer)])
     return versions
@@ -320,10 +317,7 @@ def _source_parts(lake: Lake, tables: Sequence[WarehouseTable]) -> Iterator[Sour
 
 
 def _table_version(table: Table, warehouse: DeclaredWarehouse) -> str:
-    """Return a hash of what is copied of a lake table: its settings, and the rows, rejections and threshold of parts.
-
-    The hash is remembered until the table changes.
-    """
+    """Return a hash of what is copied of a lake table: settings, and the rows, rejections and threshold of parts."""
 
     def compute_version() -> str:
         pointers = _pointers(table)

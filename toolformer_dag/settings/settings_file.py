@@ -248,7 +248,7 @@ def load_servers(file: Path | None = None) -> tuple[dict[str, ServerSettings], P
 def _settings(sources: Sources, values: Mapping[str, Any], root: Path) -> Settings:
     """Return the settings of these values and, below them, of the profile that they choose.
 
-    values: of all sources, merged. root: the folder of toolformer.toml. Raises SettingsError, ValidationError.
+    values: of all sources, merged. Raises SettingsError, ValidationError.
     """
     written = WrittenSettings.model_validate(values)
     _refuse_lanes_of_profiles(sources, written)
@@ -336,10 +336,7 @@ def _from_variable(name: str, value: str, in_file: Mapping[str, Any]) -> Overrid
 
 
 def _path_in_file(parts: Sequence[str], in_file: Mapping[str, Any]) -> list[str]:
-    """Return the keys of the settings file that are these parts in small letters; unknown parts stay as they are.
-
-    ["models", "gpt2"] becomes ["models", "GPT2"] if the file has such a key.
-    """
+    """Return the keys of the settings file that are these parts in small letters: "gpt2" may mean the key "GPT2"."""
     path = []
     table: Any = in_file
     for part in parts:
