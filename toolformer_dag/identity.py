@@ -49,10 +49,7 @@ def fingerprint(value: object) -> str:
 
 
 def _encode(value: object) -> bytes:
-    """Encode a value as its tag, the length of its body and the body: `str 4 Rome`.
-
-    The length makes the encoding injective: no value reads like another, and no value like two in a row.
-    """
+    """Encode a value as its tag, the length of its body and the body: `str 4 Rome`. No value reads like another."""
     # Most values are texts: a table of 10,000 parts has 50,000. They take the short way, to the same bytes.
     if type(value) is str:
         content = value.encode("utf-8", "surrogatepass")
@@ -74,9 +71,9 @@ def _tag_and_body(value: object) -> tuple[str, bytes]:
 
 
 def _tag_and_parts(value: object) -> tuple[str, bytes]:
-    """Return the tag of a value with parts, and the encodings of its parts in a row.
+    """Return the tag of a value with parts, and the encodings of its parts, sorted where they have no order.
 
-    Parts without an order (of sets and mappings) are sorted by their encoding. Raises TypeError for an unknown type.
+    Raises TypeError for an unknown type.
     """
     if isinstance(value, list | tuple) and type(value) in (list, tuple):  # no named tuple
         return "sequence", b"".join(_encode(item) for item in value)
@@ -144,11 +141,9 @@ class Stamp(NamedTuple):
 def file_hash(file: Path, again: bool = False) -> str:
     """Return the SHA-256 hash of a file, cut to 16 hexadecimal characters, for the fingerprint of what is made from it.
 
-    Hashes of files of a megabyte and more are remembered across processes, in `cache_folder`, so that loading the
-    definitions does not read gigabytes of weights. Raises OSError.
+    Hashes of large files are remembered across processes. Raises OSError.
 
-    again: read the file even if its size, inode and times did not change. A remembered hash tells whether results are
-        stale; whether the file is damaged on the disk is only found by reading it.
+    again: read the file even if its size, inode and times did not change, to notice damage on the disk.
     """
     remembered = remembered_hashes(file)
     if again and stream_hash(file) != remembered.content:
@@ -159,7 +154,7 @@ def file_hash(file: Path, again: bool = False) -> str:
 def remembered_hashes(file: Path) -> Hashes:
     """Return the hashes of a file from the last time that it was read with the same size, inode and times.
 
-    It is read now where it never was, and where its times are too new to be trusted (`settled`). Raises OSError.
+    Else, and where its times are too new to be trusted (`settled`), it is read now. Raises OSError.
     """
     status = file.stat()
     if not settled(status):
@@ -188,11 +183,7 @@ def _stamp(status: os.stat_result) -> Stamp:
 
 @lru_cache(maxsize=4096)
 def _hashes_under_stamp(file: Path, stamp: Stamp) -> Hashes:
-    """Return the hashes of a file, from the cache on disk where its stamp is the same, else by reading it.
-
-    stamp: the file's size, times and inode; another stamp means that the content may be another. Files smaller than
-    LARGE are always read.
-    """
+    """Return the hashes of a file, from the cache on disk where its stamp is the same, else by reading it."""
     if stamp.size < LARGE:
         return _read(file)
     cached = _cached_hashes(file, stamp)
@@ -214,18 +205,12 @@ def _cached_hashes(file: Path, stamp: Stamp) -> Hashes | None:
 
 
 def remember(file: Path, hashes: Hashes) -> None:
-    """Note across processes that a file, as it is now, has these hashes. Raises OSError where it cannot be looked at.
-
-    A cache that cannot be written is no error: the file is read again then.
-    """
+    """Note across processes that a file, as it is now, has these hashes. Raises OSError where it is not there."""
     _write_entry(file, hashes, _stamp(file.stat()))
 
 
 def _write_entry(file: Path, hashes: Hashes, stamp: Stamp) -> None:
-    """Remember the hashes of a file on disk, under its path and stamp (size, times, inode).
-
-    The entry is written whole or not at all. A cache that cannot be written costs time, nothing else.
-    """
+    """Remember the hashes of a file on disk, under its path and stamp. A cache that cannot be written is no error."""
     entry = {
         "file": str(file),
         "stamp": stamp,

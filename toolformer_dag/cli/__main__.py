@@ -11,10 +11,7 @@ from toolformer_dag.cli import app
 
 
 def main() -> None:
-    """Run the command line, then exit without tearing down the interpreter.
-
-    At teardown DuckDB would list everything that torch still holds as leaked: fifty lines below the command's output.
-    """
+    """Run the command line, then exit without tearing down the interpreter, at which DuckDB would print leaks."""
     exit_code: int | None = None  # None until the command ended by itself
 
     def exit_now() -> None:

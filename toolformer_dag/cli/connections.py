@@ -91,8 +91,7 @@ class BoundedConnection(H11Protocol):
     def _check_progress(self, cycle_before: object, unread_before: int) -> None:
         """Close the connection if its client has neither sent nor read anything since the last check.
 
-        - `cycle_before`: the request at the last check; None at the first
-        - `unread_before`: bytes of answers that waited for the client at the last check
+        cycle_before: the request at the last check, None at the first. unread_before: bytes that waited then.
         """
         if self._is_lost:
             return

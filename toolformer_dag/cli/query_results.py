@@ -48,7 +48,7 @@ ENDINGS = (".csv", ".json", ".jsonl", ".md", ".parquet")
 def ending_of(format: Format | None, file: Path | None = None) -> str:
     """Return the file ending that decides how rows are written, such as `.csv`; empty for a table.
 
-    The format decides; without one the file's own ending. Raises UserError for an ending that stands for no format.
+    Raises UserError for an ending that stands for no format.
     """
     if format is None and file is not None:
         ending = file.suffix.lower()

@@ -163,7 +163,7 @@ def completed(
 ) -> "RunReport":
     """Run a project with its progress on standard error, and say what was damaged, unfinished, chosen and kept.
 
-    `again`: shards that are made anew. `after_step`: returns what to print after a step has ended.
+    again: shards that are made anew. after_step: returns what to print after a step.
     """
     from toolformer_dag.cli.run_display import shown
 

@@ -1,7 +1,7 @@
 """`servers`: list the tools of MCP servers, and what changed since the last list."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,12 +35,11 @@ def servers(config: Config = None) -> None:
         raise UserError(
             'there is no [servers.NAME] in toolformer.toml; add one with command = ["program"] or url = "..."'
         )
-    listed_before = read_listing(root)
+    listed_before = {name: tools for name, tools in read_listing(root).items() if name in tables}
     listed_now = _list_servers(tables, root, listed_before)
-    some_failed = len(listed_now) < len(tables)
-    kept = {name: tools for name, tools in listed_before.items() if name in tables}
-    _write_listing(root, {**kept, **listed_now})
+    _write_listing(root, {**listed_before, **listed_now})
     _print_unusable_lanes(config)
+    some_failed = len(listed_now) < len(tables)
     if some_failed:
         raise typer.Exit(1)
 
@@ -129,15 +128,19 @@ def _listed_tool(tool: "Tool") -> dict[str, Any]:
 
 def _print_server(server: str, tools: Listed, listed_before: Listed) -> None:
     """Print the tools of a server, and what changed since the last list."""
-    before = {tool["name"]: tool for tool in listed_before}
-    names = {tool["name"] for tool in tools}
     typer.echo(f"{server}: {len(tools)} tools")
+    for line in _tool_lines(tools, listed_before):
+        typer.echo(f"  {_one_line(line)}")
+
+
+def _tool_lines(tools: Listed, listed_before: Listed) -> Iterator[str]:
+    """Yield a line per tool of a server, then a line per tool that is gone since the last list."""
+    before = {tool["name"]: tool for tool in listed_before}
     for tool in tools:
-        line = _tool_line(tool, before.get(tool["name"]))
-        typer.echo(f"  {_one_line(line)}")
+        yield _tool_line(tool, before.get(tool["name"]))
+    names = {tool["name"] for tool in tools}
     for name in sorted(before.keys() - names):
-        line = f"{lane_key(name)}: {name}  gone"
-        typer.echo(f"  {_one_line(line)}")
+        yield f"{lane_key(name)}: {name}  gone"
 
 
 def _tool_line(tool: Mapping[str, Any], before: Mapping[str, Any] | None) -> str:

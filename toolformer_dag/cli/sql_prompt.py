@@ -45,10 +45,7 @@ union all select distinct column_name, 'column of ' || string_agg(table_name, ',
 def answer_queries(database: Path, format: Format, gib: float | None = None, folders: Sequence[Path] = ()) -> None:
     """Read queries from the terminal and print their rows until the user ends the prompt.
 
-    Every query opens the database anew, and so sees what a run has built meanwhile.
-
-    - `gib`: the memory limit of a query
-    - `folders`: folders whose files a query may read too
+    gib: the memory limit of a query. folders: folders whose files a query may read too.
 
     Raises WarehouseError without a database, and UserError for a format that a terminal cannot show.
     """
@@ -57,17 +54,17 @@ def answer_queries(database: Path, format: Format, gib: float | None = None, fol
     query(database, "select 1", folders=folders)  # raises where there is no database
     session = query_session(database)
     typer.echo(f"{database} (read only). Saved queries: {', '.join(saved_queries())}.\n{WELCOME}")
-    while True:
+    is_open = True
+    while is_open:
         try:
             line = _read_line(session)
-            if line in ENDS:
-                return
-            if line:
+            is_open = line not in ENDS
+            if line and is_open:
                 answer(database, line, format, gib, folders)
         except KeyboardInterrupt:  # ends the line or the query only
             continue
         except EOFError:
-            return
+            is_open = False
         except UserError as error:
             sys.stderr.write(f"error: {harmless(str(error))}\n")
 

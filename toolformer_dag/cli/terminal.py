@@ -89,7 +89,6 @@ def settings_of(
 ) -> Settings:
     """Return the settings of the file, the profile and the options of a command.
 
-    - `config`: the settings file; None for the usual one
     - `pairs`: settings as `--set` takes them, `tools.calculator.tau_f=0.8`
     - `shards`: paths or patterns, relative to the current folder
     - `needs_project`: whether to note on standard error that no project was found

@@ -105,10 +105,7 @@ def _has_other_origin(headers: Mapping[str, str], hosts: Collection[str]) -> boo
 
 
 def _is_cross_site(headers: Mapping[str, str]) -> bool:
-    """Return whether the browser says that a page of another site sent the request.
-
-    Another port of this machine is the same site; a link from there may be followed, as from Dagster's UI.
-    """
+    """Return whether the browser says that a page of another site sent the request; another port is the same site."""
     allowed = ["same-origin", "none"]
     if headers.get("sec-fetch-dest") == "document":  # a link that was followed
         allowed.append("same-site")
@@ -138,12 +135,17 @@ def serve(root: Path, port: int, environment: Mapping[str, str]) -> int:
         code_socket = Path(folder, "code")
         workspace = _write_workspace(Path(folder), code_socket)
         with running(_code_command(root, code_socket)) as code_server:
-            while code_server.poll() is None and not code_socket.exists():
-                time.sleep(0.1)
+            _wait_until_ready(code_server, code_socket)
             daemon_command = [f"{DAGSTER}-daemon", "run", "-w", workspace]
             webserver_command = [WEBSERVER, "-w", workspace, "-h", HOST, "-p", str(port)]
             with running(daemon_command), running(webserver_command) as webserver:
                 return webserver.wait()
+
+
+def _wait_until_ready(code_server: subprocess.Popen[bytes], code_socket: Path) -> None:
+    """Wait until the code server has opened its socket, or has ended."""
+    while code_server.poll() is None and not code_socket.exists():
+        time.sleep(0.1)
 
 
 def _code_command(root: Path, code_socket: Path) -> list[str]:
@@ -163,8 +165,7 @@ def _write_workspace(folder: Path, code_socket: Path) -> str:
 def _running(command: list[str], root: Path, environment: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
     """Run a command in a child process while the block runs, then end it.
 
-    The child has a session of its own, so that Ctrl-C reaches it once, from here. Its standard input closes when this
-    process dies, even by SIGKILL; `main`, which runs in the child, then ends the command.
+    The child has a session of its own, so that Ctrl-C reaches it once, from here. It ends when this process dies.
     """
     command = [sys.executable, "-c", f"from {__name__} import main; main()", *command]
     process = subprocess.Popen(command, cwd=root, env=environment, stdin=subprocess.PIPE, start_new_session=True)

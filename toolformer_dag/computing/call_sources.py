@@ -48,9 +48,9 @@ class CallSources:
 
 
 def _matched_calls(rule: PatternRule, text: str) -> list[ProposedCall]:
-    """Return a call for each match of a rule's pattern; its input is the rule's template filled with the match.
+    """Return a call for each match of a rule's pattern, at the group `here` or after the match.
 
-    The call stands before the group named `here`, or after the match where the pattern has no such group.
+    Its input is the rule's template filled with the match.
     """
     pattern = re.compile(rule.pattern)
     has_position_group = "here" in pattern.groupindex

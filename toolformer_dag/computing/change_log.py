@@ -75,10 +75,7 @@ def _setting_values(change: FieldChange) -> dict[str, str | None]:
 
 
 def _with_rows(new_rows: pl.DataFrame, rows: pl.DataFrame | None) -> pl.DataFrame:
-    """Add rows to the log of an asset; equal rows are kept once. rows: those that are there, None for none yet.
-
-    The new rows are there already where they were written before and the store's answer was lost.
-    """
+    """Add rows to the log of an asset, if it has one; equal rows, as after a lost answer of the store, count once."""
     all_rows = new_rows if rows is None else pl.concat([rows, new_rows], how="diagonal")
     return all_rows.unique(maintain_order=True)
 

@@ -49,9 +49,7 @@ class Task:
 
 
 def perform(worker: Worker, tables: Tables, task: Task) -> Work:
-    """Carry out a task: compute a chunk of a table's work and append its rows to row stores; return what it cost.
-
-    For a stage that is made ByShard, the task is a whole shard: its rows are made and published.
+    """Carry out a task: compute a chunk and store its rows, or make and publish a shard (ByShard); return what it cost.
 
     Raises WorkerError where this process has read other settings than the run, and what the stage raises.
     """
@@ -181,10 +179,7 @@ class ChunkServer:
         self._spent_before = Spent()
 
     def answer(self, task: Task) -> ChunkAnswer:
-        """Carry out a task; return what it cost, or its error, and what this process spent since its last answer.
-
-        Raises nothing but what ends a process, such as KeyboardInterrupt.
-        """
+        """Carry out a task; return what it cost, or its error, and what this process spent since its last answer."""
         outcome = self._outcome(task)
         return ChunkAnswer(outcome, spent=self._take_spent())
 
@@ -205,10 +200,7 @@ class ChunkServer:
         return spent_since
 
     def _perform(self, task: Task) -> Work:
-        """Carry out a task; return what it cost, with what it has written to the lake (`news`).
-
-        The first task loads the plan and its tables. What is read of the lake is remembered for one step.
-        """
+        """Carry out a task; return what it cost, with what it has written to the lake (`news`)."""
         worker = self._loaded_worker()
         if task.step != self._step:
             self._step = task.step
@@ -277,16 +269,14 @@ def _begin(settings: Settings, tables_of: TablesOf) -> None:
 
 
 def _answer(task: Task) -> ChunkAnswer:
+    """Carry out a task in a worker process."""
     assert _server is not None
     return _server.answer(task)
 
 
 @contextmanager
 def _interrupts_held() -> Iterator[None]:
-    """Block SIGINT (Ctrl-C) inside the block, for this thread and for a process that is started in it.
-
-    It arrives when the block ends. Python's resource tracker is started before: its start would let SIGINT through.
-    """
+    """Delay SIGINT (Ctrl-C) to the end of the block, for this thread and for a process that is started in it."""
     resource_tracker.ensure_running()
     mask_before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:

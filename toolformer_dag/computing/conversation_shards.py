@@ -157,10 +157,10 @@ ConversationShard = FileShard | GroupShard | HubShard
 def conversation_shards(sources: Sequence[str], storage: Storage) -> dict[str, ConversationShard]:
     """Return the shards of sources by name; hidden files and folders are left out.
 
-    The order of files does not change the shards. Raises UserError for any other source, or a folder without files.
-
     sources: files (JSON lines, JSON, Parquet; .gz and .zst too), folders of these, data sets of the hub.
     storage: of the lake, which remembers the commit of each data set of the hub.
+
+    Raises UserError for any other source, or a folder without files.
     """
     files: list[ConversationFile] = []
     shards: list[ConversationShard] = []
@@ -278,7 +278,7 @@ def _with_hashes(files: Iterable[ConversationFile]) -> list[_HashedFile]:
 def _groups(folder: Path, files: Sequence[_HashedFile], prefix: str) -> Iterator[GroupShard]:
     """Yield groups of small files of a folder, split by the bits of their hashes until each group is small enough.
 
-    So a file that comes or goes changes only its own group, splits it or joins it with another.
+    So a file that comes or goes changes only its own group.
 
     files: the files whose hashes begin with `prefix`, bits such as "01".
     """
@@ -327,10 +327,9 @@ def _hub_shards(source: str, storage: Storage) -> list[HubShard]:
 
 
 def _pinned_splits(hub: str, storage: Storage) -> list[HubSplit]:
-    """Return the splits of a data set of the hub, at the commit that it had at the first use.
+    """Return the splits of a data set of the hub, at the commit of the first use.
 
-    A small file of the lake (a pin) remembers them, so that later uses need no connection. A damaged pin is written
-    anew, unless another process has done so meanwhile. Raises HubError.
+    A file of the lake (a pin) remembers them. Raises HubError.
     """
     path = storage.root / PINS / f"{fingerprint({'conversations': hub})}.json"
     pin = _read_pin(path, hub, storage)

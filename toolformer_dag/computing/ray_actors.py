@@ -29,8 +29,7 @@ from toolformer_dag.settings.sections import Settings
 def ray_executor(settings: Settings, tables_of: TablesOf) -> Executor:
     """Return the executor over the cluster at `execution.address`, whose workers are actors.
 
-    How many there may be is counted anew whenever the executor is asked; what each reserves is decided now. Raises
-    ClusterError where there is no cluster or no room; `Executor.count` raises it too, once no machine is left.
+    Raises ClusterError where there is no cluster or no room; `Executor.count` raises it too, once no machine is left.
     """
     ray = _connected(settings.execution.address)
     actor_class = _actor_class(ray, _share(ray, settings))
@@ -66,10 +65,7 @@ def _start(ray: Any, actor_class: Any, arguments: tuple[Settings, TablesOf]) -> 
 
 
 def _is_machine_lost(ray: Any, worker: ChunkWorker, death: Exception) -> bool:
-    """Return whether an actor (a worker process of a Ray cluster) died because its machine was lost.
-
-    It did where Ray does not know how its process ended, or says that the machine is gone. death: what Ray raised.
-    """
+    """Return whether an actor (a worker process of a Ray cluster) died because its machine was lost."""
     if isinstance(death, ray.exceptions.ActorUnavailableError):
         return True
     alive_machines = [node["NodeID"] for node in ray.nodes() if node["Alive"]]

@@ -112,9 +112,9 @@ class Reasons:
 
 
 def differences(output: TableOutput) -> Reasons:
-    """Return why a table is missing or out of date; the result is false where it is up to date.
+    """Return why a table is missing or out of date; false where it is up to date.
 
-    Where none of its parts (shards) differs, the tables that are computed for it alone (`Stage.inner`) are compared.
+    Tables that are computed for it alone (`Stage.inner`) count as well.
     """
     for table in (output, *output.inner):
         reasons = table_differences(table)
@@ -124,10 +124,7 @@ def differences(output: TableOutput) -> Reasons:
 
 
 def table_differences(output: TableOutput) -> Reasons:
-    """Compare each part (shard) of a table with the present settings and inputs; return the reasons by part.
-
-    Parts whose shard is gone from the corpus are listed as removed.
-    """
+    """Return by part (shard) why a table is missing or out of date; parts without a shard are listed as removed."""
     with session():  # what is read of the lake inside is read once
         inputs_of = output.inputs_of()
         expected_parts = output.parts
@@ -143,10 +140,7 @@ def table_differences(output: TableOutput) -> Reasons:
 def difference(output: TableOutput, part: str, inputs_of: InputsOf | None = None) -> Sequence[Reason]:
     """Return why a part (the rows of a shard) is missing or out of date; nothing where it is up to date.
 
-    Compares the settings and inputs in the part's record with the present ones. Reads sizes and footers of files, not
-    every byte.
-
-    inputs_of: the result of `output.inputs_of()`, to compare many parts of a table.
+    inputs_of: the result of `output.inputs_of()`.
     """
     try:
         record = output.table.checked(part).record
@@ -171,11 +165,9 @@ def _changes_since(record: Mapping[str, Any], output: TableOutput, part: str, in
 
 
 def _naming_the_file(place: str, changed: Sequence[FieldChange]) -> Sequence[Reason]:
-    """Return the changes with a sentence about the shard's file in place of its size and time of change.
+    """Return the changes with "/web/en_0.json.gz: 1200 -> 1300 bytes" in place of the size and time of a shard's file.
 
-    The sentence is "/web/en_0.json.gz: 1200 -> 1300 bytes", or a Touched where the time alone differs.
-
-    place: the path of the file.
+    Where the time alone differs, a Touched stands there.
     """
     other_changes = [change for change in changed if change.field not in (STAMP_BYTES, STAMP_TIME)]
     if len(other_changes) == len(changed):

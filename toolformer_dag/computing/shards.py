@@ -152,8 +152,7 @@ def _each_file_once(matches: Sequence[_Match]) -> list[_Match]:
 def hub_files(settings: Settings) -> list[HubFile]:
     """Return the data files of the data set at `corpus.hub`, each a shard, sorted by name.
 
-    `corpus.hub` is a local folder, or a data set of the hub, which is kept at the commit of its first use. Raises
-    HubError where it cannot be reached, or has no such configuration or split.
+    Raises HubError where it cannot be reached, or has no such configuration or split.
     """
     split = _split_of_corpus(settings)
     files = []
@@ -180,18 +179,12 @@ def _split_of_corpus(settings: Settings) -> HubSplit:
 
 
 def _pinned_split(corpus: CorpusSettings, storage: Storage) -> HubSplit:
-    """Return the data files of a data set of the hub, at the commit that the hub had at the first use.
+    """Return the data files of a data set of the hub, at the commit of the first use.
 
-    A small file of the lake (a pin) remembers the commit. A damaged pin is written anew, unless another process has
-    done so meanwhile. Raises HubError.
+    A file of the lake (a pin) remembers the commit. Raises HubError.
     """
     hub = str(corpus.hub)
-    request = {
-        "hub": corpus.hub,
-        "configuration": corpus.configuration,
-        "split": corpus.split,
-        "revision": corpus.revision,
-    }
+    request = _request(corpus)
     path = storage.root / PINS / f"{fingerprint(request)}.json"
     pin = _read_pin(path, hub, storage)
     if pin.split is not None:
@@ -200,6 +193,16 @@ def _pinned_split(corpus: CorpusSettings, storage: Storage) -> HubSplit:
     content = sealed("corpus.hub", {"asked": request, "resolved": asdict(split)})
     storage.replace(path, content, pin.version)
     return split
+
+
+def _request(corpus: CorpusSettings) -> dict[str, str | None]:
+    """Return the settings that name a split of a data set of the hub."""
+    return {
+        "hub": corpus.hub,
+        "configuration": corpus.configuration,
+        "split": corpus.split,
+        "revision": corpus.revision,
+    }
 
 
 class _Pin(NamedTuple):
@@ -249,9 +252,9 @@ WEB_RECORD = "small_web.json"
 
 
 def write_small_web(settings: Settings) -> None:
-    """Write the small web's files where one of them is missing or damaged; one process at a time does so.
+    """Write the files of the small web, a synthetic corpus, where one of them is missing or damaged.
 
-    The small web is a synthetic corpus for tests and the demo, which follows from the settings.
+    One process at a time does so.
     """
     folder = small_web_files(settings)[0].path.parent
     with locked(folder.with_name(f".{folder.name}.lock")):
@@ -331,7 +334,7 @@ def _files_below(folder: Path, pattern: Path) -> Iterator[Path]:
 def _data_files_below(folder: Path) -> Iterator[Path]:
     """Yield everything below a folder that is named like a file of documents (DATA), except folders.
 
-    Spark writes the parts of a data set into a folder that is named as a file: `corpus.parquet/part-0.parquet`.
+    Spark writes folders that are named as a file: `corpus.parquet/part-0.parquet`.
     """
     for path in folder.rglob("*"):
         if _is_named_as_data(path) and not _is_folder(path):  # a link to a folder is refused later, by name
@@ -360,10 +363,7 @@ def _require_regular(path: Path) -> Path:
 
 
 def _folder_before_wildcards(pattern: Path) -> Path:
-    """Return the folders of a pattern before the first with a wildcard: `/web/*/en.json` -> `/web`.
-
-    A folder that exists is taken by its name, although that has brackets or stars.
-    """
+    """Return the folders of a pattern before the first with a wildcard: `/web/*/en.json` -> `/web`."""
     folder = Path(pattern.anchor)
     for part in pattern.parts[1:]:
         has_wildcard = any(sign in part for sign in "*?[")
@@ -374,11 +374,9 @@ def _folder_before_wildcards(pattern: Path) -> Path:
 
 
 def _may_hold_documents(path: Path, folder: Path) -> bool:
-    """Return whether a file below `folder` may hold documents. These do not:
+    """Return whether a file below `folder` may hold documents.
 
-    - a file whose name, or that of a folder above it, begins with a point or `_`
-    - a file with a name of SIDE_FILE, which data sets publish beside documents
-    - a file in a folder `attributes` that lies beside a folder `documents`, as in Dolma
+    Hidden files, files with names of SIDE_FILE, and Dolma's folders `attributes` do not.
     """
     below = path.relative_to(folder)
     is_hidden = any(part.startswith((".", "_")) for part in below.parts)
@@ -396,8 +394,7 @@ def _is_attributes_folder(folder: Path) -> bool:
 def _named(matches: list[_Match]) -> list[ShardFile]:
     """Name the shard of each file: its path below the pattern's folder, without suffixes, as in "en/head_0000".
 
-    Files that would share such a name are named by their path below the folder that they have in common, suffixes
-    included.
+    Files that would share a name are named by their longer paths, with suffixes.
     """
     counts = Counter(match.stem for match in matches)
     shards = [ShardFile(short_name(match.stem), match.path) for match in matches if counts[match.stem] == 1]
@@ -425,10 +422,7 @@ def _stem(name: str) -> str:
 
 
 def short_name(name: str) -> str:
-    """Return a name whose file takes at most LONGEST_NAME bytes.
-
-    A longer one keeps a third of what fits from its beginning and the rest from its end, around a hash of the whole.
-    """
+    """Return a name whose file takes at most LONGEST_NAME bytes: a hash replaces the middle of a longer one."""
     short = name
     kept_characters = len(name)
     while _file_bytes(short) > LONGEST_NAME:

@@ -361,10 +361,9 @@ class Stage:
         return pl.Schema({name: column.dtype for name, column in self.columns.items()})
 
     def shaped(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """Return the rows with the declared columns of the table, in their order and no others.
+        """Return the rows with the declared columns of the table, in order.
 
-        Optional columns that are not there become null. Columns that declare `sql` are computed from the others, such
-        as "loss_minus - loss_plus".
+        Missing optional columns become null; columns that declare `sql` are computed from the others.
         """
         complete = self._with_optional_columns(frame)
         for name, column in self.columns.items():
@@ -499,10 +498,9 @@ class TableOutput:
         return [TableOutput(stage, self.plan, self.lane_or_none) for stage in self.stage.inner]
 
     def inputs_of(self) -> InputsOf:
-        """Return a function from a part to its inputs, the versions of what it is made from now.
+        """Return a function from a part to its inputs, the present versions of what it is made from.
 
-        As an example, the function returns {"loss_deltas": "<version>"} for a shard. The record of a part holds its
-        inputs, and the part is made again where they differ. The function looks up the versions when it is called.
+        As an example, the function returns {"loss_deltas": "<version>"} for a shard.
         """
         inputs = self.stage.inputs
         if callable(inputs):  # the stage tells its inputs itself
@@ -545,8 +543,7 @@ class TableOutput:
     def warehouse_table(self, sources: Sequence[str], scores: Mapping[str, str]) -> WarehouseTable:
         """Return the stage's table in the warehouse.
 
-        sources: the names of the lake tables whose rows it has: those of all lanes.
-        scores: the score of each lane that has another than the paper's (`Lane.scores`).
+        sources: the lake tables whose rows it has. scores: of lanes with another score than the paper's.
         """
         stage = self.stage
         in_warehouse = stage.in_warehouse
@@ -629,10 +626,7 @@ class _PublishedRows:
             self._violations[name] += check.broken(frame, self._output)
 
     def record(self) -> Mapping[str, Any]:
-        """Return the record of the part, after the last frame: settings, inputs, rejections and broken checks.
-
-        A reason under RETRY, from the facts of the rows, lets the next update compute the part again.
-        """
+        """Return the record of the part, after the last frame: settings, inputs, rejections and broken checks."""
         lane = self._output.lane_or_none
         facts = {
             MADE_BY: self._output.stage.name,
@@ -657,8 +651,7 @@ class _PublishedRows:
 def versions(tables: Mapping[str, Table], over_all: Table | None = None) -> InputsOf:
     """Return a function from a shard to its inputs, such as {"loss_deltas": "<version>"}, by the names in `tables`.
 
-    over_all: a table with one part for all shards, such as ccnet/removed_documents. Its record maps shards to
-        fingerprints of what concerns them (BY_SHARD), which count as an input; it is read now.
+    over_all: a table with one part, whose record has a fingerprint per shard (BY_SHARD), which is an input too.
     """
     fingerprints = _fingerprints_by_shard(over_all) if over_all else {}
 
@@ -697,10 +690,7 @@ def encoded(rejected: Rejected) -> list[dict[str, Any]]:
 
 
 def counted(frame: pl.DataFrame, reason: str = "reason") -> Rejected:
-    """Count the rows of `frame` that have a reason, by shard and reason.
-
-    frame: `shard`, and the column that `reason` names: null where a row was not left out.
-    """
+    """Count the rows of `frame` that have a reason (null where a row was not left out), by shard and reason."""
     counts = frame.filter(pl.col(reason).is_not_null()).group_by("shard", reason).len()
     rejected = Rejected()
     for shard, shard_reason, count in counts.rows():

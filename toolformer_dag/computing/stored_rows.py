@@ -55,10 +55,7 @@ def chunk_limits(plan: Plan, role: Role) -> ChunkLimits:
 
 
 def _most_tokens(model: ModelSettings) -> float:
-    """Return about the most tokens of a chunk on a CPU; inf for a small model, on a GPU, and for other engines.
-
-    There chunks take little time anyway.
-    """
+    """Return about the most tokens of a chunk on a CPU; inf for a small model, on a GPU, and for other engines."""
     if not model.in_torch or _on_gpu(model):
         return inf
     folder = model_folder(model_name(model), model.revision)
@@ -114,13 +111,9 @@ def _chunk_number(size: int, tokens: float) -> pl.Expr:
 def claim(claimed: Claimed, store: str, keys: pl.DataFrame) -> pl.DataFrame:
     """Return those of `keys` that no earlier shard of this run computes already, and add them to `claimed`.
 
-    So a text that stands in two shards is computed once.
+    So a text that stands in two shards is computed once. Call it once per shard and row store, in the order of shards.
 
-    claimed: per row store, the keys that earlier shards compute and that are not published yet, a frame per shard.
     store: the name of the row store (computed rows, by key) for which the rows are computed.
-    keys: of the rows that a shard lacks; its columns are the row store's key, alike in every call.
-
-    Call it once per shard and row store, in the order of the shards: `release` forgets a shard's keys in that order.
     """
     keys_of_shards = claimed.setdefault(store, [])
     free = keys

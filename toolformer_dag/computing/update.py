@@ -101,9 +101,8 @@ def update(worker: Worker, workers: Workers, output: TableOutput, progress: Prog
     worker: what this process has loaded; it plans, reads stored rows and runs tools.
     workers: where chunks are computed.
 
-    Inner tables (`Stage.inner`) are brought up to date before. A killed update loses at most one chunk per worker. Over
-    an object store it may lose one more that was computed in this process, since chunks are written in the background.
-    Raises StaleInput, WriteError, WorkerError, and what the stage raises; parts that were published before stay.
+    A killed update loses at most one chunk per worker. Raises StaleInput, WriteError, WorkerError, and what the stage
+    raises; parts that were published before stay.
     """
     began = time.monotonic()
     worker.close_rows()  # a step that failed left them open
@@ -122,11 +121,7 @@ class _Updated(NamedTuple):
 
 
 def _bring_up_to_date(worker: Worker, workers: Workers, output: TableOutput, progress: Progress) -> _Updated:
-    """Bring one table up to date: plan its parts, let workers compute their chunks, publish part after part.
-
-    Tables that are made for it alone (`Stage.inner`) are up to date already. Returns why it was out of date and what
-    that cost.
-    """
+    """Plan the parts of one table, let workers compute their chunks, publish part after part; return what that cost."""
     reasons = table_differences(output)
     with session():
         for part in reasons.parts:
@@ -141,8 +136,7 @@ def _bring_up_to_date(worker: Worker, workers: Workers, output: TableOutput, pro
 def _compute_parts(worker: Worker, workers: Workers, output: TableOutput, reasons: Reasons, progress: Progress) -> Work:
     """Compute and publish the parts that are out of date, remove those that are to go; return what that cost.
 
-    Small changes of the lake are written together, in a batch, at the end or when it is due. After an error the chunks
-    that are under way are ended, and what was published is written.
+    After an error, published parts are still written to the lake.
     """
     lake = output.plan.lake
     parts = _PartsUnderWay(worker, output, list(reasons.parts))
@@ -182,10 +176,7 @@ class _Forecast:
         self._tokens_done = 0.0
 
     def add_part(self, chunks: Sequence[Chunk]) -> None:
-        """Count the chunks of a part that was planned, and extrapolate to the parts that are not planned yet.
-
-        Two of ten parts with 30 units together give a forecast of 150 units.
-        """
+        """Count the chunks of a planned part, and extrapolate: two of ten parts with 30 units give 150 units."""
         self._planned_parts += 1
         self._planned_units += sum(chunk.units for chunk in chunks)
         self._planned_tokens += sum(chunk.tokens for chunk in chunks)
@@ -241,8 +232,7 @@ class _PartsUnderWay:
     def tasks(self) -> Iterator[Task]:
         """Yield the tasks of all parts, one per chunk. A part is planned when its first task is asked for.
 
-        Parts without chunks, such as those whose rows are all stored, need no task: they are published here as soon as
-        the parts before them are. Call `end` for each task that ended, by its number: the first one is 0.
+        Call `end` for each task that ended, by its number: the first one is 0.
         """
         step = uuid4().hex  # tells workers which tasks are of one step
         for number, part in enumerate(self._parts):
@@ -259,10 +249,7 @@ class _PartsUnderWay:
         return Task(table=self._output.name, settings=self._output.code_version, payload=chunk.payload, step=step)
 
     def end(self, number: int, work: Work) -> None:
-        """Note that task `number` has ended, add what it cost, and publish the parts that are complete now.
-
-        What its worker has written to the lake (`work.news`) is made known to the lake of this process first.
-        """
+        """Note that task `number` has ended, add what it cost, and publish the parts that are complete now."""
         part, chunk = self._part_chunks[number]
         self._output.plan.lake.take(work.news)
         self._open_chunks[part] -= 1
@@ -361,15 +348,16 @@ class _PartsUnderWay:
 def _check_inputs(output: TableOutput, part: str) -> None:
     """Raise StaleInput where two inputs of a lane's table do not fit each other.
 
-    For example, a table reads texts and scored calls, and the calls were scored on an earlier version of the texts.
+    For example, calls were scored on an earlier version of the texts.
     """
     has_lane = output.lane_or_none is not None
     if not (output.stage.sharded and has_lane):
         return
     lane_inputs = [name for name in output.depends_on if name.startswith(f"{output.group}/")]
     for name in lane_inputs:
-        for source, version_read in _versions_read(output, name, part).items():
-            if source in lane_inputs and _present_version(output, source, part) != version_read:
+        versions_read = _versions_read(output, name, part)
+        for source in lane_inputs:
+            if source in versions_read and versions_read[source] != _present_version(output, source, part):
                 raise StaleInput(output.name, part, f"{name} was made from other rows of {source}", name)
 
 

@@ -72,10 +72,10 @@ class Worker:
         self._runners: dict[str, Runner] = {}  # what runs a lane's tool, by the lane's key
 
     def engine(self, role: Role) -> "Engine":
-        """Return the engine of a model: it computes positions, samples and losses.
+        """Return the engine of a model: it computes positions, samples and losses. The first call loads the weights.
 
-        role: the "proposer" samples calls, the "judge" computes losses; both may be one model. The first call loads the
-        weights. A process holds one model, and lets go of it where another is asked for. Raises ModelError.
+        role: the "proposer" samples calls, the "judge" computes losses. A process holds one model at a time. Raises
+        ModelError.
         """
         model = self.plan.model_of(role)
         if self._engine is None or model != self._loaded:
@@ -199,7 +199,7 @@ class OwnGpus(NamedTuple):
 def own_gpus(visible: tuple[str, ...], count: int) -> OwnGpus:
     """Take the first `count` of the `visible` GPUs that no other process of this user has; none where fewer are free.
 
-    The answer is cached, so that this process holds the locks to its end, when the kernel releases them.
+    Cached, so that this process holds the locks to its end.
     """
     taken: list[str] = []
     with ExitStack() as locks:

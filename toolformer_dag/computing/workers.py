@@ -203,8 +203,7 @@ class Workers:
     def map_chunks(self, tasks: Iterable[Task]) -> Ended:
         """Yield tasks as they end, and None about once a second. Closing the generator ends the running tasks.
 
-        Tasks are taken from the iterable as workers become free, and one more for each worker while all compute. The
-        task of a worker that dies, or that takes longer than `execution.chunk_hours`, is given to another worker.
+        The task of a worker that dies, or takes longer than `execution.chunk_hours`, is given to another worker.
 
         Raises WorkerError where workers failed too often over one task, UserError as a task raised it, and TokensSpent
         where `execution.most_tokens` are spent and a task is left.
@@ -218,10 +217,7 @@ class Workers:
             self._kill_busy()
 
     def _work_off(self, not_taken: Iterator[_Assignment]) -> Ended:
-        """Yield tasks as they end, and None about once a second, until none is left or all tokens are spent.
-
-        Workers that are done while the caller looks at an earlier outcome get their next chunk without waiting.
-        """
+        """Yield tasks as they end, and None about once a second, until none is left or all tokens are spent."""
         outcomes = deque[_Outcome]()  # that were not yielded yet
         while self._employ(not_taken) or outcomes:
             seconds = 0.0 if outcomes else 1.0
@@ -260,7 +256,7 @@ class Workers:
     def _employ(self, not_taken: Iterator[_Assignment]) -> bool:
         """Give waiting chunks to idle workers, and start new workers; return whether any chunk is not done.
 
-        not_taken: the chunks that were not taken from the caller yet; they are taken as there is room for them.
+        not_taken: the chunks that were not taken from the caller yet.
         """
         if self._decided_executor is not None:
             self._most_workers = self._decided_executor.count()
@@ -327,10 +323,7 @@ class Workers:
     def _wait_for_outcomes(self, not_taken: Iterator[_Assignment], seconds: float) -> list[_Outcome]:
         """Wait until a worker answers or has started; return the outcomes of the chunks that were answered.
 
-        Meanwhile up to a chunk per worker is taken from `not_taken`. Chunks that take too long are given to other
-        workers as well.
-
-        seconds: the longest wait.
+        Meanwhile chunks are taken from `not_taken`, and late chunks given to others. seconds: the longest wait.
         """
         self._plan_ahead(not_taken)
         starts = (worker.started for worker in self._starting)
@@ -398,10 +391,7 @@ class Workers:
             self._give(self._idle.pop(), self._waiting.popleft())
 
     def _outcome_of_death(self, worker: ChunkWorker, assignment: _Assignment, death: Exception) -> _Outcome | None:
-        """Let another worker have the chunk of a dead worker; return an outcome only where too many died over it.
-
-        The outcome is the WorkerError. It is raised later, after the outcomes of other workers have been yielded.
-        """
+        """Let another worker have the chunk of a dead worker; return a WorkerError only where too many died over it."""
         try:
             self._replace_dead(worker, assignment, death)
         except WorkerError as error:
@@ -440,9 +430,7 @@ class Workers:
     def _give_again(self, assignment: _Assignment, failure: _Failure, what_happened: str) -> None:
         """Put a chunk at the head of those that wait, after a worker failed over it, with a warning in the log.
 
-        failure: the kind, which says how often it may happen to one chunk. what_happened: for the message.
-
-        Raises WorkerError where it happened that often.
+        Raises WorkerError where it failed in this way too often. what_happened: for the message.
         """
         failures = (*assignment.failures, failure)
         if failures.count(failure) == failure.most:
@@ -454,18 +442,22 @@ class Workers:
         self._waiting.appendleft(replace(assignment, failures=failures))
 
     def _pass_on_late(self) -> None:
-        """Let chunks that take longer than `execution.chunk_hours` wait for other workers too, and mark them as late.
+        """Let chunks that take longer than `execution.chunk_hours` wait for other workers too; the late workers go on.
 
-        The late workers go on. Where all workers are late and no other one may be started, they are ended.
+        Where all workers are late and no other one may be started, they are ended.
         """
         limit = timedelta(hours=self._own_worker.plan.settings.execution.chunk_hours)
-        late = [future for future, busy in self._busy.items() if busy.assignment.exceeds(limit) and not future.done()]
-        for future in late:
-            worker, assignment = self._busy[future]
-            self._give_again(assignment, LATE, f"{worker} has not answered for {limit} (execution.chunk_hours)")
-            self._busy[future] = _Busy(worker, replace(assignment, is_late=True))
+        for future, busy in list(self._busy.items()):
+            if busy.assignment.exceeds(limit) and not future.done():
+                self._pass_on(future, limit)
         if self._all_are_late() and not self._has_room():
             self._kill_busy()
+
+    def _pass_on(self, future: "Future[ChunkAnswer]", limit: timedelta) -> None:
+        """Let the chunk of a late worker wait for another one too, and mark it as late. future: of its answer."""
+        worker, assignment = self._busy[future]
+        self._give_again(assignment, LATE, f"{worker} has not answered for {limit} (execution.chunk_hours)")
+        self._busy[future] = _Busy(worker, replace(assignment, is_late=True))
 
     def _all_are_late(self) -> bool:
         """Return whether every worker that computes takes too long."""

@@ -76,7 +76,7 @@ class HarnessModel(LM):  # type: ignore[misc]  # the extra is not installed wher
         """Return what the model writes after each prompt, without calls, up to the task's first stop string.
 
         requests: with `args`, a prompt and options ({"until": ["\\n"], "max_gen_toks": 64}), and `doc`, which may have
-            a `context`: the date that the calendar returns ("2019-01-01").
+            a `context`: the date of the calendar ("2019-01-01").
 
         Raises UserError for a task that samples.
         """
@@ -120,8 +120,7 @@ class HarnessModel(LM):  # type: ignore[misc]  # the extra is not installed wher
     def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """Return log p of each continuation in nats, and whether greedy decoding without calls writes it.
 
-        A context that does not fit loses its beginning. Without a context the first token is predicted only if the
-        tokenizer adds BOS.
+        A context that does not fit loses its beginning.
         """
         return [self._continuation(*request.args) for request in requests]
 
@@ -130,15 +129,13 @@ class HarnessModel(LM):  # type: ignore[misc]  # the extra is not installed wher
 
         A text that exceeds the model's context loses its beginning.
         """
-        encoding = self._model.encoding
-        context_tokens, all_tokens = encoding.texts([context, context + continuation])
-        ids = [*encoding.bos, *all_tokens.ids]
+        context_tokens, all_tokens = self._model.encoding.texts([context, context + continuation])
         continuation_tokens = len(all_tokens.ids) - len(context_tokens.ids)
+        ids = [*self._model.encoding.bos, *all_tokens.ids]
         scored_tokens = min(continuation_tokens, len(ids) - 1)  # nothing predicts the first token
         if scored_tokens < 1:
             return 0.0, True
-        last_ids = ids[-self._model.context_length :]
-        return self._score_last(last_ids, scored_tokens)
+        return self._score_last(ids[-self._model.context_length :], scored_tokens)
 
     @torch.no_grad()
     def _score_last(self, ids: list[int], scored_tokens: int) -> tuple[float, bool]:
@@ -165,8 +162,7 @@ class HarnessModel(LM):  # type: ignore[misc]  # the extra is not installed wher
 def harness_task(benchmark: Benchmark, name: str, max_new_tokens: int) -> dict[str, Any]:
     """Return a benchmark as a task of lm-evaluation-harness, for `simple_evaluate(tasks=[...])`; its metric is `acc`.
 
-    Which tools may not be called is an argument of the model (`HarnessModel`), not of the task. Raises UserError for a
-    benchmark that judges calls: the harness sees texts without calls.
+    Raises UserError for a benchmark that judges calls: the harness sees texts without calls.
     """
     judges_calls = benchmark.calls_nothing or benchmark.function_calls
     if judges_calls:

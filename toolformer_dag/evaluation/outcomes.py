@@ -116,8 +116,7 @@ def judge(
     """Return the outcome of a question: the generated answer, judged by the benchmark's rule.
 
     number: of the question within the benchmark, from 1.
-    lane_of: name of a tool in the text -> key of its lane (the tool with its settings), by which a question names the
-        tool that it needs.
+    lane_of: name of a tool in the text -> key of its lane (the tool with its settings).
     """
     question = benchmark.questions[number - 1]
     called_lanes = {lane_of.get(call.tool) for call in generation.calls}
@@ -170,17 +169,20 @@ def _rounded(probability: float | None) -> float | None:
 
 
 def check_outage(outcomes: Sequence[QuestionOutcome]) -> None:
-    """Raise ToolDown if a tool was down, or more than the share MAX_LOST of the questions have a lost call.
-
-    A lost call has no result because of a time limit or a broken connection.
-    """
+    """Raise ToolDown if a tool was down, or more than the share MAX_LOST of the questions have a lost call."""
     affected = [outcome for outcome in outcomes if _lost_calls(outcome)]
     lost_calls = [call for outcome in affected for call in _lost_calls(outcome)]
     tool_was_down = any(call.reason == TOOL_DOWN for call in lost_calls)
     if tool_was_down or len(affected) > MAX_LOST * len(outcomes):
-        tools = ", ".join(sorted({call.tool for call in lost_calls}))
-        questions = f"{len(affected)} of {len(outcomes)} questions"
-        raise ToolDown(f"{tools}: no answer to {questions}; fix the backend and run again")
+        tools = _tool_names(lost_calls)
+        raise ToolDown(
+            f"{tools}: no answer to {len(affected)} of {len(outcomes)} questions; fix the backend and run again"
+        )
+
+
+def _tool_names(calls: Sequence[DecodedCall]) -> str:
+    """Return the names of the tools that were called, for a message."""
+    return ", ".join(sorted({call.tool for call in calls}))
 
 
 def _lost_calls(outcome: QuestionOutcome) -> list[DecodedCall]:
@@ -252,8 +254,7 @@ def outcome_table(outcomes: Sequence[QuestionOutcome]) -> pl.DataFrame:
 def score_table(outcomes: pl.DataFrame, weights: Mapping[str, Weights] = MappingProxyType({})) -> pl.DataFrame:
     """Return a row per benchmark and condition: accuracy with 95 % interval, shares of calls, tools and look-alikes.
 
-    outcomes: as `outcome_table` returns them.
-    weights: by the model's name in `Condition`; other models have nulls.
+    outcomes: as `outcome_table` returns them. weights: by the model's name.
     """
     counts = _counts_by_condition(outcomes)
     rows = [_score_row(row, weights.get(row["model"])) for row in counts.iter_rows(named=True)]
@@ -288,9 +289,7 @@ def _score_row(counts: Mapping[str, Any], weights: Weights | None) -> dict[str, 
 def accuracy_by_condition(scores: pl.DataFrame) -> pl.DataFrame:
     """Return scores for people: a row per benchmark with `benchmark`, `n` and a column per condition, in order.
 
-    Baselines, which answer without a model, share the last column (NO_MODEL) with the best of them:
-    `12.0 (9.1-15.7) a + b`. Without baselines it is missing.
-    scores: as `score_table` returns them.
+    Baselines, which answer without a model, share the last column with the best of them: `12.0 (9.1-15.7) a + b`.
     """
     cells = scores.with_columns(cell=_accuracy_cell())
     is_baseline = pl.col("k").is_null()
@@ -309,10 +308,7 @@ def _accuracy_cell() -> pl.Expr:
 
 
 def _best_baselines(cells: pl.DataFrame) -> pl.DataFrame:
-    """Return a row per benchmark: `benchmark` and NO_MODEL, the cell of its best baseline with the baseline's name.
-
-    cells: a row per benchmark and baseline, with `benchmark`, `condition` ("no model: a + b"), `accuracy` and `cell`.
-    """
+    """Return a row per benchmark: `benchmark` and NO_MODEL, the cell of its best baseline with the baseline's name."""
     best_first = cells.sort("accuracy", descending=True, maintain_order=True)
     best = best_first.unique("benchmark", keep="first")
     baseline_name = pl.col("condition").str.split(": ").list.last()  # "a + b"
@@ -340,10 +336,7 @@ BASELINES: Mapping[str, Baseline] = {
 
 
 def baseline_outcomes(benchmark: Benchmark) -> list[QuestionOutcome]:
-    """Return the outcomes of all baselines, judged like those of a model; empty for other than arithmetic benchmarks.
-
-    A question with fewer numbers than a baseline takes gets an empty answer, which is wrong.
-    """
+    """Return the outcomes of all baselines, judged like those of a model; none for other than arithmetic benchmarks."""
     if benchmark.correct is not number_is_right:
         return []
     outcomes: list[QuestionOutcome] = []

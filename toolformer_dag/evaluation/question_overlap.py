@@ -50,10 +50,7 @@ class Frame(NamedTuple):
 
 
 def _frames() -> tuple[Frame, ...]:
-    """Return the text around the question of each template of prompts (appendix C).
-
-    Of MLQA's template only the beginning counts: its paragraph is looked for in C* too.
-    """
+    """Return the text around the question of each template of prompts (appendix C)."""
     before_paragraph, _, _ = multilingual(MARK, "").partition(MARK)
     return (
         _frame(completion(MARK)),
@@ -84,8 +81,7 @@ class _NumberedQuestion(NamedTuple):
 def question_overlap(benchmarks: Sequence[Benchmark], corpus: Iterable[pl.DataFrame]) -> pl.DataFrame:
     """Return a row per question (OVERLAP_COLUMNS): whether it occurs in the training texts of C*.
 
-    A question occurs there if a text has 13 of its words in a row; a question of 8 to 12 words has to occur as a whole,
-    and for fewer words `in_corpus` is null. The words of the prompt's template do not count.
+    It does if a text has 13 of its words in a row, or a question of 8 to 12 words as a whole.
 
     corpus: batches of rows of C*, read once; with columns split, text, document_hash, digest, segment and shard.
     """
@@ -123,7 +119,7 @@ def _overlap_row(question: _NumberedQuestion, text: CorpusTextId | None, *, is_l
 def _first_texts(passages: SharedPassages, corpus: Iterable[pl.DataFrame]) -> dict[int, CorpusTextId]:
     """Return index of a question -> the first training text of C* that holds it.
 
-    passages: the questions, indexed by their runs of words. corpus: batches of rows of C*.
+    passages: the questions, indexed by their words.
     """
     first_texts: dict[int, CorpusTextId] = {}
     for batch in _training_batches(corpus):

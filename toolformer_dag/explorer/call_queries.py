@@ -113,10 +113,7 @@ def overview(reader: WarehouseReader) -> dict[str, Any]:
 
 
 def _tools(reader: WarehouseReader) -> list[Row]:
-    """Return a row per tool, with its rows of the queries CURVE, BARS, APPLIED and BEST.
-
-    These are under the keys `curve`, `bars`, `applied` and `best`; None where a query has no row for the tool.
-    """
+    """Return a row per tool, with its rows of the queries under `curve`, `bars`, `applied` and `best`, or None."""
     queries = {"curve": CURVE, "bars": BARS, "applied": APPLIED, "best": BEST}
     tools = reader.rows(TOOLS)
     for name, sql in queries.items():
@@ -143,11 +140,9 @@ def best_calls(shown: Mapping[str, Any]) -> list[Row]:
 def calls(reader: WarehouseReader, query: Mapping[str, str]) -> dict[str, Any]:
     """Return the calls of a tool whose delta is nearest to a threshold tau, the nearest call first.
 
-    delta is the loss that a call with its result saves (L- - L+ of the paper). There are at most NEAR calls at or above
-    tau, NEAR below it, and NEAR without a delta, which come last.
+    There are at most NEAR calls at or above tau, NEAR below it, and NEAR without a delta, which come last.
 
-    `query`: `tool` and `tau`, and optional filters: `domain`, `verdict` (kept or lost), `reason`, `text`. For example
-    {"tool": "calculator", "tau": "0.5", "verdict": "kept"}.
+    `query`: such as {"tool": "calculator", "tau": "0.5", "verdict": "kept"}; also `domain`, `reason`, `text`.
 
     Raises ValueError if tau is not a number, and WarehouseError.
     """
@@ -191,10 +186,8 @@ def whole_call(reader: WarehouseReader, key: Mapping[str, Any]) -> Row | None:
 def text_with_calls(reader: WarehouseReader, key: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return a text of a tool with the calls of every tool in it, or None if it does not exist. Raises WarehouseError.
 
-    `key`: the columns TEXT_KEY. Beside the text's columns the result has lists of rows:
-
-    - `calls`: of every tool. `samples`, `results`: of this tool; some samples gave no call.
-    - `augmented`: the text in C*, if it is there.
+    `key`: the columns TEXT_KEY. The result has the text's columns, and lists of rows: `calls`, `samples`, `results`,
+    and `augmented`, the text in C*.
     """
     texts = reader.rows(TEXT, dict(key))
     if not texts:

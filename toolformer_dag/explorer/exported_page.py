@@ -23,12 +23,7 @@ MODULE_SYNTAX = re.compile(r'^import \{[^}]*\} from "\./[a-z]+\.js";\n|^export '
 def export_page(reader: WarehouseReader, traces: WarehouseReader, file: Path, force: bool = False) -> int:
     """Write the page with the calls nearest each tool's threshold and their texts; return how many calls it holds.
 
-    It also holds the first questions of each benchmark that tools won and lost, and the recorded conversations around
-    the calls with the lowest gains; these count too. It fetches nothing when it is opened, and cannot run a model.
-
-    - `reader`: reads the warehouse of a run.
-    - `traces`: reads the file that `judge` writes; it may be missing.
-    - `force`: replace `file` if it exists.
+    It also holds some questions of benchmarks and some recorded conversations, and needs neither network nor model.
 
     Raises WarehouseError, and what `write_output` raises.
     """
@@ -79,8 +74,7 @@ def _texts_of(reader: WarehouseReader, shown_calls: Iterable[Row]) -> list[Row]:
 def _html(content: dict[str, Any]) -> str:
     """Return the page as a single HTML file that holds script, style and data.
 
-    Its content security policy allows only this script and style, by their hashes, so that no text of the corpus can
-    run code.
+    Its content security policy allows only this script and style, so that no text of the corpus can run code.
     """
     script = _single_script()
     style = page_file("page.css")

@@ -59,14 +59,11 @@ class LiveModel:
         self._lock = threading.Lock()
 
     def token_losses(self, call: Mapping[str, Any]) -> dict[str, Any]:
-        """Return -log p, in nats, of each of the tokens after a call (paper, section 4.1).
+        """Return -log p, in nats, of each of the tokens after a call (paper, section 4.1), as `tokens` and `sums`.
 
-        `call`: `text`, `text_offset` (the character before which the call stands), `name`, `input` and `result`, as
-        `whole_call` returns them. The result has
-
-        - `tokens`: a row per token with `token`, its `weight` (0 after the first five tokens) and a column for each of
-          LOSSES: without the call, with the call, with call and result. A loss that is not finite is None.
-        - `sums`: for each of LOSSES the weighted sum over the tokens, from which the filter decided.
+        - `call`: as `whole_call` returns it
+        - `tokens`: a row per token with `token`, its `weight` and a column for each of LOSSES, None where not finite
+        - `sums`: for each of LOSSES the weighted sum over the tokens, from which the filter decided
 
         Raises ModelError, and UserError where call and text do not fit the context.
         """
@@ -83,10 +80,8 @@ class LiveModel:
 
         Added to it are `positions` (p of ` [` at each), tau_s and tau_f.
 
-        - `tool`: the key of its settings
         - `context`: the ISO date for the calendar, else empty
-        - `found_by_chance`: the tau_f that the filter chose, if the tool's threshold is chosen by chance; None where
-          it found none, so that no call is kept
+        - `found_by_chance`: the tau_f that the filter chose, for a tool whose threshold is chosen by chance
 
         Raises UserError for an unknown tool, and for a text that is empty, too long or does not fit the model.
         """
@@ -109,10 +104,9 @@ class LiveModel:
         raise UserError(f"there is no tool {tool!r} in the settings")
 
     def completed(self, text: str, context: str) -> dict[str, Any]:
-        """Complete a text as `toolformer-dag generate` does: by the finetuned model if there is one, with tool calls.
+        """Complete a text as `toolformer-dag generate` does; return `text` with calls, `plain` without, and `calls`.
 
-        `context`: the ISO date for the calendar, else empty. Return `text` with and `plain` without calls, and `calls`.
-        Raises UserError, ModelError.
+        `context`: the ISO date for the calendar, else empty. Raises UserError, ModelError.
         """
         _refuse(text)
         _refuse_context(context, self.plan.inference_lanes)

@@ -95,10 +95,8 @@ def _record_id(reader: WarehouseReader) -> str:
 def recorded_calls(reader: WarehouseReader, query: Mapping[str, str]) -> dict[str, Any]:
     """Return recorded calls, the lowest gain first and calls without a gain last. Raises WarehouseError.
 
-    `query`: `tool` and `verdict`, each empty or absent for all. The result has
-
-    - `rows`: at most MOST_CALLS calls, and `fitting`: how many calls there are of this tool and verdict.
-    - `tools`, `verdicts`: what calls can be filtered by.
+    `query`: `tool` and `verdict`, each empty or absent for all. The result has at most MOST_CALLS `rows`, how many
+    are `fitting`, and the `tools` and `verdicts` to filter by.
     """
     filters = {"tool": query.get("tool", ""), "verdict": query.get("verdict", "")}
     rows = reader.rows(LISTED.format(record_id=_record_id(reader)), filters)
@@ -115,10 +113,9 @@ def conversation(reader: WarehouseReader, key: Mapping[str, Any]) -> dict[str, A
 
     `key`: the columns TRACE_KEY. The result has
 
-    - `messages`, `first`: how many messages the conversation has, and the number of the first one in `said`.
-    - `said`, `calls`: the messages around the call, and the calls in them.
-    - `swapped`: results of other calls that were tried in place of this call's result.
-    - `share`, `threshold`: the share of swapped results that may pass, and the gain above which the call helps.
+    - `messages`, `first`: how many messages the conversation has, and the number of the first one in `said`
+    - `said`, `calls`, `swapped`: messages and calls around the call, and results that were tried in place of its own
+    - `share`, `threshold`: the share of swapped results that may pass, and the gain above which the call helps
     """
     [extent] = reader.rows(FIRST, {"conversation": key["conversation"], "turn": key["turn"]})
     shown_part = {"conversation": key["conversation"], "first": extent["first"]}
@@ -150,9 +147,8 @@ def _has_key(call: Row, key: Mapping[str, Any]) -> bool:
 def exported_conversations(reader: WarehouseReader) -> dict[str, Any]:
     """Return what an exported page shows of recorded conversations. Raises WarehouseError.
 
-    - `recorded`: as `recorded_calls`, with the MOST_EXPORTED calls with the lowest gains; and `counts`, how many calls
-      there are by tool and verdict.
-    - `conversations`: for each of these calls its key, and under `shown` its `conversation`.
+    - `recorded`: the MOST_EXPORTED calls with the lowest gains, and `counts` by tool and verdict
+    - `conversations`: for each of these calls its key, and under `shown` its `conversation`
     """
     recorded = recorded_calls(reader, {})
     rows = recorded["rows"][:MOST_EXPORTED]

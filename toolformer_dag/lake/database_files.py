@@ -39,8 +39,7 @@ def reason_of(error: Exception) -> str:
 def replaced_database(database: Path) -> Iterator[duckdb.DuckDBPyConnection]:
     """Yield a connection to a new, empty DuckDB file, which replaces `database` after the block.
 
-    Readers of the old file keep what they have opened. Where the block raises, or the disk is full, the old file stays
-    and the new one is removed. Raises WriteError.
+    Where the block raises, or the disk is full, the old file stays. Raises WriteError.
 
         with replaced_database(Path("traces.duckdb")) as connection:
             connection.execute("CREATE TABLE calls AS FROM frame")

@@ -31,10 +31,7 @@ MACRO = f"FROM ({ALL}) WHERE kind LIKE '%macro' AND lower(name[:position('(' in 
 def described(connection: duckdb.DuckDBPyConnection, sql: str) -> pl.DataFrame | None:
     """Answer the statements `describe` and `describe NAME` with comments, which DuckDB's own answer leaves out.
 
-    A row per column of a table or view (COLUMNS); for a macro its parameters and comment (MACRO); without a name a row
-    per table, view and macro (ALL).
-
-    None where `sql` is another statement, and where nothing has that name, so that DuckDB's own error names it.
+    None where `sql` is another statement, and where nothing has that name.
     """
     match = DESCRIBE.fullmatch(sql.strip().removesuffix(";").rstrip())
     if match is None:

@@ -52,7 +52,7 @@ class LakeFile:
 def inventory(storage: Storage, all_parts: bool = True) -> Iterator[LakeFile]:
     """Yield every file that the lake wrote; what others put into its folder is left out.
 
-    all_parts: whether every part of a table is listed, or in a folder only the files of one (see `Storage.files`).
+    all_parts: list every part of a table; else, in a folder, only the files of one part.
     """
     for file in storage.files(all_parts):
         item = lake_file_of(storage, file.path, size=file.bytes, changed=file.changed)
@@ -63,8 +63,7 @@ def inventory(storage: Storage, all_parts: bool = True) -> Iterator[LakeFile]:
 def lake_file_of(storage: Storage, path: Path, size: int = 0, changed: float = 0.0) -> LakeFile | None:
     """Tell from its name below the lake what a file is; None for one that the lake did not write.
 
-    "calculator/loss_deltas/files/shard-0/<32 hex digits>.parquet" is a file of the part shard-0 of the table
-    calculator/loss_deltas. Nothing is read: size and changed are taken over into the result.
+    Nothing is read: size and changed are taken over into the result.
     """
     name = path.relative_to(storage.root).as_posix()
     matched = _matched_form(name.removesuffix(ASIDE))

@@ -58,8 +58,7 @@ class LocalOutput:
     def receive(self) -> None:
         """Download what another machine has sent of this output; files that were written here and not sent yet stay.
 
-        Does nothing in a folder lake. Where an object is gone or damaged, some files may have been replaced, and the
-        next run writes the output again. Raises ObjectStoreError, WriteError.
+        Does nothing in a folder lake. Raises ObjectStoreError, WriteError.
         """
         storage = self.storage
         if not isinstance(storage, ObjectStorage):
@@ -89,8 +88,7 @@ class LocalOutput:
     def _is_outdated(self, local_hashes: dict[str, str], sent: _SentFiles) -> bool:
         """Return whether the files of this machine are to be replaced by those that were sent.
 
-        They are where another manifest was sent since, or where some files are only missing here. Other differences are
-        files that were written here and not sent yet.
+        Files that were written here and not sent yet stay.
         """
         was_sent_since = self._last_manifest() != sent.manifest
         only_lacks_files = local_hashes.items() < sent.hashes.items()  # a proper subset
@@ -143,9 +141,7 @@ class LocalOutput:
         return {path.relative_to(self.folder).as_posix(): file_hash(path) for path in paths if path.is_file()}
 
     def _replace_files(self, storage: ObjectStorage, local_hashes: dict[str, str], sent_hashes: dict[str, str]) -> bool:
-        """Download the files that differ from what was sent, and delete those that were not sent.
-
-        Returns False, and leaves the rest as it is, where an object is gone or damaged.
+        """Download the files that differ from what was sent, and delete the others; False where an object is damaged.
 
         local_hashes, sent_hashes: hash of each file's content, by the file's name.
         """
@@ -165,37 +161,40 @@ class LocalOutput:
             (self.folder / name).unlink(missing_ok=True)
 
     def _replace_file(self, storage: ObjectStorage, name: str, content: str) -> bool:
-        """Download an object and put it in place of the file `name`; return False where it is gone or damaged.
-
-        A damaged object is removed with a warning, so that it is sent again.
+        """Put an object in place of the file `name`; False for a gone or damaged one, which is removed with a warning.
 
         content: the hash of the object, which is also its name.
         """
-        path = self.folder / name
-        download = beside(path)
         stored = self._object(content)
-        with suppress(FileNotFoundError):
-            storage.download(stored, download)
-        if download.is_file() and file_hash(download) == content:
-            download.replace(path)
-            return True
-        download.unlink(missing_ok=True)
-        storage.remove(stored)
-        log.warning("%s (%s) is gone or damaged; it is made again", storage.shown(stored), name)
-        return False
+        is_replaced = _download_if_whole(storage, stored, self.folder / name, content)
+        if not is_replaced:
+            storage.remove(stored)
+            log.warning("%s (%s) is gone or damaged; it is made again", storage.shown(stored), name)
+        return is_replaced
 
     def _object(self, name: str) -> Path:
         """Return where an object of the output lies, which is also the place of this machine's copy."""
         return self.storage.root / LOCAL_OUTPUTS / self.name / name
 
 
+def _download_if_whole(storage: ObjectStorage, stored: Path, path: Path, content: str) -> bool:
+    """Replace the file `path` by an object, and return True, if the object is there with the hash `content`."""
+    download = beside(path)
+    with suppress(FileNotFoundError):
+        storage.download(stored, download)
+    is_whole = download.is_file() and file_hash(download) == content
+    if is_whole:
+        download.replace(path)
+    else:
+        download.unlink(missing_ok=True)
+    return is_whole
+
+
 def contents_in_use(storage: Storage, folder: Path, kept_since: float) -> set[str] | None:
     """Return the names of the objects of a local output (a checkpoint, say) that must not be cleaned away.
 
-    folder: where its objects lie, with a manifest that names them. kept_since: in seconds since 1970.
-
-    None where all are in use: the manifest is damaged or gone, or was put after `kept_since`, so that what it replaced
-    may still be read. Raises ObjectStoreError.
+    None where all are in use: the manifest in `folder` is damaged or gone, or was put after `kept_since` (seconds since
+    1970). Raises ObjectStoreError.
     """
     try:
         content, _ = storage.read(folder / MANIFEST)

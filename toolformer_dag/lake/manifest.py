@@ -138,10 +138,7 @@ _last_values: dict[str, Any] = {}
 
 
 def _with_shared_values(record: dict[str, Any]) -> dict[str, Any]:
-    """Replace the record's `settings` and `versions` by equal objects of the last record; return the changed record.
-
-    All parts of a table have equal ones, so a process holds them once per table instead of once per part.
-    """
+    """Replace the record's `settings` and `versions` by equal objects of the last record, to save memory; return it."""
     for name in ("settings", "versions"):
         if name not in record:
             continue
@@ -242,8 +239,7 @@ class Manifest:
     def read(self, anew: bool = True) -> "Manifest":
         """Read the file into `lines`, `version` and `fault`, and return self; pending changes stay.
 
-        anew: read what is there now. Otherwise a session (see session.py) over an object store gives what was there
-            when it began.
+        anew: read what is there now; else, over an object store, a session gives what was there when it began.
 
         Raises ReadError, and StorageError where a later release wrote the file.
         """
@@ -269,8 +265,7 @@ class Manifest:
     def change(self, part: str, line_before: bytes | None, line: bytes | None) -> None:
         """Note that the part is to have another line in the next file; `write` puts it there.
 
-        line_before: the part's line when the writer began; None where it had none. It tells `write` whether another
-            writer was faster.
+        line_before: the part's line when the writer began; None where it had none.
         line: the new line; None withdraws the part.
         """
         self.answers = {}  # what was remembered of the lines may be wrong now
@@ -290,13 +285,11 @@ class Manifest:
     def write(self) -> dict[str, bytes | None]:
         """Write the pending changes: replace the file by one that has them, and every other line as it was read.
 
-        Where another process replaced the file since it was read, it is read again and the changes are put into that,
-        after a random pause. Over a storage where the first writer of a part wins (`Storage.first_wins`), a change of a
-        part that another process has changed meanwhile is dropped.
+        Where another process replaced the file meanwhile, it is read again and the changes are put into that. Where the
+        first writer of a part wins (`Storage.first_wins`), changes of parts that another process changed are dropped.
 
-        Returns the dropped changes, part -> line (None: a withdrawal); mostly empty. Afterwards nothing is pending.
-
-        Raises StorageError where others replaced the file at every try, and what the storage raises.
+        Returns the dropped changes, part -> line (None: a withdrawal); mostly empty. Raises StorageError where others
+        replaced the file at every try.
         """
         for pause in PAUSES:
             merged = self._merged()
@@ -323,8 +316,7 @@ class Manifest:
     def _replace_file(self, lines: dict[str, bytes]) -> None:
         """Replace the file by one with these lines, where it differs from what was read or is damaged.
 
-        What could be read of a damaged file is kept beside it, with ASIDE after the name. Raises Overtaken where the
-        file has another version than the one that was read.
+        What could be read of a damaged file is kept beside it. Raises Overtaken where the file has changed since.
         """
         if self.fault:
             self.storage.mark(self.path.with_name(f"{self.path.name}{ASIDE}"), _encoded(self.lines))
@@ -385,8 +377,7 @@ def _encoded(lines: Mapping[str, bytes]) -> bytes:
 def _decoded(content: bytes, digest: str) -> _Content:
     """Split the content of a manifest into the lines of its parts. digest: the hash of the content.
 
-    The `fault` is DAMAGED where the first line does not fit the others. Raises StorageError where a later release wrote
-    the content.
+    Raises StorageError where a later release wrote the content.
     """
     head, _, body = content.partition(b"\n")
     _require_known_layout(head)

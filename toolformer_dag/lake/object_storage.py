@@ -164,10 +164,7 @@ def _require_obstore(url: str) -> None:
 def _options(url: str, variables: Mapping[str, str]) -> "ClientConfig":
     """Return the options of the HTTP client for the store at `url`: time limits, and whether plain HTTP is allowed.
 
-    Plain HTTP is allowed to this machine, and with AWS_ALLOW_HTTP. Raises ObjectStoreError for an endpoint that is no
-    address.
-
-    variables: the environment.
+    Raises ObjectStoreError for an endpoint that is no address. variables: the environment.
     """
     options: ClientConfig = {"connect_timeout": "10s", "timeout": "300s"}
     address = _endpoint(url, variables)
@@ -247,8 +244,7 @@ class ObjectStorage(Storage):
     def __init__(self, url: str, root: Path, impatient: "ObjectStore", patient: "ObjectStore") -> None:
         """Take a store at `url` with copies below `root`; nothing is requested yet.
 
-        impatient, patient: two clients of the store. The first tries a request few times, so that a wrong address is
-        reported at once; the second goes on trying for minutes.
+        impatient: tries a request few times, so that a wrong address is reported at once. patient: tries for minutes.
         """
         super().__init__(root)
         self.url = url
@@ -266,21 +262,16 @@ class ObjectStorage(Storage):
         return self.url if path == self.root else f"{self.url}/{self._key(path)}"
 
     def require_access(self) -> None:
-        """Raise ObjectStoreError where the lake cannot be used.
-
-        It cannot where it cannot be listed (a wrong bucket or key, a store that is down), and where the store ignores
-        the conditions of puts, which is tried once per machine.
-        """
+        """Raise ObjectStoreError where the lake cannot be listed, or the store ignores the conditions of puts."""
         self._objects(self.root / TRIAL_FOLDER)  # raises where nothing can be listed; the folder is empty
         self._store = self._patient  # the address is right: from now on a request that fails is tried for minutes
         if not (self.root / CONDITIONS_WORK).exists():
             self._require_conditions(self.root / TRIAL_FOLDER / uuid4().hex)
 
     def _require_conditions(self, path: Path) -> None:
-        """Try with the object `path`, which is new, whether the store does conditional puts.
+        """Raise ObjectStoreError where the store does no conditional puts, which is tried with the new object `path`.
 
-        A put that names the current version has to succeed, one that names an older version has to fail; else
-        ObjectStoreError is raised. A success is noted on this machine. Nothing happens where this user may only read.
+        A success is noted on this machine. Nothing happens where this user may only read.
         """
         try:
             created = self.replace(path, b"1", NO_FILE)
@@ -315,8 +306,8 @@ class ObjectStorage(Storage):
     def manifest(self, path: Path, anew: bool = False) -> tuple[bytes, Version]:
         """Return the content of a manifest (the list of a table's parts) and the version of its object.
 
-        A session (see session.py) lists all manifests once and reads a manifest that did not change from this machine's
-        copy. anew: read the object itself. Raises FileNotFoundError, ObjectStoreError.
+        anew: read the object itself; else a session takes this machine's copy where the object did not change. Raises
+        FileNotFoundError, ObjectStoreError.
         """
         open_session = None if anew else current_session()
         if open_session:
@@ -420,8 +411,6 @@ class ObjectStorage(Storage):
     def fetch(self, path: Path, size: int, digest: str, owner: str | None = None) -> Path:
         """Return the path of a whole copy of a Parquet file on this machine; download it where there is none.
 
-        size, digest: bytes and hash of the content. owner: the row store that the file has to be written for.
-
         Raises UnreadableFile where the object is gone, or its content does not have the hash `digest`.
         """
         with suppress(UnreadableFile):
@@ -478,12 +467,8 @@ class ObjectStorage(Storage):
     def claimed(self, name: str, on_wait: Callable[[str], None]) -> Iterator[None]:
         """Hold the claim `name` inside the block, against runs of this and of other machines.
 
-        The claim is an object that says who holds it. A thread replaces it every few seconds, each time asking for the
-        version that this process has put. After the block the object becomes empty, in the background; the next claim
-        of the same name in this process waits for that.
-
-        A claim that did not change for LEASE_SECONDS was left by a process that died or lost the store, and is taken.
-        Two may then work at once: rows are stored twice, and of two writers of a part the first wins.
+        The claim is an object that says who holds it. A thread renews it every few seconds, and makes it empty after
+        the block. A claim that was not renewed for LEASE_SECONDS was left by a process that died, and is taken.
         """
         path = self.root / CLAIMS / file_name(name)
         self._wait_for_release(path)
@@ -521,9 +506,6 @@ class ObjectStorage(Storage):
     def _wait_for_claim(self, path: Path, on_wait: Callable[[str], None]) -> Version:
         """Wait until nobody holds a claim, then take it; return the version of its object, which names the holder.
 
-        Reads the object every few seconds. The claim is free where the object is empty, missing, or did not change for
-        LEASE_SECONDS. Of two processes that take it together, the store lets one, and the other goes on waiting.
-
         on_wait: called once with the holder's name, where somebody holds the claim.
         """
         watched = _WatchedClaim()
@@ -547,10 +529,9 @@ class ObjectStorage(Storage):
             return b"", NO_FILE
 
     def _renew(self, path: Path, version: Version, is_over: threading.Event) -> None:
-        """Keep a claim alive: replace its object every few seconds until `is_over` is set, then make it empty.
+        """Replace the object of a claim every few seconds until `is_over` is set, then make it empty.
 
-        Runs in a thread of its own. version: of the object that this process has put. It ends early where another
-        process has taken the claim. The version of the empty object is kept in `_released`.
+        Runs in a thread; ends early where another process has taken the claim. version: what this process has put.
         """
         with suppress(Overtaken):
             while not is_over.wait(LEASE_SECONDS / 3):

@@ -188,8 +188,7 @@ def _require_content(path: Path, digest: str, owner: str | None) -> None:
 def pieces(frames: Iterable[pl.DataFrame], size: int = FILE_BYTES) -> Iterator[pl.DataFrame]:
     """Concatenate consecutive frames until they take at least `size` bytes of memory; yield each such frame.
 
-    Rows keep their order, and frames are never split. One or more frames give at least one piece, even without rows.
-    Only the frames of one piece are held in memory.
+    Frames are never split. One or more frames give at least one piece, even without rows.
     """
     waiting: list[pl.DataFrame] = []  # frames of the next piece
     waiting_bytes = 0.0

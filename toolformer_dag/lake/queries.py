@@ -25,10 +25,9 @@ def in_memory() -> duckdb.DuckDBPyConnection:
 
 
 def scratch() -> duckdb.DuckDBPyConnection:
-    """Open a connection to the one database in memory that all callers in this process share.
+    """Open a connection to the one database in memory that all callers in this process share, for small queries.
 
-    TEMP tables belong to the connection and are gone when it is closed; anything else stays as long as the process.
-    For many small queries: to open and close a database takes longer than they do.
+    TEMP tables are gone when it is closed; anything else stays as long as the process.
     """
     return _shared_database().cursor()
 

@@ -114,8 +114,7 @@ class Storage:
     def replace(self, path: Path, content: bytes, before: Version) -> Version:
         """Replace a small file as a whole and return its version; readers see the old content or the new.
 
-        before: the version that the caller has read. An object store raises Overtaken where there is another one by
-            now; a folder does not compare.
+        before: the version that the caller has read, which an object store compares: it raises Overtaken.
         """
         write_whole(path, content)
         return NO_FILE
@@ -130,10 +129,7 @@ class Storage:
         return content, _first_line(content)
 
     def replace_manifest(self, path: Path, content: bytes, before: Version) -> Version:
-        """Replace a manifest and return its version. Raises Overtaken where its version is not `before` any more.
-
-        The version of a manifest is its first line, which holds a hash; NO_FILE is the version of a missing one.
-        """
+        """Replace a manifest and return its version. Raises Overtaken where its version is not `before` any more."""
         with locked(path.with_name(f".{path.name}.lock")):
             current_version = NO_FILE
             with suppress(FileNotFoundError), path.open("rb") as stream:
@@ -144,9 +140,9 @@ class Storage:
         return _first_line(content)
 
     def mark(self, path: Path, content: bytes, later: Later | None = None) -> None:
-        """Write a small file that always has this content; where it is there, renew its time of change.
+        """Write a small file that always has this content; where it is there, renew its time: it is in use.
 
-        The time says that it is in use. later: writes in the background over an object store; it is ignored here.
+        later: writes in the background over an object store; it is ignored here.
         """
         try:
             os.utime(path)  # now
@@ -158,16 +154,14 @@ class Storage:
     def add(self, path: Path, content: bytes, later: Later | None = None) -> None:
         """Write a file that never changes: it is there as a whole when this returns, or not at all.
 
-        later: over an object store, what uploads the file in the background; this machine has its copy on return.
+        later: over an object store, what uploads the file in the background.
         """
         write_whole(path, content)
 
     def fetch(self, path: Path, size: int, digest: str, owner: str | None = None) -> Path:
-        """Return where a Parquet file can be opened.
+        """Return where a Parquet file can be opened; an object store downloads it where this machine has no copy.
 
-        Over an object store: download it where this machine has no whole copy, and raise UnreadableFile where it is
-        gone or its content does not have the hash `digest`. A folder returns `path` and compares nothing: readers call
-        `parquet.verify`.
+        A folder compares nothing. An object store raises UnreadableFile where the file is gone or its hash is another.
         """
         return path
 
@@ -197,8 +191,7 @@ class Storage:
     def files(self, all_parts: bool = True) -> Iterator[StoredFile]:
         """Yield every file below `root`, in no particular order; a folder that is linked twice is walked once.
 
-        all_parts: whether the files of every part of a table are yielded. Else a folder yields those of one part per
-            table, which tell that there is a table and cost less; an object store yields all.
+        all_parts: yield the files of every part of a table; else a folder may yield only one part per table.
         """
         return _below(str(self.root), os.path.realpath(self.root), walked=set(), all_parts=all_parts)
 
@@ -220,8 +213,7 @@ class Storage:
 
         on_wait: called once with who holds the claim where another run does; then this waits.
 
-        The kernel ends a claim with its holder. For runs on several machines the file system has to share `flock`
-        between them, as NFS does.
+        Runs on several machines need a file system that shares `flock` between them, as NFS does.
         """
         path = self.root / CLAIMS / f"{file_name(name)}.lock"
         with ExitStack() as locks:
@@ -242,17 +234,16 @@ class Storage:
     def alone(self, path: Path, wait: bool = True) -> AbstractContextManager[bool]:
         """Hold the lock `path` inside the block; yields whether it is held, which without `wait` it may not be.
 
-        Over an object store it holds among the processes of this machine only: it saves work, and `replace` decides.
+        Over an object store it holds among the processes of this machine only.
         """
         return locked(path, wait)
 
 
 def _below(folder: str, real_path: str, walked: set[str], all_parts: bool) -> Iterator[StoredFile]:
-    """Yield the regular files in a folder and below, in no particular order; follow links, but walk no folder twice.
+    """Yield the regular files in a folder and below; follow links, but walk no folder twice.
 
-    real_path: the folder's path without links.
-    walked: the real paths of all folders so far; this one is added.
-    all_parts: whether to list every part of a table. Else only the first folder with files below a folder PARTS.
+    real_path: the folder's path without links. walked: the real paths of all folders so far; this one is added.
+    all_parts: list every part of a table, or only the first folder with files below a folder PARTS.
     """
     if real_path in walked:
         return
@@ -314,11 +305,7 @@ def _write_holder(claim: Path) -> None:
 
 
 def _holder(claim: Path) -> str:
-    """Say in words which process holds a claim (a lock file that names its holder).
-
-    Where that was a process of this machine and it has ended, a child that it left running holds the lock: the sentence
-    says so.
-    """
+    """Say which process holds a claim (a lock file that names it), or that it has ended and left a child running."""
     holder = claim.read_text("utf-8", "replace")
     # The form of `this_process`, where it is a process of this machine.
     match = re.match(rf"process (\d+) on {re.escape(gethostname())},", holder)

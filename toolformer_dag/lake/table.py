@@ -189,10 +189,9 @@ class Table:
     def files(self, part: str, retries: int = RETRIES) -> list[str]:
         """Return the paths of the Parquet files of a part, after their hashes were compared.
 
-        retries: how often the manifest is read again where the part was replaced meanwhile and a file is gone.
+        Raises MissingPart, and DamagedPart where a file is damaged: the part is then withdrawn, to be computed again.
 
-        Raises MissingPart, and DamagedPart where a file is damaged: the part is then withdrawn, so that the next update
-        computes it again.
+        retries: how often the manifest is read again where the part was replaced meanwhile and a file is gone.
         """
         pointer = self.pointer(part)
         try:
@@ -242,11 +241,11 @@ class Table:
         return self._manifest().line(part) is not None
 
     def pointer(self, part: str, manifest: Manifest | None = None) -> Pointer:
-        """Return the pointer of a part: its files, the version of its rows, and the record of what made them.
+        """Return the pointer of a part: its files, the version of its rows, the record of what made them.
 
-        manifest: where to read it; default: the manifest of the open session, or the file as it is now.
+        manifest: default: the manifest of the open session, or the file as it is now.
 
-        Raises MissingPart, DamagedPart, ReadError. The files themselves are not looked at, see `checked`.
+        Raises MissingPart, DamagedPart, ReadError. The files themselves are not looked at.
         """
         line = (manifest or self._manifest()).line(part)
         if line is None:
@@ -259,7 +258,7 @@ class Table:
     def checked(self, part: str) -> Pointer:
         """Return the pointer of a part, after a look at the size and the last bytes of each of its files.
 
-        In a session (see session.py) a part is looked at once until it changes. Raises MissingPart, DamagedPart.
+        A session looks once, until the part changes. Raises MissingPart, DamagedPart.
         """
         manifest = self._manifest()
         if part not in manifest.checked:
@@ -286,11 +285,10 @@ class Table:
     def checked_files(self, part: str, since: int = 0) -> Iterator[CheckedFile]:
         """Check the files of a part by their hashes; yield each file with what is wrong.
 
-        Yields nothing for a part whose line in the manifest is damaged, and stops where the part was replaced or
-        withdrawn meanwhile.
-
         since: of files that are older (nanoseconds since 1970) only the size is compared, and only wrong ones are
             yielded. With 0 every file is read and yielded.
+
+        Stops where the part was replaced or withdrawn meanwhile, or its line in the manifest is damaged.
         """
         with suppress(MissingPart, DamagedPart):
             pointer = self.pointer(part)
@@ -340,9 +338,9 @@ class Table:
         return pointer.data_version if pointer else None
 
     def remembered(self, question: str, ask: Callable[[], Answer]) -> Answer:
-        """Return the answer to a question about this table; `ask` computes it where it is not remembered.
+        """Return the answer to a question about the published parts; it is remembered until the manifest changes.
 
-        It is remembered until the manifest changes, across sessions, so it must follow from the published parts alone.
+        ask: computes the answer.
         """
         answers = self._manifest().answers
         if question not in answers:
@@ -371,7 +369,7 @@ class Table:
     def _reusable_files(self, part: str) -> dict[str, PartFile]:
         """Return the published files of a part by hash, so that equal rows need no new file.
 
-        Empty where the first of two writers wins: the loser's files are removed, and must not be shared.
+        Empty in an object store: there the files of a writer that loses a race are removed, and must not be shared.
         """
         if self.storage.first_wins or not self.has(part):
             return {}
@@ -459,12 +457,10 @@ class Table:
         return None if may_wait else self.flush(manifest).get(part)
 
     def flush(self, manifest: Manifest | None = None) -> dict[str, Pointer]:
-        """Write the pending changes of the manifest, after the files that the session writes in the background.
+        """Write the pending changes of the manifest, by default of the table's manifest in this session.
 
-        Returns the other run's pointer of each part that another run published meanwhile with equal rows. Raises
-        LostRace where it published something else.
-
-        manifest: default: the table's manifest in this session.
+        Returns, by part, the other run's pointer where it published equal rows meanwhile. Raises LostRace where it
+        published other rows.
         """
         open_session = current_session()
         if open_session:
@@ -475,9 +471,9 @@ class Table:
     def _winner(self, part: str, line: bytes | None) -> Pointer:
         """Return what another run published first, where it has the same rows from the same settings and inputs.
 
-        Removes the files of this run, which no manifest names. Raises LostRace where the other run's part differs.
+        Removes the files of this run. Raises LostRace where the other run's part differs.
 
-        line: this run's line of the manifest, which lost; None where it withdrew the part.
+        line: this run's line of the manifest; None where it withdrew the part.
         """
         winner = self._pointer_or_none(part)
         if line is None:  # this run withdrew a part that another run published anew
@@ -517,10 +513,7 @@ class Table:
             yield path
 
     def _set_aside(self, part: str, pointer: Pointer, file: PartFile, error: UnreadableFile) -> StorageError:
-        """Withdraw a part with a damaged file, so that the next update computes it again; return the error to raise.
-
-        A part that was published anew since it was read stays. The error is DamagedPart, or MissingPart where the part
-        was withdrawn meanwhile.
+        """Withdraw a part with a damaged file, unless it was published anew since; return the error to raise.
 
         pointer: the part as it was read.
         """
@@ -593,8 +586,7 @@ class Lake:
     def batch(self) -> Iterator[LakeSession]:
         """Collect publications inside the block: manifests are written every few seconds, files in the background.
 
-        At the end of the block, also after an error, what is left is written. Yields the session of the block. Raises
-        LostRace, and what a write in the background raised.
+        Yields the session of the block. At its end, what is left is written. Raises LostRace and WriteError.
         """
         with session() as open_session:
             batching_before = open_session.batching
@@ -633,9 +625,8 @@ class Lake:
     ) -> RowStore:
         """Open the computed rows `name` that hold under `identity`: everything that determines their values.
 
-        Another identity is another folder, so a row of another model or prompt is never found. Opening marks the rows
-        as in use, which `clean` respects. Raises WriteError; NotPlain or TypeError for an identity that cannot be
-        written down or has no fingerprint.
+        Opening marks the rows as in use, which `clean` respects. Raises WriteError; NotPlain or TypeError for an
+        identity that cannot be written down or has no fingerprint.
         """
         path = f"{name}/{fingerprint(identity)}"
         open_session = current_session()

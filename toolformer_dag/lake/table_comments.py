@@ -17,11 +17,9 @@ def write_comments(
 ) -> None:
     """Write comments (COMMENT ON) to the tables, views and columns of a DuckDB file.
 
-    tables: those with declared comments; one of them may be a view in the file.
-    derived: name of a table without a declaration -> the tables that it is made from.
+    A column of a view or a derived table takes the comment of that column in the first table that it is made from.
 
-    A column of a derived table or of a view has no comment of its own: it takes that of the column of the same name in
-    the first table that it reads and that has one.
+    tables: those with declared comments. derived: table without a declaration -> the tables that it is made from.
     """
     views = _tables_read_by_views(connection)
     for table in tables:

@@ -31,10 +31,9 @@ VERIFIED = ".verified"
 def checked_files(lake: Lake, since: int = 0) -> Iterator[CheckedFile]:
     """Check all manifests, files of tables and files of row stores (computed rows); yield each with what is wrong.
 
-    since: files that did not change since then (nanoseconds since 1970) are not read, and left out where they have the
-    right size.
+    since: of files that did not change since then (nanoseconds since 1970), only those of a wrong size are yielded.
 
-    The warehouse, tool indexes and shard files are not covered: they are no rows of the lake. Raises ReadError.
+    Raises ReadError. The warehouse, tool indexes and shard files are not covered.
     """
     items = list(inventory(lake.storage, all_parts=False))
     stores = {item.owner for item in items if _is_of_store(item)}
@@ -53,8 +52,7 @@ def _is_of_store(item: LakeFile) -> bool:
 def set_aside_damaged(lake: Lake) -> list[CheckedFile]:
     """Set aside the files that were damaged since the last call, so that they are computed again; return them.
 
-    Only files that changed since then are read. The time of the call is written to the file VERIFIED of the lake. In an
-    object store nothing is checked here: readers compare the hash of what they fetch.
+    In an object store nothing is checked here: readers compare the hash of what they fetch.
     """
     if isinstance(lake.storage, ObjectStorage) or not lake.root.is_dir():
         return []
@@ -85,9 +83,7 @@ def _verified_until(note: Path) -> int:
 def set_aside_file(lake: Lake, path: Path) -> None:
     """Set a damaged file of the lake aside, so that it is computed again; other files stay.
 
-    - A manifest is written anew with the parts that can be read.
-    - A part with a damaged file is withdrawn.
-    - A file of computed rows is renamed; its rows count as missing.
+    A manifest is written anew with the parts that can be read; a part with a damaged file is withdrawn.
     """
     item = lake_file_of(lake.storage, path)
     if item is None:
@@ -107,10 +103,7 @@ def _withdraw_damaged_part(table: Table, part: str) -> None:
 
 
 def _checked_table(lake: Lake, name: str, since: int) -> list[CheckedFile]:
-    """Check the manifest of a table (the list of its parts) and the files of the parts; return each with what is wrong.
-
-    since: of files that are older (nanoseconds since 1970), only the size is compared.
-    """
+    """Check the manifest of a table (the list of its parts) and the files of the parts; return each with its fault."""
     table = lake.table(name)
     part_files: list[CheckedFile] = []
     with session():

@@ -119,10 +119,7 @@ def _limits(gib: float | None) -> dict[str, Any]:
 
 
 def _stop_or_die(connection: duckdb.DuckDBPyConnection, answer: "Future[pl.DataFrame]", database: Path) -> None:
-    """Interrupt a query; end this process where DuckDB does not stop it within INTERRUPT_SECONDS.
-
-    Some of DuckDB's functions, such as the sort of a list, look for no interrupt. answer: of the query.
-    """
+    """Interrupt a query; end this process where DuckDB does not stop within INTERRUPT_SECONDS."""
     for _ in range(round(INTERRUPT_SECONDS / POLL_SECONDS)):
         connection.interrupt()  # more than once: it may be between two statements
         if wait([answer], POLL_SECONDS).done:

@@ -70,13 +70,11 @@ def _named_tools(tools: Any) -> list[dict[str, Any]]:
 def with_server_lanes(values: Values, root: Path) -> Values:
     """Return the settings with a lane, a section under `tools`, for each listed tool of each server.
 
-    A section with `server` and `tool` gives the tool's lane its key and its values. Without one, the key follows from
-    the tool's name (`lane_key`), and a section of that key gives the values.
+    Its key is that of the section that names `server` and `tool`, else it follows from the tool's name (`lane_key`).
 
     root: the folder of toolformer.toml and LISTING.
 
-    Raises SettingsError for a server that is not listed yet, and for a named tool that no server lists or that can have
-    no lane.
+    Raises SettingsError for a server that is not listed yet, and for a named tool that can have no lane.
     """
     servers = values.get("servers")
     if not isinstance(servers, Mapping) or not servers:
@@ -121,7 +119,7 @@ class _ServerLanes:
     def add(self) -> None:
         """Add the lane of each wanted tool, in the order of the list; values of sections win over the server's.
 
-        Raises SettingsError if `tools` names a tool that can have no lane; others are left out with a warning.
+        Raises SettingsError if `tools` names a tool that can have no lane.
         """
         for tool in self._tools:
             if _is_wanted(tool["name"], self._wanted):
@@ -184,9 +182,7 @@ def _without_tools(server: Values) -> dict[str, Any]:
 def _some_have_sections(connection: Values, tools: Sequence[dict[str, Any]], keys: set[str]) -> bool:
     """Return whether some tools of a server have sections with examples, so that tools without one are not wanted.
 
-    connection: the server's own keys; if examples or a prompt are among them, all tools have these: the result is
-        False.
-    keys: the keys of all sections, and the names of the tools that sections name.
+    connection: the server's own keys. keys: the keys of all sections, and the tools that sections name.
     """
     if "examples" in connection or "prompt" in connection:
         return False

@@ -248,7 +248,7 @@ def load_servers(file: Path | None = None) -> tuple[dict[str, ServerSettings], P
 def _settings(sources: Sources, values: Mapping[str, Any], root: Path) -> Settings:
     """Return the settings of these values and, below them, of the profile that they choose.
 
-    values: of all sources, merged. root: the folder of toolformer.toml. Raises SettingsError, ValidationError.
+    values: of all sources, merged. Raises SettingsError, ValidationError.
     """
     written = WrittenSettings.model_validate(values)
     _refuse_lanes_of_profiles(sources, written)
@@ -284,10 +284,9 @@ def _merged(upper: Mapping[str, Any], *lower: Mapping[str, Any]) -> dict[str, An
 
 
 def _chosen_profile(sources: Sources, written: WrittenSettings) -> dict[str, Any]:
-    """Return the values of the chosen profile: the file's own, then the package's.
+    """Return the values of the chosen profile: the file's own, then the package's. A profile adds no lanes.
 
-    A profile adds no lanes: values for lanes that the settings lack are left out. Raises SettingsError for an unknown
-    profile.
+    Raises SettingsError for an unknown profile.
     """
     name = written.profile
     package_profiles = _toml(PROFILES)["profiles"]
@@ -337,10 +336,7 @@ def _from_variable(name: str, value: str, in_file: Mapping[str, Any]) -> Overrid
 
 
 def _path_in_file(parts: Sequence[str], in_file: Mapping[str, Any]) -> list[str]:
-    """Return the keys of the settings file that are these parts in small letters; unknown parts stay as they are.
-
-    ["models", "gpt2"] becomes ["models", "GPT2"] if the file has such a key.
-    """
+    """Return the keys of the settings file that are these parts in small letters: "gpt2" may mean the key "GPT2"."""
     path = []
     table: Any = in_file
     for part in parts:
@@ -371,8 +367,7 @@ def _from_pair(file: str, pair: str) -> Override:
 def _value(origin: str, text: str) -> Any:
     """Return a value of the command line, read as TOML: `0.8` is a number, `["a", "b"]` a list, anything else a text.
 
-    origin: the option or variable, for messages. Raises SettingsError for a value over several lines or nested too
-    deeply.
+    origin: the option or variable, for messages. Raises SettingsError for a value over several lines.
     """
     text = text.strip()
     parsed = _parsed_line(origin, f"value = {text}") or {"value": text}
@@ -396,7 +391,7 @@ def _parsed_line(origin: str, line: str) -> dict[str, Any]:
 def _refuse_unusable(origin: str, value: Any, *path: str) -> None:
     """Raise SettingsError if a value, a part of it or a key is something that only TOML can hold.
 
-    origin: the file, option or variable, for messages. path: the keys of the tables around the value.
+    origin: for messages. path: the keys of the tables around the value.
     """
     if len(path) > MAXIMUM_DEPTH:
         raise SettingsError(f"{origin}: {printable(path[0])}: values are nested too deeply; no setting needs that")
