@@ -103,16 +103,17 @@ class Engine:
     def _new_proposal(self, request: ProposalRequest, text: TextTokens, selection: Selection) -> PendingProposal:
         """Return the empty proposal of a request. text: the tokens of the request's text x.
 
-        The model reads the prompt, x, "Output:", and x again. A call may stand before each token of the second x, but
-        the next call of a chain only right after the earlier calls.
+        The model reads the prompt, x, "Output:", and x again. A call may stand before each token of the second x.
         """
         x_and_output = text.ids + self.encoding.output
         if not request.calls:
             return PendingProposal(request, selection, text=text, lead=x_and_output)
+        # The next call of a chain stands right after the earlier calls, so before this token alone.
         next_token = sampling_token(request.text, text.offsets, request.behind)
-        earlier_calls = self.encoding.calls([request.calls])[0]
+        only_place = text.part(next_token, next_token + 1)
+        [earlier_calls] = self.encoding.calls([request.calls])
         lead = x_and_output + text.ids[:next_token] + earlier_calls
-        return PendingProposal(request, selection, text=text.part(next_token, next_token + 1), lead=lead)
+        return PendingProposal(request, selection, text=only_place, lead=lead)
 
     def _reason(self, proposal: PendingProposal, prompt_length: int) -> str | None:
         """Return why the model cannot run for a proposal: "empty", or "does_not_fit" the context with a call."""
@@ -177,9 +178,9 @@ class Engine:
         queries = []
         for request in requests:
             text_before = self._tokens_before_call(request, text_tokens[request.text])
-            call = call_tokens[request.call]
-            queries.append(self._call_query(call, prefix=text_before + call_tokens[request.before]))
-            queries.append(self._call_query(call, prefix=text_before + call_tokens[request.other]))
+            for earlier_calls in (request.before, request.other):
+                prefix = text_before + call_tokens[earlier_calls]
+                queries.append(self._call_query(call_tokens[request.call], prefix=prefix))
         return queries
 
     def _tokens_before_call(self, request: NeedRequest, text: TextTokens) -> list[int]:
