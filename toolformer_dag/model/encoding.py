@@ -59,8 +59,7 @@ class TextTokens:
     def place_at(self, text: str, offset: int) -> CallPlace | None:
         """Return where a call stands among the tokens of `text` if it is put before character `offset`.
 
-        Where no token begins at that character, the call moves over the white space there. Return None where no token
-        begins beside the white space either.
+        White space around `offset` does not matter. None where no token begins there, as inside a word.
         """
         possible_tokens = np.flatnonzero(~self.inside)  # indices of the tokens before which a call may stand
         place = place_at(text, self.offsets[possible_tokens], offset)
@@ -163,8 +162,8 @@ class Encoding:
         if not texts:
             return []
         encoded = self._encoded(texts, return_offsets_mapping=True)
-        rows = zip(texts, encoded.input_ids, encoded.offset_mapping, strict=True)
-        return [_text_tokens(text, ids, spans) for text, ids, spans in rows]
+        encodings = zip(texts, encoded.input_ids, encoded.offset_mapping, strict=True)
+        return [_text_tokens(text, ids, spans) for text, ids, spans in encodings]
 
     def lengths(self, texts: Sequence[str]) -> list[int]:
         """Return the number of tokens of each text; twice as fast as `texts`, because offsets are left out."""
@@ -256,7 +255,7 @@ class Encoding:
 
     @cached_property
     def _ending_tokens(self) -> list[int]:
-        """The tokens with which a sample may end: EOS, and those that may complete a marker such as "]"."""
+        """The tokens with which a sample may end: EOS, and all that may complete a marker such as "]"."""
         vocabulary = [[token] for token in range(len(self.tokenizer))]
         token_texts = self.tokenizer.batch_decode(vocabulary)
         ending_tokens = list(self.eos)
