@@ -196,9 +196,9 @@ class Encoding:
         A call gets the tokens that it has in sampling and decoding: no token spans a marker such as ` [` and the text
         beside it, unless the text would then decode to another one.
         """
-        return [self._with_calls(text, tokens) for text, tokens in zip(texts, self.texts(texts), strict=True)]
+        return [self._split_if_needed(text, whole) for text, whole in zip(texts, self.texts(texts), strict=True)]
 
-    def _with_calls(self, text: str, whole: TextTokens) -> TextTokens:
+    def _split_if_needed(self, text: str, whole: TextTokens) -> TextTokens:
         """Return the tokens of a text with its markers apart, where possible. whole: its tokens in one piece."""
         if self._markers_are_apart(text, whole):
             return whole
@@ -404,12 +404,12 @@ def _added_markers(tokenizer: Any, markers: CallMarkers) -> dict[str, list[int]]
 
 
 def _leading_special_tokens(tokenizer: Any) -> list[int]:
-    """Return the tokens that the tokenizer adds before a text, such as BOS; found by encoding "a"."""
-    plain = tokenizer("a", add_special_tokens=False).input_ids
-    full = tokenizer("a").input_ids
-    for start in range(len(full)):
-        if full[start : start + len(plain)] == plain:
-            return list(full[:start])
+    """Return the tokens that the tokenizer adds before a text, such as BOS."""
+    text_tokens = tokenizer("a", add_special_tokens=False).input_ids
+    all_tokens = tokenizer("a").input_ids
+    for start in range(len(all_tokens)):
+        if all_tokens[start : start + len(text_tokens)] == text_tokens:
+            return list(all_tokens[:start])
     return []
 
 
@@ -432,7 +432,7 @@ def _text_tokens(text: str, ids: list[int], spans: Sequence[tuple[int, int]]) ->
     starts, ends = np.array(spans, np.int32).reshape(-1, 2).T  # [n] each
     ends_before = _ends_of_earlier_tokens(ends)  # [n]
     if not text.isascii():
-        _skip_accents(text, starts, ends_before)
+        ends_before = _ends_after_accents(text, starts, ends_before)
     return TextTokens(list(ids), offsets=np.minimum(starts, ends_before), inside=starts < ends_before)
 
 
@@ -442,13 +442,15 @@ def _ends_of_earlier_tokens(ends: NDArray[np.int32]) -> NDArray[np.int32]:
     return reached[:-1].astype(np.int32)
 
 
-def _skip_accents(text: str, starts: NDArray[np.int32], ends_before: NDArray[np.int32]) -> None:
-    """Move each end in `ends_before` behind accents that have no token, which belong to the letter before them.
+def _ends_after_accents(text: str, starts: NDArray[np.int32], ends_before: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Return `ends_before` moved behind accents without a token, which belong to the letter before them, [n].
 
     A tokenizer that merges accents into letters (NFC) drops them. starts: the first character of each token, [n].
     """
+    moved = ends_before.copy()
     for token in np.flatnonzero(ends_before < starts):
-        ends_before[token] = _end_of_accents(text, start=int(ends_before[token]), end=int(starts[token]))
+        moved[token] = _end_of_accents(text, start=int(ends_before[token]), end=int(starts[token]))
+    return moved
 
 
 def _end_of_accents(text: str, *, start: int, end: int) -> int:
