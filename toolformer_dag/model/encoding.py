@@ -59,8 +59,7 @@ class TextTokens:
     def place_at(self, text: str, offset: int) -> CallPlace | None:
         """Return where a call stands among the tokens of `text` if it is put before character `offset`.
 
-        Where no token begins at that character, the call moves over the white space there. Return None where no token
-        begins beside the white space either.
+        White space around `offset` does not matter. None where no token begins there, as inside a word.
         """
         possible_tokens = np.flatnonzero(~self.inside)  # indices of the tokens before which a call may stand
         place = place_at(text, self.offsets[possible_tokens], offset)
@@ -163,8 +162,8 @@ class Encoding:
         if not texts:
             return []
         encoded = self._encoded(texts, return_offsets_mapping=True)
-        rows = zip(texts, encoded.input_ids, encoded.offset_mapping, strict=True)
-        return [_text_tokens(text, ids, spans) for text, ids, spans in rows]
+        encodings = zip(texts, encoded.input_ids, encoded.offset_mapping, strict=True)
+        return [_text_tokens(text, ids, spans) for text, ids, spans in encodings]
 
     def lengths(self, texts: Sequence[str]) -> list[int]:
         """Return the number of tokens of each text; twice as fast as `texts`, because offsets are left out."""
@@ -197,9 +196,9 @@ class Encoding:
         A call gets the tokens that it has in sampling and decoding: no token spans a marker such as ` [` and the text
         beside it, unless the text would then decode to another one.
         """
-        return [self._with_calls(text, tokens) for text, tokens in zip(texts, self.texts(texts), strict=True)]
+        return [self._split_if_needed(text, whole) for text, whole in zip(texts, self.texts(texts), strict=True)]
 
-    def _with_calls(self, text: str, whole: TextTokens) -> TextTokens:
+    def _split_if_needed(self, text: str, whole: TextTokens) -> TextTokens:
         """Return the tokens of a text with its markers apart, where possible. whole: its tokens in one piece."""
         if self._markers_are_apart(text, whole):
             return whole
@@ -256,7 +255,7 @@ class Encoding:
 
     @cached_property
     def _ending_tokens(self) -> list[int]:
-        """The tokens with which a sample may end: EOS, and those that may complete a marker such as "]"."""
+        """The tokens with which a sample may end: EOS, and all that may complete a marker such as "]"."""
         vocabulary = [[token] for token in range(len(self.tokenizer))]
         token_texts = self.tokenizer.batch_decode(vocabulary)
         ending_tokens = list(self.eos)
@@ -405,12 +404,12 @@ def _added_markers(tokenizer: Any, markers: CallMarkers) -> dict[str, list[int]]
 
 
 def _leading_special_tokens(tokenizer: Any) -> list[int]:
-    """Return the tokens that the tokenizer adds before a text, such as BOS; found by encoding "a"."""
-    plain = tokenizer("a", add_special_tokens=False).input_ids
-    full = tokenizer("a").input_ids
-    for start in range(len(full)):
-        if full[start : start + len(plain)] == plain:
-            return list(full[:start])
+    """Return the tokens that the tokenizer adds before a text, such as BOS."""
+    text_tokens = tokenizer("a", add_special_tokens=False).input_ids
+    all_tokens = tokenizer("a").input_ids
+    for start in range(len(all_tokens)):
+        if all_tokens[start : start + len(text_tokens)] == text_tokens:
+            return list(all_tokens[:start])
     return []
 
 
@@ -433,7 +432,7 @@ def _text_tokens(text: str, ids: list[int], spans: Sequence[tuple[int, int]]) ->
     starts, ends = np.array(spans, np.int32).reshape(-1, 2).T  # [n] each
     ends_before = _ends_of_earlier_tokens(ends)  # [n]
     if not text.isascii():
-        _skip_accents(text, starts, ends_before)
+        ends_before = _ends_after_accents(text, starts, ends_before)
     return TextTokens(list(ids), offsets=np.minimum(starts, ends_before), inside=starts < ends_before)
 
 
@@ -443,13 +442,15 @@ def _ends_of_earlier_tokens(ends: NDArray[np.int32]) -> NDArray[np.int32]:
     return reached[:-1].astype(np.int32)
 
 
-def _skip_accents(text: str, starts: NDArray[np.int32], ends_before: NDArray[np.int32]) -> None:
-    """Move each end in `ends_before` behind accents that have no token, which belong to the letter before them.
+def _ends_after_accents(text: str, starts: NDArray[np.int32], ends_before: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Return `ends_before` moved behind accents without a token, which belong to the letter before them, [n].
 
     A tokenizer that merges accents into letters (NFC) drops them. starts: the first character of each token, [n].
     """
+    moved = ends_before.copy()
     for token in np.flatnonzero(ends_before < starts):
-        ends_before[token] = _end_of_accents(text, start=int(ends_before[token]), end=int(starts[token]))
+        moved[token] = _end_of_accents(text, start=int(ends_before[token]), end=int(starts[token]))
+    return moved
 
 
 def _end_of_accents(text: str, *, start: int, end: int) -> int:

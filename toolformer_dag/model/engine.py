@@ -94,7 +94,7 @@ class Engine:
         proposals = []
         for request, text in zip(requests, texts, strict=True):
             proposal = self._new_proposal(request, text, selection)
-            proposal.reason = self._reason(proposal, prompt_length)
+            proposal.reason = self._refusal(proposal, prompt_length)
             if proposal.reason is None:
                 _take_stored_probabilities(proposal)
             proposals.append(proposal)
@@ -115,7 +115,7 @@ class Engine:
         lead = x_and_output + text.ids[:next_token] + earlier_calls
         return PendingProposal(request, selection, text=only_place, lead=lead)
 
-    def _reason(self, proposal: PendingProposal, prompt_length: int) -> str | None:
+    def _refusal(self, proposal: PendingProposal, prompt_length: int) -> str | None:
         """Return why the model cannot run for a proposal: "empty", or "does_not_fit" the context with a call."""
         place_count = len(proposal.text.ids)
         if not place_count:

@@ -427,9 +427,14 @@ def load_encoding(model: ModelSettings) -> Encoding:
         set_bos(name, tokenizer, model.bos)
     _set_markers(model, tokenizer)
     check_tokenizer(name, tokenizer)
+    _remove_local_entries(tokenizer)
+    return Encoding(tokenizer)
+
+
+def _remove_local_entries(tokenizer: Any) -> None:
+    """Keep how this machine loaded a tokenizer out of the files in which it is saved."""
     for key in LOCAL_INIT_KWARGS:
         tokenizer.init_kwargs.pop(key, None)
-    return Encoding(tokenizer)
 
 
 def _set_markers(model: ModelSettings, tokenizer: Any) -> None:

@@ -43,10 +43,6 @@ class NeededTokens(NamedTuple):
     kind: LossKind
     indices: list[int]
 
-    def with_more(self, window: Iterable[int]) -> "NeededTokens":
-        """Return the tokens and those of a window, which come first, each once."""
-        return NeededTokens(self.kind, list(dict.fromkeys([*window, *self.indices])))
-
     def log_p_by_index(self, answer: LogProbabilities) -> dict[int, float]:
         """Return log p by j. answer: the backend's log p of the tokens, [n, 1]."""
         return dict(zip(self.indices, answer[:, 0].tolist(), strict=True))
@@ -187,7 +183,8 @@ class LossScorer:
             for kind in kinds:
                 scored = _scored(kind, request)
                 indices_so_far = needed[scored].indices if scored in needed else []
-                needed[scored] = NeededTokens(kind, indices_so_far).with_more(window)
+                distinct_indices = list(dict.fromkeys([*window, *indices_so_far]))
+                needed[scored] = NeededTokens(kind, distinct_indices)
         return needed
 
     def _query(self, scored: ScoredText, needed: NeededTokens) -> TokenQuery:
