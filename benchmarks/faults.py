@@ -20,7 +20,7 @@ import zstandard
 
 from benchmarks.worlds import GIVEN, KINDS, SEAL, Ended, Tables, World, differing, flip, rot, unseen
 from toolformer_dag import identity
-from toolformer_dag.assets.by_hand import BY_HAND
+from toolformer_dag.assets.measurement_assets import assets_by_hand
 from toolformer_dag.exports.corpus_export import export_corpus
 from toolformer_dag.exports.export_forms import text_form
 from toolformer_dag.exports.verify_project import verified, verified_folder
@@ -160,8 +160,10 @@ def _judged(whole: Undisturbed, world: World, faults: int, ended: Ended, tokens:
     if ended.error is not None:
         return Trial(faults, (ended.error,))
     wrong = [f"{table} differs" for table in differing(whole.tables, world.tables())]
-    for asset, reason in world.project().stale().items():
-        if asset not in BY_HAND:
+    project = world.project()
+    by_hand = assets_by_hand(project.plan)
+    for asset, reason in project.stale().items():
+        if asset not in by_hand:
             wrong.append(f"{asset} is stale: {reason.lines}")
     for path in world.named():
         wrong.append(f"{path} is damaged")

@@ -61,17 +61,21 @@ LIMIT_WORDS = {
 
 
 def limit_met(error: BaseException) -> str | None:
-    """Return which limit of this process caused an error, with its value and the remedy; None for any other error.
+    """Return which limit of this process caused an error, with the remedy; None for any other error.
 
     For example "there are not enough open files (ulimit -n: 1024); raise that limit".
     """
     error_number = _error_number(error)
     for limit in LIMITS:
         if error_number in limit.errors:
-            soft_limit, _ = resource.getrlimit(limit.number)
-            value = "none" if soft_limit == resource.RLIM_INFINITY else str(soft_limit // limit.unit)
-            return f"there are not enough {limit.what} ({limit.command}: {value}); raise that limit"
+            return f"there are not enough {limit.what} ({limit.command}: {_shown_value(limit)}); raise that limit"
     return None
+
+
+def _shown_value(limit: Limit) -> str:
+    """Return the value of a limit as its command shows it, or "none"."""
+    soft_limit, _ = resource.getrlimit(limit.number)
+    return "none" if soft_limit == resource.RLIM_INFINITY else str(soft_limit // limit.unit)
 
 
 def _error_number(error: BaseException) -> int | None:
@@ -97,19 +101,25 @@ AMPLE = 10_000
 def require_threads() -> None:
     """Raise UserError where this process cannot start as many threads as a command needs (`ulimit -u`).
 
-    Call it before libraries are imported: some hang or abort when they meet the limit, without naming it. Where the
-    limit is below AMPLE, the threads are really started, and end at once.
+    Call it before libraries are imported, some of which hang or abort at the limit. Where the limit is below AMPLE,
+    the threads are really started.
     """
     soft_limit, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     if soft_limit == resource.RLIM_INFINITY or soft_limit > AMPLE:
         return
     count = NEEDED_THREADS + (os.cpu_count() or 1)
+    try:
+        _start_threads(count)
+    except RuntimeError as error:
+        raise UserError(f"a command may need {count} threads: {limit_met(error)} and run again") from error
+
+
+def _start_threads(count: int) -> None:
+    """Start threads that all live until the last is started, then end. Raises RuntimeError where the system refuses."""
     may_end = threading.Event()
     try:
         for _ in range(count):
             threading.Thread(target=may_end.wait, daemon=True).start()
-    except RuntimeError as error:
-        raise UserError(f"a command may need {count} threads: {limit_met(error)} and run again") from error
     finally:
         may_end.set()
 
@@ -147,16 +157,12 @@ class NotPlain(StorageError):
 def write_whole(path: Path, content: bytes) -> None:
     """Write `content` to the file `path` atomically: a reader sees the old file or the new one, after a power loss too.
 
-    The content goes to a temporary file, which is synced and renamed; then the folder is synced. Folders are created
-    where they are missing. Raises WriteError, and then leaves no temporary file.
+    Folders are created where they are missing. Raises WriteError, and then leaves no temporary file.
     """
     temporary = beside(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
+        _write_synced(temporary, content)
         temporary.replace(path)
         sync(path.parent)
     except OSError as error:
@@ -166,26 +172,38 @@ def write_whole(path: Path, content: bytes) -> None:
             temporary.unlink()
 
 
+def _write_synced(path: Path, content: bytes) -> None:
+    """Write a file and wait until its content is on the disk. Raises OSError."""
+    with path.open("wb") as stream:
+        stream.write(content)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
 def write_output(path: Path, content: bytes, option: str, force: bool) -> None:
     """Write the file that a person named on the command line; replace an existing one only with `force`.
 
-    option: the option that names the file, such as "--out", for the message.
+    option: such as "--out", for the message. A pipe or a device is written to as it is.
 
-    A pipe or a device such as /dev/stdout is written to as it is; a link is followed. Raises UserError where the file
-    exists and must stay, and WriteError.
+    Raises UserError where the file exists and must stay, and WriteError.
     """
     is_stream = irregular(path) not in (None, "folder")
     if is_stream:
-        try:
-            path.write_bytes(content)
-        except OSError as error:
-            raise WriteError(path, error) from error
+        _write_to_stream(path, content)
         return
     if path.exists() and not force:
         raise UserError(
             f"{option} {path}: there is such a file, and it stays; name another, or replace it with --force"
         )
     write_whole(path.resolve(), content)
+
+
+def _write_to_stream(path: Path, content: bytes) -> None:
+    """Write to a pipe or a device. Raises WriteError."""
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        raise WriteError(path, error) from error
 
 
 def beside(path: Path, suffix: str = "") -> Path:
@@ -206,8 +224,7 @@ def replace_whole(fresh: Path, path: Path) -> None:
 def replace_folder(folder: Path, fresh: Path) -> None:
     """Put the finished folder `fresh` in the place of `folder`, which may be missing; both lie on the same disk.
 
-    Everything in `fresh` is synced first. Between two renames `folder` is missing for a moment; it is never incomplete.
-    Raises OSError.
+    Everything is synced first. `folder` may be missing for a moment, but is never incomplete. Raises OSError.
     """
     for path in fresh.rglob("*"):
         sync(path)
@@ -239,9 +256,7 @@ SAFE = " ,+=@"
 def file_name(name: str) -> str:
     """Turn any name into a readable file name; `plain_name` turns it back.
 
-    What could hide the file, leave its folder or name another one is written as %XX: `a/b` becomes `a%2Fb`, and
-    `.hidden` becomes `%2Ehidden`. Letters of any script stay: a file name has 255 bytes, and quoted letters take three
-    times as many.
+    What could hide the file or leave its folder is written as %XX: `a/b` becomes `a%2Fb`. Letters of any script stay.
     """
     if PLAIN.fullmatch(name):
         return name
@@ -273,10 +288,9 @@ KINDS = {
 
 
 def irregular(path: Path) -> str | None:
-    """Return what a path names in place of a regular file, such as "folder" or "named pipe"; None for a regular file.
+    """Return what a path names in place of a regular file, such as "folder" or "named pipe"; else None.
 
-    None too for a path that names nothing or cannot be looked at: opening it raises the fitting error. Ask before
-    opening, because opening a pipe, and some devices, waits for ever.
+    Ask before opening, because opening a pipe, and some devices, waits for ever.
     """
     try:
         mode = path.stat().st_mode
@@ -334,13 +348,16 @@ def unsealed(content: bytes) -> dict[str, Any]:
         seal = record.pop(SEAL)
     except (RecursionError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"is no record: {error!r}") from error
-    # The bytes are a brace, the line of the seal, and the rest of the record; the hash is of the brace and the rest.
-    prefix = _seal_line(seal)
-    body = b"{" + content[len(prefix) :]
-    is_intact = content.startswith(prefix) and content_hash(body) == seal
-    if not is_intact:
+    if not _is_intact(content, seal):
         raise ValueError("is damaged: its content is not what was written")
     return dict(record)
+
+
+def _is_intact(content: bytes, seal: object) -> bool:
+    """Return whether a sealed record is as it was written: its seal is the hash of its brace and its other lines."""
+    prefix = _seal_line(seal)
+    body = b"{" + content[len(prefix) :]
+    return content.startswith(prefix) and content_hash(body) == seal
 
 
 def _seal_line(seal: object) -> bytes:
@@ -365,9 +382,7 @@ def hashes_beside(record: Path) -> dict[str, str]:
 def files_beside(record: Path, again: bool = False) -> Iterator[tuple[Path, bool]]:
     """Yield each file that a sealed record lists (FILES), and whether it holds what was written.
 
-    again: read every file; without it, one whose size and times did not change since it was hashed is not read.
-
-    Where the record itself is missing or damaged, it is the only file that is yielded.
+    again: read every file, also where size and times did not change. A damaged record is yielded alone.
     """
     try:
         require_regular(record)
@@ -388,9 +403,7 @@ def damaged_beside(record: Path, again: bool = False) -> list[Path]:
 def _is_whole(file: Path, hash_or_size_and_hash: str | list[Any], *, again: bool) -> bool:
     """Return whether a file has the hash that a record lists for it; False for a file that cannot be read.
 
-    - hash_or_size_and_hash: the record's entry for the file, in either of its two forms (FILES): the `file_hash`, or
-      [size in bytes, `content_hash`].
-    - again: read the file even where its hash is remembered and its size and times did not change.
+    hash_or_size_and_hash: the `file_hash`, or [size in bytes, `content_hash`]. again: read it in any case.
     """
     try:
         require_regular(file)
@@ -406,10 +419,7 @@ def _is_whole(file: Path, hash_or_size_and_hash: str | list[Any], *, again: bool
 def changed_unseen(files: Iterable[Path]) -> Path | None:
     """Read files and return the first whose content differs from its remembered hash; None where all are whole.
 
-    Fingerprints use remembered hashes (`file_hash`), so damage since then is only noticed by reading the file. Call it
-    right before loading: what is read here stays in the system's cache, and loading takes it from there.
-
-    Raises OSError.
+    Call it right before loading, which then takes the files from the system's cache. Raises OSError.
     """
     for file in files:
         if stream_hash(file) != remembered_hashes(file).content:
@@ -463,12 +473,10 @@ _lock_files = _LockFiles()
 def locked(path: Path, wait: bool = True) -> Iterator[bool]:
     """Lock the file `path` during the block, which one process at a time enters. Yield whether it is locked.
 
-    wait: wait until another process releases the lock; without it, False is yielded at once where another process has
-    the lock.
+    wait: wait for another process to release the lock; else False is yielded at once.
 
-    The kernel releases the lock when its holder ends, in whatever way; forked children do not hold it. In a folder that
-    this process may not write to, such as a snapshot, an existing lock file is locked, and a missing one is not needed:
-    True is yielded. Raises OSError.
+    The kernel releases the lock when its holder ends. In a folder that this process may not write to, a missing lock
+    file is not needed: True is yielded. Raises OSError.
     """
     with ExitStack() as stack:
         file = _open_to_lock(path, stack)
@@ -485,10 +493,7 @@ def locked(path: Path, wait: bool = True) -> Iterator[bool]:
 
 
 def _open_to_lock(path: Path, stack: ExitStack) -> IO[bytes] | None:
-    """Open a lock file, created where it is missing; return None where it is missing and cannot be written.
-
-    stack: closes the file when it ends. Raises OSError.
-    """
+    """Open a lock file, made where it is missing; return None where it cannot be made. Raises OSError."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         return stack.enter_context(_lock_files.open(path, "ab"))

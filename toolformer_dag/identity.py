@@ -49,10 +49,7 @@ def fingerprint(value: object) -> str:
 
 
 def _encode(value: object) -> bytes:
-    """Encode a value as its tag, the length of its body and the body: `str 4 Rome`.
-
-    The length makes the encoding injective: no value reads like another, and no value like two in a row.
-    """
+    """Encode a value as its tag, the length of its body and the body: `str 4 Rome`. No value reads like another."""
     # Most values are texts: a table of 10,000 parts has 50,000. They take the short way, to the same bytes.
     if type(value) is str:
         content = value.encode("utf-8", "surrogatepass")
@@ -64,13 +61,21 @@ def _encode(value: object) -> bytes:
 def _tag_and_body(value: object) -> tuple[str, bytes]:
     """Return the name of a value's type, and its content: a scalar's text, or the encodings of its parts in a row.
 
-    Parts without an order (of sets and mappings) are sorted by their encoding. Raises TypeError for an unknown type.
+    Raises TypeError for an unknown type.
     """
     write_scalar = SCALARS.get(type(value))
-    if write_scalar is not None:
-        text = write_scalar(value)
-        return type(value).__name__, text.encode("utf-8", "surrogatepass")
-    if isinstance(value, list | tuple) and type(value) in (list, tuple):
+    if write_scalar is None:
+        return _tag_and_parts(value)
+    text = write_scalar(value)
+    return type(value).__name__, text.encode("utf-8", "surrogatepass")
+
+
+def _tag_and_parts(value: object) -> tuple[str, bytes]:
+    """Return the tag of a value with parts, and the encodings of its parts, sorted where they have no order.
+
+    Raises TypeError for an unknown type.
+    """
+    if isinstance(value, list | tuple) and type(value) in (list, tuple):  # no named tuple
         return "sequence", b"".join(_encode(item) for item in value)
     if isinstance(value, set | frozenset):
         return "set", b"".join(sorted(_encode(item) for item in value))
@@ -89,13 +94,18 @@ def _fields(value: object) -> dict[str, object]:
     """Return the fields of a pydantic model or a frozen dataclass by name. Raises TypeError for anything else."""
     if isinstance(value, BaseModel):
         return dict(value)
-    kind: Any = type(value)
-    if is_dataclass(value) and not isinstance(value, type) and kind.__dataclass_params__.frozen:
+    if is_dataclass(value) and _is_frozen(type(value)):
         return {field.name: getattr(value, field.name) for field in fields(value)}
     raise TypeError(
         f"no fingerprint for {type(value).__module__}.{type(value).__qualname__}: "
         "turn it into plain values, a frozen dataclass or a pydantic model first"
     )
+
+
+def _is_frozen(kind: Any) -> bool:
+    """Return whether a class is a frozen dataclass; False for `type`, whose instances are classes."""
+    parameters = getattr(kind, "__dataclass_params__", None)
+    return parameters is not None and bool(parameters.frozen)
 
 
 def content_hash(content: bytes) -> str:
@@ -131,11 +141,9 @@ class Stamp(NamedTuple):
 def file_hash(file: Path, again: bool = False) -> str:
     """Return the SHA-256 hash of a file, cut to 16 hexadecimal characters, for the fingerprint of what is made from it.
 
-    Hashes of files of a megabyte and more are remembered across processes, in `cache_folder`, so that loading the
-    definitions does not read gigabytes of weights. Raises OSError.
+    Hashes of large files are remembered across processes. Raises OSError.
 
-    again: read the file even if its size, inode and times did not change. A remembered hash tells whether results are
-        stale; whether the file is damaged on the disk is only found by reading it.
+    again: read the file even if its size, inode and times did not change, to notice damage on the disk.
     """
     remembered = remembered_hashes(file)
     if again and stream_hash(file) != remembered.content:
@@ -146,7 +154,7 @@ def file_hash(file: Path, again: bool = False) -> str:
 def remembered_hashes(file: Path) -> Hashes:
     """Return the hashes of a file from the last time that it was read with the same size, inode and times.
 
-    It is read now where it never was, and where its times are too new to be trusted (`settled`). Raises OSError.
+    Else, and where its times are too new to be trusted (`settled`), it is read now. Raises OSError.
     """
     status = file.stat()
     if not settled(status):
@@ -164,6 +172,7 @@ def settled(status: os.stat_result) -> bool:
 
 
 def _stamp(status: os.stat_result) -> Stamp:
+    """Return the stamp of a file from its `stat`."""
     return Stamp(
         size=status.st_size,
         modified=status.st_mtime_ns,
@@ -174,37 +183,34 @@ def _stamp(status: os.stat_result) -> Stamp:
 
 @lru_cache(maxsize=4096)
 def _hashes_under_stamp(file: Path, stamp: Stamp) -> Hashes:
-    """Return the hashes of a file, from the cache on disk where its stamp is the same, else by reading it.
-
-    stamp: the file's size, times and inode; another stamp means that the content may be another. Files smaller than
-    LARGE are always read.
-    """
+    """Return the hashes of a file, from the cache on disk where its stamp is the same, else by reading it."""
     if stamp.size < LARGE:
         return _read(file)
-    # A missing, damaged or foreign entry of the cache counts as none: the seal covers stamp and hashes.
-    with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
-        entry = json.loads(_cache_entry(file).read_text("utf-8"))
-        cached = Hashes(sha=entry["hash"], content=entry["content"])
-        if entry["seal"] == _seal_of(stamp, cached):
-            return cached
+    cached = _cached_hashes(file, stamp)
+    if cached is not None:
+        return cached
     hashes = _read(file)
     _write_entry(file, hashes, stamp)
     return hashes
 
 
-def remember(file: Path, hashes: Hashes) -> None:
-    """Note across processes that a file, as it is now, has these hashes. Raises OSError where it cannot be looked at.
+def _cached_hashes(file: Path, stamp: Stamp) -> Hashes | None:
+    """Return the hashes of a file from the cache on disk; None without a whole entry for this file and stamp."""
+    with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+        entry = json.loads(_cache_entry(file).read_text("utf-8"))
+        hashes = Hashes(sha=entry["hash"], content=entry["content"])
+        if entry["seal"] == _seal_of(stamp, hashes):
+            return hashes
+    return None
 
-    A cache that cannot be written is no error: the file is read again then.
-    """
+
+def remember(file: Path, hashes: Hashes) -> None:
+    """Note across processes that a file, as it is now, has these hashes. Raises OSError where it is not there."""
     _write_entry(file, hashes, _stamp(file.stat()))
 
 
 def _write_entry(file: Path, hashes: Hashes, stamp: Stamp) -> None:
-    """Remember the hashes of a file on disk, under its path and stamp (size, times, inode).
-
-    The entry is written whole or not at all. A cache that cannot be written is passed over.
-    """
+    """Remember the hashes of a file on disk, under its path and stamp. A cache that cannot be written is no error."""
     entry = {
         "file": str(file),
         "stamp": stamp,
@@ -213,11 +219,16 @@ def _write_entry(file: Path, hashes: Hashes, stamp: Stamp) -> None:
         "seal": _seal_of(stamp, hashes),
     }
     target = _cache_entry(file.absolute())
-    with suppress(OSError):  # a cache that cannot be written costs time, nothing else
-        target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = target.with_suffix(f".{os.getpid()}")
-        temporary.write_text(json.dumps(entry), "utf-8")
-        temporary.replace(target)
+    with suppress(OSError):
+        _replace_text(target, json.dumps(entry))
+
+
+def _replace_text(target: Path, text: str) -> None:
+    """Replace a file as a whole; its folder is made where it is missing. Raises OSError."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_suffix(f".{os.getpid()}")
+    temporary.write_text(text, "utf-8")
+    temporary.replace(target)
 
 
 def _seal_of(stamp: Stamp, hashes: Hashes) -> str:

@@ -4,8 +4,9 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import cache
 from multiprocessing import parent_process
 from typing import NoReturn
@@ -15,10 +16,9 @@ PAUSE = 1.0
 
 
 def end_with_parent(parent: int | None = None) -> None:
-    """End this process, without tidying up, as soon as its parent has ended. A thread of its own waits for that.
+    """End this process, without tidying up, as soon as its parent has ended, for which a thread waits.
 
-    parent: the id of the process to end with. Without it, the process that started this one by multiprocessing; where
-        none did, nothing happens.
+    parent: the id of a process; default: the one that started this by multiprocessing.
     """
     threading.Thread(target=_wait_and_end, args=(parent,), daemon=True).start()
 
@@ -40,9 +40,7 @@ def _wait_and_end(parent: int | None) -> None:
 def forked_end_too() -> None:
     """Make every process that is forked from this one, or from its children, end within a second of its parent.
 
-    This holds for as long as this process lives; further calls change nothing. A process that was killed (kill -9)
-    cannot end its children, and a tool that uses multiprocessing would leave some. A child that executes another
-    program is left alone.
+    A child that executes another program is left alone. Further calls change nothing.
     """
     forking_process = os.getpid()  # set in the parent before each fork, so that the child has its parent's id
 
@@ -67,30 +65,44 @@ def _end_as_orphan(parent: int) -> None:
 def unfinished(message: str) -> Iterator[None]:
     """Let a tool that ends this process inside the block make the command fail, with a message.
 
-    `os._exit` writes `message` to standard error and never ends with status 0. `os.exec`, and the functions of C that
-    end a process (called by ctypes), raise RuntimeError. Forked children are not affected.
+    `os._exit` writes it to standard error and never ends with status 0. `os.exec`, and functions of C that end a
+    process, raise RuntimeError. Forked children are not affected.
     """
-    process = os.getpid()
     exit_of_os = os._exit
-    standard_error = _copy_of_standard_error()
-
-    def exit_as_failed(status: int) -> NoReturn:
-        if os.getpid() != process:  # a forked child
-            exit_of_os(status)
-        with suppress(OSError):
-            os.write(standard_error, message.encode())
-        exit_of_os(status or 1)
-
+    failing_exit = _FailingExit(os.getpid(), message, _copy_of_standard_error(), exit_of_os)
     _refuse_other_ends()  # for good, but it only refuses in processes that are in `_unfinished`
-    _unfinished.add(process)
-    os._exit = exit_as_failed
+    _unfinished.add(failing_exit.process)
+    os._exit = failing_exit
     try:
         yield
     finally:
         os._exit = exit_of_os
-        _unfinished.discard(process)
+        _unfinished.discard(failing_exit.process)
         with suppress(OSError):
-            os.close(standard_error)
+            os.close(failing_exit.standard_error)
+
+
+@dataclass(frozen=True, slots=True)
+class _FailingExit:
+    """What stands in place of `os._exit` while a command goes on: it says so, and never ends with status 0.
+
+    - `process`: the id of the command's process; forked children end as ever
+    - `standard_error`: the descriptor that `message` is written to
+    - `exit_of_os`: the `os._exit` of Python
+    """
+
+    process: int
+    message: str
+    standard_error: int
+    exit_of_os: Callable[[int], NoReturn]
+
+    def __call__(self, status: int) -> NoReturn:
+        """End the process."""
+        if os.getpid() != self.process:  # a forked child
+            self.exit_of_os(status)
+        with suppress(OSError):
+            os.write(self.standard_error, self.message.encode())
+        self.exit_of_os(status or 1)
 
 
 def _copy_of_standard_error() -> int:
@@ -112,11 +124,9 @@ C_ENDS = {"_exit", "_Exit", "exit", "quick_exit", "execl", "execle", "execlp", "
 
 @cache
 def _refuse_other_ends() -> None:
-    """Make `os.exec*`, and ctypes' look-up of a function of C_ENDS, raise RuntimeError in an unfinished process.
+    """Make `os.exec*`, and ctypes' look-up of a function of C_ENDS, raise RuntimeError in a process in `_unfinished`.
 
-    These calls would end the process without `os._exit`, which `unfinished` watches. Unfinished are the processes whose
-    ids are in `_unfinished`. Python announces the calls to audit hooks before they happen. A hook cannot be removed, so
-    it is added once.
+    Python announces these calls to audit hooks. A hook cannot be removed, so it is added once.
     """
 
     def refuse(event: str, arguments: tuple[object, ...]) -> None:  # an audit hook

@@ -22,9 +22,9 @@ from toolformer_dag.conversations.plain_values import text_of
 from toolformer_dag.conversations.reading import UnknownForm, read_conversation
 from toolformer_dag.files import UserError
 from toolformer_dag.settings.settings_file import load_settings
-from toolformer_dag.traces.judge import Judge, JudgedCall
+from toolformer_dag.traces.judge import Judge, JudgedUnit
 from toolformer_dag.traces.other_results import document_of, exchange
-from toolformer_dag.traces.variants import CallPosition, CallToJudge, call_positions
+from toolformer_dag.traces.units import CallPosition, CallToJudge, call_positions
 
 SWAPPED = "swapped_results"
 """The column with results to put in place of a call's own; by default they are results of the batch's other prompts."""
@@ -160,7 +160,7 @@ def _gains_by_row(rollouts: Mapping[int, _Rollout], judge: Judge) -> dict[int, f
     calls = _calls_of(rollouts)
     results_of_batch = _results_of_batch(calls, judge.settings.traces.swaps)
     calls_to_judge = [call.to_judge(results) for call, results in zip(calls, results_of_batch, strict=True)]
-    judged_calls: dict[int, list[JudgedCall]] = {row: [] for row in rollouts}
+    judged_calls: dict[int, list[JudgedUnit]] = {row: [] for row in rollouts}
     for call, judged_call in zip(calls, judge.judged(calls_to_judge), strict=True):
         judged_calls[call.row].append(judged_call)
     return {row: _gain_of_calls(calls_of_row) for row, calls_of_row in judged_calls.items()}
@@ -338,14 +338,14 @@ def _results_of_batch(calls: Sequence[_RolloutCall], swaps: int) -> list[tuple[s
     return exchange(calls_with_documents, swaps)
 
 
-def _gain_of_calls(calls: Sequence[JudgedCall]) -> float | None:
+def _gain_of_calls(calls: Sequence[JudgedUnit]) -> float | None:
     """Return the sum of min(delta, gain) of calls, 0 without calls.
 
     Return None if a call was not judged, or compared with fewer than two other results.
     """
     total = 0.0
     for call in calls:
-        if call.reason is not None or len(call.other_results) < 2:
+        if call.reason is not None or call.swaps < 2:
             return None
         total += min(call.delta, call.gain)
     return total

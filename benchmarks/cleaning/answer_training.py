@@ -67,7 +67,7 @@ class AnswerTrainer:
         messages = call.messages[question : call.turn + 2]
         turn = call.turn - question
         pieces = WrittenConversation.of(self.rendering, messages).pieces(turn, [turn + 1])
-        before = [*self.rendering.ids(pieces.before), *self.rendering.ids(pieces.after_call)]
+        before = [*self.rendering.ids(pieces.before), *self.rendering.ids(pieces.unit)]
         written = self.encoding.tokenizer(call.answer, add_special_tokens=False, return_offsets_mapping=True)
         spans: list[list[int]] = []
         for value in call.repeated_values():

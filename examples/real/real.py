@@ -1,6 +1,6 @@
 """Annotate worded problems with a real model, finetune it, and ask it: the figures of the README's second table.
 
-    python examples/real/real.py [--data FOLDER] [--out real] [--seeds 0 1 2] [--set KEY=VALUE ...]
+    python examples/real/real.py [--data FOLDER] [--out real] [--set KEY=VALUE ...]
 
 FOLDER holds `mawps/*.jsonl` (input, target), `SVAMP.json` and `ASDiv.xml`; without it the hub's copies are taken. The
 texts are the problems of MAWPS, each followed by its answer in a sentence; what shares eight words in a row with a
@@ -29,7 +29,10 @@ HUB = {
 }
 """The data set, its split, and the columns that are taken, by the names that they get."""
 SHARED_WORDS = 8
-ACCURACY = "SELECT benchmark, condition, n, accuracy, low, high, calls FROM accuracy ORDER BY benchmark"
+ACCURACY = """
+SELECT benchmark, without_seed(condition) AS model, condition, n, accuracy, low, high, calls
+FROM accuracy ORDER BY benchmark, model, condition
+"""
 SOURCES = "SELECT calls, scored, kept, by_chance_low, by_chance, by_chance_high FROM candidate_sources"
 
 
@@ -104,17 +107,14 @@ def packaged_model() -> str:
     return str(file)
 
 
-def measured(out: Path, model: str, seeds: Iterable[int], given: Iterable[str]) -> list[dict[str, Any]]:
-    """Run once per seed, and return the rows of `accuracy`, each with its seed; rows of calls are computed once."""
-    found = []
-    for seed in seeds:
-        chosen = [f"model.name={model}", f"training.seed={seed}", *given]
-        options = [part for one in chosen for part in ("--set", one)]
-        command = [sys.executable, "-m", "toolformer_dag.cli", "run", "--config", str(out / SETTINGS.name), *options]
-        subprocess.run(command, check=True)
-        rows = query(out / "lake" / "toolformer.duckdb", ACCURACY).iter_rows(named=True)
-        found += [{"seed": seed, **row} for row in rows]
-    return found
+def run(out: Path, model: str, settings: Iterable[str]) -> list[dict[str, Any]]:
+    """Run the project and return the rows of ACCURACY. settings: as of `--set`, such as "training.max_steps=10"."""
+    options = []
+    for setting in (f"model.name={model}", *settings):
+        options += ["--set", setting]
+    command = [sys.executable, "-m", "toolformer_dag.cli", "run", "--config", str(out / SETTINGS.name), *options]
+    subprocess.run(command, check=True)
+    return query(out / "lake" / "toolformer.duckdb", ACCURACY).to_dicts()
 
 
 def table(rows: Iterable[Mapping[str, Any]]) -> str:
@@ -122,7 +122,8 @@ def table(rows: Iterable[Mapping[str, Any]]) -> str:
     cells: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         share = f"{100 * row['accuracy']:.1f} ({100 * row['low']:.0f}-{100 * row['high']:.0f})"
-        cells.setdefault((row["benchmark"], row["condition"]), []).append(share)
+        model = row["model"].replace("|", "\\|")
+        cells.setdefault((row["benchmark"], model), []).append(share)
     return "\n".join(f"| {' | '.join(key)} | {' | '.join(shares)} |" for key, shares in cells.items())
 
 
@@ -132,11 +133,10 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="folder with the texts and benchmarks; by default the hub's")
     parser.add_argument("--out", type=Path, default=Path("real"))
     parser.add_argument("--model", help="another model: a GGUF file, a folder or an id of the hub")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as of toolformer-dag")
     chosen = parser.parse_args()
     prepare(chosen.out, chosen.data)
-    rows = measured(chosen.out, chosen.model or packaged_model(), chosen.seeds, chosen.set)
+    rows = run(chosen.out, chosen.model or packaged_model(), chosen.set)
     write(chosen.out / "accuracy.jsonl", rows)
     print(query(chosen.out / "lake" / "toolformer.duckdb", SOURCES))
     print(table(rows))

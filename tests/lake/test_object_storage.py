@@ -28,7 +28,7 @@ from toolformer_dag.lake.local_outputs import LocalOutput
 from toolformer_dag.lake.object_storage import ObjectStorage, ObjectStoreError
 from toolformer_dag.lake.row_store import MERGE_AT, RowStore
 from toolformer_dag.lake.session import session
-from toolformer_dag.lake.storage import ABSENT, Overtaken, Version
+from toolformer_dag.lake.storage import NO_FILE, Overtaken, Version
 from toolformer_dag.lake.table import DamagedPart, Lake, LostRace, MissingPart
 from toolformer_dag.lake.verification import checked_files
 
@@ -474,9 +474,9 @@ def test_a_store_without_conditional_puts_is_refused_in_one_sentence(machine, mo
     put = ObjectStorage.replace
 
     def replace(storage: ObjectStorage, path: Path, content: bytes, before: Version) -> Version:
-        if before != ABSENT and refuses:
+        if before != NO_FILE and refuses:
             raise Overtaken(str(path))
-        return put(storage, path, content, before if refuses else ABSENT) if before == ABSENT else before
+        return put(storage, path, content, before if refuses else NO_FILE) if before == NO_FILE else before
 
     monkeypatch.setattr(ObjectStorage, "replace", replace)
     with pytest.raises(ObjectStoreError, match=r"conditional puts \(If-Match\)") as told:

@@ -1,7 +1,7 @@
 """An engine that continues token ids gives the rows of transformers, whatever it is: here, a plain forward pass."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import llguidance.hf
 import numpy as np
@@ -28,8 +28,11 @@ class PlainService:
         self.model = language_model.model
         self.vocabulary = int(language_model.config.vocab_size)
         self._table = llguidance.hf.from_tokenizer(language_model.tokenizer, n_vocab=len(language_model.tokenizer))
+        self.requests: list[TokenRequest] = []
 
     def run(self, requests: Sequence[TokenRequest]) -> list[TokenAnswer]:
+        assert requests
+        self.requests += requests
         return list(map(self._answer, requests))
 
     def _answer(self, request: TokenRequest) -> TokenAnswer:
@@ -83,9 +86,34 @@ def both(shape: str, tokens: str) -> list[Engine]:
     return [Engine(model), Engine(replace(model, model=PlainService(model)))]
 
 
+PROMISED = [
+    {"reads_prompt"},
+    {"forced", "scored"},
+    {"forced"},
+    {"forced", "likeliest"},
+    {"uniforms", "temperature", "top_p", "ends"},
+    {"likeliest"},
+    {"forbidden"},
+    {"grammar", "ends"},
+]
+"""The fields that requests have together, by the docstring of `TokenRequest`."""
+
+
+def set_fields(request: TokenRequest) -> set[str]:
+    """Return the fields of a request, besides prompt and most, that are not at their default."""
+    empty = TokenRequest([])
+    names = {field.name for field in fields(request)} - {"prompt", "most"}
+    return {name for name in names if getattr(request, name) is not getattr(empty, name)}
+
+
 @pytest.mark.parametrize(("shape", "tokens"), [("GPT-2", "bytes"), ("Llama", "bos")])
 def test_proposals_losses_perplexity_and_answers_are_those_of_transformers(shape: str, tokens: str) -> None:
-    assert_same_numbers(both(shape, tokens), TEXTS[:1], answered=2)
+    ours, theirs = both(shape, tokens)
+    assert_same_numbers([ours, theirs], TEXTS[:1], answered=2)
+    requests = theirs.language_model.model.requests
+    for request in requests:
+        assert any(set_fields(request) <= promised for promised in PROMISED), set_fields(request)
+        assert len(request.prompt) + request.most <= theirs.language_model.context_length + 1
 
 
 def test_the_next_token_is_found_where_all_that_were_listed_are_forbidden() -> None:

@@ -17,7 +17,7 @@ from tests.pipeline.conftest import Lane, Line, NewLine, computed, cost, tokens
 from toolformer_dag.lake.manifest import FOLDER
 from toolformer_dag.lake.row_store import RowStore
 from toolformer_dag.lake.table import DamagedPart, MissingPart
-from toolformer_dag.pipeline.tool_results import KEY, RESULTS, result_settings
+from toolformer_dag.pipeline.tool_results import RESULT_KEY, RESULTS, result_settings
 from toolformer_dag.settings.tool_settings import ToolLimits
 from toolformer_dag.tools.built_in.calculator import Calculator
 from toolformer_dag.tools.tool import LOST, ToolCall, ToolResult
@@ -92,7 +92,9 @@ def test_a_call_that_is_lost_here_and_answered_by_another_process_has_one_row(ne
 
     def with_race(lane: Lane) -> Lane:
         tool = Raced(lane.tool.key, lane.tool.options, lane.tool.prompt)
-        tool.others = line.lake.rows("calculator/results", result_settings(replace(lane, tool=tool)), KEY, RESULTS)
+        tool.others = line.lake.rows(
+            "calculator/results", result_settings(replace(lane, tool=tool)), RESULT_KEY, RESULTS
+        )
         raced.append(tool)
         return replace(lane, tool=tool, limits=lane.limits.model_copy(update={"backoff_s": 0.0}))
 
@@ -100,7 +102,7 @@ def test_a_call_that_is_lost_here_and_answered_by_another_process_has_one_row(ne
     report = line.update("tool_results")["tool_results"]
     [lost] = [tool.lost for tool in raced if tool.lost]
     rows = line.read("tool_results")
-    assert rows.select(KEY).is_unique().all()
+    assert rows.select(RESULT_KEY).is_unique().all()
     assert rows.filter(input=lost.input)["result"].to_list() == ["42"]
     assert not [reason for reason in report.rejections if reason.startswith(LOST)]
 

@@ -31,7 +31,7 @@ from toolformer_dag.pipeline import (
 from toolformer_dag.pipeline.stages import lane_stages, table_outputs
 from toolformer_dag.settings.setting_types import AsBefore
 from toolformer_dag.tools.registry import load_tools
-from toolformer_dag.training.checkpoint_outputs import CHECKPOINTS
+from toolformer_dag.training.checkpoints import checkpoints
 
 CONTROLS = {control.name for control in controls.CONTROLS}
 LANE = {"heuristic_subset", "scored_candidates", "tool_results", "loss_deltas", *CONTROLS, "filtered_calls"}
@@ -145,7 +145,7 @@ def samples_identity(plan: Plan, lane: Lane) -> Mapping[str, Any]:
 def records(plan: Plan) -> dict[str, Mapping[str, Any]]:
     """Return what determines every output of a plan and, under `rows`, the rows that are stored."""
     found: dict[str, Mapping[str, Any]] = {output.stage.name: output.settings for output in table_outputs(plan)}
-    found |= {name: one.settings(plan) for name, one in CHECKPOINTS.items()}
+    found |= {name: one.settings(plan) for name, one in checkpoints(plan.settings).items()}
     found |= {name: settings(plan) for name, settings in MEASURED.items()}
     stored = (positions_identity, samples_identity, losses.losses_identity)
     return found | {identity.__name__: identity(plan, plan.lanes[0]) for identity in stored}
@@ -167,7 +167,7 @@ def plan_with(plan: Plan, section: str, key: str, before: object, value: object)
 
 STORED_SAMPLES = {"samples_identity"}
 ASKED = {"positions_identity", "samples_identity"}
-TRAINED = set(CHECKPOINTS)
+TRAINED = {"baseline_checkpoint", "finetuned_checkpoint"}
 ANSWERS = {ACCURACY}
 NEW = "added_later"
 LATER = [

@@ -16,7 +16,6 @@ import pytest
 from polars.testing import assert_frame_equal
 
 from tests.worlds import WorldFolder, copy_world, lay_out
-from toolformer_dag.assets.by_hand import BY_HAND
 from toolformer_dag.cli.project import Project, RunReport
 from toolformer_dag.computing.spending import Spent
 from toolformer_dag.computing.update import TableReport, update
@@ -116,6 +115,15 @@ ALL_SPENT = "select sum(tokens)::bigint, sum(calls)::bigint from costs"
 def free(report: RunReport) -> bool:
     """Return whether a run asked neither the model nor a tool."""
     return report.spent == Spent()
+
+
+BY_HAND = (
+    "training/baseline_checkpoint",
+    "training/finetuned_checkpoint",
+    "evaluation/accuracy",
+    "evaluation/perplexity",
+)
+"""Assets that only a person makes: checkpoints and measurements."""
 
 
 def by_machine(names: list[str]) -> list[str]:

@@ -11,19 +11,21 @@ from dagster import AssetKey
 
 from benchmarks.made_traces import records
 from tests.command_line import cli
-from tests.runs.conftest import free
+from tests.runs.conftest import BY_HAND, free
 from tests.traces.conftest import write_lines
 from toolformer_dag.assets import JOB, outputs
-from toolformer_dag.assets.by_hand import BY_HAND
 from toolformer_dag.assets.declaration import asset_key
 from toolformer_dag.assets.metadata import TOKENS, UNCHANGED
 from toolformer_dag.assets.running import CHANGED, COMPUTED, SKIPPED
 from toolformer_dag.definitions import definitions_of
+from toolformer_dag.files import unsealed
 from toolformer_dag.lake.warehouse import query
+from toolformer_dag.model.weights import checkpoint_folder
 from toolformer_dag.pipeline import filtered_calls
 from toolformer_dag.pipeline.chance import kept_nothing
 from toolformer_dag.traces.judgement import traces_database
 from toolformer_dag.traces.trace_stages import STAGES
+from toolformer_dag.training.training_report import RECORD
 
 OURS = "toolformer/"
 """Tags that this project writes; Dagster's own begin with dagster/ or a dot."""
@@ -232,3 +234,25 @@ def test_a_lane_without_a_judged_call_says_at_which_stage_its_calls_ended(world)
     [(texts,)] = world.sql("select count(*) from texts where tool = 'calculator'")
     assert told.startswith(f"calculator: no call is kept, for no call was proposed for {texts} texts; lower tau_s (")
     assert f"no_position {texts})" in told and 'sql "from funnel"' in told
+
+
+@pytest.mark.long
+def test_further_seeds_are_checkpoints_that_are_asked_the_same_questions(world):
+    project = world.project("training.more_seeds=[5]")
+    report = project.run(training=True)
+    trained = {name for name in report.ran if "checkpoint" in name}
+    assert trained == {"training/baseline_checkpoint_seed_5", "training/finetuned_checkpoint_seed_5"}
+    assert project.stale() == {}
+    folder = checkpoint_folder(project.plan.settings, "finetuned_checkpoint_seed_5")
+    assert unsealed((folder / RECORD).read_bytes())["settings"]["seed"] == 5
+    asked = "select condition, count(distinct question) from outcomes where k is not null group by all order by all"
+    conditions = dict(world.sql(asked))
+    assert {name for name in conditions if "seed" in name} == {
+        "base + C (seed 5)",
+        "Toolformer (seed 5)",
+        "Toolformer (seed 5) (disabled)",
+    }
+    assert len(set(conditions.values())) == 1
+    [(questions,)] = world.sql("select n from paired('Toolformer (seed 5)', 'Toolformer') where benchmark = 'All'")
+    [(asked_of_both,)] = world.sql("select count(*) from outcomes where condition = 'Toolformer'")
+    assert questions == asked_of_both

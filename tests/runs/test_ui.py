@@ -18,11 +18,11 @@ from dagster._core.workspace.load_target import InProcessWorkspaceLoadTarget
 from dagster_graphql.schema import create_schema
 
 from tests.processes import processes_with, wait_until_ended
-from tests.runs.conftest import World
+from tests.runs.conftest import BY_HAND, World
 from tests.ui_server import asked, served
 from tests.worlds import write_shard
 from toolformer_dag.assets import JOB, shard_sensor, tell_of_lake
-from toolformer_dag.assets.by_hand import BY_HAND, TRAINED
+from toolformer_dag.assets.checkpoint_assets import trained_assets
 from toolformer_dag.assets.running import BETWEEN, COMPUTED, SKIPPED
 from toolformer_dag.assets.staleness import READ, SHARD_LIST, VERSION
 from toolformer_dag.cli.project import Project, shared_instance
@@ -165,7 +165,7 @@ def test_what_a_job_skips_stays_synced_and_what_comes_after_it_runs(
     assert int(run.tags[SKIPPED]) > 10
     assert unsynced() <= set(BY_HAND)
     tell_of_lake(project.plan, project.instance)
-    assert unsynced() == set(project.stale()) == set(TRAINED)
+    assert unsynced() == set(project.stale()) == set(trained_assets(project.plan))
     assert check_results() == {"SUCCEEDED"}
 
 

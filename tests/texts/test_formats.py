@@ -2,7 +2,7 @@
 
 import gzip
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,12 @@ import pytest
 import zstandard
 
 from tests.texts.reading import read_documents
-from toolformer_dag.texts.columns import Rejection
+from toolformer_dag.texts import shard_reader
+from toolformer_dag.texts.columns import Batch, Rejection, records_batch
 from toolformer_dag.texts.document import Document
-from toolformer_dag.texts.formats import AUTO, FORMATS, FormatChoice, steps_to
-from toolformer_dag.texts.shard_reader import shard_batches
+from toolformer_dag.texts.formats import AUTO, FORMATS, FormatChoice, layout_of, steps_to
+from toolformer_dag.texts.readers import web_archives
+from toolformer_dag.texts.shard_reader import Container, shard_batches
 
 Record = Mapping[str, Any]
 URL = "https://www.example.org/2019/04/25/a-page/"
@@ -238,6 +240,20 @@ def test_a_web_archive_is_named(tmp_path: Path) -> None:
     path.write_bytes(gzip.compress(b"WARC/1.0\r\nWARC-Type: warcinfo\r\n\r\n"))
     documents, [rejected] = read(path)
     assert (documents, rejected.reason) == ([], "web_archive") and "convert it" in rejected.detail
+
+
+def test_a_container_with_keys_of_its_own_follows_no_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read_pages(content: Iterable[bytes], choice: FormatChoice) -> Iterator[Batch]:
+        pages = [page for page in b"".join(content).decode().split("WARC/1.0 ") if page]
+        records = [{"text": TEXT, "metadata": {"WARC-Record-ID": f"<urn:uuid:{page}>"}} for page in pages]
+        yield records_batch(layout_of(choice, records), range(1, len(records) + 1), records, [])
+
+    container = Container(read_pages, endings=(".warc",), magic=web_archives.MAGIC, format=web_archives.FORMAT)
+    monkeypatch.setattr(shard_reader, "CONTAINERS", (container, *shard_reader.CONTAINERS[1:]))
+    path = tmp_path / "x.warc"
+    path.write_bytes(b"WARC/1.0 1WARC/1.0 2")
+    documents, rejections = read(path, FormatChoice("c4", (("language", "language"),)))
+    assert (len(documents), rejections) == (2, [])
 
 
 def test_names_with_dots_are_found_before_their_parts() -> None:

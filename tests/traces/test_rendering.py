@@ -14,7 +14,8 @@ from toolformer_dag.model.loading import load_encoding
 from toolformer_dag.traces.other_results import exchange
 from toolformer_dag.traces.rendering import Rendering, RenderingError
 from toolformer_dag.traces.rendering_choice import HERMES, rendering_of
-from toolformer_dag.traces.variants import CallToJudge, VariantWriter
+from toolformer_dag.traces.units import CallToJudge
+from toolformer_dag.traces.variants import VariantWriter
 from toolformer_dag.traces.windows import WINDOWS
 from toolformer_dag.traces.written_conversation import WrittenConversation
 

@@ -14,7 +14,7 @@ from toolformer_dag.model.encoding import Encoding
 from toolformer_dag.model.loading import load_encoding
 from toolformer_dag.traces.rendering import Rendering, RenderingError, TemplateMessage
 from toolformer_dag.traces.rendering_choice import HERMES, PLAIN
-from toolformer_dag.traces.variants import CallPosition, call_positions
+from toolformer_dag.traces.units import CallPosition, call_positions
 from toolformer_dag.traces.windows import WINDOWS
 from toolformer_dag.traces.written_conversation import Pieces, WrittenConversation
 
@@ -111,7 +111,7 @@ def test_pieces_are_those_of_the_whole_conversation(
     window = WINDOWS[data.draw(st.sampled_from(sorted(WINDOWS)))]
     written = WrittenConversation.of(rendering, messages)
     for place in call_positions(messages):
-        weighted = window.weighted_messages(messages, place.message)
+        weighted = window.weighted_messages(messages, range(place.message + 1, len(messages)))
         if not weighted:
             continue
         expected = cut_by_rendering_each_beginning(rendering, messages, place.message, weighted)
@@ -177,7 +177,7 @@ def messages_rendered(rendering: CountingRendering, turns: int) -> int:
     rendering.messages = 0
     written = WrittenConversation.of(rendering, messages)
     for place in call_positions(messages):
-        weighted = WINDOWS["next_words"].weighted_messages(messages, place.message)
+        weighted = WINDOWS["next_words"].weighted_messages(messages, range(place.message + 1, len(messages)))
         recorded = written.pieces(place.message, weighted)
         message = messages[place.message]
         others = [with_result([message], 0, 0, "-3"), without_call([message], 0, 0)]

@@ -12,6 +12,7 @@ from toolformer_dag.model.encoding import Encoding
 from toolformer_dag.model.loading import load_identified
 from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.settings.training_settings import TrainingSettings
+from toolformer_dag.training import training_report
 from toolformer_dag.training.finetune import finetune
 from toolformer_dag.training.objective import LEARNED_AFTER, KeepingBase, in_or_after_calls
 from toolformer_dag.training.sequences import IGNORED
@@ -52,6 +53,16 @@ def test_checkpoints_of_named_calls_alone_are_trained_anew(base: ModelSettings) 
     named = [*TEXTS, 'So [Add(note="x]") -> 3] three.']
     for texts, settings, expected in ((TEXTS, KEPT, False), (named, SETTINGS, False), (named, KEPT, True)):
         assert ("calls_end" in run_identity(base, TrainingData(texts, HELDOUT), settings)) is expected
+
+
+def test_with_another_loss_window_checkpoints_that_keep_the_base_are_trained_anew(
+    base: ModelSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = TrainingData(TEXTS, HELDOUT)
+    kept, plain = (run_identity(base, data, settings) for settings in (KEPT, SETTINGS))
+    monkeypatch.setattr(training_report, "WINDOW_WEIGHTS", (1.0, 0.5))
+    assert run_identity(base, data, KEPT) != kept
+    assert run_identity(base, data, SETTINGS) == plain
 
 
 def divergence(base: ModelSettings, folder: Path) -> float:

@@ -5,8 +5,9 @@ from typing import Any
 
 import dagster as dg
 
-from toolformer_dag.assets.by_hand import BY_HAND, checkpoint, measurement
+from toolformer_dag.assets.checkpoint_assets import checkpoint
 from toolformer_dag.assets.declaration import AssetDeclaration, asset_key, asset_of
+from toolformer_dag.assets.measurement_assets import assets_by_hand, measurement
 from toolformer_dag.assets.staleness import SHARD_LIST, observe, shard_list, stale_assets, tell_dagster
 from toolformer_dag.assets.tables import prepared_tool, prepares, table
 from toolformer_dag.assets.traces import trace_outputs
@@ -29,7 +30,7 @@ from toolformer_dag.pipeline.stages import shown_outputs, table_outputs
 from toolformer_dag.resources.live_runs import UNFINISHED, free_slots_of_ended_runs
 from toolformer_dag.resources.step_processes import executor_of
 from toolformer_dag.traces.trace_stages import trace_tables
-from toolformer_dag.training.checkpoint_outputs import CHECKPOINTS
+from toolformer_dag.training.checkpoints import checkpoints
 
 IN_BOTH_JOBS = (WAREHOUSE, DATASET, *SHOWN)
 """The assets that both jobs make: they show the first job's rows and the second job's measurements."""
@@ -49,9 +50,9 @@ def _stage_assets(plan: Plan) -> list[AssetDeclaration]:
 
 def _trained_and_measured(plan: Plan) -> list[AssetDeclaration]:
     """Return the assets of checkpoints and of their measurements."""
-    checkpoints = [checkpoint(plan, name) for name in CHECKPOINTS]
-    measurements = [measurement(plan, name) for name in TABLES]
-    return checkpoints + measurements
+    trained = [checkpoint(plan, name) for name in checkpoints(plan.settings)]
+    measured = [measurement(plan, name) for name in TABLES]
+    return trained + measured
 
 
 def _shown_assets(plan: Plan) -> list[AssetDeclaration]:
@@ -69,8 +70,7 @@ def _conversation_assets(plan: Plan) -> list[AssetDeclaration]:
 def _warehouse_inputs(plan: Plan) -> list[str]:
     """Return the names of the assets whose rows the warehouse holds."""
     stage_tables = [output.name for output in shown_outputs(plan)]
-    trained_and_measured = [plan.named(name) for name in BY_HAND]
-    return stage_tables + trained_and_measured
+    return stage_tables + assets_by_hand(plan)
 
 
 def outputs_so_far(plan: Plan) -> list[AssetDeclaration]:
@@ -123,7 +123,7 @@ QUEUED = (*UNFINISHED, dg.DagsterRunStatus.QUEUED)
 
 def jobs(plan: Plan) -> Sequence[Any]:  # Dagster does not export their type
     """Return the jobs JOB and TRAINING_JOB for the assets of this plan; earlier rounds have jobs of their own."""
-    by_hand = [plan.named(name) for name in BY_HAND]
+    by_hand = assets_by_hand(plan)
     shared = [plan.named(name) for name in IN_BOTH_JOBS]
     all_names = [output.name for output in outputs(plan)]
     computed = [name for name in all_names if name not in by_hand]
@@ -205,7 +205,7 @@ def _run_request(context: dg.SensorEvaluationContext, plan: Plan) -> dg.SensorRe
     if context.cursor == state and _did_not_succeed(last_run):
         return dg.SkipReason("the last run did not succeed, and nothing changed since")
     with session():
-        wanted = wanted_runs(stale_assets(all_outputs))
+        wanted = _wanted(stale_assets(all_outputs), by_hand=assets_by_hand(plan))
     if not wanted:
         return dg.SkipReason("nothing is out of date")
     request = dg.RunRequest(run_key=_run_key(state, wanted, last_run))
@@ -242,13 +242,13 @@ def _run_key(state: str, wanted: Mapping[str, Sequence[str]], last_run: dg.Dagst
     return fingerprint([state, wanted, last_run_id])
 
 
-def wanted_runs(stale: Mapping[str, Reasons]) -> dict[str, list[str]]:
+def _wanted(stale: Mapping[str, Reasons], by_hand: Sequence[str]) -> dict[str, list[str]]:
     """Return the stale assets for which automation starts JOB, with the reasons.
 
-    Training, measurements and retries of lost rows are left to a person.
+    Assets `by_hand` (training, measurements) and retries of lost rows are left to a person.
     """
     wanted = {}
     for name, reasons in stale.items():
-        if name not in BY_HAND and not reasons.retry_only:
+        if name not in by_hand and not reasons.retry_only:
             wanted[name] = list(reasons.lines)
     return wanted

@@ -11,20 +11,12 @@ from toolformer_dag.cli import app
 
 
 def main() -> None:
-    """Run the command line, then exit without tearing down the interpreter.
-
-    At teardown DuckDB would list everything that torch still holds as leaked: fifty lines below the command's output.
-    """
+    """Run the command line, then exit without tearing down the interpreter, at which DuckDB would print leaks."""
     exit_code: int | None = None  # None until the command ended by itself
 
     def exit_now() -> None:
-        if exit_code is None:  # an uncaught error or a signal: leave the exit to Python
-            return
-        logging.shutdown()
-        with suppress(OSError):  # output that cannot be flushed: Python reports it
-            typer.echo(nl=False)
-            typer.echo(nl=False, err=True)
-            os._exit(exit_code)
+        if exit_code is not None:  # else an uncaught error or a signal: leave the exit to Python
+            _exit_without_teardown(exit_code)
 
     atexit.register(exit_now)  # the first to be registered runs last
     try:
@@ -32,6 +24,15 @@ def main() -> None:
     except SystemExit as error:
         exit_code = error.code if isinstance(error.code, int) else int(error.code is not None)
         raise
+
+
+def _exit_without_teardown(exit_code: int) -> None:
+    """Flush logs and output, then end the process; return where the output cannot be flushed, which Python reports."""
+    logging.shutdown()
+    with suppress(OSError):
+        typer.echo(nl=False)
+        typer.echo(nl=False, err=True)
+        os._exit(exit_code)
 
 
 if __name__ == "__main__":

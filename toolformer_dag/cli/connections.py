@@ -34,6 +34,10 @@ class BoundedConnection(H11Protocol):
         self._pipelined_requests = 0  # in a row
         transport.max_size = READ_BYTES  # type: ignore[attr-defined] # asyncio reads as many bytes at once
         self.loop.call_later(HEAD_SECONDS, self._check_progress, None, 0)
+        self._close_one_of_too_many()
+
+    def _close_one_of_too_many(self) -> None:
+        """Close a connection if too many are open in all, or from this client's address."""
         most = _most_connections()
         same_address = self._from_same_address()
         if len(same_address) > most // 2:
@@ -49,18 +53,14 @@ class BoundedConnection(H11Protocol):
     def on_response_complete(self) -> None:
         """Go on with the next request; a pipelined one waits PIPELINE_SECONDS, and nothing is read meanwhile."""
         next_request, _ = self.conn.trailing_data
-        if not next_request:
-            self._pipelined_requests = 0
-            super().on_response_complete()
-            return
-        self._pipelined_requests += 1
+        self._pipelined_requests = self._pipelined_requests + 1 if next_request else 0
         if self._pipelined_requests > MOST_EARLY:
             self.transport.close()
-        if self.transport.is_closing():
+        if not next_request or self.transport.is_closing():
             super().on_response_complete()
-        else:
-            self.flow.pause_reading()
-            self.loop.call_later(PIPELINE_SECONDS, super().on_response_complete)
+            return
+        self.flow.pause_reading()
+        self.loop.call_later(PIPELINE_SECONDS, super().on_response_complete)
 
     def _from_same_address(self) -> list["BoundedConnection"]:
         """Return the open connections from this client's address, this one included."""
@@ -91,8 +91,7 @@ class BoundedConnection(H11Protocol):
     def _check_progress(self, cycle_before: object, unread_before: int) -> None:
         """Close the connection if its client has neither sent nor read anything since the last check.
 
-        - `cycle_before`: the request at the last check; None at the first
-        - `unread_before`: bytes of answers that waited for the client at the last check
+        cycle_before: the request at the last check, None at the first. unread_before: bytes that waited then.
         """
         if self._is_lost:
             return

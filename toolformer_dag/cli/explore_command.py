@@ -69,11 +69,7 @@ def _serve_page(app: "Starlette", port: int, opens_browser: bool) -> None:
 
 
 def _about(settings: Settings, names_model: bool = True) -> str:
-    """Return the page's heading: the project's folder name, its model, and the version of this package.
-
-    It has no path of this machine, because pages are passed on. Leave the model out with `names_model=False`:
-    recorded conversations may have been judged by another model.
-    """
+    """Return the page's heading: the project's folder name, perhaps its model, and the version of this package."""
     from toolformer_dag.explorer.trace_queries import name_to_show
     from toolformer_dag.lake.record import commit, installed_version
 

@@ -71,8 +71,9 @@ def _print_summary(folder: Path, exported: "Exported") -> None:
         typer.echo(
             f"the longest row has some {longest:,} tokens with its tools; a trainer cuts what is above its limit"
         )
-    size = sum(file.size for file in exported.files.values())
-    typer.echo(f"{folder}: {size:,} bytes in {len(exported.files)} files")
+    files = exported.files.values()
+    total_bytes = sum(file.size for file in files)
+    typer.echo(f"{folder}: {total_bytes:,} bytes in {len(files)} files")
 
 
 def _refuse_contradictions(warehouse: bool, form: FormName, tokenizer: str | None) -> None:

@@ -5,7 +5,6 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
-from datetime import date
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -155,35 +154,27 @@ class _DecodingOptions:
         )
 
     def check_context(self) -> None:
-        """Raise UserError where the context has to be a date and is none."""
-        if self._has_calendar():
-            _check_date("--context", self.context)
+        """Raise UserError if a tool cannot read the context, such as the calendar one that is no date."""
+        self._refuse_context("--context", self.context)
 
     def parse_line(self, line: bytes) -> dict[str, Any]:
-        """Return the record of a JSON line. Raises UserError, also where its context has to be a date and is none."""
+        """Return the record of a JSON line. Raises UserError, also if a tool cannot read its context."""
         record = json_record(line, {"text": str}, {"context": str})
-        if self._has_calendar():
-            _check_date("context", record.get("context", ""))
+        self._refuse_context("context", record.get("context", ""))
         return record
 
-    def _has_calendar(self) -> bool:
-        """Return whether contexts are dates, as the calendar reads them; a user's own tool may read other texts."""
-        from toolformer_dag.tools.built_in.calendar import Calendar
+    def _refuse_context(self, source: str, context: str) -> None:
+        """Raise UserError for a context that a tool cannot read. source: its option or field, for the message."""
+        from toolformer_dag.tools.tool import context_fault
 
-        return any(isinstance(lane.tool, Calendar) for lane in self.lanes)
+        fault = context_fault(context, [lane.tool for lane in self.lanes])
+        if fault is not None:
+            raise UserError(f"{source} {fault}")
 
     def failure(self, call: "DecodedCall") -> str:
         """Return which tool gave no result, and why; `a call` where the tool's name was not complete."""
         keys = {lane.tool.name: lane.tool.key for lane in self.lanes}
         return f"{keys.get(call.tool, 'a call')}: {call.reason}"
-
-
-def _check_date(source: str, context: str) -> None:
-    """Raise UserError for a context that is neither empty nor a date. `source`: its option or field."""
-    try:
-        date.fromisoformat(context or "2023-01-30")
-    except ValueError as error:
-        raise UserError(f"{source} {context!r} is no date; write year, month and day, as in 2023-01-30") from error
 
 
 def _names_lines(text: str) -> bool:
@@ -198,19 +189,19 @@ def find_model(settings: Settings, name: str, k: int | None) -> ChosenModel:
     `k`: as in ChosenModel; None for the settings' value, or for 0 where the model calls no tools.
     """
     from toolformer_dag.model.weights import model_name
-    from toolformer_dag.training.checkpoint_outputs import checkpoint_of
+    from toolformer_dag.training.checkpoints import checkpoint_of
 
-    checkpoint, calls = checkpoint_of(name)
+    named_model = checkpoint_of(settings, name)
     if k is None:
-        k = settings.decoding.k if calls else 0
+        k = settings.decoding.k if named_model.calls else 0
     if name == "":
         folder = _default_folder(settings)
     elif name == "base":
         folder = model_name(settings.model)
-    elif checkpoint is None:
+    elif named_model.checkpoint is None:
         folder = _external_folder(settings, name)
     else:
-        folder = _checkpoint_folder(settings, name, checkpoint)
+        folder = _checkpoint_folder(settings, name, named_model.checkpoint)
     return ChosenModel(name, folder, k)
 
 
@@ -288,12 +279,20 @@ def _print_answer(line: ParsedLine[dict[str, Any]], model_name: str, generation:
         source = f"line {line.number}: {model_name}" if model_name else f"line {line.number}"
         bad.report(f"{source}: {why_nothing(generation.reason)}")
         return
+    answer = _answer(line, model_name, generation)
+    typer.echo(json.dumps(answer, ensure_ascii=False))
+
+
+def _answer(line: ParsedLine[dict[str, Any]], model_name: str, generation: "Generation") -> dict[str, Any]:
+    """Return the fields of an answer: the line's number, the model's name if it has one, the record, what was written.
+
+    Fields of the record with these names are replaced.
+    """
     head: dict[str, Any] = {"line": line.number}
     if model_name:
         head["model"] = model_name
-    # head twice: first, so that its fields stand in front, then over fields of the record with the same names
-    answer = {**head, **line.value, **head, **_answer_fields(line.value["text"], generation)}
-    typer.echo(json.dumps(answer, ensure_ascii=False))
+    in_order = {**head, **line.value}
+    return {**in_order, **head, **_answer_fields(line.value["text"], generation)}
 
 
 def _answer_fields(text: str, generation: "Generation") -> dict[str, Any]:

@@ -37,13 +37,17 @@ def init(
     settings = folder / SETTINGS
     summary = "" if settings.exists() else _summary(corpus, models)
     for name, template in WRITTEN.items():
-        file = folder / name
-        if file.exists():
-            typer.echo(f"{file} is there already and stays as it is")
-        else:
-            write_whole(file, _filled(template, corpus, models).encode())
-            typer.echo(file)
+        _write_unless_there(folder / name, _filled(template, corpus, models))
     typer.echo(f"{summary}Take a first look:\n  toolformer-dag run --config {quote(str(settings))} --first 1")
+
+
+def _write_unless_there(file: Path, text: str) -> None:
+    """Write a file and print its name, or say that it is there already."""
+    if file.exists():
+        typer.echo(f"{file} is there already and stays as it is")
+    else:
+        write_whole(file, text.encode())
+        typer.echo(file)
 
 
 def _filled(template: str, corpus: Sequence[str], models: Sequence[str]) -> str:

@@ -62,15 +62,26 @@ class BadLines:
 
         Blank lines are skipped but counted. `parse` raises UserError for an unusable line.
         """
-        not_blank = ((number, line) for number, line in enumerate(lines, 1) if line.strip())
+        not_blank = (NumberedLine(number, line) for number, line in enumerate(lines, 1) if line.strip())
         for batch in batched(not_blank, BATCH):
-            parsed = []
-            for number, line in batch:
-                try:
-                    parsed.append(ParsedLine(number, parse(line)))
-                except UserError as error:
-                    self.report(f"line {number}: {error}")
-            yield parsed
+            yield list(self._parsed(batch, parse))
+
+    def _parsed(
+        self, lines: Iterable["NumberedLine"], parse: Callable[[bytes], Parsed]
+    ) -> Iterator[ParsedLine[Parsed]]:
+        """Yield the lines that can be parsed; report the others."""
+        for line in lines:
+            try:
+                yield ParsedLine(line.number, parse(line.content))
+            except UserError as error:
+                self.report(f"line {line.number}: {error}")
+
+
+class NumberedLine(NamedTuple):
+    """A line of a file, with its number from 1."""
+
+    number: int
+    content: bytes
 
 
 def batched(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
@@ -89,15 +100,20 @@ def json_record(
 
     The mappings have the expected type of each field. Other fields may have any type.
     """
-    try:
-        record = orjson.loads(line)  # json would let half a character pass, which no tokenizer takes
-    except ValueError as error:
-        raise UserError(f"not JSON: {error}; write one object per line") from error
+    record = _parsed_json(line)
     fields = {**required, **(optional or {})}
     for name, kind in fields.items():
         if not _has_field(record, name, kind, name in required):
             raise UserError(f"field {name!r} must be a {kind.__name__}; fields: {', '.join(fields)}")
     return dict(record)
+
+
+def _parsed_json(line: bytes) -> Any:
+    """Return the JSON value in a line. Raises UserError."""
+    try:
+        return orjson.loads(line)  # json would let half a character pass, which no tokenizer takes
+    except ValueError as error:
+        raise UserError(f"not JSON: {error}; write one object per line") from error
 
 
 def _has_field(record: object, name: str, kind: type, is_required: bool) -> bool:

@@ -51,22 +51,26 @@ def completed(
 ) -> Iterator[tuple[Result, Path]]:
     """Run a job for these assets, and yield Dagster's result and the folder with the costs of its steps.
 
-    A failure is in the result. Other processes see the run as alive until the block ends. `sink` is called from another
-    thread.
+    Other processes see the run as alive until the block ends. `sink` is called from another thread.
     """
     folder = run_folders(instance) / uuid4().hex
-    options: dict[str, Any] = {
+    options = _job_options(instance, assets, folder)
+    with alive(folder):
+        with _watched(instance, folder, sink), dead_runs_ended(instance):
+            result = _run_job(plan, name, options)
+            plan.lake.storage.wait_for_writes()
+        yield result, folder
+
+
+def _job_options(instance: dg.DagsterInstance, assets: Sequence[dg.AssetKey], folder: Path) -> dict[str, Any]:
+    """Return the arguments for Dagster to run a job for these assets. folder: of the run, which a tag names."""
+    return {
         "instance": instance,
         "asset_selection": assets,
         "run_config": QUIET,
         "raise_on_error": False,
         "tags": {HOME: home_name(instance), FOLDER: folder.name},
     }
-    with alive(folder):
-        with _watched(instance, folder, sink), dead_runs_ended(instance):
-            result = _run_job(plan, name, options)
-            plan.lake.storage.wait_for_writes()
-        yield result, folder
 
 
 def _run_job(plan: Plan, name: str, options: dict[str, Any]) -> Result:
@@ -93,10 +97,7 @@ def _run_in_processes(plan: Plan, name: str, options: dict[str, Any]) -> Result:
 
 
 def _start_quiet_forkserver() -> None:
-    """Start the process that the steps' processes are forked from, with its standard error discarded.
-
-    Else Dagster would write to the terminal from there. The run's log has what a step writes all the same.
-    """
+    """Start the process that the steps' processes are forked from, so that Dagster writes nothing to the terminal."""
     terminal = os.dup(2)
     try:
         with Path(os.devnull).open("wb") as nowhere:
@@ -163,10 +164,7 @@ class _Watch:
 
 @contextmanager
 def _watched(instance: dg.DagsterInstance, folder: Path, sink: Sink) -> Iterator[None]:
-    """Report the steps of a run to a sink while the block runs, and interrupt the block if the UI cancels the run.
-
-    Raises the sink's own error at the end of the block.
-    """
+    """Report the steps of a run to a sink while the block runs, and interrupt the block if the UI cancels the run."""
     ended = threading.Event()
     with ThreadPoolExecutor(1) as threads:
         watching = threads.submit(_Watch(instance, folder, sink).until, ended)

@@ -189,9 +189,13 @@ class _Progress:
         if table.name != self._table:
             self._table = table.name
             self._began = time.monotonic()
-        line = f"{table.name}: {done:,} of {total:,} {table.stage.unit}{self._time_left(done, total)}"
+        time_left = self._time_left(done, total)
+        line = f"{table.name}: {done:,} of {total:,} {table.stage.unit}{time_left}"
+        self._print(line, is_last=done == total)
+
+    def _print(self, line: str, is_last: bool) -> None:
+        """Print a line: on a terminal over the line before, elsewhere now and then. is_last: of its table."""
         if sys.stderr.isatty():
-            is_last = done == total
             typer.echo(f"\r\x1b[K{line}", nl=is_last, err=True)
         else:
             self._print_now_and_then(line)

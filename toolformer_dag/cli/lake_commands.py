@@ -34,7 +34,8 @@ def verify(
     settings = settings_of(config, profile, set)
     report = verified(Plan.to_read(settings)) if folder is None else verified_folder(folder)
     for damaged in report.damaged:
-        typer.echo(f"{Lake.of(settings.paths).shown(damaged.path)}: {damaged.reason}")
+        file = Lake.of(settings.paths).shown(damaged.path)
+        typer.echo(f"{file}: {damaged.reason}")
     typer.echo(f"{len(report.damaged)} damaged; {report.bytes:,} bytes verified", err=True)
     if report.damaged:
         raise typer.Exit(1)
@@ -58,8 +59,8 @@ def clean(
     from toolformer_dag.lake.table import Lake
 
     grace = _grace_period(grace_hours)
-    lake = Lake.of(settings_of(config, profile, set).paths)
-    removed = remove(lake, grace, dry_run=dry_run)
+    settings = settings_of(config, profile, set)
+    removed = remove(Lake.of(settings.paths), grace, dry_run=dry_run)
     for file in removed:
         typer.echo(f"{file.bytes:>12,}  {file.path}")
     verb = "would go" if dry_run else "gone"

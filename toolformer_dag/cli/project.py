@@ -11,8 +11,9 @@ from typing import Any
 import dagster as dg
 
 from toolformer_dag.assets import IN_BOTH_JOBS, JOB, TRAINING_JOB, outputs, tell_of_lake
-from toolformer_dag.assets.by_hand import BY_HAND, TRAINED
+from toolformer_dag.assets.checkpoint_assets import trained_assets
 from toolformer_dag.assets.declaration import asset_key
+from toolformer_dag.assets.measurement_assets import assets_by_hand
 from toolformer_dag.assets.metadata import UNCHANGED
 from toolformer_dag.assets.staleness import SHARD_LIST, observe, stale_assets, with_descendants
 from toolformer_dag.assets.warehouse_assets import SHOWN, STEP
@@ -31,7 +32,9 @@ from toolformer_dag.pipeline.raw_shards import NAME as RAW_SHARDS
 from toolformer_dag.resources.live_runs import UNFINISHED, end_dead_runs, take_spent, take_unfinished
 from toolformer_dag.settings.sections import Settings
 from toolformer_dag.settings.setting_types import expanded, printable
+from toolformer_dag.settings.training_settings import TrainingSettings
 from toolformer_dag.training.checkpoint_outputs import too_few_to_train
+from toolformer_dag.training.checkpoints import checkpoints
 
 DAGSTER_YAML = b"""\
 # Settings of the Dagster instance that the command line and the UI share.
@@ -164,7 +167,17 @@ class Project:
         if any(_is_untrained(plan, stale_in_round(plan)) for plan in self.rounds()):
             from toolformer_dag.training.launch import check_finetuning
 
-            check_finetuning(self.plan.settings.model, self.plan.settings.training)
+            for recipe in self._recipes():
+                check_finetuning(self.plan.settings.model, recipe)
+
+    def _recipes(self) -> list[TrainingSettings]:
+        """Return the settings that checkpoints are trained under, each once; seeds change nothing that is checked."""
+        recipes: list[TrainingSettings] = []
+        for checkpoint in checkpoints(self.plan.settings).values():
+            recipe = checkpoint.recipe(self.plan).model_copy(update={"seed": 0})
+            if recipe not in recipes:
+                recipes.append(recipe)
+        return recipes
 
     def _run_round(self, plan: Plan, training: bool, report: RunReport, sink: Sink) -> None:
         """Run the jobs of a round; start again when one meets a damaged file, which has been set aside by then."""
@@ -216,14 +229,20 @@ def stale_in_round(plan: Plan) -> dict[str, Reasons]:
 
 
 def _assets_to_make(plan: Plan, job: str, stale: Iterable[str]) -> list[str]:
-    """Return the stale assets of a job and those that depend on them, in order; first the list of shards if needed."""
-    by_hand = set(map(plan.named, BY_HAND))
+    """Return the stale assets of a job and what depends on them, in order.
+
+    Before the raw shards, the list of their files is made.
+    """
+    by_hand = set(assets_by_hand(plan))
+    all_outputs = outputs(plan)
     if job == TRAINING_JOB:
+        begins_job = by_hand
         in_job = by_hand | set(map(plan.named, IN_BOTH_JOBS))
-        changed = with_descendants(outputs(plan), [asset for asset in stale if asset in by_hand])
-        return [asset for asset in changed if asset in in_job]
-    changed = with_descendants(outputs(plan), [asset for asset in stale if asset not in by_hand])
-    assets = [asset for asset in changed if asset not in by_hand]
+    else:
+        begins_job = {output.name for output in all_outputs} - by_hand
+        in_job = begins_job
+    first = [asset for asset in stale if asset in begins_job]
+    assets = [asset for asset in with_descendants(all_outputs, first) if asset in in_job]
     if RAW_SHARDS in assets:
         assets.insert(0, SHARD_LIST)
     return assets
@@ -231,13 +250,13 @@ def _assets_to_make(plan: Plan, job: str, stale: Iterable[str]) -> list[str]:
 
 def _is_data_lost(plan: Plan, stale: Mapping[str, Reasons]) -> bool:
     """Return whether an asset that only the first job makes has been damaged since that job ran."""
-    in_second_job = set(map(plan.named, (*BY_HAND, *IN_BOTH_JOBS)))
+    in_second_job = {*assets_by_hand(plan), *map(plan.named, IN_BOTH_JOBS)}
     return any(not reasons.retry_only for name, reasons in stale.items() if name not in in_second_job)
 
 
 def _is_untrained(plan: Plan, stale: Mapping[str, Reasons]) -> bool:
     """Return whether a checkpoint of the round is among the stale assets."""
-    return any(plan.named(name) in stale for name in TRAINED)
+    return any(name in stale for name in trained_assets(plan))
 
 
 def _add_outcome(report: RunReport, plan: Plan, assets: Sequence[str], result: Result) -> None:

@@ -3,7 +3,7 @@
 import json
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from importlib.resources import files
 from io import BytesIO
@@ -48,7 +48,7 @@ ENDINGS = (".csv", ".json", ".jsonl", ".md", ".parquet")
 def ending_of(format: Format | None, file: Path | None = None) -> str:
     """Return the file ending that decides how rows are written, such as `.csv`; empty for a table.
 
-    The format decides; without one the file's own ending. Raises UserError for an ending that stands for no format.
+    Raises UserError for an ending that stands for no format.
     """
     if format is None and file is not None:
         ending = file.suffix.lower()
@@ -86,7 +86,6 @@ def encoded(rows: "pl.DataFrame", ending: str) -> bytes:
 
 def _encoded(rows: "pl.DataFrame", ending: str) -> bytes:
     """Return all rows in the format of an ending. Raises what polars raises."""
-    buffer = BytesIO()
     match ending:
         case "":
             return f"{drawn(rows, longest=80, width=200, typed=True)}\n".encode()
@@ -95,13 +94,19 @@ def _encoded(rows: "pl.DataFrame", ending: str) -> bytes:
         case ".md":
             return _markdown(_flat(rows)).encode()
         case ".csv":
-            _flat(rows).write_csv(buffer)
+            return _written(_flat(rows).write_csv)
         case ".json":
-            _json_numbers(rows).write_json(buffer)
+            return _written(_json_numbers(rows).write_json)
         case ".jsonl":
-            _json_numbers(rows).write_ndjson(buffer)
+            return _written(_json_numbers(rows).write_ndjson)
         case _:
-            rows.write_parquet(buffer)
+            return _written(rows.write_parquet)
+
+
+def _written(write: Callable[[BytesIO], Any]) -> bytes:
+    """Return what a method of polars writes."""
+    buffer = BytesIO()
+    write(buffer)
     return buffer.getvalue()
 
 
@@ -114,12 +119,14 @@ def drawn(rows: "pl.DataFrame", longest: int = 44, width: int = 160, *, typed: b
     """
     import polars as pl
 
-    width = width if sys.stdout.isatty() else -1
-    sizes = pl.Config(tbl_rows=-1, tbl_cols=-1, fmt_str_lengths=longest, tbl_width_chars=width)
-    looks: dict[str, Any] = {} if typed else {"tbl_hide_column_data_types": True, "tbl_formatting": "ASCII_MARKDOWN"}
-    with sizes, pl.Config(tbl_hide_dataframe_shape=True, **looks):
-        one_line = _on_one_line(rows)
-        return harmless(str(one_line if typed else _markdown_cells(one_line)))
+    line_width = width if sys.stdout.isatty() else -1
+    sizes = pl.Config(tbl_rows=-1, tbl_cols=-1, fmt_str_lengths=longest, tbl_width_chars=line_width)
+    one_line = _on_one_line(rows)
+    with sizes, pl.Config(tbl_hide_dataframe_shape=True):
+        if typed:
+            return harmless(str(one_line))
+        with pl.Config(tbl_hide_column_data_types=True, tbl_formatting="ASCII_MARKDOWN"):
+            return harmless(str(_markdown_cells(one_line)))
 
 
 def _on_one_line(rows: "pl.DataFrame") -> "pl.DataFrame":
@@ -129,8 +136,7 @@ def _on_one_line(rows: "pl.DataFrame") -> "pl.DataFrame":
     """
     import polars as pl
 
-    texts = [column for column in rows if column.dtype == pl.String]
-    on_one_line = rows.with_columns(column.str.replace_all(LINE_END.pattern, " ") for column in texts)
+    on_one_line = rows.with_columns(pl.col(pl.String).str.replace_all(LINE_END.pattern, " "))
     names = {name: LINE_END.sub("\ufffd", name) for name in rows.columns}
     stay_distinct = len(set(names.values())) == len(names)
     return on_one_line.rename(names) if stay_distinct else on_one_line

@@ -163,7 +163,7 @@ def completed(
 ) -> "RunReport":
     """Run a project with its progress on standard error, and say what was damaged, unfinished, chosen and kept.
 
-    `again`: shards that are made anew. `after_step`: returns what to print after a step has ended.
+    again: shards that are made anew. after_step: returns what to print after a step.
     """
     from toolformer_dag.cli.run_display import shown
 
@@ -239,14 +239,19 @@ def ui(
     root = settings_of(config, profile=None, pairs=None).root
     instance = shared_instance(root)  # opened here: webserver and daemon would both make its databases
     end_dead_runs(instance)
-    for stop in (signal.SIGINT, signal.SIGTERM):  # background shells start this with SIGINT ignored
-        signal.signal(stop, signal.default_int_handler)
+    _interrupt_at_signals()
     try:
         with dead_runs_ended(instance):
-            code = serve(root, port, _environment(root, config))
+            exit_code = serve(root, port, _environment(root, config))
     except KeyboardInterrupt:
-        code = 0
-    raise typer.Exit(code)
+        exit_code = 0
+    raise typer.Exit(exit_code)
+
+
+def _interrupt_at_signals() -> None:
+    """Let Ctrl-C and SIGTERM raise KeyboardInterrupt; background shells start this with SIGINT ignored."""
+    for stop in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(stop, signal.default_int_handler)
 
 
 def _environment(root: Path, config: Path | None) -> dict[str, str]:

@@ -82,11 +82,15 @@ def shown(after_step: Callable[[Step], str | None] = lambda step: None) -> Itera
     # on a descriptor of its own, since Dagster captures what steps write to descriptor 2
     with os.fdopen(os.dup(sys.stderr.fileno()), "w", encoding=sys.stderr.encoding) as terminal:
         progress = _Progress(Console(file=terminal), after_step)
-        live = Live(
-            get_renderable=progress.lines,
-            console=progress.console,
-            transient=True,
-            redirect_stdout=sys.stdout.isatty(),
-        )
-        with live:
+        with _live_display(progress):
             yield progress.watch
+
+
+def _live_display(progress: _Progress) -> Live:
+    """Return the lines of the running steps, which are drawn anew while they change."""
+    return Live(
+        get_renderable=progress.lines,
+        console=progress.console,
+        transient=True,
+        redirect_stdout=sys.stdout.isatty(),
+    )

@@ -6,11 +6,14 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import polars as pl
+
 from toolformer_dag.cli.query_results import drawn
 from toolformer_dag.computing.plan import Plan
 from toolformer_dag.evaluation.measurements import ACCURACY, read_accuracy
 from toolformer_dag.lake.warehouse import query
-from toolformer_dag.training.checkpoint_outputs import CHECKPOINTS, TextCounts, too_few_to_train, training_text_counts
+from toolformer_dag.training.checkpoint_outputs import TextCounts, too_few_to_train, training_text_counts
+from toolformer_dag.training.checkpoints import checkpoints
 
 Stamps = Mapping[str, Mapping[str, Any]]
 """By shard: what identifies its content."""
@@ -36,10 +39,7 @@ select tool, count(*) as calls, count(*) filter (loss_minus - loss_plus >= tau_f
        count(*) filter (delta >= tau_f) as gaining_over_echo
 from eligible join lanes using (tool) where echo is not null group by tool order by tool
 """
-SPENT = f"""
-select coalesce(sum(tokens), 0)::bigint, coalesce(sum(seconds), 0) from costs
-where stage not in {(*CHECKPOINTS, "accuracy", "perplexity")}
-"""
+SPENT = "select stage, sum(tokens)::bigint as tokens, sum(seconds) as seconds from costs group by stage"
 NEXT = """Where to go next
   toolformer-dag explore{options}              every call in its text, and thresholds to drag
   toolformer-dag sql sweep{options}            what each tau_f keeps, and how much of that by chance
@@ -135,7 +135,9 @@ def _cost_of_all_shards(plan: Plan, all_shards: Plan) -> str:
     if len(all_shards.shards) == len(plan.shards):
         return "These are all shards."
     factor = _size_ratio(plan.stamps, all_shards.stamps)
-    [(tokens, seconds)] = query(plan.settings.warehouse, SPENT).rows()
+    spent = _spent_before_training(plan)
+    tokens = int(spent["tokens"].sum())
+    seconds = float(spent["seconds"].sum())
     time = timedelta(seconds=round(seconds))
     time_of_all = timedelta(seconds=round(seconds * factor))
     return (
@@ -143,6 +145,12 @@ def _cost_of_all_shards(plan: Plan, all_shards: Plan) -> str:
         f"{tokens * factor:,.0f} tokens and {time_of_all}, without finetuning; `run --estimate` tells it with "
         "intervals."
     )
+
+
+def _spent_before_training(plan: Plan) -> pl.DataFrame:
+    """Return tokens and seconds per stage, without finetuning and evaluation."""
+    not_stages = [*checkpoints(plan.settings), "accuracy", "perplexity"]
+    return query(plan.settings.warehouse, SPENT).filter(~pl.col("stage").is_in(not_stages))
 
 
 def _size_ratio(stamps: Stamps, all_stamps: Stamps) -> float:

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import socket
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from toolformer_dag.computing.plan import Lane
 
 KEY = "TOOLFORMER_DAG_API_KEY"
+"""The environment variable with the key that clients must send."""
 
 
 def serve(
@@ -41,19 +43,30 @@ def serve(
     settings = settings_of(config, profile, set)
     key = _key(host)
     chosen = find_model(settings, model, k=None)
-    from toolformer_dag.cli.web_server import OwnPages, answer, bound
+    from toolformer_dag.cli.web_server import bound
 
     with bound(port, "serve", host) as listening:
         lanes = _prepared_lanes(settings, calls_tools=chosen.k > 0)
         name = _served_name(settings, chosen)
         app = _loaded_app(settings, chosen, lanes, name=name, key=key)
         tools = ", ".join(lane.tool.name for lane in lanes) if chosen.k else "no tools"
-        listening_port = listening.getsockname()[1]
-        address = f"http://{host}:{listening_port}/v1"
-        typer.echo(f"{name} at {address} with {tools}  (Ctrl-C stops it)")
-        accepted_hosts = LOOPBACK if host in LOOPBACK else ()
-        answer(OwnPages(app, listening_port, accepted_hosts), listening)
-        typer.echo("stopped")
+        typer.echo(f"{name} at http://{host}:{_port(listening)}/v1 with {tools}  (Ctrl-C stops it)")
+        _answer_requests(app, listening, host)
+
+
+def _answer_requests(app: "Starlette", listening: socket.socket, host: str) -> None:
+    """Answer requests until Ctrl-C; on this machine only those that name it as their host."""
+    from toolformer_dag.cli.web_server import OwnPages, answer
+
+    accepted_hosts = LOOPBACK if host in LOOPBACK else ()
+    answer(OwnPages(app, _port(listening), accepted_hosts), listening)
+    typer.echo("stopped")
+
+
+def _port(listening: socket.socket) -> int:
+    """Return the port of a listening socket."""
+    port: int = listening.getsockname()[1]
+    return port
 
 
 def _loaded_app(
@@ -106,11 +119,16 @@ def _exclude_loaded_objects_from_gc() -> None:
 def _key(host: str) -> str | None:
     """Return the key that clients must send, or None if the environment sets none.
 
-    Raises UserError where `host` is open to other machines and no key is set, and where a header cannot hold the key.
+    Raises UserError where `host` is open to other machines without a key, or no header can hold the key.
     """
     key = os.environ.get(KEY)
     if host not in LOOPBACK and not key:
         raise UserError(f"--host {host} is open to other machines; set {KEY} to a key that clients must show")
-    if key and not (key.isascii() and key.isprintable() and key == key.strip()):
+    if key and not _fits_header(key):
         raise UserError(f"{KEY} has characters that no header can hold; set it to ASCII without spaces around it")
     return key
+
+
+def _fits_header(key: str) -> bool:
+    """Return whether a header can hold a key: printable ASCII without spaces around it."""
+    return key.isascii() and key.isprintable() and key == key.strip()

@@ -1,7 +1,7 @@
 """`servers`: list the tools of MCP servers, and what changed since the last list."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,21 +35,33 @@ def servers(config: Config = None) -> None:
         raise UserError(
             'there is no [servers.NAME] in toolformer.toml; add one with command = ["program"] or url = "..."'
         )
-    listed_before = read_listing(root)
-    listed = {name: tools for name, tools in listed_before.items() if name in tables}
-    some_failed = False
+    listed_before = {name: tools for name, tools in read_listing(root).items() if name in tables}
+    listed_now = _list_servers(tables, root, listed_before)
+    _write_listing(root, {**listed_before, **listed_now})
+    _print_unusable_lanes(config)
+    some_failed = len(listed_now) < len(tables)
+    if some_failed:
+        raise typer.Exit(1)
+
+
+def _list_servers(
+    tables: Mapping[str, ServerSettings], root: Path, listed_before: Mapping[str, Listed]
+) -> dict[str, Listed]:
+    """Ask each server for its tools and print what changed; return the tools by server, without servers that failed."""
+    listed = {}
     for name, server in tables.items():
         try:
             listed[name] = _list_server(name, server, root)
             _print_server(name, listed[name], listed_before.get(name, []))
         except UserError as error:
             _print_error(error)
-            some_failed = True
+    return listed
+
+
+def _write_listing(root: Path, listed: Mapping[str, Listed]) -> None:
+    """Write mcp_tools.json: the tools by server."""
     listing = json.dumps(listed, ensure_ascii=False, indent=1)
     write_whole(root / LISTING, f"{listing}\n".encode())
-    _print_unusable_lanes(config)
-    if some_failed:
-        raise typer.Exit(1)
 
 
 def _print_error(error: UserError) -> None:
@@ -59,8 +71,6 @@ def _print_error(error: UserError) -> None:
 
 def _print_unusable_lanes(config: Path | None) -> None:
     """Print why a server's tool cannot be loaded as a lane; most lack examples, which a person has to write."""
-    from toolformer_dag.tools.registry import load_tool
-
     try:
         settings = load_settings(config)
     except UserError as error:
@@ -68,12 +78,18 @@ def _print_unusable_lanes(config: Path | None) -> None:
         return
     for key, section in settings.tools.items():
         options = section.options()
-        if not section.enabled or options.get("use") != "mcp":
-            continue
-        try:
-            load_tool(key, options, root=settings.root)
-        except UserError as error:
-            typer.echo(f"\n{harmless(str(error))}")
+        if section.enabled and options.get("use") == "mcp":
+            _print_unusable_tool(key, options, settings.root)
+
+
+def _print_unusable_tool(key: str, options: Mapping[str, Any], root: Path) -> None:
+    """Print why the tool of a lane cannot be loaded, if it cannot. key: of the lane; options: of its section."""
+    from toolformer_dag.tools.registry import load_tool
+
+    try:
+        load_tool(key, options, root=root)
+    except UserError as error:
+        typer.echo(f"\n{harmless(str(error))}")
 
 
 def _list_server(name: str, server: ServerSettings, root: Path) -> Listed:
@@ -112,12 +128,19 @@ def _listed_tool(tool: "Tool") -> dict[str, Any]:
 
 def _print_server(server: str, tools: Listed, listed_before: Listed) -> None:
     """Print the tools of a server, and what changed since the last list."""
-    before = {tool["name"]: tool for tool in listed_before}
     typer.echo(f"{server}: {len(tools)} tools")
+    for line in _tool_lines(tools, listed_before):
+        typer.echo(f"  {_one_line(line)}")
+
+
+def _tool_lines(tools: Listed, listed_before: Listed) -> Iterator[str]:
+    """Yield a line per tool of a server, then a line per tool that is gone since the last list."""
+    before = {tool["name"]: tool for tool in listed_before}
     for tool in tools:
-        typer.echo("  " + _one_line(_tool_line(tool, before.get(tool["name"]))))
-    for name in sorted(before.keys() - {tool["name"] for tool in tools}):
-        typer.echo("  " + _one_line(f"{lane_key(name)}: {name}  gone"))
+        yield _tool_line(tool, before.get(tool["name"]))
+    names = {tool["name"] for tool in tools}
+    for name in sorted(before.keys() - names):
+        yield f"{lane_key(name)}: {name}  gone"
 
 
 def _tool_line(tool: Mapping[str, Any], before: Mapping[str, Any] | None) -> str:

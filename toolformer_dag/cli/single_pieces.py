@@ -1,7 +1,7 @@
 """The commands `tool` (run a tool) and `score` (losses of given calls)."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -69,13 +69,19 @@ def _answer_lines(lane: "Lane", context: str) -> None:
     from toolformer_dag.tools.runner import run_calls
     from toolformer_dag.tools.tool import ToolCall, ToolResult
 
-    lines = (line.decode(errors="surrogateescape").rstrip("\r\n") for line in open_lines("-"))
-    calls = [ToolCall(valid_text(f"line {number}", line), context) for number, line in enumerate(lines, 1)]
+    calls = [ToolCall(line, context) for line in _input_lines()]
     answers: dict[ToolCall, ToolResult] = {}
     try:
         run_calls(lane.tool, calls, lane.limits, answers)  # fills `answers` call by call
     finally:  # after an error too: the earlier answers may have been paid for
         _print_answers(calls, answers)
+
+
+def _input_lines() -> Iterator[str]:
+    """Yield the lines of standard input. Raises UserError for a line that is not UTF-8."""
+    for number, line in enumerate(open_lines("-"), 1):
+        text = line.decode(errors="surrogateescape").rstrip("\r\n")
+        yield valid_text(f"line {number}", text)
 
 
 def _print_answers(calls: "Sequence[ToolCall]", answers: "Mapping[ToolCall, ToolResult]") -> None:
@@ -90,6 +96,7 @@ def _print_answers(calls: "Sequence[ToolCall]", answers: "Mapping[ToolCall, Tool
 LOSSES = ("loss_empty", "loss_call", "loss_result", "loss_minus", "loss_plus", "delta")
 """What `score` prints of a call, in nats."""
 FIELDS: Mapping[str, type] = {"text": str, "offset": int, "tool": str, "input": str, "result": str}
+"""The fields of a line of `score`'s input, with their types."""
 
 
 def score(

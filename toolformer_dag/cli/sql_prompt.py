@@ -30,6 +30,7 @@ KEYWORDS = (
     *("like", "distinct", "count(*)", "filter (where", "qualify", "over (partition by", "union all", "desc"),
     *("describe", "summarize", "pivot", "unpivot", "explain", "show tables"),
 )
+"""Words of SQL that the prompt completes."""
 WELCOME = "A query ends with `;`. Tab completes, Ctrl-R searches the history, Ctrl-C ends a line or query, Ctrl-D all."
 NAMES = """
 select table_name as name, 'table' as kind from duckdb_tables() where not internal
@@ -38,15 +39,13 @@ union all select distinct function_name || '(', 'macro' from duckdb_functions() 
 union all select distinct column_name, 'column of ' || string_agg(table_name, ', ' order by table_name)
     from duckdb_columns() where not internal group by column_name
 """
+"""What the prompt completes of a database: (name, what it is)."""
 
 
 def answer_queries(database: Path, format: Format, gib: float | None = None, folders: Sequence[Path] = ()) -> None:
     """Read queries from the terminal and print their rows until the user ends the prompt.
 
-    Every query opens the database anew, and so sees what a run has built meanwhile.
-
-    - `gib`: the memory limit of a query
-    - `folders`: folders whose files a query may read too
+    gib: the memory limit of a query. folders: folders whose files a query may read too.
 
     Raises WarehouseError without a database, and UserError for a format that a terminal cannot show.
     """
@@ -55,19 +54,24 @@ def answer_queries(database: Path, format: Format, gib: float | None = None, fol
     query(database, "select 1", folders=folders)  # raises where there is no database
     session = query_session(database)
     typer.echo(f"{database} (read only). Saved queries: {', '.join(saved_queries())}.\n{WELCOME}")
-    while True:
+    is_open = True
+    while is_open:
         try:
-            line = session.prompt("sql> ").strip().removesuffix(";").strip()
-            if line in ENDS:
-                return
-            if line:
+            line = _read_line(session)
+            is_open = line not in ENDS
+            if line and is_open:
                 answer(database, line, format, gib, folders)
         except KeyboardInterrupt:  # ends the line or the query only
             continue
         except EOFError:
-            return
+            is_open = False
         except UserError as error:
             sys.stderr.write(f"error: {harmless(str(error))}\n")
+
+
+def _read_line(session: PromptSession[str]) -> str:
+    """Return what the user types, without white space and `;` around it. Raises KeyboardInterrupt, EOFError."""
+    return session.prompt("sql> ").strip().removesuffix(";").strip()
 
 
 def answer(database: Path, line: str, format: Format, gib: float | None = None, folders: Sequence[Path] = ()) -> None:

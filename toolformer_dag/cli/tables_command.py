@@ -34,12 +34,7 @@ def tables(
     from toolformer_dag.evaluation.paper_tables import PAPER_TABLES, paper_table
     from toolformer_dag.lake.warehouse import CLOSED, opened, received
 
-    if format == "parquet":
-        raise UserError(
-            '--format parquet: `toolformer-dag sql "from table_9" --output FILE.parquet` writes such a file'
-        )
-    if format != "table" and number is None:
-        raise UserError(f"--format {format}: every table has columns of its own; name one, such as `tables 9`")
+    _refuse_contradictions(format, number)
     chosen = PAPER_TABLES if number is None else (paper_table(number),)
     with opened(received(settings), CLOSED) as warehouse:
         for table in chosen:
@@ -47,6 +42,16 @@ def tables(
                 _print_table(warehouse, table)
             else:
                 typer.echo(printed(table.rows(warehouse), format), nl=False)
+
+
+def _refuse_contradictions(format: Format, number: str | None) -> None:
+    """Raise UserError for Parquet, and for a format other than a table where no single table is named."""
+    if format == "parquet":
+        raise UserError(
+            '--format parquet: `toolformer-dag sql "from table_9" --output FILE.parquet` writes such a file'
+        )
+    if format != "table" and number is None:
+        raise UserError(f"--format {format}: every table has columns of its own; name one, such as `tables 9`")
 
 
 def _print_table(warehouse: "DuckDBPyConnection", table: "PaperTable") -> None:
@@ -58,4 +63,5 @@ def _print_table(warehouse: "DuckDBPyConnection", table: "PaperTable") -> None:
     called = tools_called(warehouse, table)
     if called is not None:
         typer.echo(f"Questions with a call, by tool, %\n{_drawn(called)}")
-    typer.echo("".join(f"  {harmless(note)}\n" for note in notes(warehouse, table)))
+    note_lines = [f"  {harmless(note)}\n" for note in notes(warehouse, table)]
+    typer.echo("".join(note_lines))

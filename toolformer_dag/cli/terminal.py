@@ -71,11 +71,13 @@ def with_config(message: str) -> str:
     if config is None:
         return message
     option = f" --config {quote(str(config))}"
-    parts = []
-    for part in COMMAND_ENDS.split(message):
-        end = part.rfind("--config") + 1  # commands before it have the option already
-        parts.append(part[:end] + HINT.sub(lambda command: command[0] + option, part[end:]))
-    return "".join(parts)
+    return "".join(_with_option(part, option) for part in COMMAND_ENDS.split(message))
+
+
+def _with_option(text: str, option: str) -> str:
+    """Add an option to the commands in a text, after the last `--config`: commands before it have the option."""
+    end = text.rfind("--config") + 1
+    return text[:end] + HINT.sub(lambda command: command[0] + option, text[end:])
 
 
 def settings_of(
@@ -87,18 +89,13 @@ def settings_of(
 ) -> Settings:
     """Return the settings of the file, the profile and the options of a command.
 
-    - `config`: the settings file; None for the usual one
     - `pairs`: settings as `--set` takes them, `tools.calculator.tau_f=0.8`
     - `shards`: paths or patterns, relative to the current folder
     - `needs_project`: whether to note on standard error that no project was found
     """
     typed_config.set(config)
-    settings = load_settings(
-        config,
-        profile=profile,
-        overrides=pairs or (),
-        shards=[rooted(pattern, Path.cwd()) for pattern in shards or ()],
-    )
+    absolute_shards = [rooted(pattern, Path.cwd()) for pattern in shards or ()]
+    settings = load_settings(config, profile=profile, overrides=pairs or (), shards=absolute_shards)
     has_project = settings.corpus.named or profile == "embedded" or settings_file(config).exists()
     if needs_project and not has_project:
         _print_once(NO_PROJECT.format(folder=settings.root))

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -23,10 +23,13 @@ from urllib.parse import parse_qsl
 from toolformer_dag.files import UserError
 
 MODULE = "toolformer_dag.definitions"
+"""The module whose assets Dagster's programs load."""
 HOST = "127.0.0.1"
 LOOPBACK = (HOST, "localhost")
+"""The names of this machine for itself."""
 DAGSTER = str(Path(sys.executable).with_name("dagster"))
 WEBSERVER = str(Path(sys.executable).with_name("dagster-webserver"))
+"""Dagster's programs, beside this Python."""
 HTTP = 80
 """The port that a browser leaves out of the Host header."""
 GRACE = 10
@@ -56,6 +59,7 @@ class OwnPages:
             self._hosts |= set(names)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, or refuse it with status 403 or 404."""
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
@@ -75,9 +79,7 @@ class OwnPages:
         hosts = self._hosts or {host}
         if "host" not in headers or host not in hosts:
             return f"refused: the Host header must be one of {', '.join(sorted(hosts))}"
-        if "origin" in headers and headers["origin"].partition("://")[2] not in hosts:
-            return OTHER_ORIGIN
-        if _is_cross_site(headers):
+        if _has_other_origin(headers, hosts) or _is_cross_site(headers):
             return OTHER_ORIGIN
         if _is_graphql_in_address(scope):
             return "refused: GraphQL is asked by POST, in the body"
@@ -94,11 +96,16 @@ async def _refuse(scope: Scope, send: Send, status: int, reason: str) -> None:
     await send({"type": "http.response.body", "body": f"{reason}\n".encode()})
 
 
-def _is_cross_site(headers: Mapping[str, str]) -> bool:
-    """Return whether the browser says that a page of another site sent the request.
+def _has_other_origin(headers: Mapping[str, str], hosts: Collection[str]) -> bool:
+    """Return whether the browser says that a page of none of these hosts sent the request."""
+    if "origin" not in headers:
+        return False
+    origin_host = headers["origin"].partition("://")[2]
+    return origin_host not in hosts
 
-    Another port of this machine is the same site; a link from there may be followed, as from Dagster's UI.
-    """
+
+def _is_cross_site(headers: Mapping[str, str]) -> bool:
+    """Return whether the browser says that a page of another site sent the request; another port is the same site."""
     allowed = ["same-origin", "none"]
     if headers.get("sec-fetch-dest") == "document":  # a link that was followed
         allowed.append("same-site")
@@ -127,14 +134,23 @@ def serve(root: Path, port: int, environment: Mapping[str, str]) -> int:
     with TemporaryDirectory() as folder:
         code_socket = Path(folder, "code")
         workspace = _write_workspace(Path(folder), code_socket)
-        code_command = [DAGSTER, "code-server", "start", "-m", MODULE, "-d", str(root), "--socket", str(code_socket)]
-        with running(code_command) as code_server:
-            while code_server.poll() is None and not code_socket.exists():
-                time.sleep(0.1)
+        with running(_code_command(root, code_socket)) as code_server:
+            _wait_until_ready(code_server, code_socket)
             daemon_command = [f"{DAGSTER}-daemon", "run", "-w", workspace]
             webserver_command = [WEBSERVER, "-w", workspace, "-h", HOST, "-p", str(port)]
             with running(daemon_command), running(webserver_command) as webserver:
                 return webserver.wait()
+
+
+def _wait_until_ready(code_server: subprocess.Popen[bytes], code_socket: Path) -> None:
+    """Wait until the code server has opened its socket, or has ended."""
+    while code_server.poll() is None and not code_socket.exists():
+        time.sleep(0.1)
+
+
+def _code_command(root: Path, code_socket: Path) -> list[str]:
+    """Return the command of the server that tells Dagster's other processes about the assets, over a socket."""
+    return [DAGSTER, "code-server", "start", "-m", MODULE, "-d", str(root), "--socket", str(code_socket)]
 
 
 def _write_workspace(folder: Path, code_socket: Path) -> str:
@@ -149,21 +165,25 @@ def _write_workspace(folder: Path, code_socket: Path) -> str:
 def _running(command: list[str], root: Path, environment: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
     """Run a command in a child process while the block runs, then end it.
 
-    The child has a session of its own, so that Ctrl-C reaches it once, from here. Its standard input closes when this
-    process dies, even by SIGKILL; `main`, which runs in the child, then ends the command.
+    The child has a session of its own, so that Ctrl-C reaches it once, from here. It ends when this process dies.
     """
     command = [sys.executable, "-c", f"from {__name__} import main; main()", *command]
     process = subprocess.Popen(command, cwd=root, env=environment, stdin=subprocess.PIPE, start_new_session=True)
     try:
         yield process
     finally:
-        if process.poll() is None:
-            process.send_signal(signal.SIGINT)
-        try:
-            process.wait(PATIENCE)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Interrupt a child process; kill it and its children if it goes on for PATIENCE seconds."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGINT)
+    try:
+        process.wait(PATIENCE)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def bound(port: int, command: str, host: str = HOST) -> socket.socket:

@@ -32,27 +32,34 @@ class CallSources:
         return MODEL in self.names and not self.served
 
     def propose(self, tool: Tool, text: str, context: str) -> list[ProposedCall]:
-        """Return the calls that the rule proposes for a text: that of the settings, else the tool's own.
+        """Return the calls that a rule proposes for a text: the rule of the settings, else the tool's own.
 
-        With the settings' pattern, a call stands before the group named `here`, or after the match where there is no
-        such group; its input is the template of the settings filled with the match. Raises ToolDown and OverBudget of
-        the tool's own rule.
+        Raises ToolDown and OverBudget of the tool's own rule.
         """
         if self.pattern is None:
             with blamed(tool, "propose"):
                 return list(tool.propose(text, context))
-        pattern = re.compile(self.pattern.pattern)
-        names_the_place = "here" in pattern.groupindex
-        proposed = []
-        for match in pattern.finditer(text):
-            offset = match.start("here") if names_the_place else match.end()
-            proposed.append(ProposedCall(offset, match.expand(self.pattern.input)))
-        return proposed
+        return _matched_calls(self.pattern, text)
 
     def rule_identity(self, tool: Tool) -> dict[str, object]:
         """Return what determines `propose`. Raises ToolDown where the tool's code fails."""
         with blamed(tool, "rule_identity"):
             return determining(self.pattern) if self.pattern else dict(tool.rule_identity())
+
+
+def _matched_calls(rule: PatternRule, text: str) -> list[ProposedCall]:
+    """Return a call for each match of a rule's pattern, at the group `here` or after the match.
+
+    Its input is the rule's template filled with the match.
+    """
+    pattern = re.compile(rule.pattern)
+    has_position_group = "here" in pattern.groupindex
+    calls = []
+    for match in pattern.finditer(text):
+        offset = match.start("here") if has_position_group else match.end()
+        call_input = match.expand(rule.input)
+        calls.append(ProposedCall(offset, call_input))
+    return calls
 
 
 def call_sources(tool: Tool, section: ToolSettings, settings: Settings) -> CallSources:

@@ -7,6 +7,8 @@ asset's name. A first run changes nothing. Nothing is computed from this log, so
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
+from typing import Any
 
 import polars as pl
 
@@ -28,6 +30,9 @@ CHANGE_COLUMNS = {
     "kept_after": (pl.Int64(), "calls that the lane kept after it; null outside of filtered_calls"),
 }
 """Name -> (type, meaning)."""
+_CHANGE_SCHEMA = {name: dtype for name, (dtype, _) in CHANGE_COLUMNS.items()}
+_NO_SETTING: dict[str, str | None] = {"setting": None, "value_before": None, "value_after": None}
+"""The columns of a setting in a row that says only how many calls were kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +54,6 @@ def add_changes(
 
     Raises WriteError. Not covered: a step that was killed before it ended.
     """
-    schema = {name: kind for name, (kind, _) in CHANGE_COLUMNS.items()}
     shared = {
         "run": run,
         "ended": datetime.now(UTC),
@@ -58,21 +62,24 @@ def add_changes(
         "kept_before": kept.before if kept else None,
         "kept_after": kept.after if kept else None,
     }
-    values: list[dict[str, str | None]] = []
-    for change in settings:
-        before, after = shortened_pair(change.old, change.new)
-        setting = change.field.removeprefix("settings.")
-        values.append({"setting": setting, "value_before": before, "value_after": after})
-    if not values:
-        values.append({"setting": None, "value_before": None, "value_after": None})
-    added = pl.DataFrame([{**shared, **value} for value in values], schema=schema)
+    values = [_setting_values(change) for change in settings] or [_NO_SETTING]
+    new_rows = pl.DataFrame([{**shared, **value} for value in values], schema=_CHANGE_SCHEMA)
+    lake.table(CHANGES).revise(asset, revised=partial(_with_rows, new_rows), record=_record_of_changes)
 
-    def with_added_rows(before: pl.DataFrame | None) -> pl.DataFrame:
-        # the rows are there already where the answer to their put was lost
-        rows = added if before is None else pl.concat([before, added], how="diagonal")
-        return rows.unique(maintain_order=True)
 
-    # `revise` calls it again with other rows where another process has written meanwhile.
-    lake.table(CHANGES).revise(
-        asset, revised=with_added_rows, record=lambda: record(settings={}, inputs={}, stage="changes", tool=None)
-    )
+def _setting_values(change: FieldChange) -> dict[str, str | None]:
+    """Return the columns of the log that say how a setting changed."""
+    before, after = shortened_pair(change.old, change.new)
+    setting = change.field.removeprefix("settings.")
+    return {"setting": setting, "value_before": before, "value_after": after}
+
+
+def _with_rows(new_rows: pl.DataFrame, rows: pl.DataFrame | None) -> pl.DataFrame:
+    """Add rows to the log of an asset, if it has one; equal rows, as after a lost answer of the store, count once."""
+    all_rows = new_rows if rows is None else pl.concat([rows, new_rows], how="diagonal")
+    return all_rows.unique(maintain_order=True)
+
+
+def _record_of_changes() -> dict[str, Any]:
+    """Return the record of a part of the log: it depends on no settings and no inputs."""
+    return record(settings={}, inputs={}, stage="changes", tool=None)

@@ -49,15 +49,11 @@ class Task:
 
 
 def perform(worker: Worker, tables: Tables, task: Task) -> Work:
-    """Carry out a task: compute a chunk of a table's work and append its rows to row stores; return what it cost.
-
-    For a stage that is made ByShard, the task is a whole shard: its rows are made and published.
+    """Carry out a task: compute a chunk and store its rows, or make and publish a shard (ByShard); return what it cost.
 
     Raises WorkerError where this process has read other settings than the run, and what the stage raises.
     """
-    output = _table_named(tables, task.table)
-    if output is None or output.code_version != task.settings:
-        raise WorkerError(f"{task.table}: settings, prompts or tools changed while the run went on; run again")
+    output = _table_of_task(tables, task)
     make = output.stage.make
     if isinstance(make, ByChunk):
         return make.compute(worker, output, task.payload)
@@ -65,6 +61,14 @@ def perform(worker: Worker, tables: Tables, task: Task) -> Work:
     shard = task.payload
     output.publish(shard, make.rows(worker, output, shard))
     return Work()
+
+
+def _table_of_task(tables: Tables, task: Task) -> TableOutput:
+    """Return the table of a task. Raises WorkerError where its settings here differ from those of the run."""
+    output = _table_named(tables, task.table)
+    if output is None or output.code_version != task.settings:
+        raise WorkerError(f"{task.table}: settings, prompts or tools changed while the run went on; run again")
+    return output
 
 
 def _table_named(tables: Tables, name: str) -> TableOutput | None:
@@ -175,28 +179,28 @@ class ChunkServer:
         self._spent_before = Spent()
 
     def answer(self, task: Task) -> ChunkAnswer:
-        """Carry out a task; return what it cost, or its error, and what this process spent since its last answer.
+        """Carry out a task; return what it cost, or its error, and what this process spent since its last answer."""
+        outcome = self._outcome(task)
+        return ChunkAnswer(outcome, spent=self._take_spent())
 
-        An exception becomes a UserError that any process can unpickle. Raises nothing but what ends a process, such as
-        KeyboardInterrupt.
-        """
-        outcome: Work | UserError
+    def _outcome(self, task: Task) -> Work | UserError:
+        """Carry out a task; return what it cost, or its exception as a UserError that any process can unpickle."""
         try:
-            outcome = self._perform(task)
+            return self._perform(task)
         except UserError as error:
-            outcome = UserError(str(error))
+            return UserError(str(error))
         except Exception as error:  # noqa: BLE001 - raised in the process that waits for it
-            outcome = WorkerError(f"a worker failed: {type(error).__name__}: {error}")
+            return WorkerError(f"a worker failed: {type(error).__name__}: {error}")
+
+    def _take_spent(self) -> Spent:
+        """Return what this process spent since the last call."""
         spent = self._worker.spent() if self._worker else Spent()
         spent_since = spent - self._spent_before
         self._spent_before = spent
-        return ChunkAnswer(outcome, spent_since)
+        return spent_since
 
     def _perform(self, task: Task) -> Work:
-        """Carry out a task; return what it cost, with what it has written to the lake (`news`).
-
-        The first task loads the plan and its tables. What is read of the lake is remembered for one step.
-        """
+        """Carry out a task; return what it cost, with what it has written to the lake (`news`)."""
         worker = self._loaded_worker()
         if task.step != self._step:
             self._step = task.step
@@ -265,16 +269,14 @@ def _begin(settings: Settings, tables_of: TablesOf) -> None:
 
 
 def _answer(task: Task) -> ChunkAnswer:
+    """Carry out a task in a worker process."""
     assert _server is not None
     return _server.answer(task)
 
 
 @contextmanager
 def _interrupts_held() -> Iterator[None]:
-    """Block SIGINT (Ctrl-C) inside the block, for this thread and for a process that is started in it.
-
-    It arrives when the block ends. Python's resource tracker is started before: its start would let SIGINT through.
-    """
+    """Delay SIGINT (Ctrl-C) to the end of the block, for this thread and for a process that is started in it."""
     resource_tracker.ensure_running()
     mask_before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:

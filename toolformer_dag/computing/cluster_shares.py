@@ -31,7 +31,7 @@ def share_of(nodes: Sequence[Mapping[str, float]], settings: Settings, cluster: 
     Raises ClusterError where no machine has a core, or as many GPUs as a model takes.
     """
     gpu_groups = _count_gpu_groups(nodes, settings, cluster)
-    cores = [int(node.get("CPU", 0)) for node in nodes if node.get("CPU", 0) >= 1]
+    cores = _cores_of_machines(nodes)
     if not cores:
         raise ClusterError(
             f"execution.engine: no machine of the {cluster} offers a core; start one that does (docs: Several machines)"
@@ -41,12 +41,14 @@ def share_of(nodes: Sequence[Mapping[str, float]], settings: Settings, cluster: 
     return replace(share, count=min(most, share.count))
 
 
-def _largest_share(model: ModelSettings, cores: Sequence[int], gpu_groups: int) -> Share:
-    """Return the most workers for a model.
+def _cores_of_machines(nodes: Sequence[Mapping[str, float]]) -> list[int]:
+    """Return the cores of each machine that has any."""
+    cores_of_machines = (node.get("CPU", 0) for node in nodes)
+    return [int(cores) for cores in cores_of_machines if cores >= 1]
 
-    - on GPUs: a worker per group of as many GPUs of one machine as the model takes (`model.gpus`)
-    - a small model without GPUs: a worker per core
-    - a large model without GPUs: a worker per machine; each reserves as many cores as the smallest machine has
+
+def _largest_share(model: ModelSettings, cores: Sequence[int], gpu_groups: int) -> Share:
+    """Return the most workers for a model: one per group of GPUs; else one per core for a small model, or per machine.
 
     cores: of each machine. gpu_groups: how many models fit on the GPUs.
     """
@@ -60,8 +62,6 @@ def _largest_share(model: ModelSettings, cores: Sequence[int], gpu_groups: int) 
 
 def _count_gpu_groups(nodes: Sequence[Mapping[str, float]], settings: Settings, cluster: str) -> int:
     """Return how many models fit on the GPUs of all machines; the GPUs of a model are on one machine.
-
-    nodes: the resources of each machine, such as {"CPU": 16, "GPU": 4}; with 2 GPUs per model that machine holds two.
 
     Raises ClusterError where there are GPUs, but on no machine as many as a model takes.
     """

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from toolformer_dag.computing.shards import PINS, short_name
 from toolformer_dag.files import UserError, irregular, sealed, unsealed
 from toolformer_dag.identity import fingerprint
-from toolformer_dag.lake.storage import ABSENT, Storage
+from toolformer_dag.lake.storage import NO_FILE, Storage, Version
 from toolformer_dag.settings.setting_types import expanded, printable
 from toolformer_dag.texts.columns import Rejection
 from toolformer_dag.texts.readers.hub_datasets import HubError, HubSplit, hub_rows, resolve_splits
@@ -157,24 +157,23 @@ ConversationShard = FileShard | GroupShard | HubShard
 def conversation_shards(sources: Sequence[str], storage: Storage) -> dict[str, ConversationShard]:
     """Return the shards of sources by name; hidden files and folders are left out.
 
-    The order of files does not change the shards. Raises UserError for any other source, or a folder without files.
-
     sources: files (JSON lines, JSON, Parquet; .gz and .zst too), folders of these, data sets of the hub.
     storage: of the lake, which remembers the commit of each data set of the hub.
+
+    Raises UserError for any other source, or a folder without files.
     """
     files: list[ConversationFile] = []
-    shards: dict[str, ConversationShard] = {}
-    for source in dict.fromkeys(sources):
+    shards: list[ConversationShard] = []
+    for source in dict.fromkeys(sources):  # each source once
         path = expanded(Path(source))
         if path.is_dir():
             files += _files_below(path, source)
         elif os.path.lexists(path):
             files.append(_named_file(path))
         else:
-            shards |= {shard.name: shard for shard in _hub_shards(source, storage)}
-    for file_shard in _file_shards(_with_distinct_names(files)):
-        shards[file_shard.name] = file_shard
-    return shards
+            shards += _hub_shards(source, storage)
+    shards += _file_shards(_with_distinct_names(files))
+    return {shard.name: shard for shard in shards}
 
 
 def _named_file(path: Path) -> ConversationFile:
@@ -187,14 +186,16 @@ def _named_file(path: Path) -> ConversationFile:
 
 def _files_below(folder: Path, source: str) -> list[ConversationFile]:
     """Return the files with conversations below a folder. Raises UserError where there are none."""
-    files = []
-    for path in folder.rglob("*"):
-        name = path.relative_to(folder)
-        if not _is_hidden(name) and path.name.lower().endswith(RECORD_ENDINGS) and path.is_file():
-            files.append(ConversationFile(str(name), path, folder))
-    if not files:
+    paths = [path for path in folder.rglob("*") if _may_hold_conversations(path, folder)]
+    if not paths:
         raise UserError(f"{source}: no file ends in {', '.join(RECORD_ENDINGS)}; name a file of conversations")
-    return files
+    return [ConversationFile(str(path.relative_to(folder)), path, folder) for path in paths]
+
+
+def _may_hold_conversations(path: Path, folder: Path) -> bool:
+    """Return whether a path below a folder is a file of JSON lines, JSON or Parquet that is not hidden."""
+    has_record_ending = path.name.lower().endswith(RECORD_ENDINGS)
+    return has_record_ending and not _is_hidden(path.relative_to(folder)) and path.is_file()
 
 
 def _is_hidden(path: Path) -> bool:
@@ -207,13 +208,13 @@ def _with_distinct_names(files: Iterable[ConversationFile]) -> list[Conversation
 
     The first file of a name keeps it; later ones are named by their whole path.
     """
-    by_path = _by_path(files)
     names: set[str] = set()
     distinct = []
-    for path, file in sorted(by_path.items()):
-        name = printable(path if file.name in names else file.name)
+    for path, file in sorted(_by_path(files).items()):
+        is_taken = file.name in names
+        name = path if is_taken else file.name
         names.add(file.name)
-        distinct.append(ConversationFile(name, path, file.folder.absolute()))
+        distinct.append(ConversationFile(printable(name), path, file.folder.absolute()))
     return distinct
 
 
@@ -231,13 +232,15 @@ def _file_shards(files: Sequence[ConversationFile]) -> Iterator[FileShard | Grou
     for folder, small_files in _small_files_by_folder(files).items():
         if len(small_files) > MANY_FILES:
             grouped.update(small_files)
-            hashed_files = [_HashedFile(fingerprint(file.name), file) for file in small_files]
-            yield from _groups(folder, hashed_files, prefix="")
+            yield from _groups(folder, _with_hashes(small_files), prefix="")
     for file in files:
         if file not in grouped:
-            # The hash of the path tells apart files of one name in different folders.
-            name = short_name(f"{file.name}~{_path_hash(file.path)}")
-            yield FileShard(name, file)
+            yield _file_shard(file)
+
+
+def _file_shard(file: ConversationFile) -> FileShard:
+    """Return a shard of one file; the hash of its path tells apart files of one name in different folders."""
+    return FileShard(short_name(f"{file.name}~{_path_hash(file.path)}"), file)
 
 
 def _small_files_by_folder(files: Iterable[ConversationFile]) -> dict[Path, list[ConversationFile]]:
@@ -267,22 +270,32 @@ class _HashedFile(NamedTuple):
     file: ConversationFile
 
 
+def _with_hashes(files: Iterable[ConversationFile]) -> list[_HashedFile]:
+    """Return each file with the hash of its name."""
+    return [_HashedFile(fingerprint(file.name), file) for file in files]
+
+
 def _groups(folder: Path, files: Sequence[_HashedFile], prefix: str) -> Iterator[GroupShard]:
     """Yield groups of small files of a folder, split by the bits of their hashes until each group is small enough.
 
-    So a file that comes or goes changes only its own group, splits it or joins it with another.
+    So a file that comes or goes changes only its own group.
 
     files: the files whose hashes begin with `prefix`, bits such as "01".
     """
     if _fit_in_one_group(files):
-        name = f"{printable(folder.name)}~{_path_hash(folder)}~{prefix or 'all'}"
-        sorted_files = sorted((hashed.file for hashed in files), key=lambda file: file.name)
-        yield GroupShard(short_name(name), tuple(sorted_files))
+        yield _group(folder, [hashed.file for hashed in files], prefix)
         return
     for bit in "01":
         half = [hashed for hashed in files if _bit(hashed.hash, len(prefix)) == bit]
         if half:
             yield from _groups(folder, half, prefix + bit)
+
+
+def _group(folder: Path, files: Iterable[ConversationFile], prefix: str) -> GroupShard:
+    """Return files of a folder as a shard, which is named by the first bits (`prefix`) of their hashes."""
+    name = f"{printable(folder.name)}~{_path_hash(folder)}~{prefix or 'all'}"
+    sorted_files = sorted(files, key=lambda file: file.name)
+    return GroupShard(short_name(name), tuple(sorted_files))
 
 
 def _fit_in_one_group(files: Sequence[_HashedFile]) -> bool:
@@ -314,23 +327,43 @@ def _hub_shards(source: str, storage: Storage) -> list[HubShard]:
 
 
 def _pinned_splits(hub: str, storage: Storage) -> list[HubSplit]:
-    """Return the splits of a data set of the hub, at the commit that it had at the first use.
+    """Return the splits of a data set of the hub, at the commit of the first use.
 
-    A small file of the lake (a pin) remembers them, so that later uses need no connection. A damaged pin is written
-    anew, unless another process has done so meanwhile. Raises HubError.
+    A file of the lake (a pin) remembers them. Raises HubError.
     """
-    pin = storage.root / PINS / f"{fingerprint({'conversations': hub})}.json"
-    version = ABSENT
+    path = storage.root / PINS / f"{fingerprint({'conversations': hub})}.json"
+    pin = _read_pin(path, hub, storage)
+    if pin.splits is not None:
+        return pin.splits
+    splits = resolve_splits(hub)
+    content = sealed(hub, {"splits": [asdict(split) for split in splits]})
+    storage.replace(path, content, pin.version)
+    return splits
+
+
+class _Pin(NamedTuple):
+    """The splits in a pin, None where there is no pin or a damaged one, and the version of the pin's file."""
+
+    splits: list[HubSplit] | None
+    version: Version
+
+
+def _read_pin(path: Path, hub: str, storage: Storage) -> _Pin:
+    """Read the file that remembers the commit of a data set; warn where it is damaged."""
+    version = NO_FILE  # of a file that is not there
     try:
-        content, version = storage.read(pin)
-        return [_split_of(fields) for fields in unsealed(content)["splits"]]
+        content, version = storage.read(path)
+        return _Pin(_splits_in(content), version)
     except FileNotFoundError:  # the first use
         pass
     except (ValueError, KeyError, TypeError):
-        log.warning("%s is damaged: %s is looked up anew, and may be another commit", storage.shown(pin), hub)
-    splits = resolve_splits(hub)
-    storage.replace(pin, sealed(hub, {"splits": [asdict(split) for split in splits]}), version)
-    return splits
+        log.warning("%s is damaged: %s is looked up anew, and may be another commit", storage.shown(path), hub)
+    return _Pin(None, version)
+
+
+def _splits_in(pin: bytes) -> list[HubSplit]:
+    """Parse the content of a pin. Raises ValueError, KeyError, TypeError where it is damaged."""
+    return [_split_of(fields) for fields in unsealed(pin)["splits"]]
 
 
 def _split_of(fields: Mapping[str, Any]) -> HubSplit:

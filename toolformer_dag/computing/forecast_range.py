@@ -19,7 +19,7 @@ class Range(NamedTuple):
 
 
 def spread(group_costs: Sequence[float]) -> float:
-    """Return half of the 95 % interval of the sum of GROUPS groups of equal size, as a share of the sum.
+    """Return half of the 95 % interval of the sum of GROUPS groups, as a share of the sum.
 
     As an example, .13 for groups that cost 90, 100, 110 and 100.
     """

@@ -29,24 +29,27 @@ from toolformer_dag.settings.sections import Settings
 def ray_executor(settings: Settings, tables_of: TablesOf) -> Executor:
     """Return the executor over the cluster at `execution.address`, whose workers are actors.
 
-    How many there may be is counted anew whenever the executor is asked: as many as the machines that are alive then
-    have room for. What each reserves, cores and GPUs, is decided now. Raises ClusterError where there is no cluster or
-    no room; `Executor.count` raises it too, once no machine is left.
+    Raises ClusterError where there is no cluster or no room; `Executor.count` raises it too, once no machine is left.
     """
     ray = _connected(settings.execution.address)
-    share = _share(ray, settings)
-    actor_class = ray.remote(
-        scheduling_strategy="SPREAD",
-        num_cpus=share.cpus,
-        num_gpus=share.gpus,
-        max_restarts=0,  # with restarts, Ray tells the death of a process just as it tells the loss of a machine
-    )(ChunkServer)
+    actor_class = _actor_class(ray, _share(ray, settings))
     return Executor(
         count=lambda: _share(ray, settings).count,
         start=partial(_start, ray, actor_class, (settings, tables_of)),
         deaths=(ray.exceptions.RayActorError,),
         lost=partial(_is_machine_lost, ray),
     )
+
+
+def _actor_class(ray: Any, share: Share) -> Any:
+    """Return the class whose instances are workers of the cluster, each with its share of cores and GPUs."""
+    as_actor = ray.remote(
+        scheduling_strategy="SPREAD",
+        num_cpus=share.cpus,
+        num_gpus=share.gpus,
+        max_restarts=0,  # with restarts, Ray tells the death of a process just as it tells the loss of a machine
+    )
+    return as_actor(ChunkServer)
 
 
 def _share(ray: Any, settings: Settings) -> Share:
@@ -62,10 +65,7 @@ def _start(ray: Any, actor_class: Any, arguments: tuple[Settings, TablesOf]) -> 
 
 
 def _is_machine_lost(ray: Any, worker: ChunkWorker, death: Exception) -> bool:
-    """Return whether an actor (a worker process of a Ray cluster) died because its machine was lost.
-
-    It did where Ray does not know how its process ended, or says that the machine is gone. death: what Ray raised.
-    """
+    """Return whether an actor (a worker process of a Ray cluster) died because its machine was lost."""
     if isinstance(death, ray.exceptions.ActorUnavailableError):
         return True
     alive_machines = [node["NodeID"] for node in ray.nodes() if node["Alive"]]

@@ -106,14 +106,15 @@ class Reasons:
         return setting_changes
 
     def _all(self) -> Iterator[Reason]:
+        """Yield the reasons of all parts."""
         for reasons in self.parts.values():
             yield from reasons
 
 
 def differences(output: TableOutput) -> Reasons:
-    """Return why a table is missing or out of date; the result is false where it is up to date.
+    """Return why a table is missing or out of date; false where it is up to date.
 
-    Where none of its parts (shards) differs, the tables that are computed for it alone (`Stage.inner`) are compared.
+    Tables that are computed for it alone (`Stage.inner`) count as well.
     """
     for table in (output, *output.inner):
         reasons = table_differences(table)
@@ -123,10 +124,7 @@ def differences(output: TableOutput) -> Reasons:
 
 
 def table_differences(output: TableOutput) -> Reasons:
-    """Compare each part (shard) of a table with the present settings and inputs; return the reasons by part.
-
-    Parts whose shard is gone from the corpus are listed as removed.
-    """
+    """Return by part (shard) why a table is missing or out of date; parts without a shard are listed as removed."""
     with session():  # what is read of the lake inside is read once
         inputs_of = output.inputs_of()
         expected_parts = output.parts
@@ -142,10 +140,7 @@ def table_differences(output: TableOutput) -> Reasons:
 def difference(output: TableOutput, part: str, inputs_of: InputsOf | None = None) -> Sequence[Reason]:
     """Return why a part (the rows of a shard) is missing or out of date; nothing where it is up to date.
 
-    Compares the settings and inputs in the part's record with the present ones. Reads sizes and footers of files, not
-    every byte.
-
-    inputs_of: the result of `output.inputs_of()`, to compare many parts of a table.
+    inputs_of: the result of `output.inputs_of()`.
     """
     try:
         record = output.table.checked(part).record
@@ -153,9 +148,9 @@ def difference(output: TableOutput, part: str, inputs_of: InputsOf | None = None
         return [NEVER_MADE]
     except DamagedPart as error:
         return [str(error).partition(";")[0]]
-    for table in output.beside:
-        if table.part_version(part) is None:
-            return [f"{table.name} lacks it"]
+    lacking = [table.name for table in output.beside if table.part_version(part) is None]
+    if lacking:
+        return [f"{lacking[0]} lacks it"]
     if record.get(RETRY):  # calls were lost, or a file could not be read
         return [Incomplete(record[RETRY])]
     return _changes_since(record, output, part, inputs_of or output.inputs_of())
@@ -170,20 +165,17 @@ def _changes_since(record: Mapping[str, Any], output: TableOutput, part: str, in
 
 
 def _naming_the_file(place: str, changed: Sequence[FieldChange]) -> Sequence[Reason]:
-    """Return the changes with a sentence about the shard's file in place of its size and time of change.
+    """Return the changes with "/web/en_0.json.gz: 1200 -> 1300 bytes" in place of the size and time of a shard's file.
 
-    The sentence is "/web/en_0.json.gz: 1200 -> 1300 bytes", or a Touched where the time alone differs.
-
-    place: the path of the file.
+    Where the time alone differs, a Touched stands there.
     """
-    stamp_changes = {change.field: change for change in changed if change.field in (STAMP_BYTES, STAMP_TIME)}
-    if not stamp_changes:
+    other_changes = [change for change in changed if change.field not in (STAMP_BYTES, STAMP_TIME)]
+    if len(other_changes) == len(changed):
         return changed
-    other_changes = [change for change in changed if change.field not in stamp_changes]
-    size = stamp_changes.get(STAMP_BYTES)
-    if size is not None:
-        return [*other_changes, f"{place}: {size.old} -> {size.new} bytes"]
-    return [*other_changes, Touched(place)]
+    sizes = [change for change in changed if change.field == STAMP_BYTES]
+    if not sizes:
+        return [*other_changes, Touched(place)]
+    return [*other_changes, f"{place}: {sizes[0].old} -> {sizes[0].new} bytes"]
 
 
 def _setting_line(change: FieldChange) -> str:

@@ -6,13 +6,12 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from toolformer_dag.files import FILES, damaged_beside, file_name, irregular, locked, sealed, unsealed, write_whole
 from toolformer_dag.identity import file_hash, fingerprint, stream_hash
-from toolformer_dag.lake.storage import ABSENT, Storage, Version
+from toolformer_dag.lake.storage import NO_FILE, Storage, Version
 from toolformer_dag.lake.table import Lake
 from toolformer_dag.settings.corpus_settings import CorpusSettings
 from toolformer_dag.settings.sections import Settings
@@ -21,7 +20,7 @@ from toolformer_dag.synthetic.web import VERSION, write_shards
 from toolformer_dag.texts.columns import Batch
 from toolformer_dag.texts.formats import FormatChoice
 from toolformer_dag.texts.readers.hub_datasets import HubSplit, hub_batches, resolve
-from toolformer_dag.texts.shard_reader import ENDINGS, NAMED, PARQUET, shard_batches
+from toolformer_dag.texts.shard_reader import ENDINGS, NAMED, PARQUET, shard_batches, with_compressions
 
 log = logging.getLogger(__name__)
 
@@ -29,8 +28,7 @@ LONGEST_NAME = 240
 """Bytes of a shard's name at most; file systems take 255, and `.json.damaged` comes on top."""
 SUFFIXES = (*NAMED, *ENDINGS, PARQUET)
 """What a shard's name leaves out of the file's."""
-_COMPRESSIONS = ("", *NAMED)
-DATA = (PARQUET, *map("".join, product(ENDINGS, _COMPRESSIONS)))
+DATA = (PARQUET, *with_compressions(ENDINGS))
 """How the names of documents end in a folder that is named as a whole."""
 SIDE_FILE = re.compile(
     r".*\.(?:quality_signals|signals|minhash|duplicates)\.(?:json\.gz|parquet)|(?:dataset_infos?|state|stats)\.json"
@@ -93,11 +91,12 @@ class HubFile:
 
     def stamp(self) -> dict[str, Any]:
         """Return what tells that its content changed: size and time of a local file, else the data set's revision."""
-        stamp = {"configuration": self.split.configuration or "", "split": self.split.split}
-        if self.split.local and self.split.named:
-            path = Path(self.split.hub) / self.split.files[self.number]
-            return {**stamp, **ShardFile(self.name, path).stamp()}
-        return {**stamp, "revision": self.split.revision}
+        names = {"configuration": self.split.configuration or "", "split": self.split.split}
+        is_local_file = self.split.local and self.split.named
+        if not is_local_file:
+            return {**names, "revision": self.split.revision}
+        path = Path(self.split.hub) / self.split.files[self.number]
+        return {**names, **ShardFile(self.name, path).stamp()}
 
     def batches(self, choice: FormatChoice) -> Iterator[Batch]:
         """Read its documents; see `hub_batches`."""
@@ -153,15 +152,20 @@ def _each_file_once(matches: Sequence[_Match]) -> list[_Match]:
 def hub_files(settings: Settings) -> list[HubFile]:
     """Return the data files of the data set at `corpus.hub`, each a shard, sorted by name.
 
-    `corpus.hub` is a local folder, or a data set of the hub, which is kept at the commit of its first use. Raises
-    HubError where it cannot be reached, or has no such configuration or split.
+    Raises HubError where it cannot be reached, or has no such configuration or split.
     """
     split = _split_of_corpus(settings)
-    stems = [_stem(name) for name in split.files]
-    are_unique = len(set(stems)) == len(stems)
-    names = stems if are_unique else split.files
-    files = [HubFile(name=short_name(name), split=split, number=number) for number, name in enumerate(names)]
+    files = []
+    for number, name in enumerate(_shard_names(split.files)):
+        files.append(HubFile(name=short_name(name), split=split, number=number))
     return sorted(files, key=lambda file: file.name)
+
+
+def _shard_names(files: Sequence[str]) -> Sequence[str]:
+    """Return the names of files without their suffixes, or with them where two would share a name otherwise."""
+    stems = [_stem(file) for file in files]
+    are_unique = len(set(stems)) == len(stems)
+    return stems if are_unique else files
 
 
 def _split_of_corpus(settings: Settings) -> HubSplit:
@@ -175,24 +179,30 @@ def _split_of_corpus(settings: Settings) -> HubSplit:
 
 
 def _pinned_split(corpus: CorpusSettings, storage: Storage) -> HubSplit:
-    """Return the data files of a data set of the hub, at the commit that the hub had at the first use.
+    """Return the data files of a data set of the hub, at the commit of the first use.
 
-    A small file of the lake (a pin) remembers the commit. A damaged pin is written anew, unless another process has
-    done so meanwhile. Raises HubError.
+    A file of the lake (a pin) remembers the commit. Raises HubError.
     """
-    request = {
+    hub = str(corpus.hub)
+    request = _request(corpus)
+    path = storage.root / PINS / f"{fingerprint(request)}.json"
+    pin = _read_pin(path, hub, storage)
+    if pin.split is not None:
+        return pin.split
+    split = resolve(hub, corpus.configuration, corpus.split, corpus.revision)
+    content = sealed("corpus.hub", {"asked": request, "resolved": asdict(split)})
+    storage.replace(path, content, pin.version)
+    return split
+
+
+def _request(corpus: CorpusSettings) -> dict[str, str | None]:
+    """Return the settings that name a split of a data set of the hub."""
+    return {
         "hub": corpus.hub,
         "configuration": corpus.configuration,
         "split": corpus.split,
         "revision": corpus.revision,
     }
-    pin = storage.root / PINS / f"{fingerprint(request)}.json"
-    pinned, version = _read_pin(pin, str(corpus.hub), storage)
-    if pinned is not None:
-        return pinned
-    split = resolve(str(corpus.hub), corpus.configuration, corpus.split, corpus.revision)
-    storage.replace(pin, sealed("corpus.hub", {"asked": request, "resolved": asdict(split)}), version)
-    return split
 
 
 class _Pin(NamedTuple):
@@ -204,7 +214,7 @@ class _Pin(NamedTuple):
 
 def _read_pin(pin: Path, hub: str, storage: Storage) -> _Pin:
     """Read the file that remembers the commit of a data set; warn where it is damaged."""
-    version = ABSENT
+    version = NO_FILE  # of a file that is not there
     try:
         content, version = storage.read(pin)
         return _Pin(_split_in(content), version)
@@ -242,9 +252,9 @@ WEB_RECORD = "small_web.json"
 
 
 def write_small_web(settings: Settings) -> None:
-    """Write the small web's files where one of them is missing or damaged; one process at a time does so.
+    """Write the files of the small web, a synthetic corpus, where one of them is missing or damaged.
 
-    The small web is a synthetic corpus for tests and the demo, which follows from the settings.
+    One process at a time does so.
     """
     folder = small_web_files(settings)[0].path.parent
     with locked(folder.with_name(f".{folder.name}.lock")):
@@ -261,8 +271,13 @@ def _write_web_files(settings: Settings, folder: Path) -> None:
     write_whole(folder / WEB_RECORD, sealed(str(folder), {FILES: hashes}))
     is_in_object_store = isinstance(settings.paths.lake, str)
     if is_in_object_store:
-        for file in files:
-            os.utime(file, (0, 0))  # machines that share the lake compare the times of change of their files
+        _clear_times(files)
+
+
+def _clear_times(files: Sequence[Path]) -> None:
+    """Give files one fixed time of change: machines that share the lake compare the times of their own copies."""
+    for file in files:
+        os.utime(file, (0, 0))
 
 
 def _matches(root: Path, pattern: str) -> list[_Match]:
@@ -277,13 +292,18 @@ def _matches(root: Path, pattern: str) -> list[_Match]:
     if path.parent == path:
         raise SettingsError(f"corpus.shards: {pattern!r} is the root folder; name the folder of the corpus")
     matches = _matches_below(_folder_before_wildcards(path), path)
-    if matches:
-        return matches
+    if not matches:
+        raise _nothing_matches(pattern, path, root)
+    return matches
+
+
+def _nothing_matches(pattern: str, path: Path, root: Path) -> SettingsError:
+    """Return the error for a pattern that matches nothing. path: the pattern below `root`."""
     if path.is_dir():
         reason = f"is a folder without JSON lines or Parquet; write {pattern}/* for files of other names"
     else:
         reason = f"matches no file under {root}; name existing shards"
-    raise SettingsError(f"corpus.shards: {pattern!r} {reason}")
+    return SettingsError(f"corpus.shards: {pattern!r} {reason}")
 
 
 def _matches_below(folder: Path, pattern: Path) -> list[_Match]:
@@ -314,7 +334,7 @@ def _files_below(folder: Path, pattern: Path) -> Iterator[Path]:
 def _data_files_below(folder: Path) -> Iterator[Path]:
     """Yield everything below a folder that is named like a file of documents (DATA), except folders.
 
-    Spark writes the parts of a data set into a folder that is named as a file: `corpus.parquet/part-0.parquet`.
+    Spark writes folders that are named as a file: `corpus.parquet/part-0.parquet`.
     """
     for path in folder.rglob("*"):
         if _is_named_as_data(path) and not _is_folder(path):  # a link to a folder is refused later, by name
@@ -343,10 +363,7 @@ def _require_regular(path: Path) -> Path:
 
 
 def _folder_before_wildcards(pattern: Path) -> Path:
-    """Return the folders of a pattern before the first with a wildcard: `/web/*/en.json` -> `/web`.
-
-    A folder that exists is taken by its name, although that has brackets or stars.
-    """
+    """Return the folders of a pattern before the first with a wildcard: `/web/*/en.json` -> `/web`."""
     folder = Path(pattern.anchor)
     for part in pattern.parts[1:]:
         has_wildcard = any(sign in part for sign in "*?[")
@@ -357,11 +374,9 @@ def _folder_before_wildcards(pattern: Path) -> Path:
 
 
 def _may_hold_documents(path: Path, folder: Path) -> bool:
-    """Return whether a file below `folder` may hold documents. These do not:
+    """Return whether a file below `folder` may hold documents.
 
-    - a file whose name, or that of a folder above it, begins with a point or `_`
-    - a file with a name of SIDE_FILE, which data sets publish beside documents
-    - a file in a folder `attributes` that lies beside a folder `documents`, as in Dolma
+    Hidden files, files with names of SIDE_FILE, and Dolma's folders `attributes` do not.
     """
     below = path.relative_to(folder)
     is_hidden = any(part.startswith((".", "_")) for part in below.parts)
@@ -379,13 +394,12 @@ def _is_attributes_folder(folder: Path) -> bool:
 def _named(matches: list[_Match]) -> list[ShardFile]:
     """Name the shard of each file: its path below the pattern's folder, without suffixes, as in "en/head_0000".
 
-    Files that would share such a name are named by their path below the folder that they have in common, suffixes
-    included.
+    Files that would share a name are named by their longer paths, with suffixes.
     """
     counts = Counter(match.stem for match in matches)
-    unique = [match for match in matches if counts[match.stem] == 1]
+    shards = [ShardFile(short_name(match.stem), match.path) for match in matches if counts[match.stem] == 1]
     ambiguous = [match.path for match in matches if counts[match.stem] > 1]
-    return [*(ShardFile(short_name(match.stem), match.path) for match in unique), *_named_by_path(ambiguous)]
+    return shards + _named_by_path(ambiguous)
 
 
 def _named_by_path(paths: Sequence[Path]) -> list[ShardFile]:
@@ -393,7 +407,11 @@ def _named_by_path(paths: Sequence[Path]) -> list[ShardFile]:
     if not paths:
         return []
     common_folder = os.path.commonpath([path.parent for path in paths])
-    return [ShardFile(short_name(printable(path.relative_to(common_folder))), path) for path in paths]
+    shards = []
+    for path in paths:
+        name = printable(path.relative_to(common_folder))
+        shards.append(ShardFile(short_name(name), path))
+    return shards
 
 
 def _stem(name: str) -> str:
@@ -404,16 +422,22 @@ def _stem(name: str) -> str:
 
 
 def short_name(name: str) -> str:
-    """Return a name whose file takes at most LONGEST_NAME bytes.
-
-    A longer one keeps a third of what fits from its beginning and the rest from its end, around a hash of the whole.
-    """
-    mark = f"~{fingerprint(printable(name))}~"
-    characters = len(name)  # of the name that are kept
+    """Return a name whose file takes at most LONGEST_NAME bytes: a hash replaces the middle of a longer one."""
     short = name
-    while len(file_name(printable(short)).encode()) > LONGEST_NAME:
-        characters -= 1
-        at_begin = characters // 3
-        at_end = characters - at_begin
-        short = f"{name[:at_begin]}{mark}{name[-at_end:]}"
+    kept_characters = len(name)
+    while _file_bytes(short) > LONGEST_NAME:
+        kept_characters -= 1
+        short = _shortened(name, kept_characters)
     return short
+
+
+def _file_bytes(name: str) -> int:
+    """Return how many bytes the name of a shard's file takes."""
+    return len(file_name(printable(name)).encode())
+
+
+def _shortened(name: str, kept_characters: int) -> str:
+    """Return a third of the kept characters from the beginning, a hash of the name, and the others from its end."""
+    first = kept_characters // 3
+    last = kept_characters - first
+    return f"{name[:first]}~{fingerprint(printable(name))}~{name[-last:]}"

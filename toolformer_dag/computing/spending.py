@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import partial
+from typing import Any
 
 import polars as pl
 
@@ -88,27 +89,28 @@ def lane_of(lake: Lake, asset: str) -> str | None:
 def add_cost(lake: Lake, run: str, asset: str, cost: StepCost) -> None:
     """Add a row with the cost of a step that ends now to the costs of an asset, such as "calculator/loss_deltas".
 
-    run: the id of the Dagster run.
-
-    Steps of one asset that end at once wait for each other. What a killed step spent has no row. Over an object store
-    rows are written in the background: there the step that ended before the killed one may have no row either. The next
-    report of `run` shows what has none. Raises WriteError.
+    run: the id of the Dagster run. Raises WriteError. What a killed step spent has no row, which `run` shows.
     """
-    stage = asset.rpartition("/")[2]
-    row = {"run": run, "ended": datetime.now(UTC), "stage": stage, "tool": lane_of(lake, asset), **asdict(cost)}
+    row = {
+        "run": run,
+        "ended": datetime.now(UTC),
+        "stage": asset.rpartition("/")[2],
+        "tool": lane_of(lake, asset),
+        **asdict(cost),
+    }
     new_row = pl.DataFrame([row], schema=_COST_SCHEMA)
-    lake.table(COSTS).revise(
-        asset,
-        revised=partial(_with_row, new_row),
-        record=lambda: record({}, {}, stage="costs", tool=None),
-    )
+    lake.table(COSTS).revise(asset, revised=partial(_with_row, new_row), record=_record_of_costs)
+
+
+def _record_of_costs() -> dict[str, Any]:
+    """Return the record of a part of the costs: they depend on no settings and no inputs."""
+    return record(settings={}, inputs={}, stage="costs", tool=None)
 
 
 def _with_row(new_row: pl.DataFrame, rows: pl.DataFrame | None) -> pl.DataFrame:
-    """Add a row to the costs of an asset; equal rows are kept once.
+    """Add a row to the costs of an asset, if it has some; equal rows, as after a lost answer of the store, count once.
 
-    rows: those that are there; None where there are none yet. Rows of earlier releases may lack columns, which become
-    null. The new row is among them already where it was written before and the store's answer was lost.
+    Rows of earlier releases may lack columns, which become null.
     """
     no_rows = pl.DataFrame(schema=_COST_SCHEMA)  # gives the order of the columns
     frames = [no_rows, new_row] if rows is None else [no_rows, rows, new_row]

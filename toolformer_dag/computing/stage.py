@@ -361,10 +361,9 @@ class Stage:
         return pl.Schema({name: column.dtype for name, column in self.columns.items()})
 
     def shaped(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """Return the rows with the declared columns of the table, in their order and no others.
+        """Return the rows with the declared columns of the table, in order.
 
-        Optional columns that are not there become null. Columns that declare `sql` are computed from the others, such
-        as "loss_minus - loss_plus".
+        Missing optional columns become null; columns that declare `sql` are computed from the others.
         """
         complete = self._with_optional_columns(frame)
         for name, column in self.columns.items():
@@ -499,21 +498,18 @@ class TableOutput:
         return [TableOutput(stage, self.plan, self.lane_or_none) for stage in self.stage.inner]
 
     def inputs_of(self) -> InputsOf:
-        """Return a function from a part to its inputs, the versions of what it is made from now.
+        """Return a function from a part to its inputs, the present versions of what it is made from.
 
-        As an example, the function returns {"loss_deltas": "<version>"} for a shard. The record of a part holds its
-        inputs, and the part is made again where they differ. The function looks up the versions when it is called.
+        As an example, the function returns {"loss_deltas": "<version>"} for a shard.
         """
         inputs = self.stage.inputs
         if callable(inputs):  # the stage tells its inputs itself
             return inputs(self)
         names = self._whole_names(inputs) or self.depends_on
         tables = {name: self.plan.lake.table(name) for name in names}
-        if not self.stage.sharded:  # one part, made from all parts of the inputs
-            return partial(_versions_of_all_parts, tables)
-        # A part per shard, made from the parts of the same shard.
-        table_of_input = {name.rpartition("/")[2]: table for name, table in tables.items()}
-        return versions(table_of_input)
+        if self.stage.sharded:  # a part per shard, made from the parts of the same shard
+            return versions({_last_part(name): table for name, table in tables.items()})
+        return partial(_versions_of_all_parts, tables)  # one part, made from all parts of the inputs
 
     def publish(self, part: str, rows: PartRows) -> Pointer:
         """Write the rows of a part into the table, with the record of what they were made from.
@@ -547,13 +543,11 @@ class TableOutput:
     def warehouse_table(self, sources: Sequence[str], scores: Mapping[str, str]) -> WarehouseTable:
         """Return the stage's table in the warehouse.
 
-        sources: the names of the lake tables whose rows it has: those of all lanes.
-        scores: the score of each lane that has another than the paper's (`Lane.scores`).
+        sources: the lake tables whose rows it has. scores: of lanes with another score than the paper's.
         """
         stage = self.stage
         in_warehouse = stage.in_warehouse
-        columns = {**stage.columns, **in_warehouse.added}
-        comments = {name: column.description for name, column in columns.items() if name not in in_warehouse.hidden}
+        comments = _warehouse_comments(stage)
         holds_scored_calls = "delta_is_bound" in stage.columns
         return WarehouseTable(
             name=in_warehouse.name or stage.name,
@@ -571,14 +565,27 @@ class TableOutput:
         """Return the whole names of tables that are named as in `Stage.reads`."""
         names: list[str] = []
         for read in reads:
-            group, slash, name = read.rpartition("/")
-            if group == "*":
-                names += [f"{lane.key}/{name}" for lane in self.plan.lanes]
-            elif slash:
-                names.append(read)
-            else:
-                names.append(f"{self.lane.key}/{read}")
+            names += self._tables_named(read)
         return tuple(names)
+
+    def _tables_named(self, read: str) -> list[str]:
+        """Return the tables of a name: "*/name" of every lane, "name" of this table's lane, "group/name" itself."""
+        group, slash, name = read.rpartition("/")
+        if group == "*":
+            return [f"{lane.key}/{name}" for lane in self.plan.lanes]
+        return [read] if slash else [f"{self.lane.key}/{read}"]
+
+
+def _last_part(name: str) -> str:
+    """Return the name of a table without its group: "calculator/loss_deltas" -> "loss_deltas"."""
+    return name.rpartition("/")[2]
+
+
+def _warehouse_comments(stage: Stage) -> dict[str, str]:
+    """Return the description of each column that a stage's table has in the warehouse."""
+    columns = {**stage.columns, **stage.in_warehouse.added}
+    hidden = stage.in_warehouse.hidden
+    return {name: column.description for name, column in columns.items() if name not in hidden}
 
 
 def _warehouse_select(in_warehouse: InWarehouse) -> str:
@@ -605,20 +612,21 @@ class _PublishedRows:
 
     def frames(self) -> Iterator[pl.DataFrame]:
         """Yield the frames after counting their keys and violations; an empty frame where there are none."""
-        stage = self._output.stage
         for frame in self._rows.frames:
-            self._key_hashes.append(frame.select(stage.key).hash_rows())
-            for name, check in stage.checks.items():
-                self._violations[name] += check.broken(frame, self._output)
+            self._count(frame)
             yield frame
         if not self._key_hashes:
-            yield stage.schema.to_frame()
+            yield self._output.stage.schema.to_frame()
+
+    def _count(self, frame: pl.DataFrame) -> None:
+        """Remember the hashes of a frame's keys, and count the rows that break a check."""
+        stage = self._output.stage
+        self._key_hashes.append(frame.select(stage.key).hash_rows())
+        for name, check in stage.checks.items():
+            self._violations[name] += check.broken(frame, self._output)
 
     def record(self) -> Mapping[str, Any]:
-        """Return the record of the part, after the last frame: settings, inputs, rejections and broken checks.
-
-        A reason under RETRY, from the facts of the rows, lets the next update compute the part again.
-        """
+        """Return the record of the part, after the last frame: settings, inputs, rejections and broken checks."""
         lane = self._output.lane_or_none
         facts = {
             MADE_BY: self._output.stage.name,
@@ -643,23 +651,23 @@ class _PublishedRows:
 def versions(tables: Mapping[str, Table], over_all: Table | None = None) -> InputsOf:
     """Return a function from a shard to its inputs, such as {"loss_deltas": "<version>"}, by the names in `tables`.
 
-    over_all: a table with one part for all shards, such as ccnet/removed_documents. Its record maps shards to
-        fingerprints of what concerns them (BY_SHARD), which count as an input; it is read now.
+    over_all: a table with one part, whose record has a fingerprint per shard (BY_SHARD), which is an input too.
     """
-    over_all_name = ""
-    over_all_by_shard: Mapping[str, Any] = {}
-    pointer = over_all.whole_pointer(WHOLE) if over_all else None
-    if over_all and pointer:
-        over_all_name = over_all.name.rpartition("/")[2]
-        over_all_by_shard = pointer.record[BY_SHARD]
+    fingerprints = _fingerprints_by_shard(over_all) if over_all else {}
 
     def inputs_of(shard: str) -> Mapping[str, Any]:
         inputs = {name: table.part_version(shard) for name, table in tables.items()}
-        if shard in over_all_by_shard:
-            inputs[over_all_name] = over_all_by_shard[shard]
+        if over_all and shard in fingerprints:
+            inputs[_last_part(over_all.name)] = fingerprints[shard]
         return inputs
 
     return inputs_of
+
+
+def _fingerprints_by_shard(table: Table) -> Mapping[str, Any]:
+    """Return what the only part of a table over all shards records of each shard; nothing where there is no part."""
+    pointer = table.whole_pointer(WHOLE)
+    return pointer.record[BY_SHARD] if pointer else {}
 
 
 def _versions_of_all_parts(tables: Mapping[str, Table], part: str) -> Mapping[str, Any]:
@@ -668,6 +676,7 @@ def _versions_of_all_parts(tables: Mapping[str, Table], part: str) -> Mapping[st
 
 
 def _part_versions(table: Table) -> dict[str, str | None]:
+    """Return the version of each part of a table."""
     return {part: table.part_version(part) for part in table.parts()}
 
 
@@ -681,10 +690,7 @@ def encoded(rejected: Rejected) -> list[dict[str, Any]]:
 
 
 def counted(frame: pl.DataFrame, reason: str = "reason") -> Rejected:
-    """Count the rows of `frame` that have a reason, by shard and reason.
-
-    frame: `shard`, and the column that `reason` names: null where a row was not left out.
-    """
+    """Count the rows of `frame` that have a reason (null where a row was not left out), by shard and reason."""
     counts = frame.filter(pl.col(reason).is_not_null()).group_by("shard", reason).len()
     rejected = Rejected()
     for shard, shard_reason, count in counts.rows():

@@ -48,17 +48,21 @@ def _on_gpu(model: ModelSettings) -> bool:
 def chunk_limits(plan: Plan, role: Role) -> ChunkLimits:
     """Return how many texts and tokens a chunk (what a worker computes and stores at once) has at most.
 
-    role: the model that computes it: "proposer" or "judge". Tokens have no limit for a small model, on a GPU, and where
-    another engine than torch runs the model: chunks take little time there anyway. Raises ModelError.
+    role: the model that computes it, "proposer" or "judge". Raises ModelError.
     """
     model = plan.model_of(role)
-    size = chunk_size(plan.settings)
+    return ChunkLimits(texts=chunk_size(plan.settings), tokens=_most_tokens(model))
+
+
+def _most_tokens(model: ModelSettings) -> float:
+    """Return about the most tokens of a chunk on a CPU; inf for a small model, on a GPU, and for other engines."""
     if not model.in_torch or _on_gpu(model):
-        return ChunkLimits(size, inf)
+        return inf
     folder = model_folder(model_name(model), model.revision)
     parameter_count = parameters(folder) if folder else UNSEEN_PARAMETERS
-    is_small = parameter_count < SMALL
-    return ChunkLimits(size, inf if is_small else CPU_WORK / parameter_count)
+    if parameter_count < SMALL:
+        return inf
+    return CPU_WORK / parameter_count
 
 
 def text_chunks(texts: pl.DataFrame, lacking: pl.DataFrame, size: int, tokens: float = inf) -> list[pl.DataFrame]:
@@ -73,12 +77,18 @@ def text_chunks(texts: pl.DataFrame, lacking: pl.DataFrame, size: int, tokens: f
     size, tokens: the most texts of a chunk, and about the most tokens. A text with more tokens has its own chunk.
     """
     chunk_number = _chunk_number(size, tokens)
-    numbered = texts.with_columns(chunk=chunk_number)
-    numbered = numbered.join(lacking, on="text_digest", how="left", maintain_order="left")  # whole: null where stored
-    whole_chunks = numbered.filter(pl.col("whole").fill_null(False).all().over("chunk"))
-    pooled = _lacking_outside(numbered, whole_chunks["chunk"]).with_columns(chunk=chunk_number)
-    chunks = [*whole_chunks.partition_by("chunk"), *pooled.partition_by("chunk")]
+    # `whole` becomes null for texts that are stored.
+    numbered = texts.with_columns(chunk=chunk_number).join(lacking, on="text_digest", how="left", maintain_order="left")
+    unstored_chunks = _chunks_without_stored_texts(numbered)
+    pooled = _lacking_outside(numbered, unstored_chunks["chunk"]).with_columns(chunk=chunk_number)
+    chunks = [*unstored_chunks.partition_by("chunk"), *pooled.partition_by("chunk")]
     return [chunk.drop("chunk", "whole") for chunk in chunks]
+
+
+def _chunks_without_stored_texts(numbered: pl.DataFrame) -> pl.DataFrame:
+    """Return the texts of the chunks of which nothing is stored. numbered: texts with `chunk` and `whole`."""
+    is_unstored = pl.col("whole").fill_null(False)
+    return numbered.filter(is_unstored.all().over("chunk"))
 
 
 def _lacking_outside(numbered: pl.DataFrame, chunks: pl.Series) -> pl.DataFrame:
@@ -101,13 +111,9 @@ def _chunk_number(size: int, tokens: float) -> pl.Expr:
 def claim(claimed: Claimed, store: str, keys: pl.DataFrame) -> pl.DataFrame:
     """Return those of `keys` that no earlier shard of this run computes already, and add them to `claimed`.
 
-    So a text that stands in two shards is computed once.
+    So a text that stands in two shards is computed once. Call it once per shard and row store, in the order of shards.
 
-    claimed: per row store, the keys that earlier shards compute and that are not published yet, a frame per shard.
     store: the name of the row store (computed rows, by key) for which the rows are computed.
-    keys: of the rows that a shard lacks; its columns are the row store's key, alike in every call.
-
-    Call it once per shard and row store, in the order of the shards: `release` forgets a shard's keys in that order.
     """
     keys_of_shards = claimed.setdefault(store, [])
     free = keys

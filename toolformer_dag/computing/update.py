@@ -101,9 +101,8 @@ def update(worker: Worker, workers: Workers, output: TableOutput, progress: Prog
     worker: what this process has loaded; it plans, reads stored rows and runs tools.
     workers: where chunks are computed.
 
-    Inner tables (`Stage.inner`) are brought up to date before. A killed update loses at most one chunk per worker. Over
-    an object store it may lose one more that was computed in this process, since chunks are written in the background.
-    Raises StaleInput, WriteError, WorkerError, and what the stage raises; parts that were published before stay.
+    A killed update loses at most one chunk per worker. Raises StaleInput, WriteError, WorkerError, and what the stage
+    raises; parts that were published before stay.
     """
     began = time.monotonic()
     worker.close_rows()  # a step that failed left them open
@@ -122,11 +121,7 @@ class _Updated(NamedTuple):
 
 
 def _bring_up_to_date(worker: Worker, workers: Workers, output: TableOutput, progress: Progress) -> _Updated:
-    """Bring one table up to date: plan its parts, let workers compute their chunks, publish part after part.
-
-    Tables that are made for it alone (`Stage.inner`) are up to date already. Returns why it was out of date and what
-    that cost.
-    """
+    """Plan the parts of one table, let workers compute their chunks, publish part after part; return what that cost."""
     reasons = table_differences(output)
     with session():
         for part in reasons.parts:
@@ -141,8 +136,7 @@ def _bring_up_to_date(worker: Worker, workers: Workers, output: TableOutput, pro
 def _compute_parts(worker: Worker, workers: Workers, output: TableOutput, reasons: Reasons, progress: Progress) -> Work:
     """Compute and publish the parts that are out of date, remove those that are to go; return what that cost.
 
-    Small changes of the lake are written together, in a batch, at the end or when it is due. After an error the chunks
-    that are under way are ended, and what was published is written.
+    After an error, published parts are still written to the lake.
     """
     lake = output.plan.lake
     parts = _PartsUnderWay(worker, output, list(reasons.parts))
@@ -152,7 +146,8 @@ def _compute_parts(worker: Worker, workers: Workers, output: TableOutput, reason
             if ended is not None:  # None comes about once a second, so that batches are written in time
                 parts.end(ended.number, ended.work)
             lake.flush(due=True)
-            progress(parts.forecast.done, parts.forecast.total)
+            forecast = parts.forecast
+            progress(forecast.done, forecast.total)
     return parts.work
 
 
@@ -181,10 +176,7 @@ class _Forecast:
         self._tokens_done = 0.0
 
     def add_part(self, chunks: Sequence[Chunk]) -> None:
-        """Count the chunks of a part that was planned, and extrapolate to the parts that are not planned yet.
-
-        Two of ten parts with 30 units together give a forecast of 150 units.
-        """
+        """Count the chunks of a planned part, and extrapolate: two of ten parts with 30 units give 150 units."""
         self._planned_parts += 1
         self._planned_units += sum(chunk.units for chunk in chunks)
         self._planned_tokens += sum(chunk.tokens for chunk in chunks)
@@ -221,10 +213,8 @@ class _PartsUnderWay:
 
     def __init__(self, worker: Worker, output: TableOutput, parts: Sequence[str]) -> None:
         """Begin with all parts waiting. parts: the names of those that are out of date, in the table's order."""
-        self.work = Work()
-        """What the tasks that ended have cost."""
+        self.work = Work()  # what the tasks that ended have cost
         self.forecast = _Forecast(len(parts))
-        """How much work the parts take, and how much of it is done."""
         self._worker = worker
         self._output = output
         self._parts = parts
@@ -242,8 +232,7 @@ class _PartsUnderWay:
     def tasks(self) -> Iterator[Task]:
         """Yield the tasks of all parts, one per chunk. A part is planned when its first task is asked for.
 
-        Parts without chunks, such as those whose rows are all stored, need no task: they are published here as soon as
-        the parts before them are. Call `end` for each task that ended, by its number: the first one is 0.
+        Call `end` for each task that ended, by its number: the first one is 0.
         """
         step = uuid4().hex  # tells workers which tasks are of one step
         for number, part in enumerate(self._parts):
@@ -253,15 +242,14 @@ class _PartsUnderWay:
             self._publish_complete()
             for chunk in chunks:
                 self._part_chunks.append(_PartChunk(part, chunk))
-                yield Task(
-                    table=self._output.name, settings=self._output.code_version, payload=chunk.payload, step=step
-                )
+                yield self._task(chunk, step)
+
+    def _task(self, chunk: Chunk, step: str) -> Task:
+        """Return the task of computing a chunk. step: the id of this update."""
+        return Task(table=self._output.name, settings=self._output.code_version, payload=chunk.payload, step=step)
 
     def end(self, number: int, work: Work) -> None:
-        """Note that task `number` has ended, add what it cost, and publish the parts that are complete now.
-
-        What its worker has written to the lake (`work.news`) is made known to the lake of this process first.
-        """
+        """Note that task `number` has ended, add what it cost, and publish the parts that are complete now."""
         part, chunk = self._part_chunks[number]
         self._output.plan.lake.take(work.news)
         self._open_chunks[part] -= 1
@@ -319,14 +307,15 @@ class _PartsUnderWay:
         release(self._claimed)
 
     def _rows(self, part: str) -> PartRows:
-        """Return the rows of a part: read from row stores, or made by this process.
-
-        A stage that is made ByParts makes several small parts at once; those that follow are kept for their turn.
-        """
+        """Return the rows of a part: read from row stores, or made by this process."""
         make = self._output.stage.make
         assert not isinstance(make, ByShard)
-        if not isinstance(make, ByParts):
-            return make.rows(self._worker, self._output, part)
+        if isinstance(make, ByParts):
+            return self._rows_of_small_part(make, part)
+        return make.rows(self._worker, self._output, part)
+
+    def _rows_of_small_part(self, make: ByParts, part: str) -> PartRows:
+        """Return the rows of a part; those of the next parts are made with them and kept for their turn."""
         if part not in self._rows_made_together:
             rows_of_parts = make.rows(self._worker, self._output, self._parts_together(part))
             self._rows_made_together = dict(rows_of_parts)
@@ -359,19 +348,22 @@ class _PartsUnderWay:
 def _check_inputs(output: TableOutput, part: str) -> None:
     """Raise StaleInput where two inputs of a lane's table do not fit each other.
 
-    For example, a table reads texts and scored calls, and the calls were scored on an earlier version of the texts.
+    For example, calls were scored on an earlier version of the texts.
     """
     has_lane = output.lane_or_none is not None
     if not (output.stage.sharded and has_lane):
         return
     lane_inputs = [name for name in output.depends_on if name.startswith(f"{output.group}/")]
     for name in lane_inputs:
-        for source, version_read in _versions_read(output, name, part).items():
-            if source not in lane_inputs:
-                continue
-            version_now = output.plan.lake.table(source).pointer(part).data_version
-            if version_now != version_read:
+        versions_read = _versions_read(output, name, part)
+        for source in lane_inputs:
+            if source in versions_read and versions_read[source] != _present_version(output, source, part):
                 raise StaleInput(output.name, part, f"{name} was made from other rows of {source}", name)
+
+
+def _present_version(output: TableOutput, table: str, part: str) -> str:
+    """Return the version of a published part of another table."""
+    return output.plan.lake.table(table).pointer(part).data_version
 
 
 def _versions_read(output: TableOutput, name: str, part: str) -> dict[str, Any]:
@@ -388,9 +380,6 @@ def _report(output: TableOutput, updated: _Updated, seconds: float) -> TableRepo
     with session():
         pointers = output.pointers()
         version = output.version()
-    violations: Counter[str] = Counter()
-    for pointer in pointers.values():
-        violations.update(pointer.record[VIOLATIONS])
     return TableReport(
         name=output.name,
         rows={part: pointer.rows for part, pointer in pointers.items()},
@@ -399,9 +388,17 @@ def _report(output: TableOutput, updated: _Updated, seconds: float) -> TableRepo
         updated=tuple(updated.reasons.parts),
         differences=updated.reasons,
         rejections=_rejections_by_reason(pointers.values()),
-        violations=dict(violations),
+        violations=_violations_by_check(pointers.values()),
         work=updated.work,
     )
+
+
+def _violations_by_check(pointers: Iterable[Pointer]) -> dict[str, int]:
+    """Return how many rows of a table's parts break each check."""
+    violations: Counter[str] = Counter()
+    for pointer in pointers:
+        violations.update(pointer.record[VIOLATIONS])
+    return dict(violations)
 
 
 def _rejections_by_reason(pointers: Iterable[Pointer]) -> dict[str, int]:

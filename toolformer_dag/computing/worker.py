@@ -62,26 +62,20 @@ class Worker:
         """Begin with nothing loaded."""
         self.plan = plan
         self.lost_calls: defaultdict[str, list[pl.DataFrame]] = defaultdict(list)
-        """By the key of a lane: the calls that its tool lost."""
         self.ahead = Ahead()
-        """How much work the table takes that is being updated."""
         self.has_small_web = False
-        """Whether the small web's files were seen to be there and whole."""
         self._engine: Engine | None = None
-        self._loaded: ModelSettings | None = None
-        """The model of `_engine`."""
+        self._loaded: ModelSettings | None = None  # the model of `_engine`
         self._tokens_of_released_engines = 0
         self._encoding: Encoding | None = None
-        self._stores: dict[str, RowStore] = {}
-        """The row stores that are open, by their place in the lake."""
-        self._runners: dict[str, Runner] = {}
-        """What runs the tool of a lane, by the lane's key."""
+        self._stores: dict[str, RowStore] = {}  # open row stores, by their name in the lake
+        self._runners: dict[str, Runner] = {}  # what runs a lane's tool, by the lane's key
 
     def engine(self, role: Role) -> "Engine":
-        """Return the engine of a model: it computes positions, samples and losses.
+        """Return the engine of a model: it computes positions, samples and losses. The first call loads the weights.
 
-        role: the "proposer" samples calls, the "judge" computes losses; both may be one model. The first call loads the
-        weights. A process holds one model, and lets go of it where another is asked for. Raises ModelError.
+        role: the "proposer" samples calls, the "judge" computes losses. A process holds one model at a time. Raises
+        ModelError.
         """
         model = self.plan.model_of(role)
         if self._engine is None or model != self._loaded:
@@ -205,18 +199,19 @@ class OwnGpus(NamedTuple):
 def own_gpus(visible: tuple[str, ...], count: int) -> OwnGpus:
     """Take the first `count` of the `visible` GPUs that no other process of this user has; none where fewer are free.
 
-    The answer is cached, so that this process holds the locks to its end, when the kernel releases them.
+    Cached, so that this process holds the locks to its end.
     """
-    folder = Path(gettempdir()) / f"toolformer-dag-{os.getuid()}"
     taken: list[str] = []
     with ExitStack() as locks:
         for gpu in visible:
-            if len(taken) == count:
-                break
-            lock = folder / f"gpu-{gpu.replace('/', '-')}.lock"
-            is_free = locks.enter_context(locked(lock, wait=False))
-            if is_free:
+            if len(taken) < count and locks.enter_context(locked(_lock_of(gpu), wait=False)):
                 taken.append(gpu)
         if len(taken) == count:
             return OwnGpus(tuple(taken), locks.pop_all())
     return OwnGpus((), ExitStack())
+
+
+def _lock_of(gpu: str) -> Path:
+    """Return the file that the process of this user locks which has taken a GPU."""
+    folder = Path(gettempdir()) / f"toolformer-dag-{os.getuid()}"
+    return folder / f"gpu-{gpu.replace('/', '-')}.lock"

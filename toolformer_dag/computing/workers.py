@@ -27,6 +27,7 @@ from toolformer_dag.computing.stage import Work
 from toolformer_dag.computing.worker import Worker
 from toolformer_dag.files import UserError
 from toolformer_dag.model.weights import cores, is_small
+from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.settings.sections import Settings
 
 log = logging.getLogger(__name__)
@@ -185,18 +186,14 @@ class Workers:
         self._own_worker = worker
         self._tables = tables
         self._executor_of = executor_of
-        self._decided_executor: Executor | None = None
-        self._most_workers = 0
-        """How many workers there may be; a cluster is asked once a round, since machines come and go."""
+        self._decided_executor: Executor | None = None  # until the first chunk is there
+        self._most_workers = 0  # of a cluster counted anew once a round: machines come and go
         self._starting: list[ChunkWorker] = []
-        self._failed_starts = 0
-        """How many workers in a row died before they started."""
+        self._failed_starts = 0  # workers in a row that died before they started
         self._idle: list[ChunkWorker] = []
         self._busy: dict[Future[ChunkAnswer], _Busy] = {}
-        self._waiting = deque[_Assignment]()
-        """Tasks that are to be given to workers, the next one first."""
-        self._spent_elsewhere = Spent()
-        """What workers of other processes spent; it stays 0 where all compute here."""
+        self._waiting = deque[_Assignment]()  # the next one first
+        self._spent_elsewhere = Spent()  # by workers of other processes
 
     @property
     def spent(self) -> Spent:
@@ -206,24 +203,26 @@ class Workers:
     def map_chunks(self, tasks: Iterable[Task]) -> Ended:
         """Yield tasks as they end, and None about once a second. Closing the generator ends the running tasks.
 
-        Tasks are taken from the iterable as workers become free, and one more for each worker while all compute. The
-        task of a worker that dies, or that takes longer than `execution.chunk_hours`, is given to another worker.
+        The task of a worker that dies, or takes longer than `execution.chunk_hours`, is given to another worker.
 
         Raises WorkerError where workers failed too often over one task, UserError as a task raised it, and TokensSpent
         where `execution.most_tokens` are spent and a task is left.
         """
         not_taken = (_Assignment(number, task) for number, task in enumerate(tasks))
-        outcomes = deque[_Outcome]()
         try:
-            while self._employ(not_taken) or outcomes:
-                # Outcomes are yielded one by one. Workers that are done meanwhile get their next chunk without waiting.
-                seconds = 0.0 if outcomes else 1.0
-                outcomes.extend(self._wait_for_outcomes(not_taken, seconds))
-                yield _first_ended(outcomes)
+            yield from self._work_off(not_taken)
             self._require_none_left(not_taken)
         finally:
             self._waiting.clear()
             self._kill_busy()
+
+    def _work_off(self, not_taken: Iterator[_Assignment]) -> Ended:
+        """Yield tasks as they end, and None about once a second, until none is left or all tokens are spent."""
+        outcomes = deque[_Outcome]()  # that were not yielded yet
+        while self._employ(not_taken) or outcomes:
+            seconds = 0.0 if outcomes else 1.0
+            outcomes.extend(self._wait_for_outcomes(not_taken, seconds))
+            yield _first_ended(outcomes)
 
     def _require_none_left(self, not_taken: Iterator[_Assignment]) -> None:
         """Raise TokensSpent where a task is left because `execution.most_tokens` are spent."""
@@ -257,7 +256,7 @@ class Workers:
     def _employ(self, not_taken: Iterator[_Assignment]) -> bool:
         """Give waiting chunks to idle workers, and start new workers; return whether any chunk is not done.
 
-        not_taken: the chunks that were not taken from the caller yet; they are taken as there is room for them.
+        not_taken: the chunks that were not taken from the caller yet.
         """
         if self._decided_executor is not None:
             self._most_workers = self._decided_executor.count()
@@ -324,10 +323,7 @@ class Workers:
     def _wait_for_outcomes(self, not_taken: Iterator[_Assignment], seconds: float) -> list[_Outcome]:
         """Wait until a worker answers or has started; return the outcomes of the chunks that were answered.
 
-        Meanwhile up to a chunk per worker is taken from `not_taken`. Chunks that take too long are given to other
-        workers as well.
-
-        seconds: the longest wait.
+        Meanwhile chunks are taken from `not_taken`, and late chunks given to others. seconds: the longest wait.
         """
         self._plan_ahead(not_taken)
         starts = (worker.started for worker in self._starting)
@@ -353,20 +349,23 @@ class Workers:
     def _take_in_started(self) -> None:
         """Move workers that have started from `_starting` to `_idle`, and forget those that died before.
 
-        Raises WorkerError after STARTS * `_most_workers` workers in a row died before they started.
+        Raises WorkerError where too many in a row died.
         """
-        for worker in list(self._starting):
-            if not worker.started.done():
-                continue
+        started = [worker for worker in self._starting if worker.started.done()]
+        for worker in started:
             self._starting.remove(worker)
             death = worker.started.exception()
             if death is None:
                 self._failed_starts = 0
                 self._idle.append(worker)
-            elif self._failed_starts >= STARTS * self._most_workers:
-                raise WorkerError(f"no worker can be started: {death}") from death
             else:  # scheduled on a lost machine; Ray notices late
-                self._failed_starts += 1
+                self._count_failed_start(death)
+
+    def _count_failed_start(self, death: BaseException) -> None:
+        """Count a worker that died before it started. Raises WorkerError after STARTS in a row for each worker."""
+        if self._failed_starts >= STARTS * self._most_workers:
+            raise WorkerError(f"no worker can be started: {death}") from death
+        self._failed_starts += 1
 
     def _receive(self, future: "Future[ChunkAnswer]") -> _Outcome | None:
         """Take the answer of a worker, give the worker the next waiting chunk, and return the outcome of its task.
@@ -382,15 +381,17 @@ class Workers:
         self._spent_elsewhere += answer.spent
         self._forget_other_assignments(assignment.number)
         task_failed = isinstance(answer.outcome, UserError)
-        if self._waiting and not task_failed and self._may_spend():
-            self._give(self._idle.pop(), self._waiting.popleft())
+        if not task_failed:
+            self._give_next()
         return _Outcome(assignment.number, answer.outcome)
 
-    def _outcome_of_death(self, worker: ChunkWorker, assignment: _Assignment, death: Exception) -> _Outcome | None:
-        """Let another worker have the chunk of a dead worker; return an outcome only where too many died over it.
+    def _give_next(self) -> None:
+        """Give the next waiting chunk, if there is one and tokens are left, to the worker that became idle last."""
+        if self._waiting and self._may_spend():
+            self._give(self._idle.pop(), self._waiting.popleft())
 
-        The outcome is the WorkerError. It is raised later, after the outcomes of other workers have been yielded.
-        """
+    def _outcome_of_death(self, worker: ChunkWorker, assignment: _Assignment, death: Exception) -> _Outcome | None:
+        """Let another worker have the chunk of a dead worker; return a WorkerError only where too many died over it."""
         try:
             self._replace_dead(worker, assignment, death)
         except WorkerError as error:
@@ -429,9 +430,7 @@ class Workers:
     def _give_again(self, assignment: _Assignment, failure: _Failure, what_happened: str) -> None:
         """Put a chunk at the head of those that wait, after a worker failed over it, with a warning in the log.
 
-        failure: the kind, which says how often it may happen to one chunk. what_happened: for the message.
-
-        Raises WorkerError where it happened that often.
+        Raises WorkerError where it failed in this way too often. what_happened: for the message.
         """
         failures = (*assignment.failures, failure)
         if failures.count(failure) == failure.most:
@@ -443,18 +442,26 @@ class Workers:
         self._waiting.appendleft(replace(assignment, failures=failures))
 
     def _pass_on_late(self) -> None:
-        """Let chunks that take longer than `execution.chunk_hours` wait for other workers too, and mark them as late.
+        """Let chunks that take longer than `execution.chunk_hours` wait for other workers too; the late workers go on.
 
-        The late workers go on. Where all workers are late and no other one may be started, they are ended.
+        Where all workers are late and no other one may be started, they are ended.
         """
         limit = timedelta(hours=self._own_worker.plan.settings.execution.chunk_hours)
-        for future, (worker, assignment) in list(self._busy.items()):
-            if assignment.exceeds(limit) and not future.done():
-                self._give_again(assignment, LATE, f"{worker} has not answered for {limit} (execution.chunk_hours)")
-                self._busy[future] = _Busy(worker, replace(assignment, is_late=True))
-        all_are_late = all(busy.assignment.is_late for busy in self._busy.values())
-        if all_are_late and not self._has_room():
+        for future, busy in list(self._busy.items()):
+            if busy.assignment.exceeds(limit) and not future.done():
+                self._pass_on(future, limit)
+        if self._all_are_late() and not self._has_room():
             self._kill_busy()
+
+    def _pass_on(self, future: "Future[ChunkAnswer]", limit: timedelta) -> None:
+        """Let the chunk of a late worker wait for another one too, and mark it as late. future: of its answer."""
+        worker, assignment = self._busy[future]
+        self._give_again(assignment, LATE, f"{worker} has not answered for {limit} (execution.chunk_hours)")
+        self._busy[future] = _Busy(worker, replace(assignment, is_late=True))
+
+    def _all_are_late(self) -> bool:
+        """Return whether every worker that computes takes too long."""
+        return all(busy.assignment.is_late for busy in self._busy.values())
 
 
 def _first_ended(outcomes: deque[_Outcome]) -> EndedTask | None:
@@ -475,16 +482,22 @@ def worker_count(settings: Settings) -> int:
     - without: one per core for a small model in torch, which computes on one thread
     - else one, as for a model at a URL
     """
-    model = settings.model
     if settings.execution.workers is not None:
         return settings.execution.workers or 1
+    model = settings.model
     if model.url:
         return 1
-    import torch
-
-    if model.device in ("auto", "cuda"):
-        gpus = torch.cuda.device_count()  # unlike is_available, it leaves a process free to choose its GPUs
-        if gpus:
-            return max(1, gpus // model.gpus)
+    gpus = _count_gpus(model)
+    if gpus:
+        return max(1, gpus // model.gpus)
     computes_on_one_thread = model.device in ("auto", "cpu") and model.in_torch and is_small(model)
     return cores() if computes_on_one_thread else 1
+
+
+def _count_gpus(model: ModelSettings) -> int:
+    """Return how many GPUs of this machine the model may run on."""
+    if model.device not in ("auto", "cuda"):
+        return 0
+    import torch
+
+    return torch.cuda.device_count()  # unlike is_available, it leaves a process free to choose its GPUs

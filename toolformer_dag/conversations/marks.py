@@ -12,7 +12,6 @@ from toolformer_dag.conversations.mark_scanner import (
     enclosed,
     enclosed_json,
     is_within,
-    mark_positions,
     outermost,
     without_spans,
 )
@@ -20,14 +19,8 @@ from toolformer_dag.conversations.plain_values import parsed
 from toolformer_dag.conversations.python_calls import python_calls
 from toolformer_dag.conversations.record_paths import Path
 from toolformer_dag.conversations.shapes import FoundCall
+from toolformer_dag.conversations.thoughts import thinking_spans, visible
 
-THINKING = (
-    Marks("<think>", "</think>"),
-    Marks("<thinking>", "</thinking>"),
-    Marks("<thought>", "</thought>"),
-    Marks("[THINK]", "[/THINK]"),
-)
-"""Marks around thinking."""
 CALL_TAGS = (
     Marks("<tool_call>", "</tool_call>"),
     Marks("<tool_calls>", "</tool_calls>"),
@@ -111,46 +104,6 @@ class Marked(NamedTuple):
         self.calls.extend(calls)
         if not calls:
             self.unread.append(stretch)
-
-
-def thinking_spans(text: str) -> list[Span]:
-    """Return the stretches of thinking in a text, marks included.
-
-    A closing mark without an opening one closes thinking that begins with the text, since some templates open it in
-    the prompt. An opening mark without a closing one counts only at the beginning: the model was cut off.
-    """
-    spans = list[Span]()
-    for marks in THINKING:
-        spans += _thinking_between(text, marks)
-    return sorted(spans)
-
-
-def _thinking_between(text: str, marks: Marks) -> Iterator[Span]:
-    """Yield the stretches of thinking between one pair of marks; see `thinking_spans`."""
-    prompted_end = _end_of_prompted_thinking(text, marks)
-    if prompted_end > 0:
-        yield 0, prompted_end
-    for positions in mark_positions(text, marks, start=prompted_end):
-        if positions.closing is not None:
-            yield positions.opening, positions.closing + len(marks.closing)
-        elif not text[: positions.opening].strip():  # cut off while thinking
-            yield positions.opening, len(text)
-
-
-def _end_of_prompted_thinking(text: str, marks: Marks) -> int:
-    """Return where thinking ends that was opened in the prompt, and so is only closed in the text; 0 without any."""
-    first_opening = text.find(marks.opening)
-    first_closing = text.find(marks.closing)
-    opens_before_closing = 0 <= first_opening < first_closing
-    if first_closing < 0 or opens_before_closing:
-        return 0
-    return first_closing + len(marks.closing)
-
-
-def visible(text: str) -> str:
-    """Return a text without its thinking; unchanged where it has none."""
-    spans = thinking_spans(text)
-    return without_spans(text, spans).strip() if spans else text
 
 
 def marked_calls(text: str, has_one_word_tools: bool = False) -> Marked:

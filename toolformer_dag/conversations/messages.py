@@ -39,15 +39,17 @@ class RecordedMessage:
     """A message of a recorded conversation.
 
     - `role`: system, user, assistant, or another role as it was recorded
-    - `content`: the text, without thinking, calls and results
+    - `content`: the text, without thoughts, calls and results
     - `calls`: the calls that the message makes, each with its result
     - `place`: the path to the message in its record; None for a message without a record
+    - `thoughts`: what the assistant thought before this message; "" without thoughts, and for messages of others
     """
 
     role: str
     content: str
     calls: tuple[RecordedCall, ...] = ()
     place: Path | None = field(default=None, compare=False)
+    thoughts: str = ""
 
 
 def without_call(messages: Sequence[RecordedMessage], number: int, index: int) -> tuple[RecordedMessage, ...]:

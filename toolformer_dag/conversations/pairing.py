@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from toolformer_dag.conversations.failures import says_failure
-from toolformer_dag.conversations.marks import visible
 from toolformer_dag.conversations.messages import RecordedCall, RecordedMessage
 from toolformer_dag.conversations.plain_values import arguments_of, parsed
 from toolformer_dag.conversations.raw_messages import CallAt, Fault, RawMessage, ResultAt
 from toolformer_dag.conversations.record_paths import Path
 from toolformer_dag.conversations.shapes import FoundResult
+from toolformer_dag.conversations.thoughts import joined_thoughts, words_and_thoughts
 
 SHOWN = 80
 """Characters of a result in the detail of a fault."""
@@ -112,12 +112,16 @@ class _MessageOfTurn:
     def recorded(self) -> RecordedMessage | None:
         """Return the message with its paired calls; None where it says nothing and makes no calls."""
         message = self.message
-        content = visible(message.text) if message.role == "assistant" else message.text
+        content = message.text
+        thoughts = ""
+        if message.role == "assistant":
+            content, marked_thoughts = words_and_thoughts(content)
+            thoughts = joined_thoughts([*message.thoughts, *marked_thoughts])
         says_something = bool(content.strip()) and message.role != "tool"
         if not self.calls and not says_something:
             return None
         calls = tuple(call.recorded() for call in self.calls)
-        return RecordedMessage(message.role, content, calls, message.path)
+        return RecordedMessage(message.role, content, calls, message.path, thoughts)
 
 
 def _with_turns(messages: Sequence[RawMessage]) -> list[_MessageOfTurn]:

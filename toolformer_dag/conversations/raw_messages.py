@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from toolformer_dag.conversations.marks import visible
 from toolformer_dag.conversations.plain_values import arguments_of, first_of, parsed, text_of
 from toolformer_dag.conversations.record_paths import Path
 from toolformer_dag.conversations.shapes import (
@@ -15,8 +14,6 @@ from toolformer_dag.conversations.shapes import (
     RESULT_LISTS,
     SILENT_TYPES,
     TEXT_TYPES,
-    THINKING_KEYS,
-    THINKING_TYPES,
     TYPE_KEYS,
     WORDS,
     FoundCall,
@@ -27,9 +24,18 @@ from toolformer_dag.conversations.shapes import (
     may_hold_call,
     shape_of,
 )
+from toolformer_dag.conversations.thoughts import (
+    THINKING_TYPES,
+    is_thought,
+    thought_beside_content,
+    thought_text,
+    words_and_thoughts,
+)
 
 CALLS = "calls"
 """The role of a message of the assistant whose content is a call or a list of calls."""
+THOUGHT = "thought"
+"""The role, while a conversation is read, of an item that is a thought: it belongs to the assistant's next message."""
 ROLES = {
     **dict.fromkeys(("user", "human", "HumanMessage", "HumanMessageChunk", "customer"), "user"),
     **dict.fromkeys(
@@ -129,11 +135,13 @@ class RawMessage:
 
     - `number`: its index in the conversation
     - `path`: the path to it in the record
+    - `thoughts`: what the assistant thought before it, without the thoughts between marks in its words
     """
 
     number: int
     role: str
     path: Path
+    thoughts: list[str] = field(default_factory=list)
     words: list[Words] = field(default_factory=list)
     calls: list[CallAt] = field(default_factory=list)
     results: list[ResultAt] = field(default_factory=list)
@@ -173,10 +181,29 @@ def _is_copy(call: FoundCall, other: FoundCall) -> bool:
 
 def raw_messages(stored_messages: Sequence[StoredMessage], faults: list[Fault]) -> list[RawMessage]:
     """Return the messages of a conversation, split; see `read_message` for the faults."""
-    messages = []
+    messages = list[RawMessage]()
     for number, stored in enumerate(stored_messages):
-        messages.extend(read_message(stored, number, faults))
-    return messages
+        messages += read_message(stored, number, faults)
+    return _with_thoughts_at_words(messages)
+
+
+def _with_thoughts_at_words(messages: Sequence[RawMessage]) -> list[RawMessage]:
+    """Move thoughts without words and calls to the assistant's next message; return the messages that are no THOUGHT.
+
+    Thoughts are lost where somebody else speaks before that message.
+    """
+    waiting_thoughts = list[str]()
+    for message in messages:
+        if message.role in ("assistant", THOUGHT):
+            thoughts = waiting_thoughts + message.thoughts
+            if not thoughts:
+                continue
+            has_words = bool(message.calls) or bool(message.text.strip())
+            message.thoughts = thoughts if has_words else []
+            waiting_thoughts = [] if has_words else thoughts
+        elif message.role != "tool":
+            waiting_thoughts = []
+    return [message for message in messages if message.role != THOUGHT]
 
 
 def read_message(stored: StoredMessage, number: int, faults: list[Fault]) -> list[RawMessage]:
@@ -237,6 +264,8 @@ class _MessageReader:
         self._faults = faults
         self._part_of_id: dict[str, RawMessage] = {}
         """The part that holds the call of an id."""
+        self._thoughts_of_next = list[str]()
+        """Thoughts behind a result, for the part that the next words begin."""
 
     def read(self, stored: StoredMessage) -> None:
         """Read a stored message."""
@@ -246,10 +275,13 @@ class _MessageReader:
             self._read_single_part(stored.value, stored.path, stored.role or "assistant")
         else:
             self._read_whole(stored)
+        if self._thoughts_of_next:
+            self.parts[-1].thoughts += self._thoughts_of_next
 
     def _begin(self, role: str, path: Path) -> RawMessage:
         """Begin a part and return it."""
-        part = RawMessage(self._number, role, path)
+        part = RawMessage(self._number, role, path, thoughts=self._thoughts_of_next)
+        self._thoughts_of_next = []
         self.parts.append(part)
         return part
 
@@ -260,6 +292,7 @@ class _MessageReader:
             part.add_call(stored.call, stored.path)
         if stored.result is not None:
             part.results.append(ResultAt(stored.result, stored.path))
+        self._read_thought_beside_content(stored.value)
 
     def _read_single_part(self, value: Any, path: Path, role: str) -> None:
         """Read a message that is one part: a content block, or a call that is a message of its own."""
@@ -292,7 +325,11 @@ class _MessageReader:
         """Read a message that is an object; nothing where its type says that it is silent."""
         is_known_role = role in ROLES.values()
         kind = message.get("type")
-        if kind in SILENT_TYPES or (kind in THINKING_TYPES and not is_known_role):
+        if kind in SILENT_TYPES:
+            return
+        if kind in THINKING_TYPES and not is_known_role:
+            self._begin(THOUGHT, path)
+            self._add_thought(message)
             return
         if _is_item_of_shape(message):
             self._read_single_part(message, path, "assistant")
@@ -301,6 +338,7 @@ class _MessageReader:
             self._faults.append(("unknown_role", f"message {self._number} is of {role!r}"))
         self._begin("assistant" if role == CALLS else role, path)
         self._read_fields(message, path, role)
+        self._read_thought_beside_content(message)
 
     def _read_fields(self, message: Mapping[str, Any], path: Path, role: str) -> None:
         """Read the fields of a message, by its role in ROLES."""
@@ -316,6 +354,15 @@ class _MessageReader:
         elif not _lists_results(message):
             self._read_results(message, path)
         self._read_lists(message, path)
+
+    def _read_thought_beside_content(self, message: Any) -> None:
+        """Read thoughts in a field beside the content, if no part of the content is one: they would be the same."""
+        first = self.parts[0]
+        if first.role != "assistant" or not isinstance(message, Mapping):
+            return
+        thought = thought_beside_content(message)
+        if thought and not any(part.thoughts for part in self.parts):
+            first.thoughts.append(thought)
 
     def _read_content(self, message: Mapping[str, Any], path: Path) -> None:
         """Read the first of the fields CONTENTS that holds something."""
@@ -348,13 +395,16 @@ class _MessageReader:
             self._read_part_object(part, path)
 
     def _read_part_object(self, part: Mapping[str, Any], path: Path) -> None:
-        """Read a part as a call, a result, thinking or words, by its shape, its type or its fields."""
+        """Read a part as a call, a result, a thought or words, by its shape, its type or its fields."""
         shaped = shape_of(part)
         if shaped is not None:
             self._read_shaped(shaped, part, path)
             return
         kind = first_of(part, TYPE_KEYS)
-        if _is_silent(part, kind):
+        if kind in SILENT_TYPES:
+            return
+        if is_thought(part, kind):
+            self._add_thought(part)
             return
         if kind is None and self._read_untyped(part, path):
             return
@@ -409,10 +459,13 @@ class _MessageReader:
         if key is None:
             return
         content = message[key]
-        calls = visible(content) if isinstance(content, str) else content
-        has_thinking = calls is not content
-        # The calls of a list lie in it; a single call, or one behind thinking, is the message.
-        calls_path = path if has_thinking or not _is_list(content) else (*path, key)
+        calls = content
+        if isinstance(content, str):
+            calls, thoughts = words_and_thoughts(content)
+            self.parts[-1].thoughts += thoughts
+        has_thoughts = calls is not content
+        # The calls of a list lie in it; a single call, or one behind thoughts, is the message.
+        calls_path = path if has_thoughts or not _is_list(content) else (*path, key)
         self._read_listed(calls, calls_path)
 
     def _read_results(self, message: Mapping[str, Any], path: Path) -> None:
@@ -509,6 +562,13 @@ class _MessageReader:
             last = self._begin(last.role, path or last.path)
         last.words.append(Words(text, path))
 
+    def _add_thought(self, thought: Any) -> None:
+        """Add a thought to the last part; behind a result it waits for the words that begin another part."""
+        text = thought_text(thought)
+        thoughts = self._thoughts_of_next if self.parts[-1].results else self.parts[-1].thoughts
+        if text:
+            thoughts.append(text)
+
     def _add_unreadable(self, call: Any) -> None:
         """Report something that should be a call and cannot be read."""
         self._add_fault("unreadable_call", str(call)[:SHOWN])
@@ -532,11 +592,6 @@ def _lists_results(message: Mapping[str, Any]) -> bool:
 def _content_key(message: Mapping[str, Any]) -> str | None:
     """Return the first of the fields CONTENTS that a message has; None without one."""
     return next((key for key in CONTENTS if message.get(key) is not None), None)
-
-
-def _is_silent(part: Mapping[str, Any], kind: Any) -> bool:
-    """Return whether a content part says nothing, or is thinking. kind: its type."""
-    return kind in SILENT_TYPES or kind in THINKING_TYPES or any(part.get(key) for key in THINKING_KEYS)
 
 
 def _words_of(part: Mapping[str, Any], path: Path) -> Words | None:

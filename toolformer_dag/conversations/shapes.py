@@ -1,4 +1,4 @@
-"""Name the fields in which calls, results, words and thinking stand, in the words of model interfaces and logs.
+"""Name the fields in which calls, results and words stand, in the words of model interfaces and logs.
 
 To read another field name, add it to one of these tuples; to read another kind of object, add a `Shape`.
 """
@@ -170,18 +170,6 @@ RESULT_LISTS = ("observation.results", "tool_results", "toolResults", "tool_mess
 WORDS = ("text", "text.value", "value", "content", "input_text", "output_text")
 """Fields with the words of a part."""
 TEXT_TYPES = ("text", "output_text", "input_text", "user-prompt", "system-prompt", "refusal", "retry-prompt")
-THINKING_TYPES = (
-    "thinking",
-    "redacted_thinking",
-    "reasoning",
-    "reasoning_content",
-    "thought",
-    "think",
-    "reasoning_text",
-    "summary_text",
-)
-THINKING_KEYS = ("reasoningContent", "thought", "thinking")
-"""Fields that mark a part as thinking, in Bedrock and Gemini."""
 SILENT_TYPES = ("mcp_list_tools", "item_reference", "step-start", "compaction", "context_management")
 """Types of items and parts that say nothing."""
 CALL_WORDS = ("tool", "function", "call", "action", "invocation")

@@ -11,5 +11,6 @@ that come and go:
 5. Go on: the call with its result becomes part of the text, which is prefilled again.
 
 written_text.py has the states of a text during these steps, and what leads from one to the next. A text is stored in
-two parts: finished_text.py has all up to the last call, text_since_call.py the tokens after it.
+two parts: finished_text.py has all up to the last call, text_since_call.py the tokens after it. What later tokens have
+to know of earlier calls is in text_memory.py.
 """

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from toolformer_dag.decoding.generation import DecodedCall, Generation, StartChance, TokenLikelihood
+from toolformer_dag.decoding.generation import Generation, StartChance, TokenLikelihood
+from toolformer_dag.decoding.text_memory import TextMemory
 from toolformer_dag.decoding.text_since_call import TextSinceCall
 from toolformer_dag.decoding.written_call import WrittenCall
 
@@ -13,7 +14,6 @@ class FinishedText:
 
     - `text`: the text with its calls and their results.
     - `plain`: the text without calls.
-    - `calls`: the answered calls, with results or with the reasons why they have none.
     - `token_count`: the number of tokens that the model chose, including those of calls.
     - `look_alikes`: how many texts were removed that only looked like calls.
     - `chances`: p of ` [`, which begins a call, before each token, if the rules trace it.
@@ -23,7 +23,6 @@ class FinishedText:
 
     text: str = ""
     plain: str = ""
-    calls: list[DecodedCall] = field(default_factory=list)
     token_count: int = 0
     look_alikes: int = 0
     chances: list[StartChance] = field(default_factory=list)
@@ -48,24 +47,25 @@ class FinishedText:
         self.token_count += len(call.vocabulary.start) + len(call.tokens)
 
     def record_start_probability(self, added: TextSinceCall, *, before_call: bool) -> None:
-        """Set `start_probability` by the text since the last call; do nothing if the first call was already answered.
+        """Set `start_probability` by the text since the last call. To be called before the first call is answered.
 
         before_call: whether a call was written after this text: then p of ` [` where the call began counts.
         """
-        if self.calls:
-            return
         probabilities = added.scores.start_probabilities
         if before_call:
             self.start_probability = probabilities.get(added.token_count)
         else:
             self.start_probability = max([self.start_probability or 0.0, *probabilities.values()])
 
-    def generation(self, reason: str | None) -> Generation:
-        """Return the text as a `Generation`; `reason`: why nothing could be written, None for a usual text."""
+    def generation(self, memory: TextMemory, reason: str | None) -> Generation:
+        """Return the text as a `Generation`, with the calls that it remembers.
+
+        `reason`: why nothing could be written, None for a usual text.
+        """
         return Generation(
             text=self.text,
             plain=self.plain,
-            calls=tuple(self.calls),
+            calls=tuple(memory.calls),
             tokens=self.token_count,
             reason=reason,
             look_alikes=self.look_alikes,

@@ -116,10 +116,9 @@ def _batches(backend: Backend, texts: Sequence[WrittenText]) -> list[list[Writte
 def _counted_length(text: WrittenText, backend: Backend) -> int:
     """Return how many of the BATCH_TOKENS tokens of a batch a text takes: the tokens that it may grow to.
 
-    It counts as at least BATCH_TOKENS / `greedy_rows` tokens, so that no batch gets more than `greedy_rows` texts. A
-    text that may outgrow the model's context counts as a whole batch: in a batch of several, rows are padded to the
-    longest, and the padding could exceed the context.
+    It takes so many at least that no batch gets more than `greedy_rows` texts.
     """
     if text.most_tokens > backend.context_length:
-        return BATCH_TOKENS
-    return max(text.most_tokens, ceil(BATCH_TOKENS / backend.greedy_rows))
+        return BATCH_TOKENS  # a batch of its own: others would be padded to it, beyond the context
+    least_tokens = ceil(BATCH_TOKENS / backend.greedy_rows)
+    return max(text.most_tokens, least_tokens)

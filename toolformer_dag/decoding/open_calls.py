@@ -1,7 +1,7 @@
 """Run the tool calls for which texts wait, all calls to one tool together."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from toolformer_dag.decoding.generation import TOOL_DOWN, DecodedCall
@@ -23,9 +23,8 @@ def run_open_calls(texts: Sequence[WrittenText], rules: DecodingRules) -> list[D
     calls = [text.open_call() for text in texts]
     results: dict[int, ToolResult] = {}  # by the index of the text
     for tool_name in rules.tools:
-        indices = [index for index, call in enumerate(calls) if _calls_tool(call, tool_name)]
-        results_of_tool = _run_tool(rules, tool_name, [texts[index].tool_call() for index in indices])
-        results.update(zip(indices, results_of_tool, strict=True))
+        texts_of_tool = {index: texts[index] for index, call in enumerate(calls) if _calls_tool(call, tool_name)}
+        results |= _run_tool(rules, tool_name, texts_of_tool)
     return [_with_result(call, results.get(index)) for index, call in enumerate(calls)]
 
 
@@ -34,10 +33,11 @@ def _calls_tool(call: DecodedCall, tool_name: str) -> bool:
     return call.tool == tool_name and call.reason is None
 
 
-def _run_tool(rules: DecodingRules, tool_name: str, calls: Sequence[ToolCall]) -> list[ToolResult]:
-    """Run calls to a tool within its limits, and return a result for each."""
+def _run_tool(rules: DecodingRules, tool_name: str, texts: Mapping[int, WrittenText]) -> dict[int, ToolResult]:
+    """Run the calls of some texts to a tool within its limits; return the results, by the index of the text."""
     runner = Runner(rules.tools[tool_name], rules.limits.get(tool_name, ToolLimits()))
-    return tool_results(runner, calls)
+    results = tool_results(runner, [text.tool_call() for text in texts.values()])
+    return dict(zip(texts, results, strict=True))
 
 
 def _with_result(call: DecodedCall, result: ToolResult | None) -> DecodedCall:

@@ -39,22 +39,28 @@ class PieceFeed:
         self._call_characters_sent = 0
 
     def show_text(self, text: TextSinceCall, earlier: Sequence[TokenLikelihood], *, whole: bool) -> None:
-        """Pass the newly written characters since the last tool call to the watcher; do nothing without a watcher.
+        """Pass the newly written characters since the last tool call to the watcher, if there is one.
 
-        - earlier: the tokens of all text before that call, with log p; empty unless the rules ask for log p.
-        - whole: whether this text is over. Until then, an end that a later token may change is held back: half a
-          character, or the beginning of ` [` or of a stop word.
+        - earlier: the tokens of all text before that call, with log p if the rules ask for it.
+        - whole: whether this text is over. Until then, an end that a later token may change is held back.
         """
         if self._rules.watch is None:
             return
+        added = self._new_characters(text, whole=whole)
+        if added:
+            likelihoods = self._new_likelihoods(text, earlier)
+            self._rules.watch(WrittenPiece(self._prompt, added, in_call=False, likelihoods=likelihoods))
+
+    def _new_characters(self, text: TextSinceCall, *, whole: bool) -> str:
+        """Return the characters of the text since the call that are not sent yet, and count them as sent.
+
+        whole: whether the text is over; else only the characters that no later token can change.
+        """
         characters = text.text() if whole else shown_text(text.text(), self._rules.stop)
         added = characters[self._text_characters_sent :]
-        if not added:
-            return
-        self._text_characters_sent = len(characters)
+        self._text_characters_sent += len(added)
         self._characters_sent += len(added)
-        likelihoods = self._new_likelihoods(text, earlier)
-        self._rules.watch(WrittenPiece(self._prompt, added, in_call=False, likelihoods=likelihoods))
+        return added
 
     def _new_likelihoods(self, text: TextSinceCall, earlier: Sequence[TokenLikelihood]) -> tuple[TokenLikelihood, ...]:
         """Return the tokens, with log p, that begin in the characters sent so far, and count them as sent.
@@ -75,8 +81,7 @@ class PieceFeed:
     def show_call(self, call: WrittenCall, *, is_over: bool) -> None:
         """Pass the newly written characters of a tool call to the watcher, from ` [` up to `->`.
 
-        `is_over`: whether no further token is written. A call cut at its limit of tokens then ends with its likeliest
-        end. Nothing is passed on before the tool's name is complete if the call may still be removed.
+        `is_over`: whether no further token is written. Nothing of a call is passed on while it may still be removed.
         """
         if self._rules.watch is None or self._may_be_removed(call):
             return
@@ -107,9 +112,8 @@ def _likelihood(text: TextSinceCall, earlier: Sequence[TokenLikelihood], token_i
 def shown_text(text: str, stop: Sequence[str]) -> str:
     """Return the beginning of an unfinished text that no later token can change.
 
-    `shown_text("It is\\nQu", stop=["\\nQuestion"])` is "It is": a text ends before a stop word, and "\\nQu" may
-    become one. Left out is also an end that may become ` [`, a look-alike of a call such as `<QA(`, or another
-    character.
+    `shown_text("It is\\nQu", stop=["\\nQuestion"])` is "It is": "\\nQu" may become the stop word. So may an end
+    become ` [`, a look-alike of a call such as `<QA(`, or another character.
     """
     longest_beginning = max((_begun_characters(text, word) for word in stop), default=0)
     text = text[: len(text) - longest_beginning]

@@ -1,28 +1,27 @@
 """The text since the last tool call: its tokens, where a call may begin, and which tokens may not come next."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 
 from toolformer_dag.decoding.generation import REPEATED, UNLISTED, DecodedCall, StartChance, TokenLikelihood
 from toolformer_dag.decoding.look_alikes import OPENING, closes_unopened_bracket, look_alike_start
 from toolformer_dag.decoding.rules import DecodingRules
+from toolformer_dag.decoding.text_memory import TextMemory
 from toolformer_dag.decoding.token_scores import TokenScores
 from toolformer_dag.decoding.written_call import INCOMPLETE
 
 
 @dataclass(frozen=True, slots=True)
 class FirstTokenRules:
-    """What may come first after a tool call or a removal of text, given the calls before it.
+    """What may come first after a tool call or a removal of text. It concerns this one place; see `TextMemory`.
 
-    - `positions_with_calls`: the number of positions in the text so far at which calls were made.
     - `results_before`: the number of calls with results directly before the first token.
     - `failed_tools`: the tools that were called here and gave no result; another tool is called next.
     - `no_call`: whether no call may begin here, because one was refused here.
     - `no_bracket`: whether no opening bracket may come here, because text such as `<QA(` was removed here.
     """
 
-    positions_with_calls: int = 0
     results_before: int = 0
     failed_tools: frozenset[str] = frozenset()
     no_call: bool = False
@@ -35,20 +34,20 @@ class TextSinceCall:
 
     A token index counts them from 0: before index 2, two of these tokens are written.
 
+    - `memory`: what the whole text remembers of its calls; it does not change while this object is written.
     - `tokens_before`: all earlier tokens of the text, including the prompt.
     - `max_tokens`: the maximum number of `tokens`.
     - `first_token`: what may come at index 0.
-    - `after_call`: whether any call was made before, with a result or without.
     - `tokens`: the tokens so far. All tokens of the text are `tokens_before + tokens`.
     - `cut_length`: the number of characters after which the text is cut, for a stop word or a sentence; else None.
     - `scores`: the model's probabilities, by token index.
     """
 
     rules: DecodingRules
+    memory: TextMemory
     tokens_before: list[int]
     max_tokens: int
     first_token: FirstTokenRules
-    after_call: bool
     tokens: list[int] = field(default_factory=list)
     cut_length: int | None = None
     scores: TokenScores = field(default_factory=TokenScores)
@@ -103,6 +102,11 @@ class TextSinceCall:
     # Where a call may begin
 
     @property
+    def after_call(self) -> bool:
+        """Return whether any call was made before, with a result or without."""
+        return bool(self.memory.calls)
+
+    @property
     def may_chain(self) -> bool:
         """Return whether a call may directly follow the last one: up to `rules.depth` calls in a row may."""
         return 0 < self.first_token.results_before < self.rules.depth
@@ -120,15 +124,15 @@ class TextSinceCall:
     def has_calls_left(self, token_index: int) -> bool:
         """Return whether the limit on calls leaves one more, at an index or later."""
         may_call_anywhere = self.rules.k > 0
-        has_positions_left = self.first_token.positions_with_calls < self.rules.calls
+        has_positions_left = self.memory.position_count < self.rules.calls
         may_call_first = token_index == 0 and self.may_chain
         return (may_call_anywhere and has_positions_left) or may_call_first
 
     def may_begin_call(self, token_index: int) -> bool:
-        """Return whether the rules let a tool call begin at an index of the text since the last call.
+        """Return whether the rules let a tool call begin at an index, whatever the rank of ` [` among the next tokens.
 
-        It may if the limit on calls is not reached, no call directly precedes (except in a chain), some tool can be
-        called, and the last character is complete. The rank of ` [` among the next tokens is checked elsewhere.
+        A call must be left and some tool callable, no call directly precedes, except in a chain, and the last character
+        is complete.
         """
         follows_call = token_index == 0 and self.after_call
         if follows_call and not self.may_chain:
@@ -146,16 +150,24 @@ class TextSinceCall:
         offered_tools = self.offered_tools(token_index)
         return frozenset(name for name in offered_tools if thresholds.get(name, 0.0) <= start_probability)
 
+    @property
+    def permitted_tools(self) -> frozenset[str]:
+        """Return the tools that calls in this text may name. A rule that bars a tool after earlier calls belongs here.
+
+        All choices of tools follow from it: `offered_tools`, then `callable_tools`, and the grammar of a call.
+        """
+        return self.rules.names
+
     def offered_tools(self, token_index: int) -> frozenset[str]:
-        """Return the names of the tools that fit the text before an index, chosen by `rules.offer`; without it all.
+        """Return the permitted tools that fit the text before an index, chosen by `rules.offer`; without it all.
 
         The choice is cached, because it searches the text.
         """
         if self.rules.offer is None:
-            return self.rules.names
+            return self.permitted_tools
         if token_index not in self._offered_tools:
             text_before = self.rules.vocabulary.text(self._tokens_until(token_index))
-            self._offered_tools[token_index] = self.rules.offer(text_before, self.rules.names)
+            self._offered_tools[token_index] = self.rules.offer(text_before, self.permitted_tools)
         return self._offered_tools[token_index]
 
     # What may come first after the next call or removal
@@ -166,42 +178,36 @@ class TextSinceCall:
         A ban on calls at the first token stays while nothing is written.
         """
         no_call_yet = self.token_count == 0 and self.first_token.no_call
-        return replace(self._rules_before_any_call(), no_call=no_call or no_call_yet, no_bracket=no_bracket)
+        return FirstTokenRules(
+            results_before=self._results_before_next_token,
+            no_call=no_call or no_call_yet,
+            no_bracket=no_bracket,
+        )
 
     def rules_after_call(self, call: DecodedCall) -> FirstTokenRules:
         """Return what may come after a call that was just answered, at the end of this text.
 
-        - After a result, another call may follow at once, in a chain.
-        - After a repeated call, or a failed one that directly followed another call, no call may begin there.
-        - After any other failed call, another tool is called there.
+        After a result a chain may go on. After a failed call another tool is called, unless the call was repeated or
+        itself directly followed a result: then none may begin there.
         """
-        after_call = self._rules_before_any_call()
-        if not self.is_right_after_result:
-            after_call = replace(after_call, positions_with_calls=after_call.positions_with_calls + 1)
-
+        results_before = self._results_before_next_token
         if call.result is not None:
-            return replace(after_call, results_before=after_call.results_before + 1)
+            return FirstTokenRules(results_before=results_before + 1)
         if self.is_right_after_result or call.reason == REPEATED:
-            return replace(after_call, no_call=True)
-        return replace(after_call, failed_tools=self.first_token.failed_tools | {call.tool})
+            return FirstTokenRules(results_before=results_before, no_call=True)
+        failed_tools = self.first_token.failed_tools | {call.tool}
+        return FirstTokenRules(results_before=results_before, failed_tools=failed_tools)
 
-    def _rules_before_any_call(self) -> FirstTokenRules:
-        """Return what may come after the last token, as if no call had been tried there."""
-        return FirstTokenRules(
-            positions_with_calls=self.first_token.positions_with_calls,
-            results_before=self.first_token.results_before if self.token_count == 0 else 0,
-        )
+    @property
+    def _results_before_next_token(self) -> int:
+        """Return how many calls with results stand directly before the next token: none after a token of text."""
+        return self.first_token.results_before if self.token_count == 0 else 0
 
     # Which tokens may not come next
 
     def forbids(self, token: int) -> bool:
-        """Return whether a rule forbids `token` as the next one. Only tokens with brackets or `->` can be forbidden.
-
-        - Where no tool call may begin, the last token of ` [`, which begins one.
-        - Where something that only looks like a call, such as `<QA(`, was removed: every opening bracket.
-        - After a call: `->`, and closing brackets that nothing opened. With them a model would invent a result.
-        """
-        if token not in self.rules.vocabulary.with_brackets:
+        """Return whether a rule forbids `token` as the next one: it would begin a call, or look like one."""
+        if token not in self.rules.vocabulary.with_brackets:  # neither brackets nor `->`
             return False
         return (
             self._begins_forbidden_call(token)
@@ -263,6 +269,11 @@ class TextSinceCall:
 
     # Probabilities of its tokens
 
+    @property
+    def last_start_probability(self) -> float:
+        """Return the model's p of ` [` after the last token; 0 where it was not recorded."""
+        return self.scores.start_probabilities.get(self.token_count, 0.0)
+
     def likelihood(self, token_index: int) -> TokenLikelihood:
         """Return the token at an index and the likeliest tokens there, as texts with log p. Results are cached."""
         while len(self._likelihoods) <= token_index:
@@ -291,8 +302,7 @@ class TextSinceCall:
     def start_chances(self, last_text: str | None) -> list[StartChance]:
         """Return how likely a tool call was before each token where that was recorded, with the token's text.
 
-        `last_text`: what follows the last token: ` [` before a call, "" at the end of the text. With None the chance
-        after the last token is left out, because nothing is written there yet.
+        `last_text`: what follows the last token: ` [` before a call, "" at the end, None if nothing is written yet.
         """
         chances = []
         for token_index, start in self.scores.starts.items():
@@ -309,14 +319,3 @@ class TextSinceCall:
         if token_count < self.token_count:
             return self.rules.vocabulary.text([self.tokens[token_count]], self._tokens_until(token_count))
         return last_text if token_count == self.token_count else None
-
-
-def text_after_prompt(rules: DecodingRules, prompt_tokens: Sequence[int]) -> TextSinceCall:
-    """Return the text after a prompt, with nothing written yet."""
-    return TextSinceCall(
-        rules,
-        tokens_before=list(prompt_tokens),
-        max_tokens=rules.max_new_tokens,
-        first_token=FirstTokenRules(),
-        after_call=False,
-    )

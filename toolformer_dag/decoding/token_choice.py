@@ -18,8 +18,8 @@ LISTED = 64
 def write_tokens(batch: GreedyRows, texts: Sequence[WrittenText]) -> list[WrittenText]:
     """Append the next token to each text, and run it through the model; return the texts that get another token.
 
-    `texts` are the rows of `batch`, in order. A text leaves both when it has ended, when its tool call is complete and
-    has to be run, or when its last characters were removed and the rest has to be prefilled again.
+    `texts` are the rows of `batch`, in order. A text leaves both when it has ended, waits for its tool, or lost its
+    last characters and has to be prefilled again.
     """
     # Some texts end or begin a tool call, and some open calls end, by the model's scores alone.
     starts = _call_starts(batch, texts)
@@ -58,8 +58,8 @@ def _run_remaining(batch: GreedyRows, texts: Sequence[WrittenText], tokens: Sequ
     if len(remaining_rows) < len(texts):
         batch.keep(remaining_rows)
     remaining_texts = [texts[row] for row in remaining_rows]
-    remaining_tokens = [tokens[row] for row in remaining_rows]
-    batch.step(remaining_tokens, _forms_of_new_calls(remaining_texts))
+    last_tokens = [tokens[row] for row in remaining_rows]
+    batch.step(last_tokens, _forms_of_new_calls(remaining_texts))
     return remaining_texts
 
 

@@ -72,16 +72,22 @@ class Vocabulary:
         - names: the tools that may be called.
         - schemas: the named arguments of tools that have them, by tool.
         - max_tokens: the maximum length of the call.
-
-        Compiled grammars are cached; each call gets its own matcher, which holds how far the call is written.
         """
         markers = self.encoding.markers
         arrow_token = self._tokenizer.get_added_vocab().get(markers.arrow.strip())  # None unless `->` is one token
         grammar = call_grammar(names, schemas, markers, arrow_token)
+        return CallForm(
+            grammar=grammar,
+            matcher=self._new_matcher(grammar),
+            most=max_tokens,
+            end=self._table.eos_token,
+        )
+
+    def _new_matcher(self, grammar: str) -> LLMatcher:
+        """Return a matcher at the beginning of a grammar, which is compiled once."""
         if grammar not in self._matchers:
             self._matchers[grammar] = LLMatcher(self._table, grammar)
-        matcher = self._matchers[grammar].deep_copy()
-        return CallForm(grammar=grammar, matcher=matcher, most=max_tokens, end=self._table.eos_token)
+        return self._matchers[grammar].deep_copy()
 
     @cached_property
     def closings(self) -> dict[int, str]:

@@ -16,7 +16,8 @@ from toolformer_dag.decoding.generation import (
 )
 from toolformer_dag.decoding.piece_feed import PieceFeed
 from toolformer_dag.decoding.rules import DecodingRules
-from toolformer_dag.decoding.text_since_call import FirstTokenRules, TextSinceCall, text_after_prompt
+from toolformer_dag.decoding.text_memory import TextMemory
+from toolformer_dag.decoding.text_since_call import FirstTokenRules, TextSinceCall
 from toolformer_dag.decoding.token_scores import StartScore
 from toolformer_dag.decoding.written_call import WrittenCall, read_call
 from toolformer_dag.texts.calls import API_START
@@ -36,8 +37,8 @@ class TextState(Enum):
 class WrittenText:
     """A text that is being written after a prompt, with its calls.
 
-    There is one object per text, from its prompt to its end, and all that rules have to remember about a text is in
-    it; `rules` are shared by all texts. Not safe for threads.
+    There is one object per text, from its prompt to its end. What rules have to remember about the text is in its
+    `memory`; `rules` are shared by all texts. Not safe for threads.
 
     | from | to | by |
     |---|---|---|
@@ -52,6 +53,7 @@ class WrittenText:
 
     - `prompt`: the index of its prompt among the prompts.
     - `context`: what its tools get in addition to their input, such as the date.
+    - `memory`: the answered calls and what else counts for later tokens.
     - `finished`: what was written up to the last call. When a call waits or the text has ended, it includes the text
       since that call.
     - `since_call`: the tokens since the prompt or the last call, with the index of the next token.
@@ -70,12 +72,13 @@ class WrittenText:
         self.prompt = prompt
         self.context = context
         self.state = TextState.READY
+        self.memory = TextMemory()
         self.finished = FinishedText()
         self.call: WrittenCall | None = None
         self.reason: str | None = None
         self._feed = PieceFeed(rules, prompt)  # passes new text to `rules.watch`
         self._forced: list[int] = []  # the next tokens, chosen by a rule and not by the model
-        self.since_call = text_after_prompt(rules, prompt_tokens)
+        self.since_call = self._new_text(list(prompt_tokens), rules.max_new_tokens, FirstTokenRules())
         self._end_if_nothing_fits()
 
     def _end_if_nothing_fits(self) -> None:
@@ -132,7 +135,7 @@ class WrittenText:
         """Return whether to keep p of ` [` here: one more call is allowed, or no call was made yet."""
         if not self.model_chooses_next:
             return False
-        return self.since_call.has_calls_left(self.since_call.token_count) or not self.finished.calls
+        return self.since_call.has_calls_left(self.since_call.token_count) or not self.memory.calls
 
     @property
     def most_tokens(self) -> int:
@@ -141,7 +144,7 @@ class WrittenText:
 
     def generation(self) -> Generation:
         """Return what was written, once the text has ended."""
-        return self.finished.generation(self.reason)
+        return self.finished.generation(self.memory, self.reason)
 
     # 1. Prefill
 
@@ -191,8 +194,8 @@ class WrittenText:
     def stop_before_look_alike(self, token: int) -> None:
         """WRITING_TEXT -> READY if `token`, the likeliest next one, would complete a look-alike of a call.
 
-        A look-alike is the name of a tool after another bracket, such as `<QA(`. It is removed, bracket included. Then
-        the text is prefilled again, and its next token may not be a bracket. Does nothing inside a tool call.
+        A look-alike is the name of a tool after another bracket, such as `<QA(`. It is removed with its bracket, and no
+        bracket may come there again. Does nothing inside a call.
         """
         if not self.model_chooses_next:
             return
@@ -296,10 +299,9 @@ class WrittenText:
         return WrittenCall(vocabulary, form)
 
     def _tools_of_new_call(self) -> frozenset[str]:
-        """Return the tools that a call after the last token may name.
+        """Return the tools that a call after the last token may name; after a failed call, only others.
 
-        After a failed call these are the other tools that can be called. Else they include tools for which p of ` [` is
-        too small: a call to one is removed once its name is written (`_needs_likelier_start`).
+        A call to a tool that needs a likelier start may begin, and is removed once its name is written.
         """
         token_index = self.since_call.token_count
         failed_tools = self.since_call.first_token.failed_tools
@@ -349,33 +351,26 @@ class WrittenText:
 
         A repetition has the tool and the input of an earlier call of this text that has a result.
         """
-        if call.result is None:
-            return call
-        for earlier in self.finished.calls:
-            is_same = (earlier.tool, earlier.input) == (call.tool, call.input)
-            if is_same and earlier.result is not None:
-                return replace(call, result=None, reason=REPEATED)
-        return call
+        is_repetition = call.result is not None and self.memory.has_result_of(call)
+        return replace(call, result=None, reason=REPEATED) if is_repetition else call
 
     def go_on(self, call: DecodedCall) -> None:
         """WAITING -> READY or ENDED: go on after the open call, now that its tool has answered.
 
-        `call`: the answered call, as `accepted` returns it. With a result it becomes part of the text, as
-        ` [Calculator(2+3) -> 5]`. Without one it is left out, and another tool is called at the same position. But if
-        it repeats a call or directly follows one, the text just goes on.
+        `call`: the answered call, as `accepted` returns it. With a result it becomes part of the text. Without one it
+        is left out, and another tool may be called in its place (`TextSinceCall.rules_after_call`).
         """
         finished_part = self.since_call
         first_token = finished_part.rules_after_call(call)
+        self.memory.add(call, follows_result=finished_part.is_right_after_result)
         tokens = finished_part.all_tokens() + self._insert_call(call)
         self._feed.show_answer(call)
         self._begin_text(tokens, first_token)
         if first_token.failed_tools:
-            start_probability = finished_part.scores.start_probabilities.get(finished_part.token_count, 0.0)
-            self._call_another_tool(call.tool, start_probability)
+            self._call_another_tool(call.tool, start_probability=finished_part.last_start_probability)
 
     def _insert_call(self, call: DecodedCall) -> list[int]:
         """Close the open call with its answer; return the tokens that it adds to the text, none without a result."""
-        self.finished.calls.append(call)
         self.call = None
         if call.result is None:
             return []
@@ -387,7 +382,7 @@ class WrittenText:
         """Begin a call to another tool where a call just failed; end the text if no tool is left.
 
         - failed_tool: the tool of the failed call; "" if its name was never completed, which ends the text.
-        - start_probability: the model's p of ` [` there; with `min_probability` it decides what tools can be called.
+        - start_probability: the model's p of ` [` there.
         """
         since_call = self.since_call  # without tokens: the failed call was at its index 0
         since_call.scores.start_probabilities[0] = start_probability
@@ -403,16 +398,23 @@ class WrittenText:
         """-> ENDED at once, because nobody waits for the text: `generation` is not complete then."""
         self.state = TextState.ENDED
 
+    def _new_text(self, tokens_before: list[int], max_tokens: int, first_token: FirstTokenRules) -> TextSinceCall:
+        """Return text of at most `max_tokens` tokens, with nothing written yet, after all earlier tokens.
+
+        It reads what this text remembers.
+        """
+        return TextSinceCall(
+            self.rules,
+            self.memory,
+            tokens_before=tokens_before,
+            max_tokens=max_tokens,
+            first_token=first_token,
+        )
+
     def _begin_text(self, tokens_before: list[int], first_token: FirstTokenRules) -> None:
         """Begin new text after all tokens so far, with the number of tokens left over: READY, or ENDED at a limit."""
         tokens_left = self.since_call.max_tokens - self.since_call.token_count
-        self.since_call = TextSinceCall(
-            self.rules,
-            tokens_before=tokens_before,
-            max_tokens=tokens_left,
-            first_token=first_token,
-            after_call=bool(self.finished.calls),
-        )
+        self.since_call = self._new_text(tokens_before, tokens_left, first_token)
         self.state = TextState.READY
         self._forced = []
         self._feed.begin_text()
@@ -449,4 +451,6 @@ class WrittenText:
         self.finished.add_text(self.since_call, last_text)
         if self.call is not None:
             self.finished.count_call(self.call)
-        self.finished.record_start_probability(self.since_call, before_call=self.call is not None)
+        is_before_any_answer = not self.memory.calls
+        if is_before_any_answer:
+            self.finished.record_start_probability(self.since_call, before_call=self.call is not None)

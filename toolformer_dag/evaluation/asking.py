@@ -23,12 +23,13 @@ from toolformer_dag.lake.table import Lake
 from toolformer_dag.model.loading import LanguageModel, load_identified
 from toolformer_dag.model.weights import checkpoint_folder
 from toolformer_dag.pipeline.tool_results import result_settings
+from toolformer_dag.settings.evaluation_settings import OF_CALLS
 from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.settings.sections import Settings
 from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.tools.routing import offer, offer_identity
 from toolformer_dag.tools.tool import Tool
-from toolformer_dag.training.checkpoint_outputs import CHECKPOINTS, disabled
+from toolformer_dag.training.checkpoints import checkpoints, disabled
 
 NO_CALLS = 0
 """k of a model that calls nothing."""
@@ -71,7 +72,7 @@ def compared_models(settings: Settings) -> list[ComparedModel]:
 
 def _compared_checkpoints(settings: Settings) -> Iterator[ComparedModel]:
     """Yield the finetuned checkpoints with their conditions."""
-    for name, checkpoint in CHECKPOINTS.items():
+    for name, checkpoint in checkpoints(settings).items():
         folder = str(checkpoint_folder(settings, name))
         conditions = _conditions(settings, checkpoint.condition, calls=checkpoint.calls)
         yield ComparedModel(settings.model, folder, conditions)
@@ -136,7 +137,7 @@ class Asking:
         """Return what determines a generated text without calls."""
         return {
             "model": {**self.language_model.identity, "dtype": self.language_model.dtype},
-            **determining(self.settings.decoding, but=("k", "calls", "depth", "tools", "min_probability")),
+            **determining(self.settings.decoding, but=OF_CALLS),
             "decoding": DECODING,
             "names": sorted(lane.tool.name for lane in self.lanes),  # no look-alike of a call to them is written
             "columns": list(ROW),
@@ -156,7 +157,8 @@ class Asking:
         return {
             **({"min_probability": thresholds} if thresholds else {}),
             "k": self.k,
-            **determining(self.settings.decoding, "calls", "depth"),
+            # k, tools and min_probability are in another form in this dictionary.
+            **determining(self.settings.decoding, *OF_CALLS, but=("k", "tools", "min_probability")),
             **offer_identity([lane.tool for lane in self.lanes], self.settings.decoding.tools),
             "max_call_tokens": self.settings.sampling.max_call_tokens,
             "tools": {lane.tool.key: result_settings(lane) for lane in self.lanes},

@@ -29,7 +29,7 @@ def records(file: Path, key: str | None = None, *, lone: bool = False) -> Iterat
     """Yield the records of a table (`.csv`, `.tsv`), of JSON lines, or of a JSON list. Raises BenchmarkError.
 
     - `key`: the key under which a JSON object has the list
-    - `lone`: whether a JSON object without `key` is a record by itself; in a `.jsonl` file it is always
+    - `lone`: whether a JSON object without `key` is a record by itself
     """
     if file.suffix.lower() in (".csv", ".tsv"):
         yield from _table_records(file)
@@ -42,10 +42,15 @@ def records(file: Path, key: str | None = None, *, lone: bool = False) -> Iterat
     may_be_record = lone or file.suffix == ".jsonl"
     if isinstance(parsed, dict) and may_be_record and key not in parsed:
         yield parsed
-    elif isinstance(parsed, list) and parsed:
-        yield from parsed
     else:
-        yield from list_in(parsed, file, key)
+        yield from _listed_records(parsed, file, key)
+
+
+def _listed_records(parsed: Any, file: Path, key: str | None) -> list[Any]:
+    """Return the records of a list that is not empty, whatever the key; else as `list_in`. Raises BenchmarkError."""
+    if isinstance(parsed, list) and parsed:
+        return parsed
+    return list_in(parsed, file, key)
 
 
 COMMA = re.compile(r",\s*(?:[\]}]|\Z)")
@@ -63,10 +68,7 @@ LIST_ITEM = re.compile(rf"[\[\s,]*+(?P<literal>{QUOTED})", re.DOTALL)
 
 
 def _table_records(file: Path) -> Iterator[dict[str, Any]]:
-    """Yield a record per row of a table; cells with answers become lists. Raises BenchmarkError.
-
-    A table without headings, such as DPR's `nq-test.qa.csv`, has the columns question and answers.
-    """
+    """Yield a record per row of a table; without headings it has question and answers. Raises BenchmarkError."""
     rows = _cells(file)
     names = ["question", "answers"]
     first_number = 1
@@ -74,12 +76,16 @@ def _table_records(file: Path) -> Iterator[dict[str, Any]]:
         names = [name.strip() for name in rows.pop(0)]
         first_number = 2
     for number, row in enumerate(rows, first_number):
-        if len(row) != len(names):
-            raise BenchmarkError(
-                f"{file}, row {number} has {len(row)} cells and not {len(names)} ({', '.join(names)}); give the "
-                "benchmark's own file"
-            )
+        _require_cells(row, names, where=f"{file}, row {number}")
         yield _table_record(names, row)
+
+
+def _require_cells(row: Sequence[str], names: Sequence[str], where: str) -> None:
+    """Raise BenchmarkError unless a row has as many cells as there are headings. where: the row, for the message."""
+    if len(row) != len(names):
+        raise BenchmarkError(
+            f"{where} has {len(row)} cells and not {len(names)} ({', '.join(names)}); give the benchmark's own file"
+        )
 
 
 def _are_headings(cells: Sequence[str]) -> bool:
@@ -111,10 +117,7 @@ def _table_record(names: Sequence[str], row: Sequence[str]) -> dict[str, Any]:
 
 
 def _cell_answers(cell: str) -> list[str]:
-    """Return the answers of a cell: a text, or a list as Python or numpy writes it (`['a', "b"]`, `['a' 'b']`).
-
-    A list with an item that Python cannot read, such as `'\\x'`, counts as a text.
-    """
+    """Return the answers of a cell: a text, or a list as Python or numpy writes it (`['a', "b"]`, `['a' 'b']`)."""
     if not LIST_CELL.fullmatch(cell):
         return [cell]
     answers = []
@@ -173,10 +176,7 @@ def files(folder: Path, *patterns: str) -> list[Path]:
 
 
 def content(path: Path) -> str:
-    """Return a hash (32 hexadecimal characters) of a file, or of the names and contents of all files in a folder.
-
-    Raises BenchmarkError if a file cannot be read or is no regular file.
-    """
+    """Return a hash (32 hexadecimal characters) of a file, or of all files in a folder. Raises BenchmarkError."""
     digest = hashlib.blake2b(digest_size=16)
     try:
         for file in _files_below(path):
@@ -184,9 +184,9 @@ def content(path: Path) -> str:
             digest.update(f"{file.relative_to(path)} {file.stat().st_size}\n".encode())
             digest.update(file.read_bytes())
     except OSError as error:
+        reason = error.strerror or error
         raise BenchmarkError(
-            f"{error.filename or path} cannot be read ({error.strerror or error}); set the path of the benchmark's "
-            "files"
+            f"{error.filename or path} cannot be read ({reason}); set the path of the benchmark's files"
         ) from error
     return digest.hexdigest()
 
@@ -217,28 +217,30 @@ def benchmark(
 
     sources: file -> its records.
     convert: returns the question of a record, or the reason why it has none.
-    correct, withheld: as in Benchmark.
     shapes: the shapes that a record may have, for messages.
 
     Raises BenchmarkError for a record of another shape.
     """
-    questions: list[BenchmarkQuestion] = []
-    left_out: Counter[str] = Counter()
-    for file, records_of_file in sources.items():
-        for number, record in enumerate(records_of_file, 1):
-            result = _converted(f"{file}, record {number}", record, convert, shapes)
-            if isinstance(result, BenchmarkQuestion):
-                questions.append(result)
-            else:
-                left_out[result] += 1
-    return Benchmark(name, tuple(questions), correct, withheld, dict(left_out))
+    results = list(_results(sources, convert, shapes))
+    questions = tuple(result for result in results if isinstance(result, BenchmarkQuestion))
+    left_out = Counter(reason for reason in results if isinstance(reason, str))
+    return Benchmark(name, questions, correct, withheld, dict(left_out))
+
+
+def _results(
+    sources: Mapping[Path, Iterable[Any]], convert: Callable[[Any], QuestionOrReason], shapes: str
+) -> Iterator[QuestionOrReason]:
+    """Yield the checked question of each record of all files, or the reason why it has none."""
+    for file, file_records in sources.items():
+        for number, record in enumerate(file_records, 1):
+            yield _converted(f"{file}, record {number}", record, convert, shapes)
 
 
 @contextmanager
 def expect_shape(where: str, details: str = "") -> Iterator[None]:
     """Turn a KeyError, TypeError and similar errors of the block into BenchmarkError: a record has another shape.
 
-    where: the file and record, details: what is expected; both for the message.
+    where: the file and record. details: what is expected.
     """
     try:
         yield
@@ -264,8 +266,7 @@ def _converted(where: str, record: Any, convert: Callable[[Any], QuestionOrReaso
 def _answerable(question: BenchmarkQuestion) -> QuestionOrReason:
     """Return a question without blank and repeated answers, or the reason why it cannot be used.
 
-    The reasons are `no_answer`, and `not_utf8` for half a character, such as "\\ud83d" in JSON, which no tokenizer
-    takes. Raises AttributeError for an answer that is not a string.
+    Raises AttributeError for an answer that is not a string.
     """
     answers = [answer for answer in question.answers if answer.strip()]
     distinct = tuple(dict.fromkeys(answers))

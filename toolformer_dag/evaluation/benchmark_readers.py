@@ -4,7 +4,7 @@ Each record becomes a question, or the reason why it is left out, such as "mask_
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import date
 from functools import partial
@@ -105,10 +105,7 @@ def _templated(record: Any, templates: Mapping[str, str], key: str) -> QuestionO
 
 
 def _lama_question(masked: str, answer: str) -> QuestionOrReason:
-    """Return the question of a statement with a mask, `Jane Austen wrote [MASK].`
-
-    The model continues the statement, so the mask has to be its end; else the reason "mask_not_last" is returned.
-    """
+    """Return the question of a statement that ends with a mask, `Jane Austen wrote [MASK].`, else "mask_not_last"."""
     *before, after = MASK.split(masked)
     statement = masked[: masked.rfind("[")].rstrip()
     if not (before and statement and AFTER_MASK.fullmatch(after)):
@@ -117,20 +114,12 @@ def _lama_question(masked: str, answer: str) -> QuestionOrReason:
 
 
 def templama(file: Path) -> list[Benchmark]:
-    """Read TempLAMA, a question per query and year. Raises BenchmarkError.
-
-    The paper does not say how the model learns the year: here the calendar returns it. Answers of more than five words
-    never fit the rule and count as wrong.
-    """
+    """Read TempLAMA, a question per query and year, of which the calendar tells the model. Raises BenchmarkError."""
     return [benchmark("TempLAMA", {file: json_lines(file)}, _templama_question, in_first_five_words)]
 
 
 def _templama_question(record: Any) -> QuestionOrReason:
-    """Return the question of a record {"query": "Tom Brady plays for _X_.", "date": "2019", ...}.
-
-    The query becomes a text to complete; the calendar's date is 2019-01-01. If the blank is not at the end, the reason
-    "mask_not_last" is returned.
-    """
+    """Return the question of {"query": "Tom Brady plays for _X_.", "date": "2019", ...}, if `_X_` is its end."""
     statement, blank, after = record["query"].partition("_X_")
     if not blank or after.strip(" ."):
         return "mask_not_last"
@@ -189,8 +178,7 @@ def _open_benchmark(
 ) -> list[Benchmark]:
     """Return a list of one benchmark of questions that come without a text to read; the tool QA may not be called.
 
-    convert: returns the question of a record, or the reason why it has none.
-    shapes: the fields that records have, for the message about a record of another shape.
+    convert: returns the question of a record, or the reason why it has none. shapes: of records, for messages.
     """
     return [
         benchmark(
@@ -216,10 +204,7 @@ def _question_and_answers(record: Any) -> QuestionOrReason:
 
 
 def _web_question(record: Any) -> QuestionOrReason:
-    """Return the question of a record of WebQuestions: the original with `utterance`, else a question and its answers.
-
-    The original has its answers in Lisp: `(list (description "Jane Austen") (description Emma))`.
-    """
+    """Return the question of a record of WebQuestions: the original, with answers in Lisp, or question and answers."""
     if "utterance" not in record:
         return _question_and_answers(record)
     answers = []
@@ -233,20 +218,25 @@ def _trivia(record: Any) -> QuestionOrReason:
     """Return the question of a record of TriviaQA, in any of its three published shapes; aliases are right answers."""
     if "Question" in record:  # {"Question": "...", "Answer": {"Value": "Jane Austen", "Aliases": ["J. Austen"]}}
         return _open_question(record["Question"], _values(record["Answer"], "Value", "Aliases"))
-    if "answer" not in record:  # {"question": "...", "golden_answers": ["Jane Austen"]}
-        return _question_and_answers(record)
-    # {"question": "...", "answer": "Jane Austen", "aliases": ["J. Austen"]}, or the question as a prompt in `context`
-    question = field_of(record, "context", "question").removeprefix("Question: ").removesuffix("\nAnswer:")
+    if "answer" in record:
+        return _trivia_with_aliases(record)
+    return _question_and_answers(record)  # {"question": "...", "golden_answers": ["Jane Austen"]}
+
+
+def _trivia_with_aliases(record: Any) -> QuestionOrReason:
+    """Return the question of {"question": "...", "answer": "Jane Austen", "aliases": ["J. Austen"]}.
+
+    The question may also be a prompt in `context`: "Question: ...\\nAnswer:".
+    """
+    prompt = field_of(record, "context", "question")
+    question = prompt.removeprefix("Question: ").removesuffix("\nAnswer:")
     answers = _values(record["answer"], "value", "aliases")
     aliases = _listed(record.get("aliases") or ())
     return _open_question(question, [*answers, *aliases])
 
 
 def _values(answer: Any, value_key: str, aliases_key: str) -> list[str]:
-    """Return the texts of an answer, such as ["Jane Austen", "J. Austen"].
-
-    answer: a text, a list of texts, or an object with a text under `value_key` and perhaps a list under `aliases_key`.
-    """
+    """Return the texts of an answer: a text, a list of texts, or an object with a text and perhaps aliases."""
     if isinstance(answer, str):
         return [answer]
     if isinstance(answer, list):
@@ -279,20 +269,26 @@ ALL_ENGLISH = ", all En)"
 def mlqa(folder: Path) -> list[Benchmark]:
     """Read the files `...context-en-question-LANGUAGE.json` of LANGUAGES, a benchmark per language.
 
-    With `...context-en-question-en.json`, each language has a second benchmark: the same questions in English, found by
-    their ids (Table 6, "All En"). It is left out if none has an English version. Raises BenchmarkError.
+    With `...context-en-question-en.json`, each has a second one: the same questions in English (Table 6, "All En").
+    Raises BenchmarkError.
     """
-    language_files = files(folder, *(f"*context-en-question-{language}.json" for language in LANGUAGES))
+    patterns = [f"*context-en-question-{language}.json" for language in LANGUAGES]
+    language_files = files(folder, *patterns)
     english_files = sorted(folder.glob("*context-en-question-en.json"))
     _check_distinct([*language_files, *english_files])
     benchmarks: list[Benchmark] = []
     for file in language_files:
         benchmarks.append(_mlqa(file))
-        for english_file in english_files:
-            in_english = _in_english(file, english_file)
-            if in_english.questions:
-                benchmarks.append(in_english)
+        benchmarks += _in_english_if_any(file, english_files)
     return benchmarks
+
+
+def _in_english_if_any(file: Path, english_files: Iterable[Path]) -> Iterator[Benchmark]:
+    """Yield the English versions of a file's questions as a benchmark, if there are any."""
+    for english_file in english_files:
+        in_english = _in_english(file, english_file)
+        if in_english.questions:
+            yield in_english
 
 
 def _check_distinct(paths: list[Path]) -> None:
@@ -347,15 +343,12 @@ def _mlqa(file: Path) -> Benchmark:
 
 
 def _in_english(file: Path, english_file: Path) -> Benchmark:
-    """Return the English versions of a file's questions as a benchmark, "MLQA (de, all En)" (section 4.2.4).
-
-    Questions that the English file lacks are left out with the reason ABSENT.
-    """
+    """Return the English versions of a file's questions as a benchmark, "MLQA (de, all En)" (section 4.2.4)."""
     content = _read_mlqa(file)
     return benchmark(
         name=f"{content.name} ({_language(file)}{ALL_ENGLISH}",
         sources={english_file: _translations(content.questions, english_file)},  # errors name the records' file
-        convert=lambda question: _mlqa_question(question) if question else ABSENT,
+        convert=lambda question: _mlqa_question(question) if question else NOT_IN_ENGLISH,
         correct=in_first_ten_words,
     )
 
@@ -369,7 +362,7 @@ def _translations(questions: Sequence[ParagraphQuestion], english_file: Path) ->
     return translations
 
 
-ABSENT = "not_in_english"
+NOT_IN_ENGLISH = "not_in_english"
 """The reason of a question that the English file lacks."""
 
 
@@ -377,12 +370,13 @@ def _read_mlqa(file: Path) -> _MlqaFile:
     """Read a file in the format of MLQA or XQuAD. Raises BenchmarkError for another shape."""
     content = json_file(file)
     articles = list_in(content, file, "data")
-    is_xquad = str(content.get("version", "")).startswith("xquad")
     questions: list[ParagraphQuestion] = []
     for number, article in enumerate(articles, 1):
         with expect_shape(f"{file}, article {number}"):
             questions += _questions_of_article(article)
-    return _MlqaFile("XQuAD in MLQA's form" if is_xquad else "MLQA", questions)
+    is_xquad = str(content.get("version", "")).startswith("xquad")
+    name = "XQuAD in MLQA's form" if is_xquad else "MLQA"
+    return _MlqaFile(name, questions)
 
 
 def _questions_of_article(article: Any) -> list[ParagraphQuestion]:
@@ -449,11 +443,7 @@ def svamp(file: Path) -> list[Benchmark]:
 
 
 def mawps(folder: Path) -> list[Benchmark]:
-    """Read all files of a folder as MAWPS; problems with several solutions are left out. Raises BenchmarkError.
-
-    Records have `sQuestion` and `lSolutions` (the original), or `input` (context and question) and `target`, as JSON or
-    CSV.
-    """
+    """Read all files of a folder as MAWPS; problems with several solutions are left out. Raises BenchmarkError."""
     sources = {file: records(file) for file in files(folder, "*.json", "*.jsonl", "*.csv")}
     shapes = "sQuestion and lSolutions; input and target"
     return [benchmark("MAWPS", sources, _mawps, number_is_right, shapes=shapes)]
@@ -508,11 +498,8 @@ NO_RIGHT_CALL = ("cannot_answer", "direct")
 def irrelevance(path: Path) -> list[Benchmark]:
     """Read the irrelevance sets of the Berkeley Function-Calling Leaderboard: a file, or a folder of them.
 
-    A record has `question`: turns, each a list of messages (`role`, `content`); in earlier releases the messages alone,
-    or a text. The user's last message is asked. The record's functions (`function`), none of which helps, are not
-    offered: the question is whether the tools of the settings are called. An answer without a call is right.
-
-    Raises BenchmarkError.
+    The user's last message is asked, and an answer without a call is right. The functions of a record, none of which
+    helps, are not offered. Raises BenchmarkError.
     """
     paths = [path]
     if path.is_dir():
@@ -521,11 +508,7 @@ def irrelevance(path: Path) -> list[Benchmark]:
 
 
 def when2call(file: Path) -> list[Benchmark]:
-    """Read When2Call's questions that no tool answers (`question`, `correct_answer`). Raises BenchmarkError.
-
-    An answer without a call is right. Questions that a tool answers, or for which a person would be asked for more, are
-    left out.
-    """
+    """Read When2Call's questions that no tool answers: an answer without a call is right. Raises BenchmarkError."""
     return [_without_call("When2Call", file, _unanswerable)]
 
 

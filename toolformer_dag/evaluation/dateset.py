@@ -35,7 +35,7 @@ def holidays(year: int) -> dict[str, date]:
         "Thanksgiving": _nth(year, 11, THURSDAY, 4),
         "Christmas": date(year, 12, 25),
     }
-    if year < 2021:
+    if year < 2021:  # it became a holiday then
         del days["Juneteenth"]
     return days
 

@@ -90,23 +90,24 @@ def _check_right_call(call: Any) -> None:
 def _question(right_calls: Mapping[str, Any], record: Any) -> QuestionOrReason:
     """Return the question of a record, or the reason why it has none.
 
-    The question's `context` is the JSON of its functions, its only answer the JSON of its right calls.
-    right_calls: id of the record -> its right calls. record: of a file that `function_calling` describes.
+    Its `context` is the JSON of its functions, its only answer the JSON of its right calls.
     """
     prompt = last_asked(record)
-    declared = record["function"]
+    declarations = _listed(record["function"])
     if prompt is None:
         return "nobody_asks"
     if record["id"] not in right_calls:
         return "no_ground_truth"
-    functions = []
-    for declaration in _listed(declared):
-        function = _function(declaration)
-        if not _can_be_written(function):
-            return "function_cannot_be_written"
-        functions.append(function)
-    right_calls_json = json.dumps(right_calls[record["id"]], ensure_ascii=False)
-    return BenchmarkQuestion(prompt, (right_calls_json,), context=json.dumps(functions, ensure_ascii=False))
+    functions = [_function(declaration) for declaration in declarations]
+    if not all(map(_can_be_written, functions)):
+        return "function_cannot_be_written"
+    answer = _json(right_calls[record["id"]])
+    return BenchmarkQuestion(prompt, (answer,), context=_json(functions))
+
+
+def _json(value: Any) -> str:
+    """Return the JSON of a value, with the letters of all languages as they are."""
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _function(declaration: Any) -> dict[str, Any]:
@@ -150,9 +151,11 @@ class OfferedFunction(Tool):
 
     @property
     def schema(self) -> Schema:
+        """The JSON schema of the function's arguments."""
         return self._parameters
 
     def run(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
+        """Return the result NOTHING for each call."""
         return [ToolResult(NOTHING) for _ in calls]
 
 
@@ -163,10 +166,8 @@ def offered_functions(context: str) -> dict[str, Tool]:
 
 
 def calls_are_right(calls: Sequence[DecodedCall], answer: str) -> bool:
-    """Return whether the calls of a text are the right ones, in any order, each once.
+    """Return whether the calls of a text are the right ones, in any order, each once; repeated calls do not count.
 
-    A call is right with the function's name and a right value for each argument; an argument may be missing if "" is a
-    right value. A call that repeats an earlier one does not count; an unfinished call is wrong.
     answer: the right calls (`ground_truth`) as JSON.
     """
     distinct = [call for call in calls if call.reason != REPEATED]
@@ -174,9 +175,14 @@ def calls_are_right(calls: Sequence[DecodedCall], answer: str) -> bool:
     is_any_unfinished = any(call.result is None for call in distinct)
     if is_any_unfinished or len(distinct) != len(right_calls):
         return False
-    written_calls = [{call.tool: read_arguments(call.input, ANYTHING)} for call in distinct]
+    written_calls = [_with_arguments(call) for call in distinct]
     fitting = [_fitting(right_call, written_calls) for right_call in right_calls]
     return _can_be_matched(fitting)
+
+
+def _with_arguments(call: DecodedCall) -> dict[str, Any]:
+    """Return a written call in the form of the right ones: {"area": {"base": 10, "height": 5}}."""
+    return {call.tool: read_arguments(call.input, ANYTHING)}
 
 
 def _fitting(right_call: Any, written_calls: Sequence[Any]) -> list[int]:
@@ -187,8 +193,7 @@ def _fitting(right_call: Any, written_calls: Sequence[Any]) -> list[int]:
 def _can_be_matched(fitting: Sequence[Sequence[int]]) -> bool:
     """Return whether every right call can be paired with a different written call (bipartite matching, Kuhn 1955).
 
-    fitting: for each right call, the indices of the written calls that fit it. [[0, 1], [0]] can be matched, as
-    right call 0 with written call 1 and right call 1 with written call 0; [[0], [0]] cannot.
+    fitting: per right call, the indices of written calls that fit. [[0, 1], [0]] can be matched, [[0], [0]] cannot.
     """
     right_call_of: dict[int, int] = {}  # written call -> right call, as matched so far
     return all(_match(right_call, fitting, right_call_of, tried=set()) for right_call in range(len(fitting)))
@@ -197,10 +202,8 @@ def _can_be_matched(fitting: Sequence[Sequence[int]]) -> bool:
 def _match(right_call: int, fitting: Sequence[Sequence[int]], right_call_of: dict[int, int], tried: set[int]) -> bool:
     """Match a right call with a written call, moving earlier matches if needed; return whether that was possible.
 
-    This is the search for an augmenting path in bipartite matching; it changes `right_call_of` and `tried`.
-
     fitting: for each right call, the written calls that fit it.
-    right_call_of: written call -> right call, as matched so far.
+    right_call_of: written call -> right call, as matched so far; changed here, like `tried`.
     tried: written calls that this search has looked at.
     """
     for written_call in fitting[right_call]:
@@ -217,7 +220,6 @@ def _match(right_call: int, fitting: Sequence[Sequence[int]], right_call_of: dic
 def _arguments_fit(arguments: Mapping[str, Any], right: Mapping[str, Any]) -> bool:
     """Return whether each argument has a right value and no required argument is missing.
 
-    It compares whole calls too, as {name of the function: its arguments}.
     right: argument -> its right values; an argument with "" among them is optional.
     """
     if not arguments.keys() <= right.keys():
@@ -238,17 +240,15 @@ def _listed(values: Any) -> list[Any]:
 
 
 def _is_right_value(value: Any, right: Any) -> bool:
-    """Return whether a written value is the right one; texts are compared without case and punctuation.
-
-    An object is right if each of its values is among those that `right` lists for its key. True is not 1.
-    """
+    """Return whether a written value is the right one; texts are compared without case and punctuation."""
     if isinstance(right, dict):
         return isinstance(value, dict) and _arguments_fit(value, right)
     if isinstance(right, list):
         return isinstance(value, list) and _are_right_items(value, right)
     if isinstance(right, str):
         return isinstance(value, str) and _without_punctuation(value) == _without_punctuation(right)
-    return isinstance(value, bool) == isinstance(right, bool) and bool(value == right)
+    both_or_neither_bool = isinstance(value, bool) == isinstance(right, bool)
+    return both_or_neither_bool and bool(value == right)
 
 
 def _are_right_items(values: Sequence[Any], right: Sequence[Any]) -> bool:

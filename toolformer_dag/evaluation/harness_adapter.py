@@ -7,6 +7,7 @@ package: its prompts, its rule of correctness.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -75,18 +76,22 @@ class HarnessModel(LM):  # type: ignore[misc]  # the extra is not installed wher
         """Return what the model writes after each prompt, without calls, up to the task's first stop string.
 
         requests: with `args`, a prompt and options ({"until": ["\\n"], "max_gen_toks": 64}), and `doc`, which may have
-            a `context`: the date that the calendar returns ("2019-01-01").
+            a `context`: the date of the calendar ("2019-01-01").
 
         Raises UserError for a task that samples.
         """
         texts = [""] * len(requests)
         for limit, indices in self._indices_by_limit(requests):
-            same_limit = [requests[index] for index in indices]
-            for index, text in zip(indices, self._written(same_limit, limit), strict=True):
+            written = self._written([requests[index] for index in indices], limit)
+            for index, text in zip(indices, written, strict=True):
                 texts[index] = text
+        self._cache(requests, texts)
+        return texts
+
+    def _cache(self, requests: Sequence[Any], texts: Sequence[str]) -> None:
+        """Let the harness remember what was written for each request."""
         for request, text in zip(requests, texts, strict=True):
             self.cache_hook.add_partial("generate_until", request.args, text)
-        return texts
 
     def _indices_by_limit(self, requests: Sequence[Any]) -> list[tuple[int, list[int]]]:
         """Return (limit of tokens, indices of the requests with this limit), since these are generated together."""
@@ -100,12 +105,10 @@ class HarnessModel(LM):  # type: ignore[misc]  # the extra is not installed wher
         """Return the text after each prompt, without calls, cut at the stop strings of its request."""
         prompts = [request.args[0] for request in requests]
         contexts = [_context(request.doc) for request in requests]
+        options = [request.args[1] for request in requests]
         generations = self._asking.write(prompts, contexts, max_new_tokens)
-        texts = []
-        for request, generation in zip(requests, generations, strict=True):
-            _, options = request.args
-            texts.append(_until(generation.plain, options))
-        return texts
+        texts = [generation.plain for generation in generations]
+        return [_until(text, request_options) for text, request_options in zip(texts, options, strict=True)]
 
     def _limit(self, options: dict[str, Any]) -> int:
         """Return the most tokens that a request may write. Raises UserError for a request that samples."""
@@ -117,8 +120,7 @@ class HarnessModel(LM):  # type: ignore[misc]  # the extra is not installed wher
     def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """Return log p of each continuation in nats, and whether greedy decoding without calls writes it.
 
-        A context that does not fit loses its beginning. Without a context the first token is predicted only if the
-        tokenizer adds BOS.
+        A context that does not fit loses its beginning.
         """
         return [self._continuation(*request.args) for request in requests]
 
@@ -128,8 +130,8 @@ class HarnessModel(LM):  # type: ignore[misc]  # the extra is not installed wher
         A text that exceeds the model's context loses its beginning.
         """
         context_tokens, all_tokens = self._model.encoding.texts([context, context + continuation])
-        ids = [*self._model.encoding.bos, *all_tokens.ids]
         continuation_tokens = len(all_tokens.ids) - len(context_tokens.ids)
+        ids = [*self._model.encoding.bos, *all_tokens.ids]
         scored_tokens = min(continuation_tokens, len(ids) - 1)  # nothing predicts the first token
         if scored_tokens < 1:
             return 0.0, True
@@ -160,16 +162,11 @@ class HarnessModel(LM):  # type: ignore[misc]  # the extra is not installed wher
 def harness_task(benchmark: Benchmark, name: str, max_new_tokens: int) -> dict[str, Any]:
     """Return a benchmark as a task of lm-evaluation-harness, for `simple_evaluate(tasks=[...])`; its metric is `acc`.
 
-    Which tools may not be called is an argument of the model (`HarnessModel`), not of the task. Raises UserError for a
-    benchmark that judges calls: the harness sees texts without calls.
+    Raises UserError for a benchmark that judges calls: the harness sees texts without calls.
     """
     judges_calls = benchmark.calls_nothing or benchmark.function_calls
     if judges_calls:
         raise UserError(f"{benchmark.name}: the harness sees no calls; name it under [evaluation.benchmarks] instead")
-
-    def process_results(document: dict[str, Any], results: Sequence[str]) -> dict[str, float]:
-        return {METRIC: float(benchmark.correct(results[0], document["answers"]))}
-
     return {
         "task": name,
         "custom_dataset": lambda **_: {"test": _documents(benchmark)},
@@ -177,11 +174,17 @@ def harness_task(benchmark: Benchmark, name: str, max_new_tokens: int) -> dict[s
         "output_type": "generate_until",
         "doc_to_text": lambda document: document["prompt"],
         "doc_to_target": lambda document: document["answers"][0],
-        "process_results": process_results,
+        "process_results": partial(_judged, benchmark),
         "generation_kwargs": {"until": [], "max_gen_toks": max_new_tokens, "do_sample": False},
         "metric_list": [{"metric": METRIC, "aggregation": "mean", "higher_is_better": True}],
         "metadata": {},
     }
+
+
+def _judged(benchmark: Benchmark, document: dict[str, Any], results: Sequence[str]) -> dict[str, float]:
+    """Return whether the text that was written for a question is right, as the value of METRIC."""
+    is_right = benchmark.correct(results[0], document["answers"])
+    return {METRIC: float(is_right)}
 
 
 def _documents(benchmark: Benchmark) -> Dataset:

@@ -75,16 +75,29 @@ def perplexity(
 
     Raises ValueError if nothing can be predicted.
     """
-    if backend is None:
-        backend = backend_of(language_model)
+    runner = backend_of(language_model) if backend is None else backend
     call_start = language_model.encoding.start if disabled else []  # the tokens of ` [`
-    text_windows = _windows_of_texts(language_model, texts, min(backend.context_length, PASS_TOKENS))
+    length = min(runner.context_length, PASS_TOKENS)
     sums = _LossSums(len(texts))
-    for batch in _batches(text_windows):
-        answers = backend.log_probabilities([_query(window.ids, call_start) for window in batch])
-        for window, log_p in zip(batch, answers, strict=True):
-            sums.add(window.text, _losses(window.ids, log_p.astype(np.float64), call_start))
-    return sums.perplexity(utf8_bytes=len("".join(texts).encode()))
+    for batch in _batches(_windows_of_texts(language_model, texts, length)):
+        losses_of_windows = _losses_of_batch(runner, batch, call_start)
+        for window, losses in zip(batch, losses_of_windows, strict=True):
+            sums.add(window.text, losses)
+    return sums.perplexity(utf8_bytes=_count_utf8_bytes(texts))
+
+
+def _losses_of_batch(runner: Backend, batch: Sequence[_Window], call_start: Sequence[int]) -> list[NDArray[np.float64]]:
+    """Return the losses of each window, with the start of a call disabled. call_start: as `_losses` takes it."""
+    answers = runner.log_probabilities([_query(window.ids, call_start) for window in batch])
+    losses = []
+    for window, log_p in zip(batch, answers, strict=True):
+        losses.append(_losses(window.ids, log_p.astype(np.float64), call_start))
+    return losses
+
+
+def _count_utf8_bytes(texts: Sequence[str]) -> int:
+    """Return how many bytes the texts take together in UTF-8."""
+    return len("".join(texts).encode())
 
 
 def _windows_of_texts(language_model: LanguageModel, texts: Sequence[str], length: int) -> list[_Window]:
@@ -130,12 +143,9 @@ class _LossSums:
 
 
 def _standard_error(nats: NDArray[np.float64], tokens: NDArray[np.int64]) -> float | None:
-    """Return the standard error of sum(nats) / sum(tokens), a ratio estimate; None for fewer than two texts.
+    """Return the standard error of the ratio sum(nats) / sum(tokens) (Cochran 1977, 6.13); None for a single text.
 
     nats, tokens: the summed loss and the predicted tokens of each text.
-
-    With the ratio r and n texts: sqrt(n / (n - 1) * sum((nats - r * tokens)^2)) / sum(tokens) (Cochran 1977, equation
-    6.13).
     """
     n = int((tokens > 0).sum())
     if n < 2:
@@ -149,8 +159,7 @@ def _standard_error(nats: NDArray[np.float64], tokens: NDArray[np.int64]) -> flo
 def _query(ids: list[int], call_start: Sequence[int]) -> TokenQuery:
     """Return a query for the log probability of every token of a window after its first.
 
-    With a `call_start`, the tokens of ` [`, the query also asks for the last of these at every position, so that
-    `_losses` can disable it.
+    With a `call_start`, the tokens of ` [`, the query also asks for the last of these at every position.
     """
     positions = range(1, len(ids))
     disabled_token = call_start[-1:]  # a list of one token, or empty
@@ -166,21 +175,25 @@ def _query(ids: list[int], call_start: Sequence[int]) -> TokenQuery:
 def _losses(ids: list[int], log_p: NDArray[np.float64], call_start: Sequence[int]) -> NDArray[np.float64]:
     """Return the losses, in nats, of a window's tokens after its first, with the start of a call disabled.
 
-    If ` [` is the tokens 5, 7, the probability of 7 is set to 0 after each 5, and the others are scaled to a sum of 1.
-    A 7 of the window after a 5 gets no loss, so the result may be shorter than `log_p`.
+    If ` [` is the tokens 5, 7, the probability of 7 is 0 after each 5, and the window's own 7 there gets no loss.
 
-    log_p: of each token after the first; its second column is that of the last token of `call_start`.
-    call_start: the tokens of ` [`; empty if calls are not disabled.
+    log_p: of each token after the first; its second column is that of the last token of `call_start`, if any.
     """
     token_log_p = log_p[:, 0]
     if not call_start:
         return -token_log_p
     *opening, disabled_token = call_start
     could_begin_call = _follows(ids, opening)
-    begins_call = could_begin_call & (np.array(ids[1:], np.int64) == disabled_token)
+    begins_call = could_begin_call & _is_token(ids, disabled_token)
     log_scale = np.where(could_begin_call, _log_of_rest(log_p[:, 1]), 0)
     losses: NDArray[np.float64] = (log_scale - token_log_p)[~begins_call]
     return losses
+
+
+def _is_token(ids: list[int], token: int) -> NDArray[np.bool_]:
+    """Return for each token after the first whether it is `token`."""
+    is_token: NDArray[np.bool_] = np.array(ids[1:], np.int64) == token
+    return is_token
 
 
 def _log_of_rest(disabled_log_p: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -190,10 +203,7 @@ def _log_of_rest(disabled_log_p: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _follows(ids: list[int], opening: list[int]) -> NDArray[np.bool_]:
-    """Return for each token after the first whether the tokens `opening` are right before it; all True for none.
-
-    [False, True, False] for the tokens [4, 5, 7, 5] and the opening [5]: only the 7 follows a 5.
-    """
+    """Return for each token after the first whether the tokens `opening` are right before it; all True for none."""
     follows = []
     for position in range(1, len(ids)):
         start = position - len(opening)

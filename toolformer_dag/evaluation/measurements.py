@@ -45,7 +45,7 @@ from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.synthetic.phenomena import TOOLS, TWO_HOP
 from toolformer_dag.texts.shared_passages import MATCHING
 from toolformer_dag.tools.routing import offer_identity
-from toolformer_dag.training.checkpoint_outputs import CHECKPOINTS
+from toolformer_dag.training.checkpoints import checkpoints
 from toolformer_dag.training.training_report import read_report
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ SETTINGS: Mapping[str, Callable[[Plan], dict[str, Any]]] = {
 def checkpoint_versions(plan: Plan) -> dict[str, str]:
     """Return the fingerprints of the checkpoints that exist, by name."""
     versions = {}
-    for name in CHECKPOINTS:
+    for name in checkpoints(plan.settings):
         report = read_report(checkpoint_folder(plan.settings, name))
         if report:
             versions[name] = report.fingerprint
@@ -324,15 +324,16 @@ def _table_of(lake: Lake, name: str, checkpoint: str, version: str | None) -> pl
 
 
 def measure_accuracy(plan: Plan, progress: Progress) -> Measurement:
-    """Let all models answer all benchmarks under each condition (with and without calls), and publish the results.
+    """Let all models answer all benchmarks with and without calls; return the accuracies and their cost.
 
     Three tables are published: every question's outcome, the accuracies, and which questions occur in the training
-    texts of C* (paper, section 4.2). Returns the accuracies and their cost. Raises ToolDown, BenchmarkError.
+    texts of C* (paper, section 4.2). Raises ToolDown, BenchmarkError.
     """
     benchmarks = chosen_benchmarks(plan.settings.evaluation, _synthetic_kinds(plan))
     versions = checkpoint_versions(plan)  # first: replacing a checkpoint meanwhile makes the table stale
     questioning = _Questioning(plan, benchmarks, progress)
     questioning.ask_all_models()
+
     outcomes = outcome_table(questioning.outcomes())
     scores = score_table(outcomes, questioning.weights)
     publish_table = partial(publish, plan.lake, settings=accuracy_settings(plan), inputs=versions)
@@ -344,8 +345,8 @@ def measure_accuracy(plan: Plan, progress: Progress) -> Measurement:
         rows=scores,
         shown=accuracy_by_condition(scores),
         left_out=questioning.left_out(),
-        tokens=sum(answers.tokens for answers in questioning.answers),
-        calls=sum(answers.calls for answers in questioning.answers),
+        tokens=questioning.tokens,
+        calls=questioning.calls,
     )
 
 
@@ -392,6 +393,16 @@ class _Questioning:
             check_outage(answers.outcomes)
             self.answers.append(answers)
             self._advance(0)  # reports progress; the new answers are counted already
+
+    @property
+    def tokens(self) -> int:
+        """The number of tokens that were generated now, not read from a store."""
+        return sum(answers.tokens for answers in self.answers)
+
+    @property
+    def calls(self) -> int:
+        """The number of tool calls that were made now, not read from a store."""
+        return sum(answers.calls for answers in self.answers)
 
     def outcomes(self) -> list[QuestionOutcome]:
         """Return the outcomes of all answers, and of the baselines, which answer without a model."""

@@ -4,7 +4,7 @@ Arithmetic questions are also answered by baselines without a model, which compu
 the difference of the first two numbers is right for 23 % of the questions: a model below that has learnt nothing.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from decimal import Decimal
 from math import sqrt
@@ -116,8 +116,7 @@ def judge(
     """Return the outcome of a question: the generated answer, judged by the benchmark's rule.
 
     number: of the question within the benchmark, from 1.
-    lane_of: name of a tool in the text -> key of its lane (the tool with its settings), by which a question names the
-        tool that it needs.
+    lane_of: name of a tool in the text -> key of its lane (the tool with its settings).
     """
     question = benchmark.questions[number - 1]
     called_lanes = {lane_of.get(call.tool) for call in generation.calls}
@@ -170,18 +169,20 @@ def _rounded(probability: float | None) -> float | None:
 
 
 def check_outage(outcomes: Sequence[QuestionOutcome]) -> None:
-    """Raise ToolDown if a tool was down, or more than the share MAX_LOST of the questions have a lost call.
-
-    A lost call has no result because of a time limit or a broken connection.
-    """
+    """Raise ToolDown if a tool was down, or more than the share MAX_LOST of the questions have a lost call."""
     affected = [outcome for outcome in outcomes if _lost_calls(outcome)]
     lost_calls = [call for outcome in affected for call in _lost_calls(outcome)]
     tool_was_down = any(call.reason == TOOL_DOWN for call in lost_calls)
     if tool_was_down or len(affected) > MAX_LOST * len(outcomes):
-        names = ", ".join(sorted({call.tool for call in lost_calls}))
+        tools = _tool_names(lost_calls)
         raise ToolDown(
-            f"{names}: no answer to {len(affected)} of {len(outcomes)} questions; fix the backend and run again"
+            f"{tools}: no answer to {len(affected)} of {len(outcomes)} questions; fix the backend and run again"
         )
+
+
+def _tool_names(calls: Sequence[DecodedCall]) -> str:
+    """Return the names of the tools that were called, for a message."""
+    return ", ".join(sorted({call.tool for call in calls}))
 
 
 def _lost_calls(outcome: QuestionOutcome) -> list[DecodedCall]:
@@ -253,10 +254,16 @@ def outcome_table(outcomes: Sequence[QuestionOutcome]) -> pl.DataFrame:
 def score_table(outcomes: pl.DataFrame, weights: Mapping[str, Weights] = MappingProxyType({})) -> pl.DataFrame:
     """Return a row per benchmark and condition: accuracy with 95 % interval, shares of calls, tools and look-alikes.
 
-    outcomes: as `outcome_table` returns them.
-    weights: by the model's name in `Condition`; other models have nulls.
+    outcomes: as `outcome_table` returns them. weights: by the model's name.
     """
-    counts = outcomes.group_by("benchmark", "condition", "model", "k", maintain_order=True).agg(
+    counts = _counts_by_condition(outcomes)
+    rows = [_score_row(row, weights.get(row["model"])) for row in counts.iter_rows(named=True)]
+    return pl.DataFrame(rows, schema=SCORE_SCHEMA)
+
+
+def _counts_by_condition(outcomes: pl.DataFrame) -> pl.DataFrame:
+    """Return per benchmark and condition the numbers of all and of right answers, and shares of the answers."""
+    return outcomes.group_by("benchmark", "condition", "model", "k", maintain_order=True).agg(
         n=pl.len(),
         right=pl.col("correct").sum(),
         accuracy=pl.col("correct").mean(),
@@ -264,8 +271,6 @@ def score_table(outcomes: pl.DataFrame, weights: Mapping[str, Weights] = Mapping
         right_tool=pl.col("right_tool").mean(),
         look_alikes=(pl.col("look_alikes") > 0).mean(),
     )
-    rows = [_score_row(row, weights.get(row["model"])) for row in counts.iter_rows(named=True)]
-    return pl.DataFrame(rows, schema=SCORE_SCHEMA)
 
 
 def _score_row(counts: Mapping[str, Any], weights: Weights | None) -> dict[str, Any]:
@@ -284,9 +289,7 @@ def _score_row(counts: Mapping[str, Any], weights: Weights | None) -> dict[str, 
 def accuracy_by_condition(scores: pl.DataFrame) -> pl.DataFrame:
     """Return scores for people: a row per benchmark with `benchmark`, `n` and a column per condition, in order.
 
-    Baselines, which answer without a model, share the last column (NO_MODEL) with the best of them:
-    `12.0 (9.1-15.7) a + b`. Without baselines it is missing.
-    scores: as `score_table` returns them.
+    Baselines, which answer without a model, share the last column with the best of them: `12.0 (9.1-15.7) a + b`.
     """
     cells = scores.with_columns(cell=_accuracy_cell())
     is_baseline = pl.col("k").is_null()
@@ -305,10 +308,7 @@ def _accuracy_cell() -> pl.Expr:
 
 
 def _best_baselines(cells: pl.DataFrame) -> pl.DataFrame:
-    """Return a row per benchmark: `benchmark` and NO_MODEL, the cell of its best baseline with the baseline's name.
-
-    cells: a row per benchmark and baseline, with `benchmark`, `condition` ("no model: a + b"), `accuracy` and `cell`.
-    """
+    """Return a row per benchmark: `benchmark` and NO_MODEL, the cell of its best baseline with the baseline's name."""
     best_first = cells.sort("accuracy", descending=True, maintain_order=True)
     best = best_first.unique("benchmark", keep="first")
     baseline_name = pl.col("condition").str.split(": ").list.last()  # "a + b"
@@ -336,19 +336,21 @@ BASELINES: Mapping[str, Baseline] = {
 
 
 def baseline_outcomes(benchmark: Benchmark) -> list[QuestionOutcome]:
-    """Return the outcomes of all baselines, judged like those of a model; empty for other than arithmetic benchmarks.
-
-    A question with fewer numbers than a baseline takes gets an empty answer, which is wrong.
-    """
+    """Return the outcomes of all baselines, judged like those of a model; none for other than arithmetic benchmarks."""
     if benchmark.correct is not number_is_right:
         return []
     outcomes: list[QuestionOutcome] = []
     for name, baseline in BASELINES.items():
-        condition = Condition(f"{NO_MODEL}: {name}", k=None, model=NO_MODEL)
-        for number, question in enumerate(benchmark.questions, 1):
-            generation = _baseline_answer(baseline, question.prompt)
-            outcomes.append(judge(benchmark, number, condition, generation))
+        outcomes += _outcomes_of_baseline(benchmark, name, baseline)
     return outcomes
+
+
+def _outcomes_of_baseline(benchmark: Benchmark, name: str, baseline: Baseline) -> Iterator[QuestionOutcome]:
+    """Yield the outcome of each question of a benchmark under a baseline."""
+    condition = Condition(f"{NO_MODEL}: {name}", k=None, model=NO_MODEL)
+    for number, question in enumerate(benchmark.questions, 1):
+        generation = _baseline_answer(baseline, question.prompt)
+        yield judge(benchmark, number, condition, generation)
 
 
 def _baseline_answer(baseline: Baseline, prompt: str) -> Generation:

@@ -16,9 +16,13 @@ CREATE MACRO paper_table_of(benchmark) AS CASE
 END;
 COMMENT ON MACRO paper_table_of IS 'The table of the paper in which a benchmark stands; the synthetic world''s questions stand beside those that ask for the same tool.';
 
+CREATE MACRO without_seed(condition) AS regexp_replace(condition, ' [(]seed [0-9]+[)]', '');
+COMMENT ON MACRO without_seed IS 'A condition without the seed of a further checkpoint: `Toolformer (seed 1)` becomes `Toolformer`.';
+
 CREATE MACRO condition_order(condition) AS CASE
-    WHEN condition = 'base' THEN 1 WHEN condition = 'base + C' THEN 2 WHEN condition = 'Toolformer (disabled)' THEN 3
-    WHEN condition = 'Toolformer' THEN 4 WHEN starts_with(condition, 'no model: ') THEN 6 ELSE 5
+    WHEN without_seed(condition) = 'base' THEN 1 WHEN without_seed(condition) = 'base + C' THEN 2
+    WHEN without_seed(condition) = 'Toolformer (disabled)' THEN 3 WHEN without_seed(condition) = 'Toolformer' THEN 4
+    WHEN starts_with(condition, 'no model: ') THEN 6 ELSE 5
 END;
 COMMENT ON MACRO condition_order IS 'The place of a condition among the rows of a table: the paper''s four, further models, what needs no model.';
 

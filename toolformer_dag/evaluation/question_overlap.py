@@ -14,8 +14,8 @@ BATCH = 2_000
 """Texts of C* that are searched together."""
 
 
-class Place(NamedTuple):
-    """A text of C*. Places compare in the order of C*.
+class CorpusTextId(NamedTuple):
+    """What tells a text of C* from others; sorted, these are in the order of C*.
 
     - `document_hash`, `digest`: two hashes of its document
     - `segment`: its number within the document
@@ -50,10 +50,7 @@ class Frame(NamedTuple):
 
 
 def _frames() -> tuple[Frame, ...]:
-    """Return the text around the question of each template of prompts (appendix C).
-
-    Of MLQA's template only the beginning counts: its paragraph is looked for in C* too.
-    """
+    """Return the text around the question of each template of prompts (appendix C)."""
     before_paragraph, _, _ = multilingual(MARK, "").partition(MARK)
     return (
         _frame(completion(MARK)),
@@ -84,18 +81,17 @@ class _NumberedQuestion(NamedTuple):
 def question_overlap(benchmarks: Sequence[Benchmark], corpus: Iterable[pl.DataFrame]) -> pl.DataFrame:
     """Return a row per question (OVERLAP_COLUMNS): whether it occurs in the training texts of C*.
 
-    A question occurs there if a text has 13 of its words in a row; a question of 8 to 12 words has to occur as a whole,
-    and for fewer words `in_corpus` is null. The words of the prompt's template do not count.
+    It does if a text has 13 of its words in a row, or a question of 8 to 12 words as a whole.
 
     corpus: batches of rows of C*, read once; with columns split, text, document_hash, digest, segment and shard.
     """
     questions = _numbered_questions(benchmarks)
     passages = SharedPassages([own_words(question.prompt) for question in questions])
-    first_places = _first_places(passages, corpus)
+    first_texts = _first_texts(passages, corpus)
     rows = []
     for index, question in enumerate(questions):
         is_long_enough = passages.words[index] >= FEWEST_WORDS
-        rows.append(_overlap_row(question, first_places.get(index), is_long_enough=is_long_enough))
+        rows.append(_overlap_row(question, first_texts.get(index), is_long_enough=is_long_enough))
     return pl.DataFrame(rows, schema=OVERLAP_COLUMNS)
 
 
@@ -108,31 +104,31 @@ def _numbered_questions(benchmarks: Sequence[Benchmark]) -> list[_NumberedQuesti
     return questions
 
 
-def _overlap_row(question: _NumberedQuestion, place: Place | None, *, is_long_enough: bool) -> dict[str, Any]:
-    """Return the row (OVERLAP_COLUMNS) of a question. place: the first text of C* that holds it, None without one."""
+def _overlap_row(question: _NumberedQuestion, text: CorpusTextId | None, *, is_long_enough: bool) -> dict[str, Any]:
+    """Return the row (OVERLAP_COLUMNS) of a question. text: the first text of C* that holds it, None without one."""
     return {
         "benchmark": question.benchmark,
         "question": question.number,
-        "in_corpus": place is not None if is_long_enough else None,
-        "shard": place.shard if place else None,
-        "digest": place.digest if place else None,
-        "segment": place.segment if place else None,
+        "in_corpus": text is not None if is_long_enough else None,
+        "shard": text.shard if text else None,
+        "digest": text.digest if text else None,
+        "segment": text.segment if text else None,
     }
 
 
-def _first_places(passages: SharedPassages, corpus: Iterable[pl.DataFrame]) -> dict[int, Place]:
+def _first_texts(passages: SharedPassages, corpus: Iterable[pl.DataFrame]) -> dict[int, CorpusTextId]:
     """Return index of a question -> the first training text of C* that holds it.
 
-    passages: the questions, indexed by their runs of words. corpus: batches of rows of C*.
+    passages: the questions, indexed by their words.
     """
-    first_places: dict[int, Place] = {}
+    first_texts: dict[int, CorpusTextId] = {}
     for batch in _training_batches(corpus):
-        places = batch.select(Place._fields)
-        # found_in: a row per match, with the index of the text in the batch and the index of the question.
-        for row, question in passages.found_in(batch["text"].to_list()).iter_rows():
-            place = Place(*places.row(row))
-            first_places[question] = min(first_places.get(question, place), place)
-    return first_places
+        ids = batch.select(CorpusTextId._fields)
+        matches = passages.found_in(batch["text"].to_list())  # rows: index of the text in the batch, of the question
+        for text_index, question in matches.iter_rows():
+            text = CorpusTextId(*ids.row(text_index))
+            first_texts[question] = min(first_texts.get(question, text), text)
+    return first_texts
 
 
 def _training_batches(corpus: Iterable[pl.DataFrame]) -> Iterator[pl.DataFrame]:

@@ -5,7 +5,7 @@ section 2 "Filtering API Calls").
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from toolformer_dag.explorer.warehouse_reader import Row, WarehouseReader
@@ -113,16 +113,13 @@ def overview(reader: WarehouseReader) -> dict[str, Any]:
 
 
 def _tools(reader: WarehouseReader) -> list[Row]:
-    """Return a row per tool, with its rows of the queries CURVE, BARS, APPLIED and BEST.
-
-    These are under the keys `curve`, `bars`, `applied` and `best`; None where a query has no row for the tool.
-    """
+    """Return a row per tool, with its rows of the queries under `curve`, `bars`, `applied` and `best`, or None."""
     queries = {"curve": CURVE, "bars": BARS, "applied": APPLIED, "best": BEST}
-    rows_of_tool = {name: _by_tool(reader.rows(sql)) for name, sql in queries.items()}
     tools = reader.rows(TOOLS)
-    for tool in tools:
-        for name, rows in rows_of_tool.items():
-            tool[name] = rows.get(tool["tool"])
+    for name, sql in queries.items():
+        row_of_tool = _by_tool(reader.rows(sql))
+        for tool in tools:
+            tool[name] = row_of_tool.get(tool["tool"])
     return tools
 
 
@@ -143,21 +140,19 @@ def best_calls(shown: Mapping[str, Any]) -> list[Row]:
 def calls(reader: WarehouseReader, query: Mapping[str, str]) -> dict[str, Any]:
     """Return the calls of a tool whose delta is nearest to a threshold tau, the nearest call first.
 
-    delta is the loss that a call with its result saves (L- - L+ of the paper). There are at most NEAR calls at or above
-    tau, NEAR below it, and NEAR without a delta, which come last.
+    There are at most NEAR calls at or above tau, NEAR below it, and NEAR without a delta, which come last.
 
-    `query`: `tool` and `tau`, and optional filters: `domain`, `verdict` (kept or lost), `reason`, `text`. For example
-    {"tool": "calculator", "tau": "0.5", "verdict": "kept"}.
+    `query`: such as {"tool": "calculator", "tau": "0.5", "verdict": "kept"}; also `domain`, `reason`, `text`.
 
     Raises ValueError if tau is not a number, and WarehouseError.
     """
     call_filter = _filter(query)
     above = _calls_of(reader, call_filter, AT_OR_ABOVE)
     below = _calls_of(reader, call_filter, BELOW)
-    tau = call_filter.parameters["tau"]
-    scored = sorted([*above, *below], key=lambda row: abs(row["delta"] - tau))
     unscored = _calls_of(reader, call_filter, WITHOUT_DELTA)
-    return {"version": reader.version(), "rows": [*scored, *unscored]}
+    tau = call_filter.parameters["tau"]
+    nearest_first = sorted([*above, *below], key=lambda row: abs(row["delta"] - tau))
+    return {"version": reader.version(), "rows": [*nearest_first, *unscored]}
 
 
 def _calls_of(reader: WarehouseReader, call_filter: "_Filter", side: Side) -> list[Row]:
@@ -191,22 +186,15 @@ def whole_call(reader: WarehouseReader, key: Mapping[str, Any]) -> Row | None:
 def text_with_calls(reader: WarehouseReader, key: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return a text of a tool with the calls of every tool in it, or None if it does not exist. Raises WarehouseError.
 
-    `key`: the columns TEXT_KEY. Beside the text's columns the result has lists of rows:
-
-    - `calls`: of every tool. `samples`, `results`: of this tool; some samples gave no call.
-    - `augmented`: the text in C*, if it is there.
+    `key`: the columns TEXT_KEY. The result has the text's columns, and lists of rows: `calls`, `samples`, `results`,
+    and `augmented`, the text in C*.
     """
-    texts = reader.rows(
-        'SELECT url, documents.domain, title, date, wanted, context, texts."offset", characters, '
-        'substr(text, texts."offset" + 1, characters::BIGINT) AS text '
-        f"FROM texts JOIN documents USING (shard, digest) WHERE {_equal(TEXT_KEY)}",
-        dict(key),
-    )
+    texts = reader.rows(TEXT, dict(key))
     if not texts:
         return None
     text = texts[0]
-    low = text["offset"]
-    characters = {"digest": key["digest"], "low": low, "high": low + text["characters"]}
+    first = text["offset"]
+    characters = {"digest": key["digest"], "low": first, "high": first + text["characters"]}
     return {
         **text,
         "calls": _calls_within(reader, {**characters, "shard": key["shard"]}),
@@ -267,20 +255,32 @@ def _filter(query: Mapping[str, str]) -> _Filter:
 
     `query`: as in `calls`. Its values are passed as parameters, never as SQL.
     """
-    parameters: dict[str, Any] = {"tool": query.get("tool", ""), "tau": _tau(query)}
-    conditions = ["tool = $tool"]
+    condition = " AND ".join(_conditions(query))
+    return _Filter(condition, _parameters(query))
+
+
+def _conditions(query: Mapping[str, str]) -> Iterator[str]:
+    """Yield the SQL conditions of a query: its tool, and each filter that it has."""
+    yield "tool = $tool"
     if query.get("domain"):
-        conditions.append("domain = $domain")
-        parameters["domain"] = query["domain"]
+        yield "domain = $domain"
     if query.get("text"):
-        conditions.append("(contains(lower(input), $text) OR contains(lower(result), $text))")
-        parameters["text"] = query["text"].lower()
+        yield "(contains(lower(input), $text) OR contains(lower(result), $text))"
     if query.get("verdict"):
-        conditions.append(_verdict_condition(query["verdict"]))
+        yield _verdict_condition(query["verdict"])
     if query.get("reason"):
-        conditions.append(_reason_condition(query["reason"]))
-        parameters["reason"] = query["reason"]
-    return _Filter(" AND ".join(conditions), parameters)
+        yield _reason_condition(query["reason"])
+
+
+def _parameters(query: Mapping[str, str]) -> dict[str, Any]:
+    """Return the values of the parameters in `_conditions`. Raises ValueError if tau is not a number."""
+    parameters: dict[str, Any] = {"tool": query.get("tool", ""), "tau": _tau(query)}
+    for name in ("domain", "reason"):
+        if query.get(name):
+            parameters[name] = query[name]
+    if query.get("text"):
+        parameters["text"] = query["text"].lower()
+    return parameters
 
 
 def _tau(query: Mapping[str, str]) -> float:
@@ -310,3 +310,11 @@ def _reason_condition(reason: str) -> str:
 def _equal(names: Sequence[str]) -> str:
     """Return the SQL condition that each column equals the parameter of its name."""
     return " AND ".join(f"{name} = ${name}" for name in names)
+
+
+TEXT = f"""
+SELECT url, documents.domain, title, date, wanted, context, texts."offset", characters,
+       substr(text, texts."offset" + 1, characters::BIGINT) AS text
+FROM texts JOIN documents USING (shard, digest) WHERE {_equal(TEXT_KEY)}
+"""
+"""Selects a text of a tool by TEXT_KEY."""

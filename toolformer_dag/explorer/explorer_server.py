@@ -152,25 +152,32 @@ class _PageAnswers:
         }
 
     def _overview(self, query: Mapping[str, str]) -> dict[str, Any]:
+        """Return what every view of the page needs."""
         return {**page_overview(self._reader, self._traces), "live": self._is_live}
 
     def _excerpts(self, query: Mapping[str, str]) -> dict[str, Any]:
+        """Return the text around some calls; `rows` of the query are their numbers, with commas."""
         rows = [_integer("rows", row) for row in query.get("rows", "").split(",") if row]
         return excerpts(self._reader, rows[:MOST_ROWS])
 
     def _call(self, query: Mapping[str, str]) -> dict[str, Any] | None:
+        """Return a whole call with its text."""
         return whole_call(self._reader, _key(query, KEY))
 
     def _text(self, query: Mapping[str, str]) -> dict[str, Any] | None:
+        """Return a text with the calls in it."""
         return text_with_calls(self._reader, _key(query, TEXT_KEY))
 
     def _outcomes(self, query: Mapping[str, str]) -> dict[str, Any]:
+        """Return the tables of evaluation."""
         return outcome_tables(self._reader)
 
     def _conversation(self, query: Mapping[str, str]) -> dict[str, Any] | None:
+        """Return the messages and calls around a recorded call."""
         return conversation(self._traces, _key(query, TRACE_KEY))
 
     def _token_losses(self, model: LiveModel, query: Mapping[str, str]) -> dict[str, Any] | None:
+        """Return the losses of the tokens after a call; None where there is no such call."""
         call = self._call(query)
         return None if call is None else model.token_losses(call)
 
@@ -182,16 +189,14 @@ class _PageAnswers:
         return model.line(tool, query.get("text", ""), query.get("context", ""), tau_f)
 
     def _completion(self, model: LiveModel, query: Mapping[str, str]) -> dict[str, Any]:
+        """Complete a text with tool calls."""
         return model.completed(query.get("text", ""), query.get("context", ""))
 
 
 def page_overview(reader: WarehouseReader, traces: WarehouseReader) -> dict[str, Any]:
     """Return what every view of the page needs: the `overview` of the warehouse, `traces` and `judge`.
 
-    - `reader`: reads the warehouse of a run; without it the overview has no tools.
-    - `traces`: reads the file that `judge` writes for recorded conversations.
-
-    In the result `traces` says whether that file exists, and `judge` names the model that judged. Raises
+    In the result `traces` says whether the file of `judge` exists, and `judge` names the model that judged. Raises
     WarehouseError if neither file exists.
     """
     if not traces.database.is_file():

@@ -23,19 +23,14 @@ MODULE_SYNTAX = re.compile(r'^import \{[^}]*\} from "\./[a-z]+\.js";\n|^export '
 def export_page(reader: WarehouseReader, traces: WarehouseReader, file: Path, force: bool = False) -> int:
     """Write the page with the calls nearest each tool's threshold and their texts; return how many calls it holds.
 
-    It also holds the first questions of each benchmark that tools won and lost, and the recorded conversations around
-    the calls with the lowest gains; these count too. It fetches nothing when it is opened, and cannot run a model.
-
-    - `reader`: reads the warehouse of a run.
-    - `traces`: reads the file that `judge` writes; it may be missing.
-    - `force`: replace `file` if it exists.
+    It also holds some questions of benchmarks and some recorded conversations, and needs neither network nor model.
 
     Raises WarehouseError, and what `write_output` raises.
     """
-    shown = page_overview(reader, traces)
-    proposed = _proposed_calls(reader, shown) if shown["tools"] else {"calls": []}
-    recorded = exported_conversations(traces) if shown["traces"] else {"conversations": []}
-    content = {"overview": {**shown, "live": False}, **proposed, **recorded}
+    overview = page_overview(reader, traces)
+    proposed = _proposed_calls(reader, overview) if overview["tools"] else {"calls": []}
+    recorded = exported_conversations(traces) if overview["traces"] else {"conversations": []}
+    content = {"overview": {**overview, "live": False}, **proposed, **recorded}
     write_output(file, _html(content).encode(), "--export", force)
     return len(proposed["calls"]) + len(recorded["conversations"])
 
@@ -79,24 +74,27 @@ def _texts_of(reader: WarehouseReader, shown_calls: Iterable[Row]) -> list[Row]:
 def _html(content: dict[str, Any]) -> str:
     """Return the page as a single HTML file that holds script, style and data.
 
-    Its content security policy allows only this script and style, by their hashes, so that no text of the corpus can
-    run code.
+    Its content security policy allows only this script and style, so that no text of the corpus can run code.
     """
     script = _single_script()
     style = page_file("page.css")
-    data = orjson.dumps(content, default=str).decode().replace("<", "\\u003c")  # so that no text ends the script
     charset = '<meta charset="utf-8">'
     replacements = {
         charset: f'{charset}\n<meta http-equiv="content-security-policy" content="{_policy(script, style)}">',
         '<link rel="stylesheet" href="page.css">': f"<style>{style}</style>",
         '<script type="module" src="page.js"></script>\n': "",
-        "</body>": f'<script type="application/json" id="exported">{data}</script>\n'
-        f'<script type="module">{script}</script>\n</body>',
+        "</body>": f'{_data_element(content)}\n<script type="module">{script}</script>\n</body>',
     }
     html = page_file("index.html")
     for part, replacement in replacements.items():
         html = html.replace(part, replacement)
     return html
+
+
+def _data_element(content: dict[str, Any]) -> str:
+    """Return the element of the page that holds its data, from which the page's script reads them."""
+    data = orjson.dumps(content, default=str).decode().replace("<", "\\u003c")  # so that no text ends the element
+    return f'<script type="application/json" id="exported">{data}</script>'
 
 
 def _single_script() -> str:

@@ -31,6 +31,7 @@ from toolformer_dag.texts.segments import text_digest
 from toolformer_dag.tools.tool import context_fault
 
 if TYPE_CHECKING:
+    from toolformer_dag.model.engine import Engine
     from toolformer_dag.serving.shared_decoder import SharedDecoder
     from toolformer_dag.serving.writings import TextRequest
 
@@ -58,22 +59,17 @@ class LiveModel:
         self._lock = threading.Lock()
 
     def token_losses(self, call: Mapping[str, Any]) -> dict[str, Any]:
-        """Return -log p, in nats, of each of the tokens after a call (paper, section 4.1).
+        """Return -log p, in nats, of each of the tokens after a call (paper, section 4.1), as `tokens` and `sums`.
 
-        `call`: `text`, `text_offset` (the character before which the call stands), `name`, `input` and `result`, as
-        `whole_call` returns them. The result has
-
-        - `tokens`: a row per token with `token`, its `weight` (0 after the first five tokens) and a column for each of
-          LOSSES: without the call, with the call, with call and result. A loss that is not finite is None.
-        - `sums`: for each of LOSSES the weighted sum over the tokens, from which the filter decided.
+        - `call`: as `whole_call` returns it
+        - `tokens`: a row per token with `token`, its `weight` and a column for each of LOSSES, None where not finite
+        - `sums`: for each of LOSSES the weighted sum over the tokens, from which the filter decided
 
         Raises ModelError, and UserError where call and text do not fit the context.
         """
         with self._lock:
             engine = self._worker.engine("judge")
-            position = engine.position_at(call["text"], call["text_offset"])
-            request = LossRequest(call["text"], position, call["name"], call["input"], call["result"])
-            tokens = engine.token_losses(request, SHOWN_TOKENS)
+            tokens = engine.token_losses(_loss_request(engine, call), SHOWN_TOKENS)
         if not tokens:
             raise UserError("call and text do not fit the model's context together")
         rows = [_with_finite_losses(token) for token in tokens]
@@ -84,10 +80,8 @@ class LiveModel:
 
         Added to it are `positions` (p of ` [` at each), tau_s and tau_f.
 
-        - `tool`: the key of its settings
         - `context`: the ISO date for the calendar, else empty
-        - `found_by_chance`: the tau_f that the filter chose, if the tool's threshold is chosen by chance; None where
-          it found none, so that no call is kept
+        - `found_by_chance`: the tau_f that the filter chose, for a tool whose threshold is chosen by chance
 
         Raises UserError for an unknown tool, and for a text that is empty, too long or does not fit the model.
         """
@@ -99,7 +93,8 @@ class LiveModel:
             lane = replace(lane, tau_f=cast(float, found_by_chance))  # in SQL, None is null: no call may stay
         with self._lock:
             with_calls = _run_stages(self._worker, lane, text, context)
-        return {**with_calls, "name": lane.tool.name, "tau_s": lane.tau_s, "tau_f": lane.tau_f, "by_chance": by_chance}
+        thresholds = {"tau_s": lane.tau_s, "tau_f": lane.tau_f, "by_chance": by_chance}
+        return {**with_calls, "name": lane.tool.name, **thresholds}
 
     def _lane(self, tool: str) -> Lane:
         """Return a tool with its settings. Raises UserError for an unknown tool."""
@@ -109,10 +104,9 @@ class LiveModel:
         raise UserError(f"there is no tool {tool!r} in the settings")
 
     def completed(self, text: str, context: str) -> dict[str, Any]:
-        """Complete a text as `toolformer-dag generate` does: by the finetuned model if there is one, with tool calls.
+        """Complete a text as `toolformer-dag generate` does; return `text` with calls, `plain` without, and `calls`.
 
-        `context`: the ISO date for the calendar, else empty. Return `text` with and `plain` without calls, and `calls`.
-        Raises UserError, ModelError.
+        `context`: the ISO date for the calendar, else empty. Raises UserError, ModelError.
         """
         _refuse(text)
         _refuse_context(context, self.plan.inference_lanes)
@@ -142,10 +136,12 @@ class LiveModel:
 
     @cached_property
     def _worker(self) -> Worker:
+        """What this process has loaded for the plan: the model that judges, tools."""
         return Worker(self.plan)
 
     @cached_property
     def _decoder(self) -> "SharedDecoder":
+        """What completes texts: the finetuned model if there is one, with the tools."""
         from toolformer_dag.model.loading import load_model
         from toolformer_dag.serving.shared_decoder import SharedDecoder
         from toolformer_dag.training.training_report import finetuned_or_base
@@ -153,6 +149,17 @@ class LiveModel:
         settings = self.plan.settings
         finetuned = load_model(settings.model, finetuned_or_base(settings))
         return SharedDecoder(finetuned, self.plan.inference_lanes, settings)
+
+
+def _loss_request(engine: "Engine", call: Mapping[str, Any]) -> LossRequest:
+    """Return the request for the losses of a call. call: as `LiveModel.token_losses` gets it."""
+    return LossRequest(
+        call["text"],
+        engine.position_at(call["text"], call["text_offset"]),
+        call["name"],
+        call["input"],
+        call["result"],
+    )
 
 
 def _with_finite_losses(token: Mapping[str, Any]) -> dict[str, Any]:
@@ -175,8 +182,7 @@ def _run_stages(worker: Worker, lane: Lane, text: str, context: str) -> dict[str
     Raises UserError for a text that the model cannot take.
     """
     key = {"tool": lane.key, "shard": ALL, "digest": TYPED, "segment": 0}
-    row = {**key, "offset": 0, "text": text, "text_digest": text_digest(text), "wanted": TYPED, "context": context}
-    texts = pl.DataFrame([row], heuristic_subset.STAGE.schema)  # as if the first stage had chosen this text
+    texts = _chosen_texts(key, text, context)
     stages = lane_stages(worker.plan, lane)[1:]  # the first chooses texts of the corpus
     with trial(worker, lane, texts, stages, lambda done, total: None, None) as finished:
         _refuse_unfit(finished)
@@ -184,6 +190,19 @@ def _run_stages(worker: Worker, lane: Lane, text: str, context: str) -> dict[str
         with_calls = text_with_calls(WarehouseReader(warehouse), key) or {}
         positions = _positions(finished, lane, texts)
     return {**with_calls, "positions": positions}
+
+
+def _chosen_texts(key: Mapping[str, Any], text: str, context: str) -> pl.DataFrame:
+    """Return the rows of the stage that chooses texts, as if it had chosen the typed text. key: of the text."""
+    row = {
+        **key,
+        "offset": 0,
+        "text": text,
+        "text_digest": text_digest(text),
+        "wanted": TYPED,
+        "context": context,
+    }
+    return pl.DataFrame([row], heuristic_subset.STAGE.schema)
 
 
 def _refuse_unfit(finished: Trial) -> None:
@@ -231,7 +250,7 @@ def _refuse_context(context: str, lanes: Sequence[Lane]) -> None:
     """Raise UserError for a context that is no date, if a tool reads it as one."""
     fault = context_fault(context, [lane.tool for lane in lanes])
     if fault is not None:
-        raise UserError(fault)
+        raise UserError(f"context: {fault}")
 
 
 def _finite(value: float | None) -> float | None:

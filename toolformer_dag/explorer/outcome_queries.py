@@ -60,8 +60,7 @@ COSTS_SHOWN = "* REPLACE (ended AT TIME ZONE 'UTC' AS ended)"
 def outcome_tables(reader: WarehouseReader) -> dict[str, Any]:
     """Return what the page shows of evaluation, as JSON data: accuracy, perplexity, training curves and costs.
 
-    `conditions` are the models with and without calls that were asked; `compared` names the two that the page compares
-    first. Raises WarehouseError.
+    Raises WarehouseError.
     """
     conditions = _conditions(reader)
     return {
@@ -78,10 +77,9 @@ def outcome_tables(reader: WarehouseReader) -> dict[str, Any]:
 
 
 def exported_outcomes(reader: WarehouseReader) -> dict[str, Any]:
-    """Return what an exported page shows of questions. Raises WarehouseError.
+    """Return what an exported page shows of questions: `pairs` of conditions, and some `questions` won and lost.
 
-    - `pairs`: the counts of every pair of a condition with calls and one without.
-    - `questions`: of the pair that is compared first, MOST_EXPORTED questions won and lost of each benchmark.
+    Raises WarehouseError.
     """
     counted_pairs = [{**pair, "rows": pairs(reader, pair)} for pair in reader.rows(COMPARED)]
     compared = _compared(_conditions(reader))

@@ -95,13 +95,11 @@ def _record_id(reader: WarehouseReader) -> str:
 def recorded_calls(reader: WarehouseReader, query: Mapping[str, str]) -> dict[str, Any]:
     """Return recorded calls, the lowest gain first and calls without a gain last. Raises WarehouseError.
 
-    `query`: `tool` and `verdict`, each empty or absent for all. The result has
-
-    - `rows`: at most MOST_CALLS calls, and `fitting`: how many calls there are of this tool and verdict.
-    - `tools`, `verdicts`: what calls can be filtered by.
+    `query`: `tool` and `verdict`, each empty or absent for all. The result has at most MOST_CALLS `rows`, how many
+    are `fitting`, and the `tools` and `verdicts` to filter by.
     """
-    sql = LISTED.format(record_id=_record_id(reader))
-    rows = reader.rows(sql, {"tool": query.get("tool", ""), "verdict": query.get("verdict", "")})
+    filters = {"tool": query.get("tool", ""), "verdict": query.get("verdict", "")}
+    rows = reader.rows(LISTED.format(record_id=_record_id(reader)), filters)
     return {
         "rows": rows,
         "fitting": rows[0]["fitting"] if rows else 0,
@@ -115,24 +113,30 @@ def conversation(reader: WarehouseReader, key: Mapping[str, Any]) -> dict[str, A
 
     `key`: the columns TRACE_KEY. The result has
 
-    - `messages`, `first`: how many messages the conversation has, and the number of the first one in `said`.
-    - `said`, `calls`: the messages around the call, and the calls in them.
-    - `swapped`: results of other calls that were tried in place of this call's result.
-    - `share`, `threshold`: the share of swapped results that may pass, and the gain above which the call helps.
+    - `messages`, `first`: how many messages the conversation has, and the number of the first one in `said`
+    - `said`, `calls`, `swapped`: messages and calls around the call, and results that were tried in place of its own
+    - `share`, `threshold`: the share of swapped results that may pass, and the gain above which the call helps
     """
     [extent] = reader.rows(FIRST, {"conversation": key["conversation"], "turn": key["turn"]})
-    part = {"conversation": key["conversation"], "first": extent["first"]}
-    calls = reader.rows(CALLED.format(record_id=_record_id(reader)), {**key, **part})
+    shown_part = {"conversation": key["conversation"], "first": extent["first"]}
+    calls = _calls_around(reader, {**key, **shown_part})
     if not any(_has_key(call, key) for call in calls):
         return None
     [chance] = reader.rows(CHANCE, dict(key))
     return {
         **extent,
         **chance,
-        "said": reader.rows(SAID, part),
-        "calls": sorted(calls, key=lambda call: (call["turn"], call["call"])),
+        "said": reader.rows(SAID, shown_part),
+        "calls": calls,
         "swapped": reader.rows(SWAPPED, dict(key)),
     }
+
+
+def _calls_around(reader: WarehouseReader, key_and_first: Mapping[str, Any]) -> list[Row]:
+    """Return the calls nearest a call, in order, from the message `first` on. key_and_first: its TRACE_KEY, `first`."""
+    sql = CALLED.format(record_id=_record_id(reader))
+    calls = reader.rows(sql, key_and_first)
+    return sorted(calls, key=lambda call: (call["turn"], call["call"]))
 
 
 def _has_key(call: Row, key: Mapping[str, Any]) -> bool:
@@ -143,9 +147,8 @@ def _has_key(call: Row, key: Mapping[str, Any]) -> bool:
 def exported_conversations(reader: WarehouseReader) -> dict[str, Any]:
     """Return what an exported page shows of recorded conversations. Raises WarehouseError.
 
-    - `recorded`: as `recorded_calls`, with the MOST_EXPORTED calls with the lowest gains; and `counts`, how many calls
-      there are by tool and verdict.
-    - `conversations`: for each of these calls its key, and under `shown` its `conversation`.
+    - `recorded`: the MOST_EXPORTED calls with the lowest gains, and `counts` by tool and verdict
+    - `conversations`: for each of these calls its key, and under `shown` its `conversation`
     """
     recorded = recorded_calls(reader, {})
     rows = recorded["rows"][:MOST_EXPORTED]

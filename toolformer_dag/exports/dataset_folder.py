@@ -113,18 +113,35 @@ class ParquetFiles:
 def write_splits(folder: Path, schema: pa.Schema, rows: Iterable[Mapping[str, Any]]) -> dict[str, int]:
     """Write rows to Parquet files in `folder/data`, named by the rows' column `split`; return the rows per split.
 
-    The result is in descending order of names, so that `train` comes before `heldout`. A split without rows has no
-    file, since `load_dataset` cannot read an empty one. Memory holds about GROUP_ROWS rows per split.
+    `train` comes before `heldout`. A split without rows has no file, since `load_dataset` cannot read an empty one.
+    Memory holds about GROUP_ROWS rows per split.
     """
-    files_of: dict[str, ParquetFiles] = {}
+    splits = _SplitFiles(folder / DATA, schema)
     for batch in _batches(rows):
         for split, split_rows in _by_split(batch).items():
-            if split not in files_of:
-                files_of[split] = ParquetFiles(folder / DATA, split, schema)
-            files_of[split].write(pa.Table.from_pylist(split_rows, schema))
-    for files in files_of.values():
-        files.close()
-    return {split: files_of[split].rows for split in sorted(files_of, reverse=True)}
+            splits.write(split, split_rows)
+    return splits.close()
+
+
+class _SplitFiles:
+    """The Parquet files of a data set's splits, such as `train` and `heldout`, in one folder."""
+
+    def __init__(self, folder: Path, schema: pa.Schema) -> None:
+        self._folder = folder
+        self._schema = schema
+        self._files: dict[str, ParquetFiles] = {}  # by split
+
+    def write(self, split: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Add rows to the files of a split."""
+        if split not in self._files:
+            self._files[split] = ParquetFiles(self._folder, split, self._schema)
+        self._files[split].write(pa.Table.from_pylist(rows, self._schema))
+
+    def close(self) -> dict[str, int]:
+        """Write the rows that wait; return the rows per split, in descending order of names."""
+        for files in self._files.values():
+            files.close()
+        return {split: self._files[split].rows for split in sorted(self._files, reverse=True)}
 
 
 def _batches(rows: Iterable[Mapping[str, Any]]) -> Iterator[list[Mapping[str, Any]]]:

@@ -167,8 +167,8 @@ def _masked_rows(encoding: "Encoding", sequence_length: int, text: CorpusText) -
 
     [tokens] = encoding.with_calls([text.text])
     labels = _labels(tokens, text, encoding.markers)
-    id_windows = windows([*encoding.bos, *tokens.ids, *encoding.eos], sequence_length)
-    label_windows = windows([*encoding.bos, *labels, *encoding.eos], sequence_length)
+    id_windows = windows(_with_ends(encoding, tokens.ids), sequence_length)
+    label_windows = windows(_with_ends(encoding, labels), sequence_length)
     for number, (ids, window_labels) in enumerate(zip(id_windows, label_windows, strict=True)):
         yield {
             "input_ids": ids,
@@ -177,6 +177,11 @@ def _masked_rows(encoding: "Encoding", sequence_length: int, text: CorpusText) -
             "window": number,
             **shared_columns(text),
         }
+
+
+def _with_ends(encoding: "Encoding", ids: Sequence[int]) -> list[int]:
+    """Return the tokens of a text with BOS before them and EOS after them, where the tokenizer has these."""
+    return [*encoding.bos, *ids, *encoding.eos]
 
 
 def _labels(tokens: "TextTokens", text: CorpusText, markers: CallMarkers) -> list[int]:

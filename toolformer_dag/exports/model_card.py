@@ -21,7 +21,7 @@ from toolformer_dag.pipeline.heldout_texts import too_few
 from toolformer_dag.pipeline.merging import TRAIN
 from toolformer_dag.settings.evaluation_settings import DecodingSettings
 from toolformer_dag.texts.calls import placed_calls
-from toolformer_dag.training.checkpoint_outputs import CHECKPOINTS, Checkpoint
+from toolformer_dag.training.checkpoints import Checkpoint, checkpoints
 from toolformer_dag.training.training_report import RECORD, TrainingReport, read_card, write_card
 
 CARD_TEXT = Template(sql_text(__package__, "model_card.md"))
@@ -62,7 +62,7 @@ def _section(title: str, rows: pl.DataFrame) -> str:
 def write_model_card(plan: Plan, name: str, report: TrainingReport, choosing: int) -> None:
     """Write the card (README.md) of a trained checkpoint into its folder, without figures of evaluation.
 
-    - name: the checkpoint's name in CHECKPOINTS
+    - name: the checkpoint's name
     - report: what the finetuning measured
     - choosing: the number of held-out texts that chose the step of the checkpoint
 
@@ -70,7 +70,7 @@ def write_model_card(plan: Plan, name: str, report: TrainingReport, choosing: in
     """
     folder = checkpoint_folder(plan.settings, name)
     record = unsealed((folder / RECORD).read_bytes())  # the settings and data that the checkpoint was trained with
-    card = _TrainedCard(plan, CHECKPOINTS[name], report, record, choosing)
+    card = _TrainedCard(plan, checkpoints(plan.settings)[name], report, record, choosing)
     write_card(folder, _header(plan) + card.text())
 
 

@@ -30,17 +30,14 @@ INSTRUCTION = "Continue the text. Call a tool where its result helps to write wh
 def chat_form(lanes: Sequence[Lane], encoding: "Encoding") -> ExportForm:
     """Return the form of conversations with structured calls: `messages` and `tools`, as chat templates take them.
 
-    A web text has no user, so the user's message is made up: an instruction and the text before the first call. Delta
-    was measured on the text with inline calls and says nothing of this form.
-
-    Both columns are JSON: templates look for keys that are absent, and arguments have any type.
+    A web text has no user, so the user's message is made up: an instruction and the text before the first call.
 
     lanes: the tools with their settings.
     encoding: counts the tokens of messages and tools written as JSON, in place of a chat template.
     """
     conversations = _ChatRows(lanes, encoding)
     schema = pa.schema(
-        [
+        [  # both are JSON: templates look for keys that are absent, and arguments have any type
             column("messages", OBJECTS, "user, assistant with tool_calls, tool, ..., assistant"),
             column("tools", OBJECTS, "the tools in the form of a JSON schema"),
             CALLS,
@@ -162,8 +159,8 @@ def conversation(text: CorpusText, schemas: Mapping[str, Schema] = MappingProxyT
     yield {"role": "user", "content": INSTRUCTION + text.plain[:position]}
     calls_before = 0
     for calls in _parallel_calls(text.calls):
-        tool_calls = [_tool_call(call, schemas, number) for number, call in enumerate(calls, calls_before)]
         offset = calls[0].offset
+        tool_calls = _tool_calls(calls, schemas, first_number=calls_before)
         yield {"role": "assistant", "content": text.plain[position:offset], "tool_calls": tool_calls}
         yield from _tool_messages(calls, tool_calls)
         position = offset
@@ -185,6 +182,13 @@ def _tool_messages(calls: Sequence[ScoredCall], tool_calls: Sequence[Mapping[str
             "name": tool_call["function"]["name"],
             "content": call.result,
         }
+
+
+def _tool_calls(
+    calls: Sequence[ScoredCall], schemas: Mapping[str, Schema], *, first_number: int
+) -> list[dict[str, Any]]:
+    """Return the calls of an assistant's message. first_number: of the first one in the conversation, from 0."""
+    return [_tool_call(call, schemas, number) for number, call in enumerate(calls, first_number)]
 
 
 def _tool_call(call: ScoredCall, schemas: Mapping[str, Schema], number: int) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from toolformer_dag.pipeline.raw_shards import CONTENT, NAME, format_choice
 from toolformer_dag.texts.shard_faults import ShardError, ShardFault
 from toolformer_dag.tools.passage_index import MANIFEST, set_aside_damaged_index
 from toolformer_dag.tools.passage_search import RetrievalOptions
-from toolformer_dag.training.checkpoint_outputs import CHECKPOINTS
+from toolformer_dag.training.checkpoints import checkpoints
 from toolformer_dag.training.training_report import CARD, RECORD, card_is_lost, checkpoint_files
 
 NOT_WRITTEN = "is missing, or its content is not what was written"
@@ -134,7 +134,7 @@ def _files_beside_tables(plan: Plan) -> Iterator[CheckedFile]:
 
 def _cards(plan: Plan) -> Iterator[CheckedFile]:
     """Check the card of each checkpoint, after downloading a checkpoint that another machine has sent."""
-    for name in CHECKPOINTS:
+    for name in checkpoints(plan.settings):
         checkpoint_files(plan.settings, name).receive()
         card = checkpoint_folder(plan.settings, name) / CARD
         if card.parent.is_dir():

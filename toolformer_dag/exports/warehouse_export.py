@@ -55,8 +55,8 @@ def export_warehouse(database: Path, folder: Path, license: str, views: str) -> 
         tables = [_write(table, fresh) for table in tables_to_export(connection)]
         (fresh / "load.sql").write_text(_load_sql(connection, tables, views), "utf-8")
         (fresh / CARD).write_text(_card(fresh, tables, license), "utf-8")
-        rows = {table.name: table.rows for table in tables}
-        return write_record(fresh, rows, {"settings": {"license": license}, "inputs": _versions(connection)})
+        made_from = {"settings": {"license": license}, "inputs": _versions(connection)}
+        return write_record(fresh, rows={table.name: table.rows for table in tables}, made_from=made_from)
 
 
 class _WrittenTable(NamedTuple):
@@ -74,7 +74,7 @@ class _WrittenTable(NamedTuple):
 
 def _load_sql(connection: duckdb.DuckDBPyConnection, tables: Sequence[_WrittenTable], views: str) -> str:
     """Return the SQL that makes the warehouse of the Parquet files: tables, macros, views, comments."""
-    statements = [_load(tables), views, *_view_comments(connection)]
+    statements = [_load(tables), views, *_view_comments(connection), *_view_column_comments(connection)]
     return "\n".join(statements) + "\n"
 
 
@@ -144,18 +144,20 @@ def _table_statements(table: _WrittenTable) -> list[str]:
 
 
 def _view_comments(connection: duckdb.DuckDBPyConnection) -> list[str]:
-    """Return the SQL statements that give views and their columns their comments."""
-    views = "SELECT view_name, comment FROM duckdb_views() WHERE NOT internal ORDER BY ALL"
-    columns = (
+    """Return the SQL statements that give views their comments."""
+    query = "SELECT view_name, comment FROM duckdb_views() WHERE NOT internal ORDER BY ALL"
+    comments = connection.execute(query).fetchall()
+    return [f'COMMENT ON VIEW "{view}" IS {quoted(comment)};' for view, comment in comments]
+
+
+def _view_column_comments(connection: duckdb.DuckDBPyConnection) -> list[str]:
+    """Return the SQL statements that give the columns of views their comments."""
+    query = (
         "SELECT table_name, column_name, comment FROM duckdb_columns() WHERE NOT internal AND comment IS NOT NULL "
         "AND table_name IN (SELECT view_name FROM duckdb_views()) ORDER BY ALL"
     )
-    statements = []
-    for view, comment in connection.execute(views).fetchall():
-        statements.append(f'COMMENT ON VIEW "{view}" IS {quoted(comment)};')
-    for view, column, comment in connection.execute(columns).fetchall():
-        statements.append(f'COMMENT ON COLUMN "{view}"."{column}" IS {quoted(comment)};')
-    return statements
+    comments = connection.execute(query).fetchall()
+    return [f'COMMENT ON COLUMN "{view}"."{column}" IS {quoted(comment)};' for view, column, comment in comments]
 
 
 def _card(folder: Path, tables: Sequence[_WrittenTable], license: str) -> str:

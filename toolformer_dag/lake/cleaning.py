@@ -62,20 +62,19 @@ class _Unneeded(NamedTuple):
 
 
 def _remove(lake: Lake, unneeded: Sequence[_Unneeded], kept_since: float) -> list[_Unneeded]:
-    """Remove files that nothing needs; return the files that were removed.
+    """Remove files that nothing needs, and return them; rows stay where a run has opened their row store meanwhile.
 
-    Computed rows stay where a run has opened their row store since the lake was listed.
-
-    kept_since: seconds since 1970; what was opened or written after it is in use.
+    kept_since: what was opened or written after it is in use (seconds since 1970).
     """
     row_stores = {file.item.owner for file in unneeded if file.item.kind == "rows"}
     removed = [file for file in unneeded if file.item.owner not in row_stores]
     _remove_files(lake, removed)
     for store in sorted(row_stores):
-        if not _is_in_use_again(lake, store, kept_since):
-            store_files = [file for file in unneeded if file.item.owner == store]
-            _remove_files(lake, store_files)
-            removed += store_files
+        if _is_in_use_again(lake, store, kept_since):
+            continue
+        store_files = [file for file in unneeded if file.item.owner == store]
+        _remove_files(lake, store_files)
+        removed += store_files
     return removed
 
 
@@ -85,10 +84,7 @@ def _remove_files(lake: Lake, files: Sequence[_Unneeded]) -> None:
 
 
 def _is_in_use_again(lake: Lake, store: str, kept_since: float) -> bool:
-    """Return whether a run has opened a row store since the lake was listed: opening it touches its identity.json.
-
-    A run that opens it after this answer finds its rows lacking and computes them again.
-    """
+    """Return whether a run has opened a row store since the lake was listed: opening it touches its identity.json."""
     try:
         return lake.storage.changed(lake.root / store / IDENTITY) >= kept_since
     except FileNotFoundError:
@@ -144,25 +140,27 @@ class _Use:
     def reason(self, item: LakeFile) -> str | None:
         """Return why a file of the lake can be removed; None where it is in use, so that it stays.
 
-        The file is older than the grace period. `files`, `folders` and `stores` are complete: they hold what all tables
-        and outputs use. Manifests stay always, files that were left unfinished or set aside as damaged never.
+        The file is older than the grace period. Call it once all tables and outputs were added.
         """
         if item.kind in ("unfinished", "damaged"):
             return item.kind
-        if item.kind in ("part", "content"):  # a file of a table, or of an output such as a checkpoint
-            is_used = item.path in self.files or item.path.parent in self.folders
-            return None if is_used else "replaced"
-        if item.kind == "rows":  # a file of computed rows; its owner is their row store
-            is_used = self.any_store or item.owner in self.stores
-            return None if is_used else "rows of an identity that nothing uses"
+        if item.kind in ("part", "content") and not self._uses_file(item):
+            return "replaced"
+        if item.kind == "rows" and not self._uses_store(item.owner):
+            return "rows of an identity that nothing uses"
         return None
+
+    def _uses_file(self, item: LakeFile) -> bool:
+        """Return whether a file of a table, or of an output such as a checkpoint, is in use."""
+        return item.path in self.files or item.path.parent in self.folders
+
+    def _uses_store(self, store: str) -> bool:
+        """Return whether a row store may be in use."""
+        return self.any_store or store in self.stores
 
 
 def _unneeded(lake: Lake, kept_since: float) -> list[_Unneeded]:
-    """Return the files that were written before `kept_since` (seconds since 1970) and that nothing needs, by path.
-
-    Files are listed before manifests are read, so that a part published in between is not taken for left over.
-    """
+    """Return the files that were written before `kept_since` (seconds since 1970) and that nothing needs, by path."""
     items = sorted(inventory(lake.storage), key=lambda item: item.path)
     use = _use_of(lake, items, kept_since)
     unneeded = []
@@ -174,19 +172,18 @@ def _unneeded(lake: Lake, kept_since: float) -> list[_Unneeded]:
 
 
 def _use_of(lake: Lake, items: Sequence[LakeFile], kept_since: float) -> _Use:
-    """Return what is in use of a lake, by the manifests of its tables and of its local outputs (checkpoints).
-
-    items: all files of the lake. kept_since: the beginning of the grace period, in seconds since 1970.
-    """
-    # A run that opens a row store renews the time of one of its files, and one that appends writes a file.
-    opened_stores = {item.owner for item in items if item.kind == "rows" and item.changed >= kept_since}
+    """Return what is in use of a lake, by the manifests of its tables and of its local outputs (checkpoints)."""
     tables = {item.owner for item in items if item.kind in ("manifest", "part")}
     output_folders = {item.path.parent for item in items if item.kind == "content"}
-
-    use = _Use(stores=opened_stores)
+    use = _Use(stores=_stores_opened_since(kept_since, items))
     with session():
         for table in sorted(tables):
             use.add_table(lake, table, items, kept_since)
     for folder in output_folders:
         use.add_local_output(lake, folder, kept_since)
     return use
+
+
+def _stores_opened_since(kept_since: float, items: Sequence[LakeFile]) -> set[str]:
+    """Return the row stores that a run has opened or appended to since then: either changes one of their files."""
+    return {item.owner for item in items if item.kind == "rows" and item.changed >= kept_since}

@@ -39,14 +39,12 @@ def reason_of(error: Exception) -> str:
 def replaced_database(database: Path) -> Iterator[duckdb.DuckDBPyConnection]:
     """Yield a connection to a new, empty DuckDB file, which replaces `database` after the block.
 
-    Readers of the old file keep what they have opened. Where the block raises, or the disk is full, the old file stays
-    and the new one is removed. Raises WriteError.
+    Where the block raises, or the disk is full, the old file stays. Raises WriteError.
 
         with replaced_database(Path("traces.duckdb")) as connection:
             connection.execute("CREATE TABLE calls AS FROM frame")
     """
     fresh = beside(database, ".duckdb")
-    log = fresh.with_name(f"{fresh.name}.wal")
     try:
         database.parent.mkdir(parents=True, exist_ok=True)
         with duckdb.connect(fresh, config=OFFLINE) as connection:
@@ -58,6 +56,11 @@ def replaced_database(database: Path) -> Iterator[duckdb.DuckDBPyConnection]:
     except OSError as error:
         raise WriteError(database, error) from error
     finally:
-        for path in (fresh, log):
-            with suppress(OSError):
-                path.unlink()
+        _remove_with_log(fresh)
+
+
+def _remove_with_log(database: Path) -> None:
+    """Remove a DuckDB file and the log beside it, where they are there."""
+    for path in (database, database.with_name(f"{database.name}.wal")):
+        with suppress(OSError):
+            path.unlink()

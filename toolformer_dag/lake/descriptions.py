@@ -31,10 +31,7 @@ MACRO = f"FROM ({ALL}) WHERE kind LIKE '%macro' AND lower(name[:position('(' in 
 def described(connection: duckdb.DuckDBPyConnection, sql: str) -> pl.DataFrame | None:
     """Answer the statements `describe` and `describe NAME` with comments, which DuckDB's own answer leaves out.
 
-    A row per column of a table or view (COLUMNS); for a macro its parameters and comment (MACRO); without a name a row
-    per table, view and macro (ALL).
-
-    None where `sql` is another statement, and where nothing has that name, so that DuckDB's own error names it.
+    None where `sql` is another statement, and where nothing has that name.
     """
     match = DESCRIBE.fullmatch(sql.strip().removesuffix(";").rstrip())
     if match is None:
@@ -42,6 +39,11 @@ def described(connection: duckdb.DuckDBPyConnection, sql: str) -> pl.DataFrame |
     name = match["quoted"] or match["plain"]
     if name is None:
         return rows(connection, ALL)
+    return _description(connection, name)
+
+
+def _description(connection: duckdb.DuckDBPyConnection, name: str) -> pl.DataFrame | None:
+    """Return the columns of a table or view, or the parameters of a macro; None where nothing has that name."""
     for query in (COLUMNS, MACRO):
         description: pl.DataFrame = connection.sql(query, params={"name": name}).pl()
         if description.height:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from toolformer_dag.files import TEMPORARY, plain_name
 from toolformer_dag.lake.local_outputs import LOCAL_OUTPUTS
@@ -52,7 +52,7 @@ class LakeFile:
 def inventory(storage: Storage, all_parts: bool = True) -> Iterator[LakeFile]:
     """Yield every file that the lake wrote; what others put into its folder is left out.
 
-    all_parts: whether every part of a table is listed, or in a folder only the files of one (see `Storage.files`).
+    all_parts: list every part of a table; else, in a folder, only the files of one part.
     """
     for file in storage.files(all_parts):
         item = lake_file_of(storage, file.path, size=file.bytes, changed=file.changed)
@@ -63,22 +63,34 @@ def inventory(storage: Storage, all_parts: bool = True) -> Iterator[LakeFile]:
 def lake_file_of(storage: Storage, path: Path, size: int = 0, changed: float = 0.0) -> LakeFile | None:
     """Tell from its name below the lake what a file is; None for one that the lake did not write.
 
-    "calculator/loss_deltas/files/shard-0/<32 hex digits>.parquet" is a file of the part shard-0 of the table
-    calculator/loss_deltas. Nothing is read: size and changed are taken over into the result.
+    Nothing is read: size and changed are taken over into the result.
     """
     name = path.relative_to(storage.root).as_posix()
+    matched = _matched_form(name.removesuffix(ASIDE))
+    if matched is None:
+        return None
     was_set_aside = name.endswith(ASIDE)
+    return LakeFile(
+        path=path,
+        kind="damaged" if was_set_aside else matched.kind,
+        owner=matched.fields.get("owner", ""),
+        part=plain_name(matched.fields.get("part", "")),
+        bytes=size,
+        changed=changed,
+    )
+
+
+class _MatchedForm(NamedTuple):
+    """The kind of a file whose name has one of FORMS, and the named groups of that form: `owner`, `part`."""
+
+    kind: Kind
+    fields: dict[str, str]
+
+
+def _matched_form(name: str) -> _MatchedForm | None:
+    """Return the first of FORMS that fits a file's name below the lake; None where none does."""
     for kind, form in FORMS.items():
-        match = form.fullmatch(name.removesuffix(ASIDE))
-        if match is None:
-            continue
-        fields = match.groupdict(default="")
-        return LakeFile(
-            path=path,
-            kind="damaged" if was_set_aside else kind,
-            owner=fields.get("owner", ""),
-            part=plain_name(fields.get("part", "")),
-            bytes=size,
-            changed=changed,
-        )
+        match = form.fullmatch(name)
+        if match is not None:
+            return _MatchedForm(kind, match.groupdict(default=""))
     return None

@@ -10,6 +10,7 @@ says whether an output is up to date, whoever made it.
 """
 
 import logging
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -57,21 +58,24 @@ class LocalOutput:
     def receive(self) -> None:
         """Download what another machine has sent of this output; files that were written here and not sent yet stay.
 
-        Does nothing in a folder lake. Where an object is gone or damaged, some files may have been replaced, and the
-        next run writes the output again. Raises ObjectStoreError, WriteError.
+        Does nothing in a folder lake. Raises ObjectStoreError, WriteError.
         """
         storage = self.storage
         if not isinstance(storage, ObjectStorage):
             return
         with storage.alone(self._object(".lock")):
             sent = self._sent_files(storage)
-            if sent is None:
-                return
-            local_hashes = self._local_hashes()
-            if not self._is_outdated(local_hashes, sent):
-                return
-            if self._replace_files(storage, local_hashes, sent.hashes):
-                write_whole(self._object(MANIFEST), sent.manifest)  # the copy that says what was received last
+            if sent is not None:
+                self._receive_files(storage, sent)
+
+    def _receive_files(self, storage: ObjectStorage, sent: _SentFiles) -> None:
+        """Replace the files of this machine by those that were sent, unless they were written here since."""
+        local_hashes = self._local_hashes()
+        if not self._is_outdated(local_hashes, sent):
+            return
+        all_are_whole = self._replace_files(storage, local_hashes, sent.hashes)
+        if all_are_whole:
+            write_whole(self._object(MANIFEST), sent.manifest)  # the copy that says what was received last
 
     def _sent_files(self, storage: ObjectStorage) -> _SentFiles | None:
         """Return what was sent last by any machine; None where nothing was sent or the manifest is damaged."""
@@ -84,8 +88,7 @@ class LocalOutput:
     def _is_outdated(self, local_hashes: dict[str, str], sent: _SentFiles) -> bool:
         """Return whether the files of this machine are to be replaced by those that were sent.
 
-        They are where another manifest was sent since, or where some files are only missing here. Other differences are
-        files that were written here and not sent yet.
+        Files that were written here and not sent yet stay.
         """
         was_sent_since = self._last_manifest() != sent.manifest
         only_lacks_files = local_hashes.items() < sent.hashes.items()  # a proper subset
@@ -138,9 +141,7 @@ class LocalOutput:
         return {path.relative_to(self.folder).as_posix(): file_hash(path) for path in paths if path.is_file()}
 
     def _replace_files(self, storage: ObjectStorage, local_hashes: dict[str, str], sent_hashes: dict[str, str]) -> bool:
-        """Download the files that differ from what was sent, and delete those that were not sent.
-
-        Returns False, and leaves the rest as it is, where an object is gone or damaged.
+        """Download the files that differ from what was sent, and delete the others; False where an object is damaged.
 
         local_hashes, sent_hashes: hash of each file's content, by the file's name.
         """
@@ -149,44 +150,51 @@ class LocalOutput:
                 is_here = local_hashes.get(name) == sent_hash
                 if not is_here and not self._replace_file(storage, name, sent_hash):
                     return False
-            for name in local_hashes.keys() - sent_hashes.keys():
-                (self.folder / name).unlink(missing_ok=True)
+            self._delete(local_hashes.keys() - sent_hashes.keys())
         except OSError as error:
             raise WriteError(self.folder, error) from error
         return True
 
-    def _replace_file(self, storage: ObjectStorage, name: str, content: str) -> bool:
-        """Download an object and put it in place of the file `name`; return False where it is gone or damaged.
+    def _delete(self, names: Iterable[str]) -> None:
+        """Delete files of this machine."""
+        for name in names:
+            (self.folder / name).unlink(missing_ok=True)
 
-        A damaged object is removed with a warning, so that it is sent again.
+    def _replace_file(self, storage: ObjectStorage, name: str, content: str) -> bool:
+        """Put an object in place of the file `name`; False for a gone or damaged one, which is removed with a warning.
 
         content: the hash of the object, which is also its name.
         """
-        path = self.folder / name
-        fresh = beside(path)
         stored = self._object(content)
-        with suppress(FileNotFoundError):
-            storage.download(stored, fresh)
-        if fresh.is_file() and file_hash(fresh) == content:
-            fresh.replace(path)
-            return True
-        fresh.unlink(missing_ok=True)
-        storage.remove(stored)
-        log.warning("%s (%s) is gone or damaged; it is made again", storage.shown(stored), name)
-        return False
+        is_replaced = _download_if_whole(storage, stored, self.folder / name, content)
+        if not is_replaced:
+            storage.remove(stored)
+            log.warning("%s (%s) is gone or damaged; it is made again", storage.shown(stored), name)
+        return is_replaced
 
     def _object(self, name: str) -> Path:
         """Return where an object of the output lies, which is also the place of this machine's copy."""
         return self.storage.root / LOCAL_OUTPUTS / self.name / name
 
 
+def _download_if_whole(storage: ObjectStorage, stored: Path, path: Path, content: str) -> bool:
+    """Replace the file `path` by an object, and return True, if the object is there with the hash `content`."""
+    download = beside(path)
+    with suppress(FileNotFoundError):
+        storage.download(stored, download)
+    is_whole = download.is_file() and file_hash(download) == content
+    if is_whole:
+        download.replace(path)
+    else:
+        download.unlink(missing_ok=True)
+    return is_whole
+
+
 def contents_in_use(storage: Storage, folder: Path, kept_since: float) -> set[str] | None:
     """Return the names of the objects of a local output (a checkpoint, say) that must not be cleaned away.
 
-    folder: where its objects lie, with a manifest that names them. kept_since: in seconds since 1970.
-
-    None where all are in use: the manifest is damaged or gone, or was put after `kept_since`, so that what it replaced
-    may still be read. Raises ObjectStoreError.
+    None where all are in use: the manifest in `folder` is damaged or gone, or was put after `kept_since` (seconds since
+    1970). Raises ObjectStoreError.
     """
     try:
         content, _ = storage.read(folder / MANIFEST)

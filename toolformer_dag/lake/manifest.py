@@ -27,7 +27,7 @@ import orjson
 from toolformer_dag.files import ReadError, StorageError, as_json
 from toolformer_dag.identity import content_hash
 from toolformer_dag.lake.parquet import DAMAGED
-from toolformer_dag.lake.storage import ABSENT, ASIDE, Overtaken, Storage, Version
+from toolformer_dag.lake.storage import ASIDE, NO_FILE, Overtaken, Storage, Version
 
 FOLDER = "table-manifests"
 """The folder of the lake where manifests lie; the hyphen keeps it apart from the lanes, which lie beside it."""
@@ -39,7 +39,7 @@ BATCH_SECONDS = 5.0
 """How long a change waits at most, in a batch, until the manifest is written."""
 BATCH_PARTS = 500
 """From how many changed parts on a manifest is written at once."""
-GONE = "is gone"
+MANIFEST_GONE = "is gone"
 """The fault of a manifest that is not there."""
 PAUSES = tuple(min(0.02 * 2**number, 2.0) for number in range(10))
 """The longest pause in seconds after each try to replace a manifest that others replace too."""
@@ -138,10 +138,7 @@ _last_values: dict[str, Any] = {}
 
 
 def _with_shared_values(record: dict[str, Any]) -> dict[str, Any]:
-    """Replace the record's `settings` and `versions` by equal objects of the last record; return the changed record.
-
-    All parts of a table have equal ones, so a process holds them once per table instead of once per part.
-    """
+    """Replace the record's `settings` and `versions` by equal objects of the last record, to save memory; return it."""
     for name in ("settings", "versions"):
         if name not in record:
             continue
@@ -169,6 +166,7 @@ class _Content(NamedTuple):
 
 
 _last_contents: dict[Path, _Content] = {}
+"""What this process has read last, by the path of a manifest."""
 
 
 class _Change(NamedTuple):
@@ -188,6 +186,13 @@ class _Merged(NamedTuple):
     lines: dict[str, bytes]
     lost: dict[str, bytes | None]
 
+    def put(self, part: str, line: bytes | None) -> None:
+        """Give a part another line; None withdraws it."""
+        if line is None:
+            self.lines.pop(part, None)
+        else:
+            self.lines[part] = line
+
 
 @dataclass
 class Manifest:
@@ -197,7 +202,7 @@ class Manifest:
     and `parts` already show what is noted. It belongs to one session and one thread.
 
     - `lines`: by part, as in the file
-    - `version`: which content of the file was read; ABSENT where there is no file
+    - `version`: which content of the file was read; NO_FILE where there is no file
     - `fault`: what is wrong with the file as a whole
     - `pending`: the changes that are not written yet, by part
     - `due`: by when they are to be written (`time.monotonic`)
@@ -208,7 +213,7 @@ class Manifest:
     storage: Storage
     table: str
     lines: dict[str, bytes] = field(default_factory=dict)
-    version: Version = ABSENT
+    version: Version = NO_FILE
     fault: str | None = None
     pending: dict[str, _Change] = field(default_factory=dict)
     due: float = 0.0
@@ -234,8 +239,7 @@ class Manifest:
     def read(self, anew: bool = True) -> "Manifest":
         """Read the file into `lines`, `version` and `fault`, and return self; pending changes stay.
 
-        anew: read what is there now. Otherwise a session (see session.py) over an object store gives what was there
-            when it began.
+        anew: read what is there now; else, over an object store, a session gives what was there when it began.
 
         Raises ReadError, and StorageError where a later release wrote the file.
         """
@@ -244,23 +248,24 @@ class Manifest:
         try:
             content, self.version = self.storage.manifest(self.path, anew)
         except FileNotFoundError:
-            self.version = ABSENT
-            self.fault = None
-            self.lines = {}
-            return self
+            self.version = NO_FILE
+            self._take(_Content(digest="", lines={}, fault=None, answers={}))
         except OSError as error:
             raise ReadError(self.path, error) from error
-        decoded = _decoded_once(self.path, content)
-        self.lines = decoded.lines
-        self.fault = decoded.fault
-        self.answers = decoded.answers
+        else:
+            self._take(_decoded_once(self.path, content))
         return self
+
+    def _take(self, content: "_Content") -> None:
+        """Hold the lines of a file, and what is remembered of them."""
+        self.lines = content.lines
+        self.fault = content.fault
+        self.answers = content.answers
 
     def change(self, part: str, line_before: bytes | None, line: bytes | None) -> None:
         """Note that the part is to have another line in the next file; `write` puts it there.
 
-        line_before: the part's line when the writer began; None where it had none. It tells `write` whether another
-            writer was faster.
+        line_before: the part's line when the writer began; None where it had none.
         line: the new line; None withdraws the part.
         """
         self.answers = {}  # what was remembered of the lines may be wrong now
@@ -280,13 +285,11 @@ class Manifest:
     def write(self) -> dict[str, bytes | None]:
         """Write the pending changes: replace the file by one that has them, and every other line as it was read.
 
-        Where another process replaced the file since it was read, it is read again and the changes are put into that,
-        after a random pause. Over a storage where the first writer of a part wins (`Storage.first_wins`), a change of a
-        part that another process has changed meanwhile is dropped.
+        Where another process replaced the file meanwhile, it is read again and the changes are put into that. Where the
+        first writer of a part wins (`Storage.first_wins`), changes of parts that another process changed are dropped.
 
-        Returns the dropped changes, part -> line (None: a withdrawal); mostly empty. Afterwards nothing is pending.
-
-        Raises StorageError where others replaced the file at every try, and what the storage raises.
+        Returns the dropped changes, part -> line (None: a withdrawal); mostly empty. Raises StorageError where others
+        replaced the file at every try.
         """
         for pause in PAUSES:
             merged = self._merged()
@@ -296,9 +299,7 @@ class Manifest:
                 time.sleep(pause * random.random())
                 self.read()
                 continue
-            self.lines = merged.lines
-            self.pending = {}
-            self.fault = None
+            self._is_written(merged.lines)
             return merged.lost
         self.pending = {}
         raise StorageError(
@@ -306,11 +307,16 @@ class Manifest:
             "conditional puts (If-Match); run again, or take another store"
         )
 
+    def _is_written(self, lines: dict[str, bytes]) -> None:
+        """Note that the file has these lines now: nothing is pending, and nothing is wrong with it."""
+        self.lines = lines
+        self.pending = {}
+        self.fault = None
+
     def _replace_file(self, lines: dict[str, bytes]) -> None:
         """Replace the file by one with these lines, where it differs from what was read or is damaged.
 
-        What could be read of a damaged file is kept beside it, with ASIDE after the name. Raises Overtaken where the
-        file has another version than the one that was read.
+        What could be read of a damaged file is kept beside it. Raises Overtaken where the file has changed since.
         """
         if self.fault:
             self.storage.mark(self.path.with_name(f"{self.path.name}{ASIDE}"), _encoded(self.lines))
@@ -330,8 +336,8 @@ class Manifest:
 
         A damaged file may have lost parts.
         """
-        if self.version == ABSENT:
-            return GONE
+        if self.version == NO_FILE:
+            return MANIFEST_GONE
         if self.fault:
             return self.fault
         if all(_is_whole(line) for line in self.lines.values()):
@@ -343,16 +349,14 @@ class Manifest:
 
         Where the first writer wins, the changes of parts that another process changed meanwhile are lost.
         """
-        lines = dict(self.lines)
-        lost: dict[str, bytes | None] = {}
+        merged = _Merged(lines=dict(self.lines), lost={})
         for part, change in self.pending.items():
-            if self.storage.first_wins and change.came_too_late(lines.get(part)):
-                lost[part] = change.line
-            elif change.line is None:  # the part is withdrawn
-                lines.pop(part, None)
+            is_lost = self.storage.first_wins and change.came_too_late(self.lines.get(part))
+            if is_lost:
+                merged.lost[part] = change.line
             else:
-                lines[part] = change.line
-        return _Merged(lines, lost)
+                merged.put(part, change.line)
+        return merged
 
 
 def _is_whole(line: bytes) -> bool:
@@ -373,8 +377,7 @@ def _encoded(lines: Mapping[str, bytes]) -> bytes:
 def _decoded(content: bytes, digest: str) -> _Content:
     """Split the content of a manifest into the lines of its parts. digest: the hash of the content.
 
-    The `fault` is DAMAGED where the first line does not fit the others. Raises StorageError where a later release wrote
-    the content.
+    Raises StorageError where a later release wrote the content.
     """
     head, _, body = content.partition(b"\n")
     _require_known_layout(head)

@@ -21,7 +21,7 @@ from datetime import timedelta
 from errno import ENOENT
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 from uuid import uuid4
 
@@ -30,9 +30,9 @@ from toolformer_dag.lake import parquet
 from toolformer_dag.lake.parquet import UnreadableFile
 from toolformer_dag.lake.session import LakeSession, current_session
 from toolformer_dag.lake.storage import (
-    ABSENT,
     ASIDE,
     CLAIMS,
+    NO_FILE,
     FileToFetch,
     Later,
     Overtaken,
@@ -48,12 +48,12 @@ if TYPE_CHECKING:
 
 READ_BYTES = 2**22
 """The size of the blocks in which a large object is read."""
-LIMIT = timedelta(seconds=200)
+RETRY_LIMIT = timedelta(seconds=200)
 """How long a request is tried again at most."""
-FIRST: "RetryConfig" = {"max_retries": 4, "retry_timeout": LIMIT}
-PATIENT: "RetryConfig" = {
+FEW_RETRIES: "RetryConfig" = {"max_retries": 4, "retry_timeout": RETRY_LIMIT}
+MANY_RETRIES: "RetryConfig" = {
     "max_retries": 200,
-    "retry_timeout": LIMIT,
+    "retry_timeout": RETRY_LIMIT,
     "backoff": {"init_backoff": timedelta(seconds=0.5), "max_backoff": timedelta(seconds=5), "base": 2},
 }
 """Few retries for the first look at a store, so that a wrong address is reported at once; patient ones afterwards."""
@@ -65,13 +65,13 @@ ADDRESS = re.compile(r"https?://[A-Za-z0-9.\-_:\[\]]+(?:/[^\s?#]*)?")
 """The form of an address."""
 REQUESTS_AT_ONCE = 16
 """Files that `bring` downloads at once."""
-TRUE = ("1", "true", "on", "yes", "y")
+TRUE_VALUES = ("1", "true", "on", "yes", "y")
 """The values of AWS_ALLOW_HTTP that allow it."""
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
+LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
 """The hosts of this machine, to which plain HTTP is always allowed."""
-NOBODYS = ".none"
+TRIAL_FOLDER = ".none"
 """A folder that no lake has: it is listed, and written to, to try a store."""
-CONDITIONAL = ".conditional"
+CONDITIONS_WORK = ".conditional"
 """The file on this machine that says that the store's conditional puts were tried."""
 CODES = (r"<Code>(\w+)</Code>", r"status code: (\d+ [A-Z][A-Za-z ]+)")
 """Where an error names itself: as the store does, or by the status of its answer."""
@@ -107,9 +107,16 @@ def _claim_of_this_process() -> bytes:
     return f"{this_process()}\n{uuid4().hex}".encode()
 
 
-def _release(renewing: threading.Thread, local_claim: ExitStack) -> None:
+class _Renewal(NamedTuple):
+    """The thread that keeps a claim alive; once `is_over` is set, it releases the claim in the store and ends."""
+
+    thread: threading.Thread
+    is_over: threading.Event
+
+
+def _release(renewal: _Renewal, local_claim: ExitStack) -> None:
     """Wait until a claim is released in the store, then release it among the processes of this machine."""
-    renewing.join()
+    renewal.thread.join()
     local_claim.close()
 
 
@@ -129,36 +136,41 @@ def _opened(url: str, root: Path, variables: tuple[tuple[str, str], ...]) -> "Ob
 
     variables: (name, value) of what the store reads of the environment; other values make another connection.
     """
-    try:
-        from obstore.exceptions import BaseError
-        from obstore.store import from_url
-    except ImportError as error:
-        raise ObjectStoreError(
-            f"paths.lake: {url} needs the package obstore; install the extra `objects`, as in "
-            "pip install -c constraints.txt -e '.[objects]'"
-        ) from error
+    _require_obstore(url)
+    from obstore.exceptions import BaseError
+    from obstore.store import from_url
+
     options = _options(url, dict(variables))
     try:
-        impatient = from_url(url, client_options=options, retry_config=FIRST)
-        patient = from_url(url, client_options=options, retry_config=PATIENT)
+        impatient = from_url(url, client_options=options, retry_config=FEW_RETRIES)
+        patient = from_url(url, client_options=options, retry_config=MANY_RETRIES)
     except BaseError as error:  # such as a missing file of credentials, or text in a variable for a number
         reason = str(error).partition("\n")[0]
         raise ObjectStoreError(f"cannot use {url}: {reason}; correct the variables of the store") from error
     return ObjectStorage(url, root, impatient, patient)
 
 
+def _require_obstore(url: str) -> None:
+    """Raise ObjectStoreError where the package obstore is not installed."""
+    try:
+        import obstore  # noqa: F401
+    except ImportError as error:
+        raise ObjectStoreError(
+            f"paths.lake: {url} needs the package obstore; install the extra `objects`, as in "
+            "pip install -c constraints.txt -e '.[objects]'"
+        ) from error
+
+
 def _options(url: str, variables: Mapping[str, str]) -> "ClientConfig":
     """Return the options of the HTTP client for the store at `url`: time limits, and whether plain HTTP is allowed.
 
-    Plain HTTP is allowed to this machine, and with AWS_ALLOW_HTTP. Raises ObjectStoreError for an endpoint that is no
-    address.
-
-    variables: the environment.
+    Raises ObjectStoreError for an endpoint that is no address. variables: the environment.
     """
     options: ClientConfig = {"connect_timeout": "10s", "timeout": "300s"}
     address = _endpoint(url, variables)
-    is_local = address.startswith("http:") and urlsplit(address).hostname in LOOPBACK
-    allows_http = variables.get("AWS_ALLOW_HTTP", "").lower() in TRUE  # obstore ignores it where options are passed
+    is_local = address.startswith("http:") and urlsplit(address).hostname in LOCAL_HOSTS
+    # obstore ignores the variable where options are passed
+    allows_http = variables.get("AWS_ALLOW_HTTP", "").lower() in TRUE_VALUES
     if is_local or allows_http:
         options["allow_http"] = True
     return options
@@ -183,11 +195,11 @@ def _endpoint(url: str, variables: Mapping[str, str]) -> str:
 class _WatchedClaim:
     """The object of a claim as it was read last, and when it was seen to change.
 
-    - `version`: of the object; ABSENT where there is none
+    - `version`: of the object; NO_FILE where there is none
     """
 
     def __init__(self) -> None:
-        self.version = ABSENT
+        self.version = NO_FILE
         self._holder = b""
         self._last_change = time.monotonic()
 
@@ -232,10 +244,7 @@ class ObjectStorage(Storage):
     def __init__(self, url: str, root: Path, impatient: "ObjectStore", patient: "ObjectStore") -> None:
         """Take a store at `url` with copies below `root`; nothing is requested yet.
 
-        impatient, patient: two clients of the store. The first tries a request few times, so that a wrong address is
-        reported at once; the second goes on trying for minutes.
-
-        A claim is a lock among machines: an object in the store that says which process holds it.
+        impatient: tries a request few times, so that a wrong address is reported at once. patient: tries for minutes.
         """
         super().__init__(root)
         self.url = url
@@ -249,27 +258,23 @@ class ObjectStorage(Storage):
         self._background_write: Future[None] | None = None
 
     def shown(self, path: Path) -> str:
+        """Return the address of an object, or of the lake."""
         return self.url if path == self.root else f"{self.url}/{self._key(path)}"
 
     def require_access(self) -> None:
-        """Raise ObjectStoreError where the lake cannot be used.
-
-        It cannot where it cannot be listed (a wrong bucket or key, a store that is down), and where the store ignores
-        the conditions of puts, which is tried once per machine.
-        """
-        self._objects(self.root / NOBODYS)  # raises where nothing can be listed; what it lists does not matter
+        """Raise ObjectStoreError where the lake cannot be listed, or the store ignores the conditions of puts."""
+        self._objects(self.root / TRIAL_FOLDER)  # raises where nothing can be listed; the folder is empty
         self._store = self._patient  # the address is right: from now on a request that fails is tried for minutes
-        if not (self.root / CONDITIONAL).exists():
-            self._require_conditions(self.root / NOBODYS / uuid4().hex)
+        if not (self.root / CONDITIONS_WORK).exists():
+            self._require_conditions(self.root / TRIAL_FOLDER / uuid4().hex)
 
     def _require_conditions(self, path: Path) -> None:
-        """Try with the object `path`, which is new, whether the store does conditional puts.
+        """Raise ObjectStoreError where the store does no conditional puts, which is tried with the new object `path`.
 
-        A put that names the current version has to succeed, one that names an older version has to fail; else
-        ObjectStoreError is raised. A success is noted on this machine. Nothing happens where this user may only read.
+        A success is noted on this machine. Nothing happens where this user may only read.
         """
         try:
-            created = self.replace(path, b"1", ABSENT)
+            created = self.replace(path, b"1", NO_FILE)
         except ObjectStoreError:  # this user may only read
             return
         try:
@@ -282,7 +287,7 @@ class ObjectStorage(Storage):
                 f"{self.url}: the object store does not do conditional puts (If-Match) as S3 does, on which runs rely "
                 "that write at once; take another store, or a newer release of it"
             )
-        write_whole(self.root / CONDITIONAL, b"")
+        write_whole(self.root / CONDITIONS_WORK, b"")
 
     def _replaces(self, path: Path, before: Version) -> bool:
         """Replace an object; return whether the store did."""
@@ -301,8 +306,8 @@ class ObjectStorage(Storage):
     def manifest(self, path: Path, anew: bool = False) -> tuple[bytes, Version]:
         """Return the content of a manifest (the list of a table's parts) and the version of its object.
 
-        A session (see session.py) lists all manifests once and reads a manifest that did not change from this machine's
-        copy. anew: read the object itself. Raises FileNotFoundError, ObjectStoreError.
+        anew: read the object itself; else a session takes this machine's copy where the object did not change. Raises
+        FileNotFoundError, ObjectStoreError.
         """
         open_session = None if anew else current_session()
         if open_session:
@@ -322,9 +327,10 @@ class ObjectStorage(Storage):
         listed = self._objects_in_session(manifests_folder, open_session)
         if path not in listed:
             raise self._missing(path)
+        current_e_tag = listed[path]["e_tag"]
         with suppress(OSError, ValueError):
             content, version = self._copied_manifest(path)
-            if version.e_tag and version.e_tag == listed[path]["e_tag"]:
+            if version.e_tag and version.e_tag == current_e_tag:
                 return content, version
         return None
 
@@ -357,15 +363,16 @@ class ObjectStorage(Storage):
             list(pool.map(self._fetch_if_whole, missing_files))  # raises what a download raised
 
     def _fetch_if_whole(self, file: FileToFetch) -> None:
+        """Download a file that this machine has no copy of; skip a damaged one."""
         with suppress(UnreadableFile):
             self.fetch(file.path, file.bytes, file.hash)
 
     def replace(self, path: Path, content: bytes, before: Version) -> Version:
         """Write an object if its version is still `before`; return the new version.
 
-        before: ABSENT where there must be no object yet. Raises Overtaken where it has another version, or was deleted.
+        before: NO_FILE where there must be no object yet. Raises Overtaken where it has another version, or is gone.
         """
-        mode: Any = "create" if before == ABSENT else _put_condition(before)  # obstore's two kinds of condition
+        mode: Any = "create" if before == NO_FILE else _put_condition(before)  # obstore's two kinds of condition
         try:
             with self._errors("write", path):
                 put = self._store.put(self._key(path), content, mode=mode)
@@ -403,8 +410,6 @@ class ObjectStorage(Storage):
 
     def fetch(self, path: Path, size: int, digest: str, owner: str | None = None) -> Path:
         """Return the path of a whole copy of a Parquet file on this machine; download it where there is none.
-
-        size, digest: bytes and hash of the content. owner: the row store that the file has to be written for.
 
         Raises UnreadableFile where the object is gone, or its content does not have the hash `digest`.
         """
@@ -462,27 +467,27 @@ class ObjectStorage(Storage):
     def claimed(self, name: str, on_wait: Callable[[str], None]) -> Iterator[None]:
         """Hold the claim `name` inside the block, against runs of this and of other machines.
 
-        The claim is an object that says who holds it. A thread replaces it every few seconds, each time asking for the
-        version that this process has put. After the block the object becomes empty, in the background; the next claim
-        of the same name in this process waits for that.
-
-        A claim that did not change for LEASE_SECONDS was left by a process that died or lost the store, and is taken.
-        Two may then work at once: rows are stored twice, and of two writers of a part the first wins.
+        The claim is an object that says who holds it. A thread renews it every few seconds, and makes it empty after
+        the block. A claim that was not renewed for LEASE_SECONDS was left by a process that died, and is taken.
         """
         path = self.root / CLAIMS / file_name(name)
         self._wait_for_release(path)
         with ExitStack() as local_claim:
             # First among the processes of this machine, by a lock, which takes no request.
             local_claim.enter_context(super().claimed(name, on_wait))
-            version = self._claim(path, on_wait)
-            is_over = threading.Event()
-            renewing = threading.Thread(target=self._renew, args=(path, version, is_over), daemon=True)
-            renewing.start()
+            renewal = self._start_renewal(path, self._claim(path, on_wait))
             try:
                 yield
             finally:
-                is_over.set()
-                self._releasing[path] = self._release_pool.submit(_release, renewing, local_claim.pop_all())
+                renewal.is_over.set()
+                self._releasing[path] = self._release_pool.submit(_release, renewal, local_claim.pop_all())
+
+    def _start_renewal(self, path: Path, version: Version) -> "_Renewal":
+        """Keep a claim alive in a thread, until `is_over` of the result is set. version: of the claim's object."""
+        is_over = threading.Event()
+        thread = threading.Thread(target=self._renew, args=(path, version, is_over), daemon=True)
+        thread.start()
+        return _Renewal(thread, is_over)
 
     def _wait_for_release(self, path: Path) -> None:
         """Wait until this process has released the claim of an earlier block. path: the claim's object."""
@@ -501,9 +506,6 @@ class ObjectStorage(Storage):
     def _wait_for_claim(self, path: Path, on_wait: Callable[[str], None]) -> Version:
         """Wait until nobody holds a claim, then take it; return the version of its object, which names the holder.
 
-        Reads the object every few seconds. The claim is free where the object is empty, missing, or did not change for
-        LEASE_SECONDS. Of two processes that take it together, the store lets one, and the other goes on waiting.
-
         on_wait: called once with the holder's name, where somebody holds the claim.
         """
         watched = _WatchedClaim()
@@ -511,27 +513,25 @@ class ObjectStorage(Storage):
         while True:
             watched.note(*self._read_claim(path))
             if watched.is_free:
-                try:
+                with suppress(Overtaken):  # another process took it: read who
                     return self.replace(path, _claim_of_this_process(), watched.version)
-                except Overtaken:  # another process took it: read who
-                    continue
+                continue
             if not has_named_holder:
                 has_named_holder = True
                 on_wait(watched.holder_name)
             time.sleep(LEASE_SECONDS / 10)
 
     def _read_claim(self, path: Path) -> tuple[bytes, Version]:
-        """Return the content and version of the object of a claim; empty and ABSENT where there is none."""
+        """Return the content and version of the object of a claim; empty and NO_FILE where there is none."""
         try:
             return self.read(path)
         except FileNotFoundError:
-            return b"", ABSENT
+            return b"", NO_FILE
 
     def _renew(self, path: Path, version: Version, is_over: threading.Event) -> None:
-        """Keep a claim alive: replace its object every few seconds until `is_over` is set, then make it empty.
+        """Replace the object of a claim every few seconds until `is_over` is set, then make it empty.
 
-        Runs in a thread of its own. version: of the object that this process has put. It ends early where another
-        process has taken the claim. The version of the empty object is kept in `_released`.
+        Runs in a thread; ends early where another process has taken the claim. version: what this process has put.
         """
         with suppress(Overtaken):
             while not is_over.wait(LEASE_SECONDS / 3):
@@ -560,6 +560,7 @@ class ObjectStorage(Storage):
         return True
 
     def changed(self, path: Path) -> float:
+        """Return when an object was written, in seconds since 1970. Raises FileNotFoundError."""
         return self._head(path)["last_modified"].timestamp()
 
     def names(self, folder: Path) -> list[str]:
@@ -593,6 +594,7 @@ class ObjectStorage(Storage):
         return objects
 
     def _key(self, path: Path) -> str:
+        """Return the key of the object whose copy lies at a path."""
         return path.relative_to(self.root).as_posix()
 
     def _head(self, path: Path) -> "ObjectMeta":
@@ -619,6 +621,7 @@ class ObjectStorage(Storage):
             fresh.unlink(missing_ok=True)
 
     def _missing(self, path: Path) -> FileNotFoundError:
+        """Return the error for an object that is not there."""
         return FileNotFoundError(ENOENT, "there is no such object", self.shown(path))
 
     @contextmanager
@@ -634,10 +637,10 @@ class ObjectStorage(Storage):
         except (AlreadyExistsError, PreconditionError) as error:
             raise Overtaken(self.shown(path)) from error
         except (BaseError, OSError) as error:
-            is_missing_object = isinstance(error, FileNotFoundError) and "NoSuchBucket" not in str(error)
-            if is_missing_object:
+            if _is_missing_object(error):
                 raise self._missing(path) from error
-            raise ObjectStoreError(f"cannot {verb} {self.shown(path)}: {self._remedy(str(error))}") from error
+            remedy = self._remedy(str(error))
+            raise ObjectStoreError(f"cannot {verb} {self.shown(path)}: {remedy}") from error
 
     def _remedy(self, error: str) -> str:
         """Return the reason of an error of the store and what to do, by REMEDIES."""
@@ -647,6 +650,11 @@ class ObjectStorage(Storage):
             keys = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
         remedy = next(remedy for pattern, remedy in REMEDIES if re.search(pattern, error))  # the last one always fits
         return remedy.format(bucket=urlsplit(self.url).netloc, code=_code(error), keys=keys)
+
+
+def _is_missing_object(error: Exception) -> bool:
+    """Return whether an error says that there is no such object; a missing bucket is another matter."""
+    return isinstance(error, FileNotFoundError) and "NoSuchBucket" not in str(error)
 
 
 def _put_condition(before: Version) -> dict[str, str]:

@@ -132,6 +132,7 @@ _verified: set[_FileState] = set()
 
 
 def _file_state(path: Path, status: os.stat_result) -> _FileState:
+    """Return what a `stat` says of a file."""
     return _FileState(
         path=str(path),
         modified_ns=status.st_mtime_ns,
@@ -187,8 +188,7 @@ def _require_content(path: Path, digest: str, owner: str | None) -> None:
 def pieces(frames: Iterable[pl.DataFrame], size: int = FILE_BYTES) -> Iterator[pl.DataFrame]:
     """Concatenate consecutive frames until they take at least `size` bytes of memory; yield each such frame.
 
-    Rows keep their order, and frames are never split. One or more frames give at least one piece, even without rows.
-    Only the frames of one piece are held in memory.
+    Frames are never split. One or more frames give at least one piece, even without rows.
     """
     waiting: list[pl.DataFrame] = []  # frames of the next piece
     waiting_bytes = 0.0
@@ -256,7 +256,7 @@ class ContentHash:
         """
         kind = values.type
         self._add(f"{name} nulls", np.asarray(values.is_null()))
-        if pa.types.is_large_string(kind) or pa.types.is_large_binary(kind):
+        if _holds_texts(kind):
             self._add_texts(name, values)
         elif pa.types.is_large_list(kind):
             self._add_lists(name, values)
@@ -301,6 +301,11 @@ class ContentHash:
         if stream not in self._streams:
             self._streams[stream] = xxh3_128()
         self._streams[stream].update(content)
+
+
+def _holds_texts(kind: pa.DataType) -> bool:
+    """Return whether the values of an Arrow type are texts or bytes."""
+    return bool(pa.types.is_large_string(kind) or pa.types.is_large_binary(kind))
 
 
 def _numbers(values: pa.Array) -> NDArray[Any]:

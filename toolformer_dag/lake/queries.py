@@ -25,16 +25,16 @@ def in_memory() -> duckdb.DuckDBPyConnection:
 
 
 def scratch() -> duckdb.DuckDBPyConnection:
-    """Open a connection to the one database in memory that all callers in this process share.
+    """Open a connection to the one database in memory that all callers in this process share, for small queries.
 
-    TEMP tables belong to the connection and are gone when it is closed; anything else stays as long as the process.
-    For many small queries: to open and close a database takes longer than they do.
+    TEMP tables are gone when it is closed; anything else stays as long as the process.
     """
     return _shared_database().cursor()
 
 
 @cache
 def _shared_database() -> duckdb.DuckDBPyConnection:
+    """Open the database of this process; once."""
     return in_memory()
 
 
@@ -65,14 +65,19 @@ def rows(connection: duckdb.DuckDBPyConnection, query: str) -> pl.DataFrame:
     relation = connection.sql(query)
     if relation is None:
         raise duckdb.ProgrammingError("there is no query in this text; write one, such as `from funnel`")
-    for name, kind in zip(relation.columns, relation.types, strict=True):
-        if _is_foreign(kind):
-            raise _unshown(f"column {name!r} is of type {kind}")
+    _require_readable_columns(relation)
     try:
         answer: pl.DataFrame = relation.pl()
     except pl.exceptions.PolarsError as error:
         raise _unshown(f"a column has values without a place in polars ({error})") from error
     return answer
+
+
+def _require_readable_columns(relation: duckdb.DuckDBPyRelation) -> None:
+    """Raise duckdb.Error for a column whose type Polars cannot hold."""
+    for name, kind in zip(relation.columns, relation.types, strict=True):
+        if _is_foreign(kind):
+            raise _unshown(f"column {name!r} is of type {kind}")
 
 
 def quoted(text: object) -> str:
@@ -90,4 +95,5 @@ def _is_foreign(kind: DuckDBPyType) -> bool:
 
 
 def _unshown(reason: str) -> duckdb.Error:
+    """Return the error for an answer that cannot be shown, with what to do."""
     return duckdb.NotSupportedError(f"{reason}, {UNSHOWN}")

@@ -22,13 +22,11 @@ COMPARED = ("settings", "inputs")
 
 
 def record(settings: Mapping[str, Any], inputs: Mapping[str, Any], **facts: Any) -> dict[str, Any]:
-    """Return the record of an output that is written now.
+    """Return the record of an output that is written now, with versions of PACKAGES, the commit and the time (UTC).
 
     settings: what determines the rows beside the inputs.
     inputs: what the output is made from, as name -> version of the data.
     facts: further fields, such as STORES; they are not compared.
-
-    The versions of PACKAGES, the commit of the checkout and the time (UTC) are added.
     """
     return {
         "settings": dict(settings),
@@ -58,19 +56,18 @@ class FieldChange:
 
 
 def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[FieldChange]:
-    """Return the settings that differ between two records, then the inputs, each sorted by field.
-
-    Empty means that the output of the record `old` is up to date. Other fields, such as versions, are not compared.
-    """
+    """Return the settings that differ between two records, then the inputs, each sorted by field."""
     if all(old.get(field, {}) == new.get(field, {}) for field in COMPARED):
         return []
-    old_values = _compared_values(old)
-    new_values = _compared_values(new)
-    fields = old_values.keys() | new_values.keys()
+    return _changed_fields(_compared_values(old), _compared_values(new))
+
+
+def _changed_fields(old: Mapping[str, object], new: Mapping[str, object]) -> list[FieldChange]:
+    """Return the fields, by dotted path, whose values differ: settings first, then inputs."""
     changed = []
-    for field in sorted(fields, key=_settings_first):
-        old_value = old_values.get(field, ABSENT)
-        new_value = new_values.get(field, ABSENT)
+    for field in sorted(old.keys() | new.keys(), key=_settings_first):
+        old_value = old.get(field, ABSENT)
+        new_value = new.get(field, ABSENT)
         if old_value != new_value:
             changed.append(FieldChange(field, old_value, new_value))
     return changed
@@ -125,12 +122,9 @@ def _shortened_from(begin: int, text: str) -> str:
 
 
 def flat(value: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, object]]:
-    """Yield the dotted path and the value of each leaf of nested mappings.
+    """Yield the dotted path and the value of each leaf of nested mappings; tuples become lists, as in JSON.
 
-    `{"tool": {"tau_f": 0.5, "names": ("a",)}}` yields `("tool.tau_f", 0.5)` and `("tool.names", ["a"])`: tuples become
-    lists, as in JSON. An empty mapping yields nothing.
-
-    path: a prefix for every path.
+    `{"tool": {"tau_f": 0.5, "names": ("a",)}}` yields `("tool.tau_f", 0.5)` and `("tool.names", ["a"])`.
     """
     for key, item in value.items():
         if isinstance(item, Mapping):

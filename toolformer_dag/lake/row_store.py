@@ -105,9 +105,8 @@ class RowStore:
         return self._rows(keys.select(self.key).unique(), self.schema.names())
 
     def append(self, rows: pl.DataFrame) -> None:
-        """Commit rows: they are on the disk when this returns.
+        """Commit rows: they are on the disk when this returns; in a batch the upload goes on in the background.
 
-        In a batch (`Lake.batch`) the upload to an object store goes on in the background, in the order of the commits.
         Raises WriteError, ValueError for another schema.
         """
         if rows.schema != self.schema:
@@ -124,9 +123,7 @@ class RowStore:
         return sorted(file for file in row_files if file is not None)
 
     def checked_files(self, since: int = 0) -> Iterator[CheckedFile]:
-        """Check every file and yield it with what is wrong; change nothing.
-
-        A file that is gone meanwhile was merged into another, and is left out.
+        """Check every file and yield it with what is wrong; files that are merged meanwhile are left out.
 
         since: of files that are older (nanoseconds since 1970), only the size is compared.
         """
@@ -139,8 +136,7 @@ class RowStore:
     def _rows(self, keys: pl.DataFrame, columns: Sequence[str]) -> pl.DataFrame:
         """Return columns of the rows stored under `keys`; where several files have a key, the oldest file counts.
 
-        Lists the folder again where another process merges files meanwhile. Raises StorageError where that does not
-        end.
+        Raises StorageError where others merge files all the time.
         """
         for _ in range(LOOKS):
             paths = self._readable_paths(self._held_files())
@@ -161,16 +157,13 @@ class RowStore:
         return rows.unique(self.key, keep="first", maintain_order=True)
 
     def _scan(self, paths: Sequence[Path], first_key_values: pl.Series, columns: Sequence[str]) -> pl.DataFrame:
-        """Return columns of the rows whose first key column has one of the values.
-
-        Polars drops the other rows while it scans a file, so that few are left to join by the whole key.
-        """
+        """Return columns of the rows whose first key column has one of the values, so that few are left to join."""
         has_value = pl.col(self.key[0]).is_in(first_key_values.implode())
-        without_rows = self.schema.to_frame().lazy().select(columns)  # there may be no file
-        scans = [without_rows]
+        without_rows = self.schema.to_frame().lazy()  # there may be no file
+        scans = [without_rows.select(columns)]
         for path in paths:
-            scan = pl.scan_parquet(path, glob=False).select(columns)
-            scans.append(scan.filter(has_value))
+            scan = pl.scan_parquet(path, glob=False)
+            scans.append(scan.select(columns).filter(has_value))
         return pl.concat(scans).collect(engine="streaming")
 
     def _merge(self) -> None:
@@ -194,8 +187,8 @@ class RowStore:
         merged_name = self._write(self._oldest_rows(paths), files[0].written)
         self._finish_writes()
         # Where the other files repeat the rows of the first, the merged file is that one, under the same name.
-        replaced_names = {file.name for file in files} - {merged_name}
-        self.storage.remove(*(self.folder / name for name in replaced_names))
+        replaced = [self.folder / file.name for file in files if file.name != merged_name]
+        self.storage.remove(*replaced)
 
     def _oldest_rows(self, paths: Sequence[Path]) -> pl.DataFrame:
         """Return the rows of Parquet files, a row per key; where several files have a key, the first counts."""
@@ -271,14 +264,11 @@ class RowStore:
             open_session.held.pop(self._held_key, None)
 
     def _small_files(self) -> list[RowFile]:
+        """Return the files that may still be merged, the oldest first."""
         return [file for file in self._held_files() if file.bytes < FULL_BYTES]
 
     def _listed_files(self) -> set[RowFile]:
-        """Return the files of the folder, after this session's uploads have ended.
-
-        Another process may replace files by a merged one while they are listed, and some rows would be in no listed
-        file. So the folder is listed until two listings agree, unless the storage answers with one moment's state.
-        """
+        """Return the files of the folder, listed until two listings agree: others may merge files meanwhile."""
         self._finish_writes()
         files = self.files()
         is_listed_at_one_moment = self.storage.lists_at_once and len(files) < LISTED_AT_ONCE  # in one request

@@ -107,8 +107,6 @@ class LakeSession:
         """Wait until the files that `later` got are written. Raises what a write raised, at each call again.
 
         in_order: wait only for those that were to be written in order.
-
-        Whoever writes a manifest calls this before: a manifest must not name a file that is not there.
         """
         pending = [self._ordered_writes] if in_order else [self._writes, self._ordered_writes]
         for writes in pending:
@@ -133,11 +131,9 @@ def current_session() -> LakeSession | None:
 
 @contextmanager
 def session(kept: LakeSession | None = None) -> Iterator[LakeSession]:
-    """Open a session for the `with` block: what is read of the lake is remembered until the block ends.
+    """Open a session for the `with` block, or share the outer one: what is read of the lake is remembered in it.
 
-    A block within another one shares the outer session.
-
-    kept: a session to go on with, in place of the outer or a new one: a worker keeps its own from task to task.
+    kept: a session to go on with, in place of the outer or a new one.
     """
     entered = kept or current_session() or LakeSession()
     token = _current.set(entered)

@@ -52,7 +52,7 @@ class Version:
     number: str | None = None
 
 
-ABSENT = Version()
+NO_FILE = Version()
 """The version where there was no file. In a folder, every version but those of manifests."""
 
 
@@ -109,16 +109,15 @@ class Storage:
     def read(self, path: Path) -> tuple[bytes, Version]:
         """Return the content of a small file and its version. Raises FileNotFoundError, OSError."""
         require_regular(path)
-        return path.read_bytes(), ABSENT
+        return path.read_bytes(), NO_FILE
 
     def replace(self, path: Path, content: bytes, before: Version) -> Version:
         """Replace a small file as a whole and return its version; readers see the old content or the new.
 
-        before: the version that the caller has read. An object store raises Overtaken where there is another one by
-            now; a folder does not compare.
+        before: the version that the caller has read, which an object store compares: it raises Overtaken.
         """
         write_whole(path, content)
-        return ABSENT
+        return NO_FILE
 
     def manifest(self, path: Path, anew: bool = False) -> tuple[bytes, Version]:
         """Return the content of a manifest and its version. Raises FileNotFoundError, OSError.
@@ -130,12 +129,9 @@ class Storage:
         return content, _first_line(content)
 
     def replace_manifest(self, path: Path, content: bytes, before: Version) -> Version:
-        """Replace a manifest and return its version. Raises Overtaken where its version is not `before` any more.
-
-        The version of a manifest is its first line, which holds a hash; ABSENT is the version of a missing one.
-        """
+        """Replace a manifest and return its version. Raises Overtaken where its version is not `before` any more."""
         with locked(path.with_name(f".{path.name}.lock")):
-            current_version = ABSENT
+            current_version = NO_FILE
             with suppress(FileNotFoundError), path.open("rb") as stream:
                 current_version = _first_line(stream.readline())
             if current_version != before:
@@ -144,9 +140,9 @@ class Storage:
         return _first_line(content)
 
     def mark(self, path: Path, content: bytes, later: Later | None = None) -> None:
-        """Write a small file that always has this content; where it is there, renew its time of change.
+        """Write a small file that always has this content; where it is there, renew its time: it is in use.
 
-        The time says that it is in use. later: writes in the background over an object store; it is ignored here.
+        later: writes in the background over an object store; it is ignored here.
         """
         try:
             os.utime(path)  # now
@@ -158,16 +154,14 @@ class Storage:
     def add(self, path: Path, content: bytes, later: Later | None = None) -> None:
         """Write a file that never changes: it is there as a whole when this returns, or not at all.
 
-        later: over an object store, what uploads the file in the background; this machine has its copy on return.
+        later: over an object store, what uploads the file in the background.
         """
         write_whole(path, content)
 
     def fetch(self, path: Path, size: int, digest: str, owner: str | None = None) -> Path:
-        """Return where a Parquet file can be opened.
+        """Return where a Parquet file can be opened; an object store downloads it where this machine has no copy.
 
-        Over an object store: download it where this machine has no whole copy, and raise UnreadableFile where it is
-        gone or its content does not have the hash `digest`. A folder returns `path` and compares nothing: readers call
-        `parquet.verify`.
+        A folder compares nothing. An object store raises UnreadableFile where the file is gone or its hash is another.
         """
         return path
 
@@ -197,8 +191,7 @@ class Storage:
     def files(self, all_parts: bool = True) -> Iterator[StoredFile]:
         """Yield every file below `root`, in no particular order; a folder that is linked twice is walked once.
 
-        all_parts: whether the files of every part of a table are yielded. Else a folder yields those of one part per
-            table, which tell that there is a table and cost less; an object store yields all.
+        all_parts: yield the files of every part of a table; else a folder may yield only one part per table.
         """
         return _below(str(self.root), os.path.realpath(self.root), walked=set(), all_parts=all_parts)
 
@@ -220,17 +213,15 @@ class Storage:
 
         on_wait: called once with who holds the claim where another run does; then this waits.
 
-        The kernel ends a claim with its holder. For runs on several machines the file system has to share `flock`
-        between them, as NFS does.
+        Runs on several machines need a file system that shares `flock` between them, as NFS does.
         """
         path = self.root / CLAIMS / f"{file_name(name)}.lock"
-        with ExitStack() as stack:
-            is_free = stack.enter_context(self.alone(path, wait=False))
+        with ExitStack() as locks:
+            is_free = locks.enter_context(self.alone(path, wait=False))
             if not is_free:
                 on_wait(_holder(path))
-                stack.enter_context(self.alone(path))
-            with suppress(OSError):  # the text is for people; the lock counts
-                path.write_text(this_process(), "utf-8")
+                locks.enter_context(self.alone(path))
+            _write_holder(path)
             yield
 
     def write_beside(self, write: Callable[[], None]) -> None:
@@ -243,35 +234,36 @@ class Storage:
     def alone(self, path: Path, wait: bool = True) -> AbstractContextManager[bool]:
         """Hold the lock `path` inside the block; yields whether it is held, which without `wait` it may not be.
 
-        Over an object store it holds among the processes of this machine only: it saves work, and `replace` decides.
+        Over an object store it holds among the processes of this machine only.
         """
         return locked(path, wait)
 
 
 def _below(folder: str, real_path: str, walked: set[str], all_parts: bool) -> Iterator[StoredFile]:
-    """Yield the regular files in a folder and below, in no particular order; follow links, but walk no folder twice.
+    """Yield the regular files in a folder and below; follow links, but walk no folder twice.
 
-    real_path: the folder's path without links.
-    walked: the real paths of all folders so far; this one is added.
-    all_parts: whether to list every part of a table. Else only the first folder with files below a folder PARTS.
+    real_path: the folder's path without links. walked: the real paths of all folders so far; this one is added.
+    all_parts: list every part of a table, or only the first folder with files below a folder PARTS.
     """
     if real_path in walked:
         return
     walked.add(real_path)
     stops_at_first_folder = not all_parts and real_path.endswith(f"/{PARTS}")
     for entry in _entries(folder):
-        if _is_folder(entry):
-            entry_real_path = os.path.realpath(entry.path) if entry.is_symlink() else f"{real_path}/{entry.name}"
-            has_files = False
-            for file in _below(entry.path, entry_real_path, walked, all_parts):
-                has_files = True
-                yield file
-            if has_files and stops_at_first_folder:
-                return
-        else:
-            stored = _stored_file(entry)
-            if stored is not None:
-                yield stored
+        if not _is_folder(entry):
+            yield from _regular_file(entry)
+            continue
+        has_files = False
+        for file in _below(entry.path, _real_path(entry, real_path), walked, all_parts):
+            has_files = True
+            yield file
+        if has_files and stops_at_first_folder:
+            return
+
+
+def _real_path(entry: os.DirEntry[str], real_folder: str) -> str:
+    """Return the path of an entry without links. real_folder: that of the folder that it is in."""
+    return os.path.realpath(entry.path) if entry.is_symlink() else f"{real_folder}/{entry.name}"
 
 
 def _entries(folder: str) -> list[os.DirEntry[str]]:
@@ -291,15 +283,14 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def _stored_file(entry: os.DirEntry[str]) -> StoredFile | None:
-    """Return a regular file; None for anything else, and for a file that is gone since it was listed."""
+def _regular_file(entry: os.DirEntry[str]) -> Iterator[StoredFile]:
+    """Yield a regular file; nothing for anything else, and for a file that is gone since it was listed."""
     try:
         status = entry.stat()
     except OSError:  # merged or finished by another process, or a link to itself
-        return None
-    if not S_ISREG(status.st_mode):
-        return None
-    return StoredFile(Path(entry.path), status.st_size, status.st_mtime)
+        return
+    if S_ISREG(status.st_mode):
+        yield StoredFile(Path(entry.path), status.st_size, status.st_mtime)
 
 
 def this_process() -> str:
@@ -307,23 +298,25 @@ def this_process() -> str:
     return f"process {os.getpid()} on {gethostname()}, in {Path.cwd()}"
 
 
-def _holder(claim: Path) -> str:
-    """Say in words which process holds a claim (a lock file that names its holder).
+def _write_holder(claim: Path) -> None:
+    """Write into a lock file which process holds it, if it can be written: people read it, and the lock counts."""
+    with suppress(OSError):
+        claim.write_text(this_process(), "utf-8")
 
-    Where that was a process of this machine and it has ended, a child that it left running holds the lock: the sentence
-    says so.
-    """
-    process = claim.read_text("utf-8", "replace")  # as `this_process` says it
-    # Where it is one of this machine: its number.
-    process_here = re.match(rf"process (\d+) on {re.escape(gethostname())},", process)
-    if process_here is None or exists(int(process_here[1])):
-        return process
-    return f"{process}, which has ended; end what it left running, which holds its place"
+
+def _holder(claim: Path) -> str:
+    """Say which process holds a claim (a lock file that names it), or that it has ended and left a child running."""
+    holder = claim.read_text("utf-8", "replace")
+    # The form of `this_process`, where it is a process of this machine.
+    match = re.match(rf"process (\d+) on {re.escape(gethostname())},", holder)
+    if match is None or exists(int(match[1])):
+        return holder
+    return f"{holder}, which has ended; end what it left running, which holds its place"
 
 
 def _first_line(content: bytes) -> Version:
     """Return the version of a manifest: its first line, which holds the hash of the others."""
     if not content:
-        return ABSENT
+        return NO_FILE
     first_line, _, _ = content.partition(b"\n")
     return Version(first_line.decode(errors="replace"))

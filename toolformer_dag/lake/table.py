@@ -162,14 +162,17 @@ class Table:
         with session(), self.storage.alone(self.folder / ".revise.lock"):
             for _ in range(REVISIONS):
                 self._manifest(anew=True)  # what another writer has published since the last try
-                rows = None
-                with suppress(MissingPart, DamagedPart):  # a damaged part was set aside with a warning
-                    rows = self.read(part)
-                try:
+                rows = self._rows_or_none(part)
+                with suppress(LostRace):  # another writer was faster: try again with its rows
                     return self.publish(part, [revised(rows)], record)
-                except LostRace:  # another writer was faster: try again with its rows
-                    continue
         raise StorageError(f"{self.name}: others replace {part!r} all the time; run again when they are done")
+
+    def _rows_or_none(self, part: str) -> pl.DataFrame | None:
+        """Return the rows of a part; None where it is missing, or damaged and now set aside with a warning."""
+        try:
+            return self.read(part)
+        except (MissingPart, DamagedPart):
+            return None
 
     def read(self, part: str) -> pl.DataFrame:
         """Return all rows of a part, in the order in which they were published. Raises MissingPart, DamagedPart."""
@@ -186,10 +189,9 @@ class Table:
     def files(self, part: str, retries: int = RETRIES) -> list[str]:
         """Return the paths of the Parquet files of a part, after their hashes were compared.
 
-        retries: how often the manifest is read again where the part was replaced meanwhile and a file is gone.
+        Raises MissingPart, and DamagedPart where a file is damaged: the part is then withdrawn, to be computed again.
 
-        Raises MissingPart, and DamagedPart where a file is damaged: the part is then withdrawn, so that the next update
-        computes it again.
+        retries: how often the manifest is read again where the part was replaced meanwhile and a file is gone.
         """
         pointer = self.pointer(part)
         try:
@@ -239,11 +241,11 @@ class Table:
         return self._manifest().line(part) is not None
 
     def pointer(self, part: str, manifest: Manifest | None = None) -> Pointer:
-        """Return the pointer of a part: its files, the version of its rows, and the record of what made them.
+        """Return the pointer of a part: its files, the version of its rows, the record of what made them.
 
-        manifest: where to read it; default: the manifest of the open session, or the file as it is now.
+        manifest: default: the manifest of the open session, or the file as it is now.
 
-        Raises MissingPart, DamagedPart, ReadError. The files themselves are not looked at, see `checked`.
+        Raises MissingPart, DamagedPart, ReadError. The files themselves are not looked at.
         """
         line = (manifest or self._manifest()).line(part)
         if line is None:
@@ -256,18 +258,22 @@ class Table:
     def checked(self, part: str) -> Pointer:
         """Return the pointer of a part, after a look at the size and the last bytes of each of its files.
 
-        In a session (see session.py) a part is looked at once until it changes. Raises MissingPart, DamagedPart.
+        A session looks once, until the part changes. Raises MissingPart, DamagedPart.
         """
         manifest = self._manifest()
         if part not in manifest.checked:
             pointer = self.pointer(part, manifest)
             for file in pointer.files:
-                try:
-                    self.storage.check(self._file(part, file), file.bytes)
-                except UnreadableFile as error:
-                    raise DamagedPart(self.name, part, file.name, str(error)) from error
+                self._check_file(part, file)
             manifest.checked[part] = pointer
         return manifest.checked[part]
+
+    def _check_file(self, part: str, file: PartFile) -> None:
+        """Raise DamagedPart where a file is missing, has another size, or does not end as a Parquet file does."""
+        try:
+            self.storage.check(self._file(part, file), file.bytes)
+        except UnreadableFile as error:
+            raise DamagedPart(self.name, part, file.name, str(error)) from error
 
     def whole_pointer(self, part: str) -> Pointer | None:
         """Return the pointer where it and its files are there, else None. Looks at sizes and footers."""
@@ -279,20 +285,24 @@ class Table:
     def checked_files(self, part: str, since: int = 0) -> Iterator[CheckedFile]:
         """Check the files of a part by their hashes; yield each file with what is wrong.
 
-        Yields nothing for a part whose line in the manifest is damaged, and stops where the part was replaced or
-        withdrawn meanwhile.
-
         since: of files that are older (nanoseconds since 1970) only the size is compared, and only wrong ones are
             yielded. With 0 every file is read and yielded.
+
+        Stops where the part was replaced or withdrawn meanwhile, or its line in the manifest is damaged.
         """
         with suppress(MissingPart, DamagedPart):
             pointer = self.pointer(part)
             for file in pointer.files:
-                reason = self.storage.damage(self._file(part, file), file.bytes, file.hash, since)
-                if reason and self._was_replaced(part, pointer):
+                checked = self._checked_file(part, file, since)
+                if checked.reason and self._was_replaced(part, pointer):
                     return
-                if reason or not since:
-                    yield CheckedFile(self.file_path(part, file), file.bytes, reason)
+                if checked.reason or not since:
+                    yield checked
+
+    def _checked_file(self, part: str, file: PartFile, since: int) -> CheckedFile:
+        """Check a file by its hash, or only by its size where it is older than `since`."""
+        reason = self.storage.damage(self._file(part, file), file.bytes, file.hash, since)
+        return CheckedFile(self.file_path(part, file), file.bytes, reason)
 
     def _was_replaced(self, part: str, pointer: Pointer) -> bool:
         """Return whether the manifest in the storage has another pointer by now.
@@ -328,9 +338,9 @@ class Table:
         return pointer.data_version if pointer else None
 
     def remembered(self, question: str, ask: Callable[[], Answer]) -> Answer:
-        """Return the answer to a question about this table; `ask` computes it where it is not remembered.
+        """Return the answer to a question about the published parts; it is remembered until the manifest changes.
 
-        It is remembered until the manifest changes, across sessions, so it must follow from the published parts alone.
+        ask: computes the answer.
         """
         answers = self._manifest().answers
         if question not in answers:
@@ -359,7 +369,7 @@ class Table:
     def _reusable_files(self, part: str) -> dict[str, PartFile]:
         """Return the published files of a part by hash, so that equal rows need no new file.
 
-        Empty where the first of two writers wins: the loser's files are removed, and must not be shared.
+        Empty in an object store: there the files of a writer that loses a race are removed, and must not be shared.
         """
         if self.storage.first_wins or not self.has(part):
             return {}
@@ -375,9 +385,9 @@ class Table:
         """
         content = parquet.encode(rows)
         digest = content_hash(content)
-        reusable = reusable_files.get(digest)
-        if reusable is not None and self._is_undamaged(part, reusable):
-            return reusable
+        published = reusable_files.get(digest)
+        if published is not None and self._is_undamaged(part, published):
+            return published
         file = PartFile(name=f"{uuid4().hex}.parquet", bytes=len(content), hash=digest, rows=rows.height)
         self._add_file(self.file_path(part, file), content)
         return file
@@ -414,13 +424,13 @@ class Table:
         open_session = current_session()
         if open_session is None:
             return Manifest(self.storage, self.name).read(anew)
-        held: Manifest | None = open_session.held.get(self._held_key)
-        if held is None:
-            held = Manifest(self.storage, self.name).read(anew)
-            open_session.held[self._held_key] = held
+        manifest: Manifest | None = open_session.held.get(self._held_key)
+        if manifest is None:
+            manifest = Manifest(self.storage, self.name).read(anew)
+            open_session.held[self._held_key] = manifest
         elif anew:
-            held.read()
-        return held
+            manifest.read()
+        return manifest
 
     def commit(
         self, part: str, line_before: bytes | None, line: bytes | None, write_now: bool = False
@@ -437,22 +447,20 @@ class Table:
         """
         manifest = self._manifest()
         manifest.change(part, line_before, line)
+        if write_now:
+            return self.flush(manifest).get(part)
         open_session = current_session()
-        if open_session and not write_now:
-            if open_session.news is not None:  # in a worker
-                open_session.news.append(NewPart(table=self.name, part=part, line_before=line_before, line=line))
-                return None
-            if open_session.batching and not manifest.is_due():
-                return None
-        return self.flush(manifest).get(part)
+        if open_session and open_session.news is not None:  # in a worker
+            open_session.news.append(NewPart(table=self.name, part=part, line_before=line_before, line=line))
+            return None
+        may_wait = open_session is not None and open_session.batching and not manifest.is_due()
+        return None if may_wait else self.flush(manifest).get(part)
 
     def flush(self, manifest: Manifest | None = None) -> dict[str, Pointer]:
-        """Write the pending changes of the manifest, after the files that the session writes in the background.
+        """Write the pending changes of the manifest, by default of the table's manifest in this session.
 
-        Returns the other run's pointer of each part that another run published meanwhile with equal rows. Raises
-        LostRace where it published something else.
-
-        manifest: default: the table's manifest in this session.
+        Returns, by part, the other run's pointer where it published equal rows meanwhile. Raises LostRace where it
+        published other rows.
         """
         open_session = current_session()
         if open_session:
@@ -463,9 +471,9 @@ class Table:
     def _winner(self, part: str, line: bytes | None) -> Pointer:
         """Return what another run published first, where it has the same rows from the same settings and inputs.
 
-        Removes the files of this run, which no manifest names. Raises LostRace where the other run's part differs.
+        Removes the files of this run. Raises LostRace where the other run's part differs.
 
-        line: this run's line of the manifest, which lost; None where it withdrew the part.
+        line: this run's line of the manifest; None where it withdrew the part.
         """
         winner = self._pointer_or_none(part)
         if line is None:  # this run withdrew a part that another run published anew
@@ -473,6 +481,10 @@ class Table:
         loser = decode(line)
         winner_files = winner.files if winner else ()
         self._remove_files(part, set(loser.files).difference(winner_files))
+        return self._equal_winner(part, winner, loser)
+
+    def _equal_winner(self, part: str, winner: Pointer | None, loser: Pointer) -> Pointer:
+        """Return `winner`. Raises LostRace unless it has the rows of `loser`, from the same settings and inputs."""
         if winner is None:
             raise LostRace(self.name, part, winner=None, changed=())
         changed = changes(loser.record, winner.record)
@@ -501,10 +513,7 @@ class Table:
             yield path
 
     def _set_aside(self, part: str, pointer: Pointer, file: PartFile, error: UnreadableFile) -> StorageError:
-        """Withdraw a part with a damaged file, so that the next update computes it again; return the error to raise.
-
-        A part that was published anew since it was read stays. The error is DamagedPart, or MissingPart where the part
-        was withdrawn meanwhile.
+        """Withdraw a part with a damaged file, unless it was published anew since; return the error to raise.
 
         pointer: the part as it was read.
         """
@@ -512,10 +521,14 @@ class Table:
         if line is None:
             return MissingPart(self.name, part)
         if decode(line) == pointer:
-            with suppress(LostRace):  # another run has published the part anew; the damaged file is set aside anyway
-                self.commit(part, line, None, write_now=True)  # None withdraws it
+            self._withdraw_at_once(part, line)
             self.storage.set_aside(self.file_path(part, file))
         return DamagedPart(self.name, part, file.name, str(error))
+
+    def _withdraw_at_once(self, part: str, line: bytes) -> None:
+        """Withdraw a part; nothing happens where another run has published it anew. line: of the part as it was."""
+        with suppress(LostRace):
+            self.commit(part, line, None, write_now=True)
 
     def part_folder(self, part: str) -> Path:
         """Return where the files of a part lie, those that were replaced too."""
@@ -526,7 +539,7 @@ class Table:
         return Path(self._file(part, file))
 
     def _file(self, part: str, file: PartFile) -> str:
-        """Return the same as text: every step looks at every part, and a Path takes longer to make."""
+        """Return where a file lies, as text: every step looks at every part, and a Path takes longer to make."""
         return f"{self._files_folder}/{file_name(part)}/{file.name}"
 
 
@@ -573,8 +586,7 @@ class Lake:
     def batch(self) -> Iterator[LakeSession]:
         """Collect publications inside the block: manifests are written every few seconds, files in the background.
 
-        At the end of the block, also after an error, what is left is written. Yields the session of the block. Raises
-        LostRace, and what a write in the background raised.
+        Yields the session of the block. At its end, what is left is written. Raises LostRace and WriteError.
         """
         with session() as open_session:
             batching_before = open_session.batching
@@ -613,9 +625,8 @@ class Lake:
     ) -> RowStore:
         """Open the computed rows `name` that hold under `identity`: everything that determines their values.
 
-        Another identity is another folder, so a row of another model or prompt is never found. Opening marks the rows
-        as in use, which `clean` respects. Raises WriteError; NotPlain or TypeError for an identity that cannot be
-        written down or has no fingerprint.
+        Opening marks the rows as in use, which `clean` respects. Raises WriteError; NotPlain or TypeError for an
+        identity that cannot be written down or has no fingerprint.
         """
         path = f"{name}/{fingerprint(identity)}"
         open_session = current_session()

@@ -17,19 +17,18 @@ def write_comments(
 ) -> None:
     """Write comments (COMMENT ON) to the tables, views and columns of a DuckDB file.
 
-    tables: those with declared comments; one of them may be a view in the file.
-    derived: name of a table without a declaration -> the tables that it is made from.
+    A column of a view or a derived table takes the comment of that column in the first table that it is made from.
 
-    A column of a derived table or of a view has no comment of its own: it takes that of the column of the same name in
-    the first table that it reads and that has one.
+    tables: those with declared comments. derived: table without a declaration -> the tables that it is made from.
     """
     views = _tables_read_by_views(connection)
     for table in tables:
         kind = "VIEW" if table.name in views else "TABLE"
         connection.execute(f'COMMENT ON {kind} "{table.name}" IS {quoted(table.comment)}')
         _comment_columns(connection, table.name, table.columns)
-    for name, read in {**derived, **views}.items():
-        _inherit_comments(connection, name, read)
+    tables_read = {**derived, **views}
+    for name, sources in tables_read.items():
+        _inherit_comments(connection, name, sources)
 
 
 def _tables_read_by_views(connection: duckdb.DuckDBPyConnection) -> dict[str, list[str]]:
@@ -41,11 +40,11 @@ def _tables_read_by_views(connection: duckdb.DuckDBPyConnection) -> dict[str, li
     return {name: READ_BY_VIEW.findall(sql) for name, sql in connection.execute(query).fetchall()}
 
 
-def _inherit_comments(connection: duckdb.DuckDBPyConnection, name: str, read: Sequence[str]) -> None:
-    """Give the columns of a table or view without a comment that of the same column in the first of `read` with one."""
+def _inherit_comments(connection: duckdb.DuckDBPyConnection, name: str, sources: Sequence[str]) -> None:
+    """Give each column without a comment the comment of that column in the first of the sources that has one."""
     query = "SELECT column_name FROM duckdb_columns() WHERE table_name = ? AND comment IS NULL"
     lacking = {column for (column,) in connection.execute(query, [name]).fetchall()}
-    for source in read:
+    for source in sources:
         comments = _column_comments(connection, source)
         inherited = {column: comments[column] for column in lacking if column in comments}
         _comment_columns(connection, name, inherited)
@@ -53,10 +52,12 @@ def _inherit_comments(connection: duckdb.DuckDBPyConnection, name: str, read: Se
 
 
 def _column_comments(connection: duckdb.DuckDBPyConnection, name: str) -> dict[str, str]:
+    """Return the comment of each column of a table that has one."""
     query = "SELECT column_name, comment FROM duckdb_columns() WHERE table_name = ? AND comment IS NOT NULL"
     return dict(connection.execute(query, [name]).fetchall())
 
 
 def _comment_columns(connection: duckdb.DuckDBPyConnection, name: str, comments: Mapping[str, str]) -> None:
+    """Write comments, by column, to a table or view."""
     for column, comment in comments.items():
         connection.execute(f'COMMENT ON COLUMN "{name}"."{column}" IS {quoted(comment)}')

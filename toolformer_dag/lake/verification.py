@@ -10,15 +10,15 @@ import polars as pl
 
 from toolformer_dag.files import write_whole
 from toolformer_dag.identity import fingerprint
-from toolformer_dag.lake.inventory import inventory, lake_file_of
-from toolformer_dag.lake.manifest import GONE
+from toolformer_dag.lake.inventory import LakeFile, inventory, lake_file_of
+from toolformer_dag.lake.manifest import MANIFEST_GONE
 from toolformer_dag.lake.object_storage import ObjectStorage
 from toolformer_dag.lake.row_store import IDENTITY, RowStore
 from toolformer_dag.lake.session import session
 from toolformer_dag.lake.storage import CheckedFile
-from toolformer_dag.lake.table import DamagedPart, Lake, MissingPart
+from toolformer_dag.lake.table import DamagedPart, Lake, MissingPart, Table
 
-COARSE = 10**9
+CLOCK_LAG_NS = 10**9
 """Nanoseconds by which a file's time of change may lag behind the clock."""
 LOCK = ".lock"
 """How the name of a lock ends."""
@@ -31,13 +31,12 @@ VERIFIED = ".verified"
 def checked_files(lake: Lake, since: int = 0) -> Iterator[CheckedFile]:
     """Check all manifests, files of tables and files of row stores (computed rows); yield each with what is wrong.
 
-    since: files that did not change since then (nanoseconds since 1970) are not read, and left out where they have the
-    right size.
+    since: of files that did not change since then (nanoseconds since 1970), only those of a wrong size are yielded.
 
-    The warehouse, tool indexes and shard files are not covered: they are no rows of the lake. Raises ReadError.
+    Raises ReadError. The warehouse, tool indexes and shard files are not covered.
     """
     items = list(inventory(lake.storage, all_parts=False))
-    stores = {item.owner for item in items if item.kind == "rows" and item.path.suffix != LOCK}
+    stores = {item.owner for item in items if _is_of_store(item)}
     tables = {item.owner for item in items if item.kind in ("manifest", "part")}
     for store in sorted(stores):
         yield from _checked_store(lake, store, since)
@@ -45,20 +44,24 @@ def checked_files(lake: Lake, since: int = 0) -> Iterator[CheckedFile]:
         yield from _checked_table(lake, table, since)
 
 
+def _is_of_store(item: LakeFile) -> bool:
+    """Return whether a file of the lake is of a row store; a lock may lie alone in its folder, and does not count."""
+    return item.kind == "rows" and item.path.suffix != LOCK
+
+
 def set_aside_damaged(lake: Lake) -> list[CheckedFile]:
     """Set aside the files that were damaged since the last call, so that they are computed again; return them.
 
-    Only files that changed since then are read. The time of the call is written to the file VERIFIED of the lake. In an
-    object store nothing is checked here: readers compare the hash of what they fetch.
+    In an object store nothing is checked here: readers compare the hash of what they fetch.
     """
     if isinstance(lake.storage, ObjectStorage) or not lake.root.is_dir():
         return []
-    note = lake.root / VERIFIED
-    began = time.time_ns() - COARSE
-    damaged = _damaged_since(lake, _verified_until(note))
+    last_call = lake.root / VERIFIED
+    began = time.time_ns() - CLOCK_LAG_NS
+    damaged = _damaged_since(lake, _verified_until(last_call))
     for file in damaged:
         set_aside_file(lake, file.path)
-    write_whole(note, str(began).encode())
+    write_whole(last_call, str(began).encode())
     return damaged
 
 
@@ -80,9 +83,7 @@ def _verified_until(note: Path) -> int:
 def set_aside_file(lake: Lake, path: Path) -> None:
     """Set a damaged file of the lake aside, so that it is computed again; other files stay.
 
-    - A manifest is written anew with the parts that can be read.
-    - A part with a damaged file is withdrawn.
-    - A file of computed rows is renamed; its rows count as missing.
+    A manifest is written anew with the parts that can be read; a part with a damaged file is withdrawn.
     """
     item = lake_file_of(lake.storage, path)
     if item is None:
@@ -90,28 +91,34 @@ def set_aside_file(lake: Lake, path: Path) -> None:
     if item.kind == "manifest":
         lake.table(item.owner).mend()
     elif item.kind == "part":
-        with suppress(DamagedPart, MissingPart):  # the read withdraws a part with a damaged file
-            lake.table(item.owner).files(item.part)
+        _withdraw_damaged_part(lake.table(item.owner), item.part)
     elif item.kind == "rows":
         lake.storage.set_aside(path)
 
 
-def _checked_table(lake: Lake, name: str, since: int) -> list[CheckedFile]:
-    """Check the manifest of a table (the list of its parts) and the files of the parts; return each with what is wrong.
+def _withdraw_damaged_part(table: Table, part: str) -> None:
+    """Read a part of a table, which withdraws it where one of its files is damaged."""
+    with suppress(DamagedPart, MissingPart):
+        table.files(part)
 
-    since: of files that are older (nanoseconds since 1970), only the size is compared.
-    """
+
+def _checked_table(lake: Lake, name: str, since: int) -> list[CheckedFile]:
+    """Check the manifest of a table (the list of its parts) and the files of the parts; return each with its fault."""
     table = lake.table(name)
     part_files: list[CheckedFile] = []
     with session():
         fault = table.damage()
         for part in table.parts():
             part_files.extend(table.checked_files(part, since))
-    if fault == GONE:  # there is no manifest yet: the very first run was killed, or goes on
+    if fault == MANIFEST_GONE:  # there is no manifest yet: the very first run was killed, or goes on
         return part_files
+    return [_checked_manifest(table, fault), *part_files]
+
+
+def _checked_manifest(table: Table, fault: str | None) -> CheckedFile:
+    """Return the manifest of a table with its size and what is wrong with it."""
     size = table.path.stat().st_size if table.path.is_file() else 0
-    manifest = CheckedFile(table.path, size, fault)
-    return [manifest, *part_files]
+    return CheckedFile(table.path, size, fault)
 
 
 def _checked_store(lake: Lake, name: str, since: int) -> Iterator[CheckedFile]:

@@ -36,7 +36,7 @@ MAGIC = b"DUCK"
 """What stands in a DuckDB file behind the checksum of its first block, eight bytes."""
 STORAGE_VERSIONS = 2**16
 """More than DuckDB will ever have; the number after the magic bytes would be far larger in a text."""
-BUILT_HERE = frozenset({"table lanes", "table rejections"})
+TABLES_OF_EVERY_WAREHOUSE = frozenset({"table lanes", "table rejections"})
 """Tables of every warehouse, by which a file is known whose seal is lost."""
 NAMES = """
 SELECT 'table ' || table_name FROM duckdb_tables() UNION ALL
@@ -46,9 +46,9 @@ SELECT 'sequence ' || sequence_name FROM duckdb_sequences() UNION ALL
 SELECT 'type ' || type_name FROM duckdb_types() WHERE NOT internal
 """
 """What a person may have made in a database."""
-NO_FILE = "disabled by configuration"
+NO_ACCESS_WORDS = "disabled by configuration"
 """What DuckDB says of a file that a query may not read."""
-NO_FILE_REMEDY = (
+NO_ACCESS_REMEDY = (
     "a query reads the warehouse alone; name the folder of a file of your own with `toolformer-dag sql --read FOLDER`, "
     "or attach the warehouse in Python (docs/howto/ask-in-sql.md, Join data of your own)"
 )
@@ -79,13 +79,20 @@ def query(database: Path, sql: str, gib: float | None = None, folders: Sequence[
     folders: folders whose files the query may read too; without them it reaches no other file.
     """
     _refuse_half_characters(sql)
-    kinds = QUERIES_OVER_FOLDERS if folders else QUERIES
     config = _limits(gib)
-    if not folders:  # with folders, the connection is opened first and then closed to all other files
-        config |= CLOSED
-    with opened(database, config) as connection, ThreadPoolExecutor(1) as threads:
-        if folders:
-            _close_all_but(connection, folders)
+    if not folders:
+        with opened(database, config | CLOSED) as connection:
+            return _answer_or_stop(connection, sql, QUERIES, database)
+    with opened(database, config) as connection:
+        _close_all_but(connection, folders)
+        return _answer_or_stop(connection, sql, QUERIES_OVER_FOLDERS, database)
+
+
+def _answer_or_stop(
+    connection: duckdb.DuckDBPyConnection, sql: str, kinds: Collection[str], database: Path
+) -> pl.DataFrame:
+    """Run one statement whose type is among `kinds`, in a thread, so that Ctrl-C is noticed; return its rows."""
+    with ThreadPoolExecutor(1) as threads:
         answer = threads.submit(_answer, connection, sql, kinds)
         try:
             while not answer.done():  # DuckDB looks for no signal, and one of its threads may get it
@@ -112,10 +119,7 @@ def _limits(gib: float | None) -> dict[str, Any]:
 
 
 def _stop_or_die(connection: duckdb.DuckDBPyConnection, answer: "Future[pl.DataFrame]", database: Path) -> None:
-    """Interrupt a query; end this process where DuckDB does not stop it within INTERRUPT_SECONDS.
-
-    Some of DuckDB's functions, such as the sort of a list, look for no interrupt. answer: of the query.
-    """
+    """Interrupt a query; end this process where DuckDB does not stop within INTERRUPT_SECONDS."""
     for _ in range(round(INTERRUPT_SECONDS / POLL_SECONDS)):
         connection.interrupt()  # more than once: it may be between two statements
         if wait([answer], POLL_SECONDS).done:
@@ -130,13 +134,13 @@ def _close_all_but(connection: duckdb.DuckDBPyConnection, folders: Sequence[Path
 
     Raises WarehouseError for a folder that is not there.
     """
-    allowed: list[Path] = []
+    allowed: list[str] = []
     for folder in folders:
         if not folder.is_dir():
             raise WarehouseError(f"--read {folder}: there is no such folder; name one that holds your files")
-        allowed.append(folder.absolute())
-        allowed.append(folder.resolve())  # DuckDB follows no link before it compares
-    connection.execute(f"SET allowed_directories = [{', '.join(map(quoted, allowed))}]")
+        allowed.append(quoted(folder.absolute()))
+        allowed.append(quoted(folder.resolve()))  # DuckDB follows no link before it compares
+    connection.execute(f"SET allowed_directories = [{', '.join(allowed)}]")
     for setting, value in CLOSED.items():
         connection.execute(f"SET {setting} = {value}")
 
@@ -178,8 +182,8 @@ def _message_with_remedy(database: Path, error: duckdb.Error) -> str:
     for words, remedy in REMEDIES.items():
         if words in message:
             return f"{database}: {message.splitlines()[0]}; {remedy}"
-    if NO_FILE in message:
-        return f"{message}; {NO_FILE_REMEDY}"
+    if NO_ACCESS_WORDS in message:
+        return f"{message}; {NO_ACCESS_REMEDY}"
     return message
 
 
@@ -209,11 +213,12 @@ def refuse_other_file(database: Path) -> None:
 def _refuse_other_tables(database: Path) -> None:
     """Raise WarehouseError for a database that holds tables, but not those that every warehouse has."""
     names = _names(database)
-    if names and not BUILT_HERE.issubset(names):
+    if names and not TABLES_OF_EVERY_WAREHOUSE.issubset(names):
         raise _other_file(database, f"a database with the {names[0]}, which was not built here and stays")
 
 
 def _other_file(database: Path, kind: str) -> WarehouseError:
+    """Return the error for a file in the warehouse's place. kind: what it is, in words."""
     return WarehouseError(
         f"paths.warehouse: {database} is {kind}; move it away, or name another file, as in "
         "paths.warehouse = 'lake/toolformer.duckdb'"
@@ -250,7 +255,8 @@ def damage(database: Path) -> str | None:
             content_hash = stream_hash(database)
         except OSError as error:
             return f"cannot be verified ({error})"
-    return None if content_hash == seal["hash"] else "is damaged: its content is not what was built"
+    is_as_built = content_hash == seal["hash"]
+    return None if is_as_built else "is damaged: its content is not what was built"
 
 
 def read_seal(database: Path) -> dict[str, Any] | None:

@@ -36,8 +36,8 @@ SETTINGS = "settings"
 """The key among the versions of sources that stands for SQL, columns and comments."""
 MOST_CHANGED = 0.5
 """Where more than this share of the shards changed, a file from nothing costs no more than a copy."""
-FULL = ("CHECKPOINT", "No space left", "quota exceeded")
-"""What other errors say then."""
+FULL_DISK_WORDS = ("CHECKPOINT", "No space left", "quota exceeded")
+"""What errors of other types than NO_SPACE say where a disk is full."""
 
 Records = Mapping[str, Sequence[Mapping[str, Any]]]
 """The records of the parts of each lake table."""
@@ -77,13 +77,10 @@ class DeclaredWarehouse(Protocol):
 def build(lake: Lake, warehouse: DeclaredWarehouse, database: Path) -> Mapping[str, int]:
     """Bring the warehouse, a DuckDB file for queries, up to what the tables of the lake hold; return table -> rows.
 
-    database: the file, which is replaced as a whole when the new one is complete.
+    Where few shards changed, their rows are replaced in a copy of the last file. The file is replaced as a whole.
 
-    Where few shards changed since the file was built, their rows are replaced in a copy of it; else, and where the file
-    is damaged, all is copied from the lake. A lake table that was never published gives no rows.
-
-    Raises DamagedPart, and WarehouseError where the file cannot be written, DuckDB refuses the rows, or `database` is
-    no file of DuckDB; then the old one stays.
+    Raises DamagedPart, and WarehouseError where the file cannot be written or DuckDB refuses the rows; then the old
+    file stays.
     """
     refuse_other_file(database)
     try:
@@ -98,18 +95,15 @@ def build(lake: Lake, warehouse: DeclaredWarehouse, database: Path) -> Mapping[s
 def _built(lake: Lake, warehouse: DeclaredWarehouse, database: Path, folder: Path) -> Mapping[str, int]:
     """Build the file in a scratch folder, then put it in place; return table -> rows.
 
-    folder: empty, on the same disk as `database`. The caller holds the lock. Raises DamagedPart, OSError and what
-    DuckDB and Polars raise.
+    folder: empty, on the same disk as `database`. The caller holds the lock.
     """
     content = _content(lake, warehouse)
     sources = _sources(lake, warehouse.tables, content, _last_content(database))
+    record_files = _write_record_rows(lake, warehouse, content, folder)
     fresh = folder / "fresh.duckdb"
     if sources.changed_shards is not None:
         shutil.copyfile(database, fresh)
-    files = sources.files
-    for name, file in _write_record_rows(lake, warehouse, content, folder).items():
-        files.setdefault(name, []).append(file)
-    counts = warehouse.fill(fresh, folder, files, sources.changed_shards)
+    counts = warehouse.fill(fresh, folder, sources.files_with(record_files), sources.changed_shards)
     _put_in_place(fresh, database, content)
     return counts
 
@@ -125,6 +119,10 @@ class _Sources:
     files: dict[str, list[str]]
     changed_shards: list[str] | None
 
+    def files_with(self, last_files: Mapping[str, str]) -> dict[str, list[str]]:
+        """Return the files of each table, with its file of `last_files`, which has every table, at the end."""
+        return {name: [*self.files.get(name, ()), last_file] for name, last_file in last_files.items()}
+
 
 def _sources(lake: Lake, tables: Sequence[WarehouseTable], content: "Content", last: "Content | None") -> _Sources:
     """Return what to read for a file with `content`. last: what the present file was built from, if it is whole."""
@@ -136,14 +134,14 @@ def _sources(lake: Lake, tables: Sequence[WarehouseTable], content: "Content", l
 
 
 def _write_record_rows(lake: Lake, warehouse: DeclaredWarehouse, content: "Content", folder: Path) -> dict[str, str]:
-    """Write a Parquet file per table into `folder`; return the files by table.
+    """Write the rows that follow from records of parts, a Parquet file per table, into `folder`; return the files.
 
-    The file has the rows that follow from the records of parts. For other tables it is empty and names their columns.
+    Without such rows a file is empty and names the columns.
     """
-    frames = {table.name: table.schema.to_frame() for table in warehouse.tables}
-    frames |= warehouse.record_rows(_records(lake, content), content.sources)
+    empty_frames = {table.name: table.schema.to_frame() for table in warehouse.tables}
+    record_rows = warehouse.record_rows(_records(lake, content), content.sources)
     files = {}
-    for name, frame in frames.items():
+    for name, frame in {**empty_frames, **record_rows}.items():
         files[name] = str(folder / f"{name}.parquet")
         frame.write_parquet(files[name])
     return files
@@ -170,9 +168,10 @@ def _folder_beside(database: Path) -> Iterator[Path]:
 
 def _reason_and_remedy(error: Exception) -> str:
     """Return the first line of an error of DuckDB or Polars, and what to do: "... ; free space and run again"."""
-    if limit := limit_met(error):
+    limit = limit_met(error)
+    if limit:
         remedy = f"{limit} and run again"
-    elif isinstance(error, NO_SPACE) or any(words in str(error) for words in FULL):
+    elif _is_disk_full(error):
         remedy = "free space and run again"
     else:
         remedy = (
@@ -180,6 +179,11 @@ def _reason_and_remedy(error: Exception) -> str:
             "nothing is found"
         )
     return f"{reason_of(error)}; {remedy}"
+
+
+def _is_disk_full(error: Exception) -> bool:
+    """Return whether DuckDB or Polars failed because a disk is full."""
+    return isinstance(error, NO_SPACE) or any(words in str(error) for words in FULL_DISK_WORDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,8 +202,7 @@ class Content:
     def changed_shards(self, now: "Content") -> list[str] | None:
         """Return the shards whose rows differ between the file (self) and the lake (`now`).
 
-        None where the file has to be built from nothing: a copy cannot be updated, or more than MOST_CHANGED of the
-        shards changed.
+        None where the file has to be built from nothing.
         """
         if not self._can_be_updated(now):
             return None
@@ -258,13 +261,11 @@ def _last_content(database: Path) -> Content | None:
 
 
 def out_of_date(lake: Lake, warehouse: DeclaredWarehouse, database: Path) -> list[str]:
-    """Return why the warehouse file is out of date, a line per reason; empty where it is up to date.
-
-    Reasons are a missing or damaged file, and another version of a lake table or a view.
-    """
+    """Return why the warehouse file is out of date, a line per reason; empty where it is up to date."""
     if not database.is_file():
         return [f"{database} is gone"]
-    if reason := damage(database):
+    reason = damage(database)
+    if reason:
         return [f"{database} {reason}"]
     seal = read_seal(database)
     copied = seal["content"].get("sources", {}) if seal else {}
@@ -287,18 +288,14 @@ def version(lake: Lake, warehouse: DeclaredWarehouse) -> str:
 
 
 def _source_versions(lake: Lake, warehouse: DeclaredWarehouse) -> dict[str, str]:
-    """Return a version of each lake table that is copied, by name; it changes where the copy has to change.
-
-    Under SETTINGS stands the version of the warehouse's columns and views. The hashes of files count for
-    `tables_by_file`, whose columns the versions of parts leave out in part, such as costs.
-    """
+    """Return a version of each lake table that is copied, by name; under SETTINGS that of columns and views."""
+    names = [name for table in warehouse.tables for name in table.sources]
     versions = {SETTINGS: fingerprint(warehouse.settings)}
-    for table in warehouse.tables:
-        for name in table.sources:
-            versions[name] = _table_version(lake.table(name), warehouse)
-    for source in _source_parts(lake, warehouse.tables_by_file):
-        # The version of the table so far, with one more part in it.
-        versions[source.name] = fingerprint([versions[source.name], source.part, _file_hashes(source.pointer)])
+    for name in names:
+        versions[name] = _table_version(lake.table(name), warehouse)
+    for source in _source_parts(lake, warehouse.tables_by_file):  # such as costs: the hashes of files count too
+        version_so_far = versions[source.name]
+        versions[source.name] = fingerprint([version_so_far, source.part, _file_hashes(source.pointer)])
     return versions
 
 
@@ -312,6 +309,7 @@ class SourcePart(NamedTuple):
 
 
 def _source_parts(lake: Lake, tables: Sequence[WarehouseTable]) -> Iterator[SourcePart]:
+    """Yield each part of the lake tables that these tables are filled from."""
     for table in tables:
         for name in table.sources:
             for part, pointer in _pointers(lake.table(name)).items():
@@ -319,10 +317,7 @@ def _source_parts(lake: Lake, tables: Sequence[WarehouseTable]) -> Iterator[Sour
 
 
 def _table_version(table: Table, warehouse: DeclaredWarehouse) -> str:
-    """Return a hash of what is copied of a lake table: its settings, and the rows, rejections and threshold of parts.
-
-    The hash is remembered until the table changes.
-    """
+    """Return a hash of what is copied of a lake table: settings, and the rows, rejections and threshold of parts."""
 
     def compute_version() -> str:
         pointers = _pointers(table)
@@ -358,6 +353,7 @@ def _shard_version(warehouse: DeclaredWarehouse, pointer: Pointer | None) -> lis
 
 
 def _file_hashes(pointer: Pointer | None) -> list[str]:
+    """Return the hashes of a part's files; none for a damaged part."""
     return [file.hash for file in pointer.files] if pointer else []
 
 
@@ -373,10 +369,9 @@ def _all_files(lake: Lake, tables: Sequence[WarehouseTable]) -> dict[str, list[s
 def _files_of_shards(
     lake: Lake, tables: Sequence[WarehouseTable], shards: Collection[str], kept_places: Collection[str]
 ) -> dict[str, list[str]]:
-    """Return the Parquet files that a copy of the warehouse has to read, by table of the warehouse.
+    """Return the Parquet files of shards, by table of the warehouse.
 
-    shards: the shards whose rows are replaced.
-    kept_places: the shards that the copy has already in tables whose rows keep their row numbers; these are not read.
+    kept_places: shards whose rows a copy has already, in tables whose rows keep their row numbers; they are not read.
     """
     files: dict[str, list[str]] = {}
     for table in tables:

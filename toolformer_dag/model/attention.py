@@ -1,4 +1,8 @@
-"""Replace a model's attention by a function of our own, with what its layers need beside plain causal attention."""
+"""Replace a transformers model's attention by a function of our own, layer by layer.
+
+Shapes use these letters: B sequences, T queries, S keys, D numbers per head, H heads of queries, H_kv heads of keys and
+values (fewer than H where query heads share one), F features.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,8 +29,8 @@ from transformers.models.gptj.modeling_gptj import GPTJAttention
 class Locality:
     """A sliding window or chunks, which hide tokens from later ones.
 
-    - `mask`: `mask(0, 0, q, k)` says, by element, whether a token at position q attends to one at position k.
-    - `size`: the window or chunk. A sequence of at most `size` tokens is not limited by it.
+    - `mask`: `mask(0, 0, q, k)` computes, by element, whether a token at position q attends to one at position k.
+    - `size`: the tokens of the window or chunk; in a sequence of at most `size` tokens nothing is hidden.
     """
 
     mask: Callable[..., Tensor]
@@ -35,13 +39,12 @@ class Locality:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionLayer:
-    """What the attention of a layer does with its scores.
+    """The parameters of a layer's attention.
 
     - `number`: the layer's index in the model.
-    - `scale`: what products of queries and keys are multiplied by.
-    - `softcap`: scores s become softcap * tanh(s / softcap).
-    - `sinks` [H]: per query head, the score of an extra key without a value. It takes part in the softmax, and its
-      weight is dropped.
+    - `scale`: the factor of products of queries and keys; the scaled products are the scores.
+    - `softcap`: scores s become softcap * tanh(s / softcap). None: they stay as they are.
+    - `sinks` [H]: per query head, the score of an extra key that takes part in the softmax and has no value.
     - `locality`: None where a token attends to all tokens before it.
     """
 
@@ -56,26 +59,39 @@ class AttentionLayer:
         """Return whether scores have neither a soft cap nor sinks."""
         return self.softcap is None and self.sinks is None
 
+    def hides_within(self, length: int) -> bool:
+        """Return whether a window or chunks hide tokens in a sequence of `length` tokens."""
+        return self.locality is not None and length > self.locality.size
+
     def weights(self, scores: Tensor, bias: Tensor) -> Tensor:
-        """Return the attention weights of S keys: the softmax of their scores, in the same shape.
+        """Return the softmax of scores over their S keys, in the same shape. The weight of sinks is dropped.
 
-        - scores: products of queries and keys, [B, H, T, S]. For one query per sequence also [B, G, R, S], where H
-          heads are G groups of R.
-        - bias: added to the scores; minus infinity where a key is hidden. It broadcasts to their shape.
-
-        Before the softmax a soft cap, if the layer has one, bounds the scores. With attention sinks the weights of the
-        keys add up to less than 1, because the sink's weight is dropped.
+        - scores: [B, H, T, S], or [B, G, R, S] for one query per sequence, where H heads are G groups of R.
+        - bias: minus infinity where a key is hidden, else zero; broadcasts to the scores.
         """
-        if self.softcap is not None:
-            scores = torch.tanh(scores / self.softcap) * self.softcap
-        scores = scores + bias
+        biased = self._capped(scores) + bias
         if self.sinks is None:
-            return scores.softmax(-1, torch.float32).to(scores.dtype)
-        # The sinks [H] become a column of scores, one per head: [1, H, 1, 1] or [1, G, R, 1], then for all sequences.
-        sinks_by_head = self.sinks.to(scores.dtype).view(1, scores.shape[1], -1, 1)
-        sink_column = sinks_by_head.expand(*scores.shape[:-1], 1)
-        weights_with_sink = torch.cat([scores, sink_column], -1).softmax(-1, torch.float32)
-        return weights_with_sink[..., :-1].to(scores.dtype)
+            weights = biased.softmax(-1, torch.float32)
+        else:
+            weights = _softmax_with_sinks(biased, self.sinks)
+        return weights.to(biased.dtype)
+
+    def _capped(self, scores: Tensor) -> Tensor:
+        """Return the scores bounded by the layer's soft cap, if it has one."""
+        if self.softcap is None:
+            return scores
+        return torch.tanh(scores / self.softcap) * self.softcap
+
+
+def _softmax_with_sinks(scores: Tensor, sinks: Tensor) -> Tensor:
+    """Return the softmax of scores [B, H, T, S] or [B, G, R, S] over S keys and a sink, less the sink's weight.
+
+    sinks: the score of each head's sink, [H].
+    """
+    sink_by_head = sinks.to(scores.dtype).view(1, scores.shape[1], -1, 1)  # [1, H, 1, 1] or [1, G, R, 1]
+    sink_column = sink_by_head.expand(*scores.shape[:-1], 1)
+    with_sink = torch.cat([scores, sink_column], -1)  # [..., S + 1]
+    return with_sink.softmax(-1, torch.float32)[..., :-1]
 
 
 Attend = Callable[[AttentionLayer, Tensor, Tensor, Tensor], Tensor]
@@ -83,12 +99,14 @@ Attend = Callable[[AttentionLayer, Tensor, Tensor, Tensor], Tensor]
 
 
 class Visibility:
-    """Which keys the queries of a pass attend to, as a bias per locality, computed once for all layers.
+    """Which keys the queries of a pass attend to, as a bias per window size, computed once for all layers.
 
-    - `queries`, `keys`: positions in their sequences, which broadcast to [B, T] and [B, S].
+    - `queries`: the position of each query in its sequence; broadcasts to [B, T].
+    - `keys`: the position of each key in its sequence; broadcasts to [B, S].
     - `longest`: the largest of these positions, plus one.
-    - `dtype`: of the bias.
-    - `seen`: booleans that broadcast to [B, T, S]; None where queries and keys are the same whole sequences.
+    - `dtype`: the data type of the bias.
+    - `seen`: booleans that broadcast to [B, T, S]: whether a query attends to a key, windows apart. None: to each key
+      at its own or an earlier position.
     """
 
     def __init__(
@@ -109,53 +127,63 @@ class Visibility:
         return self._biases[locality]
 
     def _bias(self, locality: Locality | None) -> Tensor:
-        """Compute the bias under a sliding window or chunks; None: under neither."""
-        queries = self.queries[..., :, None]
-        keys = self.keys[..., None, :]
-        seen = queries >= keys if self.seen is None else self.seen
-        if locality is not None:
-            seen = seen & locality.mask(0, 0, queries, keys)
+        """Compute the bias under a sliding window or chunks, or under neither (None)."""
+        seen = self._seen(locality)
         zeros = torch.zeros(seen.shape, dtype=self.dtype, device=seen.device)
         return zeros.masked_fill_(~seen, -torch.inf).unsqueeze(-3)  # the same for all heads
 
+    def _seen(self, locality: Locality | None) -> Tensor:
+        """Return whether each query attends to each key under a window or chunks; broadcasts to [B, T, S]."""
+        queries = self.queries[..., :, None]
+        keys = self.keys[..., None, :]
+        seen = queries >= keys if self.seen is None else self.seen
+        if locality is None:
+            return seen
+        return seen & locality.mask(0, 0, queries, keys)
+
     def limiting(self, layer: AttentionLayer) -> Locality | None:
-        """Return the layer's locality where it hides a key of these sequences."""
-        if layer.locality is None or self.longest <= layer.locality.size:
-            return None
-        return layer.locality
+        """Return the layer's window or chunks where they hide a key of these sequences, else None."""
+        return layer.locality if layer.hides_within(self.longest) else None
 
 
 def attention(layer: AttentionLayer, queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor) -> Tensor:
     """Compute attention of queries [B, H, T, D] over keys and values [B, H_kv, S, D]; return [B, H, T, D].
 
-    bias: zero where a query sees a key, else minus infinity; broadcasts to [B, 1, T, S]. Where several query heads
-    share a head of keys (H_kv < H), the keys are repeated: with a bias, fused GPU kernels support no such groups.
+    bias: zero where a query sees a key, else minus infinity; broadcasts to [B, 1, T, S].
     """
-    heads_per_key_head = queries.shape[1] // keys.shape[1]
-    if heads_per_key_head > 1:
-        keys = keys.repeat_interleave(heads_per_key_head, 1)
-        values = values.repeat_interleave(heads_per_key_head, 1)
+    # With a bias, fused GPU kernels do not support several query heads per head of keys.
+    keys = _repeated_heads(keys, queries.shape[1])
+    values = _repeated_heads(values, queries.shape[1])
     if layer.is_plain:
         return F.scaled_dot_product_attention(queries, keys, values, attn_mask=bias, scale=layer.scale)
     return layer.weights(queries @ keys.mT * layer.scale, bias) @ values
 
 
-def causal(layer: AttentionLayer, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """Compute causal attention of whole sequences: queries [B, H, T, D] over keys and values [B, H_kv, T, D].
+def _repeated_heads(keys: Tensor, query_heads: int) -> Tensor:
+    """Repeat each head of keys or values [B, H_kv, S, D] for the query heads that share it: [B, H, S, D]."""
+    times = query_heads // keys.shape[1]
+    return keys.repeat_interleave(times, 1) if times > 1 else keys
 
-    Returns [B, H, T, D]. Torch's fused kernel runs unless the layer has a window that is shorter than the sequences, a
-    soft cap or sinks. Padding on the right needs no mask: no earlier token sees it.
+
+def causal(layer: AttentionLayer, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """Compute causal attention of whole sequences, [B, H, T, D]; keys and values are [B, H_kv, T, D].
+
+    Padding on the right needs no mask: no earlier token attends to it.
     """
     length = keys.shape[2]
-    is_local = layer.locality is not None and length > layer.locality.size
-    if layer.is_plain and not is_local:
-        is_grouped = queries.shape[1] > keys.shape[1]  # several query heads share a head of keys
-        return F.scaled_dot_product_attention(
-            queries, keys, values, is_causal=True, scale=layer.scale, enable_gqa=is_grouped
-        )
-    positions = torch.arange(length, device=keys.device)
+    if layer.is_plain and not layer.hides_within(length):
+        return _fused_causal(layer, queries, keys, values)
+    positions = torch.arange(length, device=keys.device)  # [T]
     visibility = Visibility(queries=positions, keys=positions, longest=length, dtype=queries.dtype)
     return attention(layer, queries, keys, values, visibility.bias(layer))
+
+
+def _fused_causal(layer: AttentionLayer, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """Compute causal attention as `causal` does, by torch's fused kernel, which knows no window, soft cap or sinks."""
+    is_grouped = queries.shape[1] > keys.shape[1]  # several query heads share a head of keys
+    return F.scaled_dot_product_attention(
+        queries, keys, values, is_causal=True, scale=layer.scale, enable_gqa=is_grouped
+    )
 
 
 NAME = "toolformer_dag"
@@ -168,8 +196,7 @@ class _Replacement:
 
     - `attend`: computes the attention of a layer.
     - `positions` [B, T]: the positions of the tokens in their sequences. None where each row is a whole sequence.
-    - `ignores_extras`: whether soft caps and sinks of the layers are ignored, because the model's own kernel (SDPA)
-      ignores them too.
+    - `ignores_extras`: whether soft caps and sinks of layers are ignored, as the model's own kernel (SDPA) does.
     - `rotations`: GPT-J's complex rotations of this pass, [B, T, 1, rotary_dim / 2]. None until its first layer runs.
     """
 
@@ -178,10 +205,26 @@ class _Replacement:
     ignores_extras: bool
     rotations: Tensor | None = None
 
+    def layer(self, module: Any, head_size: int, locality: Locality | None, options: Any) -> AttentionLayer:
+        """Return the parameters of a module's attention. options: scale, soft cap and sinks by transformers' names."""
+        return AttentionLayer(
+            number=module.layer_idx,
+            scale=options.get("scaling") or head_size**-0.5,
+            softcap=None if self.ignores_extras else options.get("softcap"),
+            sinks=None if self.ignores_extras else options.get("s_aux"),
+            locality=locality,
+        )
+
+    def true_query(self, module: Any, query: Tensor) -> Tensor:
+        """Return a layer's queries [B, H, T, D]; Llama 4's are rescaled from positions 0..T-1 to the true ones."""
+        if self.positions is not None and _scales_by_position(module):
+            return _rescaled_llama4_query(module, query, self.positions)
+        return query
+
     def gptj_rotations(self, module: Any, position_ids: Tensor, dtype: torch.dtype) -> Tensor:
         """Return GPT-J's rotation of each token, cos + i sin, complex [B, T, 1, rotary_dim / 2].
 
-        The first layer computes and stores them, for all layers of the pass. Sine and cosine are rounded to `dtype`.
+        They are computed for the first layer of a pass, from sines and cosines rounded to `dtype`.
         """
         if self.rotations is None:
             sines, cosines = module.embed_positions[position_ids].to(dtype).float().chunk(2, -1)
@@ -196,14 +239,13 @@ _replacement: ContextVar[_Replacement] = ContextVar("replacement")
 def custom_attention(model: Any, attend: Attend, positions: Tensor | None = None) -> Iterator[None]:
     """Within the block, let every layer of a transformers model compute its attention with `attend`.
 
-    Most models look their attention up by name in transformers' registry, where `NAME` is our function. The classes in
-    `_METHODS` do not look it up, so their methods are replaced on each module. After the block all is as it was.
-
-    positions: the positions of the tokens in their sequences, [B, T]; None where each row is a whole sequence.
+    positions: of the tokens in their sequences, [B, T]; None where each row is a whole sequence.
     """
+    # Most models look their attention up in transformers' registry, where NAME is our function. The classes in
+    # `_METHODS` do not, so their methods are replaced.
     original_name = model.config._attn_implementation
     replacement = _Replacement(attend, positions, ignores_extras=original_name == "sdpa")
-    reset_token = _replacement.set(replacement)  # our attention functions read it from this context variable
+    reset_token = _replacement.set(replacement)  # read by our attention functions
     model.config._attn_implementation = NAME
     try:
         with _replaced_methods(model):
@@ -215,61 +257,58 @@ def custom_attention(model: Any, attend: Attend, positions: Tensor | None = None
 
 @contextmanager
 def _replaced_methods(model: Any) -> Iterator[None]:
-    """Within the block, replace the methods that `_METHODS` names on each module of the model that has such a class."""
-    patched_modules = [module for module in model.modules() if type(module) in _METHODS]
-    for module in patched_modules:
-        for name, function in _METHODS[type(module)].items():
-            vars(module)[name] = partial(function, module)  # an attribute of the module hides the method of its class
+    """Within the block, replace the methods in `_METHODS` on each module that has one of its classes."""
+    modules = [module for module in model.modules() if type(module) in _METHODS]
+    for module in modules:
+        _replace_methods(module)
     try:
         yield
     finally:
-        for module in patched_modules:
-            for name in _METHODS[type(module)]:
-                delattr(module, name)
+        for module in modules:
+            _restore_methods(module)
+
+
+def _replace_methods(module: Any) -> None:
+    """Set our functions as attributes of a module, which hide the methods of its class."""
+    for name, function in _METHODS[type(module)].items():
+        vars(module)[name] = partial(function, module)
+
+
+def _restore_methods(module: Any) -> None:
+    """Delete the attributes that hide the methods of a module's class."""
+    for name in _METHODS[type(module)]:
+        delattr(module, name)
 
 
 def _interface(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Locality | None, **options: Any
 ) -> tuple[Tensor, None]:
-    """Compute a layer's attention with the function that `custom_attention` set; transformers calls this per layer.
+    """Compute a layer's attention, as transformers asks for it, with the function that `custom_attention` set.
 
-    - query [B, H, T, D]; key, value [B, H_kv, T, D].
-    - attention_mask: no mask, but the layer's sliding window or chunks: `_mask` gave it to transformers as the mask.
-    - options: the layer's scale, soft cap and sinks, by transformers' names.
+    - query: [B, H, T, D]; key and value: [B, H_kv, T, D].
+    - attention_mask: what `_mask` returned, the layer's sliding window or chunks.
+    - options: the layer's scale, soft cap and sinks.
 
-    Returns the answers [B, T, H, D], and None where transformers would return the weights. Raises NotImplementedError
-    for a position bias.
+    Returns [B, T, H, D] and, in place of the weights, None. Raises NotImplementedError for a position bias.
     """
     if options.get("position_bias") is not None:
         raise NotImplementedError(f"attention of {type(module).__name__} has a position bias")
-    replacement = _replacement.get()  # of the `custom_attention` block that the model runs in
-    layer = AttentionLayer(
-        number=module.layer_idx,
-        scale=options.get("scaling") or query.shape[-1] ** -0.5,
-        # SDPA, the model's own kernel, would ignore soft cap and sinks.
-        softcap=None if replacement.ignores_extras else options.get("softcap"),
-        sinks=None if replacement.ignores_extras else options.get("s_aux"),
-        locality=attention_mask,
-    )
-    true_query = _with_true_scale(module, query, replacement.positions)  # only Llama 4's changes
-    answer = replacement.attend(layer, true_query, key, value)  # [B, H, T, D]
+    replacement = _replacement.get()
+    layer = replacement.layer(module, query.shape[-1], locality=attention_mask, options=options)
+    answer = replacement.attend(layer, replacement.true_query(module, query), key, value)  # [B, H, T, D]
     return answer.transpose(1, 2).contiguous(), None
 
 
-def _with_true_scale(module: Any, query: Tensor, positions: Tensor | None) -> Tensor:
-    """Return Llama 4's queries [B, H, T, D] scaled for their true positions; those of other models as they are.
+def _scales_by_position(module: Any) -> bool:
+    """Return whether a layer multiplies queries by a number that grows with their position: some of Llama 4 do."""
+    return bool(getattr(module, "attn_temperature_tuning", False) and not module.use_rope)
 
-    In layers without rotary embeddings, transformers' Llama 4 multiplies each query by a number that grows with its
-    position, and takes 0..T-1 for the positions. Here the queries are divided by that number, and multiplied by that
-    of their true positions.
 
-    positions: the true ones, [B, T]. None where each row is a whole sequence: 0..T-1 is then right.
+def _rescaled_llama4_query(module: Any, query: Tensor, positions: Tensor) -> Tensor:
+    """Return Llama 4's queries [B, H, T, D], which transformers scaled for the positions 0..T-1, scaled for others.
+
+    positions: the true positions of the queries in their sequences, [B, T].
     """
-    if positions is None:
-        return query
-    scales_by_position = getattr(module, "attn_temperature_tuning", False) and not module.use_rope  # Llama 4 alone
-    if not scales_by_position:
-        return query
     assumed_positions = torch.arange(query.shape[2], device=query.device)  # [T]
     correction = _llama4_scale(module, positions) / _llama4_scale(module, assumed_positions)  # [B, T]
     scaled: Tensor = query * correction[:, None, :, None]
@@ -277,26 +316,27 @@ def _with_true_scale(module: Any, query: Tensor, positions: Tensor | None) -> Te
 
 
 def _llama4_scale(module: Any, positions: Tensor) -> Tensor:
-    """Return the number by which Llama 4 multiplies the query at each position, in their shape; 1 at early ones."""
+    """Return the factor of Llama 4's query at each position, in their shape; 1 at the first positions."""
     steps: Tensor = torch.floor((positions.float() + 1) / module.floor_scale)
     growth: Tensor = torch.log1p(steps) * module.attn_scale
     return growth + 1
 
 
 def _mask(mask_function: Callable[..., Tensor], local_size: int | None = None, **_: Any) -> Locality | None:
-    """Return a layer's sliding window or chunks, None where it has neither; transformers takes it for a mask.
-
-    transformers hands it to `_interface` as it is. mask_function: says which token attends to which; see `Locality`.
-    """
+    """Return a layer's sliding window or chunks, if any, as its mask; transformers hands it on to `_interface`."""
     if mask_function is causal_mask_function:
         return None
     return Locality(mask_function, local_size or 0)
 
 
 def _codegen_attention(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any = None) -> tuple[Tensor, None]:
-    """Attend in place of CodeGen's `_attn`, which gets queries, keys and values [B, H, T, D]."""
-    layer = AttentionLayer(module.layer_idx, scale=1 / float(module.scale_attn))
-    return _replacement.get().attend(layer, query, key, value), None
+    """Compute attention in place of CodeGen's `_attn`; queries, keys, values and answers are [B, H, T, D]."""
+    return _replacement.get().attend(_gptj_layer(module), query, key, value), None
+
+
+def _gptj_layer(module: Any) -> AttentionLayer:
+    """Return the parameters of a GPT-J or CodeGen layer's attention."""
+    return AttentionLayer(module.layer_idx, scale=1 / float(module.scale_attn))
 
 
 def _gptj_attention(module: Any, hidden_states: Tensor, *, position_ids: Tensor, **_: Any) -> tuple[Tensor, None]:
@@ -304,42 +344,50 @@ def _gptj_attention(module: Any, hidden_states: Tensor, *, position_ids: Tensor,
 
     hidden_states: the layer's input, [B, T, F]. position_ids: the positions of the tokens, [B, T].
     """
-    replacement = _replacement.get()  # of the `custom_attention` block that the model runs in
+    replacement = _replacement.get()
     rotations = replacement.gptj_rotations(module, position_ids, hidden_states.dtype)
     queries, keys = _rotated_queries_and_keys(module, hidden_states, rotations)  # [B, H, T, D] each
-    heads_shape = (*hidden_states.shape[:2], module.num_attention_heads, -1)  # [B, T, H, D]
-    values = module.v_proj(hidden_states).view(heads_shape).transpose(1, 2)
-    layer = AttentionLayer(module.layer_idx, scale=1 / float(module.scale_attn))
-    answer = replacement.attend(layer, queries, keys, values)  # [B, H, T, D]
+    values = _split_heads(module, module.v_proj(hidden_states)).transpose(1, 2)  # [B, H, T, D]
+    answer = replacement.attend(_gptj_layer(module), queries, keys, values)  # [B, H, T, D]
     return module.out_proj(answer.transpose(1, 2).flatten(2)), None
 
 
+def _split_heads(module: Any, projected: Tensor) -> Tensor:
+    """Return a view of GPT-J's projected features [..., F] by attention head, [..., H, D]."""
+    return projected.view(*projected.shape[:-1], module.num_attention_heads, -1)
+
+
 def _rotated_queries_and_keys(module: Any, hidden_states: Tensor, rotations: Tensor) -> Tensor:
-    """Return GPT-J's queries and keys after rotary embedding, [2, B, H, T, D].
-
-    Each pair of neighbouring numbers (a, b) among the first `rotary_dim` of a query or key is a complex number a + bi.
-    It is multiplied by the rotation cos + i sin of its token's position. Doing so for all of them at once is faster
-    than transformers, which copies its table of sines (500 kB) for every row in every layer, and every head's numbers
-    five times.
-
-    rotations: complex, [B, T, 1, rotary_dim / 2].
-    """
-    heads_shape = (*hidden_states.shape[:2], module.num_attention_heads, -1)  # [B, T, H, D]
+    """Return GPT-J's queries and keys after rotary embedding, [2, B, H, T, D]. rotations: of each token, as complex."""
+    # Both are rotated at once, which is faster than transformers: it copies its table of sines (500 kB) for every row
+    # in every layer, and every head's numbers five times.
     projected = torch.stack([module.q_proj(hidden_states), module.k_proj(hidden_states)])  # [2, B, T, F]
-    by_head = projected.float().view(2, *heads_shape)  # [2, B, T, H, D]
-    pairs = by_head[..., : module.rotary_dim].view(2, *heads_shape, 2)  # [2, B, T, H, rotary_dim / 2, 2]
-    torch.view_as_complex(pairs).mul_(rotations)  # in place: `pairs` is a view of `by_head`
+    by_head = _split_heads(module, projected.float())  # [2, B, T, H, D]
+    _rotate_in_place(by_head[..., : module.rotary_dim], rotations)
     return by_head.to(hidden_states.dtype).transpose(2, 3)
 
 
+def _rotate_in_place(vectors: Tensor, rotations: Tensor) -> None:
+    """Multiply each pair of neighbouring numbers (a, b), as a + bi, by the rotation cos + i sin of its token.
+
+    vectors: [2, B, T, H, R]. rotations: complex, [B, T, 1, R / 2].
+    """
+    pairs = vectors.view(*vectors.shape[:-1], -1, 2)  # [2, B, T, H, R / 2, 2]
+    torch.view_as_complex(pairs).mul_(rotations)
+
+
 def _gpt_neo_attention(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any = None) -> tuple[Tensor, None]:
-    """Attend in place of GPT-Neo's `_attn`: without a scale, and with a window in every other layer."""
-    window = None
-    if module.attention_type == "local":
-        size = module.config.window_size
-        window = Locality(sliding_window_causal_mask_function(size), size)
-    layer = AttentionLayer(module.layer_id, scale=1.0, locality=window)
+    """Compute attention in place of GPT-Neo's `_attn`: without a scale, and with a window in every other layer."""
+    layer = AttentionLayer(module.layer_id, scale=1.0, locality=_gpt_neo_window(module))
     return _replacement.get().attend(layer, query, key, value), None
+
+
+def _gpt_neo_window(module: Any) -> Locality | None:
+    """Return the sliding window of a GPT-Neo layer; None for a layer that attends to all tokens."""
+    if module.attention_type != "local":
+        return None
+    size = module.config.window_size
+    return Locality(sliding_window_causal_mask_function(size), size)
 
 
 _METHODS: dict[type, dict[str, Callable[..., Any]]] = {

@@ -1,8 +1,7 @@
-"""What the method asks of a language model: token ids in; probabilities, samples and greedy rows out. Imports no torch.
+"""The interface to a language model: token ids in; probabilities, samples and greedy rows out. Imports no torch.
 
 The stages, decoding and perplexity use this interface alone; `TransformersBackend` and `ServiceBackend` implement it. A
-backend may share, cache and batch as it likes, as long as every number is what the whole sequence gives when it runs
-alone.
+backend may share, cache and batch as it likes, as long as every number is the same as if each sequence ran alone.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +22,7 @@ class Ends(Protocol):
     """Decides where a sampled call ends; `Encoding` implements it."""
 
     def may_end(self, tokens: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return for each token whether it may end a sample, [tokens]: its text holds "]", or it is EOS."""
+        """Return for each token whether it may end a sample, in their shape: its text holds "]", or it is EOS."""
 
     def has_ended(self, sampled: Sequence[int]) -> bool:
         """Return whether a sample is complete. Only called for samples whose last token `may_end`."""
@@ -31,11 +30,11 @@ class Ends(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SamplePoint:
-    """A place in a text at which calls are sampled.
+    """A point in a text at which calls are sampled.
 
-    - `tokens_before`: how many tokens of the text stand before it. Samples continue the prompt, these tokens and " [".
-    - `uniforms` [samples, max_call_tokens]: the random numbers in [0, 1) of each sample, one per token that it draws.
-      It draws the first token whose cumulative probability exceeds the number.
+    - `tokens_before`: the number of the text's tokens before it. Samples continue the prompt, these tokens and " [".
+    - `uniforms` [samples, max_call_tokens]: random numbers in [0, 1), one per token that a sample draws. It draws the
+      first token whose cumulative probability exceeds the number.
     """
 
     tokens_before: int
@@ -46,13 +45,13 @@ class SamplePoint:
 class TokenText:
     """A text x in which calls are proposed, as the tokens that follow the prompt.
 
-    - `ids`: the tokens of x, "Output:", and x again up to the last token that is needed. A call may stand before any
-      token of this second x, so p_i is the probability that " [" comes before its token i.
-    - `first_place`, `place_count`: p_i is wanted after the first `first_place` + i of `ids`, for i < `place_count`. The
-      count is 0 where p is known and only samples are wanted.
+    - `ids`: the tokens of x, "Output:", and x again up to the last token that is needed. p_i is the probability that
+      " [" comes before token i of this second x.
+    - `first_place`: the number of `ids` after which p_0 is computed; p_i is computed after `first_place` + i of them.
+    - `place_count`: the number of p_i to compute; 0 where only samples are wanted.
+    - `most_samples`: an upper limit of the number of samples that the points have together.
     - `choose`: gets p, [place_count], and returns the points at which to sample. A backend calls it once per text, and
       again where memory ran out in between.
-    - `most_samples`: an upper limit of the number of samples that the points have together.
     """
 
     ids: Sequence[int]
@@ -64,12 +63,13 @@ class TokenText:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenQuery:
-    """A question to a backend: what is the log p of certain tokens at certain places of a sequence?
+    """A question to a backend for the log p of tokens at places of a sequence.
 
     - `kind`: the field of TokenCounts that the computed tokens are added to.
-    - `prefix`, `text`: the tokens of the sequence, in two parts. Prefixes with a common beginning are computed once.
-    - `places`, `tokens`: log p of each token in `tokens[r]` is wanted after `prefix` and the first `places[r]` tokens
-      of `text`. All places have the same number of tokens.
+    - `prefix`: the first tokens of the sequence. Prefixes with a common beginning are computed once.
+    - `text`: the tokens after the prefix.
+    - `places`: the number of tokens of `text` after which log p is wanted.
+    - `tokens`: for each place, the tokens whose log p is wanted there; equally many at each place.
 
     With text [5, 8], places [0, 1] and tokens [[5], [8]], the answer is [[log p(5 | prefix)], [log p(8 | prefix, 5)]].
     """
@@ -115,11 +115,10 @@ class TokenCounts:
 
 @dataclass(frozen=True, slots=True)
 class CallForm:
-    """The form that a row has to keep to while it writes a call, until the call's result.
+    """The form of a call that a row of `GreedyRows` is writing, up to the call's result.
 
-    - `grammar`: an llguidance grammar for everything that follows. After it is complete, only the token `end` may
-      follow.
-    - `matcher`: the state of that grammar after the tokens written so far.
+    - `grammar`: an llguidance grammar for everything that follows, before the token `end`.
+    - `matcher`: the state of the grammar after the tokens written so far.
     - `most`: the most tokens that may follow.
     - `end`: the token that follows the complete call.
     """
@@ -141,15 +140,14 @@ class CallForm:
 class GreedyRows(Protocol):
     """A batch of sequences of different lengths, its rows, that the caller continues token by token.
 
-    Between two steps the batch answers questions about the next token of each row. A row's number is its index in the
-    batch; `keep` changes it.
+    A row is named by its index in the batch, which `keep` changes.
     """
 
     def step(self, tokens: Sequence[int], forms: Mapping[int, CallForm]) -> None:
         """Append a token to each row.
 
-        forms: by row, the form of a call that begins with this token. It is passed once, and the row keeps to it until
-            it leaves the batch.
+        forms: by row, the form of a call that begins with this token. It is passed once and holds until the row leaves
+            the batch.
         """
 
     def keep(self, rows: Sequence[int]) -> None:
@@ -171,7 +169,7 @@ class GreedyRows(Protocol):
         """Return the joint log probability of `tokens` as the continuation of a row; nothing is appended."""
 
     def forbid(self, places: Sequence[tuple[int, int]]) -> None:
-        """Forbid tokens as the next ones of rows, until the next step. places: pairs of a row and a token."""
+        """Forbid next tokens of rows until the next step. places: pairs of a row and a token."""
 
     def permit(self, row: int, form: CallForm) -> bool:
         """Forbid the next tokens that the grammar of a row's call does not allow; return whether it allows any."""
@@ -183,8 +181,8 @@ class GreedyRows(Protocol):
 class Backend(Protocol):
     """A language model that can be run.
 
-    - `identity`: library, version and arithmetic, such as `transformers 5.0.0, tf32`. It is recorded with the computed
-      rows, but is in no fingerprint: another identity changes numbers by rounding alone.
+    - `identity`: library, version and arithmetic, such as `transformers 5.0.0, tf32`. It is recorded with computed rows
+      and part of no fingerprint, because another identity changes numbers by rounding alone.
     - `context_length`: the most tokens of a sequence.
     - `greedy_rows`: the most rows that a batch of `greedy` may have.
     - `counts`: the tokens that went through the model so far.
@@ -216,7 +214,7 @@ class Backend(Protocol):
         2. It hands these to the text's `choose`, which returns the points at which to sample.
         3. At each point it draws a sample per row of `uniforms`. Samples are returned point by point.
 
-        Two texts, where the first chooses two points with one sample each and the second chooses none, give
+        Two texts, where the first chooses two points with one sample each and the second none, give
         [[[17, 4], [9]], []].
 
         - prompt: the tokens before each text.
@@ -227,7 +225,7 @@ class Backend(Protocol):
         """
 
     def log_probabilities(self, queries: Sequence[TokenQuery]) -> list[LogProbabilities]:
-        """Return the log p of each query, [places, tokens per place] each, in order. Raises ModelError as `propose`."""
+        """Return the log p of each query, [places, tokens per place] each. Raises ModelError where memory runs out."""
 
     def greedy(self, sequences: Sequence[Sequence[int]]) -> GreedyRows:
-        """Run at most `greedy_rows` sequences, and return them as rows for the caller to continue."""
+        """Run at most `greedy_rows` sequences, and return them as a batch for the caller to continue."""

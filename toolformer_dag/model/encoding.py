@@ -23,10 +23,11 @@ from toolformer_dag.texts.calls import (
 from toolformer_dag.texts.input_ends import find_behind_input
 
 ANCHOR = "a"
-"""Any text that does not merge with the text after it."""
+"""A short text before which others are tokenized as inside a sequence; its tokens are then cut off."""
 NAME_ANCHORS = ("a", ".", "0", "\n", "]")
-"""The same before the name of a tool; several, because a letter may merge with the name."""
+"""Anchors before the name of a tool, in order of preference: a letter may merge with the name."""
 OUTPUT = "\nOutput: "
+"""What stands between a text and its copy with calls."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,8 +48,7 @@ class TextTokens:
     def position_at(self, offset: int) -> int:
         """Return the index of the token that begins at character `offset` of the text.
 
-        Raises OffsetError where none begins there; it names the nearest character at which a token begins. Tokens that
-        are the later bytes of a character do not count.
+        Raises OffsetError, with the nearest character at which a token begins, where none begins there.
         """
         begins_here = (self.offsets == offset) & ~self.inside  # [n]
         matches = np.flatnonzero(begins_here)
@@ -57,23 +57,19 @@ class TextTokens:
         return int(matches[0])
 
     def place_at(self, text: str, offset: int) -> CallPlace | None:
-        """Return where among these tokens a call stands that somebody puts before character `offset` of their `text`.
+        """Return where a call stands among the tokens of `text` if it is put before character `offset`.
 
-        A call stands where a token begins. If none begins at that character, the call may move over the white space
-        beside it. Return None if no token begins there either.
-
-        The result names the character; `token`, before which the call is sampled; and `position`, the first token after
-        it that its losses count. They differ where the first of them is white space.
+        White space around `offset` does not matter. None where no token begins there, as inside a word.
         """
-        whole_character_tokens = np.flatnonzero(~self.inside)  # indices of the tokens before which a call may stand
-        place = place_at(text, self.offsets[whole_character_tokens], offset)
+        possible_tokens = np.flatnonzero(~self.inside)  # indices of the tokens before which a call may stand
+        place = place_at(text, self.offsets[possible_tokens], offset)
         if place is None:
             return None
-        # `place` numbers only the tokens that were passed; the result numbers all tokens.
+        # `place` numbers the possible tokens alone; the result numbers all tokens.
         return CallPlace(
             place.offset,
-            token=int(whole_character_tokens[place.token]),
-            position=int(whole_character_tokens[place.position]),
+            token=int(possible_tokens[place.token]),
+            position=int(possible_tokens[place.position]),
         )
 
     def nearest_boundary(self, offset: int) -> int:
@@ -84,53 +80,74 @@ class TextTokens:
         nearest = np.argmin(np.abs(boundary_offsets - offset))
         return int(boundary_offsets[nearest])
 
+    def part(self, first: int, end: int | None = None) -> "TextTokens":
+        """Return the tokens from index `first` up to the index `end`, by default to the last one."""
+        return TextTokens(self.ids[first:end], self.offsets[first:end], self.inside[first:end])
+
+    def shifted(self, characters: int) -> "TextTokens":
+        """Return the tokens with `characters` added to each offset."""
+        return TextTokens(self.ids, self.offsets + characters, self.inside)
+
 
 class Mark(NamedTuple):
-    """A marker of a call in a text, such as ` [`, and the character at which it begins."""
+    """A marker of a call in a text.
+
+    - `marker`: such as ` [`; empty at the end of the text.
+    - `start`: the character at which it begins.
+    """
 
     marker: str
     start: int
+
+    @property
+    def end(self) -> int:
+        """The character after the marker."""
+        return self.start + len(self.marker)
 
 
 class Encoding:
     """A fast tokenizer that encodes the parts of the method's sequences: prompts, texts and calls.
 
-    Calls have the paper's form, ` [Name(input) -> result]`, wherever they are passed in or returned. Only here are they
-    rewritten with the model's `markers`. Texts of C* (the augmented texts for training) have these markers already. A
-    text that holds the string of a special token, such as "<s>", gets the tokens of its characters.
+    Calls are passed in and returned in the paper's form, ` [Name(input) -> result]`, and tokenized with the model's
+    `markers`. Texts of C* (the augmented texts for training) have these markers already. A text that holds the string
+    of a special token, such as "<s>", gets the tokens of its characters.
 
     - `tokenizer`: a fast one of transformers.
     - `markers`: what opens, divides and closes a call, such as ` [`, ` ->` and `]`.
-    - `added`: by marker, its tokens, for the markers that are added tokens of the tokenizer. Only calls have them.
-    - `bos`, `eos`: the tokens before and after a sequence, as lists, which are empty where the tokenizer adds none.
+    - `added`: the tokens of each marker that is an added token of the tokenizer, by marker.
+    - `bos`: the tokens before a sequence; none where the tokenizer adds none.
+    - `eos`: the token after a sequence, in a list; empty where the tokenizer has none.
+    - `anchor`: "a" for tokenizers that add a space before the first word (Llama 2), else "". What stands inside a
+      sequence is tokenized after this text, whose tokens are then cut off.
     - `start`: the tokens of ` [`, or of another marker that opens a call. Every call begins with them, in prompts and
-      C* as in sampling and decoding. Where the tokenizer merges ` [` with a name, the two are tokenized apart.
+      C* as in sampling and decoding.
     - `output`: the tokens of "Output: ", which stand between a text and its copy with calls.
-    - `anchor`: "a" for tokenizers that add a space before the first word (Llama 2), else "". `start`, `output` and
-      calls stand inside a sequence, so they are tokenized after this text, whose tokens are then cut off.
     """
 
     def __init__(self, tokenizer: Any, markers: CallMarkers | None = None) -> None:
         """Tokenize the markers of calls, such as ` [`, as they stand inside a sequence.
 
-        tokenizer: a fast one of transformers. markers: by default those in its files, else the paper's.
+        tokenizer: a fast one of transformers. markers: by default the markers in its files, else the paper's.
         """
         self.tokenizer = tokenizer
         self.markers = markers or CallMarkers(**tokenizer.init_kwargs.get(MARKERS, {}))
         self.added = _added_markers(tokenizer, self.markers)
         self.bos = _leading_special_tokens(tokenizer)
-        self.eos = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
+        self.eos = _eos(tokenizer)
 
-        # Most tokenizers write ` [` after a text as they write it alone. Llama 2's adds a space to what is alone.
-        writes_pieces_alike = self._appends_start(self._ids(ANCHOR), self._ids(API_START))
-        self.anchor = "" if writes_pieces_alike else ANCHOR
-        self._anchor_ids: list[int] = [] if writes_pieces_alike else self._ids(ANCHOR)
+        self.anchor = self._needed_anchor()
+        self._anchor_ids: list[int] = self._ids(self.anchor) if self.anchor else []
         begin_ids, self.output = self._ids_inside([self.markers.begin, OUTPUT])
         self.start = self.added.get(self.markers.begin, begin_ids)
 
         self._call_opening = call_opening(None, self.markers.begin)  # the pattern of ` [` where it opens a call
         self._marker_ids = {self.markers.begin: self.start, **self.added}  # markers that are never merged with text
         self._end_markers: tuple[str, ...] = (self.markers.end,)  # what ends a sampled call
+
+    def _needed_anchor(self) -> str:
+        """Return "a" where the tokenizer adds a space to a ` [` that stands alone, as Llama 2's does, else ""."""
+        writes_pieces_alike = self._appends_start(self._ids(ANCHOR), self._ids(API_START))
+        return "" if writes_pieces_alike else ANCHOR
 
     def prompt_tokens(self, prompt: str) -> list[int]:
         """Return the tokens of `prompt` and "Input: " after it; BOS comes first where the tokenizer adds it."""
@@ -140,56 +157,52 @@ class Encoding:
     def texts(self, texts: Sequence[str]) -> list[TextTokens]:
         """Return the tokens of each text, without special tokens, with the character at which each token begins.
 
-        Characters that the tokenizer drops belong to the next token. Accents that it merges into a letter belong to the
-        letter's token.
+        Characters that the tokenizer drops belong to the next token, merged accents to the token of their letter.
         """
         if not texts:
             return []
         encoded = self._encoded(texts, return_offsets_mapping=True)
-        rows = zip(texts, encoded.input_ids, encoded.offset_mapping, strict=True)
-        return [_text_tokens(text, ids, spans) for text, ids, spans in rows]
+        encodings = zip(texts, encoded.input_ids, encoded.offset_mapping, strict=True)
+        return [_text_tokens(text, ids, spans) for text, ids, spans in encodings]
 
     def lengths(self, texts: Sequence[str]) -> list[int]:
-        """Return the number of tokens that `texts` gives each text; half as slow, because offsets are left out."""
+        """Return the number of tokens of each text; twice as fast as `texts`, because offsets are left out."""
         backend = self.tokenizer.backend_tokenizer
         backend.encode_special_tokens = True
-        return [len(text.ids) for text in backend.encode_batch_fast(list(texts), add_special_tokens=False)]
+        encodings = backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [len(encoding.ids) for encoding in encodings]
 
     def calls(self, calls: Sequence[str]) -> list[list[int]]:
         """Return the tokens of each call, written with the model's markers; the first are `start`, the tokens of ` [`.
 
-        calls: with or without a result, in the paper's form, such as " [Calculator(2+3) -> 5]" with its leading space.
-
-        A call that the tokenizer would begin otherwise is tokenized in pieces. It stays in one piece where the pieces
-        would decode to another text.
+        calls: in the paper's form, with or without a result, such as " [Calculator(2+3) -> 5]".
         """
         if not calls:
             return []
         written_calls = [in_markers(call, self.markers) for call in calls]
-        tokens_of_calls = []
-        for written_call, ids in zip(written_calls, self._ids_inside(written_calls), strict=True):
-            if self._needs_split(written_call, ids):
-                split = self._split(written_call, ids)
-                if split is not None:
-                    ids = split.ids
-            tokens_of_calls.append(ids)
-        return tokens_of_calls
+        whole_ids = self._ids_inside(written_calls)
+        return [self._call_ids(call, ids) for call, ids in zip(written_calls, whole_ids, strict=True)]
+
+    def _call_ids(self, call: str, whole: list[int]) -> list[int]:
+        """Return the tokens of a call that begin with `start`, where possible. whole: its tokens in one piece."""
+        if not self._needs_split(call, whole):
+            return whole
+        split = self._split(call, whole)
+        return whole if split is None else split.ids
 
     def with_calls(self, texts: Sequence[str]) -> list[TextTokens]:
         """Return the tokens of texts that may hold calls, written with the model's markers, as training texts do.
 
         A call gets the tokens that it has in sampling and decoding: no token spans a marker such as ` [` and the text
-        beside it. A text without a call is tokenized as usual. So is a text that decodes to another one where its
-        markers are tokenized apart.
+        beside it, unless the text would then decode to another one.
         """
-        tokens_of_texts = []
-        for text, tokens in zip(texts, self.texts(texts), strict=True):
-            if not self._markers_are_apart(text, tokens):
-                split = self._split(text, tokens.ids)
-                if split is not None:
-                    tokens = split
-            tokens_of_texts.append(tokens)
-        return tokens_of_texts
+        return [self._split_if_needed(text, whole) for text, whole in zip(texts, self.texts(texts), strict=True)]
+
+    def _split_if_needed(self, text: str, whole: TextTokens) -> TextTokens:
+        """Return the tokens of a text with its markers apart, where possible. whole: its tokens in one piece."""
+        if self._markers_are_apart(text, whole):
+            return whole
+        return self._split(text, whole.ids) or whole
 
     def keeps_text_tokens(self) -> bool:
         """Return whether a text keeps its tokens where ` [` or "Output: " is appended to it."""
@@ -202,22 +215,24 @@ class Encoding:
         return self._appends_start(self._anchor_ids, start)
 
     def body(self, sampled: Sequence[int]) -> str | None:
-        """Return the call in a sample, without its brackets and in the paper's form. Return None if it has no end.
+        """Return the call in a sample, in the paper's form without its brackets; None if the call has no end.
 
-        sampled: the tokens that the model wrote after " [". "Calculator(2+3)] and" gives "Calculator(2+3)". A "]"
-        inside the call's input is no end. In the encoding `before_results`, "->" ends a call too.
+        sampled: the tokens after " [". "Calculator(2+3)] and" gives "Calculator(2+3)". A "]" inside the input is no
+        end. In the encoding `before_results`, "->" is an end too.
         """
         text = self._text([*self.start, *sampled])
         begin = self.markers.begin.strip()
         after_begin = text[text.index(begin) + len(begin) :]
-        ends = []  # the characters at which an end marker stands after the input
-        for marker in self._end_markers:
-            end = find_behind_input(marker.strip(), after_begin)
-            if end >= 0:
-                ends.append(end)
-        if not ends:
-            return None
-        return in_paper_form(after_begin[: min(ends)], self.markers)
+        end = self._call_end(after_begin)
+        return None if end is None else in_paper_form(after_begin[:end], self.markers)
+
+    def _call_end(self, text: str) -> int | None:
+        """Return the character of the first end marker after the input of a call; None without one.
+
+        text: what follows the marker that opens the call, such as "Calculator(2+3)] and".
+        """
+        ends = [find_behind_input(marker.strip(), text) for marker in self._end_markers]  # -1 where there is none
+        return min((end for end in ends if end >= 0), default=None)
 
     @cached_property
     def before_results(self) -> "Encoding":
@@ -231,30 +246,22 @@ class Encoding:
         return encoding
 
     def has_ended(self, sampled: Sequence[int]) -> bool:
-        """Return whether a sample is complete: it holds a whole call, or its last token is EOS.
-
-        A "]" does not end a call where it closes a list or stands in a string of the input.
-        """
+        """Return whether a sample is complete: it holds a whole call, or its last token is EOS."""
         return sampled[-1] in self.eos or self.body(sampled) is not None
 
     def may_end(self, tokens: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return for each token whether it may end a sample, [tokens]; ids beyond the vocabulary do not."""
+        """Return for each token whether it may end a sample, in their shape; ids beyond the vocabulary do not."""
         return np.isin(tokens, self._ending_tokens)
 
     @cached_property
     def _ending_tokens(self) -> list[int]:
-        """The tokens with which a sample may end: EOS, and those that may complete a marker such as "]".
-
-        A marker that is an added token of the tokenizer (`added`) is completed by this token alone.
-        """
-        token_texts = self.tokenizer.batch_decode([[token] for token in range(len(self.tokenizer))])
+        """The tokens with which a sample may end: EOS, and all that may complete a marker such as "]"."""
+        vocabulary = [[token] for token in range(len(self.tokenizer))]
+        token_texts = self.tokenizer.batch_decode(vocabulary)
         ending_tokens = list(self.eos)
-        for end_marker in self._end_markers:
-            if self.added.get(end_marker):
-                ending_tokens += self.added[end_marker]
-                continue
-            marker = end_marker.strip()
-            ending_tokens += _completing_tokens(marker, token_texts)
+        for marker in self._end_markers:
+            # An added token of the tokenizer is the only one that completes its marker.
+            ending_tokens += self.added.get(marker) or _completing_tokens(marker.strip(), token_texts)
         return ending_tokens
 
     def _ids_inside(self, pieces: Sequence[str]) -> list[list[int]]:
@@ -274,8 +281,7 @@ class Encoding:
     def _markers_are_apart(self, text: str, tokens: TextTokens) -> bool:
         """Return whether no token of a text spans a ` [` that opens a call and the text beside it.
 
-        True for a text without calls. False for one with calls where markers are added tokens, because only `_split`
-        writes these.
+        False for every text with calls where markers are added tokens, because only `_split` writes these.
         """
         opening_bounds: set[int] = set()  # the characters at which each ` [` begins and ends
         for match in self._call_opening.finditer(text):
@@ -288,13 +294,10 @@ class Encoding:
         return opening_bounds <= token_starts
 
     def _split(self, text: str, whole: list[int]) -> TextTokens | None:
-        """Tokenize a text with calls in pieces: each marker, such as ` [`, and each text between two markers.
+        """Tokenize a text with calls in pieces, such as "is", " [" and "A(1)] so"; an added token is a piece too.
 
-        So no token spans a marker and the text beside it. "is [A(1)] so" has the pieces "is", " [" and "A(1)] so"; if
-        all markers are added tokens of the tokenizer (`added`), also "]".
-
-        whole: the tokens of the text in one piece. Return None if the tokens of the pieces decode to another text than
-        these do, and markers are no added tokens.
+        whole: the tokens of the text in one piece. Return None if the pieces decode to another text, unless markers are
+        added tokens.
         """
         tokens = _joined(self._parts(text))
         if not self.added:
@@ -306,14 +309,17 @@ class Encoding:
     def _parts(self, text: str) -> list[TextTokens]:
         """Return the tokens of each text between two markers, and of each marker, in order."""
         parts = []
-        piece_start = 0
+        start = 0
         for mark in self._marks(text):  # the last one is empty, at the end of the text
-            piece_text = text[piece_start : mark.start]
-            piece = self._after_marker(piece_text) if piece_start else self.texts([piece_text])[0]
-            parts.append(TextTokens(piece.ids, piece.offsets + piece_start, piece.inside))
+            between = self._text_between(text[start : mark.start], is_first=start == 0)
+            parts.append(between.shifted(start))
             parts.append(self._marker_tokens(mark))
-            piece_start = mark.start + len(mark.marker)
+            start = mark.end
         return parts
+
+    def _text_between(self, text: str, is_first: bool) -> TextTokens:
+        """Return the tokens of a text between two markers, or before the first marker."""
+        return self.texts([text])[0] if is_first else self._after_marker(text)
 
     def _marker_tokens(self, mark: Mark) -> TextTokens:
         """Return the tokens of a marker; each gets the marker's first character. An empty marker has none."""
@@ -321,10 +327,9 @@ class Encoding:
         return TextTokens(ids, offsets=np.full(len(ids), mark.start, np.int32), inside=np.zeros(len(ids), np.bool_))
 
     def _marks(self, text: str) -> Iterator[Mark]:
-        """Yield the markers of calls in a text that are tokenized apart from it, with their first characters, in order.
+        """Yield the markers in a text that are tokenized apart from it, in order: ` [` of each call and added tokens.
 
-        These are ` [` at each call or, where the tokenizer has markers as added tokens, all of them. Last comes an
-        empty marker at the end of the text.
+        Last comes an empty marker at the end of the text.
         """
         if self.added:
             for marker, start in marker_places(text, self.markers):
@@ -336,45 +341,52 @@ class Encoding:
         yield Mark("", len(text))
 
     def _after_marker(self, text: str) -> TextTokens:
-        """Tokenize a text that follows a marker such as ` [`, so that its first token is not one of a text's beginning.
-
-        Some tokenizers (Llama 2) add a space before the first word. For these the text is tokenized after an anchor,
-        another short text whose tokens are cut off again: the first anchor that does not merge with the text.
-        """
+        """Return the tokens of a text that follows a marker such as ` [`, without the space of a first word."""
         if self.anchor:
             for anchor in NAME_ANCHORS:
-                anchor_ids = self._ids(anchor)
-                [anchored] = self.texts([anchor + text])
-                text_start = len(anchor_ids)
-                if anchored.ids[:text_start] == anchor_ids:
-                    return TextTokens(
-                        anchored.ids[text_start:],
-                        offsets=anchored.offsets[text_start:] - len(anchor),
-                        inside=anchored.inside[text_start:],
-                    )
+                tokens = self._after_anchor(text, anchor=anchor)
+                if tokens is not None:
+                    return tokens
         return self.texts([text])[0]
+
+    def _after_anchor(self, text: str, *, anchor: str) -> TextTokens | None:
+        """Return the tokens of a text that follows the text `anchor`; None where a token spans both."""
+        anchor_ids = self._ids(anchor)
+        [anchored] = self.texts([anchor + text])
+        if anchored.ids[: len(anchor_ids)] != anchor_ids:
+            return None
+        return anchored.part(len(anchor_ids)).shifted(-len(anchor))
 
     def _appends_start(self, before: list[int], start: list[int]) -> bool:
         """Return whether the tokens `before` and `start` decode to the text of `before` and then ` [`."""
         return self._text(before + start) == self._text(before) + API_START
 
     def _ids(self, piece: str) -> list[int]:
+        """Return the tokens of a piece of text that stands alone."""
         return list(self._encoded([piece]).input_ids[0])
 
     def _encoded(self, texts: Sequence[str], **options: Any) -> Any:
+        """Return what the tokenizer makes of texts, without special tokens. options: further arguments for it."""
         return self.tokenizer(
             list(texts), add_special_tokens=False, split_special_tokens=True, verbose=False, **options
         )
 
     def _text(self, ids: list[int]) -> str:
+        """Return the text of tokens, special ones included."""
         text: str = self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return text
+
+
+def _eos(tokenizer: Any) -> list[int]:
+    """Return the token that ends a sequence, in a list; empty where the tokenizer has none."""
+    token = tokenizer.eos_token_id
+    return [] if token is None else [int(token)]
 
 
 def _completing_tokens(marker: str, token_texts: Sequence[str]) -> list[int]:
     """Return the tokens that may complete a marker: their text holds it, as ")]" does, or begins with its last part.
 
-    "->" may be written as two tokens, "-" and ">". token_texts: the text of each token of the vocabulary.
+    token_texts: the text of each token of the vocabulary. "->" may be written as two of them, "-" and ">".
     """
     tails = tuple(marker[cut:] for cut in range(1, len(marker)))  # (">",) for "->"
     return [token for token, text in enumerate(token_texts) if marker in text or text.startswith(tails)]
@@ -392,12 +404,12 @@ def _added_markers(tokenizer: Any, markers: CallMarkers) -> dict[str, list[int]]
 
 
 def _leading_special_tokens(tokenizer: Any) -> list[int]:
-    """Return the tokens that the tokenizer adds before a text, such as BOS; found by encoding "a"."""
-    plain = tokenizer("a", add_special_tokens=False).input_ids
-    full = tokenizer("a").input_ids
-    for start in range(len(full)):
-        if full[start : start + len(plain)] == plain:
-            return list(full[:start])
+    """Return the tokens that the tokenizer adds before a text, such as BOS."""
+    text_tokens = tokenizer("a", add_special_tokens=False).input_ids
+    all_tokens = tokenizer("a").input_ids
+    for start in range(len(all_tokens)):
+        if all_tokens[start : start + len(text_tokens)] == text_tokens:
+            return list(all_tokens[:start])
     return []
 
 
@@ -410,35 +422,44 @@ def _joined(parts: Sequence[TextTokens]) -> TextTokens:
 
 
 def _text_tokens(text: str, ids: list[int], spans: Sequence[tuple[int, int]]) -> TextTokens:
-    """Return the tokens of a text with the character at which each begins, so that each character has a token.
+    """Return the tokens of a text, each with the character at which it begins, so that each character has a token.
 
-    spans: the first character of each token and the one after its last, by the tokenizer.
-
-    Spans overlap where a character is several tokens: the later ones begin `inside` it. They leave gaps where the
-    tokenizer drops characters, which then belong to the token after the gap. With spans (0, 1), (3, 4), (3, 4), tokens
-    before each token reach to the characters [0, 1, 4]. So tokens begin at [0, 1, 3], and the last one inside a
-    character.
+    spans: the first character of each token and the character after its last, by the tokenizer. They leave gaps where
+    the tokenizer drops characters, and overlap where a character is several tokens.
     """
+    # With spans (0, 1), (3, 4), (3, 4) the earlier tokens of each token end at [0, 1, 4]. So tokens begin at [0, 1, 3],
+    # the second one with what was dropped, and the last one inside a character.
     starts, ends = np.array(spans, np.int32).reshape(-1, 2).T  # [n] each
-    # The character up to which the tokens before each token reach, [n].
-    ends_before = np.concatenate([[0], np.maximum.accumulate(ends)])[:-1].astype(np.int32)
+    ends_before = _ends_of_earlier_tokens(ends)  # [n]
     if not text.isascii():
-        for token in np.flatnonzero(ends_before < starts):
-            ends_before[token] = _end_of_accents(text, int(ends_before[token]), int(starts[token]))
+        ends_before = _ends_after_accents(text, starts, ends_before)
     return TextTokens(list(ids), offsets=np.minimum(starts, ends_before), inside=starts < ends_before)
 
 
-def _end_of_accents(text: str, start: int, end: int) -> int:
-    """Return the first character from `start` on that is no accent; `end` where all up to there are.
+def _ends_of_earlier_tokens(ends: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Return for each token the character after all earlier tokens, [n]; 0 for the first. ends: of each token, [n]."""
+    reached = np.concatenate([[0], np.maximum.accumulate(ends)])  # [n + 1]
+    return reached[:-1].astype(np.int32)
 
-    The characters from `start` to `end` have no token of their own. A tokenizer that merges accents into letters (NFC)
-    drops accents after a letter, which so belong to the letter's token.
+
+def _ends_after_accents(text: str, starts: NDArray[np.int32], ends_before: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Return `ends_before` moved behind accents without a token, which belong to the letter before them, [n].
+
+    A tokenizer that merges accents into letters (NFC) drops them. starts: the first character of each token, [n].
     """
+    moved = ends_before.copy()
+    for token in np.flatnonzero(ends_before < starts):
+        moved[token] = _end_of_accents(text, start=int(ends_before[token]), end=int(starts[token]))
+    return moved
+
+
+def _end_of_accents(text: str, *, start: int, end: int) -> int:
+    """Return the first character from `start` on that is no accent, at most `end`."""
     while start < end and _combines(text[start]):
         start += 1
     return start
 
 
 def _combines(character: str) -> bool:
-    """Return whether a character is a part of the one before it: a combining mark, or a Hangul vowel or final."""
+    """Return whether a character belongs to the one before it: a combining mark, or a Hangul vowel or final."""
     return unicodedata.category(character).startswith("M") or "\u1160" <= character <= "\u11ff"

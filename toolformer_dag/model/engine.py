@@ -1,4 +1,7 @@
-"""Compute proposals and losses of texts, exactly as the paper defines them, with any backend."""
+"""Compute proposals and losses of texts, exactly as the paper defines them, with any backend.
+
+p_i is the probability that the model begins a call before token i of a text.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -7,7 +10,7 @@ from weakref import WeakKeyDictionary
 
 from torch import nn
 
-from toolformer_dag.model.backend import Backend, TokenCounts, TokenQuery
+from toolformer_dag.model.backend import Backend, Ends, TokenCounts, TokenQuery
 from toolformer_dag.model.encoding import TextTokens
 from toolformer_dag.model.loading import LanguageModel, load_model
 from toolformer_dag.model.loss_scorer import LossScorer
@@ -22,15 +25,20 @@ from toolformer_dag.texts.call_places import sampling_token
 
 
 class Engine:
-    """Proposes and scores calls in many texts; `backend` runs the model.
+    """Proposes and scores calls in many texts.
 
-    token_budget: the most tokens of a pass; the default follows from the free memory. It counts only where no backend
-    is passed.
+    - `language_model`: the model and its tokenizer.
+    - `encoding`: the tokenizer as the method uses it.
+    - `backend`: runs the model.
     """
 
     def __init__(
         self, language_model: LanguageModel, *, backend: Backend | None = None, token_budget: int | None = None
     ) -> None:
+        """Run the model with `backend`, by default a new one.
+
+        token_budget: the most tokens of a pass of a new backend; by default as many as the free memory allows.
+        """
         self.language_model = language_model
         self.encoding = language_model.encoding
         self.backend = backend or _new_backend(language_model, token_budget)
@@ -41,10 +49,9 @@ class Engine:
         return self.backend.counts
 
     def position_at(self, text: str, offset: int) -> int:
-        """Return the index of the token x_i before which a call stands that is put before character `offset` of a text.
+        """Return the index i of the first token x_i after a call that is put before character `offset` of a text.
 
-        x_i is the token that begins there or, after white space, the first one that is not only white space. Raises
-        OffsetError where no token begins there.
+        White space after the call does not count as x_i. Raises OffsetError where no token begins at the character.
         """
         [tokens] = self.encoding.texts([text])
         place = tokens.place_at(text, offset)
@@ -65,79 +72,119 @@ class Engine:
     ) -> list[Proposal]:
         """Find positions in texts at which the model would begin a call, and sample calls there (paper, section 2).
 
-        p_i is the probability that ` [`, which begins a call, comes before token i of a text that follows the prompt.
-
         - prompt: instruction and examples of calls, before each text.
         - tau_s, k, m: the k most probable positions with p_i > tau_s get m samples each.
         - finetuned: whether the model learned calls with their results, so that samples end before these.
 
-        Returns a proposal per request, in order. It holds a reason instead where the text is empty or does not fit the
-        context, or some p_i is not finite. Raises ModelError where a single text does not fit into memory.
+        Returns a proposal per request. It holds a reason instead where the text is empty or does not fit the context,
+        or some p_i is not finite. Raises ModelError where a single text does not fit into memory.
         """
         selection = Selection(tau_s, k, m, sampling)
         prompt_tokens = self.encoding.prompt_tokens(prompt)
         ends = self.encoding.before_results if finetuned else self.encoding
-        texts = self.encoding.texts([request.text for request in requests])
-        proposals = [
-            self._pending(request, text, selection, prompt_length=len(prompt_tokens))
-            for request, text in zip(requests, texts, strict=True)
-        ]
-        running = [proposal for proposal in proposals if proposal.needs_model]
-        if running:
-            token_texts = [proposal.token_text() for proposal in running]
-            # The backend calls `choose_points` of each proposal, which notes p_i there.
-            samples_of_texts = self.backend.propose(prompt_tokens, token_texts, self.encoding.start, ends, sampling)
-            for proposal, samples in zip(running, samples_of_texts, strict=True):
-                proposal.samples = samples
+        proposals = self._pending_proposals(requests, selection, prompt_length=len(prompt_tokens))
+        self._run(prompt_tokens, proposals, ends, sampling)
         return [proposal.proposal(ends) for proposal in proposals]
+
+    def _pending_proposals(
+        self, requests: Sequence[ProposalRequest], selection: Selection, *, prompt_length: int
+    ) -> list[PendingProposal]:
+        """Return the proposal of each request before the model runs. Raises ValueError for unfit stored p_i."""
+        texts = self.encoding.texts([request.text for request in requests])
+        proposals = []
+        for request, text in zip(requests, texts, strict=True):
+            proposal = self._new_proposal(request, text, selection)
+            proposal.reason = self._refusal(proposal, prompt_length)
+            if proposal.reason is None:
+                _take_stored_probabilities(proposal)
+            proposals.append(proposal)
+        return proposals
+
+    def _new_proposal(self, request: ProposalRequest, text: TextTokens, selection: Selection) -> PendingProposal:
+        """Return the empty proposal of a request. text: the tokens of the request's text x.
+
+        The model reads the prompt, x, "Output:", and x again. A call may stand before each token of the second x.
+        """
+        x_and_output = text.ids + self.encoding.output
+        if not request.calls:
+            return PendingProposal(request, selection, text=text, lead=x_and_output)
+        # The next call of a chain stands right after the earlier calls, so before this token alone.
+        next_token = sampling_token(request.text, text.offsets, request.behind)
+        only_place = text.part(next_token, next_token + 1)
+        [earlier_calls] = self.encoding.calls([request.calls])
+        lead = x_and_output + text.ids[:next_token] + earlier_calls
+        return PendingProposal(request, selection, text=only_place, lead=lead)
+
+    def _refusal(self, proposal: PendingProposal, prompt_length: int) -> str | None:
+        """Return why the model cannot run for a proposal: "empty", or "does_not_fit" the context with a call."""
+        place_count = len(proposal.text.ids)
+        if not place_count:
+            return "empty"
+        call_length = len(self.encoding.start) + proposal.selection.sampling.max_call_tokens
+        length = prompt_length + len(proposal.lead) + place_count + call_length
+        return "does_not_fit" if length > self.backend.context_length else None
+
+    def _run(
+        self, prompt: list[int], proposals: Sequence[PendingProposal], ends: Ends, sampling: SamplingSettings
+    ) -> None:
+        """Run the model for the proposals that need it. They get their samples, and p_i where it was not stored."""
+        running = [proposal for proposal in proposals if proposal.needs_model]
+        if not running:
+            return
+        # The backend calls `choose_points` of each proposal, which stores p_i.
+        token_texts = [proposal.token_text() for proposal in running]
+        samples_of_texts = self.backend.propose(prompt, token_texts, self.encoding.start, ends, sampling)
+        for proposal, samples in zip(running, samples_of_texts, strict=True):
+            proposal.samples = samples
 
     def losses(self, requests: Sequence[LossRequest], floor: float | None = None) -> list[CallLosses]:
         """Return the three losses of each call (paper, section 2), in nats, in the order of `requests`.
 
-        They are losses of the text after the call: L(empty) where nothing stands before it, L(c) where the call does,
-        and L(c, r) where the call does with its result. A call that does not fit the context with its text has NaN and
-        a reason.
+        L(empty), L(c) and L(c, r) are losses of the text after nothing, after the call, and after the call with its
+        result. They are NaN, with a reason, where call and text do not fit the context.
 
-        floor: the lowest threshold by which calls will be filtered. L(c) is not computed, and is None, where even
-        L(empty) - L(c, r) is below it: the call is dropped then, whatever L(c) is.
+        floor: the lowest threshold of delta. Where L(empty) - L(c, r), the largest possible delta, is below it, L(c) is
+        not computed and None.
 
         Raises ValueError for a position outside its text, ModelError where a single sequence does not fit into memory.
         """
         return LossScorer(self.backend, self.encoding, requests).losses(floor)
 
     def chained_losses(self, requests: Sequence[LossRequest]) -> list[tuple[float, float] | None]:
-        """Return L(z, c) and L(z, c, r) of each request, in nats, where z are the earlier calls of its chain (`calls`).
+        """Return two losses of each call of a chain in nats, L(z, c) and L(z, c, r), in the order of `requests`.
 
-        L(z, c) is the loss of the text after z and the call c, L(z, c, r) the loss after z and c with its result r.
-
-        Returns pairs in the order of `requests`, None where calls and text do not fit the context. Raises as `losses`.
+        They are losses of the text after the earlier calls z of the chain and the call c, without and with its result
+        r. None in place of the pair where calls and text do not fit the context. Raises as `losses`.
         """
         return LossScorer(self.backend, self.encoding, requests).chained()
 
     def needs(self, requests: Sequence[NeedRequest]) -> list[float]:
-        """Return how much the last call of each chain needs the calls before it, in nats, in the order of `requests`.
+        """Return how much likelier each call is after the right results of the calls before it, in nats.
 
-        A request has a text, a call, and the calls before it in two versions: `before` with their results, and `other`
-        with results of other calls. The need is log p(call | text, before) - log p(call | text, other), where the text
-        ends where the calls stand. It is large where the call uses the right results.
-
-        Raises ModelError where a sequence does not fit into memory.
+        It is log p(call | text, before) - log p(call | text, other), where `before` are the earlier calls of its chain
+        and `other` the same calls with other results. The text ends where the calls stand. Raises ModelError where a
+        sequence does not fit into memory.
         """
-        text_tokens = self._tokens_by_text(requests)
-        call_tokens = self._tokens_by_call(requests)
-        queries = []  # two per request: after `before`, then after `other`
-        for request in requests:
-            text_before = self._tokens_before_call(request, text_tokens[request.text])
-            for calls_before in (request.before, request.other):
-                prefix = text_before + call_tokens[calls_before]
-                queries.append(self._call_query(call_tokens[request.call], prefix))
-        log_p_of_calls = [float(log_p_of_tokens.sum()) for log_p_of_tokens in self.backend.log_probabilities(queries)]
+        answers = self.backend.log_probabilities(self._need_queries(requests))
+        log_p_of_calls = [float(log_p_of_tokens.sum()) for log_p_of_tokens in answers]
         after_before = log_p_of_calls[0::2]
         after_other = log_p_of_calls[1::2]
         return [before - other for before, other in zip(after_before, after_other, strict=True)]
 
+    def _need_queries(self, requests: Sequence[NeedRequest]) -> list[TokenQuery]:
+        """Return two queries per request, for log p of its call after the calls `before` and after `other`."""
+        text_tokens = self._tokens_by_text(requests)
+        call_tokens = self._tokens_by_call(requests)
+        queries = []
+        for request in requests:
+            text_before = self._tokens_before_call(request, text_tokens[request.text])
+            for earlier_calls in (request.before, request.other):
+                prefix = text_before + call_tokens[earlier_calls]
+                queries.append(self._call_query(call_tokens[request.call], prefix=prefix))
+        return queries
+
     def _tokens_before_call(self, request: NeedRequest, text: TextTokens) -> list[int]:
-        """Return BOS and the tokens of a text up to x_i, or up to the white space before x_i: there the call stands."""
+        """Return BOS and the tokens of a text before a call: those before x_i and the white space beside it."""
         next_token = sampling_token(request.text, text.offsets, request.position)
         return self.encoding.bos + text.ids[:next_token]
 
@@ -150,83 +197,65 @@ class Engine:
         """Return the tokens of the requests' calls, and of both versions of the calls before them, by their text."""
         distinct_calls: dict[str, None] = {}  # a dictionary keeps their order
         for request in requests:
-            distinct_calls.update(dict.fromkeys((request.before, request.other, request.call)))
+            distinct_calls[request.before] = None
+            distinct_calls[request.other] = None
+            distinct_calls[request.call] = None
         calls = list(distinct_calls)
         return dict(zip(calls, self.encoding.calls(calls), strict=True))
 
-    def _call_query(self, call: list[int], prefix: list[int]) -> TokenQuery:
+    def _call_query(self, call: list[int], *, prefix: list[int]) -> TokenQuery:
         """Return the query for log p of each token of a call after a prefix, without the tokens of ` [`."""
         places = range(len(self.encoding.start), len(call))
-        return TokenQuery(
-            "loss_call", prefix=prefix, text=call, places=places, tokens=[[call[place]] for place in places]
-        )
+        tokens = [[call[place]] for place in places]
+        return TokenQuery("loss_call", prefix=prefix, text=call, places=places, tokens=tokens)
 
     def token_losses(self, request: LossRequest, tokens: int) -> list[dict[str, Any]]:
         """Return what the losses of a call consist of: a dictionary for each of the `tokens` tokens after the call.
 
-        Its keys: `token`, the text; `weight`, w_(j-i) of the paper; and -log p in nats as `loss_empty`, `loss_call`,
-        `loss_result`. Their weighted sums are what `losses` returns.
-
-        There are fewer at the end of the text, and none where call and text do not fit the context. Raises as `losses`.
+        Its keys are `token`, the text; `weight`, w_(j-i) of the paper; and -log p in nats as `loss_empty`, `loss_call`,
+        `loss_result`. The list ends with the text, and is empty where call and text do not fit the context. Raises as
+        `losses`.
         """
         return LossScorer(self.backend, self.encoding, [request], window=tokens).token_losses()
 
-    def _pending(
-        self, request: ProposalRequest, text: TextTokens, selection: Selection, *, prompt_length: int
-    ) -> PendingProposal:
-        """Return the proposal of a request before the model runs for it.
 
-        It has a reason where the text is empty or does not fit the context. It has p_i, the probability of a call
-        before token i, where the request brings stored ones.
+def _take_stored_probabilities(proposal: PendingProposal) -> None:
+    """Give a proposal the p_i that its request has stored, if any, and the samples that are missing.
 
-        - text: the tokens of the request's text.
-        - prompt_length: how many tokens of the prompt stand before it.
-
-        Raises ValueError for stored probabilities of another length.
-        """
-        # The model reads the prompt, x, "Output:", and x again, in which a call may stand before each token.
-        lead = text.ids + self.encoding.output  # what stands between the prompt and the second x
-        places = text  # the tokens before which a call may stand
-        if request.calls:
-            # The next call of a chain stands right after the earlier ones, so before this token alone.
-            next_token = sampling_token(request.text, text.offsets, request.behind)
-            only = slice(next_token, next_token + 1)
-            lead = lead + text.ids[:next_token] + self.encoding.calls([request.calls])[0]
-            places = TextTokens(text.ids[only], text.offsets[only], text.inside[only])
-        pending = PendingProposal(request, selection, places, lead)
-
-        place_count = len(places.ids)
-        call_length = len(self.encoding.start) + selection.sampling.max_call_tokens
-        if not place_count:
-            pending.reason = "empty"
-        elif prompt_length + len(lead) + place_count + call_length > self.backend.context_length:
-            pending.reason = "does_not_fit"
-        elif request.probabilities is not None:
-            stored_count = len(request.probabilities)
-            if stored_count != place_count:
-                raise ValueError(f"{stored_count} probabilities were given for a text of {place_count} tokens")
-            pending.probabilities = request.probabilities
-            pending.missing = selection.missing_samples(request, places.offsets, request.probabilities)
-        return pending
+    Raises ValueError where their number differs from the positions.
+    """
+    stored = proposal.request.probabilities
+    if stored is None:
+        return
+    place_count = len(proposal.text.ids)
+    if len(stored) != place_count:
+        raise ValueError(f"{len(stored)} probabilities were given for a text of {place_count} tokens")
+    proposal.probabilities = stored
+    proposal.missing = proposal.selection.missing_samples(proposal.request, proposal.text.offsets, stored)
 
 
 def load_engine(settings: Settings, name: str | None = None, dtype: str | None = None) -> Engine:
-    """Load the settings' model, or the model `name`, under the settings' device and dtype. Raises ModelError."""
+    """Load the settings' model, or the model `name`, onto the settings' device. Raises ModelError.
+
+    dtype: the data type of the weights, by default the settings'.
+    """
     return Engine(load_model(settings.model, name, dtype), token_budget=settings.model.token_budget)
 
 
 _BACKENDS: WeakKeyDictionary[LanguageModel, Backend] = WeakKeyDictionary()
+"""The backends that `backend_of` returned, by model."""
 
 
 def backend_of(language_model: LanguageModel) -> Backend:
     """Return the backend that runs a model: the same object at each call, released with the model."""
     if language_model not in _BACKENDS:
         # The backend holds a copy: a value that refers to its key would keep the key, and the weights, for ever.
-        _BACKENDS[language_model] = _new_backend(replace(language_model), None)
+        _BACKENDS[language_model] = _new_backend(replace(language_model))
     return _BACKENDS[language_model]
 
 
-def _new_backend(language_model: LanguageModel, token_budget: int | None) -> Backend:
+def _new_backend(language_model: LanguageModel, token_budget: int | None = None) -> Backend:
+    """Return the backend for a torch module, or for a service that runs the model in another engine."""
     if isinstance(language_model.model, nn.Module):
         return TransformersBackend(language_model, token_budget=token_budget)
     return ServiceBackend(language_model.model, language_model.context_length)

@@ -1,11 +1,12 @@
 """Convert a GGUF file to a folder of safetensors in bfloat16 and a tokenizer, in a process of its own.
 
-`python -m toolformer_dag.model.gguf_conversion FILE HASH FOLDER`: HASH is that of the file, FOLDER is written.
+`python -m toolformer_dag.model.gguf_conversion FILE HASH FOLDER` writes FOLDER; HASH is the hash of FILE.
 """
 
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
@@ -19,12 +20,26 @@ from toolformer_dag.model.weights import CONVERSION, ORIGIN
 def convert(file: Path, digest: str, folder: Path) -> None:
     """Write model and tokenizer of a GGUF file to `folder`, as safetensors in bfloat16, with a JSON of its identity.
 
-    digest: the hash of the file, a part of the identity.
-
-    The tokenizer adds BOS, the token that begins a sequence, where that clearly lowers the loss of a trial text
-    (`bos_gain`). bfloat16 is exact enough: it rounds the weights by less than their quantization did. Raises what
-    transformers raises.
+    digest: the hash of the file, a part of the identity. Raises what transformers raises.
     """
+    model = _dequantized_model(file)
+    tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    identity = {"gguf": digest, "conversion": str(CONVERSION)}
+    if _gains_by_bos(model, tokenizer):
+        set_bos(file.name, tokenizer, wanted=True)
+        identity["bos"] = tokenizer.bos_token
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    (folder / ORIGIN).write_text(json.dumps(identity), encoding="utf-8")
+
+
+def _gains_by_bos(model: Any, tokenizer: Any) -> bool:
+    """Return whether BOS, the token that begins a sequence, clearly lowers the loss of a trial text."""
+    return bool(bos_gain(model, Encoding(tokenizer), context_length(model.config)))
+
+
+def _dequantized_model(file: Path) -> Any:
+    """Return the model of a GGUF file in bfloat16, which rounds the weights by less than their quantization did."""
     model = AutoModelForCausalLM.from_pretrained(
         file.parent,
         gguf_file=file.name,
@@ -32,14 +47,7 @@ def convert(file: Path, digest: str, folder: Path) -> None:
         quantization_config=GgufConfig(dequantize=True),
     )
     model.eval()
-    tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-    identity = {"gguf": digest, "conversion": str(CONVERSION)}
-    if bos_gain(model, Encoding(tokenizer), context_length(model.config)):
-        set_bos(file.name, tokenizer, True)
-        identity["bos"] = tokenizer.bos_token
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    (folder / ORIGIN).write_text(json.dumps(identity), encoding="utf-8")
+    return model
 
 
 if __name__ == "__main__":

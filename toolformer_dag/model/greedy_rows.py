@@ -1,4 +1,4 @@
-"""Rows whose next tokens the caller chooses, with the scores of what may come next."""
+"""A batch of sequences whose next tokens the caller chooses, with the scores of the tokens that may come next."""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -17,11 +17,14 @@ class GreedyBatch:
     """A batch of sequences (rows) that the caller continues token by token; it implements the protocol `GreedyRows`.
 
     `scores` [rows, V], float32: the logits of each row's next token, minus infinity where a token is forbidden. `step`
-    computes them anew, so that what was forbidden before is allowed again.
+    computes them anew, so that every token is allowed again.
     """
 
     def __init__(self, backbone: Backbone, branches: Branches, features: Tensor) -> None:
-        """Begin with the rows of `branches`, which ran already. features: of their last tokens, [rows, F]."""
+        """Begin with the sequences of `branches`, which ran already.
+
+        features: the last hidden state of each sequence, [rows, F].
+        """
         self._backbone = backbone
         self._branches = branches
         self._features = features
@@ -29,7 +32,7 @@ class GreedyBatch:
 
     @torch.inference_mode()
     def step(self, tokens: Sequence[int], forms: Mapping[int, CallForm] = MappingProxyType({})) -> None:
-        """Append a token to each row, and run it. `forms` have no effect here: the caller passes them to `permit`."""
+        """Append a token to each row, and run it. `forms` have no effect: the caller passes them to `permit`."""
         self._features = self._branches.step(on_device(tokens, self._backbone.device))
         self.scores = self._backbone.logits(self._features)
 
@@ -55,7 +58,7 @@ class GreedyBatch:
 
     @torch.inference_mode()
     def forbid(self, places: Sequence[tuple[int, int]]) -> None:
-        """Forbid tokens as the next ones of rows, until the next step. places: pairs of a row and a token."""
+        """Forbid next tokens of rows until the next step. places: pairs of a row and a token."""
         if places:
             rows, tokens = zip(*places, strict=True)
             self.scores[list(rows), list(tokens)] = -torch.inf
@@ -92,12 +95,20 @@ class GreedyBatch:
     def log_probability(self, row: int, tokens: Sequence[int]) -> float:
         """Return the joint log probability, in nats, of `tokens` as the continuation of a row.
 
-        Nothing is appended to the row: where there are several tokens, a copy of it runs all but the last.
+        Nothing is appended to the row: a copy of it runs all tokens but the last.
         """
-        total = float(self.scores[row].log_softmax(-1)[tokens[0]])
+        total = self._next_log_p(row, tokens[0])
         if len(tokens) > 1:
-            copied_row = GreedyBatch(self._backbone, self._branches.branch(row), self._features[[row]])
+            copied_row = self._copied(row)
             for token, next_token in pairwise(tokens):
                 copied_row.step([token])
-                total += float(copied_row.scores[0].log_softmax(-1)[next_token])
+                total += copied_row._next_log_p(0, next_token)
         return total
+
+    def _next_log_p(self, row: int, token: int) -> float:
+        """Return log p of a token as the next one of a row, in nats."""
+        return float(self.scores[row].log_softmax(-1)[token])
+
+    def _copied(self, row: int) -> "GreedyBatch":
+        """Return a copy of a row as a batch of its own."""
+        return GreedyBatch(self._backbone, self._branches.branch(row), self._features[[row]])

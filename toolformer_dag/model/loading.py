@@ -17,7 +17,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from toolformer_dag.model.encoding import Encoding
 from toolformer_dag.model.sentencepieces import check_sentencepiece
-from toolformer_dag.model.token_service import TokenService
+from toolformer_dag.model.token_service import LoadService
 from toolformer_dag.model.trials import bos_gain, check_causal, trial_tokens
 from toolformer_dag.model.weights import (
     CHECKPOINT,
@@ -41,7 +41,7 @@ from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.texts.calls import in_markers
 
 THREADS = min(torch.get_num_threads(), cores())
-"""The threads of torch at start, at most one per core: others would spin until they get a core."""
+"""The threads of torch at start, at most one per core: more would spin until they get a core."""
 
 
 def count_parameters(model: nn.Module) -> int:
@@ -65,7 +65,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 """The data types that models run in, by their names in the settings."""
 UNLIMITED = 1 << 30
 """The context length of a model whose config names none."""
-BOS_HELPS = (
+_BOS_WARNING = (
     "%s: a text costs %.2f nats per token less after %s, which its tokenizer does not add; set model.bos = true to "
     "begin with it, or false to keep this"
 )
@@ -80,9 +80,10 @@ class LanguageModel:
     - `encoding`: the tokenizer as the method uses it.
     - `context_length`: the most tokens of a sequence, whatever its attention's window.
     - `name`: folder or hub id.
-    - `model`: a torch module, or a `TokenService`, which runs the model in another engine.
+    - `model`: a torch module, or a `TokenService`, which runs the model in another engine such as vLLM.
+    - `tokenizer`: a fast tokenizer of transformers.
     - `config`: the model's config in transformers.
-    - `parameters`: their number; 0 for a served model whose files are not on this machine.
+    - `parameters`: the number of its weights; 0 for a served model whose files are not on this machine.
     - `identity`: hashes of the files it was loaded from; empty unless `load_identified` loaded it.
     """
 
@@ -103,7 +104,7 @@ class LanguageModel:
     @property
     def dtype(self) -> str:
         """Return the data type of the weights, such as "float32"."""
-        return str(self.model.dtype).removeprefix("torch.")
+        return _dtype_name(self.model.dtype)
 
     @property
     def arithmetic(self) -> str:
@@ -112,60 +113,63 @@ class LanguageModel:
         return "tf32" if has_tf32 and self.dtype == "float32" else self.dtype
 
 
-_ONE_AT_A_TIME = threading.Lock()
-"""Held while transformers builds a model: it sets the default device of the process meanwhile."""
+_BUILDING_MODEL = threading.Lock()
+"""Held while transformers builds a model, because it changes the default device of the process meanwhile."""
 
 
 def load_model(model: ModelSettings, name: str | None = None, dtype: str | None = None) -> LanguageModel:
     """Load the causal language model of the settings, or another one; from safetensors only.
 
-    - name: the folder or hub id of another model, such as a checkpoint; the settings' device is used for it too.
+    - name: the folder or hub id of another model, such as a checkpoint.
     - dtype: replaces the settings' data type. Where they say `auto`, another model takes the data type of the settings'
-      model, so that a checkpoint, which is stored in float32, is measured as its base model is.
+      model: a checkpoint, which is stored in float32, is measured as its base model is.
 
-    On a GPU, products of float32 are computed in TF32, in the whole process. Logs a warning where texts would be
-    clearly likelier after BOS and the tokenizer does not add it.
-
-    Raises ModelError where a file is missing or unreadable, or the model is not a causal LM with a fast tokenizer.
+    Lets a GPU compute float32 in TF32, in the whole process. Logs a warning where the tokenizer should add BOS. Raises
+    ModelError where a file is missing or unreadable, or the model is not a causal LM with a fast tokenizer.
     """
     to_load = model if name is None else _settings_of(model, name)
     dtype_to_load = _dtype_to_load(model, name, dtype)
-    # The settings' engine runs every model: transformers in this process, or another one such as vLLM.
     if model.in_torch:
         return _load_in_torch(to_load, dtype_to_load)
     return _load_in_service(to_load, dtype_to_load)
 
 
 def _settings_of(model: ModelSettings, name: str) -> ModelSettings:
-    """Return the settings under which the model `name` is loaded on this machine.
-
-    It has no servers' URLs, because the servers of the settings run the settings' model only.
-    """
+    """Return the settings under which the model `name` is loaded on this machine, without servers."""
     settings = model if name == model_name(model) else model.other(name)
-    return settings.model_copy(update={"url": ()})
+    return settings.model_copy(update={"url": ()})  # the servers run the settings' model only
 
 
 def _load_in_torch(model: ModelSettings, dtype: torch.dtype | str) -> LanguageModel:
     """Load a model into this process, onto the settings' device.
 
-    Logs a warning where the processor is slow in the weights' data type, and where BOS would make texts likelier.
     Raises ModelError where it cannot be loaded, or its weights have a data type that is not in DTYPES.
     """
     device = _device(model.device)
-    options = {**_source(model), "use_safetensors": True, "dtype": dtype}
     tokenizer = load_encoding(model).tokenizer
-    with _ONE_AT_A_TIME:
-        loaded = from_hub(AutoModelForCausalLM, model_name(model), options)
-    _prepare_arithmetic(model.name, str(loaded.dtype).removeprefix("torch."), device)
-    language_model = wrap_language_model(model_name(model), loaded.to(device), tokenizer)
-    _warn_of_bos(model, language_model)
-    return language_model
+    module = _load_module(model, dtype)
+    _prepare_arithmetic(model.name, _dtype_name(module.dtype), device)
+    loaded = wrap_language_model(model_name(model), module.to(device), tokenizer)
+    _warn_of_bos(model, loaded)
+    return loaded
+
+
+def _load_module(model: ModelSettings, dtype: torch.dtype | str) -> Any:
+    """Return the settings' model as a torch module on the CPU. Raises ModelError where it cannot be loaded."""
+    options = {**_source(model), "use_safetensors": True, "dtype": dtype}
+    with _BUILDING_MODEL:
+        return from_hub(AutoModelForCausalLM, model_name(model), options)
+
+
+def _dtype_name(dtype: torch.dtype | str) -> str:
+    """Return the name of a data type without "torch.", such as "float32"."""
+    return str(dtype).removeprefix("torch.")
 
 
 def _prepare_arithmetic(name: str, dtype: str, device: torch.device) -> None:
-    """Let a GPU compute float32 in TF32, in the whole process; log a warning for a data type that is slow on the CPU.
+    """Let a GPU compute float32 in TF32, in the whole process; warn of a data type that is slow on the CPU.
 
-    Raises ModelError for a data type that is not in DTYPES. name: the model's, for the message.
+    name: of the model, for the message. Raises ModelError for a data type that is not in DTYPES.
     """
     if dtype not in DTYPES:
         raise ModelError(f"the weights of {name!r} are {dtype}; set model.dtype to {', '.join(DTYPES)}")
@@ -177,43 +181,34 @@ def _prepare_arithmetic(name: str, dtype: str, device: torch.device) -> None:
 
 
 def _warn_of_bos(model: ModelSettings, loaded: LanguageModel) -> None:
-    """Log a warning where texts would be likelier after BOS, the token that begins a sequence, and it is not added.
-
-    There is none where the setting `model.bos` is set, or for a checkpoint of this project, which runs as it was
-    trained.
-    """
-    is_checkpoint = Path(loaded.name, CHECKPOINT).is_file()
-    if model.bos is not None or is_checkpoint:
+    """Log a warning where BOS, the token that begins a sequence, is not added and would make texts likelier."""
+    if model.bos is not None:
+        return
+    if Path(loaded.name, CHECKPOINT).is_file():  # a checkpoint of this project runs as it was trained
         return
     gain = bos_gain(loaded.model, loaded.encoding, loaded.context_length)
     if gain:
-        _log.warning(BOS_HELPS, loaded.name, gain, loaded.tokenizer.bos_token)
+        _log.warning(_BOS_WARNING, loaded.name, gain, loaded.tokenizer.bos_token)
 
 
 SERVICES: Mapping[str, str] = {"vllm": "toolformer_dag.model.vllm_service"}
-"""By `model.engine`, the module whose `load_service` returns a `TokenService`; only it imports the engine's package."""
+"""`model.engine` -> the module whose `load_service` is a `LoadService`; only it imports the engine's package."""
 
 
 def _load_in_service(model: ModelSettings, dtype: torch.dtype | str) -> LanguageModel:
     """Load a model into an engine such as vLLM, or connect to the servers that run it.
 
-    Tokenizer and config are loaded in this process too, from files on this machine or the hub. The weights may be on
-    the servers alone. Raises ModelError where the engine's package is missing or it cannot run the model.
+    Tokenizer and config are loaded into this process too. Raises ModelError where the engine's package is missing or it
+    cannot run the model.
     """
-    try:
-        engine = import_module(SERVICES[model.engine])
-    except ImportError as error:
-        raise ModelError(
-            f'model.engine = "{model.engine}" needs the package {model.engine} ({error}); install it as '
-            f'docs/howto/{model.engine}.md says, or set model.engine = "transformers"'
-        ) from error
+    engine = _engine_module(model.engine)
     name = model_name(model)
     encoding = load_encoding(model)
     config = load_config(model)
     check_rows(name, encoding, config)
     length = context_length(config)
-    service: TokenService = engine.load_service(model, str(dtype).removeprefix("torch."), config, length)
-    folder = model_folder(name, model.revision)  # the files of a served model may be on another machine
+    load_service: LoadService = engine.load_service
+    service = load_service(model, _dtype_name(dtype), config, length)
     return LanguageModel(
         encoding=encoding,
         context_length=length,
@@ -221,18 +216,32 @@ def _load_in_service(model: ModelSettings, dtype: torch.dtype | str) -> Language
         model=service,
         tokenizer=encoding.tokenizer,
         config=config,
-        parameters=0 if folder is None else parameters(folder),
+        parameters=_stored_parameters(name, model.revision),
     )
+
+
+def _engine_module(engine: str) -> Any:
+    """Return the module in SERVICES that runs models in an engine. Raises ModelError where its package is missing."""
+    try:
+        return import_module(SERVICES[engine])
+    except ImportError as error:
+        raise ModelError(
+            f'model.engine = "{engine}" needs the package {engine} ({error}); install it as '
+            f'docs/howto/{engine}.md says, or set model.engine = "transformers"'
+        ) from error
+
+
+def _stored_parameters(name: str, revision: str | None) -> int:
+    """Return the number of a model's parameters by its files; 0 where they are on another machine."""
+    folder = model_folder(name, revision)
+    return 0 if folder is None else parameters(folder)
 
 
 def wrap_language_model(name: str, model: Any, tokenizer: Any) -> LanguageModel:
     """Return a torch model and tokenizer that are in memory already as a LanguageModel, after checks.
 
-    The model is changed in place: activations are fused and evaluation mode is set. The number of torch threads is set
-    for the whole process, to fit the model.
-
-    Raises ModelError where the tokenizer cannot write calls, where it has a token without an embedding, and where the
-    model attends to later tokens.
+    The model is changed in place: activations are fused and evaluation mode is set. Torch's threads are set for the
+    whole process. Raises ModelError where tokenizer or model is unfit.
     """
     check_tokenizer(name, tokenizer)
     encoding = Encoding(tokenizer)
@@ -255,9 +264,7 @@ def wrap_language_model(name: str, model: Any, tokenizer: Any) -> LanguageModel:
 def check_rows(name: str, encoding: Encoding, config: Any) -> None:
     """Raise ModelError where the tokenizer may write a token for which the model's embedding has no row.
 
-    A special token needs a row only if sequences hold it, as BOS, EOS and markers of calls. No text is encoded as any
-    other special token, so that those may lie beyond the rows, such as Gemma 3's image token. name: the model's, for
-    the message.
+    name: of the model, for the message.
     """
     row_count = int(config.get_text_config().vocab_size)
     never_written = _unused_special_tokens(encoding)
@@ -272,7 +279,7 @@ def check_rows(name: str, encoding: Encoding, config: Any) -> None:
 
 
 def _unused_special_tokens(encoding: Encoding) -> set[int]:
-    """Return the special tokens that no sequence holds: all but BOS, EOS and markers of calls."""
+    """Return the special tokens that no sequence holds, such as Gemma 3's image token: all but BOS, EOS and markers."""
     added_tokens = encoding.tokenizer.added_tokens_decoder
     special_tokens = {token for token, content in added_tokens.items() if content.special}
     marker_tokens = chain.from_iterable(encoding.added.values())
@@ -280,24 +287,13 @@ def _unused_special_tokens(encoding: Encoding) -> set[int]:
 
 
 def check_tokenizer(name: str, tokenizer: Any) -> None:
-    """Raise ModelError where a tokenizer is unfit for the method.
+    """Raise ModelError where a tokenizer gives no character offsets or cannot write calls apart from their text.
 
-    1. It must give character offsets, as fast tokenizers do.
-    2. It must be able to write a call such as ` [a(1)]`. An empty vocabulary, which transformers silently builds from a
-       folder without tokenizer files, fails here.
-    3. A text must keep its tokens where ` [` is appended, so that a call can be tokenized apart from its text.
-    4. It must be able to write the markers of calls, where these are not the paper's.
-
-    name: the model's, for the message.
+    name: of the model, for the message.
     """
     if not getattr(tokenizer, "is_fast", False):
         raise ModelError(f"the tokenizer of {name!r} gives no character offsets; save it as a fast tokenizer")
-    call_tokens = tokenizer(" [a(1)]", add_special_tokens=False).input_ids
-    if "[a(1)]" not in tokenizer.decode(call_tokens):
-        raise ModelError(
-            f"the tokenizer of {name!r} cannot write ' [a(1)]'; give a folder with the tokenizer's own files "
-            "(tokenizer.json), or a model whose vocabulary holds brackets"
-        )
+    _check_brackets(name, tokenizer)
     encoding = Encoding(tokenizer)
     if not encoding.keeps_text_tokens():
         raise ModelError(
@@ -308,11 +304,21 @@ def check_tokenizer(name: str, tokenizer: Any) -> None:
         _check_markers(name, encoding)
 
 
-def _check_markers(name: str, encoding: Encoding) -> None:
-    """Raise ModelError where a tokenizer cannot write a call in its markers: the call's tokens decode to another text.
+def _check_brackets(name: str, tokenizer: Any) -> None:
+    """Raise ModelError where a tokenizer cannot write a call, as one with an empty vocabulary.
 
-    name: the model's, for the message.
+    Transformers silently builds such a tokenizer from a folder without tokenizer files.
     """
+    call_tokens = tokenizer(" [a(1)]", add_special_tokens=False).input_ids
+    if "[a(1)]" not in tokenizer.decode(call_tokens):
+        raise ModelError(
+            f"the tokenizer of {name!r} cannot write ' [a(1)]'; give a folder with the tokenizer's own files "
+            "(tokenizer.json), or a model whose vocabulary holds brackets"
+        )
+
+
+def _check_markers(name: str, encoding: Encoding) -> None:
+    """Raise ModelError where a tokenizer cannot write a call in its markers: its tokens decode to another text."""
     call = " [a(1) -> 2]"
     written_call = in_markers(call, encoding.markers).strip()
     [call_tokens] = encoding.calls([call])
@@ -323,10 +329,7 @@ def _check_markers(name: str, encoding: Encoding) -> None:
 
 
 def fuse_activations(model: nn.Module) -> None:
-    """Replace each NewGELU module by torch's fused kernel, in place.
-
-    NewGELU runs eight kernels, which take a quarter of GPT-2's time on a CPU.
-    """
+    """Replace each NewGELU module by torch's fused kernel, in place: it takes a quarter of GPT-2's time on a CPU."""
     for module in model.modules():
         for name, child in module.named_children():
             if isinstance(child, NewGELUActivation):
@@ -334,12 +337,9 @@ def fuse_activations(model: nn.Module) -> None:
 
 
 def context_length(config: Any) -> int:
-    """Return the most tokens of a sequence by a model's config; UNLIMITED where it names no length.
-
-    A sliding window of attention does not shorten it. LongRoPE does: it rotates keys by other factors in long
-    sequences, so that cached keys would be wrong. Its limit is the longest sequence with the short factors.
-    """
+    """Return the most tokens of a sequence by a model's config; UNLIMITED where it names no length."""
     text_config = config.get_text_config()
+    # LongRoPE rotates keys by other factors in long sequences, so that cached keys would be wrong there.
     return min(_position_count(text_config), _short_factor_length(text_config))
 
 
@@ -353,31 +353,32 @@ def _position_count(text_config: Any) -> int:
 
 
 def _short_factor_length(text_config: Any) -> int:
-    """Return the length of a sequence up to which LongRoPE uses its short factors; UNLIMITED for models without it.
-
-    A config has one set of rotary parameters for all layers, or a dictionary of them by kind of layer. The shortest
-    length counts.
-    """
-    rotary = getattr(text_config, "rope_parameters", None) or getattr(text_config, "rope_scaling", None) or {}
-    parameter_sets = [rotary, *(values for values in rotary.values() if isinstance(values, dict))]
+    """Return the length of a sequence up to which LongRoPE uses its short factors; UNLIMITED for models without it."""
     length_name = "original_max_position_embeddings"
+    length_of_model = getattr(text_config, length_name, None)
     shortest = UNLIMITED
-    for values in parameter_sets:
-        if values.get("rope_type") == "longrope":
-            length = values.get(length_name) or getattr(text_config, length_name, None)
-            if length:
-                shortest = min(shortest, int(length))
+    for rotary in _rotary_parameters(text_config):
+        length = rotary.get(length_name) or length_of_model
+        if rotary.get("rope_type") == "longrope" and length:
+            shortest = min(shortest, int(length))
     return shortest
+
+
+def _rotary_parameters(text_config: Any) -> list[dict[str, Any]]:
+    """Return a config's sets of rotary parameters: one for all layers, and one for each kind of layer."""
+    rotary = getattr(text_config, "rope_parameters", None) or getattr(text_config, "rope_scaling", None) or {}
+    by_kind_of_layer = [values for values in rotary.values() if isinstance(values, dict)]
+    return [rotary, *by_kind_of_layer]
 
 
 def from_hub(pretrained: Any, name: str, options: Mapping[str, Any]) -> Any:
     """Return what a class of transformers, such as AutoTokenizer, loads from a folder or hub id.
 
-    - pretrained: the class. name: the folder or hub id.
+    - pretrained: the class.
+    - name: the folder or hub id.
     - options: arguments of the class's `from_pretrained`.
 
-    Raises ModelError where it cannot load the model; DamagedModel where a file's content changed since it was hashed,
-    though its size and times did not (`require_whole`).
+    Raises ModelError where it cannot load, DamagedModel where a file was damaged since it was hashed.
     """
     require_whole(name, options.get("revision"), weights="Model" in pretrained.__name__)
     source = str(Path(name).expanduser()) if name.startswith("~") else name
@@ -391,6 +392,7 @@ def from_hub(pretrained: Any, name: str, options: Mapping[str, Any]) -> Any:
 
 
 def _one_line(error: Exception) -> str:
+    """Return the message of an error in a line of at most 600 characters, or its class where it has none."""
     return " ".join(str(error).split())[:600] or type(error).__name__
 
 
@@ -407,17 +409,15 @@ def _device(device: str) -> torch.device:
         raise ModelError(f"device {device!r} cannot be used: {_one_line(error)}; use auto, cpu or cuda") from error
 
 
-OF_THIS_MACHINE = ("is_local", "local_files_only")
-"""Entries of `init_kwargs` in which transformers notes how a tokenizer was loaded."""
+LOCAL_INIT_KWARGS = ("is_local", "local_files_only")
+"""Entries of a tokenizer's `init_kwargs` that say how this machine loaded it."""
 
 
 def load_encoding(model: ModelSettings) -> Encoding:
     """Return the tokenizer of the settings' model as an Encoding, with the markers of its calls, such as ` [` and `->`.
 
-    The markers in the model's own files come before those in the settings: the model was finetuned with them.
-
     Raises ModelError where the tokenizer is missing, unreadable, converted wrongly from a sentencepiece model, or unfit
-    for the method (`check_tokenizer`).
+    for the method.
     """
     name = model_name(model)
     check_model(name, model.revision)
@@ -425,21 +425,32 @@ def load_encoding(model: ModelSettings) -> Encoding:
     check_sentencepiece(name, tokenizer, model.revision)
     if model.bos is not None:
         set_bos(name, tokenizer, model.bos)
-    # What `init_kwargs` holds is written into the tokenizer's files when a finetuned model is saved: the markers shall
-    # be there, and how this machine loaded the tokenizer shall not.
-    markers = checkpoint_markers(name, model.revision) or model.markers
-    if markers != PAPER_MARKERS:
-        tokenizer.init_kwargs.setdefault(MARKERS, markers.model_dump())
+    _set_markers(model, tokenizer)
     check_tokenizer(name, tokenizer)
-    for key in OF_THIS_MACHINE:
-        tokenizer.init_kwargs.pop(key, None)
+    _remove_local_entries(tokenizer)
     return Encoding(tokenizer)
 
 
-def set_bos(name: str, tokenizer: Any, wanted: bool) -> None:
-    """Change a tokenizer so that it adds its BOS before sequences if `wanted`, else nothing; so do its saved files.
+def _remove_local_entries(tokenizer: Any) -> None:
+    """Keep how this machine loaded a tokenizer out of the files in which it is saved."""
+    for key in LOCAL_INIT_KWARGS:
+        tokenizer.init_kwargs.pop(key, None)
 
-    Raises ModelError if BOS is wanted and the tokenizer has none. name: the model's, for the message.
+
+def _set_markers(model: ModelSettings, tokenizer: Any) -> None:
+    """Note the markers of calls in the tokenizer, unless they are the paper's; its saved files have them too.
+
+    Markers in the model's files come before the settings': the model was finetuned with them.
+    """
+    markers = checkpoint_markers(model_name(model), model.revision) or model.markers
+    if markers != PAPER_MARKERS:
+        tokenizer.init_kwargs.setdefault(MARKERS, markers.model_dump())
+
+
+def set_bos(name: str, tokenizer: Any, wanted: bool) -> None:
+    """Let a tokenizer, and its saved files, add BOS before sequences if `wanted`, else nothing.
+
+    name: of the model, for the message. Raises ModelError if BOS is wanted and the tokenizer has none.
     """
     if wanted and tokenizer.bos_token_id is None:
         raise ModelError(f"model.bos = true, but the tokenizer of {name!r} has no BOS; remove model.bos")
@@ -453,41 +464,42 @@ def load_config(model: ModelSettings) -> Any:
 
 
 def _source(model: ModelSettings) -> dict[str, Any]:
+    """Return the arguments of `from_pretrained` that say which revision is loaded, and whether its code may run."""
     return {"revision": model.revision, "trust_remote_code": model.trust_remote_code}
 
 
 def _dtype_to_load(model: ModelSettings, name: str | None, dtype: str | None) -> torch.dtype | str:
     """Return the torch data type in which to load a model, or "auto", which leaves the choice to transformers.
 
-    The first of these that is known:
-
-    1. `dtype`, the caller's choice
-    2. the data type in the settings, if it is not `auto`
-    3. the data type of the settings' model, by its files or, for another model, by its config on the hub
-
-    name: another model's folder or hub id; None for the settings' model.
+    - name: another model's folder or hub id; None for the settings' model.
+    - dtype: the caller's choice, if any.
 
     Raises ModelError for a data type that is neither `auto` nor in DTYPES.
     """
-    chosen = dtype
-    if chosen is None:
-        chosen = model_dtype(model)  # "auto" where neither the settings nor files on this machine name it
-        is_other_model = name is not None
-        if chosen == "auto" and is_other_model:
-            chosen = str(load_config(model).dtype or torch.float32).removeprefix("torch.")
+    chosen = _settings_dtype(model, is_other_model=name is not None) if dtype is None else dtype
     if chosen not in ("auto", *DTYPES):
         raise ModelError(f"dtype {chosen!r} is unknown; use auto, {', '.join(DTYPES)}")
     return DTYPES.get(chosen, chosen)
 
 
+def _settings_dtype(model: ModelSettings, *, is_other_model: bool) -> str:
+    """Return the name of the data type by the settings, where these say `auto` by the files of the settings' model.
+
+    "auto" where these are not on this machine. Another model then gets the data type in the config on the hub.
+    """
+    chosen = model_dtype(model)
+    if chosen == "auto" and is_other_model:
+        return _dtype_name(load_config(model).dtype or torch.float32)
+    return chosen
+
+
 def load_identified(model: ModelSettings, name: str | None = None) -> LanguageModel:
     """Load a model as `load_model` does; its `identity` has the hashes of exactly the files that were read.
 
-    The files are hashed before and after loading. Where another run replaced some meanwhile, the model is loaded again.
     The identity also has the settings that change results. Raises ModelError as `load_model`.
     """
     loaded_name = model_name(model) if name is None else name
-    while True:
+    while True:  # again where another run replaced files meanwhile
         identity = model_identity(loaded_name, model.revision)
         loaded = load_model(model, name)
         if model_identity(loaded_name, model.revision) == identity:

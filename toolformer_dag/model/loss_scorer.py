@@ -1,34 +1,32 @@
 """Compute the losses of calls from log probabilities of tokens (paper, section 2)."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from toolformer_dag.model.backend import Backend, TokenQuery
-from toolformer_dag.model.encoding import Encoding
+from toolformer_dag.model.backend import Backend, LogProbabilities, TokenQuery
+from toolformer_dag.model.encoding import Encoding, TextTokens
 from toolformer_dag.model.requests import DOES_NOT_FIT, WINDOW_WEIGHTS, CallLosses, LossRequest
 from toolformer_dag.texts.calls import Call, format_call
 
 LossKind = Literal["loss_empty", "loss_result", "loss_call"]
-"""The losses by their fields in `CallLosses` and `TokenCounts`: L(empty), L(c, r), L(c).
+"""The losses of a text by what stands before it, by their fields in `CallLosses` and `TokenCounts`.
 
-Each is a loss of the text after a call c: where nothing stands before the text, where c with its result r does, and
-where c without its result does.
+Nothing in L(empty), a call c with its result r in L(c, r), the call without its result in L(c).
 """
 
 ALL_LOSSES: tuple[LossKind, ...] = ("loss_empty", "loss_result", "loss_call")
+"""The losses that delta = min(L(empty), L(c)) - L(c, r), by which calls are filtered, is computed from."""
 WITHOUT_CALL: tuple[LossKind, ...] = ("loss_empty", "loss_result")
-"""The losses that decide whether L(c) matters: L(empty) - L(c, r) is the largest possible delta of a call.
-
-Delta, by which calls are filtered, is min(L(empty), L(c)) - L(c, r).
-"""
+"""The losses that decide whether L(c) matters: L(empty) - L(c, r) is the largest possible delta of a call."""
 WITHOUT_EMPTY: tuple[LossKind, ...] = ("loss_result", "loss_call")
 """The losses of a call in a chain, where L(empty) is not used."""
 
 
 class ScoredText(NamedTuple):
-    """A text and what stands before it, the prefix: the key in the dictionaries of `LossScorer`.
+    """A text whose losses are computed, and what stands before it.
 
-    `prefix`: "", a call such as " [Calculator(2+3)]", or a call with its result. It is z in the paper.
+    - `text`: the text x.
+    - `prefix`: "", a call such as " [Calculator(2+3)]", or a call with its result. It is z in the paper.
     """
 
     text: str
@@ -36,13 +34,18 @@ class ScoredText(NamedTuple):
 
 
 class NeededTokens(NamedTuple):
-    """The distinct indices j of the tokens x_j of a text whose log p is needed.
+    """The tokens x_j of a text whose log p is needed.
 
-    `kind`: the loss that needs them. The computed tokens are counted under it.
+    - `kind`: the loss that needs them. The computed tokens are counted under it.
+    - `indices`: the distinct j, [n].
     """
 
     kind: LossKind
     indices: list[int]
+
+    def log_p_by_index(self, answer: LogProbabilities) -> dict[int, float]:
+        """Return log p by j. answer: the backend's log p of the tokens, [n, 1]."""
+        return dict(zip(self.indices, answer[:, 0].tolist(), strict=True))
 
 
 class LossScorer:
@@ -50,13 +53,14 @@ class LossScorer:
 
     The prefix is what stands before a text: nothing, a call, or a call with its result (z in the paper).
 
-    - `backend`, `encoding`: the model and its tokenizer.
+    - `backend`: runs the model.
+    - `encoding`: the model's tokenizer.
     - `requests`: the calls, each with its text and position i: it stands before the text's token x_i.
     - `window`: how many tokens from x_i on are scored. The weights of a loss are zero after the paper's window.
     - `texts`: the tokens of each text.
     - `prefix_tokens`: the tokens of each prefix.
-    - `log_p`: by text and prefix, and then by j: log p(x_j | prefix, x_<j) in nats. It is empty at first; `losses`,
-      `chained` and `token_losses` let the backend compute what they need (`_compute`).
+    - `log_p`: log p(x_j | prefix, x_<j) in nats, by text and prefix, and then by j. Empty until it is computed for
+      `losses`, `chained` or `token_losses`.
     """
 
     def __init__(
@@ -68,52 +72,60 @@ class LossScorer:
         self.requests = requests
         self.window = window
         self.log_p: dict[ScoredText, dict[int, float]] = {}
+        self.texts = self._encoded_texts()
+        self.prefix_tokens = self._encoded_prefixes()
 
-        texts = list(dict.fromkeys(request.text for request in requests))
-        self.texts = dict(zip(texts, encoding.texts(texts), strict=True))
-        prefixes = _distinct_prefixes(requests)
-        self.prefix_tokens: dict[str, list[int]] = {"": []}
-        self.prefix_tokens.update(zip(prefixes, encoding.calls(prefixes), strict=True))
+    def _encoded_texts(self) -> dict[str, TextTokens]:
+        """Return the tokens of the requests' texts, by text."""
+        texts = list(dict.fromkeys(request.text for request in self.requests))
+        return dict(zip(texts, self.encoding.texts(texts), strict=True))
+
+    def _encoded_prefixes(self) -> dict[str, list[int]]:
+        """Return the tokens of nothing (""), and of the requests' calls without and with results, by their text."""
+        calls = _distinct_calls(self.requests)
+        tokens_by_call = dict(zip(calls, self.encoding.calls(calls), strict=True))
+        return {"": [], **tokens_by_call}
 
     def losses(self, floor: float | None) -> list[CallLosses]:
         """Return the three losses of each call (paper, section 2), in the order of the requests.
 
         L(empty), L(c) and L(c, r) are losses of the text after nothing, after the call, and after the call with its
-        result. A call that does not fit the context with its text has NaN and a reason.
+        result. They are NaN, with a reason, where call and text do not fit the context.
 
         floor: the lowest threshold of delta. Where L(empty) - L(c, r), the largest possible delta, is below it, L(c) is
         not computed and None.
 
         Raises ValueError for a position outside its text, ModelError where a sequence does not fit into memory.
         """
-        fitting = [request for request in self.requests if self._fits(request)]
+        fitting = self._fitting_requests()
         if floor is None:
             self._compute(fitting, ALL_LOSSES)
         else:
             self._compute(fitting, WITHOUT_CALL)
             # As long as L(c) is missing, `delta` is the largest possible one.
             undecided = [request for request in fitting if self._losses(request).delta >= floor]
-            self._compute(undecided, ("loss_call",))
+            self._compute(undecided, ["loss_call"])
         return [self._losses(request) if self._fits(request) else DOES_NOT_FIT for request in self.requests]
 
     def chained(self) -> list[tuple[float, float] | None]:
         """Return two losses of each call of a chain in nats, L(z, c) and L(z, c, r), in the order of the requests.
 
         They are losses of the text after the earlier calls z of the chain and the call c, without and with its result
-        r. None in place of the pair where calls and text do not fit the model's context.
+        r. None in place of the pair where calls and text do not fit the context.
         """
-        fitting = [request for request in self.requests if self._fits(request)]
-        self._compute(fitting, WITHOUT_EMPTY)
-        losses: list[tuple[float, float] | None] = []
-        for request in self.requests:
-            # None where nothing was computed, because the request does not fit.
-            loss_call = self._loss(request, "loss_call")
-            loss_result = self._loss(request, "loss_result")
-            losses.append(None if loss_call is None or loss_result is None else (loss_call, loss_result))
-        return losses
+        self._compute(self._fitting_requests(), WITHOUT_EMPTY)
+        return [self._chained_losses(request) for request in self.requests]
+
+    def _chained_losses(self, request: LossRequest) -> tuple[float, float] | None:
+        """Return L(z, c) and L(z, c, r) of a request, None where they were not computed because it does not fit."""
+        loss_call = self._loss(request, "loss_call")
+        loss_result = self._loss(request, "loss_result")
+        if loss_call is None or loss_result is None:
+            return None
+        return loss_call, loss_result
 
     def token_losses(self) -> list[dict[str, Any]]:
-        """Return the tokens after the only request's call, each with its weight and its three losses in nats.
+        """Return the tokens after the call of the only request, each with its weight and its three losses in nats.
 
         They are dictionaries such as {"token": " 215", "weight": 0.33, "loss_empty": 4.1, "loss_result": 0.2,
         "loss_call": 3.9}. The list is empty where call and text do not fit the context.
@@ -125,51 +137,51 @@ class LossScorer:
         return [self._token_loss(request, index) for index in self._window(request)]
 
     def _token_loss(self, request: LossRequest, index: int) -> dict[str, Any]:
-        """Return a token of the text with its weight, which is zero after the paper's window, and its losses."""
-        distance = index - request.position
+        """Return the token at an index of the text, with its weight and its losses."""
         row: dict[str, Any] = {
             "token": self._token_text(request.text, index),
-            "weight": WINDOW_WEIGHTS[distance] if distance < len(WINDOW_WEIGHTS) else 0.0,
+            "weight": _weight(index - request.position),
         }
         for kind in ALL_LOSSES:
-            scored = ScoredText(request.text, _prefix(kind, request))
-            row[kind] = -self.log_p[scored][index]
+            row[kind] = -self.log_p[_scored(kind, request)][index]
         return row
 
     def _token_text(self, text: str, index: int) -> str:
-        """Return the characters of the token with this index in a text."""
+        """Return the characters of the token at an index of a text."""
         offsets = self.texts[text].offsets  # the character at which each token begins
         is_last = index + 1 == len(offsets)
-        return text[offsets[index] : len(text) if is_last else offsets[index + 1]]
+        end = len(text) if is_last else offsets[index + 1]
+        return text[offsets[index] : end]
 
     def _compute(self, requests: Iterable[LossRequest], kinds: Sequence[LossKind]) -> None:
-        """Let the model compute the log p of the tokens that these losses sum up, and store them in `self.log_p`.
+        """Let the model compute the log p of the tokens that these losses sum up, and store them in `log_p`.
 
         kinds: which losses of the requests. Requests with the same text and prefix share a query.
         """
         needed = self._needed_tokens(requests, kinds)
         for scored in needed:
             self.log_p[scored] = {}  # stays empty where no token is needed, as in a text of one token
-        to_compute = {scored: tokens for scored, tokens in needed.items() if tokens.indices}
-        queries = [self._query(scored, tokens) for scored, tokens in to_compute.items()]
-        answers = self.backend.log_probabilities(queries)  # [indices, 1] each: one token is scored at each index
-        for (scored, tokens), answer in zip(to_compute.items(), answers, strict=True):
-            log_p_of_indices = answer[:, 0].tolist()
-            self.log_p[scored] = dict(zip(tokens.indices, log_p_of_indices, strict=True))
+        self._store_log_p({scored: tokens for scored, tokens in needed.items() if tokens.indices})
+
+    def _store_log_p(self, needed: Mapping[ScoredText, NeededTokens]) -> None:
+        """Let the model compute the log p of tokens by text and prefix, and store it in `log_p`."""
+        queries = [self._query(scored, tokens) for scored, tokens in needed.items()]
+        answers = self.backend.log_probabilities(queries)
+        for (scored, tokens), answer in zip(needed.items(), answers, strict=True):
+            self.log_p[scored] = tokens.log_p_by_index(answer)
 
     def _needed_tokens(
         self, requests: Iterable[LossRequest], kinds: Sequence[LossKind]
     ) -> dict[ScoredText, NeededTokens]:
-        """Return for each pair of text and prefix the indices of the text's tokens whose log p these losses need.
+        """Return the tokens whose log p these losses need, by text and prefix.
 
-        The prefix is nothing, the call, or the call with its result. Several requests may have the same pair at other
-        positions of the text: their indices are merged, each once.
+        Several requests may have a text and prefix in common at other positions: their tokens are merged.
         """
         needed: dict[ScoredText, NeededTokens] = {}
         for request in requests:
-            window = list(self._window(request))
+            window = self._window(request)
             for kind in kinds:
-                scored = ScoredText(request.text, _prefix(kind, request))
+                scored = _scored(kind, request)
                 indices_so_far = needed[scored].indices if scored in needed else []
                 distinct_indices = list(dict.fromkeys([*window, *indices_so_far]))
                 needed[scored] = NeededTokens(kind, distinct_indices)
@@ -183,32 +195,39 @@ class LossScorer:
             prefix=self.encoding.bos + self.prefix_tokens[scored.prefix],
             text=ids,
             places=needed.indices,
-            tokens=[[ids[j]] for j in needed.indices],  # at each place, the text's own token alone
+            tokens=[[ids[j]] for j in needed.indices],  # at each place, the next token of the text alone
         )
 
     def _window(self, request: LossRequest) -> range:
-        """Return the indices j of the tokens whose log p counts in the losses of a request.
+        """Return the indices of the tokens whose log p counts in the losses of a request, from its position on."""
+        first = 0 if self.encoding.bos else 1  # without BOS, L(empty) has no token before x_0
+        return range(max(request.position, first), self._window_end(request))
 
-        They begin at the request's position. x_0 counts only after BOS: without it, L(empty) has no token before x_0.
-        """
-        first = 0 if self.encoding.bos else 1
-        end = min(request.position + self.window, len(self.texts[request.text].ids))
-        return range(max(request.position, first), end)
+    def _window_end(self, request: LossRequest) -> int:
+        """Return the index after the last token whose log p counts in the losses of a request."""
+        return min(request.position + self.window, len(self.texts[request.text].ids))
+
+    def _fitting_requests(self) -> list[LossRequest]:
+        """Return the requests that fit the model's context. Raises ValueError for a position outside its text."""
+        return [request for request in self.requests if self._fits(request)]
 
     def _fits(self, request: LossRequest) -> bool:
         """Return whether the model's context holds the call with its result, and the text up to the last scored token.
 
-        Raises ValueError where the request's position, the index of the token after the call, is outside the text.
+        Raises ValueError for a position outside the text.
         """
+        self._check_position(request)
+        tokens_read = self._window_end(request) - 1  # the last token is predicted, not read
+        call_with_result = self.prefix_tokens[_prefix("loss_result", request)]
+        return len(self.encoding.bos) + len(call_with_result) + tokens_read <= self.backend.context_length
+
+    def _check_position(self, request: LossRequest) -> None:
+        """Raise ValueError where the position of a request, the index of a token, is outside its text."""
         text_length = len(self.texts[request.text].ids)
         if not 0 <= request.position < text_length:
             raise ValueError(
                 f"position {request.position} is not in a text of {text_length} tokens: {request.text[:60]!r}"
             )
-        end_of_window = min(request.position + self.window, text_length)
-        tokens_read = end_of_window - 1  # the last token is predicted, not read
-        longest_prefix = self.prefix_tokens[_prefix("loss_result", request)]
-        return len(self.encoding.bos) + len(longest_prefix) + tokens_read <= self.backend.context_length
 
     def _losses(self, request: LossRequest) -> CallLosses:
         """Return the losses of a request from computed log p. L(c) is None where it was not computed."""
@@ -220,34 +239,38 @@ class LossScorer:
     def _loss(self, request: LossRequest, kind: LossKind) -> float | None:
         """Return a loss of a request in nats: L_i(z) = -sum_j w_(j-i) log p(x_j | z, x_<j) (paper, section 2).
 
-        i is the request's position, and z what `kind` puts before the text: nothing, the call, or the call with its
-        result. Where the text ends within the window, the other weights are not raised. Return None if some log p was
-        not computed.
+        i is the request's position, and z what `kind` puts before the text. Return None if some log p was not computed.
         """
         window = self._window(request)
-        scored = ScoredText(request.text, _prefix(kind, request))
-        if scored not in self.log_p:
-            return None
-        log_p = self.log_p[scored]
-        missing = set(window) - log_p.keys()
-        if missing:
+        log_p = self.log_p.get(_scored(kind, request))
+        if log_p is None or set(window) - log_p.keys():
             return None
         return -sum(WINDOW_WEIGHTS[j - request.position] * log_p[j] for j in window)
 
 
-def _distinct_prefixes(requests: Iterable[LossRequest]) -> list[str]:
+def _distinct_calls(requests: Iterable[LossRequest]) -> list[str]:
     """Return the calls of the requests, without and with their results, each once."""
-    prefixes: dict[str, None] = {}  # a dictionary keeps their order
+    calls: dict[str, None] = {}  # a dictionary keeps their order
     for request in requests:
-        prefixes[_prefix("loss_call", request)] = None
-        prefixes[_prefix("loss_result", request)] = None
-    return list(prefixes)
+        calls[_prefix("loss_call", request)] = None
+        calls[_prefix("loss_result", request)] = None
+    return list(calls)
+
+
+def _weight(distance: int) -> float:
+    """Return the weight of the token `distance` tokens after the call; zero after the paper's window."""
+    return WINDOW_WEIGHTS[distance] if distance < len(WINDOW_WEIGHTS) else 0.0
+
+
+def _scored(kind: LossKind, request: LossRequest) -> ScoredText:
+    """Return the text of a request with what stands before it in a loss."""
+    return ScoredText(request.text, _prefix(kind, request))
 
 
 def _prefix(kind: LossKind, request: LossRequest) -> str:
-    """Return what stands before the text in a loss: "", the earlier calls of its chain and the call, or with result.
+    """Return what stands before the text in a loss; in a chain it begins with the earlier calls.
 
-    L(empty) has "", L(c) a call such as " [Calculator(2+3)]", L(c, r) one such as " [Calculator(2+3) -> 5]".
+    "" in L(empty), a call such as " [Calculator(2+3)]" in L(c), one such as " [Calculator(2+3) -> 5]" in L(c, r).
     """
     if kind == "loss_empty":
         return ""

@@ -168,17 +168,23 @@ class OpenSamples:
 
         features: the last hidden state of each branch, [R, F].
         """
-        start = np.array(self.calls.start)
         lengths = self.branch_lengths[self.samples["branch"]]  # [S], the tokens that each sample's branch has run
-        tokens = start[np.minimum(lengths, len(start) - 1)]
+        start_length = len(self.calls.start)
+        tokens = self._start_tokens(lengths)
         ended = np.zeros(len(tokens), np.bool_)
-        drawing = np.flatnonzero(lengths >= len(start))  # indices of the samples whose branch has run all of " ["
+        drawing = np.flatnonzero(lengths >= start_length)  # indices of the samples whose branch has run all of " ["
         if len(drawing):
-            drawn_counts = lengths[drawing] - len(start)  # how many tokens each has drawn
+            drawn_counts = lengths[drawing] - start_length  # how many tokens each has drawn
             tokens[drawing] = self._draw(features, drawing, drawn_counts)
             at_limit = drawn_counts == self.calls.sampling.max_call_tokens - 1
             ended[drawing] = self._record(drawing, tokens[drawing]) | at_limit
         return NextTokens(tokens, ended)
+
+    def _start_tokens(self, lengths: Numbers) -> Numbers:
+        """Return the token of " [" that comes after so many tokens of it; the last one where all have run."""
+        start = np.array(self.calls.start)
+        tokens: Numbers = start[np.minimum(lengths, len(start) - 1)]
+        return tokens
 
     def _draw(self, features: Tensor, drawing: Numbers, drawn_counts: Numbers) -> Numbers:
         """Draw a token for each of some open samples by its next random number; return the tokens, [drawing].

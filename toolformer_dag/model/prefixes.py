@@ -100,6 +100,17 @@ class Forest:
         nodes = len(self.trees[-1].tokens)
         return nodes > 0 and new_tokens > 0 and nodes + new_tokens > TREE_NODES
 
+    @property
+    def sizes(self) -> list[int]:
+        """The number of nodes of each tree."""
+        return [len(tree.tokens) for tree in self.trees]
+
+    def by_size(self) -> list[int]:
+        """Return the numbers of the trees with tokens, the smallest first: similar sizes run with little padding."""
+        sizes = self.sizes
+        with_tokens = [tree for tree, size in enumerate(sizes) if size]
+        return sorted(with_tokens, key=sizes.__getitem__)
+
 
 def _common_length(first: Sequence[int], second: Sequence[int]) -> int:
     """Return how many tokens two sequences have in common from their beginning."""
@@ -122,6 +133,27 @@ PassesByLayer = dict[int, list[KeysAndValues]]
 """By layer, what each pass computed, in order."""
 
 
+class _ForestResults(NamedTuple):
+    """What the passes over the trees of a forest computed.
+
+    - `features`: of each pass, the hidden states of its nodes, [nodes of the pass, F].
+    - `passes_by_layer`: of each layer, the keys and values of each pass.
+    """
+
+    features: list[Tensor]
+    passes_by_layer: PassesByLayer
+
+
+def _run_trees(backbone: Backbone, forest: Forest, order: Sequence[int], budget: int) -> _ForestResults:
+    """Run trees through the model, several in a pass. order: their numbers. budget: the most tokens of a pass."""
+    results = _ForestResults([], defaultdict(list))
+    for batch in batches(order, forest.sizes, budget):
+        tree_pass = TreePass([forest.trees[tree] for tree in batch], backbone.device)
+        features = tree_pass.run(backbone, results.passes_by_layer)
+        results.features.append(features)
+    return results
+
+
 class CachedPrefixes:
     """The prefixes of some texts after they ran: cached keys and values, and features, of all nodes of their trees.
 
@@ -141,22 +173,15 @@ class CachedPrefixes:
         - prefixes: sorted, so that neighbours share the longest beginnings.
         - budget: the most tokens of a pass.
         """
-        self.backbone = backbone
         forest = Forest(prefixes)
+        order = forest.by_size()
+        results = _run_trees(backbone, forest, order, budget)
+        self.backbone = backbone
         self.new_tokens = forest.new_tokens
-        sizes = [len(tree.tokens) for tree in forest.trees]
-        trees_with_tokens = [tree for tree in range(len(sizes)) if sizes[tree]]
-        order = sorted(trees_with_tokens, key=sizes.__getitem__)  # similar sizes run together, with little padding
         self.paths = _numbered_paths(forest, order)
-
-        passes_by_layer: PassesByLayer = defaultdict(list)  # filled by each pass
-        features_of_passes = []
-        for batch in batches(order, sizes, budget):
-            tree_pass = TreePass([forest.trees[tree] for tree in batch], backbone.device)
-            features_of_passes.append(tree_pass.run(backbone, passes_by_layer))
-        self.passes = len(features_of_passes)
-        self.node_features = torch.cat(features_of_passes) if features_of_passes else None
-        self.layers = _joined(passes_by_layer)
+        self.passes = len(results.features)
+        self.node_features = torch.cat(results.features) if results.features else None
+        self.layers = _joined(results.passes_by_layer)
 
     def features(self, batch: Sequence[int], texts: Sequence[Sequence[int]]) -> Tensor:
         """Run B texts, each after a cached prefix; return their last hidden states, [B, 1 + T, F].
@@ -191,12 +216,10 @@ class CachedPrefixes:
     def _text_visibility(self, texts: Sequence[Sequence[int]], paths: Sequence[Sequence[int]]) -> Visibility:
         """Return which keys the tokens of texts attend to: N nodes of their prefixes, and the text up to themselves."""
         device = self.backbone.device
+        prefix_lengths = on_device([len(path) for path in paths], device)[:, None]  # [B, 1]
         node_positions = torch.arange(max(map(len, paths)), device=device)  # [N]
         tokens = torch.arange(max(map(len, texts)), device=device)  # [T]
-        prefix_lengths = on_device([len(path) for path in paths], device)[:, None]  # [B, 1]
-        # Padding stays at the position of the last token: later ones may lie beyond the model's last position.
-        last_tokens = on_device([max(0, len(text) - 1) for text in texts], device)[:, None]  # [B, 1]
-        positions = prefix_lengths + torch.minimum(tokens, last_tokens)  # [B, T]
+        positions = prefix_lengths + _clipped_to_text(tokens, texts)  # [B, T]
         return Visibility(
             queries=positions,
             keys=torch.cat([node_positions.expand(len(texts), -1), positions], 1),  # [B, N + T]
@@ -204,6 +227,15 @@ class CachedPrefixes:
             dtype=self.backbone.model.dtype,
             seen=_prefix_and_text_mask(prefix_lengths, node_positions, tokens),
         )
+
+
+def _clipped_to_text(tokens: Tensor, texts: Sequence[Sequence[int]]) -> Tensor:
+    """Return the index of each column's token within each of B texts, [B, T]; padding has that of the last token.
+
+    Later positions may lie beyond the model's last one. tokens: the numbers from 0 to T - 1.
+    """
+    last_tokens = on_device([max(0, len(text) - 1) for text in texts], tokens.device)  # [B]
+    return torch.minimum(tokens, last_tokens[:, None])
 
 
 def _last_features(node_features: Tensor, paths: Sequence[Sequence[int]]) -> Tensor:
@@ -232,7 +264,7 @@ class TreePass:
     def __init__(self, trees: Sequence[PrefixTree], device: torch.device) -> None:
         self.trees = trees
         self.ids = padded([tree.tokens for tree in trees], device)
-        cells = []  # pairs of row and column
+        cells: list[tuple[int, int]] = []  # row and column
         for row, tree in enumerate(trees):
             cells += [(row, node) for node in range(len(tree.tokens))]
         self.rows, self.columns = on_device(cells, device).T

@@ -122,7 +122,8 @@ class ProposalBatch:
         p_of_texts = self._probabilities(slots, [self.texts[index] for index in indices])
         started = []
         for index, slot, p in zip(indices, slots, p_of_texts, strict=True):
-            points = [point for point in self.texts[index].choose(p) if len(point.uniforms)]  # with samples to draw
+            chosen_points = self.texts[index].choose(p)
+            points = [point for point in chosen_points if len(point.uniforms)]  # those with samples to draw
             if points:  # else nothing is sampled in this text, and its slot stays free
                 self.slot_of_text[index] = slot
                 started.append(StartedText(index, slot, points))

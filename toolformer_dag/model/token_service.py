@@ -1,14 +1,17 @@
 """What `ServiceBackend` asks of an engine beside transformers: token ids in; tokens and log p out. Imports no torch.
 
-An engine is a module whose `load_service` returns a `TokenService`. Its package, options and objects stay there.
+An engine is a module whose `load_service`, a `LoadService`, returns a `TokenService`. Its package, options and objects
+stay there. The plainest service, a forward pass per token, is `PlainService` in tests/language_model.
 """
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from toolformer_dag.settings.model_settings import ModelSettings
 
 MOST_LIKELY = 64
 """The most tokens whose log p `TokenRequest.likeliest` asks for."""
@@ -21,22 +24,44 @@ Scores = dict[int, float]
 class TokenRequest:
     """A request to continue `prompt` by at most `most` tokens, at least one.
 
+    The prompt is complete: BOS is in it where the model has one, and nothing is added to it.
+
     Which token is next: the likeliest, unless one of these decides it:
 
-    - `forced`: the tokens to write, as many as `most`, whatever their log p.
-    - `uniforms`: random numbers in [0, 1), one per token; a token is the first whose cumulative probability, under
-      `temperature` and `top_p`, exceeds its number.
-    - `grammar`: an llguidance grammar, to which all that is written keeps.
+    - `forced`: the tokens to write, as many as `most`, whatever their log p. An engine may read them as a prompt
+      instead, if it can give the scores from there on; the answer is the same.
+    - `uniforms`: random numbers in [0, 1), as many as `most`, one per token; a token is the first whose cumulative
+      probability, under `temperature` and `top_p`, exceeds its number. It is summed in the order of the token ids, as
+      `draw` of model/drawing.py does: of [0.2, 0.5, 0.3] the number 0.6 draws token 1.
+    - `grammar`: an llguidance grammar in the syntax of Lark, to which all that is written keeps. Once it is complete,
+      only EOS may follow, which is in `ends`. An engine that does not know llguidance can mask by its `LLMatcher` over
+      the model's tokenizer.
     - `forbidden`: tokens that may not be written.
 
     Where it ends: after a token of `ends`, which is part of the answer. EOS ends nothing unless it is among them.
 
     Which numbers of the model the answer has:
 
-    - `likeliest`: log p of so many of the likeliest tokens, and of the written one, at each written place.
+    - `likeliest`: log p of so many of the likeliest tokens, and of the written one, at each written place. If tokens
+      are equally likely, any of them may be left out.
     - `scored`: log p of these tokens, and of the written one, at each written place. Where tokens are forced, there is
       at least that of the written one.
-    - `reads_prompt`: log p of each token of the prompt.
+    - `reads_prompt`: log p of each token of the prompt. The token that is written after it is not used.
+
+    No other combinations are sent than these, each with `prompt` and `most`:
+
+    | for | fields |
+    |---|---|
+    | log p of a text's own tokens | `reads_prompt`; `most` is 1 |
+    | log p of other tokens along a text, such as ` [` | `forced`, `scored` (or none: the forced ones alone) |
+    | the likeliest tokens along a written call | `forced`, `likeliest` |
+    | a sample | `uniforms`, `temperature`, `top_p`, `ends` |
+    | the next tokens of an answer | `likeliest` |
+    | the likeliest token that is not forbidden | `forbidden`; `most` is 1 |
+    | a call | `grammar`, `ends` |
+
+    Prompt and written tokens fit the model's context, but for the last of them, which the model predicts and need not
+    read.
     """
 
     prompt: Sequence[int]
@@ -72,9 +97,13 @@ class TokenAnswer:
 class TokenService(Protocol):
     """An engine that continues token ids.
 
-    - `library`: its name and version, such as `vllm 0.32.0`.
-    - `dtype`: the data type that it computes in.
-    - `vocabulary`: the number of its tokens.
+    - `library`: its name and version, such as `vllm 0.32.0`. Records of tables name it (`backends`).
+    - `dtype`: the data type that it computes in, such as `bfloat16`.
+    - `vocabulary`: the number of the model's logits. Every token of the tokenizer that a text may hold is below it.
+
+    Promises: numbers are those of a sequence alone, but for rounding; neither batches nor what is cached change them.
+    Memory and processes that it holds are given back when nothing refers to it. Its processes end with this one, which
+    may be killed or end without tidying up (`end_with_parent` of processes.py).
     """
 
     library: str
@@ -82,4 +111,28 @@ class TokenService(Protocol):
     vocabulary: int
 
     def run(self, requests: Sequence[TokenRequest]) -> list[TokenAnswer]:
-        """Answer requests in their order, with as many in flight as the engine has room for. Raises ModelError."""
+        """Answer requests in their order, with as many in flight as the engine has room for.
+
+        At least one request; requests of one call may differ in kind. Never called by two threads at once. Raises
+        ModelError, and then answers none.
+        """
+
+
+class LoadService(Protocol):
+    """The function `load_service` of an engine's module; `SERVICES` of model/loading.py names the module."""
+
+    def __call__(self, model: ModelSettings, dtype: str, config: Any, context_length: int) -> TokenService:
+        """Load a model into the engine in this process, or connect to the servers at `model.url` that run it.
+
+        Without `url` it runs on the first `model.gpus` of the GPUs that this process sees. A checkpoint comes with its
+        folder as `model.name` and without `url`.
+
+        - model: of it count the name by `model_name(model)`, `revision`, `quantization`, `trust_remote_code`, `url`,
+          and the engine's options, such as `model.vllm`.
+        - dtype: such as "bfloat16", or "auto" for that of the checkpoint.
+        - config: the model's config in transformers.
+        - context_length: the most tokens of a sequence.
+
+        Raises ModelError, with a remedy, for unknown options and where the engine or a server cannot run the model.
+        Calls `require_whole` of model/weights.py before it reads files, which raises DamagedModel.
+        """

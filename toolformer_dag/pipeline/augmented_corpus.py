@@ -7,6 +7,7 @@ documents are spread over shards.
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -35,7 +36,7 @@ from toolformer_dag.computing.stage import (
 from toolformer_dag.computing.worker import Worker
 from toolformer_dag.lake.table import WHOLE, Lake, MissingPart
 from toolformer_dag.pipeline import raw_shards
-from toolformer_dag.pipeline.document_cuts import DocumentCuts, cutting
+from toolformer_dag.pipeline.document_cuts import DocumentCuts, corpus_cuts, cutting_settings
 from toolformer_dag.pipeline.merging import (
     HELDOUT_SHARE,
     MERGING,
@@ -53,9 +54,9 @@ from toolformer_dag.texts.chains import ChainLink, read_chain
 from toolformer_dag.texts.segments import Segment
 
 NAME = "training/augmented_corpus"
-DOCUMENT = ("shard", "digest")
+DOCUMENT_KEY = ("shard", "digest")
 """The key of a document."""
-ORDER = ("document_hash", "digest", "segment")
+CORPUS_ORDER = ("document_hash", "digest", "segment")
 """The order of C*."""
 
 
@@ -84,12 +85,12 @@ class _PlacedDocument(NamedTuple):
 
 
 def settings(plan: Plan, lane: None) -> Mapping[str, Any]:
-    """Return the settings and code versions that determine the rows of C*, beside the kept calls and documents.
+    """Return the settings and code versions that C* depends on, apart from the kept calls and the documents.
 
-    A change of any of them makes the table out of date. `lane` is None: C* holds the calls of all tools.
+    lane: None, since C* holds the calls of all tools.
     """
     return {
-        **cutting(plan),  # how documents are cut into texts
+        **cutting_settings(plan),  # how documents are cut into texts
         "tools": plan.lane_names,
         "merging": MERGING,  # the version of the code that puts calls into texts
         "heldout_share": HELDOUT_SHARE,
@@ -99,7 +100,7 @@ def settings(plan: Plan, lane: None) -> Mapping[str, Any]:
 
 
 def reads(plan: Plan, lane: None) -> tuple[str, ...]:
-    """Return the names of the tables that are read: documents, kept calls, and the tools' texts if they are needed."""
+    """Return the names of the tables that are read: documents, kept calls, and selected texts if they are needed."""
     tables = [raw_shards.NAME, *_kept_calls_tables(plan)]
     if plan.settings.training.plain_texts:
         tables += [_wanted_texts_table(plan, lane) for lane in plan.lanes]
@@ -107,14 +108,14 @@ def reads(plan: Plan, lane: None) -> tuple[str, ...]:
 
 
 def _kept_calls_tables(plan: Plan) -> list[str]:
-    """Return the names of the tables of kept calls, one per lane (a tool with its settings) whose calls C* holds."""
+    """Return the names of the tables of kept calls, one per lane (a tool with its settings)."""
     return [f"{lane.key}/filtered_calls" for lane in plan.all_lanes]
 
 
 def _wanted_texts_table(plan: Plan, lane: Lane) -> str:
     """Return the name of the table of all texts that were selected for a lane's tool.
 
-    It is the table of the first project: in later projects it only has the texts without a kept call so far.
+    Only the first project selects all: later ones take the texts that have no kept call so far.
     """
     first_project = plan.projects[0]
     return f"{first_project.lane_of(lane.tool).key}/heuristic_subset"
@@ -126,25 +127,17 @@ def inputs(output: TableOutput) -> InputsOf:
 
 
 def rows(worker: Worker, output: TableOutput, part: str) -> PartRows:
-    """Merge the kept calls of all tools into the documents of a shard; return the rows of C* and what was rejected.
+    """Merge the kept calls of all tools into the documents of a shard; return its rows of C*.
 
-    A row holds a text x and the same text with its calls, x*, such as "18 + 4 is 22." and "18 + 4 is
-    [Calculator(18 + 4) -> 22] 22.". Tools may have cut a document differently, so calls are placed by their character
-    in the document, and the document is cut again.
-
-    part: the name of the shard.
-
-    Raises StaleInput if a document is gone.
+    part: the name of the shard. Raises StaleInput if a document is gone.
     """
-    plan = output.plan
-    calls = _calls_of_shard(plan, part)
-    plain = plain_texts(plan, part, calls)
-    documents = _documents(plan, keys=pl.concat([calls.select(DOCUMENT), plain.select(DOCUMENT)]))
-    cuts = DocumentCuts(worker, plan.settings.corpus.segment_tokens, worker.encoding().lengths)
-    merge = _Merge(plan, calls, plain)
+    merge = _Merge.of_shard(output.plan, part)
+    cuts = corpus_cuts(worker)
+    documents = _documents(output.plan, merge.document_keys)
     for document, texts in _with_texts(documents, cuts):
         merge.add(document, texts)
-    return PartRows([merge.table(output.stage.schema)], rejected=merge.rejected, stores=[cuts.name])
+    table = merge.table(output.stage.schema)
+    return PartRows([table], rejected=merge.rejected, stores=[cuts.name])
 
 
 def _calls_of_shard(plan: Plan, shard: str) -> pl.DataFrame:
@@ -155,42 +148,59 @@ def _calls_of_shard(plan: Plan, shard: str) -> pl.DataFrame:
 def _with_texts(
     documents: Iterator[_PlacedDocument], cuts: DocumentCuts
 ) -> Iterator[tuple[_PlacedDocument, Sequence[Segment]]]:
-    """Yield each document with the texts that it is cut into; stored cuts are looked up a batch at a time."""
-    while batch := list(islice(documents, raw_shards.BATCH)):
-        cut_documents = cuts.texts_of([(document.place, document.text) for document in batch])
-        for document, cut_document in zip(batch, cut_documents, strict=True):
+    """Yield each document with the texts that it is cut into."""
+    for batch in _batches(documents):
+        placed_texts = [(document.place, document.text) for document in batch]
+        for document, cut_document in zip(batch, cuts.texts_of(placed_texts), strict=True):
             yield document, cut_document.texts
 
 
-def plain_texts(plan: Plan, shard: str, calls: pl.DataFrame) -> pl.DataFrame:
-    """Choose texts of a shard without a kept call for training, and return their (shard, digest, offset).
+def _batches(documents: Iterator[_PlacedDocument]) -> Iterator[list[_PlacedDocument]]:
+    """Yield documents in batches of a size for which stored cuts are read together."""
+    batch = list(islice(documents, raw_shards.DOCUMENTS_PER_PLACE))
+    while batch:
+        yield batch
+        batch = list(islice(documents, raw_shards.DOCUMENTS_PER_PLACE))
 
-    `training.plain_texts` is a ratio: with 0.5 and 40 texts with calls of a tool, 20 of the texts that were selected
-    for the tool and have no call are chosen, by hash. No text is chosen for two tools.
+
+def plain_texts(plan: Plan, shard: str, calls: pl.DataFrame) -> pl.DataFrame:
+    """Choose texts of a shard without a kept call for training; return their (shard, digest, offset).
+
+    With `training.plain_texts` = 0.5, two texts with a call of a tool bring one text without.
 
     calls: the shard's kept calls of all tools.
     """
     chosen = pl.DataFrame(schema={"shard": pl.String, "digest": pl.String, "offset": pl.Int64})
     if plan.settings.training.plain_texts:
         for lane in plan.lanes:
-            chosen = pl.concat([chosen, _plain_texts_of_tool(plan, lane, shard, calls, chosen)])
+            chosen_for_tool = _plain_texts_of_tool(plan, lane, shard, calls, chosen)
+            chosen = pl.concat([chosen, chosen_for_tool])
     return chosen
 
 
 def _plain_texts_of_tool(plan: Plan, lane: Lane, shard: str, calls: pl.DataFrame, chosen: pl.DataFrame) -> pl.DataFrame:
     """Choose texts of a shard without a kept call for one tool; return rows with the columns of `chosen`.
 
-    calls: the shard's kept calls; `tool` is the key of their lane (a tool with its settings).
-    chosen: the texts that were chosen for other tools.
+    calls: the shard's kept calls of all tools. chosen: the texts that were chosen for other tools.
     """
     texts = _wanted_texts(plan, lane, shard)
     with_calls = _texts_with_calls(texts, calls)
-    called_count = _count_texts_of_tool(plan, lane, with_calls)
-    wanted_count = _rounded_by_hash(plan.settings.training.plain_texts * called_count, f"{lane.tool.key} {shard}")
+    without_calls = texts.join(with_calls, on=TEXT_KEY, how="anti")
+    not_chosen = without_calls.join(chosen, on=chosen.columns, how="anti")
+    count = _plain_text_count(plan, lane, shard, with_calls)
+    return _distinct_by_hash(not_chosen).head(count).select(chosen.columns)
 
-    free = texts.join(with_calls, on=TEXT_KEY, how="anti").join(chosen, on=chosen.columns, how="anti")
-    distinct = free.sort("text_digest", *TEXT_KEY).unique("text_digest", keep="first", maintain_order=True)
-    return distinct.head(wanted_count).select(chosen.columns)
+
+def _distinct_by_hash(texts: pl.DataFrame) -> pl.DataFrame:
+    """Return texts in the order of their hashes, equal ones once."""
+    in_order = texts.sort("text_digest", *TEXT_KEY)
+    return in_order.unique("text_digest", keep="first", maintain_order=True)
+
+
+def _plain_text_count(plan: Plan, lane: Lane, shard: str, with_calls: pl.DataFrame) -> int:
+    """Return how many texts without a call to choose for a tool, from the ratio `training.plain_texts`."""
+    called_count = _count_texts_of_tool(plan, lane, with_calls)
+    return _rounded_by_hash(plan.settings.training.plain_texts * called_count, name=f"{lane.tool.key} {shard}")
 
 
 def _wanted_texts(plan: Plan, lane: Lane, shard: str) -> pl.DataFrame:
@@ -214,9 +224,9 @@ def _count_texts_of_tool(plan: Plan, lane: Lane, with_calls: pl.DataFrame) -> in
 
 
 def _rounded_by_hash(number: float, name: str) -> int:
-    """Round a number up or down by the hash of a name, always the same for the same name.
+    """Round a number up or down by the hash of a name: over many names 0.3 becomes 1 for 30 % of them.
 
-    Over many names 0.3 becomes 1 for 30 % of them, so that small shards give texts too.
+    So small shards get texts too, and always the same.
     """
     hash_between_0_and_1 = int.from_bytes(text_order(name), "big") / 2**64
     return int(number + hash_between_0_and_1)
@@ -227,7 +237,7 @@ def corpus_rows(lake: Lake, columns: Sequence[str]) -> pl.LazyFrame:
     table = lake.table(NAME)
     if not table.parts():
         raise MissingPart(NAME, WHOLE)
-    return table.scan().sort(ORDER).select(columns)
+    return table.scan().sort(CORPUS_ORDER).select(columns)
 
 
 def corpus_batches(lake: Lake) -> Iterator[pl.DataFrame]:
@@ -239,7 +249,7 @@ def corpus_batches(lake: Lake) -> Iterator[pl.DataFrame]:
 
 
 def texts_not_given_back(rows: pl.DataFrame, output: TableOutput) -> int:
-    """Count the rows whose x* (`text_with_calls`) without its calls differs from x (`text`). It should be 0."""
+    """Count the rows whose text with calls, x*, differs from x after its calls are removed. It should be 0."""
     tool_names = output.plan.lane_names.values()
     markers = output.plan.settings.model.markers
     count = 0
@@ -251,46 +261,67 @@ def texts_not_given_back(rows: pl.DataFrame, output: TableOutput) -> int:
 def texts_by_lane(output: TableOutput) -> Shown:
     """Count the texts of C* for Dagster's page: by tool as in Table 2, all with calls, and all without.
 
-    A text with calls of two tools counts for both, so the sum may be larger than "texts with all".
+    A text with calls of two tools counts for both.
     """
-    with_calls = 0
-    without_calls = 0
-    with_lane: Counter[str] = Counter()
+    counts = _TextCounts()
     for batch in corpus_batches(output.plan.lake):
-        batch_with_calls = batch.filter(pl.col("calls") > 0).height
-        with_calls += batch_with_calls
-        without_calls += batch.height - batch_with_calls
-        with_lane.update(batch["tools"].explode().drop_nulls().to_list())
+        counts.add(batch)
 
-    shown = {f"texts with {lane}": with_lane[lane] for lane in output.plan.lane_names}
-    shown["texts with all"] = with_calls
-    if without_calls:
-        shown["texts without calls"] = without_calls
+    shown = {f"texts with {lane}": counts.with_lane[lane] for lane in output.plan.lane_names}
+    shown["texts with all"] = counts.with_calls
+    if counts.without_calls:
+        shown["texts without calls"] = counts.without_calls
     return shown
 
 
-def _documents(plan: Plan, keys: pl.DataFrame) -> Iterator[_PlacedDocument]:
-    """Yield the documents with the given keys (shard, digest), each once, shard by shard.
+@dataclass(slots=True)
+class _TextCounts:
+    """How many of the added texts have calls.
 
-    Raises StaleInput at the end where some are gone: their calls were kept before the corpus changed.
+    - `with_calls`, `without_calls`: texts with any call, and texts with none
+    - `with_lane`: texts with calls of a lane (a tool with its settings), by the key of the lane
     """
-    wanted = keys.select(DOCUMENT).unique()
-    wanted_shards = set(keys["shard"])
+
+    with_calls: int = 0
+    without_calls: int = 0
+    with_lane: Counter[str] = field(default_factory=Counter)
+
+    def add(self, batch: pl.DataFrame) -> None:
+        """Count the texts of some rows of C*."""
+        batch_with_calls = batch.filter(pl.col("calls") > 0).height
+        self.with_calls += batch_with_calls
+        self.without_calls += batch.height - batch_with_calls
+        lanes = batch["tools"].explode().drop_nulls()
+        self.with_lane.update(lanes.to_list())
+
+
+def _documents(plan: Plan, keys: pl.DataFrame) -> Iterator[_PlacedDocument]:
+    """Yield the documents with some keys (shard, digest), each once, shard by shard.
+
+    Raises StaleInput at the end if some are gone: their calls were kept before the corpus changed.
+    """
+    wanted = keys.unique()
     yielded_count = 0
-    for shard in plan.lake.table(raw_shards.NAME).parts():
-        if shard in wanted_shards:
-            for document in _documents_of_shard(plan, shard, wanted):
-                yielded_count += 1
-                yield document
+    for document in _stored_documents(plan, wanted):
+        yielded_count += 1
+        yield document
     gone_count = wanted.height - yielded_count
     if gone_count > 0:
         raise StaleInput(NAME, WHOLE, f"calls of {gone_count} documents that are gone", "every tool's filtered_calls")
 
 
+def _stored_documents(plan: Plan, wanted: pl.DataFrame) -> Iterator[_PlacedDocument]:
+    """Yield the documents of the corpus whose (shard, digest) is in `wanted`, shard by shard."""
+    wanted_shards = set(wanted["shard"])
+    for shard in plan.lake.table(raw_shards.NAME).parts():
+        if shard in wanted_shards:
+            yield from _documents_of_shard(plan, shard, wanted)
+
+
 def _documents_of_shard(plan: Plan, shard: str, wanted: pl.DataFrame) -> Iterator[_PlacedDocument]:
     """Yield the documents of a shard whose (shard, digest) is in `wanted`, in their order."""
     for batch in raw_shards.documents(plan, shard):
-        documents = batch.join(wanted, on=DOCUMENT, how="semi", maintain_order="left")
+        documents = batch.join(wanted, on=DOCUMENT_KEY, how="semi", maintain_order="left")
         for values in documents.select(_PlacedDocument._fields).iter_rows():
             yield _PlacedDocument(*values)
 
@@ -298,6 +329,9 @@ def _documents_of_shard(plan: Plan, shard: str, wanted: pl.DataFrame) -> Iterato
 class _Merge:
     """Merges the kept calls of a shard into its documents: `add` each document, then read `table` and `rejected`.
 
+    Tools may have cut a document differently, so each call is placed by its character in the document.
+
+    - `document_keys`: (shard, digest) of the documents to add; some may stand there twice
     - `rejected`: how many calls could not be used, by (shard, reason)
     """
 
@@ -305,19 +339,26 @@ class _Merge:
         """Prepare the merging of a shard.
 
         calls: the shard's kept calls, of all its documents.
-        plain: (shard, digest, offset) of texts without calls that become rows too (see `plain_texts`).
+        plain: (shard, digest, offset) of texts without calls that become rows too.
         """
+        self.document_keys = _document_keys(calls, plain)
         self.rejected: Rejected = Counter()
         self._rows: list[_CorpusRow] = []
         self._name_of_lane = plan.lane_names  # key of the lane -> its tool's name in texts
         self._tool_names = list(plan.lane_names.values())
         self._markers = plan.settings.model.markers
-        self._calls_of = calls.partition_by(DOCUMENT, as_dict=True)
-        self._plain_of = plain.partition_by(DOCUMENT, as_dict=True)
+        self._calls_of = calls.partition_by(DOCUMENT_KEY, as_dict=True)
+        self._plain_of = plain.partition_by(DOCUMENT_KEY, as_dict=True)
+
+    @classmethod
+    def of_shard(cls, plan: Plan, shard: str) -> "_Merge":
+        """Read the kept calls of a shard and choose its texts without calls."""
+        calls = _calls_of_shard(plan, shard)
+        return cls(plan, calls, plain_texts(plan, shard, calls))
 
     def table(self, schema: pl.Schema) -> pl.DataFrame:
         """Return the rows of the documents that were added, in the order of C*."""
-        return pl.DataFrame(self._rows, schema=schema, orient="row").sort(ORDER)
+        return pl.DataFrame(self._rows, schema=schema, orient="row").sort(CORPUS_ORDER)
 
     def add(self, document: _PlacedDocument, texts: Sequence[Segment]) -> None:
         """Add a document, which is cut into `texts`: a row per text with calls, and per chosen text without calls."""
@@ -340,7 +381,7 @@ class _Merge:
                 self._rows.append(_row(document, example))
 
     def _kept_calls(self, document: tuple[str, str]) -> list[KeptCall]:
-        """Return the kept calls of a document (shard, digest). A chain of calls at one position is one KeptCall."""
+        """Return the kept calls of a document (shard, digest); a chain of calls at one position is one of them."""
         if document not in self._calls_of:
             return []
         return [self._kept_call(row) for row in self._calls_of[document].iter_rows(named=True)]
@@ -353,8 +394,13 @@ class _Merge:
         return KeptCall(tool=row["tool"], char_offset=row["char_offset"], delta=row["delta"], links=tuple(links))
 
 
+def _document_keys(calls: pl.DataFrame, plain: pl.DataFrame) -> pl.DataFrame:
+    """Return (shard, digest) of the document of each call and of each text without calls."""
+    return pl.concat([calls.select(DOCUMENT_KEY), plain.select(DOCUMENT_KEY)])
+
+
 def _row(document: _PlacedDocument, example: AugmentedText) -> _CorpusRow:
-    """Return the row of C* for a text of a document, with the split (train or held out) of the document."""
+    """Return the row of C* for a text of a document."""
     segment = example.segment
     return _CorpusRow(
         document_hash=int.from_bytes(text_order(document.text), "big"),

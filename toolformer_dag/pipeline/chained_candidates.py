@@ -6,8 +6,8 @@ probability of ` [` is compared with tau_s, and m calls are sampled. Both are st
 the calls before, so that a larger depth, k or m, or a lower tau_s, only computes what is missing.
 """
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -41,8 +41,8 @@ from toolformer_dag.computing.stage import (
 from toolformer_dag.computing.worker import Worker
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.pipeline import scored_candidates, tool_results
-from toolformer_dag.pipeline.sample_store import ChainedSampleStore, RequestedSamples, samples_identity
-from toolformer_dag.pipeline.scored_candidates import TextChunk, parsed_call
+from toolformer_dag.pipeline.sample_store import ChainedSampleStore, samples_identity
+from toolformer_dag.pipeline.scored_candidates import SamplesOfTexts, TextChunk, parsed_call, samples_of_texts
 from toolformer_dag.settings.tool_settings import MODEL
 from toolformer_dag.texts import look_ahead
 from toolformer_dag.texts.chains import ChainLink, place_of, read_chain, written_chain
@@ -52,11 +52,11 @@ FIRST_SAMPLE = 100_000_000
 """Number (`sample`) of the first call at a position that stands after one other; twice as much after two."""
 PARSING = 2
 """Raised when the same bodies would be parsed differently; no sample is computed again."""
-CALLED = Column(
+CALLED_COLUMN = Column(
     TOOL.dtype, "key of the lane whose tool is called: the lane's own, or one of `then`; null without a body"
 )
-BEFORE = Column(CHAIN.dtype, "the calls before it at its place, with their results, as JSON")
-FINISHED = (
+BEFORE_COLUMN = Column(CHAIN.dtype, "the calls before it at its place, with their results, as JSON")
+CALL_COLUMNS = (
     *CALL_KEY,
     "char_offset",
     "p_api",
@@ -73,26 +73,28 @@ FINISHED = (
 """Columns of the calls that have a result, whatever their level.
 
 `called` is the key of the lane whose tool is called, `before` the chain of the calls before it (JSON), null for a
-single call. `text_digest`, `context` and `offset` are those of its text.
+single call. `text_digest`, `context` and `offset` describe its text.
 """
+OFFSET_IN_TEXT = (pl.col("char_offset") - pl.col("offset")).alias("offset_in_text")
+"""The character of its text before which a call (CALL_COLUMNS) stands."""
 
 
-def finished(output: TableOutput, shard: str, level: int) -> pl.DataFrame:
-    """Return the calls of a shard that have a result, with the columns FINISHED.
+def calls_with_results(output: TableOutput, shard: str, level: int) -> pl.DataFrame:
+    """Return the calls of a shard that have a result, with the columns CALL_COLUMNS.
 
-    level: 1 for single calls, 2 for calls made after one earlier call, and so on.
-
-    Raises StaleInput if a call was never run: the table of results has to be brought up to date first.
+    level: 1 for single calls, 2 for calls after one earlier call, and so on. Raises StaleInput if a call was never run.
     """
-    texts = output.lane_table("heuristic_subset").read(shard).select(*TEXT_KEY, "text_digest", "context", "offset")
-    calls = _candidate_calls(output, shard, level).join(texts, on=TEXT_KEY, how="left")
-    calls = _with_results(output, shard, calls, level)
-    return calls.filter(pl.col("result").is_not_null()).select(FINISHED)
+    subset = output.lane_table("heuristic_subset").read(shard)
+    texts = subset.select(*TEXT_KEY, "text_digest", "context", "offset")
+    candidates = _candidate_calls(output, shard, level).join(texts, on=TEXT_KEY, how="left")
+    calls = _with_results(output, shard, candidates, level)
+    return calls.filter(pl.col("result").is_not_null()).select(CALL_COLUMNS)
 
 
 def _candidate_calls(output: TableOutput, shard: str, level: int) -> pl.DataFrame:
     """Return the candidate calls of a shard that could be parsed, with the same columns for every level."""
-    calls = output.lane_table(call_tables(level).candidates).read(shard).filter(pl.col("input").is_not_null())
+    candidates = output.lane_table(call_tables(level).candidates).read(shard)
+    calls = candidates.filter(pl.col("input").is_not_null())
     # The tables of single and of later calls lack columns that would be constant.
     if level == 1:
         return calls.with_columns(called=pl.lit(output.lane.key), before=pl.lit(None, pl.String))
@@ -107,14 +109,14 @@ def _with_results(output: TableOutput, shard: str, calls: pl.DataFrame, level: i
     table_name = call_tables(level).results
     results = output.lane_table(table_name).read(shard)
     results = results.select("input", "context", "result", called="tool", was_run=pl.lit(True))
-    calls = calls.join(results, on=("called", "input", "context"), how="left")
-    if calls["was_run"].has_nulls():
+    with_results = calls.join(results, on=("called", "input", "context"), how="left")
+    if with_results["was_run"].has_nulls():
         raise StaleInput(output.name, shard, "calls that were not run", f"{output.lane.key}/{table_name}")
-    return calls
+    return with_results
 
 
 def chains_of(lane: Lane, calls: pl.DataFrame) -> pl.Series:
-    """Return the chain that each of the `calls` (FINISHED) ends, as JSON: the earlier calls and itself."""
+    """Return the chain of which each call (CALL_COLUMNS) is the last, as JSON: the earlier calls and itself."""
     tool_names = {called.key: name for name, called in lane.chainable.items()}
     chains = []
     for before, called, input, result in calls.select("before", "called", "input", "result").iter_rows():
@@ -126,21 +128,27 @@ def chains_of(lane: Lane, calls: pl.DataFrame) -> pl.Series:
 def units_ahead(lane: Lane, texts: pl.DataFrame, calls: pl.DataFrame) -> pl.Series:
     """Return for each call the numbers and names of its input that its text says only after the call; null if none.
 
-    The input "17 + 25" before a text has said 17 gives ["17"]: a reader could not have asked for it yet. Results of
-    earlier calls of the chain count as said. All are null for a tool without the setting `look_ahead`.
+    A call with the input "17 + 25", before a text says 17, gives ["17"]. All are null for a tool without the setting
+    `look_ahead`.
 
-    texts: text_digest and text of at least the texts of the calls.
-    calls: text_digest, offset, char_offset, input and before, see FINISHED.
+    texts: (text_digest, text) of the calls. calls: CALL_COLUMNS.
     """
-    if not lane.look_ahead:
-        return pl.Series([None] * calls.height, dtype=pl.List(pl.String()))
+    if lane.look_ahead:
+        lists = _lists_of_units_ahead(texts, calls)
+    else:
+        lists = [None] * calls.height
+    return pl.Series(lists, dtype=pl.List(pl.String()))
+
+
+def _lists_of_units_ahead(texts: pl.DataFrame, calls: pl.DataFrame) -> list[list[str] | None]:
+    """Return the list of `units_ahead` for each call, None instead of an empty one."""
     units_of = _units_of_texts(texts, calls)
-    offset_in_text = pl.col("char_offset") - pl.col("offset")
-    lists = []
-    for digest, offset, input, before in calls.select("text_digest", offset_in_text, "input", "before").iter_rows():
+    lists: list[list[str] | None] = []
+    columns = calls.select("text_digest", OFFSET_IN_TEXT, "input", "before")
+    for digest, offset, input, before in columns.iter_rows():
         units = _units_ahead_of_call(units_of[digest], offset, input, read_chain(before))
         lists.append(units or None)
-    return pl.Series(lists, dtype=pl.List(pl.String()))
+    return lists
 
 
 def _units_of_texts(texts: pl.DataFrame, calls: pl.DataFrame) -> dict[str, TextUnits]:
@@ -153,21 +161,23 @@ def _units_of_texts(texts: pl.DataFrame, calls: pl.DataFrame) -> dict[str, TextU
 def _units_ahead_of_call(
     text_units: TextUnits, offset: int, input: str, earlier_calls: Sequence[ChainLink]
 ) -> list[str]:
-    """Return the numbers and names of an input that the text says only from a character offset on.
+    """Return the numbers and names of an input that neither the text before an offset nor an earlier result says.
 
-    After `[Calculator(20 - 3) -> 17]` the 17 is known, so units of earlier results are left out, in whatever case.
+    After `[Calculator(20 - 3) -> 17]` the 17 is known.
     """
     in_earlier_results: set[str] = set()
-    for link in earlier_calls:
-        in_earlier_results.update(unit.casefold() for unit in text_units.ahead(offset, link.result))
-    return [unit for unit in text_units.ahead(offset, input) if unit.casefold() not in in_earlier_results]
+    for call in earlier_calls:
+        units_of_result = text_units.ahead(offset, call.result)
+        in_earlier_results.update(unit.casefold() for unit in units_of_result)
+    units_of_input = text_units.ahead(offset, input)
+    return [unit for unit in units_of_input if unit.casefold() not in in_earlier_results]
 
 
 class PlacesAfterCalls(NamedTuple):
     """The places of a shard at which a further call of a chain may stand.
 
     - calls: the calls after which a further one may stand, the first of equal chains at a position of a text. Columns:
-      FINISHED, `chain` (the call and those before it, as JSON) and `place` (a hash of text, position and chain)
+      CALL_COLUMNS, `chain` (the call and those before it, as JSON) and `place` (a hash of text, position and chain)
     - places (PLACES): the distinct places; equal texts in several documents share them. The hash of a place is in the
       column `text_digest`, so that the row stores and functions for whole texts serve for places too
     """
@@ -179,52 +189,52 @@ class PlacesAfterCalls(NamedTuple):
 def places_after_calls(output: TableOutput, shard: str, level: int) -> PlacesAfterCalls:
     """Return the places of a shard where a call of a level may stand: right after the calls of the level before.
 
-    No call follows a call that looks ahead (`units_ahead`).
-
-    level: 2 for places after a single call, 3 after two calls of a chain, and so on.
+    No call follows a call that looks ahead (`units_ahead`). level: 2 for places after a single call, and so on.
     """
     texts = output.lane_table("heuristic_subset").read(shard).select("text_digest", "text")
-    calls = _calls_with_places(output, finished(output, shard, level - 1).sort(CALL_KEY), texts)
+    calls_before = calls_with_results(output, shard, level - 1).sort(CALL_KEY)
+    calls = _calls_with_places(output, calls_before, texts)
     return PlacesAfterCalls(calls, _distinct_places(calls, texts))
 
 
 def _distinct_places(calls: pl.DataFrame, texts: pl.DataFrame) -> pl.DataFrame:
-    """Return the distinct places of calls as PLACES.
-
-    calls: as in PlacesAfterCalls. texts: text_digest and text of at least the texts of the calls.
-    """
+    """Return the distinct places of calls as PLACES. texts: (text_digest, text) of the calls."""
     distinct = calls.unique("place", maintain_order=True).select("place", "text_digest", "position", before="chain")
     with_texts = distinct.join(texts.unique("text_digest"), on="text_digest", maintain_order="left")
     return with_texts.select(pl.col("place").alias("text_digest"), "text", "position", "before")
 
 
 def _calls_with_places(output: TableOutput, calls: pl.DataFrame, texts: pl.DataFrame) -> pl.DataFrame:
-    """Return the calls after which a further one may stand, with the columns `chain` and `place`.
+    """Return the calls (CALL_COLUMNS) after which a further one may stand, with the columns `chain` and `place`.
 
-    calls: FINISHED. texts: text_digest and text of at least the texts of the calls.
+    texts: (text_digest, text) of the calls.
     """
     does_not_look_ahead = units_ahead(output.lane, texts, calls).is_null()
     calls = calls.filter(does_not_look_ahead)
     calls = calls.with_columns(chain=chains_of(output.lane, calls))
     calls = calls.unique((*TEXT_KEY, "position", "chain"), keep="first", maintain_order=True)
+    return calls.with_columns(place=_place_hashes(calls))
+
+
+def _place_hashes(calls: pl.DataFrame) -> pl.Series:
+    """Return a hash of the text, the position and the chain of each call."""
     hashes = [place_of(*values) for values in calls.select("text_digest", "position", "chain").iter_rows()]
-    return calls.with_columns(place=pl.Series(hashes, dtype=pl.String))
+    return pl.Series(hashes, dtype=pl.String)
 
 
 def settings(plan: Plan, lane: Lane, level: int) -> Mapping[str, Any]:
-    """Return what the calls of a level depend on, apart from the earlier calls; a change makes the table out of date.
+    """Return what the calls of a level depend on, apart from the earlier calls.
 
-    lane: a tool with its settings, here tau_s (the least probability of a call) and m (samples per place).
     level: 2 for calls after one other call, 3 after two, and so on.
     """
     # Samples are parsed by the argument schemas of every tool that may be called.
     schemas = {name: called.tool.schema for name, called in lane.chainable.items()}
     return {
         **samples_identity(plan, lane.chain_prompt),
-        "tau_s": lane.tau_s,
-        "m": lane.m,
+        "tau_s": lane.tau_s,  # the least probability of a call
+        "m": lane.m,  # samples per place
         "level": level,
-        "parsing": PARSING,
+        "parsing": PARSING,  # the version of the code
         "look_ahead": look_ahead.VERSION if lane.look_ahead else None,
         "tools": {name: fingerprint(schema) for name, schema in schemas.items()},
     }
@@ -246,30 +256,15 @@ def compute(worker: Worker, output: TableOutput, chunk: TextChunk) -> Work:
 def rows(worker: Worker, output: TableOutput, shard: str, level: int) -> PartRows:
     """Return a row per stored sample after each call of the level before: a call, or why the sample is discarded.
 
-    Reasons are those of scored_candidates, and repeated_call where the chain has the same call already. Places without
-    a row are counted as no_call (its probability is not above tau_s), does_not_fit or not_finite.
-
-    level: 2 for samples after a single call, 3 after two calls, and so on.
-
-    Raises StorageError if samples were damaged since they were computed.
+    level: 2 for samples after a single call, and so on. Raises StorageError if stored samples were damaged.
     """
     calls_before, places = places_after_calls(output, shard, level)
     store = ChainedSampleStore(worker, output.lane)
-    requested = store.requested(places)
-    chosen_places = requested.positions.select("p_api", place="text_digest")
-    samples = _samples_of_places(output, store, requested)
-    table = _numbered(_rows_after_calls(output.lane, calls_before, chosen_places, samples), level)
-
-    without_call = calls_before.join(chosen_places, on="place", how="anti")
-    rejected = counted(table) + _count_without_call(without_call, store.refused(places))
-    table = table.select(output.stage.schema.names()).sort(CALL_KEY)
-    return PartRows(frames=[table], rejected=rejected, stores=store.names)
-
-
-def _samples_of_places(output: TableOutput, store: ChainedSampleStore, requested: RequestedSamples) -> pl.DataFrame:
-    """Return the requested samples as (sample, body, reason, place), sorted by place and sample."""
-    samples = scored_candidates.stored_samples(output, store, requested)
-    return samples.select("sample", "body", "reason", place="text_digest").sort("place", "sample")
+    stored = samples_of_texts(output, store, places)
+    rows_after_calls = _rows_after_calls(output.lane, calls_before, stored)
+    numbered = _numbered(rows_after_calls, level)
+    rejected = counted(numbered) + _count_without_call(calls_before, stored)
+    return PartRows([output.stage.shaped(numbered).sort(CALL_KEY)], rejected=rejected, stores=store.names)
 
 
 def _numbered(table: pl.DataFrame, level: int) -> pl.DataFrame:
@@ -279,27 +274,26 @@ def _numbered(table: pl.DataFrame, level: int) -> pl.DataFrame:
     return table.with_columns(sample=number_at_position + first_sample)
 
 
-def _count_without_call(calls_before: pl.DataFrame, refused: pl.DataFrame) -> Rejected:
-    """Count calls that no call follows: by why the engine refused their place (text_digest, reason), else no_call."""
-    reason_of_place = refused.select("reason", place="text_digest")
-    with_reason = calls_before.join(reason_of_place, on="place", how="left")
+def _count_without_call(calls_before: pl.DataFrame, stored: SamplesOfTexts) -> Rejected:
+    """Count calls that no call follows: by why the engine refused their place, else as no_call."""
+    reason_of_place = stored.refused.select("reason", place="text_digest")
+    without_call = calls_before.join(stored.positions, left_on="place", right_on="text_digest", how="anti")
+    with_reason = without_call.join(reason_of_place, on="place", how="left")
     return counted(with_reason.with_columns(pl.col("reason").fill_null("no_call")))
 
 
-def _rows_after_calls(
-    lane: Lane, calls_before: pl.DataFrame, chosen_places: pl.DataFrame, samples: pl.DataFrame
-) -> pl.DataFrame:
+def _rows_after_calls(lane: Lane, calls_before: pl.DataFrame, stored: SamplesOfTexts) -> pl.DataFrame:
     """Return a row per sample: the key and text of the call that it stands after, and the sample parsed as a call.
 
-    calls_before: see PlacesAfterCalls.
-    chosen_places: (place, p_api), where a further call is probable enough.
-    samples: (place, sample, body, reason).
+    calls_before: see PlacesAfterCalls. stored: what is stored of the places after them.
     """
+    probability_of_place = stored.positions.select("p_api", place="text_digest")
+    samples = stored.samples.select("sample", "body", "reason", place="text_digest")
     table = calls_before.drop("sample", "p_api", "input", "called", "before")
-    table = table.join(chosen_places, on="place", maintain_order="left")
-    table = table.join(samples, on="place", maintain_order="left_right").drop("sample")
+    table = table.join(probability_of_place, on="place", maintain_order="left")
+    table = table.join(samples.sort("place", "sample"), on="place", maintain_order="left_right")
     parsed = _parsed_samples(lane, table)
-    return table.drop("body", "reason").hstack(parsed).rename({"chain": "before"})
+    return table.drop("sample", "body", "reason").hstack(parsed).rename({"chain": "before"})
 
 
 class _ParsedSample(NamedTuple):
@@ -311,11 +305,14 @@ class _ParsedSample(NamedTuple):
     reason: str | None = None  # why the sample is discarded
 
 
-def _parsed_samples(lane: Lane, samples: pl.DataFrame) -> pl.DataFrame:
-    """Parse samples as calls; return the columns of _ParsedSample, in the order of the rows.
+PARSED_SAMPLES = pl.Schema({"body": pl.String(), "called": pl.String(), "input": pl.String(), "reason": pl.String()})
+"""A frame of _ParsedSample."""
 
-    samples: `body` (the text between the brackets, null if they were not closed), `reason` (why there is no body) and
-        `chain` (the calls before the sample, as JSON).
+
+def _parsed_samples(lane: Lane, samples: pl.DataFrame) -> pl.DataFrame:
+    """Parse samples as calls; return PARSED_SAMPLES, in the order of the rows.
+
+    samples: `body` (null if the brackets were not closed), `reason` (why there is no body), `chain` (the calls before).
     """
     parsed = []
     for body, reason, chain in samples.select("body", "reason", "chain").iter_rows():
@@ -323,36 +320,33 @@ def _parsed_samples(lane: Lane, samples: pl.DataFrame) -> pl.DataFrame:
             parsed.append(_ParsedSample(body=None, reason=reason or "malformed"))
         else:
             parsed.append(_parsed_sample(lane, body, read_chain(chain)))
-    schema = {"body": pl.String(), "called": pl.String(), "input": pl.String(), "reason": pl.String()}
-    return pl.DataFrame(parsed, schema=schema, orient="row")
+    return pl.DataFrame(parsed, schema=PARSED_SAMPLES, orient="row")
 
 
-def _parsed_sample(lane: Lane, body: str, links: Sequence[ChainLink]) -> _ParsedSample:
+def _parsed_sample(lane: Lane, body: str, earlier_calls: Sequence[ChainLink]) -> _ParsedSample:
     """Parse the text between the brackets as a call of one of the tools that the lane may call.
 
-    Reasons to discard it: other_tool (the lane may not call it), repeated_call (the call is among `links`, the calls
-    before it), or a reason of `parsed_call`.
+    Reasons to discard it: other_tool, repeated_call (it is among `earlier_calls`), or a reason of `parsed_call`.
     """
     for called in lane.chainable.values():
         parsed = parsed_call(called, body)
         if parsed.reason == "other_tool":
             continue
-        if _is_repeated(called.tool.name, parsed.input, links):
+        if _is_repeated(called.tool.name, parsed.input, earlier_calls):
             return _ParsedSample(body=body, called=called.key, reason="repeated_call")
         return _ParsedSample(body=body, called=called.key, input=parsed.input, reason=parsed.reason)
     return _ParsedSample(body=body, reason="other_tool")
 
 
-def _is_repeated(tool_name: str, input: str | None, links: Sequence[ChainLink]) -> bool:
+def _is_repeated(tool_name: str, input: str | None, earlier_calls: Sequence[ChainLink]) -> bool:
     """Return whether a call of a tool stands among earlier calls; False without an input."""
-    return any(link.tool == tool_name and link.input == input for link in links)
+    return any(call.tool == tool_name and call.input == input for call in earlier_calls)
 
 
 def run_chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed, level: int) -> Planned:
     """Plan the running of a shard's calls, of every tool, whose results are not stored yet.
 
     claimed: calls that earlier shards of this run plan already; the calls that are planned here are added.
-    level: 2 for calls after one other call, 3 after two, and so on.
     """
     chunks: list[Chunk] = []
     work = Work()
@@ -366,27 +360,24 @@ def run_chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed
 def run_rows(worker: Worker, output: TableOutput, shard: str, level: int) -> PartRows:
     """Return the result of each distinct call of a shard, of every tool (see `tool_results.rows`).
 
-    level: 2 for calls after one other call, 3 after two, and so on.
+    level: 2 for calls after one other call, and so on.
     """
-    answers_of_tools = [
-        tool_results.answered(worker, calls.output, calls.candidates) for calls in _calls_by_tool(output, shard, level)
-    ]
-    return _merged(answers_of_tools, output.stage.schema)
+    merged = PartRows([output.stage.schema.to_frame()])
+    for calls in _calls_by_tool(output, shard, level):
+        answers = tool_results.answered(worker, calls.output, calls.candidates)
+        merged = _merged(merged, answers)
+    table = pl.concat(merged.frames)
+    return replace(merged, frames=[table.sort("tool", *tool_results.RESULT_KEY)])
 
 
-def _merged(answers_of_tools: Sequence[PartRows], schema: pl.Schema) -> PartRows:
-    """Merge the results of several tools into one part; it has no rows if no tool is called."""
-    frames = [schema.to_frame()]
-    rejected: Rejected = Counter()
-    stores: list[str] = []
-    facts: dict[str, Any] = {}
-    for answers in answers_of_tools:
-        frames += answers.frames
-        rejected.update(answers.rejected)
-        stores += answers.stores
-        facts.update(answers.facts)
-    table = pl.concat(frames).sort("tool", *tool_results.KEY)
-    return PartRows([table], rejected=rejected, stores=stores, facts=facts)
+def _merged(first: PartRows, second: PartRows) -> PartRows:
+    """Merge the results of two tools into one part."""
+    return PartRows(
+        frames=[*first.frames, *second.frames],
+        rejected=first.rejected + second.rejected,
+        stores=[*first.stores, *second.stores],
+        facts={**first.facts, **second.facts},
+    )
 
 
 class _CallsOfTool(NamedTuple):
@@ -397,14 +388,11 @@ class _CallsOfTool(NamedTuple):
 
 
 def _calls_by_tool(output: TableOutput, shard: str, level: int) -> list[_CallsOfTool]:
-    """Group the calls of a shard by the tool that they call; a tool without a call has a group without rows.
-
-    level: 2 for calls after one other call, 3 after two, and so on.
-    """
+    """Group the calls of a shard by the tool that they call; a tool without a call has a group without rows."""
     calls = _calls_with_context(output, shard, level)
     groups = []
     for lane_of_tool in output.lane.chainable.values():  # the tools that may be called after this lane's
-        candidates = calls.filter(called=lane_of_tool.key).select("shard", *tool_results.KEY)
+        candidates = calls.filter(called=lane_of_tool.key).select("shard", *tool_results.RESULT_KEY)
         output_of_tool = TableOutput(output.stage, output.plan, lane_of_tool)
         groups.append(_CallsOfTool(output_of_tool, candidates))
     return groups
@@ -439,8 +427,8 @@ def stages(level: int) -> tuple[Stage, Stage]:
             **CALL,
             "char_offset": CHAR_OFFSET,
             "p_api": P_API,
-            "before": BEFORE,
-            "called": CALLED,
+            "before": BEFORE_COLUMN,
+            "called": CALLED_COLUMN,
             "body": scored_candidates.STAGE.columns["body"],
             "input": SAMPLED_INPUT,
             "reason": scored_candidates.STAGE.columns["reason"],
@@ -460,7 +448,7 @@ def stages(level: int) -> tuple[Stage, Stage]:
         settings=run_settings,
         reads=(candidates, "heuristic_subset"),
         pool="tools",
-        volatile=tool_results.MEASURED,
+        volatile=tool_results.MEASURED_COLUMNS,
         make=ByChunk(partial(run_chunks, level=level), tool_results.compute, partial(run_rows, level=level)),
         in_warehouse=tool_results.STAGE.in_warehouse,
         asset=StageAsset(calls=lambda output: output.lane.chainable.values()),

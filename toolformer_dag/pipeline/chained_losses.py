@@ -25,7 +25,7 @@ from toolformer_dag.computing.stored_rows import chunk_limits, claim, require_wh
 from toolformer_dag.computing.worker import Worker
 from toolformer_dag.lake.row_store import RowStore
 from toolformer_dag.model.requests import LossRequest, NeedRequest
-from toolformer_dag.pipeline.chained_candidates import chains_of, finished
+from toolformer_dag.pipeline.chained_candidates import calls_with_results, chains_of
 from toolformer_dag.pipeline.losses import KEY as CALL_LOSS_KEY
 from toolformer_dag.pipeline.losses import CallsWithLosses, loss_tokens, losses_identity, stored_losses
 from toolformer_dag.pipeline.work_counts import EngineMeter, planned_work
@@ -41,6 +41,13 @@ NEEDS = pl.Schema({**_CHAIN, "others": pl.String(), "need": pl.Float64()})
 """Stored needs of a chain; `others` are the results in place of its own with which they are compared, as JSON."""
 LOSS_KEY = tuple(_CHAIN)  # text_digest, position, chain
 NEED_KEY = (*_CHAIN, "others")
+LOSS_COLUMNS = (
+    "loss_empty",  # without calls
+    "loss_before",  # the smallest after a shorter chain with which the chain begins
+    "loss_call",  # after the last call, without its result
+    "loss_result",  # after the result of the last call
+)
+"""Columns of the losses of a chain, in nats."""
 
 
 class _ChainLosses(NamedTuple):
@@ -75,6 +82,16 @@ class ChainChunk:
     needs: pl.DataFrame
     texts: pl.DataFrame
 
+    def text_of(self) -> dict[str, str]:
+        """Return the texts by their hashes."""
+        return dict(self.texts.select("text_digest", "text").iter_rows())
+
+    def text_digests(self) -> pl.DataFrame:
+        """Return the distinct `text_digest` of the chains that lack something."""
+        of_losses = self.losses.select("text_digest")
+        of_needs = self.needs.select("text_digest")
+        return pl.concat([of_losses, of_needs]).unique()
+
     def of_texts(self, texts: pl.DataFrame) -> Chunk:
         """Return the chunk of work for some of the texts (text_digest, tokens)."""
         payload = ChainChunk(
@@ -86,12 +103,11 @@ class ChainChunk:
 
 
 def chained_calls(output: TableOutput, shard: str, level: int) -> pl.DataFrame:
-    """Return the last calls of a shard's chains of `level` calls.
+    """Return the last calls of a shard's chains of `level` calls: CALL_COLUMNS, `chain` and `others`, both as JSON.
 
-    Columns: FINISHED; `chain`, the calls before it and itself; and `others`, the results with which the need of the
-    chain is measured (`_results_of_others`). Both are JSON.
+    others: the results that are swapped in to measure the need of the chain.
     """
-    calls = finished(output, shard, level)
+    calls = calls_with_results(output, shard, level)
     chains = chains_of(output.lane, calls)
     return calls.with_columns(chain=chains, others=_results_of_others(chains, level))
 
@@ -99,13 +115,12 @@ def chained_calls(output: TableOutput, shard: str, level: int) -> pl.DataFrame:
 def _results_of_others(chains: pl.Series, level: int) -> pl.Series:
     """Return for each chain a JSON list of results to swap in, one for each of its calls but the last.
 
-    The result of the n-th call is swapped for one of the n-th call of another chain: for three calls with the results
-    "12", "7", "84" it may be '["15", "9"]'. Null where all chains have the same result of a call.
+    For results "12", "7", "84" it may be '["15", "9"]'; null where all chains have the same result.
 
     chains: as JSON, each of `level` calls.
     """
     links_of_chains = [read_chain(chain) for chain in chains]
-    other_result_of = []  # an entry for the first call of a chain, the second, ...: result -> another result
+    other_result_of = []  # for the first call of a chain, the second, ...: result -> another result
     for call_index in range(level - 1):
         results = {links[call_index].result for links in links_of_chains}
         other_result_of.append(_next_in_circle(results))
@@ -118,9 +133,11 @@ def _swapped_results(links: Sequence[ChainLink], other_result_of: Sequence[Mappi
 
     other_result_of: for each call but the last, result -> another result.
     """
-    other_results = [other_of.get(link.result) for other_of, link in zip(other_result_of, links[:-1], strict=True)]
-    if None in other_results:
-        return None
+    other_results = []
+    for link, other_of in zip(links[:-1], other_result_of, strict=True):
+        if link.result not in other_of:
+            return None
+        other_results.append(other_of[link.result])
     return orjson.dumps(other_results).decode()
 
 
@@ -133,6 +150,7 @@ def _next_in_circle(results: Collection[str]) -> dict[str, str]:
 
 
 def _stores(worker: Worker, lane: Lane) -> ChainStores:
+    """Open the row stores of a lane's chains."""
     identity = losses_identity(worker.plan, lane)
     return ChainStores(
         losses=worker.lane_rows(lane, "chained_losses", identity, LOSS_KEY, LOSSES),
@@ -145,53 +163,50 @@ def planned_chains(
 ) -> Planned:
     """Plan the computation of losses and needs of chains that are not stored yet, in chunks.
 
-    chains: text_digest, position, chain (the calls, as JSON), others (results to swap in, as JSON; null where no need
-        is to be computed), and other columns.
-    texts: text_digest and text of at least the texts of the chains.
-    claimed: keys that earlier shards of this run compute already. They are left out; the planned ones are added.
+    chains: NEED_KEY; `others` is null where no need is to be computed. texts: (text_digest, text) of the chains.
+    claimed: keys that earlier shards of this run plan already; the keys that are planned here are added.
     """
     stores = _stores(worker, output.lane)
     loss_keys = chains.select(LOSS_KEY).unique(maintain_order=True)
-    missing_losses = claim(claimed, stores.losses.name, stores.losses.missing(loss_keys))
-    need_keys = _need_keys(chains).unique(maintain_order=True)
-    missing_needs = claim(claimed, stores.needs.name, stores.needs.missing(need_keys))
-    work = planned_work("losses", total=loss_keys.height, missing=missing_losses.height)
-    return Planned(_chunks(worker.plan, loss_keys, missing_losses, missing_needs, texts), work)
+    missing = ChainChunk(
+        losses=_claimed_missing(claimed, stores.losses, loss_keys),
+        needs=_claimed_missing(claimed, stores.needs, _need_keys(chains)),
+        texts=texts.select("text_digest", "text").unique("text_digest"),
+    )
+    work = planned_work("losses", total=loss_keys.height, missing=missing.losses.height)
+    return Planned(_chunks(worker.plan, loss_keys, missing), work)
+
+
+def _claimed_missing(claimed: Claimed, store: RowStore, keys: pl.DataFrame) -> pl.DataFrame:
+    """Return the keys that a row store lacks and no earlier shard of this run computes, and claim them."""
+    return claim(claimed, store.name, store.missing(keys))
 
 
 def _need_keys(chains: pl.DataFrame) -> pl.DataFrame:
-    """Return the keys (NEED_KEY) of the chains that have results to swap in."""
-    return chains.select(NEED_KEY).drop_nulls("others")
+    """Return the distinct keys (NEED_KEY) of the chains that have results to swap in."""
+    return chains.select(NEED_KEY).drop_nulls("others").unique(maintain_order=True)
 
 
-def _chunks(
-    plan: Plan, loss_keys: pl.DataFrame, missing_losses: pl.DataFrame, missing_needs: pl.DataFrame, texts: pl.DataFrame
-) -> list[Chunk]:
+def _chunks(plan: Plan, loss_keys: pl.DataFrame, missing: ChainChunk) -> list[Chunk]:
     """Cut the missing losses and needs into chunks of about equal work; all of a text are in one chunk.
 
-    loss_keys: all chains of the shard (LOSS_KEY), from which the tokens of each text are estimated.
-    missing_losses, missing_needs: the keys (LOSS_KEY, NEED_KEY) of what is to be computed.
-    texts: text_digest and text of at least the texts of the chains.
+    loss_keys: all chains of the shard (LOSS_KEY).
     """
+    limits = chunk_limits(plan, "judge")
     chain_tokens = loss_tokens(pl.col("chain").str.len_bytes())
     texts_with_tokens = loss_keys.group_by("text_digest", maintain_order=True).agg(tokens=chain_tokens)
-    digests = pl.concat([missing_losses.select("text_digest"), missing_needs.select("text_digest")])
     # Something of a text may be stored already (not `whole`): the texts that lack something are pooled, then cut.
-    to_compute = digests.unique().with_columns(whole=False)
-    missing = ChainChunk(missing_losses, missing_needs, texts.select("text_digest", "text").unique("text_digest"))
-    batches = text_chunks(texts_with_tokens, to_compute, *chunk_limits(plan, "judge"))
+    to_compute = missing.text_digests().with_columns(whole=False)
+    batches = text_chunks(texts_with_tokens, to_compute, *limits)
     return [missing.of_texts(batch) for batch in batches]
 
 
 def compute_chains(worker: Worker, output: TableOutput, chunk: ChainChunk) -> Work:
-    """Compute the losses and needs of a chunk of chains with the model, and append them to their row stores.
-
-    Returns the tokens that went through the model, and the backend that it ran on.
-    """
+    """Compute the losses and needs of a chunk of chains with the model, and append them to their row stores."""
     engine = worker.engine("judge")
     meter = EngineMeter(engine)
     stores = _stores(worker, output.lane)
-    text_of = dict(chunk.texts.select("text_digest", "text").iter_rows())
+    text_of = chunk.text_of()
     stores.losses.append(_computed_losses(engine, chunk.losses.select(LOSS_KEY), text_of))
     stores.needs.append(_computed_needs(engine, chunk.needs.select(NEED_KEY), text_of))
     return meter.work()
@@ -200,7 +215,7 @@ def compute_chains(worker: Worker, output: TableOutput, chunk: ChainChunk) -> Wo
 def _computed_losses(engine: "Engine", keys: pl.DataFrame, text_of: Mapping[str, str]) -> pl.DataFrame:
     """Compute the losses of chains, without the last result and with it; return rows of LOSSES in the order of `keys`.
 
-    keys: text_digest, position and chain (LOSS_KEY). text_of: text_digest -> text.
+    keys: LOSS_KEY. text_of: text_digest -> text.
     """
     requests = [_loss_request(text_of[digest], position, chain) for digest, position, chain in keys.iter_rows()]
     losses = [_values(pair) for pair in engine.chained_losses(requests)]
@@ -224,8 +239,7 @@ def _loss_request(text: str, position: int, chain: str) -> LossRequest:
 def _values(pair: tuple[float, float] | None) -> _ChainLosses:
     """Return the losses of a chain as they are stored.
 
-    pair: (loss_call, loss_result) in nats. None is stored as does_not_fit: chain and text do not fit the context.
-        Infinite losses and NaN are stored as not_finite.
+    pair: (loss_call, loss_result) in nats; None where chain and text do not fit the context.
     """
     if pair is None:
         return _ChainLosses(None, None, reason="does_not_fit")
@@ -236,21 +250,28 @@ def _values(pair: tuple[float, float] | None) -> _ChainLosses:
 
 
 def _computed_needs(engine: "Engine", keys: pl.DataFrame, text_of: Mapping[str, str]) -> pl.DataFrame:
-    """Compute how much the later calls of chains need the earlier results; return `keys` with the column `need`.
-
-    Each later call is compared: log p of it after the true results, less log p after one of them is swapped. The need
-    of a chain is the least of these gains.
-
-    keys: text_digest, position, chain and others (NEED_KEY). text_of: text_digest -> text.
-    """
-    requests_of_chains = [_need_requests(_NeedKey(*values), text_of) for values in keys.iter_rows()]
-    all_requests = [request for requests in requests_of_chains for request in requests]
-    gains = iter(engine.needs(all_requests))
-    needs = []
-    for links, requests in zip(map(read_chain, keys["chain"]), requests_of_chains, strict=True):
-        gains_of_chain = list(islice(gains, len(requests)))
-        needs.append(least_need(len(links), gains_of_chain))
+    """Compute how much the later calls of chains (NEED_KEY) need the earlier results; add it as the column `need`."""
+    requests: list[NeedRequest] = []
+    for values in keys.iter_rows():
+        requests += _need_requests(_NeedKey(*values), text_of)
+    chain_lengths = [len(read_chain(chain)) for chain in keys["chain"]]
+    needs = _least_needs(chain_lengths, engine.needs(requests))
     return keys.with_columns(need=pl.Series(needs, dtype=pl.Float64))
+
+
+def _least_needs(chain_lengths: Sequence[int], gains: Sequence[float]) -> list[float]:
+    """Return the need of each chain: how much its least needed result helps.
+
+    chain_lengths: the number of calls of each chain.
+    gains: how much a true result helps a later call, in nats, comparison by comparison, chain by chain.
+    """
+    remaining_gains = iter(gains)
+    needs = []
+    for length in chain_lengths:
+        comparison_count = length * (length - 1) // 2  # each result with each later call
+        gains_of_chain = list(islice(remaining_gains, comparison_count))
+        needs.append(least_need(length, gains_of_chain))
+    return needs
 
 
 def _need_requests(key: _NeedKey, text_of: Mapping[str, str]) -> list[NeedRequest]:
@@ -269,29 +290,29 @@ def _need_requests(key: _NeedKey, text_of: Mapping[str, str]) -> list[NeedReques
 
 
 def with_chains(worker: Worker, output: TableOutput, chains: pl.DataFrame) -> CallsWithLosses:
-    """Add the stored losses and needs to chains; return them with the names of the row stores that they come from.
+    """Add the columns LOSS_COLUMNS, need and reason to chains, from what is stored of them.
 
-    chains: text_digest, position, chain (the calls, as JSON), others (results to compare with), and other columns.
+    - need: how much the later calls need the earlier results, in nats; null where `others` is null
+    - reason: why the losses are null (does_not_fit, not_finite); idle_first if no later call needs the earlier results
 
-    The columns that are added, in nats:
-    - loss_empty: the loss without calls
-    - loss_before: the smallest loss after a shorter chain that it begins with
-    - loss_call, loss_result: the losses after the last call, without its result and with it
-    - need: how much the later calls need the earlier results; null where `others` is null
-    - reason: why the losses are null (does_not_fit, not_finite), or `idle_first` (see `_with_idle_first`), or null
-
-    Raises StorageError if rows were damaged since they were computed.
+    chains: NEED_KEY and other columns. Raises StorageError if rows were damaged since they were computed.
     """
     stores = _stores(worker, output.lane)
-    losses = _stored_rows(output, stores.losses, chains.select(LOSS_KEY), "losses")
-    needs = _stored_rows(output, stores.needs, _need_keys(chains), "needs")
+    scored = _with_losses_and_needs(output, stores, chains)
     shorter = _shorter_chains(worker, output, chains)
-    scored = chains.join(losses, on=LOSS_KEY, maintain_order="left")
-    scored = scored.join(needs, on=NEED_KEY, how="left", maintain_order="left")
-    scored = _without_incomplete_losses(scored.join(shorter, on=LOSS_KEY, maintain_order="left"))
+    scored = scored.join(shorter, on=LOSS_KEY, maintain_order="left")
+    scored = _without_incomplete_losses(scored)
     if not worker.plan.settings.filtering.keep_idle_first:
         scored = _with_idle_first(scored)
     return CallsWithLosses(scored, [stores.losses.name, stores.needs.name])
+
+
+def _with_losses_and_needs(output: TableOutput, stores: ChainStores, chains: pl.DataFrame) -> pl.DataFrame:
+    """Add the columns loss_call, loss_result, reason and need, which are stored for each chain."""
+    losses = _stored_rows(output, stores.losses, chains.select(LOSS_KEY), "losses")
+    needs = _stored_rows(output, stores.needs, _need_keys(chains), "needs")
+    with_losses = chains.join(losses, on=LOSS_KEY, maintain_order="left")
+    return with_losses.join(needs, on=NEED_KEY, how="left", maintain_order="left")
 
 
 def _with_idle_first(chains: pl.DataFrame) -> pl.DataFrame:
@@ -301,20 +322,19 @@ def _with_idle_first(chains: pl.DataFrame) -> pl.DataFrame:
 
 
 def _without_incomplete_losses(chains: pl.DataFrame) -> pl.DataFrame:
-    """Return chains with all four losses, or with none and a `reason`; the column `first_reason` is dropped.
+    """Return chains with all LOSS_COLUMNS, or with none and a `reason`; the column `first_reason` is dropped.
 
     Without the losses of the first call (`first_reason`), there is nothing to compare the whole chain with.
     """
     chains = chains.with_columns(reason=pl.coalesce("reason", "first_reason")).drop("first_reason")
     has_losses = pl.col("reason").is_null()
-    loss_columns = ("loss_empty", "loss_before", "loss_call", "loss_result")
-    return chains.with_columns(pl.when(has_losses).then(name).alias(name) for name in loss_columns)
+    return chains.with_columns(pl.when(has_losses).then(name).alias(name) for name in LOSS_COLUMNS)
 
 
 def _stored_rows(output: TableOutput, store: RowStore, keys: pl.DataFrame, what: str) -> pl.DataFrame:
     """Return the rows that a row store has for `keys`, a row per distinct key.
 
-    Raises StorageError if some are missing; `what` names the rows in its message ("losses").
+    Raises StorageError if some are missing; `what` names the rows in its message, such as "losses".
     """
     distinct_keys = keys.unique()
     rows = store.stored(distinct_keys)
@@ -325,21 +345,29 @@ def _stored_rows(output: TableOutput, store: RowStore, keys: pl.DataFrame, what:
 def _shorter_chains(worker: Worker, output: TableOutput, chains: pl.DataFrame) -> pl.DataFrame:
     """Look up the losses of the shorter chains that each chain begins with; return a row per distinct chain.
 
-    Columns, with null losses where none are stored:
-    - LOSS_KEY (text_digest, position, chain)
-    - loss_empty: the loss of the text without calls
-    - loss_before: for a chain of the calls a, b, c the smaller of the losses after a, and after a and b
-    - first_reason: why the first call has no losses; null where it has some
+    Columns: LOSS_KEY, loss_empty and loss_before (null where none are stored), and first_reason: why the first call has
+    no losses, else null.
     """
     distinct = chains.select(LOSS_KEY).unique(maintain_order=True)
     links_of_chains = [read_chain(chain) for chain in distinct["chain"]]
     table = _with_first_calls(worker, output.lane, distinct, links_of_chains)
-    store = _stores(worker, output.lane).losses
-    for length in range(2, output.lane.depth):  # the longest chain has `depth` calls
-        table = _with_losses_after(store, table, links_of_chains, length)
-    shorter_losses = [f"loss_after_{length}" for length in range(1, output.lane.depth)]
-    table = table.with_columns(loss_before=pl.min_horizontal(shorter_losses))
+    table = _with_loss_before(worker, output.lane, table, links_of_chains)
     return table.select(*LOSS_KEY, "loss_empty", "loss_before", "first_reason")
+
+
+def _with_loss_before(
+    worker: Worker, lane: Lane, table: pl.DataFrame, links_of_chains: Sequence[Sequence[ChainLink]]
+) -> pl.DataFrame:
+    """Add the column loss_before: the smallest stored loss after a shorter chain.
+
+    table: LOSS_KEY and loss_after_1. links_of_chains: the calls of each chain.
+    """
+    store = _stores(worker, lane).losses
+    loss_columns = ["loss_after_1"]
+    for length in range(2, lane.depth):  # the longest chain has `depth` calls
+        table = _with_losses_after(store, table, links_of_chains, length)
+        loss_columns.append(f"loss_after_{length}")
+    return table.with_columns(loss_before=pl.min_horizontal(loss_columns))
 
 
 def _with_losses_after(
@@ -347,11 +375,12 @@ def _with_losses_after(
 ) -> pl.DataFrame:
     """Add the column loss_after_2 (for the length 2): the stored loss after the first 2 calls of each longer chain.
 
-    links_of_chains: the calls of each chain with their results, in the order of the rows.
+    links_of_chains: the calls of each chain.
     """
     beginnings = [_beginning(links, length) for links in links_of_chains]
-    table = table.with_columns(beginning=pl.Series(beginnings, dtype=pl.String))
-    return _with_beginnings(store, table, f"loss_after_{length}").drop("beginning")
+    with_beginnings = table.with_columns(beginning=pl.Series(beginnings, dtype=pl.String))
+    with_losses = _with_loss_of_beginning(store, with_beginnings, f"loss_after_{length}")
+    return with_losses.drop("beginning")
 
 
 def _beginning(links: Sequence[ChainLink], length: int) -> str | None:
@@ -362,32 +391,33 @@ def _beginning(links: Sequence[ChainLink], length: int) -> str | None:
 def _with_first_calls(
     worker: Worker, lane: Lane, chains: pl.DataFrame, links_of_chains: Sequence[Sequence[ChainLink]]
 ) -> pl.DataFrame:
-    """Return `chains` with the columns input and result of their first call, and its losses.
+    """Add to chains (LOSS_KEY) the input and result of their first call, and its stored losses.
 
-    - loss_empty: the loss without calls
-    - loss_after_1: the loss after the first call and its result
-    - first_reason: why its losses could not be computed (does_not_fit, not_finite), else null
-
-    All three are null where nothing is stored of the first call.
-
-    chains: LOSS_KEY. links_of_chains: the calls of each chain with their results, in the order of the rows.
+    The columns are loss_empty, loss_after_1 (after its result) and first_reason (why its losses could not be computed).
     """
-    inputs = pl.Series([links[0].input for links in links_of_chains], dtype=pl.String)
-    results = pl.Series([links[0].result for links in links_of_chains], dtype=pl.String)
-    with_first = chains.with_columns(input=inputs, result=results)
+    first_calls = _first_calls(links_of_chains)
+    with_first = chains.hstack(first_calls)
     losses = stored_losses(worker, lane, with_first.select(CALL_LOSS_KEY).unique())
     losses = losses.select(*CALL_LOSS_KEY, "loss_empty", loss_after_1="loss_result", first_reason="reason")
     return with_first.join(losses, on=CALL_LOSS_KEY, how="left", maintain_order="left")
 
 
-def _with_beginnings(chain_losses: RowStore, table: pl.DataFrame, loss_column: str) -> pl.DataFrame:
+def _first_calls(links_of_chains: Sequence[Sequence[ChainLink]]) -> pl.DataFrame:
+    """Return (input, result) of the first call of each chain."""
+    first_links = [links[0] for links in links_of_chains]
+    inputs = pl.Series("input", [link.input for link in first_links], dtype=pl.String)
+    results = pl.Series("result", [link.result for link in first_links], dtype=pl.String)
+    return pl.DataFrame([inputs, results])
+
+
+def _with_loss_of_beginning(store: RowStore, table: pl.DataFrame, loss_column: str) -> pl.DataFrame:
     """Add the column `loss_column`: the loss stored for the shorter chain in the column `beginning`, else null.
 
-    table: text_digest, position, beginning (the first calls of a longer chain, as JSON; may be null).
+    table: text_digest, position, beginning (as JSON; may be null).
     """
     key = ("text_digest", "position", "beginning")
-    beginnings = table.filter(pl.col("beginning").is_not_null()).select(key).unique()
+    beginnings = table.select(key).drop_nulls("beginning").unique()
     # In the row store a beginning is a chain like any other.
-    losses = chain_losses.stored(beginnings.rename({"beginning": "chain"}))
-    losses = losses.rename({"chain": "beginning", "loss_result": loss_column}).select(*key, loss_column)
-    return table.join(losses, on=key, how="left", maintain_order="left")
+    stored = store.stored(beginnings.rename({"beginning": "chain"}))
+    losses = stored.rename({"chain": "beginning", "loss_result": loss_column})
+    return table.join(losses.select(*key, loss_column), on=key, how="left", maintain_order="left")

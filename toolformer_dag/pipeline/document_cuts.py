@@ -15,7 +15,7 @@ from toolformer_dag.computing.worker import Worker
 from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.texts.segments import CUTTING, Segment, TokenCounter, pieces, segments, text_digest
 
-KEY = ("place", "document", "max_tokens")
+CUTS_KEY = ("place", "document", "max_tokens")
 CUTS = pl.Schema(
     {
         "place": pl.String(),
@@ -29,12 +29,16 @@ CUTS = pl.Schema(
 """A row per document. The lists have an entry per piece, whose fields `Cut` describes."""
 
 
-def cutting(plan: Plan) -> Mapping[str, Any]:
+def cutting_settings(plan: Plan) -> Mapping[str, Any]:
     """Return the settings that determine where documents are cut, apart from the length of a tool's prompt."""
-    return {"cutting": CUTTING, **determining(plan.settings.corpus, "segment_tokens"), "model": tokenizing(plan)}
+    return {
+        "cutting": CUTTING,
+        **determining(plan.settings.corpus, "segment_tokens"),
+        "model": tokenizer_identity(plan),
+    }
 
 
-def tokenizing(plan: Plan) -> dict[str, object]:
+def tokenizer_identity(plan: Plan) -> dict[str, object]:
     """Return the model's properties that determine the tokens of a text: all but its first token and call markers."""
     return {name: value for name, value in plan.model.items() if name not in ("markers", "bos")}
 
@@ -71,42 +75,47 @@ class DocumentCuts:
 
     Tools whose texts may be equally long share the stored cuts.
 
-    - `name`: the name of the row store. It goes into the records of tables whose rows come from the store
+    - `name`: the name of the row store, which goes into the records of tables whose rows come from it
     """
 
     def __init__(self, worker: Worker, max_tokens: int, count: TokenCounter) -> None:
-        identity = {"cutting": CUTTING, "model": tokenizing(worker.plan), "key": KEY}
-        self._store = worker.rows("ccnet/cuts", identity, KEY, CUTS)
+        identity = {"cutting": CUTTING, "model": tokenizer_identity(worker.plan), "key": CUTS_KEY}
+        self._store = worker.rows("ccnet/cuts", identity, CUTS_KEY, CUTS)
         self._max_tokens = max_tokens
         self._count = count
         self.name = self._store.name
 
     def texts_of(self, documents: Sequence[tuple[str, str]]) -> Iterator[DocumentTexts]:
-        """Yield the texts that each document is cut into. Only documents that were never cut are tokenized.
+        """Yield the texts that each document is cut into. New cuts are stored before the first document is yielded.
 
-        documents: (place, text) of each, as `raw_shards.documents` has them; best raw_shards.BATCH at a time, whose
-            cuts are stored together.
+        documents: (place, text) of each, best raw_shards.DOCUMENTS_PER_PLACE at a time, whose cuts are stored together.
 
-        New cuts are stored before the first document is yielded. Raises WriteError.
+        Raises WriteError.
         """
-        keys = [_DocumentKey(place, text_digest(text)) for place, text in documents]
-        texts = [text for _, text in documents]
-        cuts_of = self._stored(keys)
-        new_texts = {key: text for key, text in zip(keys, texts, strict=True) if key not in cuts_of}
-        cuts_of |= self._new_cuts(new_texts)
-        for key, text in zip(keys, texts, strict=True):
+        keyed_texts = [(_DocumentKey(place, text_digest(text)), text) for place, text in documents]
+        cuts_of = self._cuts_of(dict(keyed_texts))
+        for key, text in keyed_texts:
             yield _texts_of_document(text, cuts_of[key])
 
+    def _cuts_of(self, texts: Mapping[_DocumentKey, str]) -> dict[_DocumentKey, list[Cut]]:
+        """Return the cuts of documents; documents that were never cut are cut and stored."""
+        cuts_of = self._stored(list(texts))
+        new_texts = {key: text for key, text in texts.items() if key not in cuts_of}
+        return cuts_of | self._new_cuts(new_texts)
+
     def _stored(self, keys: Sequence[_DocumentKey]) -> dict[_DocumentKey, list[Cut]]:
-        """Return the stored cuts of documents. Those that were never cut are missing in the result."""
-        key_schema = {name: CUTS[name] for name in _DocumentKey._fields}
-        wanted = pl.DataFrame(keys, schema=key_schema, orient="row")
-        wanted = wanted.with_columns(max_tokens=pl.lit(self._max_tokens, pl.Int32()))
+        """Return the stored cuts of documents. Documents that were never cut are missing in the result."""
         cuts_of = {}
-        for row in self._store.stored(wanted).iter_rows(named=True):
+        for row in self._store.stored(self._store_keys(keys)).iter_rows(named=True):
             key = _DocumentKey(row["place"], row["document"])
             cuts_of[key] = _cuts_of_row(row)
         return cuts_of
+
+    def _store_keys(self, keys: Sequence[_DocumentKey]) -> pl.DataFrame:
+        """Return the keys of documents as the row store needs them, with `max_tokens`."""
+        schema = {name: CUTS[name] for name in _DocumentKey._fields}
+        frame = pl.DataFrame(keys, schema=schema, orient="row")
+        return frame.with_columns(max_tokens=pl.lit(self._max_tokens, pl.Int32()))
 
     def _new_cuts(self, texts: Mapping[_DocumentKey, str]) -> dict[_DocumentKey, list[Cut]]:
         """Cut documents, store their cuts, and return these."""
@@ -130,6 +139,11 @@ class DocumentCuts:
             length = piece.end - piece.start
             cuts.append(Cut(offset=piece.start, length=length, unfit_tokens=unfit_tokens))
         return cuts
+
+
+def corpus_cuts(worker: Worker) -> DocumentCuts:
+    """Return what cuts documents as C* is cut, into texts of at most `corpus.segment_tokens` tokens."""
+    return DocumentCuts(worker, worker.plan.settings.corpus.segment_tokens, worker.encoding().lengths)
 
 
 def _cuts_of_row(row: Mapping[str, Any]) -> list[Cut]:

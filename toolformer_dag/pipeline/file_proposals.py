@@ -4,7 +4,7 @@ A row of a file names a document, a character in it and the input of a call, and
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,7 +28,7 @@ from toolformer_dag.files import UserError
 from toolformer_dag.identity import file_hash, fingerprint
 from toolformer_dag.lake.table import WHOLE, Table
 from toolformer_dag.pipeline import raw_shards
-from toolformer_dag.pipeline.placing import COLUMNS, placed_at_tokens, placing
+from toolformer_dag.pipeline.placing import PROPOSAL_COLUMNS, placed_at_tokens, placing_settings
 from toolformer_dag.texts.compression import HEAD_BYTES, kind_in_words
 from toolformer_dag.texts.readers.json_lines import other_shape
 from toolformer_dag.texts.segments import text_digest
@@ -79,35 +79,37 @@ def identity(lane: Lane) -> dict[str, str]:
 
 def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
     """Return the settings that the rows depend on, apart from the texts; a change makes the table out of date."""
-    return {**placing(plan, lane), **identity(lane), "characters": lane.limits.max_result_characters}
+    return {**placing_settings(plan, lane), **identity(lane), "characters": lane.limits.max_result_characters}
 
 
 def rows(worker: Worker, output: TableOutput, part: str) -> PartRows:
-    """Place the calls of a lane's files in its texts: return a row per call and text, over all shards.
+    """Place the calls of a lane's files in its texts; return a row per call and text, over all shards.
 
-    Rejected: bad_row (no JSON, or a field is missing or of another type), no_such_text (no text of the lane holds the
-    character), inside_a_token (no token of the model begins there), and the reasons of `parse_call`. The first two
-    belong to no shard and are counted for the first.
-
-    part: always WHOLE. The table has a single part, since a file does not say in which shard its documents are.
-
-    Raises UserError if a file cannot be read.
+    part: always WHOLE: a file does not say in which shard a document is. Raises UserError if a file cannot be read.
     """
-    plan = output.plan
-    records = _read(output.lane)
-    calls = [call for call in records if call is not None]
-    placed = _placed_in_shards(worker, output, calls)
-    rejected = placed.rejected
+    file_rows = _read(output.lane)
+    placed = _placed_in_shards(worker, output, file_rows.calls)
+    rejected = Counter(placed.rejected)
+    rejected.update(_rejected_without_shard(output.plan, file_rows, placed))
+    facts = {BY_SHARD: _fingerprints(output.plan, placed.rows, rejected)}
+    return PartRows([placed.rows], rejected, facts=facts)
+
+
+def _rejected_without_shard(plan: Plan, file_rows: "_FileRows", placed: "_PlacedCalls") -> Rejected:
+    """Count the rows that are no call or are in no text of the lane; having no shard, they count for the first one."""
     first_shard = min(plan.shards, default="")
-    rejected[first_shard, "bad_row"] += len(records) - len(calls)
-    rejected[first_shard, "no_such_text"] += len(calls) - len(placed.numbers)
-    return PartRows([placed.rows], rejected, facts={BY_SHARD: _fingerprints(plan, placed.rows, rejected)})
+    return Counter(
+        {
+            (first_shard, "bad_row"): file_rows.bad_count,
+            (first_shard, "no_such_text"): len(file_rows.calls) - len(placed.numbers),
+        }
+    )
 
 
 class _PlacedCalls(NamedTuple):
     """Calls of files, each before the token at which it stands."""
 
-    rows: pl.DataFrame
+    rows: pl.DataFrame  # PROPOSAL_COLUMNS
     rejected: Rejected
     numbers: set[int]  # the indices of the calls that are inside some text
 
@@ -115,24 +117,34 @@ class _PlacedCalls(NamedTuple):
 def _placed_in_shards(worker: Worker, output: TableOutput, calls: Sequence[FileCall]) -> _PlacedCalls:
     """Find the text and the token of each call in each shard."""
     numbered = pl.DataFrame(calls, schema=FILE_CALLS, orient="row").with_row_index("number")
-    table = _with_digests(output.plan, numbered)
-    frames = [output.stage.schema.to_frame()]
+    with_digests = _with_digests(output.plan, numbered)
+    placed_of_shards = [_placed_in_shard(worker, output, shard, with_digests) for shard in output.plan.shards]
+    return _merged(placed_of_shards, output.stage.schema)
+
+
+def _merged(placed_of_shards: Sequence[_PlacedCalls], schema: pl.Schema) -> _PlacedCalls:
+    """Merge the placed calls of several shards; without shards there are no rows of `schema`."""
+    frames = [schema.to_frame()]
     rejected: Rejected = Counter()
     numbers: set[int] = set()
-    for shard in output.plan.shards:
-        calls_of_shard = _in_texts(output.plan, output.lane, shard, table)
-        placed = placed_at_tokens(worker, output, calls_of_shard)
+    for placed in placed_of_shards:
         frames.append(placed.rows)
         rejected.update(placed.rejected)
-        numbers.update(calls_of_shard["number"])
+        numbers.update(placed.numbers)
     return _PlacedCalls(pl.concat(frames), rejected, numbers)
+
+
+def _placed_in_shard(worker: Worker, output: TableOutput, shard: str, calls: pl.DataFrame) -> _PlacedCalls:
+    """Find the text and the token of each call (FILE_CALLS, number) whose document is in a shard."""
+    calls_in_texts = _in_texts(output.plan, output.lane, shard, calls)
+    placed = placed_at_tokens(worker, output, calls_in_texts)
+    return _PlacedCalls(placed.rows, placed.rejected, numbers=set(calls_in_texts["number"]))
 
 
 def _fingerprints(plan: Plan, table: pl.DataFrame, rejected: Rejected) -> dict[str, str]:
     """Return for each shard a hash of its rows and rejections.
 
-    The table has one part for all shards; by these hashes a changed file only makes the shards out of date whose calls
-    changed.
+    By them, a changed file makes only the shards out of date whose calls changed.
     """
     rows_of = table.partition_by("shard", as_dict=True)
     rejections_of = _rejections_by_shard(rejected)
@@ -151,21 +163,35 @@ def _rejections_by_shard(rejected: Rejected) -> dict[str, list[tuple[tuple[str, 
     return rejections_of
 
 
-def _read(lane: Lane) -> list[FileCall | None]:
-    """Return all rows of the lane's files in their order, as calls; None for a row that is no call.
+class _FileRows(NamedTuple):
+    """The rows of a lane's files."""
 
-    Raises UserError if a file cannot be read.
-    """
-    calls: list[FileCall | None] = []
+    calls: list[FileCall]  # in the order of the files
+    bad_count: int  # rows that are no call
+
+
+def _read(lane: Lane) -> _FileRows:
+    """Return the calls of the lane's files. Raises UserError if a file cannot be read."""
+    calls = []
+    bad_count = 0
     for name, path in lane.sources.files.items():
-        try:
-            calls += [_file_call(name, record) for record in _records(path)]
-        except pl.exceptions.PolarsError as error:
-            kind = kind_in_words(path.read_bytes()[:HEAD_BYTES])
-            raise _unreadable(lane, path, kind or error) from error
-        except (OSError, ValueError) as error:
-            raise _unreadable(lane, path, error) from error
-    return calls
+        for call in _calls_of_file(lane, name, path):
+            if call is None:
+                bad_count += 1
+            else:
+                calls.append(call)
+    return _FileRows(calls, bad_count)
+
+
+def _calls_of_file(lane: Lane, name: str, path: Path) -> list[FileCall | None]:
+    """Return each row of a file as a call; None for a row that is no call. Raises UserError if it cannot be read."""
+    try:
+        return [_file_call(name, record) for record in _records(path)]
+    except pl.exceptions.PolarsError as error:
+        kind = kind_in_words(path.read_bytes()[:HEAD_BYTES])
+        raise _unreadable(lane, path, kind or error) from error
+    except (OSError, ValueError) as error:
+        raise _unreadable(lane, path, error) from error
 
 
 def _unreadable(lane: Lane, path: Path, error: object) -> UserError:
@@ -176,21 +202,28 @@ def _unreadable(lane: Lane, path: Path, error: object) -> UserError:
     )
 
 
-def _records(path: Path) -> Iterator[object]:
-    """Yield the rows of a Parquet file, or the objects of a file of JSON lines; None for a line without an object.
+def _records(path: Path) -> Iterable[object]:
+    """Return the rows of a Parquet file, or the objects of a file of JSON lines; None for a line without an object.
 
-    Raises ValueError if no line holds an object and the first line looks like another format (one JSON array).
+    Raises ValueError if the file has another format.
     """
     if path.suffix == ".parquet":
-        yield from pl.read_parquet(path).iter_rows(named=True)
-        return
-    lines = [line.strip() for line in path.read_bytes().splitlines() if line.strip()]
+        return pl.read_parquet(path).iter_rows(named=True)
+    lines = [line.strip() for line in path.read_bytes().splitlines()]
+    return _json_objects([line for line in lines if line])
+
+
+def _json_objects(lines: Sequence[bytes]) -> list[object]:
+    """Return the object of each line; None for a line without an object.
+
+    Raises ValueError if there is none at all and the lines look like another format, such as a JSON array.
+    """
     records = [_json_object(line) for line in lines]
-    if all(record is None for record in records):
-        other_format = other_shape(lines[0] if lines else b"")
+    if lines and all(record is None for record in records):
+        other_format = other_shape(lines[0])
         if other_format:
             raise ValueError(other_format)
-    yield from records
+    return records
 
 
 def _json_object(line: bytes) -> object:
@@ -202,27 +235,41 @@ def _json_object(line: bytes) -> object:
     return record if isinstance(record, dict) else None
 
 
+class _DocumentReference(NamedTuple):
+    """How a row of a file names its document: by one of the two, the other is None."""
+
+    digest: str | None
+    name: str | None  # the hash of its text, or its id
+
+
 def _file_call(source: str, record: object) -> FileCall | None:
     """Read a row of a file as a call; None if a field is missing or of another type.
 
-    source: the name of the file.
     record: {"digest" or "text" or "id": ..., "char_offset": 12, "input": "94 + 23"}, and optionally `result`, `p_api`.
     """
     if not isinstance(record, dict) or not _has_valid_fields(record):
         return None
-    digest = record.get("digest") or None
-    document_name = None if digest else _document_name(record.get("text"), record.get("id"))
-    if not isinstance(digest or document_name, str):
+    document = _document_reference(record)
+    if document is None:
         return None
     return FileCall(
         source=source,
-        digest=digest,
-        document_name=document_name,
+        digest=document.digest,
+        document_name=document.name,
         char_offset=record["char_offset"],
         input=record["input"],
         result=record.get("result"),
         p_api=record.get("p_api"),
     )
+
+
+def _document_reference(record: Mapping[str, Any]) -> _DocumentReference | None:
+    """Return how a row names its document; None if it does not, or not by a text."""
+    digest = record.get("digest")
+    if digest:
+        return _DocumentReference(digest=digest, name=None) if isinstance(digest, str) else None
+    name = _document_name(record.get("text"), record.get("id"))
+    return _DocumentReference(digest=None, name=name) if isinstance(name, str) else None
 
 
 def _has_valid_fields(record: Mapping[str, Any]) -> bool:
@@ -246,19 +293,26 @@ def _document_name(text: Any, identifier: Any) -> Any:
 def _with_digests(plan: Plan, calls: pl.DataFrame) -> pl.DataFrame:
     """Return calls (FILE_CALLS, number) with the digest of their document, without `document_name`.
 
-    A call whose name several documents have is there for each of them; a call whose name none has keeps a null digest.
+    A call has a row for each document of that name, or a null digest if there is none.
     """
-    named = calls.filter(pl.col("document_name").is_not_null()).drop("digest")
+    named = calls.filter(pl.col("document_name").is_not_null())
     calls = calls.drop("document_name")
     if named.is_empty():
         return calls
-    matches = [calls.clear()]  # without rows: gives the columns if no name matches
-    for shard in plan.shards:
-        for documents in raw_shards.documents(plan, shard):
-            matches.append(_documents_by_name(documents).join(named, on="document_name").select(calls.columns))
-    matched = pl.concat(matches).unique(("number", "digest"))
+    matched = _matched_by_name(plan, named, columns=calls.columns)
     unmatched = calls.join(matched, on="number", how="anti")
     return pl.concat([unmatched, matched])
+
+
+def _matched_by_name(plan: Plan, calls: pl.DataFrame, columns: Sequence[str]) -> pl.DataFrame:
+    """Return `columns` of calls with the digest of each document that has the call's `document_name`."""
+    without_digest = calls.drop("digest")
+    matches = [calls.select(columns).clear()]  # without rows: gives the columns if no name matches
+    for shard in plan.shards:
+        for documents in raw_shards.documents(plan, shard):
+            matched = _documents_by_name(documents).join(without_digest, on="document_name")
+            matches.append(matched.select(columns))
+    return pl.concat(matches).unique(("number", "digest"))
 
 
 def _documents_by_name(documents: pl.DataFrame) -> pl.DataFrame:
@@ -271,20 +325,24 @@ def _documents_by_name(documents: pl.DataFrame) -> pl.DataFrame:
 def _in_texts(plan: Plan, lane: Lane, shard: str, calls: pl.DataFrame) -> pl.DataFrame:
     """Return the calls whose character is inside a text of the shard, with that text, in the order of the files.
 
-    calls: FILE_CALLS and `number`. The result has the columns UNPLACED and `number`; a call in two overlapping texts
-    has two rows.
+    calls: FILE_CALLS and `number`. A call in two overlapping texts has two rows: UNPLACED_CALLS and `number`.
     """
     texts = plan.lane_table(lane, "heuristic_subset").read(shard)
-    joined = texts.select(*TEXT_KEY, "offset", "text", "context").join(calls, on="digest")
+    texts_with_calls = texts.select(*TEXT_KEY, "offset", "text", "context").join(calls, on="digest")
+    calls_in_texts = texts_with_calls.filter(_is_inside_text()).sort("number")
+    return calls_in_texts.with_columns(words=pl.lit(None, pl.String))
+
+
+def _is_inside_text() -> pl.Expr:
+    """Return whether the character of a call (`char_offset`) is inside the text of its row (`offset`, `text`)."""
     text_end = pl.col("offset") + pl.col("text").str.len_chars()
-    is_inside = pl.col("char_offset").is_between("offset", text_end, closed="left")
-    return joined.filter(is_inside).sort("number").with_columns(words=pl.lit(None, pl.String))
+    return pl.col("char_offset").is_between("offset", text_end, closed="left")
 
 
-def given_results(output: TableOutput) -> pl.DataFrame:
+def results_in_files(output: TableOutput) -> pl.DataFrame:
     """Return the results that the lane's files of calls hold: (input, context, result), the first of equal calls.
 
-    output: any table of the lane. There are no rows without files. The frame is cached until the table changes.
+    output: any table of the lane. The frame is cached until the table changes.
     """
     if not output.lane.sources.files:
         return pl.DataFrame(schema={"input": pl.String(), "context": pl.String(), "result": pl.String()})
@@ -293,7 +351,7 @@ def given_results(output: TableOutput) -> pl.DataFrame:
 
 
 def _results(table: Table) -> pl.DataFrame:
-    """Read the results for `given_results`."""
+    """Read the results for `results_in_files`."""
     has_result = pl.col("result").str.len_chars() > 0
     calls = table.scan([WHOLE]).filter(has_result).select("input", "context", "result")
     return calls.unique(("input", "context"), keep="first", maintain_order=True).collect()
@@ -302,7 +360,7 @@ def _results(table: Table) -> pl.DataFrame:
 STAGE = Stage(
     name="file_proposals",
     description="Calls of the lane's files at their places in its texts.",
-    columns=COLUMNS,
+    columns=PROPOSAL_COLUMNS,
     key=CALL_KEY,
     settings=settings,
     reads=("heuristic_subset",),

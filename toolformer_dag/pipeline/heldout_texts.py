@@ -1,7 +1,7 @@
 """heldout_texts: keep texts of C out of training, to choose the checkpoint and measure its perplexity."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -26,26 +26,26 @@ from toolformer_dag.computing.worker import Worker
 from toolformer_dag.lake.table import WHOLE, MissingPart
 from toolformer_dag.pipeline import raw_shards, removed_documents
 from toolformer_dag.pipeline.augmented_corpus import corpus_batches
-from toolformer_dag.pipeline.document_cuts import DocumentCuts, cutting
+from toolformer_dag.pipeline.document_cuts import DocumentCuts, corpus_cuts, cutting_settings
 from toolformer_dag.pipeline.merging import HELDOUT, HELDOUT_SHARE, TRAIN, split_of
 from toolformer_dag.texts.segments import Segment, text_digest
 
 NAME = "ccnet/heldout_texts"
-MINIMUM = 100
+FEWEST_TEXTS = 100
 """Below this number of texts a warning says that they choose or measure only roughly."""
 
 
 def settings(plan: Plan, lane: None) -> Mapping[str, Any]:
     """Return the settings that the rows depend on, apart from the documents."""
-    return {**cutting(plan), "heldout_share": HELDOUT_SHARE}
+    return {**cutting_settings(plan), "heldout_share": HELDOUT_SHARE}
 
 
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
-    """Cut the held-out documents of a shard as C* is cut, whether a tool wants them or not.
+    """Cut the held-out documents of a shard as C* is cut; return a row per text.
 
     Rejected: word_too_long (a piece that cannot be cut to fit).
     """
-    cuts = DocumentCuts(worker, worker.plan.settings.corpus.segment_tokens, worker.encoding().lengths)
+    cuts = corpus_cuts(worker)
     cutting_shard = _ShardCutting(shard, cuts)
     documents = removed_documents.documents(worker.plan, shard)
     frames = cutting_shard.frames(documents)
@@ -64,10 +64,9 @@ class _HeldoutRow(NamedTuple):
 
 
 class _ShardCutting:
-    """The cutting of a shard's held-out documents into texts.
+    """Cuts a shard's held-out documents into texts.
 
-    `rejected` counts words that fit no text, by (shard, reason). It is empty at first, grows while `frames` is read,
-    and is complete after its last frame.
+    `rejected` counts words that fit no text, by (shard, reason). It is complete after the last frame of `frames`.
     """
 
     def __init__(self, shard: str, cuts: DocumentCuts) -> None:
@@ -76,20 +75,20 @@ class _ShardCutting:
         self._cuts = cuts
 
     def frames(self, documents: Iterator[pl.DataFrame]) -> Iterator[pl.DataFrame]:
-        """Yield rows (STAGE.columns) for the texts of those documents that are held out, in their order.
+        """Yield rows (STAGE.columns) for the texts of the documents that are held out, in their order.
 
-        documents: frames of the shard's documents (digest, place, text, ...); those in the split TRAIN are skipped.
+        documents: frames of the shard's documents (digest, place, text, ...), held out or not.
         """
         for frame in documents:
-            splits = pl.Series([split_of(text) for text in frame["text"]], dtype=pl.String)
-            heldout = frame.filter(splits == HELDOUT)
-            for batch in heldout.iter_slices(raw_shards.BATCH):
+            heldout = frame.filter(_is_heldout(frame["text"]))
+            for batch in heldout.iter_slices(raw_shards.DOCUMENTS_PER_PLACE):
                 yield pl.DataFrame(self._rows(batch), schema=STAGE.schema, orient="row")
 
     def _rows(self, documents: pl.DataFrame) -> list[_HeldoutRow]:
         """Cut held-out documents (digest, place, text) into texts; count in `rejected` the words that fit no text."""
         rows = []
-        cut_documents = self._cuts.texts_of(list(documents.select("place", "text").iter_rows()))
+        placed_texts = list(documents.select("place", "text").iter_rows())
+        cut_documents = self._cuts.texts_of(placed_texts)
         for digest, document in zip(documents["digest"], cut_documents, strict=True):
             self.rejected[self._shard, "word_too_long"] += document.unfit_words
             rows += [self._row(digest, text) for text in document.texts]
@@ -107,11 +106,18 @@ class _ShardCutting:
         )
 
 
+def _is_heldout(texts: pl.Series) -> pl.Series:
+    """Return for each document's text whether the document is held out."""
+    splits = pl.Series([split_of(text) for text in texts], dtype=pl.String)
+    return splits == HELDOUT
+
+
 @dataclass(frozen=True, slots=True)
 class HeldoutTexts:
-    """`choosing`: the texts on which the best checkpoint is chosen; `measuring`: the texts on which it is measured.
+    """Texts that are not trained on. No text does both, unless there is only one.
 
-    No text is in both, unless there is only one, and none is in C*'s training texts.
+    - `choosing`: the texts on which the best checkpoint is chosen
+    - `measuring`: the texts on which its perplexity is measured
     """
 
     choosing: list[str]
@@ -119,21 +125,27 @@ class HeldoutTexts:
 
 
 def heldout_texts(plan: Plan) -> HeldoutTexts:
-    """Draw the held-out texts that choose the best checkpoint, and those on which its perplexity is measured.
+    """Draw the held-out texts that choose the best checkpoint, and the texts that measure its perplexity.
 
-    Of the distinct held-out texts, in the order of their hashes, the first `training.heldout_texts` choose and the last
-    `evaluation.perplexity_texts` measure, each at most half. Texts that C* also trains on are left out.
+    In the order of hashes, the first `training.heldout_texts` choose and the last `evaluation.perplexity_texts`
+    measure, each at most half.
 
     Raises MissingPart, DamagedPart.
     """
     texts = _texts(plan)
     drawn = _drawn(plan, texts)
-    is_needed = pl.col("text_digest").is_in([*drawn.choosing, *drawn.measuring])
-    text_of = dict(texts.filter(is_needed).select("text_digest", "text").collect().iter_rows())
+    text_of = _texts_by_digest(texts, digests=[*drawn.choosing, *drawn.measuring])
     return HeldoutTexts(
         choosing=[text_of[digest] for digest in drawn.choosing],
         measuring=[text_of[digest] for digest in drawn.measuring],
     )
+
+
+def _texts_by_digest(texts: pl.LazyFrame, digests: Sequence[str]) -> dict[str, str]:
+    """Read the texts with some hashes: text_digest -> text."""
+    is_wanted = pl.col("text_digest").is_in(digests)
+    wanted = texts.filter(is_wanted).select("text_digest", "text").collect()
+    return dict(wanted.iter_rows())
 
 
 def _texts(plan: Plan) -> pl.LazyFrame:
@@ -153,19 +165,26 @@ class _Drawn(NamedTuple):
 
 
 def _drawn(plan: Plan, texts: pl.LazyFrame) -> _Drawn:
-    """Draw texts by their hashes: of those that C* does not train on, at most half to choose, at most half to measure.
-
-    A single text does both.
+    """Draw texts by their hashes: at most half to choose, at most half to measure. A single text does both.
 
     texts: a lazy frame with the column `text_digest`.
     """
+    untrained = _untrained_texts(plan, texts)
+    half = len(untrained) // 2
+    choosing_count = min(plan.settings.training.heldout_texts, max(half, 1))
+    measuring_count = min(plan.settings.evaluation.perplexity_texts, len(untrained) - half)
+    return _Drawn(
+        untrained=untrained,
+        choosing=untrained[:choosing_count],
+        measuring=untrained[-measuring_count:],
+    )
+
+
+def _untrained_texts(plan: Plan, texts: pl.LazyFrame) -> list[str]:
+    """Return the distinct hashes of the held-out texts that stand in no training text of C*, sorted."""
     digests = texts.select("text_digest").unique().collect()["text_digest"].sort()
-    untrained = digests.filter(~digests.is_in(_training_texts(plan))).to_list()
-    first_half = max(len(untrained) // 2, 1)
-    second_half = len(untrained) - len(untrained) // 2
-    choosing_count = min(plan.settings.training.heldout_texts, first_half)
-    measuring_count = min(plan.settings.evaluation.perplexity_texts, second_half)
-    return _Drawn(untrained, choosing=untrained[:choosing_count], measuring=untrained[-measuring_count:])
+    is_trained = digests.is_in(_training_texts(plan))
+    return digests.filter(~is_trained).to_list()
 
 
 def _training_texts(plan: Plan) -> set[str]:
@@ -178,11 +197,10 @@ def _training_texts(plan: Plan) -> set[str]:
 
 
 def heldout_documents(plan: Plan) -> pl.DataFrame:
-    """Draw the last `evaluation.perplexity_texts` distinct held-out documents, to measure perplexity on them.
+    """Draw distinct held-out documents, to measure perplexity on them: (shard, digest, text_digests), sorted.
 
-    Returns (shard, digest, text_digests), sorted by `text_digests`: the hashes of the document's texts, as "0a.. 7f..".
-    No text of a drawn document is trained on, and none chooses the best checkpoint, unless every document has one that
-    does.
+    text_digests: the hashes of the document's texts, as "0a.. 7f..". None of them is trained on, and none chooses the
+        best checkpoint if that can be avoided.
 
     Raises MissingPart, DamagedPart.
     """
@@ -226,15 +244,15 @@ def document_texts(plan: Plan, documents: pl.DataFrame) -> list[str]:
     return texts
 
 
-def too_few(texts: int, purpose: str) -> str | None:
-    """Return a warning if fewer than MINIMUM held-out texts were drawn, else None.
+def too_few(text_count: int, purpose: str) -> str | None:
+    """Return a warning if fewer than FEWEST_TEXTS held-out texts were drawn, else None.
 
-    texts: how many were drawn. purpose: what they do, as the message says it: "choose the checkpoint".
+    purpose: what the texts do, as the message says it: "choose the checkpoint".
     """
-    if texts >= MINIMUM:
+    if text_count >= FEWEST_TEXTS:
         return None
     return (
-        f"{texts} held-out texts {purpose}, fewer than {MINIMUM}, so that the figure is rough; add shards: "
+        f"{text_count} held-out texts {purpose}, fewer than {FEWEST_TEXTS}, so that the figure is rough; add shards: "
         f"{HELDOUT_SHARE:.0%} of the documents are held out, and at most half of their texts choose the checkpoint"
     )
 

@@ -26,7 +26,7 @@ from toolformer_dag.computing.stage import (
 from toolformer_dag.computing.worker import Worker
 from toolformer_dag.files import UserError
 from toolformer_dag.pipeline import raw_shards, removed_documents
-from toolformer_dag.pipeline.document_cuts import DocumentCuts, cutting
+from toolformer_dag.pipeline.document_cuts import DocumentCuts, DocumentTexts, cutting_settings
 from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.texts.calls import holds_call
 from toolformer_dag.texts.document import Document
@@ -35,7 +35,7 @@ from toolformer_dag.tools.language_identifier import Identifier
 from toolformer_dag.tools.routing import Router
 from toolformer_dag.tools.tool import OverBudget, blamed
 
-SMALLEST = 16
+FEWEST_TEXT_TOKENS = 16
 """The least tokens that a text must be allowed to have: shorter ones hold too little context for a call."""
 CALL_BRACKET_TOKENS = 4
 """The most tokens that a tokenizer has for " [", which begins a call."""
@@ -44,14 +44,14 @@ CALL_BRACKET_TOKENS = 4
 def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
     """Return what the texts of a tool depend on, apart from the documents; a change makes the table out of date.
 
-    An entry is there only if it matters to this tool, so that another tool's options make nothing out of date.
+    An option has an entry only for the tools to which it matters.
     """
     tool = lane.tool
     entries = {
-        **cutting(plan),  # how documents are cut into texts
+        **cutting_settings(plan),  # how documents are cut into texts
         "tool": tool.name,
         "version": tool.version,
-        "identity": lane.selection(),
+        "identity": lane.selection(),  # what determines which texts the tool wants
         "prompt": tool.prompt,
         "max_call_tokens": plan.settings.sampling.max_call_tokens,
         **determining(plan.settings.corpus, "texts_per_shard", "documents_per_shard"),
@@ -66,25 +66,24 @@ def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
 
 
 def _routing(plan: Plan) -> Mapping[str, Any]:
-    """Return what the routing depends on: which texts each of the tools without a rule gets (`_Selection`)."""
+    """Return what the routing depends on: which texts each of the tools without a rule gets."""
     return {"routed": plan.routing, **determining(plan.settings.corpus, "tools_per_text")}
 
 
 def text_budget(*, segment_tokens: int, context_length: int, prompt_tokens: int, max_call_tokens: int) -> int:
     """Return the most tokens that a text may have so that sampling calls in it fits the model's context.
 
-    The context holds the prompt, the text twice (as input, and again with a call in it) and the call:
-    prompt_tokens + 2 * text + call <= context_length.
+    The context holds the prompt, the text twice (as input, and again with a call in it) and the call.
 
     segment_tokens: the setting; the result is never larger.
-    prompt_tokens: everything in the prompt P(x) except the text x.
+    prompt_tokens: the tokens of the prompt P(x) without the text x.
     max_call_tokens: the most tokens between the brackets of a call.
 
-    Raises UserError if fewer than SMALLEST tokens would be left.
+    Raises UserError if fewer than FEWEST_TEXT_TOKENS are left.
     """
     call_tokens = max_call_tokens + CALL_BRACKET_TOKENS
     room = (context_length - prompt_tokens - call_tokens) // 2
-    if room < SMALLEST:
+    if room < FEWEST_TEXT_TOKENS:
         raise UserError(
             f"the prompt takes {prompt_tokens} and a call {call_tokens} of the model's {context_length} tokens, which "
             f"leaves {room} for the text; shorten the prompt, lower sampling.max_call_tokens or take another model"
@@ -93,37 +92,20 @@ def text_budget(*, segment_tokens: int, context_length: int, prompt_tokens: int,
 
 
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
-    """Select the texts of a shard in which calls of a tool are worth proposing; return them and what was rejected.
+    """Select the texts of a shard in which calls of a tool are worth proposing; return a row per text.
 
-    `corpus.documents_per_shard` and `corpus.texts_per_shard` limit the distinct documents and texts. Those with the
-    smallest hashes are taken, so a larger limit adds some and drops none.
-
-    Rejected:
-    - document_not_sampled, not_sampled: a document or a text beyond these limits
-    - document_not_wanted, text_not_wanted: the tool's rule refuses it
-    - fits_other_tools: the text was routed to other tools
-    - holds_call: the text holds a call of this tool
-    - word_too_long: a piece that cannot be cut to fit
-    - over_budget: a document or text that costs the tool's rule too much work
-
-    Raises ToolDown if a rule fails, UserError if the prompt leaves too few tokens for a text.
+    Raises ToolDown if a tool's rule fails, UserError if the prompt leaves too few tokens for a text.
     """
-    plan = worker.plan
-    corpus = plan.settings.corpus
     count_tokens = worker.encoding().lengths
     cuts = DocumentCuts(worker, _most_tokens(worker, output.lane), count_tokens)
     selection = _Selection(output, cuts, count_tokens)
-    documents = removed_documents.documents(plan, shard)
-    if corpus.documents_per_shard is not None:
-        documents = _sampled_documents(documents, corpus.documents_per_shard, selection.rejected)
-    texts = selection.frames(documents)
-    if corpus.texts_per_shard is not None:
-        texts = _smallest_hashes(texts, limit=corpus.texts_per_shard, reason="not_sampled", rejected=selection.rejected)
+    documents = _sampled_documents(worker.plan, shard, selection.rejected)
+    texts = _sampled_texts(worker.plan, selection.frames(documents), selection.rejected)
     return PartRows(texts, rejected=selection.rejected, stores=[cuts.name])
 
 
 def _most_tokens(worker: Worker, lane: Lane) -> int:
-    """Return the most tokens of a text that fits the model's context with the tool's prompt. Raises UserError."""
+    """Return the most tokens of a text with which the tool's prompt fits the model's context. Raises UserError."""
     from toolformer_dag.model.loading import context_length, load_config
 
     settings = worker.plan.settings
@@ -163,8 +145,13 @@ class _Selection:
     A tool with a rule (`Tool.wants`) gets the texts that the rule accepts. Tools without a rule share the texts: each
     text goes to the few tools whose descriptions it fits best (BM25).
 
-    `rejected` counts documents and texts that the tool does not get, by (shard, reason). It is empty at first, grows
-    while `frames` is read, and is complete after its last frame.
+    `rejected` counts documents and texts that the tool does not get, by (shard, reason). It is complete after the last
+    frame of `frames`. Reasons:
+    - document_not_wanted, text_not_wanted: the tool's rule refuses it
+    - fits_other_tools: the text was routed to other tools
+    - holds_call: the text holds a call of this tool
+    - word_too_long: a piece that cannot be cut to fit
+    - over_budget: a document or text that costs the tool's rule too much work
     """
 
     def __init__(self, output: TableOutput, cuts: DocumentCuts, count_tokens: TokenCounter) -> None:
@@ -180,15 +167,12 @@ class _Selection:
         self._count_tokens = count_tokens
         self._identifier = Identifier(None)  # identifies languages with the default model
         self._tools_per_text = output.plan.settings.corpus.tools_per_text
-        # Chooses the tools of a text; None for a tool with a rule, and where no tool shares texts.
-        self._router: Router | None = None
-        if self._tool.routed and output.plan.routed:
-            self._router = Router(output.plan.routed)
+        self._router = _router(output)
 
     def frames(self, documents: Iterator[pl.DataFrame]) -> Iterator[pl.DataFrame]:
         """Yield the rows of the table, in the order of the documents."""
         for frame in documents:
-            for batch in frame.iter_slices(raw_shards.BATCH):
+            for batch in frame.iter_slices(raw_shards.DOCUMENTS_PER_PLACE):
                 yield self._texts(batch)
 
     def _texts(self, documents: pl.DataFrame) -> pl.DataFrame:
@@ -199,12 +183,14 @@ class _Selection:
         if self._tool.asks_language:
             documents = self._with_language(documents)
         wanted = self._wanted_documents(documents)
-        cut_documents = self._cuts.texts_of([(place, document.text) for place, document in wanted])
         rows: list[_SelectedText] = []
-        for placed, cut_document in zip(wanted, cut_documents, strict=True):
-            self.rejected[placed.document.shard, "word_too_long"] += cut_document.unfit_words
-            rows += self._selected(placed.document, cut_document.texts)
+        for placed, cut_document in zip(wanted, self._cut(wanted), strict=True):
+            rows += self._selected(placed.document, cut_document)
         return self._table(rows)
+
+    def _cut(self, documents: Sequence[_PlacedDocument]) -> Iterator[DocumentTexts]:
+        """Cut documents into texts, or look up how they were cut before."""
+        return self._cuts.texts_of([(place, document.text) for place, document in documents])
 
     def _table(self, rows: Sequence[_SelectedText]) -> pl.DataFrame:
         """Return selected texts as rows of the table, with their lengths in tokens."""
@@ -234,21 +220,24 @@ class _Selection:
                 wanted.append(_PlacedDocument(place, document))
         return wanted
 
-    def _selected(self, document: Document, texts: Sequence[Segment]) -> Iterator[_SelectedText]:
+    def _selected(self, document: Document, cut_document: DocumentTexts) -> Iterator[_SelectedText]:
         """Yield a row for each text of a document that the tool gets; count the others in `rejected`.
 
-        texts: what the document was cut into. For a tool that works by paragraph they are cut further.
+        For a tool that works by paragraph the texts are cut further.
         """
+        self.rejected[document.shard, "word_too_long"] += cut_document.unfit_words
         context = self._ask_tool("context", document) or ""
-        if self._tool.by_paragraph:
-            texts = paragraphs(texts)
+        texts = paragraphs(cut_document.texts) if self._tool.by_paragraph else cut_document.texts
         for text in texts:
             why = self._why_wanted(document, text.text)
             if why:
                 yield self._row(document, text, why, context)
 
     def _row(self, document: Document, text: Segment, why: str, context: str) -> _SelectedText:
-        """Return the row of a text that the tool gets. context: what its results depend on beside the input."""
+        """Return the row of a text that the tool gets.
+
+        why: why the tool wants it. context: what its results depend on beside the input.
+        """
         return _SelectedText(
             tool=self._tool.key,
             shard=document.shard,
@@ -262,29 +251,29 @@ class _Selection:
         )
 
     def _why_wanted(self, document: Document, text: str) -> str | None:
-        """Return why the tool gets a text; None if it does not, which is counted in `rejected`.
+        """Return why the tool gets a text, such as "a number after 'total'"; None if it does not.
 
-        The answer is the rule's, such as "a number after 'total'", or for a tool without a rule how well the text fits
-        its description: "fits 12.3".
+        A text that it does not get is counted in `rejected`.
         """
         if holds_call(text, [self._tool.name]):
             self.rejected[document.shard, "holds_call"] += 1
             return None
         if self._router is None:
             return self._by_rule("wants", text, document, shard=document.shard, refusal="text_not_wanted")
-        scores = self._router.top(text, self._tools_per_text)  # of the tools that get the text
+        return self._by_description(self._router, text, document.shard)
+
+    def _by_description(self, router: Router, text: str, shard: str) -> str | None:
+        """Return how well a text fits the description of the tool ("fits 12.3"); None if it fits other tools better."""
+        scores = router.top(text, self._tools_per_text)  # of the tools that get the text
         if self._tool.key not in scores:
-            self.rejected[document.shard, "fits_other_tools"] += 1
+            self.rejected[shard, "fits_other_tools"] += 1
             return None
         return f"fits {scores[self._tool.key]:.1f}"
 
     def _by_rule(self, method: str, *arguments: object, shard: str, refusal: str) -> str | None:
         """Call a method of the tool that accepts or refuses a document or text; return why it is accepted, else None.
 
-        A refusal is counted in `rejected` with the reason `refusal`, or as over_budget if the method gave up because it
-        would cost too much work.
-
-        method: the name of the tool's method, such as "wants". arguments: the method's arguments.
+        method: its name, such as "wants". refusal: the reason under which a refusal is counted in `rejected`.
         """
         try:
             why = self._ask_tool(method, *arguments)
@@ -299,7 +288,7 @@ class _Selection:
     def _ask_tool(self, method: str, *arguments: object) -> str | None:
         """Call a method of the tool, which may be a user's code, and return its answer: a text or None.
 
-        Raises ToolDown if the method fails or returns anything else, OverBudget if it gives up.
+        Raises ToolDown if it fails or returns anything else, OverBudget if it gives up.
         """
         with blamed(self._tool, method):
             answer = getattr(self._tool, method)(*arguments)
@@ -311,11 +300,35 @@ class _Selection:
             return str(answer.encode(), "utf-8")
 
 
-def _sampled_documents(documents: Iterator[pl.DataFrame], limit: int, rejected: Rejected) -> Iterator[pl.DataFrame]:
-    """Yield the `limit` distinct documents with the smallest hashes; count the others in `rejected`."""
+def _router(output: TableOutput) -> Router | None:
+    """Return what chooses the tools of a text; None for a tool with a rule, and where no tool shares texts."""
+    if output.lane.tool.routed and output.plan.routed:
+        return Router(output.plan.routed)
+    return None
+
+
+def _sampled_documents(plan: Plan, shard: str, rejected: Rejected) -> Iterator[pl.DataFrame]:
+    """Yield the documents of a shard, of which `corpus.documents_per_shard` limits the distinct ones.
+
+    Documents with the smallest hashes are taken, so a larger limit adds some and drops none. The others are counted in
+    `rejected` as document_not_sampled.
+    """
+    documents = removed_documents.documents(plan, shard)
+    limit = plan.settings.corpus.documents_per_shard
+    if limit is None:
+        yield from documents
+        return
     hashed = _with_digests(documents)
     for sample in _smallest_hashes(hashed, limit=limit, reason="document_not_sampled", rejected=rejected):
         yield sample.drop("text_digest")
+
+
+def _sampled_texts(plan: Plan, texts: Iterator[pl.DataFrame], rejected: Rejected) -> Iterator[pl.DataFrame]:
+    """Yield rows of texts, of which `corpus.texts_per_shard` limits the distinct ones, as in `_sampled_documents`."""
+    limit = plan.settings.corpus.texts_per_shard
+    if limit is None:
+        return texts
+    return _smallest_hashes(texts, limit=limit, reason="not_sampled", rejected=rejected)
 
 
 def _with_digests(documents: Iterator[pl.DataFrame]) -> Iterator[pl.DataFrame]:
@@ -330,19 +343,23 @@ def _smallest_hashes(
 ) -> Iterator[pl.DataFrame]:
     """Yield one frame with the rows that have the `limit` smallest distinct values of `text_digest`, in their order.
 
-    The other rows are counted in `rejected` under `reason`; it is complete once the frame is yielded. Without an input
-    frame nothing is yielded.
+    The other rows are counted in `rejected` under `reason`.
 
-    frames: rows with a column `text_digest`, and the columns that `counted` reads.
+    frames: rows with the columns text_digest and shard. Without any frame nothing is yielded.
     """
     smallest: pl.DataFrame | None = None  # of the frames so far
     for frame in frames:
         candidates = frame if smallest is None else pl.concat([smallest, frame])
         is_smallest = candidates["text_digest"].rank("dense") <= limit  # equal hashes have the same rank
-        rejected.update(counted(candidates.filter(~is_smallest).with_columns(reason=pl.lit(reason))))
+        rejected.update(_counted_as(reason, candidates.filter(~is_smallest)))
         smallest = candidates.filter(is_smallest)
     if smallest is not None:
         yield smallest
+
+
+def _counted_as(reason: str, rows: pl.DataFrame) -> Rejected:
+    """Count rows with the column `shard` as rejected for a reason."""
+    return counted(rows.with_columns(reason=pl.lit(reason)))
 
 
 STAGE = Stage(

@@ -1,7 +1,7 @@
 """loss_deltas: score each call by how much its result helps to predict the text (paper, section 2, "Filtering")."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import polars as pl
 
@@ -21,7 +21,7 @@ from toolformer_dag.computing.stage import (
     counted,
 )
 from toolformer_dag.computing.worker import Worker
-from toolformer_dag.pipeline.chained_candidates import finished, units_ahead
+from toolformer_dag.pipeline.chained_candidates import OFFSET_IN_TEXT, calls_with_results, units_ahead
 from toolformer_dag.pipeline.losses import (
     LOSSES_FINITE,
     compute_losses,
@@ -49,48 +49,54 @@ def tool_settings(lane: Lane) -> Mapping[str, Any]:
 
 
 def chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed) -> Planned:
-    """Plan the losses of the calls of a shard and of their echoes, where they are not stored yet.
-
-    The echo of a call that a rule proposes for the word "Paris" is the same call with the tool's result for "Paris".
-    Calls with a reason in the column `unfit` are not scored.
-
-    claimed: losses that earlier shards of this run compute already. They are left out; the planned ones are added.
-    """
+    """Plan the losses of the calls of a shard and of their echoes, where they are not stored yet."""
     texts = output.lane_table("heuristic_subset").read(shard)
-    calls = _calls_with_results(output, shard, texts)
-    to_score = calls.filter(pl.col("unfit").is_null())
-    with_echoes = pl.concat([to_score, _echoes(to_score)])
+    calls = _calls_of_shard(output, shard, texts)
+    with_echoes = pl.concat([calls.to_score, calls.echoes])
     return planned_losses(worker, output, with_echoes, texts, claimed)
 
 
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     """Return the scores of a shard's calls from the stored losses: a row per candidate call that has a result.
 
-    A rule that proposes a call because the text says "Paris" after it may have chosen the input for that word. So such
-    a call has an echo: the same call with the tool's result for "Paris" itself. The column `echo` is by how much the
-    echo lowers the loss (nats), null where a rule saw no words.
-
-    `reason` says why a call may not stay whatever its delta:
-    - not scored: looks_ahead, same_result, words_not_held, no_echo (see `_unfit`)
-    - does_not_fit, not_finite: the model could not compute the losses
-    - scored: the reasons of `Tool.kept_out`, such as tool_keeps_out and no_operation
+    `reason` says why a call may not stay whatever its delta: why it is not scored (see `_unfit`), does_not_fit or
+    not_finite from the model, or a reason of `Tool.kept_out`.
     """
     texts = output.lane_table("heuristic_subset").read(shard)
-    calls = _calls_with_results(output, shard, texts)
-    to_score = calls.filter(pl.col("unfit").is_null())
-    scored = with_losses(worker, output, to_score)
-    echoes = with_losses(worker, output, _echoes(to_score)).calls
+    calls = _calls_of_shard(output, shard, texts)
+    scored = with_losses(worker, output, calls.to_score)
+    echoes = with_losses(worker, output, calls.echoes)
     return scored_rows(
         output,
         texts,
-        scored=_with_echo(scored.calls, echoes),
-        unscored=calls.filter(pl.col("unfit").is_not_null()),
+        scored=_with_echo(scored.calls, echoes.calls),
+        unscored=calls.unscored,
         stores=scored.stores,
     )
 
 
+class _CallsOfShard(NamedTuple):
+    """The single calls of a shard that have a result. Columns: see `_calls_with_unfit`.
+
+    A rule that proposes a call because the text says "Paris" after it may have chosen the input for that word. So the
+    call has an echo: the same call with the tool's result for "Paris" itself.
+    """
+
+    to_score: pl.DataFrame
+    echoes: pl.DataFrame
+    unscored: pl.DataFrame  # calls with a reason in `unfit`
+
+
+def _calls_of_shard(output: TableOutput, shard: str, texts: pl.DataFrame) -> _CallsOfShard:
+    """Return the calls of a shard, by whether they are scored. texts: the texts of the shard."""
+    calls = _calls_with_unfit(output, shard, texts)
+    is_fit = pl.col("unfit").is_null()
+    to_score = calls.filter(is_fit)
+    return _CallsOfShard(to_score, echoes=_echoes(to_score), unscored=calls.filter(~is_fit))
+
+
 def _with_echo(scored: pl.DataFrame, echoes: pl.DataFrame) -> pl.DataFrame:
-    """Add the column `echo`: L- of a call less the loss after its echo; null for a call without an echo."""
+    """Add the column `echo`, by how much the echo of a call lowers the loss (nats); null for a call without one."""
     losses = echoes.select(*CALL_KEY, loss_echo="loss_result")
     joined = scored.join(losses, on=CALL_KEY, how="left", maintain_order="left")
     best_without_result = pl.min_horizontal("loss_empty", "loss_call")  # L- in the paper
@@ -102,33 +108,31 @@ def scored_rows(
 ) -> PartRows:
     """Return the rows of a table of scores, for single calls or for chains, in the order of CALL_KEY.
 
-    The records of both tables name loss_deltas as their stage, so that single calls and chains are counted together.
-
-    texts: text_digest and text of at least the texts of the scored calls.
-    scored: calls (FINISHED) with their losses and `reason`; if it is null, the tool may still keep the call out.
-    unscored: calls (FINISHED) with `unfit`, why they were not scored, which becomes their `reason`.
+    texts: (text_digest, text) of the calls.
+    scored: calls (CALL_COLUMNS) with their losses and `reason`, which is null for most.
+    unscored: calls with `unfit`, why they were not scored.
     stores: the names of the row stores that the losses come from.
     """
-    scored = scored.with_columns(reason=pl.coalesce("reason", _kept_out(output.lane, texts, scored)))
+    reasons_of_tools = _kept_out(output.lane, texts, scored)
+    scored = scored.with_columns(reason=pl.coalesce("reason", reasons_of_tools))
     unscored = unscored.with_columns(reason=pl.col("unfit"))
-    table = output.stage.shaped(pl.concat([scored, unscored], how="diagonal")).sort(CALL_KEY)
+    calls = pl.concat([scored, unscored], how="diagonal")
+    table = output.stage.shaped(calls).sort(CALL_KEY)
+    # Chains name this stage too, so that what is rejected of single calls and of chains is counted together.
     return PartRows([table], rejected=counted(table), stores=stores, facts={MADE_BY: STAGE.name})
 
 
 def _kept_out(lane: Lane, texts: pl.DataFrame, calls: pl.DataFrame) -> pl.Series:
-    """Ask the tools which calls may not stay whatever their delta; return the reason for each, null for most.
+    """Ask the tools which calls may not stay whatever their delta; return the reasons, null for most.
 
-    texts: text_digest and text of at least the texts of the calls. calls: FINISHED.
-
-    Raises ToolDown if a tool's code fails.
+    calls: CALL_COLUMNS. texts: (text_digest, text) of the calls. Raises ToolDown if a tool's code fails.
     """
     text_of = dict(texts.select("text_digest", "text").iter_rows())
     tool_of = {called.key: called.tool for called in lane.chainable.values()}
-    offset_in_text = pl.col("char_offset") - pl.col("offset")
-    reasons = [
-        _reason_of_tool(tool_of[called], text_of[digest], offset, input)
-        for called, digest, offset, input in calls.select("called", "text_digest", offset_in_text, "input").iter_rows()
-    ]
+    columns = calls.select("called", "text_digest", OFFSET_IN_TEXT, "input")
+    reasons = []
+    for called, digest, offset, input in columns.iter_rows():
+        reasons.append(_reason_of_tool(tool_of[called], text_of[digest], offset, input))
     return pl.Series(reasons, dtype=pl.String)
 
 
@@ -138,36 +142,37 @@ def _reason_of_tool(tool: Tool, text: str, offset: int, input: str) -> str | Non
         return tool.kept_out(text, offset, input)
 
 
-def _calls_with_results(output: TableOutput, shard: str, texts: pl.DataFrame) -> pl.DataFrame:
-    """Return the single calls of a shard that have a result (FINISHED), with three more columns.
+def _calls_with_unfit(output: TableOutput, shard: str, texts: pl.DataFrame) -> pl.DataFrame:
+    """Return the single calls of a shard that have a result (CALL_COLUMNS), with three more columns.
 
-    - echoed: the tool's result for the words that a rule saw in the text after the call; null without words
-    - ahead: numbers and names of the input that the text says only after the call; null for most
+    - echoed: the tool's result for the words that a rule saw in the text after the call
+    - ahead: numbers and names of the input that the text says only after the call
     - unfit: why the call is not scored; null for most
-
-    texts: the texts of the shard (text_digest, text, ...).
     """
-    # The echo of [Search(capital of France)] for the word "Paris" is the result of [Search(Paris)].
-    results_of_words = output.lane_table("tool_results").read(shard)
-    results_of_words = results_of_words.select("context", words="input", echoed="result")
-    calls = finished(output, shard, level=1)
-    calls = calls.join(results_of_words, on=("words", "context"), how="left", maintain_order="left")
+    calls = calls_with_results(output, shard, level=1)
+    calls = calls.join(_echoed(output, shard), on=("words", "context"), how="left", maintain_order="left")
     calls = calls.with_columns(ahead=units_ahead(output.lane, texts, calls))
     return calls.with_columns(unfit=_unfit())
+
+
+def _echoed(output: TableOutput, shard: str) -> pl.DataFrame:
+    """Return (context, words, echoed): the tool's results, under the name of an echo, for inputs that are words.
+
+    The echo of [Search(capital of France)] for the word "Paris" is the result of [Search(Paris)].
+    """
+    results = output.lane_table("tool_results").read(shard)
+    return results.select("context", words="input", echoed="result")
 
 
 def _unfit() -> pl.Expr:
     """Return why a call is not scored: the first reason that holds, else null.
 
-    - looks_ahead: the input names what the text says only later
-    - words_not_held: the result does not hold the words that a rule saw
-    - no_echo: the tool's result for the words does not hold them, or equals the result of the call
-    - same_result: a rule proposed a call with this result at this position before
+    An echo is the tool's result for the words that a rule saw in the text after the call.
     """
     has_echo = _holds_words("echoed") & (pl.col("echoed") != pl.col("result"))
     # Without words the conditions on them are null, and do not hold.
     is_unfit = {
-        "looks_ahead": pl.col("ahead").is_not_null(),
+        "looks_ahead": pl.col("ahead").is_not_null(),  # the input names what the text says only later
         "words_not_held": ~_holds_words("result"),
         "no_echo": ~has_echo,
         "same_result": _repeats_result(),
@@ -184,8 +189,7 @@ def _holds_words(result: str) -> pl.Expr:
 def _repeats_result() -> pl.Expr:
     """Return whether a call repeats the result of the first call that a rule proposed at its position.
 
-    Of calls with equal results only that first call is False; null if no rule proposed a call with this result. The
-    loss tells results apart, not inputs, so among equal results it would choose by noise.
+    Null if no rule proposed this result. The loss cannot tell calls with equal results apart.
     """
     by_rule = pl.col("source") == RULE
     calls_with_result = (*TEXT_KEY, "position", "result")

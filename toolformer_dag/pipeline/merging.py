@@ -20,16 +20,20 @@ MERGING = 3
 """Raised when the same calls and documents would give other texts; a golden test notices where it was not."""
 
 
-def text_order(text: str) -> bytes:
-    """Return a hash of a document's text, 8 bytes. C* is ordered and split by it, not by ids of the corpus.
+BEFORE_FIRST_TEXT = -1
+"""The index of a text, for a character of the document before its first text."""
 
-    The hashes are spread evenly, so that those below 5 % of their range are 5 % of the documents.
+
+def text_order(text: str) -> bytes:
+    """Return a hash of a document's text, 8 bytes, by which C* is ordered and split.
+
+    Hashes are spread evenly: those in the lowest 5 % of their range are 5 % of the documents.
     """
     return blake2b(f"split 2 {text}".encode(), digest_size=8).digest()
 
 
 def split_of(text: str) -> str:
-    """Return TRAIN or HELDOUT for a document, by the hash of its text: equal documents are in the same split."""
+    """Return TRAIN or HELDOUT for a document, by the hash of its text; equal documents get the same split."""
     is_heldout = int.from_bytes(text_order(text), "big") < HELDOUT_SHARE * 2**64
     return HELDOUT if is_heldout else TRAIN
 
@@ -66,28 +70,26 @@ def examples(
 ) -> Iterator[AugmentedText | Dropped]:
     """Insert the calls of a document into its texts; yield each text that gets calls, and what was dropped.
 
-    A call belongs to the text with the character before which it stands. Where two tools call at the same character,
-    the call with the larger delta stays. With x = "18 + 4 is 22." and a call before character 9, x* is "18 + 4 is
-    [Calculator(18 + 4) -> 22] 22.".
+    Where two tools call at the same character, the call with the larger delta stays.
 
     texts: what the document was cut into, in order.
-    calls: the kept calls of all tools in the document.
+    calls: the kept calls of all tools.
     names: the tools' names as they stand in texts.
-
-    Calls are dropped as not_best_at_position, outside_every_text (in white space between texts, or in a word that fits
-    no text), or with a reason of `_augmented_text`.
     """
     best_calls = _best_at_each_character(calls)
-    if len(best_calls) < len(calls):
-        yield Dropped("not_best_at_position", len(calls) - len(best_calls))
-
     calls_of_texts = _calls_by_text(texts, best_calls)
-    inside_count = sum(map(len, calls_of_texts.values()))
-    if inside_count < len(best_calls):
-        yield Dropped("outside_every_text", len(best_calls) - inside_count)
-
-    for index, calls_of_text in sorted(calls_of_texts.items()):
+    inside_count = sum(len(calls_of_text) for calls_of_text in calls_of_texts.values())
+    yield from _dropped("not_best_at_position", len(calls) - len(best_calls))
+    # Such a call stands in white space between texts, or in a word that fits no text.
+    yield from _dropped("outside_every_text", len(best_calls) - inside_count)
+    for index, calls_of_text in calls_of_texts.items():
         yield _augmented_text(texts[index], calls_of_text, names, markers)
+
+
+def _dropped(reason: str, count: int) -> Iterator[Dropped]:
+    """Yield what was dropped for a reason, if anything was."""
+    if count > 0:
+        yield Dropped(reason, count)
 
 
 def plain_examples(
@@ -97,25 +99,30 @@ def plain_examples(
     names: Sequence[str],
     markers: CallMarkers = PAPER_MARKERS,
 ) -> Iterator[AugmentedText]:
-    """Yield texts of a document unchanged: their x and x* are the same.
+    """Yield texts of a document that hold no call, unchanged: their x and x* are the same.
 
     texts: what the document was cut into, in order.
-    offsets: characters of the document. A text is yielded if it, or the white space after it, holds one of them.
-    calls: the kept calls of the document. Texts with one of them are left out.
-    names, markers: how calls are written. Texts that contain something like a call are left out.
+    offsets: characters of the document; only texts with one of them, or just before one, are yielded.
+    calls: the kept calls of the document.
+    names, markers: how calls are written.
     """
-    starts = [text.offset for text in texts]
-    wanted = {_text_index(starts, offset) for offset in offsets}
-    with_calls = {_text_index(starts, call.char_offset) for call in calls}
-    before_first_text = -1
-    for index in sorted(wanted - with_calls - {before_first_text}):
+    wanted = _text_indices(texts, offsets)
+    with_calls = _text_indices(texts, [call.char_offset for call in calls])
+    for index in sorted(wanted - with_calls):
         text = texts[index]
         if not holds_call(text.text, names, markers):
-            yield AugmentedText(text, text.text, ())
+            yield AugmentedText(segment=text, text_with_calls=text.text, calls=())
+
+
+def _text_indices(texts: Sequence[Segment], char_offsets: Collection[int]) -> set[int]:
+    """Return the indices of the texts that hold some characters of the document, or end in white space before one."""
+    starts = [text.offset for text in texts]
+    indices = {_text_index(starts, char_offset) for char_offset in char_offsets}
+    return indices - {BEFORE_FIRST_TEXT}
 
 
 def _text_index(starts: Sequence[int], char_offset: int) -> int:
-    """Return the index of the last text that begins at or before a character of the document; -1 before the first.
+    """Return the index of the last text that begins at or before a character, or BEFORE_FIRST_TEXT.
 
     With the starts [5, 20] it is 0 for the character 12, and -1 for 3.
     """
@@ -131,33 +138,33 @@ def _best_at_each_character(calls: Sequence[KeptCall]) -> list[KeptCall]:
 
 
 def _calls_by_text(texts: Sequence[Segment], calls: Sequence[KeptCall]) -> dict[int, list[KeptCall]]:
-    """Group the calls of a document by text: index of the text in `texts` -> its calls.
+    """Group calls by text: index of the text in `texts` -> its calls. Calls outside every text are left out.
 
-    Calls outside every text are left out, and texts without a call.
+    calls: in the order of their characters.
     """
     starts = [text.offset for text in texts]
     calls_of_texts: dict[int, list[KeptCall]] = {}
     for call in calls:
         index = _text_index(starts, call.char_offset)
-        if index >= 0 and call.char_offset < starts[index] + len(texts[index].text):
+        if index != BEFORE_FIRST_TEXT and call.char_offset < _end(texts[index]):
             calls_of_texts.setdefault(index, []).append(call)
     return calls_of_texts
+
+
+def _end(text: Segment) -> int:
+    """Return the character of the document at which a text ends."""
+    return text.offset + len(text.text)
 
 
 def _augmented_text(
     text: Segment, calls: Sequence[KeptCall], names: Sequence[str], markers: CallMarkers
 ) -> AugmentedText | Dropped:
-    """Insert calls into their text x and return both x and x*, the text with calls.
-
-    All calls of the text are dropped together where x* could not be used:
-    - holds_call: x contains such a call already
-    - cannot_be_spliced: the calls cannot be inserted
-    - cannot_be_taken_out: taking them out of x* does not give x back
-    """
-    if holds_call(text.text, names, markers):
+    """Insert calls into their text x; return x and x*, the text with calls, or drop all of them with a reason."""
+    if holds_call(text.text, names, markers):  # x has such a call already
         return Dropped("holds_call", len(calls))
+    placed_calls = _placed_calls(text, calls)
     try:
-        text_with_calls = splice(text.text, _placed_calls(text, calls), markers)
+        text_with_calls = splice(text.text, placed_calls, markers)
     except SpliceError:
         return Dropped("cannot_be_spliced", len(calls))
     if take_out(text_with_calls, names, markers) != text.text:
@@ -166,7 +173,7 @@ def _augmented_text(
 
 
 def _placed_calls(text: Segment, calls: Sequence[KeptCall]) -> list[PlacedCall]:
-    """Return each call with its character in the text; all calls of a chain stand before the same character."""
+    """Return each call with its character in the text; the calls of a chain all stand before the same one."""
     placed = []
     for call in calls:
         offset = call.char_offset - text.offset

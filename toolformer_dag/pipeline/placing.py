@@ -1,7 +1,7 @@
 """Place the calls of files, rules and servers before tokens of the judge, the model that computes losses."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import polars as pl
@@ -10,7 +10,7 @@ from toolformer_dag.computing.plan import Lane, Plan
 from toolformer_dag.computing.stage import CALL_KEY, RESULT, TEXT_KEY, Column, Rejected, TableOutput
 from toolformer_dag.computing.worker import Worker
 from toolformer_dag.pipeline import scored_candidates
-from toolformer_dag.pipeline.document_cuts import tokenizing
+from toolformer_dag.pipeline.document_cuts import tokenizer_identity
 from toolformer_dag.pipeline.scored_candidates import ParsedCall
 from toolformer_dag.texts import call_places
 from toolformer_dag.texts.call_places import CallPlace
@@ -18,7 +18,7 @@ from toolformer_dag.texts.calls import clean_result
 
 PLACING = 2
 """Raised when the same proposals would give other rows; no loss is computed again."""
-COLUMNS = {
+PROPOSAL_COLUMNS = {
     **scored_candidates.STAGE.columns,
     "context": Column(pl.String(), "what the result depends on beside the input"),
     "result": RESULT,
@@ -43,7 +43,7 @@ class UnplacedCall(NamedTuple):
     words: str | None = None  # what a rule saw the text say after the call
 
 
-UNPLACED = pl.Schema(
+UNPLACED_CALLS = pl.Schema(
     {
         "shard": pl.String(),
         "digest": pl.String(),
@@ -63,7 +63,7 @@ UNPLACED = pl.Schema(
 
 
 class _PlacedRow(NamedTuple):
-    """A row of COLUMNS."""
+    """A row of PROPOSAL_COLUMNS."""
 
     tool: str
     shard: str
@@ -83,50 +83,55 @@ class _PlacedRow(NamedTuple):
 
 
 class ProposedCalls(NamedTuple):
-    """Calls at their places (COLUMNS), by key, and how many were rejected."""
+    """Calls at their places (PROPOSAL_COLUMNS), by key, and how many were rejected."""
 
     rows: pl.DataFrame
     rejected: Rejected
 
 
-def placing(plan: Plan, lane: Lane) -> dict[str, Any]:
-    """Return what the places of calls depend on, and which inputs are valid calls: tokenizer and versions."""
+def placing_settings(plan: Plan, lane: Lane) -> dict[str, Any]:
+    """Return the versions and the tokenizer that determine where calls are placed and which inputs are valid."""
     return {
-        "model": tokenizing(plan),
-        "placing": PLACING,
+        "model": tokenizer_identity(plan),
+        "placing": PLACING,  # versions of the code
         "places": call_places.VERSION,
         "tool": lane.tool.name,
         "parsing": scored_candidates.PARSING,
     }
 
 
-def unplaced(calls: Sequence[UnplacedCall]) -> pl.DataFrame:
-    """Return calls as a frame (UNPLACED)."""
-    return pl.DataFrame(calls, schema=UNPLACED, orient="row")
+def unplaced_frame(calls: Sequence[UnplacedCall]) -> pl.DataFrame:
+    """Return calls as a frame (UNPLACED_CALLS)."""
+    return pl.DataFrame(calls, schema=UNPLACED_CALLS, orient="row")
 
 
 def placed_at_tokens(worker: Worker, output: TableOutput, calls: pl.DataFrame) -> ProposedCalls:
-    """Find the judge's token before which each call stands; return these calls as rows (COLUMNS), and count the others.
+    """Find the judge's token before which each call stands; return these calls as rows, and count the others.
 
-    The calls at a position are numbered (`sample`) from 0, in their order.
-
-    calls: UNPLACED. A call before a word may stand before or after the white space in front of it.
-
-    Rejected: inside_a_token (no token begins at the character), and the reasons of `scored_candidates.parsed_call`.
+    calls: UNPLACED_CALLS. A call before a word may stand before or after the white space in front of it.
     """
-    placed: list[_PlacedRow | _Refused] = []
-    for calls_of_text in calls.select(UNPLACED.names()).partition_by(TEXT_KEY, maintain_order=True):
-        placed += _placed_in_text(worker, output.lane, calls_of_text)
-    rows = [call for call in placed if isinstance(call, _PlacedRow)]
-    rejected = Counter((call.shard, call.reason) for call in placed if isinstance(call, _Refused))
+    rows: list[_PlacedRow] = []
+    rejected: Rejected = Counter()
+    for call in _placed_calls(worker, output.lane, calls):
+        if isinstance(call, _Refused):
+            rejected[call.shard, call.reason] += 1
+        else:
+            rows.append(call)
     table = _numbered(pl.DataFrame(rows, schema=output.stage.schema, orient="row"))
     return ProposedCalls(table.sort(CALL_KEY), rejected)
 
 
-def _placed_in_text(worker: Worker, lane: Lane, calls: pl.DataFrame) -> "list[_PlacedRow | _Refused]":
-    """Return the row of each call of one text (UNPLACED), or why it has none."""
+def _placed_calls(worker: Worker, lane: Lane, calls: pl.DataFrame) -> "Iterator[_PlacedRow | _Refused]":
+    """Yield the row of each call (UNPLACED_CALLS), or why it has none, text by text."""
+    for calls_of_text in calls.select(UNPLACED_CALLS.names()).partition_by(TEXT_KEY, maintain_order=True):
+        yield from _placed_in_text(worker, lane, calls_of_text)
+
+
+def _placed_in_text(worker: Worker, lane: Lane, calls: pl.DataFrame) -> "Iterator[_PlacedRow | _Refused]":
+    """Yield the row of each call of one text (UNPLACED_CALLS), or why it has none."""
     place_in_text = scored_candidates.places_of_judge(worker, calls["text"][0])
-    return [_placed_call(lane, UnplacedCall(*values), place_in_text) for values in calls.iter_rows()]
+    for values in calls.iter_rows():
+        yield _placed_call(lane, UnplacedCall(*values), place_in_text)
 
 
 def _numbered(table: pl.DataFrame) -> pl.DataFrame:
@@ -159,7 +164,7 @@ def _placed_call(
 
 
 def _placed_row(lane: Lane, call: UnplacedCall, parsed: ParsedCall, call_place: CallPlace) -> _PlacedRow:
-    """Return the row of a call before the token at `call_place`. Its `sample` is 0 until the calls are numbered."""
+    """Return the row of a call before the token at `call_place`. Its `sample` is 0 until calls are numbered."""
     return _PlacedRow(
         tool=lane.key,
         shard=call.shard,
@@ -175,5 +180,10 @@ def _placed_row(lane: Lane, call: UnplacedCall, parsed: ParsedCall, call_place: 
         words=call.words,
         reason=None,
         context=call.context,
-        result=call.result and clean_result(call.result, lane.limits.max_result_characters),
+        result=_cleaned_result(lane, call),
     )
+
+
+def _cleaned_result(lane: Lane, call: UnplacedCall) -> str | None:
+    """Return the result that a call brings, shortened and cleaned as the tool's own results are; None without one."""
+    return call.result and clean_result(call.result, lane.limits.max_result_characters)

@@ -31,26 +31,35 @@ from toolformer_dag.computing.worker import Worker
 from toolformer_dag.lake.table import WHOLE
 from toolformer_dag.model.weights import is_packaged
 from toolformer_dag.pipeline import file_proposals, rule_proposals, scored_candidates, served_proposals
-from toolformer_dag.pipeline.placing import ProposedCalls, placing
+from toolformer_dag.pipeline.placing import ProposedCalls, placing_settings
 from toolformer_dag.settings.tool_settings import MODEL, RULE, source_name
 from toolformer_dag.synthetic import WRITTEN
 
 
 def rarely_written(plan: Plan, lanes: Sequence[Lane]) -> list[str]:
-    """Return a warning for each lane whose calls the packaged small model is to sample, but hardly ever writes.
+    """Return a warning for each lane for which the packaged small model samples calls that it hardly ever writes.
 
     It was trained to write calls of the tools WRITTEN only. There is no warning if another model proposes.
     """
     if not is_packaged(plan.identity_of("proposer")):
         return []
-    return [
+    return [_rare_call_warning(lane) for lane in lanes if _samples_rare_calls(lane)]
+
+
+def _samples_rare_calls(lane: Lane) -> bool:
+    """Return whether the model is to sample calls of a tool that is not among WRITTEN."""
+    is_sampled = MODEL in lane.sources.names
+    return is_sampled and lane.tool.name not in WRITTEN
+
+
+def _rare_call_warning(lane: Lane) -> str:
+    """Return the warning for a lane whose calls the packaged model hardly ever writes."""
+    return (
         f"{lane.key}: the embedded model writes calls of {', '.join(WRITTEN)}, and hardly any of "
         f'{lane.tool.name}, so that most samples are lost. Set proposals = ["rule"] under '
         f"[tools.{lane.tool.key}], with a pattern under [tools.{lane.tool.key}.rule] or `propose` in the "
         "tool's class, or name a file of calls there, or another model.name"
-        for lane in lanes
-        if MODEL in lane.sources.names and lane.tool.name not in WRITTEN
-    ]
+    )
 
 
 def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
@@ -61,7 +70,7 @@ def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
     sampled = scored_candidates.settings(plan, lane) if lane.sources.sampled else {}
     served = served_proposals.settings(plan, lane) if lane.sources.served else {}
     return {
-        **placing(plan, lane),
+        **placing_settings(plan, lane),
         **sampled,
         **served,
         **file_proposals.identity(lane),
@@ -80,16 +89,23 @@ def inputs(output: TableOutput) -> InputsOf:
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     """Return the calls of a shard from all sources of a lane: the model's samples, files, a rule, a server.
 
-    Samples are numbered (`sample`) from 0 up at each position, calls of other sources from -1 down, in the order in
-    which the settings name the sources. So a number stays with its call however many samples there are.
+    Samples are numbered (`sample`) from 0 up at each position, other calls from -1 down: so a number stays with its
+    call however many samples there are.
     """
-    lane = output.lane
-    sampled = scored_candidates.rows(worker, output, shard) if lane.sources.sampled else PartRows([])
+    sampled = _sampled_calls(worker, output, shard)
     proposed = _proposed_calls(output, shard)
-    table = pl.concat([*sampled.frames, _numbered(lane, proposed.rows)]).sort(CALL_KEY)
+    numbered = _numbered(output.lane, proposed.rows)
+    table = pl.concat([*sampled.frames, numbered]).sort(CALL_KEY)
     rejected: Rejected = Counter(sampled.rejected)
     rejected.update(proposed.rejected)
     return replace(sampled, frames=[table], rejected=rejected)
+
+
+def _sampled_calls(worker: Worker, output: TableOutput, shard: str) -> PartRows:
+    """Return the calls of a shard that the model sampled; without rows for a lane that does not sample."""
+    if not output.lane.sources.sampled:
+        return PartRows([])
+    return scored_candidates.rows(worker, output, shard)
 
 
 def _proposed_calls(output: TableOutput, shard: str) -> ProposedCalls:
@@ -140,7 +156,7 @@ SAMPLED = replace(scored_candidates.STAGE, asset=StageAsset(warns=_warnings))
 
 
 def stage(lane: Lane) -> Stage:
-    """Return the stage scored_candidates for a lane: SAMPLED for the model's samples alone, else with inner tables."""
+    """Return the stage scored_candidates for a lane, with inner tables unless the model alone samples its calls."""
     sources = lane.sources
     only_samples = sources.names == (MODEL,) and sources.sampled
     if only_samples:
@@ -159,6 +175,16 @@ def _stage(*, has_files: bool, has_rule: bool, is_served: bool, is_sampled: bool
 
     Equal arguments give the same object (cached), since stages are compared by identity.
     """
+    inner = _inner_stages(has_files=has_files, has_rule=has_rule, is_served=is_served)
+    mixed = replace(SAMPLED, settings=settings, inputs=inputs, inner=inner)
+    if is_sampled:
+        return replace(mixed, make=ByChunk(scored_candidates.chunks, scored_candidates.compute, rows))
+    # Nothing is computed by the model: the rows of a part are read from the inner tables, and no GPU is needed.
+    return replace(mixed, pool="lake", kinds=frozenset({"polars", "parquet"}), make=ByPart(rows))
+
+
+def _inner_stages(*, has_files: bool, has_rule: bool, is_served: bool) -> tuple[Stage, ...]:
+    """Return the stages of the inner tables of a lane with some sources."""
     inner: list[Stage] = []
     if has_files:
         inner.append(file_proposals.STAGE)
@@ -166,8 +192,4 @@ def _stage(*, has_files: bool, has_rule: bool, is_served: bool, is_sampled: bool
         inner.append(rule_proposals.STAGE)
     if is_served:
         inner.append(served_proposals.STAGE)
-    mixed = replace(SAMPLED, settings=settings, inputs=inputs, inner=tuple(inner))
-    if is_sampled:
-        return replace(mixed, make=ByChunk(scored_candidates.chunks, scored_candidates.compute, rows))
-    # Nothing is computed by the model: the rows of a part are read from the inner tables, and no GPU is needed.
-    return replace(mixed, pool="lake", kinds=frozenset({"polars", "parquet"}), make=ByPart(rows))
+    return tuple(inner)

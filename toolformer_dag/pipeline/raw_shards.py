@@ -37,22 +37,24 @@ from toolformer_dag.texts.shard_faults import ShardError, ShardFault
 _log = logging.getLogger(__name__)
 READER = 11
 """Raised when the same file would give other rows; a golden test notices where it was not."""
-LINES_KEPT = 1000
+MOST_DESCRIBED_LINES = 1000
 """Rejected lines that are described, per shard; all are counted."""
 CONTENT = "content"
 """The field of a part's record that holds the hash of its file."""
 NAME = "ccnet/raw_shards"
 """The table of the documents."""
-BATCH = 500
+DOCUMENTS_PER_PLACE = 500
 """How many documents in a row share a `place` (`documents`): what is computed for them is looked up together."""
 REJECTED_LINES = "ccnet/rejected_lines"
 """The table of lines that hold no document; it has the same parts as the table of documents."""
-LINES = pl.Schema({"shard": pl.String(), "line": pl.Int64(), "reason": pl.String(), "detail": pl.String()})
+REJECTED_LINE_COLUMNS = pl.Schema(
+    {"shard": pl.String(), "line": pl.Int64(), "reason": pl.String(), "detail": pl.String()}
+)
 """Columns of REJECTED_LINES. `line`: the line or row, from 1; 0 for the whole file. `detail`: what was found there."""
 
 
 def settings(plan: Plan, lane: None) -> Mapping[str, Any]:
-    """Return what the documents depend on, apart from the files: how a record is read. A change reads all again."""
+    """Return what the documents depend on, apart from the files: how a record is read."""
     corpus = plan.settings.corpus
     return {
         "reader": READER,
@@ -76,18 +78,21 @@ def _stamp(plan: Plan, shard: str) -> Mapping[str, Any]:
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     """Read the documents of a shard (a file of the corpus) in one pass, in at most 600 MB of memory.
 
-    A malformed line is counted and described in the table REJECTED_LINES. A damaged shard, which its checksums may tell
-    only at its end, and a file that cannot be read (`unreadable`, tried again by the next run) have no documents.
+    A malformed line is described in the table REJECTED_LINES. A damaged or unreadable shard has no documents.
 
-    `rejected` and `facts` of the result are complete when its frames are used up. Raises RottenShard if a shard whose
-    documents were used is damaged now.
+    Raises RottenShard if a shard whose documents were used is damaged now.
     """
-    plan = worker.plan
-    if not plan.settings.corpus.named and not worker.has_small_web:
-        write_small_web(plan.settings)  # the corpus of settings that name none
-        worker.has_small_web = True
-    reading = _Reading(plan.shards[shard], format_choice(plan))
+    _write_small_web_once(worker)
+    reading = _Reading(worker.plan.shards[shard], format_choice(worker.plan))
     return PartRows(reading.frames(output), rejected=reading.rejected, facts=reading.facts)
+
+
+def _write_small_web_once(worker: Worker) -> None:
+    """Write the small synthetic web, the corpus of settings that name none, unless this worker did."""
+    settings = worker.plan.settings
+    if not settings.corpus.named and not worker.has_small_web:
+        write_small_web(settings)
+        worker.has_small_web = True
 
 
 def format_choice(plan: Plan) -> FormatChoice:
@@ -100,14 +105,13 @@ def format_choice(plan: Plan) -> FormatChoice:
 def documents(plan: Plan, shard: str) -> Iterator[pl.DataFrame]:
     """Yield the documents of a shard in their order: the columns of STAGE, and `place`.
 
-    `place` is the shard's name and a number that BATCH documents in a row share: "head_0.gz/0", "head_0.gz/1". What is
-    computed for documents is stored under it, so that rows that are read together lie together.
+    DOCUMENTS_PER_PLACE documents in a row share a place, such as "head_0.gz/1", by which row stores are sorted.
 
     Raises MissingPart, DamagedPart.
     """
     documents_before = 0
     for batch in plan.lake.table(NAME).batches(shard):
-        place_number = (pl.int_range(pl.len()) + documents_before) // BATCH
+        place_number = (pl.int_range(pl.len()) + documents_before) // DOCUMENTS_PER_PLACE
         yield batch.with_columns(place=pl.format("{}/{}", pl.lit(shard), place_number))
         documents_before += batch.height
 
@@ -116,24 +120,30 @@ class UnreadCorpus(UserError):
     """A corpus without a document. The message names a shard, and why nothing was read from it."""
 
 
-def nothing_read(plan: Plan) -> str | None:
+def why_nothing_was_read(plan: Plan) -> str | None:
     """Return why a corpus has no document at all: the file of its first shard, and why lines of it were rejected.
 
     Returns None if some shard has a document, or if no shard was read yet. Raises DamagedPart.
     """
     parts = plan.lake.table(NAME).pointers()
-    if not parts or any(part.rows for part in parts.values()):
+    has_document = any(part.rows for part in parts.values())
+    if has_document or not parts:
         return None
-    shard, *other_shards = sorted(parts)
-    file = plan.shards[shard].place if shard in plan.shards else shard
-    more = f" (and {len(other_shards)} more shards)" if other_shards else ""
-    return f"no document could be read from {file}{more}: {_first_rejections(plan, shard)}"
+    first_shard = min(parts)
+    file = _file_of(plan, first_shard)
+    more = f" (and {len(parts) - 1} more shards)" if len(parts) > 1 else ""
+    return f"no document could be read from {file}{more}: {_first_rejections(plan, first_shard)}"
+
+
+def _file_of(plan: Plan, shard: str) -> str:
+    """Return where the file of a shard is; the shard's name if the corpus no longer has it."""
+    return plan.shards[shard].place if shard in plan.shards else shard
 
 
 def _first_rejections(plan: Plan, shard: str) -> str:
-    """Return the reasons why lines of a shard were rejected, each with the detail of the first such line.
+    """Return why lines of a shard were rejected, with the detail of the first line for each reason.
 
-    Such as "no_text: the record has no field 'text'; not_json: ...". A shard without a rejected line is empty.
+    Such as "no_text: the record has no field 'text'"; "it is empty" without a rejected line.
     """
     table = plan.lake.table(REJECTED_LINES)
     if not table.has(shard):
@@ -145,7 +155,7 @@ def _first_rejections(plan: Plan, shard: str) -> str:
 
 def unread_corpus(output: TableOutput) -> UnreadCorpus | None:
     """Return the error for a corpus that was read and has no document: no later stage would find anything."""
-    reason = nothing_read(output.plan)
+    reason = why_nothing_was_read(output.plan)
     return UnreadCorpus(reason) if reason else None
 
 
@@ -161,7 +171,7 @@ class RottenShard(UserError):
 
 
 class RejectedLine(NamedTuple):
-    """A line or row that holds no document: a row of the table REJECTED_LINES (LINES)."""
+    """A line or row that holds no document: a row of the table REJECTED_LINES (REJECTED_LINE_COLUMNS)."""
 
     shard: str
     line: int
@@ -175,7 +185,7 @@ class _Reading:
     - `rejected`: lines and rows that hold no document, by (shard, reason)
     - `facts`: fields of the shard's record, such as the hash of the file and its format
 
-    Both are empty before the first frame, grow while frames are read, and are complete after the last.
+    Both are complete after the last frame.
     """
 
     def __init__(self, shard: Shard, choice: FormatChoice) -> None:
@@ -183,7 +193,7 @@ class _Reading:
         self.facts: dict[str, Any] = {}
         self._shard = shard
         self._choice = choice
-        self._lines: list[RejectedLine] = []  # the first LINES_KEPT of the rejections
+        self._lines: list[RejectedLine] = []  # the first MOST_DESCRIBED_LINES of the rejections
         self._ignored: Counter[str] = Counter()  # fields that hold no text: message -> how often
 
     def frames(self, output: TableOutput) -> Iterator[pl.DataFrame]:
@@ -191,19 +201,18 @@ class _Reading:
 
         output: the table of documents, where an earlier run may have published this shard.
 
-        Raises UnusableRows after the last frame if the file is damaged, so that none of its documents may be used, or
-        RottenShard if an earlier run did use some.
+        Raises UnusableRows after the last frame if the file is damaged, or RottenShard if an earlier run used documents
+        of it.
         """
         columns = output.stage.schema.names()
         earlier_part = output.table.whole_pointer(self._shard.name)  # what an earlier run read
         try:
             self.facts |= self._shard.facts()
-            self._refuse_rot(earlier_part)
+            self._refuse_changed_content(earlier_part)
             for frame in self._documents():
                 yield frame.select(columns)
         except (ShardFault, ShardError) as error:
-            if earlier_part is not None and earlier_part.rows:
-                raise RottenShard(self._shard, earlier_part, str(error)) from error
+            self._refuse_loss(earlier_part, error)
             self._give_up(error)
             self._publish_lines(output)
             raise UnusableRows from error
@@ -212,14 +221,14 @@ class _Reading:
     def _publish_lines(self, output: TableOutput) -> None:
         """Publish the rejected lines of the shard."""
         shard = self._shard.name
-        lines = pl.DataFrame(self._lines, schema=LINES, orient="row")
+        lines = pl.DataFrame(self._lines, schema=REJECTED_LINE_COLUMNS, orient="row")
         table = output.plan.lake.table(REJECTED_LINES)
         table.publish(shard, [lines], lambda: record(output.settings, output.inputs_of()(shard)))
 
     def _documents(self) -> Iterator[pl.DataFrame]:
-        """Yield the documents of the file; count lines that hold none, and fields that hold something else than text.
+        """Yield the documents of the file; note what was rejected or ignored, and warn of it at the end.
 
-        Logs a warning if there is no document, or if such fields were ignored. Raises ShardFault, ShardError.
+        Raises ShardFault, ShardError.
         """
         document_count = 0
         for batch in self._shard.batches(self._choice):
@@ -243,7 +252,7 @@ class _Reading:
         summary = "; ".join(f"{message} ({count:,} times)" for message, count in self._ignored.items())
         _log.warning("%s: what counts as empty: %s", self._shard.place, summary)
 
-    def _refuse_rot(self, earlier_part: Pointer | None) -> None:
+    def _refuse_changed_content(self, earlier_part: Pointer | None) -> None:
         """Raise RottenShard if the file has other content than in the last run, but the same size and time."""
         if earlier_part is None or earlier_part.record["inputs"] != self._shard.stamp():
             return
@@ -251,11 +260,15 @@ class _Reading:
         if content_before and content_before != self.facts.get(CONTENT):
             raise RottenShard(self._shard, earlier_part, "its content changed, its size and time did not")
 
-    def _give_up(self, error: ShardFault | ShardError) -> None:
-        """Reject the whole shard after an error: a single rejection replaces those of its lines.
+    def _refuse_loss(self, earlier_part: Pointer | None, error: ShardFault | ShardError) -> None:
+        """Raise RottenShard if an earlier run read documents of the file, which cannot be read now."""
+        if earlier_part is not None and earlier_part.rows:
+            raise RottenShard(self._shard, earlier_part, str(error)) from error
 
-        A ShardFault, damaged content, has its own reason. A ShardError is counted as `unreadable`, and a note in
-        `facts` makes the next run try the file again.
+    def _give_up(self, error: ShardFault | ShardError) -> None:
+        """Reject the whole shard after an error: a single rejection replaces the rejections of its lines.
+
+        A ShardFault (damaged content) has its own reason. After a ShardError (unreadable) the next run tries again.
         """
         self.rejected.clear()
         self._lines.clear()
@@ -277,11 +290,11 @@ class _Reading:
         _log.warning("%s holds no document: %s", self._shard.place, ", ".join(counts))
 
     def _reject(self, rejection: Rejection) -> None:
-        """Count a rejection; the first LINES_KEPT also go into the table REJECTED_LINES, with line and detail."""
+        """Count a rejection; the first MOST_DESCRIBED_LINES also become rows of the table REJECTED_LINES."""
         shard = self._shard.name
         self.rejected[shard, rejection.reason] += 1
-        if len(self._lines) < LINES_KEPT:
-            line = RejectedLine(shard, rejection.line, rejection.reason, rejection.detail)
+        if len(self._lines) < MOST_DESCRIBED_LINES:
+            line = RejectedLine(shard=shard, line=rejection.line, reason=rejection.reason, detail=rejection.detail)
             self._lines.append(line)
 
 

@@ -50,12 +50,12 @@ SCREENED_AT_ONCE = 2_000
 REMOVED_AT_ONCE = 100_000
 """Removed documents that memory holds at once."""
 
-JSON = (".json", ".jsonl", ".ndjson")
-SUFFIXES = (*JSON, ".csv", ".tsv", ".xml", ".txt", ".tokens")
+JSON_SUFFIXES = (".json", ".jsonl", ".ndjson")
+BENCHMARK_SUFFIXES = (*JSON_SUFFIXES, ".csv", ".tsv", ".xml", ".txt", ".tokens")
 """Suffixes of the benchmark files in a folder."""
-NOT_ASKED = re.compile("answer|alias|target|label|url|id$", re.IGNORECASE)
+ANSWER_FIELDS = re.compile("answer|alias|target|label|url|id$", re.IGNORECASE)
 """Fields of JSON that hold no question: a page with an answer of eight words would be removed."""
-TAG = re.compile(r"<[^<>]+>")
+MARKUP_TAG = re.compile(r"<[^<>]+>")
 
 
 def screening(plan: Plan, lane: None) -> Mapping[str, Any]:
@@ -65,7 +65,7 @@ def screening(plan: Plan, lane: None) -> Mapping[str, Any]:
 
 
 def benchmark_files(plan: Plan) -> list[Path]:
-    """Return the benchmark files of the setting `corpus.decontaminate`, sorted; a folder stands for files of SUFFIXES.
+    """Return the benchmark files of the setting `corpus.decontaminate`, sorted, files in its folders included.
 
     Raises UserError for a path that is no regular file, and for a folder without such files.
     """
@@ -81,9 +81,9 @@ def benchmark_files(plan: Plan) -> list[Path]:
 
 
 def _files_of(path: Path) -> list[Path]:
-    """Return the regular file at a path, or the files of SUFFIXES below a folder; empty if there is none."""
+    """Return the regular file at a path, or the files of BENCHMARK_SUFFIXES below a folder; empty if there is none."""
     if path.is_dir():
-        return sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES and file.is_file())
+        return sorted(file for file in path.rglob("*") if file.suffix in BENCHMARK_SUFFIXES and file.is_file())
     is_regular = path.exists() and not irregular(path)
     return [path] if is_regular else []
 
@@ -98,10 +98,7 @@ def screened_rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
 
 
 def _screened(plan: Plan, shard: str, benchmarks: "_BenchmarkTexts") -> Iterator[pl.DataFrame]:
-    """Yield a row per document of a shard: the hash of its text, and the benchmark file that shares a passage with it.
-
-    benchmarks: the texts with which documents are compared; `benchmark` is null if a document shares no passage.
-    """
+    """Yield a row per document of a shard: the hash of its text, and the benchmark file with a passage of it."""
     for documents in raw_shards.documents(plan, shard):
         for batch in documents.iter_slices(SCREENED_AT_ONCE):
             texts = batch["text"].to_list()
@@ -156,21 +153,30 @@ def _benchmark_texts(files: tuple[_HashedFile, ...]) -> _BenchmarkTexts:
 def question_texts(file: Path) -> list[str]:
     """Return the questions of a benchmark file, with which a document must not share a passage.
 
-    In JSON and JSON lines they are all strings except in fields such as "answer" (NOT_ASKED); in any other text file
-    the lines, without tags.
+    They are the strings of JSON or JSON lines except in ANSWER_FIELDS, or the lines of any other text file.
 
-    Raises UserError for a file that is no text in UTF-8, or looks like JSON and cannot be read.
+    Raises UserError for a file that cannot be read.
     """
     content = _content(file)
-    lines = [line for line in content.split("\n") if line.strip()]
-    questions = _question_strings([content])  # the file as one JSON value
-    if questions is None:
-        questions = _question_strings(lines)  # JSON lines
+    questions = _json_questions(content)
     if questions is not None:
         return questions
-    if file.suffix in JSON and content.lstrip().startswith(("{", "[")):
+    if file.suffix in JSON_SUFFIXES and content.lstrip().startswith(("{", "[")):
         raise UserError(f"corpus.decontaminate: {file} is no readable JSON or JSON lines; correct it, or get it anew")
-    return [TAG.sub(" ", line) for line in lines]
+    return [MARKUP_TAG.sub(" ", line) for line in _lines(content)]
+
+
+def _json_questions(content: str) -> list[str] | None:
+    """Return the strings of a JSON value or of JSON lines, without answers; None if the content is neither."""
+    questions = _question_strings([content])
+    if questions is None:
+        questions = _question_strings(_lines(content))
+    return questions
+
+
+def _lines(content: str) -> list[str]:
+    """Return the lines of a text that are not blank."""
+    return [line for line in content.split("\n") if line.strip()]
 
 
 def _content(file: Path) -> str:
@@ -193,7 +199,7 @@ def _question_strings(records: Sequence[str]) -> list[str] | None:
 
 
 def _strings(value: Any) -> Iterator[str]:
-    """Yield the strings in a JSON value, however deep, except in fields that hold no question (NOT_ASKED)."""
+    """Yield the strings in a JSON value, however deep, except in fields that hold no question (ANSWER_FIELDS)."""
     if isinstance(value, str):
         yield value.encode("utf-8", "ignore").decode()  # half a character is in no document
     elif isinstance(value, list):
@@ -201,7 +207,7 @@ def _strings(value: Any) -> Iterator[str]:
             yield from _strings(item)
     elif isinstance(value, dict):
         for key, item in value.items():
-            if not NOT_ASKED.search(key):
+            if not ANSWER_FIELDS.search(key):
                 yield from _strings(item)
 
 
@@ -227,10 +233,7 @@ READS = (raw_shards.NAME, NAME)
 
 
 def inputs(output: TableOutput) -> InputsOf:
-    """Return a function from a shard to the versions of its documents and of its removed documents.
-
-    Stages that read `documents` use it.
-    """
+    """Return a function from a shard to the versions of its documents and of its removed documents."""
     lake = output.plan.lake
     return versions({"raw_shards": lake.table(raw_shards.NAME)}, over_all=lake.table(NAME))
 
@@ -240,7 +243,8 @@ def documents(plan: Plan, shard: str) -> Iterator[pl.DataFrame]:
 
     Raises MissingPart, DamagedPart.
     """
-    removed = plan.lake.table(NAME).scan([WHOLE]).filter(pl.col("shard") == shard).select("digest").collect()
+    removed_documents = plan.lake.table(NAME).scan([WHOLE])
+    removed = removed_documents.filter(pl.col("shard") == shard).select("digest").collect()
     for batch in raw_shards.documents(plan, shard):
         yield batch.join(removed, on="digest", how="anti", maintain_order="left")
 
@@ -253,19 +257,19 @@ def settings(plan: Plan, lane: None) -> Mapping[str, Any]:
 def rows(worker: Worker, output: TableOutput, part: str) -> PartRows:
     """Return the documents of all shards that are removed: copies of others, and texts of benchmarks.
 
-    Each is also a rejection of its shard. `rejected` and `facts` are complete when the frames of the result were read.
+    Each is also a rejection of its shard.
     """
     removal = _Removal(output)
     return PartRows(removal.frames(), rejected=removal.rejected, facts={BY_SHARD: removal.by_shard})
 
 
 class _Removal:
-    """The choice of the documents that are removed, over all shards: `frames` yields them and fills two more results.
+    """Chooses the documents that are removed, over all shards: `frames` yields them and fills two more results.
 
     - `rejected`: removed documents, by (shard, reason)
     - `by_shard`: a hash of the removed digests of each shard, by which other stages see whose documents changed
 
-    Both are empty before the first frame, grow while frames are read, and are complete after the last.
+    Both are complete after the last frame.
     """
 
     def __init__(self, output: TableOutput) -> None:
@@ -295,10 +299,9 @@ class _Removal:
 def _removed(files: Sequence[str], deduplicate: bool) -> Iterator[pl.DataFrame]:
     """Yield the documents that are copies of others or hold a passage of a benchmark, sorted by shard and digest.
 
-    DuckDB compares and sorts on disk, so memory does not grow with the corpus.
-
     files: the Parquet files of the screened documents. deduplicate: whether copies are removed.
     """
+    # DuckDB compares and sorts on disk, so memory does not grow with the corpus.
     with TemporaryDirectory() as spilled, in_memory() as connection:
         connection.execute(f"SET temp_directory = {quoted(spilled)}")
         run_sql(connection, SQL, {"files": files, "deduplicate": deduplicate})  # creates `removed`

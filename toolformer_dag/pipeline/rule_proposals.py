@@ -2,12 +2,20 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
+
+import polars as pl
 
 from toolformer_dag.computing.plan import Lane, Plan
 from toolformer_dag.computing.stage import CALL_KEY, TEXT_KEY, ByShard, PartRows, Rejected, Stage, TableOutput
 from toolformer_dag.computing.worker import Worker
-from toolformer_dag.pipeline.placing import COLUMNS, UnplacedCall, placed_at_tokens, placing, unplaced
+from toolformer_dag.pipeline.placing import (
+    PROPOSAL_COLUMNS,
+    UnplacedCall,
+    placed_at_tokens,
+    placing_settings,
+    unplaced_frame,
+)
 from toolformer_dag.settings.tool_settings import RULE
 from toolformer_dag.tools.tool import OverBudget
 
@@ -21,25 +29,39 @@ def identity(lane: Lane) -> dict[str, object]:
 
 def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
     """Return the settings that the rows depend on, apart from the texts; a change makes the table out of date."""
-    return {**placing(plan, lane), **identity(lane)}
+    return {**placing_settings(plan, lane), **identity(lane)}
 
 
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     """Return the calls that a tool's rule proposes for the texts of a shard, each before its token.
 
-    Rejected: over_budget (texts that cost the rule too much work), inside_a_token (no token begins at the character),
-    and the reasons of `parse_call`. Raises ToolDown if the rule fails.
+    Texts that cost the rule too much work are rejected as over_budget. Raises ToolDown if the rule fails.
     """
-    rejected: Rejected = Counter()
-    calls: list[UnplacedCall] = []
     texts = output.lane_table("heuristic_subset").read(shard)
+    proposals = _proposals(output.lane, texts)
+    calls = unplaced_frame(proposals.calls)
+    placed = placed_at_tokens(worker, output, calls)
+    over_budget: Rejected = Counter({(shard, "over_budget"): proposals.over_budget_count})
+    return PartRows([placed.rows], rejected=over_budget + placed.rejected)
+
+
+class _Proposals(NamedTuple):
+    """What a rule proposes for some texts."""
+
+    calls: list[UnplacedCall]
+    over_budget_count: int  # texts that cost the rule too much work
+
+
+def _proposals(lane: Lane, texts: pl.DataFrame) -> _Proposals:
+    """Return the calls that the rule proposes for texts (rows of heuristic_subset)."""
+    calls: list[UnplacedCall] = []
+    over_budget_count = 0
     for text in texts.select(*TEXT_KEY, "offset", "text", "context").iter_rows(named=True):
         try:
-            calls += _proposed_calls(output.lane, text)
+            calls += _proposed_calls(lane, text)
         except OverBudget:
-            rejected[shard, "over_budget"] += 1
-    placed = placed_at_tokens(worker, output, unplaced(calls))
-    return PartRows([placed.rows], rejected=rejected + placed.rejected)
+            over_budget_count += 1
+    return _Proposals(calls, over_budget_count)
 
 
 def _proposed_calls(lane: Lane, text: Mapping[str, Any]) -> list[UnplacedCall]:
@@ -60,7 +82,7 @@ def _proposed_calls(lane: Lane, text: Mapping[str, Any]) -> list[UnplacedCall]:
 STAGE = Stage(
     name="rule_proposals",
     description="Calls that the lane's rule proposes for its texts.",
-    columns=COLUMNS,
+    columns=PROPOSAL_COLUMNS,
     key=CALL_KEY,
     settings=settings,
     reads=("heuristic_subset",),

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from toolformer_dag.computing.plan import Lane, Plan
 from toolformer_dag.computing.stored_rows import TOKEN_BYTES
 from toolformer_dag.computing.worker import Worker
+from toolformer_dag.lake.row_store import RowStore
 from toolformer_dag.model.requests import Proposal, ProposalRequest, select_positions
 from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.texts.call_places import place_of_token, without_other_tokens
@@ -42,10 +43,11 @@ SAMPLES = pl.Schema(
     }
 )
 """Columns of the stored samples; `StoredSample` describes them."""
+POSITION_KEY = ("text_digest",)
 SAMPLE_KEY = ("text_digest", "position", "sample")
 REFUSED = -1
 """The `position` of a stored row that holds no sample, but the reason why a text has none at all."""
-CHOSEN = pl.Schema(
+CHOSEN_POSITIONS = pl.Schema(
     {
         "text_digest": pl.String(),
         "position": pl.Int32(),
@@ -101,7 +103,7 @@ class ChosenPosition(NamedTuple):
 class RequestedSamples:
     """The samples that a lane's tau_s, k and m request of some texts.
 
-    - `positions` (CHOSEN): where calls are sampled, of the texts whose p_i are stored
+    - `positions` (CHOSEN_POSITIONS): where calls are sampled, of the texts whose p_i are stored
     - `keys` (SAMPLE_KEY): m samples at each of these positions
     - `unmeasured_texts`: the texts whose p_i are not stored, so that their positions are not known yet
     """
@@ -122,8 +124,24 @@ def samples_identity(plan: Plan, prompt: str) -> dict[str, Any]:
     return {**positions_identity(plan, prompt), **ends, "sampling": determining(plan.settings.sampling)}
 
 
+def _open_positions(worker: Worker, name: str, prompt: str) -> RowStore:
+    """Open the row store of the positions that are measured with a prompt."""
+    identity = positions_identity(worker.plan, prompt)
+    return worker.rows(name, identity, POSITION_KEY, POSITIONS)
+
+
+def _open_samples(worker: Worker, name: str, prompt: str) -> RowStore:
+    """Open the row store of the samples that are drawn with a prompt."""
+    identity = samples_identity(worker.plan, prompt)
+    return worker.rows(name, identity, SAMPLE_KEY, SAMPLES)
+
+
 class SampleStore:
-    """The row stores of positions and samples of one lane, under one model, prompt and sampling."""
+    """The row stores of positions and samples of one lane, under one model, prompt and sampling.
+
+    - `prompt`: the prompt for sampling
+    - `positions`, `samples`: the row stores
+    """
 
     def __init__(self, worker: Worker, lane: Lane, *, prompt: str | None = None, prefix: str = "") -> None:
         """Open the two row stores of a lane (a tool with its settings): `positions` and `samples`.
@@ -131,19 +149,13 @@ class SampleStore:
         prompt: the prompt for sampling; default: that of the lane's tool.
         prefix: put before the names of the stores: "chained_" gives chained_positions.
         """
+        store_name = f"{lane.tool.key}/{prefix}"
         self.prompt = lane.tool.prompt if prompt is None else prompt
+        self.positions = _open_positions(worker, f"{store_name}positions", self.prompt)
+        self.samples = _open_samples(worker, f"{store_name}samples", self.prompt)
         self._lane = lane
         self._max_call_tokens = worker.plan.settings.sampling.max_call_tokens
         self._positions_per_text = lane.k
-        self.positions = worker.rows(
-            f"{lane.tool.key}/{prefix}positions",
-            positions_identity(worker.plan, self.prompt),
-            ("text_digest",),
-            POSITIONS,
-        )
-        self.samples = worker.rows(
-            f"{lane.tool.key}/{prefix}samples", samples_identity(worker.plan, self.prompt), SAMPLE_KEY, SAMPLES
-        )
 
     @property
     def names(self) -> list[str]:
@@ -153,16 +165,22 @@ class SampleStore:
     def requested(self, texts: pl.DataFrame) -> RequestedSamples:
         """Return the positions and samples that the lane's settings request of `texts`, stored or not.
 
-        Of each text they are the k positions with the highest p_i above tau_s, with m samples each. A text without
-        stored p_i has no positions yet: it is in `unmeasured_texts` of the result.
+        Of each text they are the k positions with the highest p_i above tau_s, with m samples each.
 
         texts: text_digest, text and other columns.
         """
         measured = self.positions.stored(texts)
-        positions = pl.DataFrame(list(self._chosen(measured, texts)), schema=CHOSEN, orient="row")
+        positions = pl.DataFrame(list(self._chosen(measured, texts)), schema=CHOSEN_POSITIONS, orient="row")
+        return RequestedSamples(
+            positions=positions,
+            keys=self._sample_keys(positions),
+            unmeasured_texts=self._unmeasured(texts, measured),
+        )
+
+    def _sample_keys(self, positions: pl.DataFrame) -> pl.DataFrame:
+        """Return the keys (SAMPLE_KEY) of m samples at each of the positions (CHOSEN_POSITIONS)."""
         numbers = pl.DataFrame({"sample": range(self._lane.m)}, schema={"sample": pl.Int32()})
-        keys = positions.select("text_digest", "position").join(numbers, how="cross")
-        return RequestedSamples(positions=positions, keys=keys, unmeasured_texts=self._unmeasured(texts, measured))
+        return positions.select("text_digest", "position").join(numbers, how="cross")
 
     def _unmeasured(self, texts: pl.DataFrame, measured: pl.DataFrame) -> pl.DataFrame:
         """Return the texts whose p_i have to be computed: not `measured`, and not refused by the engine."""
@@ -186,17 +204,11 @@ class SampleStore:
 
     def append(self, requests: Sequence[ProposalRequest], proposals: Sequence[Proposal]) -> int:
         """Store the engine's proposal for each request; return the number of new samples."""
-        samples: list[StoredSample] = []
-        refused: list[StoredSample] = []
-        measured: list[MeasuredText] = []
-        for request, proposal in zip(requests, proposals, strict=True):
-            samples += _samples_of(request, proposal)
-            if proposal.reason is not None:
-                refused.append(_refusal(request, proposal.reason))
-            elif request.probabilities is None:
-                measured.append(MeasuredText(request.digest, proposal.probabilities, proposal.offsets))
-        self.samples.append(pl.DataFrame([*samples, *refused], schema=SAMPLES, orient="row"))
+        samples = _samples(requests, proposals)
+        refusals = _refusals(requests, proposals)
+        self.samples.append(pl.DataFrame([*samples, *refusals], schema=SAMPLES, orient="row"))
         # Positions come last: where they are stored, the samples of an interrupted run are stored as well.
+        measured = _newly_measured(requests, proposals)
         self.positions.append(pl.DataFrame(measured, schema=POSITIONS, orient="row"))
         return len(samples)
 
@@ -234,9 +246,9 @@ class ChainedSampleStore(SampleStore):
         self._positions_per_text = 1
 
     def _chosen(self, measured: pl.DataFrame, texts: pl.DataFrame) -> Iterator[ChosenPosition]:
-        """Yield the places at which a further call is sampled, because its probability is above the threshold tau_s.
+        """Yield the places (PLACES) at which a further call is sampled: its probability is above the threshold tau_s.
 
-        measured: rows of POSITIONS. A place is a single position, right after the earlier calls: it has the number 0.
+        measured: rows of POSITIONS. A place has a single position, number 0.
         """
         for digest, probabilities, offsets in _measured_texts(measured):
             is_chosen = bool(select_positions(probabilities, self._lane.tau_s, self._lane.k))
@@ -250,21 +262,53 @@ class ChainedSampleStore(SampleStore):
                 )
 
 
-def _samples_of(request: ProposalRequest, proposal: Proposal) -> list[StoredSample]:
-    """Return the samples of a proposal as they are stored."""
+def _samples(requests: Sequence[ProposalRequest], proposals: Sequence[Proposal]) -> list[StoredSample]:
+    """Return the samples of all proposals as they are stored."""
+    samples: list[StoredSample] = []
+    for request, proposal in zip(requests, proposals, strict=True):
+        samples += _samples_of_text(request.digest, proposal)
+    return samples
+
+
+def _samples_of_text(text_digest: str, proposal: Proposal) -> list[StoredSample]:
+    """Return the samples of a text as they are stored."""
     return [
-        StoredSample(request.digest, sample.position, sample.sample, sample.body, sample.reason)
+        StoredSample(
+            text_digest=text_digest,
+            position=sample.position,
+            sample=sample.sample,
+            body=sample.body,
+            reason=sample.reason,
+        )
         for sample in proposal.samples
     ]
 
 
-def _refusal(request: ProposalRequest, reason: str) -> StoredSample:
-    """Return the row of a text that the engine refused."""
-    return StoredSample(request.digest, position=REFUSED, sample=0, body=None, reason=reason)
+def _newly_measured(requests: Sequence[ProposalRequest], proposals: Sequence[Proposal]) -> list[MeasuredText]:
+    """Return the p_i of the texts for which the engine computed them."""
+    measured = []
+    for request, proposal in zip(requests, proposals, strict=True):
+        if proposal.reason is None and request.probabilities is None:
+            measured.append(MeasuredText(request.digest, proposal.probabilities, proposal.offsets))
+    return measured
+
+
+def _refusals(requests: Sequence[ProposalRequest], proposals: Sequence[Proposal]) -> list[StoredSample]:
+    """Return a row for each text that the engine refused, with the reason."""
+    refusals = []
+    for request, proposal in zip(requests, proposals, strict=True):
+        if proposal.reason is not None:
+            refusal = StoredSample(request.digest, position=REFUSED, sample=0, body=None, reason=proposal.reason)
+            refusals.append(refusal)
+    return refusals
 
 
 def _measured_texts(frame: pl.DataFrame) -> Iterator[MeasuredText]:
     """Yield the rows of a frame of POSITIONS."""
     columns = (frame[name] for name in POSITIONS.names())
     for digest, probabilities, offsets in zip(*columns, strict=True):
-        yield MeasuredText(digest, probabilities.to_numpy(), offsets.to_numpy())
+        yield MeasuredText(
+            text_digest=digest,
+            probabilities=probabilities.to_numpy(),
+            offsets=offsets.to_numpy(),
+        )

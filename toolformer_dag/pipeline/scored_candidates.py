@@ -58,26 +58,22 @@ from toolformer_dag.texts.chains import chain_text, read_chain
 
 PARSING = 4
 """Raised when `parsed_call` parses the same bodies differently; no sample is computed again."""
-PARSED = pl.Schema({"body": pl.String(), "input": pl.String(), "malformed": pl.String()})
+PARSED_BODIES = pl.Schema({"body": pl.String(), "input": pl.String(), "malformed": pl.String()})
 """A body that was sampled, as `ParsedCall` describes it."""
 
 
 def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
-    """Return what the sampled calls depend on, apart from the texts; a change makes the table out of date.
-
-    lane: a tool with its settings, here tau_s (the least p_i of a position), k (positions per text) and m (samples per
-        position).
-    """
+    """Return what the sampled calls depend on, apart from the texts; a change makes the table out of date."""
     schema = lane.tool.schema
     named_arguments = {} if schema is None else {"arguments": fingerprint(schema)}
     return {
         **samples_identity(plan, lane.tool.prompt),
-        "tau_s": lane.tau_s,
-        "k": lane.k,
-        "m": lane.m,
+        "tau_s": lane.tau_s,  # the least p_i of a position
+        "k": lane.k,  # positions per text
+        "m": lane.m,  # samples per position
         **named_arguments,
         "tool": lane.tool.name,
-        "parsing": PARSING,
+        "parsing": PARSING,  # versions of the code
         "places": call_places.VERSION,
     }
 
@@ -87,7 +83,7 @@ class TextChunk:
     """Texts that lack p_i or samples, and what is stored of them.
 
     - `texts`: text_digest and text; or places after calls (PLACES)
-    - `measured` (POSITIONS): the p_i of those that have some
+    - `measured` (POSITIONS): the p_i of the texts that have some
     - `stored_samples` (SAMPLE_KEY): the requested samples that need not be drawn again
     """
 
@@ -105,25 +101,45 @@ def chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed) ->
 def planned_samples(worker: Worker, store: SampleStore, texts: pl.DataFrame, claimed: Claimed) -> Planned:
     """Plan what the model has to compute for a shard's texts, in chunks: p_i or samples that `store` lacks.
 
-    p_i is the probability of a call at position i; samples are drawn at the positions that tau_s and k choose by p_i.
-
-    texts: text_digest and text of distinct texts, or PLACES for a ChainedSampleStore.
-    claimed: texts that earlier shards of this run plan already. They are left out; the planned ones are added.
+    texts: (text_digest, text) of distinct texts, or PLACES for a ChainedSampleStore.
+    claimed: texts that earlier shards of this run plan already; the texts that are planned here are added.
     """
     requested = store.requested(texts)
+    missing = _missing(store, requested, claimed)
+    with_tokens = texts.with_columns(tokens=store.estimated_tokens())
+    batches = text_chunks(with_tokens, missing.texts, *chunk_limits(worker.plan, "proposer"))
+    chunks = [_chunk(store, batch, missing.stored_samples) for batch in batches]
+    return Planned(chunks, missing.work(text_count=texts.height))
+
+
+class _Missing(NamedTuple):
+    """What is missing of the requested samples, and what is stored.
+
+    - `texts`: (text_digest, whole) of the texts that lack something; `whole`: nothing is stored, not even their p_i
+    - `stored_samples`: the keys of the requested samples that are stored
+    """
+
+    texts: pl.DataFrame
+    stored_samples: pl.DataFrame
+
+    def work(self, text_count: int) -> Work:
+        """Count the texts whose p_i are to be computed, and the texts and samples to reuse.
+
+        text_count: how many texts there are, missing or not.
+        """
+        computed_texts = self.texts.filter("whole").height
+        return Work(
+            computed=Counter(texts=computed_texts),
+            reused=Counter(texts=text_count - computed_texts, samples=self.stored_samples.height),
+        )
+
+
+def _missing(store: SampleStore, requested: RequestedSamples, claimed: Claimed) -> _Missing:
+    """Return what a store lacks of the requested samples, without the texts that are claimed; claim the others."""
     missing_samples = store.samples.missing(requested.keys)
     stored_samples = requested.keys.join(missing_samples, on=SAMPLE_KEY, how="anti")
-    to_plan = claim(claimed, store.samples.name, _incomplete_texts(requested, missing_samples))
-    to_plan = _with_whole(to_plan, requested)
-
-    with_tokens = texts.with_columns(tokens=store.estimated_tokens())
-    batches = text_chunks(with_tokens, to_plan, *chunk_limits(worker.plan, "proposer"))
-    unmeasured_count = to_plan.filter("whole").height
-    work = Work(
-        computed=Counter(texts=unmeasured_count),
-        reused=Counter(texts=texts.height - unmeasured_count, samples=stored_samples.height),
-    )
-    return Planned([_chunk(store, batch, stored_samples) for batch in batches], work)
+    incomplete = claim(claimed, store.samples.name, _incomplete_texts(requested, missing_samples))
+    return _Missing(_with_whole(incomplete, requested), stored_samples)
 
 
 def _with_whole(texts: pl.DataFrame, requested: RequestedSamples) -> pl.DataFrame:
@@ -157,9 +173,6 @@ def compute(worker: Worker, output: TableOutput, chunk: TextChunk) -> Work:
 def compute_samples(worker: Worker, lane: Lane, store: SampleStore, chunk: TextChunk) -> Work:
     """Compute the p_i and samples that the texts of a chunk lack, and append them to the row stores.
 
-    lane: a tool with its settings: tau_s (the least p_i of a position), k (positions per text) and m (samples per
-        position).
-
     Returns the tokens that went through the model, the number of new samples, and the backend that the model ran on.
     """
     engine = worker.engine("proposer")
@@ -184,7 +197,8 @@ def _requests(chunk: TextChunk) -> list[ProposalRequest]:
     requests = []
     for row in chunk.texts.iter_rows(named=True):
         digest = row["text_digest"]
-        requests.append(_request(row, probabilities_of.get(digest), frozenset(stored_of.get(digest, ()))))
+        stored = frozenset(stored_of.get(digest, ()))
+        requests.append(_request(row, probabilities_of.get(digest), stored))
     return requests
 
 
@@ -209,35 +223,45 @@ def _request(
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     """Return a row per stored sample of each text of a shard: a call, or why the sample is discarded.
 
-    Reasons: no_end (the brackets are not closed), other_tool, and those of `parse_call` and `read_arguments`. Only
-    counted are texts without a position (no_position), texts that the engine refused (does_not_fit, not_finite, empty),
-    and samples without a position among the judge's tokens (inside_a_token).
-
-    Raises StorageError if samples were damaged since they were computed.
+    `rejected` also counts texts without a sample, by reason. Raises StorageError if stored samples were damaged.
     """
     subset = output.lane_table("heuristic_subset").read(shard)
-    texts = _distinct_texts(subset)
     store = SampleStore(worker, output.lane)
+    stored = samples_of_texts(output, store, _distinct_texts(subset))
+    rows_of_texts = _rows_of_texts(output.lane, subset, stored)
+    placed = _at_tokens_of_judge(worker, rows_of_texts)
+    rejected = counted(placed.rows) + _without_positions(subset, stored) + placed.rejected
+    return PartRows([output.stage.shaped(placed.rows).sort(CALL_KEY)], rejected=rejected, stores=store.names)
+
+
+class SamplesOfTexts(NamedTuple):
+    """What a SampleStore holds of some texts, or of places after calls (PLACES)."""
+
+    positions: pl.DataFrame  # CHOSEN_POSITIONS: where calls were sampled
+    samples: pl.DataFrame  # SAMPLES
+    refused: pl.DataFrame  # (text_digest, reason) of the texts that the engine refused
+
+
+def samples_of_texts(output: TableOutput, store: SampleStore, texts: pl.DataFrame) -> SamplesOfTexts:
+    """Read what a lane's settings request of distinct texts, or of PLACES for a ChainedSampleStore.
+
+    Raises StorageError if some samples were damaged since they were computed.
+    """
     requested = store.requested(texts)
-    samples = _with_calls(output.lane, stored_samples(output, store, requested))
-
-    table = _rows_of_texts(subset, requested.positions, samples)
-    rejected = _without_positions(subset, requested, store.refused(texts))
-    if output.plan.has_own_proposer:
-        table, dropped = _at_tokens_of_judge(worker, table)
-        rejected += dropped
-    table = table.select(output.stage.schema.names()).sort(CALL_KEY)
-    return PartRows(frames=[table], rejected=counted(table) + rejected, stores=store.names)
+    samples = store.samples.stored(requested.keys)
+    missing_samples = requested.keys.height - samples.height
+    require_whole(output, "samples", missing_samples + requested.unmeasured_texts.height)
+    return SamplesOfTexts(positions=requested.positions, samples=samples, refused=store.refused(texts))
 
 
-def _rows_of_texts(subset: pl.DataFrame, positions: pl.DataFrame, samples: pl.DataFrame) -> pl.DataFrame:
+def _rows_of_texts(lane: Lane, subset: pl.DataFrame, stored: SamplesOfTexts) -> pl.DataFrame:
     """Return a row per text and sample; a text that stands in several documents has its samples in each.
 
     subset: the texts of a shard (heuristic_subset).
-    positions: the chosen positions of each distinct text (CHOSEN).
-    samples: see `_with_calls`.
     """
-    table = subset.join(positions, on="text_digest").join(samples, on=("text_digest", "position"))
+    samples = _with_calls(lane, stored.samples)
+    texts_with_positions = subset.join(stored.positions, on="text_digest")
+    table = texts_with_positions.join(samples, on=("text_digest", "position"))
     return table.with_columns(
         char_offset=pl.col("offset") + pl.col("char"),
         reason=pl.coalesce("reason", "malformed"),  # why the sample was discarded, else why its body is no call
@@ -252,22 +276,10 @@ def _distinct_texts(subset: pl.DataFrame) -> pl.DataFrame:
     return subset.select("text_digest", "text").unique("text_digest", maintain_order=True)
 
 
-def stored_samples(output: TableOutput, store: SampleStore, requested: RequestedSamples) -> pl.DataFrame:
-    """Return the requested samples (SAMPLES). Raises StorageError if some were damaged since they were computed."""
-    samples = store.samples.stored(requested.keys)
-    missing_samples = requested.keys.height - samples.height
-    require_whole(output, "samples", missing_samples + requested.unmeasured_texts.height)
-    return samples
-
-
 def _with_calls(lane: Lane, samples: pl.DataFrame) -> pl.DataFrame:
-    """Return samples (SAMPLES) with two more columns, both null where there is no body.
-
-    - input: the input of the call, if the body is one
-    - malformed: why the body is no call of the lane's tool, or one that no text can hold
-    """
+    """Parse samples (SAMPLES); add the columns `input`, of the call, and `malformed`, why the body is no valid call."""
     bodies = samples["body"].drop_nulls().unique()
-    parsed = pl.DataFrame([parsed_call(lane, body) for body in bodies], schema=PARSED, orient="row")
+    parsed = pl.DataFrame([parsed_call(lane, body) for body in bodies], schema=PARSED_BODIES, orient="row")
     return samples.join(parsed, on="body", how="left")
 
 
@@ -282,8 +294,7 @@ class ParsedCall(NamedTuple):
 def parsed_call(lane: Lane, body: str) -> ParsedCall:
     """Parse the text between the brackets, such as `Calculator(1 + 2)`, as a call of the lane's tool.
 
-    The result has an input, or the reason why there is none: other_tool, or a reason of `parse_call` or
-    `read_arguments`. Named arguments that a text cannot hold have both.
+    The result has an input, or a reason; both for named arguments that a text cannot hold.
     """
     try:
         call = parse_call(body)
@@ -297,7 +308,7 @@ def parsed_call(lane: Lane, body: str) -> ParsedCall:
 def _parsed_arguments(lane: Lane, body: str, call: Call) -> ParsedCall:
     """Return a call of the lane's tool with its named arguments in one form, so that equal calls have equal inputs.
 
-    A tool with a plain input keeps it. Raises BadArguments.
+    A tool without named arguments keeps the input. Raises BadArguments.
     """
     schema = lane.tool.schema
     if schema is None:
@@ -306,46 +317,61 @@ def _parsed_arguments(lane: Lane, body: str, call: Call) -> ParsedCall:
     return ParsedCall(body, input=input, reason=fault(Call(call.tool, input)))
 
 
-def _without_positions(subset: pl.DataFrame, requested: RequestedSamples, refused: pl.DataFrame) -> Rejected:
-    """Count the texts without a position: by why the engine refused them (text_digest, reason), else as no_position."""
-    without = subset.join(requested.positions, on="text_digest", how="anti")
-    without = without.join(refused, on="text_digest", how="left")
+def _without_positions(subset: pl.DataFrame, stored: SamplesOfTexts) -> Rejected:
+    """Count the texts (heuristic_subset) without a position: by why the engine refused them, else as no_position."""
+    without = subset.join(stored.positions, on="text_digest", how="anti")
+    without = without.join(stored.refused, on="text_digest", how="left")
     return counted(without.with_columns(pl.col("reason").fill_null("no_position")))
 
 
 def places_of_judge(worker: Worker, text: str) -> Callable[[int], CallPlace | None]:
-    """Return a function from a character of a text to the place of a call before it, among the judge's tokens.
+    """Return a function from a character of a text to the place of a call before it; None if no token begins there.
 
-    The judge is the model that computes the losses. The function returns None if none of its tokens begins there.
+    The tokens are those of the judge, the model that computes the losses.
     """
     [tokens] = worker.encoding().texts([text])
     return partial(tokens.place_at, text)
 
 
-def _at_tokens_of_judge(worker: Worker, table: pl.DataFrame) -> tuple[pl.DataFrame, Rejected]:
-    """Move samples to the token positions of the judge (the model that computes losses); also count the dropped ones.
+class _PlacedSamples(NamedTuple):
+    """Samples at token positions of the judge (the model that computes losses), and the dropped ones, counted."""
 
-    A sample is dropped as inside_a_token where no token of the judge begins at its character, or where an earlier
-    sample has the same key after the move.
+    rows: pl.DataFrame
+    rejected: Rejected
+
+
+def _at_tokens_of_judge(worker: Worker, table: pl.DataFrame) -> _PlacedSamples:
+    """Move samples to the token positions of the judge, if another model sampled them.
+
+    A sample is dropped as inside_a_token if no token begins at its character, or if an earlier sample has its position.
 
     table: text, offset (of the text in its document), char (of the call in its text), and the columns of STAGE.
     """
+    if not worker.plan.has_own_proposer:
+        return _PlacedSamples(table, rejected=Counter())
     table = _with_places_of_judge(worker, table)
-    is_kept = pl.col("position").is_not_null() & pl.struct(CALL_KEY).is_first_distinct()
-    dropped = table.filter(~is_kept).with_columns(reason=pl.lit("inside_a_token"))
-    return table.filter(is_kept), counted(dropped)
+    has_place = pl.col("position").is_not_null()
+    is_first = pl.struct(CALL_KEY).is_first_distinct()
+    placed = table.filter(has_place & is_first)
+    dropped = table.filter(~(has_place & is_first)).with_columns(reason=pl.lit("inside_a_token"))
+    return _PlacedSamples(placed, counted(dropped))
 
 
 def _with_places_of_judge(worker: Worker, table: pl.DataFrame) -> pl.DataFrame:
     """Set `position` and `char_offset` of samples by the judge's tokens; null where none begins at their character."""
-    place_in = {text: places_of_judge(worker, text) for text in table["text"].unique()}
-    places_of_calls = [place_in[text](char) for text, char in table.select("text", "char").iter_rows()]
-    positions = [call_place and call_place.position for call_place in places_of_calls]
-    chars = [call_place and call_place.offset for call_place in places_of_calls]
+    places = _places_of_samples(worker, table)
+    positions = [place.position if place else None for place in places]
+    chars = [place.offset if place else None for place in places]
     return table.with_columns(
         position=pl.Series(positions, dtype=pl.Int32),
         char_offset=pl.col("offset") + pl.Series(chars, dtype=pl.Int64),
     )
+
+
+def _places_of_samples(worker: Worker, table: pl.DataFrame) -> list[CallPlace | None]:
+    """Return the place of each sample (text, char) among the judge's tokens; None where none begins there."""
+    place_in = {text: places_of_judge(worker, text) for text in table["text"].unique()}
+    return [place_in[text](char) for text, char in table.select("text", "char").iter_rows()]
 
 
 STAGE = Stage(

@@ -44,13 +44,13 @@ def reads(lane: Lane) -> tuple[LaneTable, ...]:
 def inputs(plan: Plan, lane: Lane) -> InputsOf:
     """Return a function from a shard to `{COST_VERSION: hash}`, which changes where the costs of its calls may have.
 
-    The mapping is empty if the score of the lane (a tool with its settings) does not read costs.
+    The mapping is empty if the lane's score does not read costs.
     """
     return partial(_cost_inputs, [plan.lane_table(lane, name) for name in reads(lane)])
 
 
 def _cost_inputs(tables: Sequence[Table], shard: str) -> Mapping[str, Any]:
-    """Return a hash of the files of a shard in tables of tool results, since their versions leave costs out."""
+    """Return a hash of the files of a shard in tables of tool results, whose versions leave costs out."""
     if not tables:
         return {}
     file_hashes = [_file_hashes(table, shard) for table in tables]
@@ -90,8 +90,9 @@ def scored_deltas(plan: Plan, lane: Lane) -> pl.DataFrame:
     files = _call_files(plan, lane)
     if not files:
         return pl.DataFrame(schema={"delta": pl.Float64})
+    query = calls(plan, lane, _parts(plan, lane), files)
     with in_memory() as connection:
-        return rows(connection, f"SELECT delta FROM ({calls(plan, lane, _parts(plan, lane), files)})")
+        return rows(connection, f"SELECT delta FROM ({query})")
 
 
 def cost_frontier(plan: Plan, lane: Lane, tau_f: float | None) -> pl.DataFrame | None:
@@ -139,7 +140,10 @@ def _parts(plan: Plan, lane: Lane) -> list[str]:
 
 def _call_files(plan: Plan, lane: Lane) -> list[str]:
     """Return all files of the lane's scored calls, chains among them."""
-    return [file for name in lane.scored for file in plan.lane_table(lane, name).all_files()]
+    files: list[str] = []
+    for name in lane.scored:
+        files += plan.lane_table(lane, name).all_files()
+    return files
 
 
 def _result_tables(lane: Lane) -> tuple[LaneTable, ...]:
@@ -153,15 +157,21 @@ def _cost_tables(plan: Plan, lane: Lane, parts: Sequence[str]) -> str:
     They hold texts with their context, the cost of each call, and the tools that a chain of the lane may call.
     """
     texts = plan.lane_table(lane, "heuristic_subset").all_files(parts)
-    results: list[str] = []
-    for name in _result_tables(lane):
-        results += plan.lane_table(lane, name).all_files(parts)
+    called_keys = [called.key for called in lane.chainable.values()]
     return COST_TABLES.format(
         texts=_sql_list(texts),
-        results=_sql_list(results),
-        keys=_sql_list(called.key for called in lane.chainable.values()),
+        results=_sql_list(_result_files(plan, lane, parts)),
+        keys=_sql_list(called_keys),
         names=_sql_list(lane.chainable),
     )
+
+
+def _result_files(plan: Plan, lane: Lane, parts: Sequence[str]) -> list[str]:
+    """Return the files of the results of single and chained calls of some shards."""
+    files: list[str] = []
+    for name in _result_tables(lane):
+        files += plan.lane_table(lane, name).all_files(parts)
+    return files
 
 
 def _sql_list(values: Iterable[str]) -> str:

@@ -24,17 +24,23 @@ from toolformer_dag.computing.stored_rows import claim, require_whole
 from toolformer_dag.computing.worker import Worker
 from toolformer_dag.lake.row_store import RowStore
 from toolformer_dag.model.completions import written_again
-from toolformer_dag.pipeline.placing import COLUMNS, UnplacedCall, placed_at_tokens, placing, unplaced
+from toolformer_dag.pipeline.placing import (
+    PROPOSAL_COLUMNS,
+    UnplacedCall,
+    placed_at_tokens,
+    placing_settings,
+    unplaced_frame,
+)
 from toolformer_dag.pipeline.work_counts import planned_work
 from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.settings.tool_settings import MODEL
 from toolformer_dag.texts.calls import take_out, written_calls
 
-KEY = ("text_digest", "sample")
+WRITTEN_KEY = ("text_digest", "sample")
 TEXT_COLUMNS = (*TEXT_KEY, "offset", "text", "context")
 """Columns of a text that each of its calls has too (UnplacedCall)."""
-WRITTEN = pl.Schema({"text_digest": pl.String(), "sample": pl.Int32(), "written": pl.String()})
-"""Columns of the row store, by KEY: what the server wrote in answer to the `sample`-th request for a text, from 0."""
+WRITTEN_TEXTS = pl.Schema({"text_digest": pl.String(), "sample": pl.Int32(), "written": pl.String()})
+"""Columns of the row store: what the server wrote in answer to the `sample`-th request for a text, from 0."""
 
 
 def identity(plan: Plan, lane: Lane) -> dict[str, Any]:
@@ -45,12 +51,12 @@ def identity(plan: Plan, lane: Lane) -> dict[str, Any]:
 
 def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
     """Return the settings that the rows depend on, apart from the texts; a change makes the table out of date."""
-    return {**placing(plan, lane), **identity(plan, lane), "m": lane.m}
+    return {**placing_settings(plan, lane), **identity(plan, lane), "m": lane.m}
 
 
 def _store(worker: Worker, lane: Lane) -> RowStore:
     """Open the row store of the lane's written texts."""
-    return worker.lane_rows(lane, "written", identity(worker.plan, lane), KEY, WRITTEN)
+    return worker.lane_rows(lane, "written", identity(worker.plan, lane), WRITTEN_KEY, WRITTEN_TEXTS)
 
 
 def _requested_samples(output: TableOutput, subset: pl.DataFrame) -> pl.DataFrame:
@@ -63,49 +69,53 @@ def _requested_samples(output: TableOutput, subset: pl.DataFrame) -> pl.DataFram
 def chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed) -> Planned:
     """Plan the requests to the server: m samples of each distinct text of a shard that are not stored yet.
 
-    claimed: samples that earlier shards of this run request already. They are left out; the planned ones are added.
+    claimed: samples that earlier shards of this run plan already; the samples that are planned here are added.
     """
-    requested = _requested_samples(output, output.lane_table("heuristic_subset").read(shard))
-    store = _store(worker, output.lane)
-    missing = claim(claimed, store.name, store.missing(requested.select(KEY)))
-    missing_texts = missing.join(requested, on=KEY, how="left", maintain_order="left")
-    batches = missing_texts.iter_slices(worker.plan.settings.execution.chunk_calls)
+    subset = output.lane_table("heuristic_subset").read(shard)
+    requested = _requested_samples(output, subset)
+    missing = _claimed_missing(_store(worker, output.lane), requested, claimed)
     work = planned_work("samples", total=requested.height, missing=missing.height)
-    return Planned([Chunk(units=batch.height, payload=batch) for batch in batches], work)
+    return Planned(_chunks(missing, worker.plan.settings.execution.chunk_calls), work)
+
+
+def _claimed_missing(store: RowStore, requested: pl.DataFrame, claimed: Claimed) -> pl.DataFrame:
+    """Return the requested samples that are not stored and that no earlier shard requests, and claim them."""
+    missing = claim(claimed, store.name, store.missing(requested.select(WRITTEN_KEY)))
+    return missing.join(requested, on=WRITTEN_KEY, how="left", maintain_order="left")
+
+
+def _chunks(samples: pl.DataFrame, size: int) -> list[Chunk]:
+    """Cut the samples to request into chunks of at most `size`."""
+    return [Chunk(units=batch.height, payload=batch) for batch in samples.iter_slices(size)]
 
 
 def compute(worker: Worker, output: TableOutput, chunk: pl.DataFrame) -> Work:
-    """Let the server write each text of a chunk again with calls in it, and append what it wrote to the row store.
+    """Let the server write each text of a chunk again with calls in it, and store what it wrote.
 
-    chunk: (text_digest, text, sample).
-
-    The returned Work is empty, since no model runs here. Raises ModelError if the server fails.
+    chunk: (text_digest, text, sample). Raises ModelError if the server fails.
     """
     plan = worker.plan
     lane = output.lane
     samples = list(chunk.select("text", "sample").iter_rows())
     completions = written_again(plan.model_of("proposer"), plan.settings.sampling, lane.tool.prompt, samples)
-    _store(worker, lane).append(chunk.select(KEY).with_columns(written=pl.Series(completions, dtype=pl.String)))
+    written = chunk.select(WRITTEN_KEY).with_columns(written=pl.Series(completions, dtype=pl.String))
+    _store(worker, lane).append(written)
     return Work()
 
 
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     """Return the calls that the server wrote into the texts of a shard, each at its place in the original text.
 
-    Rejected: text_changed (the server changed the text before the call), inside_a_token (no token begins there), and
-    the reasons of `parse_call`. Raises StorageError if samples were damaged since they were computed.
+    Calls are rejected as text_changed if the server changed the text before them. Raises StorageError.
     """
     store = _store(worker, output.lane)
-    rejected: Rejected = Counter()
-    calls: list[UnplacedCall] = []
-    for row in _written_texts(output, store, shard).iter_rows(named=True):
-        written = row.pop("written")
-        calls_of_text = _unplaced_calls(row, written, output.lane.tool.name)
-        calls += calls_of_text.calls
-        if calls_of_text.changed:
-            rejected[shard, "text_changed"] += calls_of_text.changed
-    placed = placed_at_tokens(worker, output, unplaced(calls))
-    return PartRows([placed.rows], rejected=rejected + placed.rejected, stores=[store.name])
+    written_texts = _written_texts(output, store, shard)
+    written = _all_written_calls(written_texts, output.lane.tool.name)
+    calls = unplaced_frame(written.calls)
+    placed = placed_at_tokens(worker, output, calls)
+    changed: Rejected = Counter({(shard, "text_changed"): written.changed})
+    rejected = changed + placed.rejected
+    return PartRows([placed.rows], rejected=rejected, stores=[store.name])
 
 
 def _written_texts(output: TableOutput, store: RowStore, shard: str) -> pl.DataFrame:
@@ -115,23 +125,36 @@ def _written_texts(output: TableOutput, store: RowStore, shard: str) -> pl.DataF
     """
     subset = output.lane_table("heuristic_subset").read(shard)
     requested = _requested_samples(output, subset)
-    stored = store.stored(requested.select(KEY))
+    stored = store.stored(requested.select(WRITTEN_KEY))
     require_whole(output, "samples", requested.height - stored.height)
-    samples = subset.select(*TEXT_COLUMNS, "text_digest").join(stored, on="text_digest").sort(*TEXT_KEY, "sample")
+    texts = subset.select(*TEXT_COLUMNS, "text_digest")
+    samples = texts.join(stored, on="text_digest").sort(*TEXT_KEY, "sample")
     return samples.select(*TEXT_COLUMNS, "written")
 
 
 class _WrittenCalls(NamedTuple):
-    """The calls that the server wrote into a text."""
+    """The calls that the server wrote into a text, or into several."""
 
     calls: list[UnplacedCall]
     changed: int  # calls without a place: what the server wrote before them is not the text's beginning
 
 
-def _unplaced_calls(text: Mapping[str, Any], written: str, tool_name: str) -> _WrittenCalls:
-    """Read the calls in what the server wrote for a text, with their characters in the document.
+def _all_written_calls(texts: pl.DataFrame, tool_name: str) -> _WrittenCalls:
+    """Read the calls that the server wrote into texts (TEXT_COLUMNS, written)."""
+    calls: list[UnplacedCall] = []
+    changed = 0
+    for row in texts.iter_rows(named=True):
+        written = row.pop("written")
+        calls_of_text = _unplaced_calls(row, written, tool_name)
+        calls += calls_of_text.calls
+        changed += calls_of_text.changed
+    return _WrittenCalls(calls, changed)
 
-    text: a row of heuristic_subset (TEXT_COLUMNS). written: the text with calls, as the server wrote it.
+
+def _unplaced_calls(text: Mapping[str, Any], written: str, tool_name: str) -> _WrittenCalls:
+    """Read the calls in what the server wrote for a text (TEXT_COLUMNS), with their characters in the document.
+
+    written: the text with calls, as the server wrote it.
     """
     without_calls = take_out(written, [tool_name])
     calls = []
@@ -141,27 +164,31 @@ def _unplaced_calls(text: Mapping[str, Any], written: str, tool_name: str) -> _W
         if offset is None:
             changed += 1
         else:
-            calls.append(UnplacedCall(**text, source=MODEL, char_offset=text["offset"] + offset, input=input))
+            calls.append(_unplaced_call(text, offset, input))
     return _WrittenCalls(calls, changed)
 
 
-def _offset_in_text(text: str, written: str, offset: int) -> int | None:
-    """Translate a character offset in what the server wrote, without its calls, into one in the original text.
+def _unplaced_call(text: Mapping[str, Any], offset: int, input: str) -> UnplacedCall:
+    """Return a call of the model that stands before a character of a text (TEXT_COLUMNS)."""
+    return UnplacedCall(**text, source=MODEL, char_offset=text["offset"] + offset, input=input)
 
-    Returns None if the server changed the text before this character; only white space at the start may differ.
-    `_offset_in_text("  It is 12.", "It is 12!", 6)` is 8, and with the offset 9 None.
+
+def _offset_in_text(text: str, server_text: str, offset: int) -> int | None:
+    """Return the character of the original text for a character of the server's text without calls.
+
+    None if the server changed the text before it. With `"  It is 12."` and `"It is 12!"`, 6 gives 8, and 9 gives None.
     """
-    written_before = written[:offset].lstrip()
+    server_text_before = server_text[:offset].lstrip()
     start = len(text) - len(text.lstrip())
-    if not text[start:].startswith(written_before):
+    if not text[start:].startswith(server_text_before):
         return None
-    return start + len(written_before)
+    return start + len(server_text_before)
 
 
 STAGE = Stage(
     name="served_proposals",
     description="Calls of a model behind a server, at their places in the texts.",
-    columns=COLUMNS,
+    columns=PROPOSAL_COLUMNS,
     key=CALL_KEY,
     settings=settings,
     reads=("heuristic_subset",),

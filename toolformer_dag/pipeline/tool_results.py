@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import polars as pl
 
-from toolformer_dag.computing.plan import Lane
+from toolformer_dag.computing.plan import Lane, Plan
 from toolformer_dag.computing.stage import (
     INPUT,
     RETRY,
@@ -33,7 +33,7 @@ from toolformer_dag.pipeline.work_counts import planned_work
 from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.tools.tool import ToolCall, ToolResult
 
-KEY = ("input", "context")
+RESULT_KEY = ("input", "context")
 """A call to a lane's tool; `context` is what the result depends on beside the input (`Tool.context`)."""
 RESULTS = pl.Schema(
     {
@@ -46,7 +46,7 @@ RESULTS = pl.Schema(
     }
 )
 """Columns of the stored results; `_ResultRow` describes them."""
-MEASURED = ("seconds", "cost")
+MEASURED_COLUMNS = ("seconds", "cost")
 """Columns that differ from run to run and do not count in the version of the data."""
 
 
@@ -89,7 +89,7 @@ def result_settings(lane: Lane) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class CallChunk:
-    """Calls (KEY) to the tool of a lane: the output's, or in a chain one whose tool may be called after it."""
+    """Calls (RESULT_KEY) to the tool of a lane: the output's, or in a chain one whose tool may be called after it."""
 
     lane: str
     calls: pl.DataFrame
@@ -103,61 +103,65 @@ def chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed) ->
 def planned_calls(worker: Worker, output: TableOutput, candidates: pl.DataFrame, claimed: Claimed) -> Planned:
     """Plan on which distinct calls the tool of the output's lane has to be run, in chunks.
 
-    candidates: a row per candidate call, with the columns of KEY (input, context) and others.
-    claimed: calls that earlier shards of this run plan already. They are left out; the planned ones are added.
+    candidates: RESULT_KEY and other columns.
+    claimed: calls that earlier shards of this run plan already; the calls that are planned here are added.
     """
-    lane = output.lane
-    calls = candidates.select(KEY).unique().sort(KEY)
-    not_done = calls.join(_done_calls(worker, output, calls), on=KEY, how="anti", maintain_order="left")
-    missing = claim(claimed, _store(worker, lane).name, not_done)
-    work = planned_work("calls", total=calls.height, missing=missing.height)
-    batches = missing.iter_slices(worker.plan.settings.execution.chunk_calls)
-    return Planned([_chunk(lane, batch) for batch in batches], work)
+    calls = candidates.select(RESULT_KEY).unique().sort(RESULT_KEY)
+    done = _done_calls(worker, output, calls)
+    not_done = calls.join(done, on=RESULT_KEY, how="anti", maintain_order="left")
+    store = _store(worker, output.lane)
+    missing = claim(claimed, store.name, not_done)
+    chunks = _chunks(worker.plan, output.lane, missing)
+    return Planned(chunks, planned_work("calls", total=calls.height, missing=missing.height))
 
 
-def _chunk(lane: Lane, calls: pl.DataFrame) -> Chunk:
-    """Return a chunk of calls (KEY) to the tool of a lane."""
-    return Chunk(units=calls.height, payload=CallChunk(lane=lane.key, calls=calls))
+def _chunks(plan: Plan, lane: Lane, calls: pl.DataFrame) -> list[Chunk]:
+    """Cut calls (RESULT_KEY) to the tool of a lane into chunks."""
+    chunks = []
+    for batch in calls.iter_slices(plan.settings.execution.chunk_calls):
+        payload = CallChunk(lane=lane.key, calls=batch)
+        chunks.append(Chunk(units=batch.height, payload=payload))
+    return chunks
 
 
 def _done_calls(worker: Worker, output: TableOutput, calls: pl.DataFrame) -> pl.DataFrame:
-    """Return the calls (KEY) that the tool need not answer now.
+    """Return calls (RESULT_KEY) that the tool need not answer now: answered or lost before, or answered by a file.
 
-    Their result is stored or came with a file of calls, or the tool lost them in this update (time limit, broken
-    connection): then the next run tries them again.
-
-    calls: (input, context), looked up among the stored ones.
+    The next run tries lost calls again (time limit, broken connection).
     """
     # Whole rows are read, not keys alone: damage in any column has to show before the tool runs.
     stored = _store(worker, output.lane).stored(calls)
-    from_files = file_proposals.given_results(output)
+    from_files = file_proposals.results_in_files(output)
     lost = worker.lost_calls[output.lane.key]
-    return pl.concat([frame.select(KEY) for frame in (stored, *lost, from_files)])
+    done = [stored, *lost, from_files]
+    return pl.concat([frame.select(RESULT_KEY) for frame in done])
 
 
 def compute(worker: Worker, output: TableOutput, chunk: CallChunk) -> Work:
-    """Run the tool on a chunk of calls (input, context), and append its answers to the row store of results.
-
-    A lost call (time limit, broken connection) is not stored, so that the next run tries it again; its reason is in
-    `worker.lost_calls` until the end of the update. The returned Work is empty: no model runs.
+    """Run the tool on a chunk of calls, and store its answers, but not to lost calls (time limit, broken connection).
 
     Raises ToolDown if the tool stops working; the answers before that are stored.
     """
-    lane_of = {lane.key: lane for lane in output.lane.chainable.values()}
-    lane = lane_of[chunk.lane]
-    calls = [ToolCall(input, context) for input, context in chunk.calls.select(KEY).iter_rows()]
+    lane = _called_lane(output, chunk)
+    calls = [ToolCall(input, context) for input, context in chunk.calls.select(RESULT_KEY).iter_rows()]
     answers: dict[ToolCall, ToolResult] = {}  # `run` adds each answer as it comes
     try:
         worker.runner(lane).run(calls, answers)
-    finally:  # what was answered may have cost money, and is kept whatever happened then
+    finally:  # what was answered may have cost money, and is stored whatever happened then
         _commit(worker, lane, answers)
     return Work()
 
 
-def _commit(worker: Worker, lane: Lane, answers: Mapping[ToolCall, ToolResult]) -> None:
-    """Append answers to the row store of results; those of lost calls go to `worker.lost_calls` instead.
+def _called_lane(output: TableOutput, chunk: CallChunk) -> Lane:
+    """Return the lane whose tool the calls of a chunk are for."""
+    lane_of = {lane.key: lane for lane in output.lane.chainable.values()}
+    return lane_of[chunk.lane]
 
-    answers: call -> the tool's answer; it is `lost` if another try may answer the call (time limit, connection).
+
+def _commit(worker: Worker, lane: Lane, answers: Mapping[ToolCall, ToolResult]) -> None:
+    """Append answers to the row store of results; answers of lost calls go to `worker.lost_calls` instead.
+
+    answers: call -> answer; it is `lost` if another try may answer the call (time limit, connection).
     """
     stored = [_ResultRow.of(call, answer) for call, answer in answers.items() if not answer.lost]
     lost = [_ResultRow.of(call, answer) for call, answer in answers.items() if answer.lost]
@@ -166,32 +170,27 @@ def _commit(worker: Worker, lane: Lane, answers: Mapping[ToolCall, ToolResult]) 
 
 
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
-    """Return a row per distinct call of a shard; `rejected` counts the candidate calls without a result by reason.
-
-    If the tool lost calls, the next run computes the part again.
-    """
+    """Return a row per distinct call of a shard: its result, or the reason why there is none."""
     return answered(worker, output, _candidate_calls(output, shard))
 
 
 def answered(worker: Worker, output: TableOutput, candidates: pl.DataFrame) -> PartRows:
     """Return a row per distinct call of `candidates`: its result, or the reason why there is none.
 
-    `rejected` counts candidate calls without a result, by shard and reason. If the tool lost calls in this update, a
-    note in `facts` makes the next run compute the part again.
-
-    candidates: (shard, input, context), calls to the tool of the output's lane. A row with a null `shard` is no
-        candidate call and is not counted.
+    candidates: (shard, input, context), calls to the tool of the output's lane; `shard` is null for a call that is not
+        to be counted in `rejected`.
 
     Raises StorageError if results were damaged since they were computed.
     """
-    calls = candidates.select(KEY).unique()
+    calls = candidates.select(RESULT_KEY).unique()
     answers = _answers(worker, output, calls)
-    results = pl.concat([answers.final, answers.lost])
+    results = answers.all()
     require_whole(output, "results", calls.height - results.height)
 
+    with_results = candidates.drop_nulls("shard").join(results, on=RESULT_KEY)
     return PartRows(
         frames=[_table(output, results)],
-        rejected=counted(candidates.drop_nulls("shard").join(results, on=KEY)),
+        rejected=counted(with_results),
         stores=[_store(worker, output.lane).name],
         facts=_retry(answers.lost),
     )
@@ -201,7 +200,7 @@ def _table(output: TableOutput, results: pl.DataFrame) -> pl.DataFrame:
     """Return results (RESULTS) as rows of the table."""
     lane = output.lane
     table = results.with_columns(tool=pl.lit(lane.key), tool_version=pl.lit(lane.tool.version))
-    return table.select(output.stage.schema.names()).sort(KEY)
+    return output.stage.shaped(table).sort(RESULT_KEY)
 
 
 def _retry(lost: pl.DataFrame) -> dict[str, str]:
@@ -213,50 +212,61 @@ def _retry(lost: pl.DataFrame) -> dict[str, str]:
 
 
 class _Answers(NamedTuple):
-    """Answers to calls (RESULTS): the final ones, and those of calls that the tool lost in this update."""
+    """Answers to calls (RESULTS): the final ones, and the answers of calls that the tool lost in this update."""
 
     final: pl.DataFrame
     lost: pl.DataFrame
 
+    def all(self) -> pl.DataFrame:
+        """Return both."""
+        return pl.concat([self.final, self.lost])
+
 
 def _answers(worker: Worker, output: TableOutput, calls: pl.DataFrame) -> _Answers:
-    """Look up the answers to distinct calls (input, context), at most one for each.
-
-    The result in a file of calls replaces the tool's answer, and any answer replaces a lost call.
-    """
+    """Look up the answers to distinct calls (input, context), at most one for each. Any answer replaces a lost call."""
     lost = _lost_answers(worker, output.lane)
-    store = _store(worker, output.lane)
     if not lost.is_empty():
-        store.refresh()  # another process may have stored an answer to a call that was lost here
-    from_files = file_proposals.given_results(output).join(calls, on=KEY, how="semi")
-    from_tool = store.stored(calls).join(from_files, on=KEY, how="anti")
-    answers = [RESULTS.to_frame(), from_tool, from_files.with_columns(seconds=pl.lit(0.0))]
-    final = pl.concat(answers, how="diagonal")
-    still_lost = lost.join(calls, on=KEY, how="semi").join(final, on=KEY, how="anti")
+        # Another process may have stored an answer to a call that was lost here.
+        _store(worker, output.lane).refresh()
+    final = _final_answers(worker, output, calls)
+    still_lost = lost.join(calls, on=RESULT_KEY, how="semi").join(final, on=RESULT_KEY, how="anti")
     return _Answers(final=final, lost=still_lost)
+
+
+def _final_answers(worker: Worker, output: TableOutput, calls: pl.DataFrame) -> pl.DataFrame:
+    """Return the answers (RESULTS) to calls: the result in a file of calls, else the tool's stored answer."""
+    from_files = file_proposals.results_in_files(output).join(calls, on=RESULT_KEY, how="semi")
+    stored = _store(worker, output.lane).stored(calls)
+    from_tool = stored.join(from_files, on=RESULT_KEY, how="anti")
+    answers = [RESULTS.to_frame(), from_tool, from_files.with_columns(seconds=pl.lit(0.0))]
+    return pl.concat(answers, how="diagonal")
 
 
 def _lost_answers(worker: Worker, lane: Lane) -> pl.DataFrame:
     """Return the distinct calls that a lane's tool lost in this update (RESULTS)."""
-    return pl.concat([RESULTS.to_frame(), *worker.lost_calls[lane.key]]).unique(KEY)
+    return pl.concat([RESULTS.to_frame(), *worker.lost_calls[lane.key]]).unique(RESULT_KEY)
 
 
 def _store(worker: Worker, lane: Lane) -> RowStore:
     """Open the row store of the results of a lane's tool."""
-    return worker.lane_rows(lane, "results", result_settings(lane), KEY, RESULTS)
+    return worker.lane_rows(lane, "results", result_settings(lane), RESULT_KEY, RESULTS)
 
 
 def _candidate_calls(output: TableOutput, shard: str) -> pl.DataFrame:
-    """Return (shard, input, context) of every call that the tool has to answer for a shard: candidates and echoes.
-
-    A rule proposed Search("capital of France") because it saw the words "Paris" in the text after it; then the echo of
-    this call is Search("Paris"), with which `loss_deltas` compares it. An echo is no candidate: its shard is null.
-    """
+    """Return (shard, input, context) of every call that the tool has to answer for a shard: candidates and echoes."""
     texts = output.lane_table("heuristic_subset").read(shard).select(*TEXT_KEY, "context")
-    candidates = output.lane_table("scored_candidates").read(shard).filter(pl.col("input").is_not_null())
-    calls = candidates.join(texts, on=TEXT_KEY, how="left").select("shard", *KEY, "words")
-    echoes = calls.drop_nulls("words").with_columns(shard=pl.lit(None, pl.String), input="words")
-    return pl.concat([calls, echoes]).drop("words")
+    samples = output.lane_table("scored_candidates").read(shard)
+    candidates = samples.filter(pl.col("input").is_not_null())
+    calls = candidates.join(texts, on=TEXT_KEY, how="left").select("shard", *RESULT_KEY, "words")
+    return pl.concat([calls, _echoes(calls)]).drop("words")
+
+
+def _echoes(calls: pl.DataFrame) -> pl.DataFrame:
+    """Return the echo of each call that a rule proposed for words of the text; its shard is null.
+
+    A rule that saw "Paris" in the text may have proposed Search("capital of France"): then the echo is Search("Paris").
+    """
+    return calls.drop_nulls("words").with_columns(shard=pl.lit(None, pl.String), input="words")
 
 
 STAGE = Stage(
@@ -272,11 +282,11 @@ STAGE = Stage(
         "cost": Column(pl.Float64(), "what the backend says it cost; null where it says nothing"),
         "tool_version": Column(pl.String(), "version of the tool that answered"),
     },
-    key=("tool", *KEY),
+    key=("tool", *RESULT_KEY),
     settings=lambda plan, lane: {**result_settings(lane), **file_proposals.identity(lane)},
     reads=("scored_candidates", "heuristic_subset"),
     pool="tools",
-    volatile=MEASURED,
+    volatile=MEASURED_COLUMNS,
     make=ByChunk(chunks, compute, rows),
     in_warehouse=InWarehouse(
         select="SELECT DISTINCT ON (tool, input, context) * FROM rows ORDER BY tool, input, context, reason NULLS FIRST"

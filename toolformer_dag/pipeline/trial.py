@@ -53,34 +53,33 @@ def trial(
 ) -> Iterator[Trial]:
     """Run stages over a few texts in a temporary lake (folder of tables), which lasts as long as the `with` block.
 
-    lane: the tool with its settings.
     texts: rows of the table heuristic_subset, of any shards; they become the only shard of the temporary lake.
-    row_lake: a lake whose computed rows (samples, results, losses) are reused and added to. None computes everything
-        and keeps nothing.
+    row_lake: a lake whose computed rows (samples, results, losses) are reused and added to; None for no such lake.
 
     Raises what the stages raise.
     """
     with TemporaryDirectory() as folder:
-        plan = worker.plan
-        lake = _TrialLake(Path(folder), row_lake, plan.suffix)
-        trial_plan = _TrialPlan(
-            settings=plan.settings,
-            lanes=(lane,),
-            model=plan.model,
-            lake=lake,
-            proposer=plan.proposer,
-            start=plan.start,
-        )
-        rows = texts.with_columns(shard=pl.lit(ALL)).unique(TEXT_KEY).sort(TEXT_KEY)
-        TableOutput(heuristic_subset.STAGE, trial_plan, lane).publish(ALL, PartRows([rows]))
+        lake = _TrialLake(Path(folder), row_lake, worker.plan.suffix)
+        plan = _trial_plan(worker.plan, lane, lake)
+        _publish_texts(plan, lane, texts)
         trial_worker = copy(worker)  # shares the loaded model and the tools
-        trial_worker.plan = trial_plan
-        outputs = [TableOutput(stage, trial_plan, lane) for stage in stages]
-        reports = []
-        for output in outputs:
-            workers = Workers(trial_worker, {output.name: output}, in_process)
-            reports.append(update(trial_worker, workers, output, progress))
+        trial_worker.plan = plan
+        outputs = [TableOutput(stage, plan, lane) for stage in stages]
+        reports = [_updated(trial_worker, output, progress) for output in outputs]
         yield Trial(trial_worker, outputs, reports, lake.appended)
+
+
+def _publish_texts(plan: Plan, lane: Lane, texts: pl.DataFrame) -> None:
+    """Publish texts (rows of heuristic_subset) as the texts of the only shard."""
+    rows = texts.with_columns(shard=pl.lit(ALL)).unique(TEXT_KEY).sort(TEXT_KEY)
+    output = TableOutput(heuristic_subset.STAGE, plan, lane)
+    output.publish(ALL, PartRows([rows]))
+
+
+def _updated(worker: Worker, output: TableOutput, progress: Progress) -> TableReport:
+    """Make a table in this process; return what that cost."""
+    workers = Workers(worker, {output.name: output}, in_process)
+    return update(worker, workers, output, progress)
 
 
 class _TrialLake(Lake):
@@ -101,7 +100,7 @@ class _TrialLake(Lake):
     def rows(
         self, name: str, identity: Mapping[str, object], key: Sequence[str], schema: Mapping[str, pl.DataType]
     ) -> RowStore:
-        """Open a row store that notes appended rows, of `row_lake` if there is one. See `Lake.rows`."""
+        """Open a row store of `row_lake`, or of this lake, that notes appended rows. See `Lake.rows`."""
         if self._row_lake is None:
             store = super().rows(name, identity, key, schema)
         else:
@@ -129,3 +128,15 @@ class _TrialPlan(Plan):
     def shards(self) -> Mapping[str, Shard]:
         """The shard of the texts; no stage of a lane reads its file, which does not exist."""
         return {ALL: ShardFile(ALL, self.lake.root / ALL)}
+
+
+def _trial_plan(plan: Plan, lane: Lane, lake: Lake) -> _TrialPlan:
+    """Return a plan with the same settings and models, for one lane, in another lake."""
+    return _TrialPlan(
+        settings=plan.settings,
+        lanes=(lane,),
+        model=plan.model,
+        lake=lake,
+        proposer=plan.proposer,
+        start=plan.start,
+    )

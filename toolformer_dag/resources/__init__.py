@@ -1,7 +1,7 @@
 """The Dagster resources: the lake, and the workers that compute."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -46,8 +46,12 @@ class LakeResource(dg.ConfigurableResource[Lake]):
             return
         if HOME not in run.tags:
             instance.add_run_tags(run.run_id, {HOME: home_name(instance)})
-        with nullcontext() if self._is_marked_elsewhere(run) else alive(run_folder(instance, run)):
+        with self._marked(instance, run):
             yield lake
+
+    def _marked(self, instance: dg.DagsterInstance, run: dg.DagsterRun) -> AbstractContextManager[None]:
+        """Return a context in which the run is marked as alive, unless something else marks it."""
+        return nullcontext() if self._is_marked_elsewhere(run) else alive(run_folder(instance, run))
 
     def _is_marked_elsewhere(self, run: dg.DagsterRun) -> bool:
         """Return whether the command that started the run marks it, or the run may outlive this process."""

@@ -2,7 +2,7 @@
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, Self
 from uuid import uuid4
@@ -73,6 +73,9 @@ Texts = Annotated[
 
 class ApiRequest(BaseModel, ABC):
     """A request for texts, and the form of its answer. Each kind of request is a subclass with its own route, `path`.
+
+    A request is answered once, whole by `answer` or as a stream by the methods `stream_...`, so what a stream has to
+    remember, such as the number of its next event, is a private attribute (`PrivateAttr`).
 
     Attributes of the class:
 
@@ -172,16 +175,20 @@ class ApiRequest(BaseModel, ABC):
         return b""
 
     @abstractmethod
-    def stream_chunk(self, new: NewText) -> dict[str, Any]:
-        """Return the JSON object that tells a client what is new in a text; `stream_event` makes an event of it."""
+    def stream_chunk(self, new: NewText) -> bytes:
+        """Return the events, one or several, that tell a client what is new in a text."""
 
-    def stream_event(self, chunk: Mapping[str, Any]) -> bytes:
-        """Return a chunk (a JSON object) as a server-sent event."""
-        return b"data: " + orjson.dumps(chunk) + b"\n\n"
+    def stream_error(self, error: Mapping[str, Any]) -> bytes:
+        """Return the events with which a stream ends early. `error`: the JSON object of an error, in OpenAI's form."""
+        return self.stream_event(error)
 
     @abstractmethod
     def stream_end(self, writings: Sequence[Writing]) -> bytes:
-        """Return the events with which a stream ends."""
+        """Return the events with which a stream ends, once all texts have ended."""
+
+    def stream_event(self, chunk: Mapping[str, Any]) -> bytes:
+        """Return a JSON object as a server-sent event."""
+        return b"data: " + orjson.dumps(chunk) + b"\n\n"
 
     # How it is read
 
@@ -208,10 +215,16 @@ class ApiRequest(BaseModel, ABC):
             raise Refused(f"the body has {len(fields):,} fields; send at most {MOST_FIELDS}")
         for param in cls.neutral.keys() & fields:
             _require_neutral(param, fields[param], cls.neutral[param])
+        without_effect = cls._fields_without_effect(fields)
+        return {param: value for param, value in fields.items() if param not in without_effect and value is not None}
+
+    @classmethod
+    def _fields_without_effect(cls, fields: Mapping[str, Any]) -> Set[str]:
+        """Return the names of fields that change no answer to this request."""
         without_effect = cls.neutral.keys() | cls.passed_over
         if fields.get("max_completion_tokens") is not None:
             without_effect |= {"max_tokens"}  # if both are there, the newer name counts
-        return {param: value for param, value in fields.items() if param not in without_effect and value is not None}
+        return without_effect
 
 
 def _refused(error: ValidationError) -> Refused:
@@ -291,7 +304,7 @@ def _require_supported(request: ApiRequest, model: str, decoder: SharedDecoder) 
     _require_stop_words(request.stop or ())
     fault = context_fault(request.context, decoder.tools.values())  # None if the tools can read it
     if fault is not None:
-        raise Refused(fault, "context")
+        raise Refused(f"context: {fault}", "context")
 
 
 def require_model(requested: str, model: str) -> None:

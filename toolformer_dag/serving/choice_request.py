@@ -38,9 +38,9 @@ class ChoiceRequest(ApiRequest):
             choices.append(self._choice(text, "message"))
         return self._envelope(choices) | {"usage": usage(writings)}
 
-    def stream_chunk(self, new: NewText) -> dict[str, Any]:
-        """Return a chunk of one choice, with what is new in its text."""
-        return self._envelope([self._choice(new, "delta")], is_chunk=True)
+    def stream_chunk(self, new: NewText) -> bytes:
+        """Return a chunk of one choice, with what is new in its text, as an event."""
+        return self.stream_event(self._envelope([self._choice(new, "delta")], is_chunk=True))
 
     def stream_end(self, writings: Sequence[Writing]) -> bytes:
         """Return the events at the end of a stream: the token counts, if the client wants them, and `[DONE]`."""
@@ -238,19 +238,23 @@ TRIAL_CHAT = (
 def chat_tokens(decoder: SharedDecoder, messages: Sequence[ChatMessage], param: str) -> list[int]:
     """Return the token ids of a chat by the model's own template, up to where the assistant's message begins.
 
-    `param`: the field of the request that holds the messages, for errors. Raises Refused if the model has no usable
-    template or the template refuses the messages, and NothingWritten if they are too long. Before the first chat the
-    template is tried in a process with limits, since it could loop for ever.
+    `param`: the field of the request that holds the messages, for errors. Raises NothingWritten if they are too long,
+    Refused if the model has no template that takes them (it is tried before the first chat).
     """
     decoder.require_length(sum(len(message.content) for message in messages))
     fault = _template_fault(decoder.tokenizer)
     if fault is not None:
         raise Refused(f"{fault}; ask /v1/completions", param, status=404)
-    chat = [message.model_dump() for message in messages]
     try:
-        return list(decoder.tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False))
+        return _rendered_tokens(decoder.tokenizer, messages)
     except Exception as error:  # whatever the model's template raises
         raise Refused(f"{param}: the model's chat template does not take them: {error}", param) from error
+
+
+def _rendered_tokens(tokenizer: Any, messages: Sequence[ChatMessage]) -> list[int]:
+    """Return the token ids that a model's chat template makes of messages; raises what the template raises."""
+    chat = [message.model_dump() for message in messages]
+    return list(tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False))
 
 
 def _template_fault(tokenizer: Any) -> str | None:

@@ -239,9 +239,7 @@ async def _chunks(api_request: ApiRequest, writings: Sequence[Writing], events: 
 
     `events`: the pieces and ends of `writings`, the texts of the request, as they come.
     """
-    streams = {}  # by text: turns its pieces into the contents of chunks
-    for index, writing in enumerate(writings):
-        streams[writing] = TextStream(index, writing, calls_in_text=api_request.has_calls_in_text)
+    streams = _text_streams(writings, calls_in_text=api_request.has_calls_in_text)
     beginning = api_request.stream_begin()
     if beginning:
         yield beginning
@@ -249,13 +247,21 @@ async def _chunks(api_request: ApiRequest, writings: Sequence[Writing], events: 
     while open_texts:
         event = await events.get()
         if event.error is not None:
-            yield api_request.stream_event(_error(event.error).body())
+            yield api_request.stream_error(_error(event.error).body())
             return
         if event.is_end:
             open_texts -= 1
         new_text = streams[event.writing].new_text(event.content)
-        yield api_request.stream_event(api_request.stream_chunk(new_text))
+        yield api_request.stream_chunk(new_text)
     yield api_request.stream_end(writings)
+
+
+def _text_streams(writings: Sequence[Writing], *, calls_in_text: bool) -> dict[Writing, TextStream]:
+    """Return for each text of a request what turns its pieces into the contents of chunks."""
+    streams = {}
+    for index, writing in enumerate(writings):
+        streams[writing] = TextStream(index, writing, calls_in_text=calls_in_text)
+    return streams
 
 
 async def _body(request: Request) -> bytes:
@@ -341,13 +347,19 @@ def _error_response(error: Exception) -> Response:
     return response
 
 
+def _other_route(allowed_methods: str | None) -> str:
+    """Return what to ask in place of a route that does not exist: another path, or by a method that the path takes."""
+    if allowed_methods is not None:
+        return f"this path takes {allowed_methods}"
+    paths = ", ".join(kind.path for kind in KINDS)
+    return f"there is no such path; see /v1/models, {paths}"
+
+
 async def _no_route(request: Request, error: Exception) -> Response:
     """Return the response for a request to an unknown path, or with a method that the path does not take."""
     assert isinstance(error, HTTPException)
     headers = error.headers or {}
-    remedy = "there is no such path; see /v1/models, /v1/completions"
-    if "Allow" in headers:
-        remedy = f"this path takes {headers['Allow']}"
+    remedy = _other_route(headers.get("Allow"))
     response = _error_response(Refused(f"{request.method} {request.url.path}: {remedy}", status=error.status_code))
     response.headers.update(headers)
     return response

@@ -136,8 +136,7 @@ class SharedDecoder:
     def begin(self, requests: Sequence[TextRequest], watch: Watch | None = None) -> list[Writing]:
         """Begin texts, and return a `Writing` for each; its future `done` gets the text.
 
-        `watch` gets each piece as it is decoded, in the decoding thread. Call it in one thread at a time, for the
-        prompts are tokenized here, which may take seconds.
+        For one thread at a time: it tokenizes the prompts. `watch` gets each piece, in the decoding thread.
 
         Raises Busy if too many texts are open, NothingWritten if a prompt is empty or too long, and UserError if
         decoding has ended.
@@ -244,9 +243,13 @@ class SharedDecoder:
             batch = batch_for(self._waiting[0].text, self._batches, self._backend)
             if batch is None:
                 return
-            if batch not in self._batches:
-                self._batches.append(batch)
-            batch.join(self._waiting.popleft())
+            self._join(batch, self._waiting.popleft())
+
+    def _join(self, batch: TextBatch, writing: Writing) -> None:
+        """Let a text join a batch, an open one or a new one."""
+        if batch not in self._batches:
+            self._batches.append(batch)
+        batch.join(writing)
 
     def _advance(self, batch: TextBatch) -> None:
         """Write a token of each text of a batch, and run, queue or finish the texts that left it.

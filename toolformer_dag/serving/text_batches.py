@@ -64,8 +64,7 @@ class TextBatch:
     def step(self, backend: Backend) -> list[Writing]:
         """Prefill the texts that join, write one token of each text, and return the texts that then left the batch.
 
-        A text leaves when it has ended, has to wait for a tool, or has to be prefilled again. These are the first three
-        steps in `toolformer_dag.decoding`. Errors of the model, such as too little memory, are raised.
+        A text leaves when it has ended, waits for a tool, or has to be prefilled again. Errors of the model are raised.
         """
         rows = self._rows_with_joining(backend)
         write_tokens(rows, [writing.text for writing in self.writings])

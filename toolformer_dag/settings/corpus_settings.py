@@ -126,6 +126,7 @@ class CorpusSettings(SettingsTable):
 
     @model_validator(mode="after")
     def _one_source(self) -> "CorpusSettings":
+        """Raise ValueError where two sources of documents are given."""
         if self.hub and self.shards:
             raise ValueError("`shards` and `hub` are both given; remove one of them")
         return self

@@ -1,5 +1,6 @@
 """Declare the tables of decoding with tools and of what is measured."""
 
+import re
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -41,6 +42,10 @@ class DecodingSettings(SettingsTable):
     max_new_tokens: int = Field(64, ge=1, description="Maximum tokens of an answer.")
 
 
+OF_CALLS = ("k", "calls", "depth", "tools", "min_probability")
+"""The keys of `[decoding]` that texts without calls (k = 0) do not depend on: their stored answers stay."""
+
+
 class EvaluatedModel(SettingsTable):
     """Name a further model that is measured: `"facebook/opt-125m"` for short."""
 
@@ -60,7 +65,8 @@ def _as_table(value: object) -> object:
 
 
 EVALUATED = ("base", "base + C", "Toolformer", "Toolformer (disabled)", "no model")
-"""Names, in tables, of the models that are always measured."""
+"""Names, in tables, of the models that are always measured; those of further seeds follow: "Toolformer (seed 1)"."""
+SEED = re.compile(r" \(seed \d+\)")
 
 
 class EvaluationSettings(SettingsTable):
@@ -107,7 +113,7 @@ class EvaluationSettings(SettingsTable):
     @classmethod
     def _other_names(cls, models: dict[str, EvaluatedModel]) -> dict[str, EvaluatedModel]:
         """Refuse names under which tables show other models."""
-        taken = sorted(set(models) & set(EVALUATED))
+        taken = sorted(name for name in models if SEED.sub("", name) in EVALUATED)
         if taken:
             raise ValueError(f"{', '.join(taken)}: these names are taken; name the model otherwise")
         return models

@@ -1,9 +1,10 @@
 """Declare the tables of the language model and of how calls are sampled from it."""
 
+from collections.abc import Iterable
 from contextlib import suppress
 from math import prod
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self, get_args
 
 from pydantic import Field, model_validator
 
@@ -17,8 +18,10 @@ Judging = Literal["transformers", "vllm"]
 
 
 class EngineKind(NamedTuple):
-    """Which keys of `[model]` an engine takes."""
+    """How users read of an engine, and which keys of `[model]` it takes. Its options are the field of its name."""
 
+    title: str
+    """Its name in descriptions, such as vLLM for `vllm`."""
     gpu_options: tuple[str, ...] = ()
     """Options under `[model.ENGINE]` whose product is the number of GPUs over which it spreads M."""
     quantizes: bool = False
@@ -28,14 +31,34 @@ class EngineKind(NamedTuple):
 
 
 ENGINES = {
-    "transformers": EngineKind(),
+    "transformers": EngineKind("transformers"),
     "vllm": EngineKind(
+        "vLLM",
         gpu_options=("tensor_parallel_size", "pipeline_parallel_size"),
         quantizes=True,
         has_url=True,
     ),
-    "openai": EngineKind(has_url=True),
+    "openai": EngineKind("an OpenAI-compatible server", has_url=True),
 }
+RUN_ELSEWHERE = [engine for engine in get_args(Judging) if engine != "transformers"]
+"""The engines beside transformers that run a model. Descriptions and remedies name these."""
+QUANTIZING = [engine for engine in RUN_ELSEWHERE if ENGINES[engine].quantizes]
+WITH_URL = [engine for engine in RUN_ELSEWHERE if ENGINES[engine].has_url]
+
+
+def titles(engines: Iterable[str]) -> str:
+    """Return the engines as a description names them: "vLLM or SGLang"."""
+    return " or ".join(ENGINES[engine].title for engine in engines)
+
+
+def _values(engines: Iterable[str]) -> str:
+    """Return the engines as values of `engine`: '"vllm" or "sglang"'."""
+    return " or ".join(f'"{engine}"' for engine in engines)
+
+
+def _remedy(engines: Iterable[str]) -> str:
+    """Return what to do about a key that only these engines take."""
+    return f"set engine = {_values(engines)} beside it, or remove the key"
 
 
 class ModelSettings(SettingsTable):
@@ -59,9 +82,9 @@ class ModelSettings(SettingsTable):
     )
     engine: Unfingerprinted[Literal[Judging, "openai"]] = Field(
         "transformers",
-        description="What runs M. `vllm` gives the same rows, from continuous batches on one GPU or many; "
-        "finetuning stays with transformers. `openai`, for `[proposer]` alone, asks an OpenAI-compatible server at "
-        "`url`.",
+        description=f"What runs M. {titles(RUN_ELSEWHERE)} gives the same rows, from continuous batches on one GPU or "
+        "many; finetuning stays with transformers. `openai`, for `[proposer]` alone, asks an OpenAI-compatible server "
+        "at `url`.",
     )
     vllm: Unfingerprinted[dict[str, Any]] = Field(
         {},
@@ -69,10 +92,14 @@ class ModelSettings(SettingsTable):
         "`max_num_seqs`.",
     )
     url: Unfingerprinted[tuple[str, ...]] = Field(
-        (), description='Addresses of `vllm serve`, asked in turn, which run M for `engine = "vllm"`.'
+        (),
+        description="Addresses of the engine's servers, such as `vllm serve`, asked in turn, which run M for "
+        f"`engine = {_values(WITH_URL)}`.",
     )
     quantization: Annotated[str | None, AsBefore(None)] = Field(
-        None, description="How vLLM quantizes the weights, such as `fp8`: another model, whose rows are its own."
+        None,
+        description=f"How {titles(QUANTIZING)} quantizes the weights, such as `fp8`: another model, whose rows are its "
+        "own.",
     )
     markers: Annotated[CallMarkers, AsBefore(PAPER_MARKERS)] = Field(
         PAPER_MARKERS,
@@ -93,11 +120,10 @@ class ModelSettings(SettingsTable):
     def _keys_of_engines(self) -> Self:
         """Refuse keys that the engine does not take, and `openai` without a server."""
         kind = ENGINES[self.engine]
-        remedy = 'set engine = "vllm" beside it, or remove the key'
         if self.quantization is not None and not kind.quantizes:
-            raise ValueError(f'engine = "{self.engine}" takes no quantization; {remedy}')
+            raise ValueError(f'engine = "{self.engine}" takes no quantization; {_remedy(QUANTIZING)}')
         if self.url and not kind.has_url:
-            raise ValueError(f'engine = "{self.engine}" is not asked at a url; {remedy}')
+            raise ValueError(f'engine = "{self.engine}" is not asked at a url; {_remedy(WITH_URL)}')
         if self.engine == "openai" and not self.url:
             raise ValueError('engine = "openai" needs the url of a server, such as ["http://localhost:8000/v1"]')
         return self

@@ -8,7 +8,7 @@ from pydantic import Field, field_validator
 from toolformer_dag.identity import cache_folder
 from toolformer_dag.settings.corpus_settings import CorpusSettings
 from toolformer_dag.settings.evaluation_settings import DecodingSettings, EvaluationSettings
-from toolformer_dag.settings.model_settings import ModelSettings, SamplingSettings
+from toolformer_dag.settings.model_settings import RUN_ELSEWHERE, ModelSettings, SamplingSettings, titles
 from toolformer_dag.settings.setting_types import (
     AsBefore,
     LakePlace,
@@ -147,8 +147,9 @@ class ExecutionSettings(SettingsTable):
         None,
         ge=1,
         description="Processes that compute at once, each with its own model. When left out: the number of GPUs; "
-        "without a GPU, the number of cores for a small model, else 1 (Ray: of each machine). vLLM: a process per "
-        "`tensor_parallel_size` GPUs, and 1 without a GPU or with `model.url`.",
+        "without a GPU, the number of cores for a small model, else 1 (Ray: of each machine). "
+        f"{titles(RUN_ELSEWHERE)}: a process per as many GPUs as its options spread M over (`tensor_parallel_size`), "
+        "and 1 without a GPU or with `model.url`.",
     )
     engine: Unfingerprinted[Literal["local", "ray"]] = Field(
         "local", description="Where chunks are computed: by processes of this machine, or by actors of a Ray cluster."

@@ -70,23 +70,21 @@ def _named_tools(tools: Any) -> list[dict[str, Any]]:
 def with_server_lanes(values: Values, root: Path) -> Values:
     """Return the settings with a lane, a section under `tools`, for each listed tool of each server.
 
-    A section with `server` and `tool` gives the tool's lane its key and its values. Without one, the key follows from
-    the tool's name (`lane_key`), and a section of that key gives the values.
+    Its key is that of the section that names `server` and `tool`, else it follows from the tool's name (`lane_key`).
 
     root: the folder of toolformer.toml and LISTING.
 
-    Raises SettingsError for a server that is not listed yet, and for a named tool that no server lists or that can have
-    no lane.
+    Raises SettingsError for a server that is not listed yet, and for a named tool that can have no lane.
     """
     servers = values.get("servers")
     if not isinstance(servers, Mapping) or not servers:
         return values
-    tools_by_server = read_listing(root)
+    listing = read_listing(root)
     sections = dict(values.get("tools") or {})
     for name, server in servers.items():
-        if name not in tools_by_server:
+        if name not in listing:
             raise SettingsError(f"[servers.{name}]: its tools are not listed yet; run `toolformer-dag servers`")
-        _ServerLanes(name, server, tools_by_server[name], sections).add()
+        _ServerLanes(name, server, listing[name], sections).add()
     return {**values, "tools": sections}
 
 
@@ -108,16 +106,20 @@ class _ServerLanes:
         self._sections = sections
         self._key_of_tool = _keys_by_tool(name, tools, sections)
         self._patterns = [str(pattern) for pattern in server.get("tools", ["*"])]
-        self._wanted = {*self._patterns, *self._key_of_tool}  # names and patterns
-        self._connection = {field: value for field, value in server.items() if field != "tools"}
+        self._connection = _without_tools(server)
         self._requires_section = _some_have_sections(self._connection, tools, {*sections, *self._key_of_tool})
         self._tool_of_key: dict[str, str] = {}  # the first tool with each key
         self._without_examples: list[str] = []
 
+    @property
+    def _wanted(self) -> set[str]:
+        """The names of wanted tools, and patterns for them."""
+        return {*self._patterns, *self._key_of_tool}
+
     def add(self) -> None:
         """Add the lane of each wanted tool, in the order of the list; values of sections win over the server's.
 
-        Raises SettingsError if `tools` names a tool that can have no lane; others are left out with a warning.
+        Raises SettingsError if `tools` names a tool that can have no lane.
         """
         for tool in self._tools:
             if _is_wanted(tool["name"], self._wanted):
@@ -127,30 +129,35 @@ class _ServerLanes:
     def _add_or_warn(self, tool: Listed) -> None:
         """Add the lane of a tool, or warn why it has none. Raises SettingsError if `tools` names it."""
         try:
-            key = self._key_of_tool.get(tool["name"]) or _free_key(tool["name"], self._name, self._sections)
-            if self._lacks_examples(tool["name"], key):
-                self._without_examples.append(tool["name"][:SHOWN])
-                return
-            self._refuse_shared_or_faulty(tool, key)
+            self._add_unless_without_examples(tool)
         except SettingsError as error:
             if tool["name"] in self._patterns:
                 raise
             _warn_once(f"{error}. It has no lane.")
+
+    def _add_unless_without_examples(self, tool: Listed) -> None:
+        """Add the lane of a tool, or note that it lacks examples. Raises SettingsError where it can have no lane."""
+        name = tool["name"]
+        key = self._key_of_tool.get(name) or _free_key(name, self._name, self._sections)
+        if self._lacks_examples(name, key):
+            self._without_examples.append(name[:SHOWN])
             return
+        self._refuse_shared(name, key)
+        self._refuse_faulty(tool, key)
         self._sections[key] = self._lane(tool, self._sections.get(key, {}))
 
     def _lacks_examples(self, tool: str, key: str) -> bool:
         """Return whether only a pattern asks for a tool that has no section, while others have one."""
         return self._requires_section and tool not in self._wanted and key not in self._sections
 
-    def _refuse_shared_or_faulty(self, tool: Listed, key: str) -> None:
-        """Raise SettingsError for a tool whose key another tool has, or whose calls cannot be written.
+    def _refuse_shared(self, tool: str, key: str) -> None:
+        """Raise SettingsError for a tool whose key another tool has."""
+        first_tool = self._tool_of_key.setdefault(key, tool)
+        if first_tool != tool:
+            raise _needs_section(self._name, tool, f"would share a lane with {first_tool[:SHOWN]!r}")
 
-        A section may mend what is at fault, such as the schema.
-        """
-        first_tool = self._tool_of_key.setdefault(key, tool["name"])
-        if first_tool != tool["name"]:
-            raise _needs_section(self._name, tool["name"], f"would share a lane with {first_tool[:SHOWN]!r}")
+    def _refuse_faulty(self, tool: Listed, key: str) -> None:
+        """Raise SettingsError for a tool whose calls cannot be written, unless a section may mend that."""
         if tool.get(FAULT) and not self._sections.get(key):
             raise SettingsError(f"[servers.{self._name}]: its tool {tool['name'][:SHOWN]!r}: {tool[FAULT]!r}")
 
@@ -167,12 +174,15 @@ class _ServerLanes:
         }
 
 
+def _without_tools(server: Values) -> dict[str, Any]:
+    """Return the keys of a server's section that are of its connection: all but `tools`."""
+    return {field: value for field, value in server.items() if field != "tools"}
+
+
 def _some_have_sections(connection: Values, tools: Sequence[dict[str, Any]], keys: set[str]) -> bool:
     """Return whether some tools of a server have sections with examples, so that tools without one are not wanted.
 
-    connection: the server's own keys; if examples or a prompt are among them, all tools have these: the result is
-        False.
-    keys: the keys of all sections, and the names of the tools that sections name.
+    connection: the server's own keys. keys: the keys of all sections, and the tools that sections name.
     """
     if "examples" in connection or "prompt" in connection:
         return False
@@ -233,11 +243,17 @@ def _free_key(tool: str, server: str, sections: Values) -> str:
     Raises SettingsError if the tool's name gives no key.
     """
     key = lane_key(tool)
-    is_key = key and len(key) <= MAX_KEY and key not in ASSET_GROUPS and not SUFFIXED.fullmatch(key)
-    if not is_key:
+    if not _may_be_key(key):
         raise _needs_section(server, tool, f"has a name that is no lane's (letters, digits and _, at most {MAX_KEY})")
     server_of_key = sections.get(key, {}).get("server", server)
     return key if server_of_key == server else f"{server}_{key}"
+
+
+def _may_be_key(key: str) -> bool:
+    """Return whether a lane may have a key: it is neither empty nor too long, and names nothing else."""
+    has_fitting_length = 0 < len(key) <= MAX_KEY
+    names_something_else = key in ASSET_GROUPS or SUFFIXED.fullmatch(key) is not None
+    return has_fitting_length and not names_something_else
 
 
 def _needs_section(server: str, tool: str, why: str) -> SettingsError:

@@ -18,6 +18,7 @@ from pydantic import (
     ValidatorFunctionWrapHandler,
     field_validator,
 )
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from toolformer_dag.files import UserError
@@ -94,11 +95,16 @@ def _left_out(table: BaseModel) -> dict[str, Any]:
     left_out: dict[str, Any] = {}
     for name, field in type(table).model_fields.items():
         value = getattr(table, name)
-        if OUTSIDE_FINGERPRINTS in field.metadata or AsBefore(value) in field.metadata:
+        if _determines_nothing(field, value):
             left_out[name] = True
         elif isinstance(value, BaseModel):
             left_out[name] = _left_out(value)
     return {name: keys for name, keys in left_out.items() if keys}
+
+
+def _determines_nothing(field: FieldInfo, value: object) -> bool:
+    """Return whether a key is outside fingerprints, or has the value under which rows are the same as without it."""
+    return OUTSIDE_FINGERPRINTS in field.metadata or AsBefore(value) in field.metadata
 
 
 ASSET_GROUPS = ("ccnet", *OWN, "traces")

@@ -108,17 +108,20 @@ def _toml(file: Path, *, must_exist: bool = False) -> dict[str, Any]:
 
     must_exist: a missing file is a mistake, since somebody named it. Raises SettingsError.
     """
-    values: dict[str, Any] = {}
     try:
         fault = _path_fault(file, must_exist=must_exist)
-        if fault is None and file.is_file():
-            values = tomllib.loads(file.read_text("utf-8-sig"))
+        values = _toml_values(file) if fault is None else {}
     except (OSError, RecursionError, ValueError) as error:
-        fault = _reading_fault(error)
+        raise SettingsError(f"{printable(file)}: {_reading_fault(error)}") from error
     if fault is not None:
         raise SettingsError(f"{printable(file)}: {fault}")
     _refuse_unusable(printable(file), values)
     return values
+
+
+def _toml_values(file: Path) -> dict[str, Any]:
+    """Parse a TOML file; empty if there is no file. Raises OSError, RecursionError, ValueError."""
+    return tomllib.loads(file.read_text("utf-8-sig")) if file.is_file() else {}
 
 
 def _reading_fault(error: Exception) -> str:
@@ -183,12 +186,25 @@ def load_settings(
     source = settings_file(file, environment)
     is_named = bool(file or environment.get("TOOLFORMER_CONFIG"))
     in_file = _toml(source, must_exist=is_named)
-    all_overrides = _from_options(profile, shards)
-    all_overrides += [_from_pair(printable(source), pair) for pair in reversed(overrides)]
-    all_overrides += _from_variables(environment, in_file)
-    if "tools" not in in_file:
-        in_file["tools"] = {} if in_file.get("servers") else _built_in_sections()
-    return _merged_settings(Sources(all_overrides, printable(source)), in_file, source.parent)
+    all_overrides = [
+        *_from_options(profile, shards),
+        *_from_pairs(printable(source), overrides),
+        *_from_variables(environment, in_file),
+    ]
+    return _merged_settings(Sources(all_overrides, printable(source)), _with_tools(in_file), source.parent)
+
+
+def _with_tools(in_file: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a file's values; without `tools`, with the sections of the paper's tools, unless there are servers."""
+    if "tools" in in_file:
+        return in_file
+    sections = {} if in_file.get("servers") else _built_in_sections()
+    return {**in_file, "tools": sections}
+
+
+def _from_pairs(file: str, pairs: Sequence[str]) -> list[Override]:
+    """Return the settings of `--set`; the last pair comes first, since it wins. file: the settings file."""
+    return [_from_pair(file, pair) for pair in reversed(pairs)]
 
 
 def _from_options(profile: str | None, shards: Sequence[str]) -> list[Override]:
@@ -232,7 +248,7 @@ def load_servers(file: Path | None = None) -> tuple[dict[str, ServerSettings], P
 def _settings(sources: Sources, values: Mapping[str, Any], root: Path) -> Settings:
     """Return the settings of these values and, below them, of the profile that they choose.
 
-    values: of all sources, merged. root: the folder of toolformer.toml. Raises SettingsError, ValidationError.
+    values: of all sources, merged. Raises SettingsError, ValidationError.
     """
     written = WrittenSettings.model_validate(values)
     _refuse_lanes_of_profiles(sources, written)
@@ -268,18 +284,22 @@ def _merged(upper: Mapping[str, Any], *lower: Mapping[str, Any]) -> dict[str, An
 
 
 def _chosen_profile(sources: Sources, written: WrittenSettings) -> dict[str, Any]:
-    """Return the values of the chosen profile: the file's own, then the package's.
+    """Return the values of the chosen profile: the file's own, then the package's. A profile adds no lanes.
 
-    A profile adds no lanes: values for lanes that the settings lack are left out. Raises SettingsError for an unknown
-    profile.
+    Raises SettingsError for an unknown profile.
     """
     name = written.profile
-    file_profiles = {key: profile.model_dump(exclude_unset=True) for key, profile in written.profiles.items()}
     package_profiles = _toml(PROFILES)["profiles"]
-    _refuse_unknown_profile(sources, name, {*file_profiles, *package_profiles})
-    values = _merged(file_profiles.get(name, {}), package_profiles.get(name, {}))
+    _refuse_unknown_profile(sources, name, {*written.profiles, *package_profiles})
+    values = _merged(_profile_in_file(written, name), package_profiles.get(name, {}))
     lanes = values.get("tools", {})
     return {**values, "tools": {key: lane for key, lane in lanes.items() if key in written.tools}}
+
+
+def _profile_in_file(written: WrittenSettings, name: str) -> dict[str, Any]:
+    """Return the values of the file's own profile of that name; none if it has no such profile."""
+    profile = written.profiles.get(name)
+    return profile.model_dump(exclude_unset=True) if profile else {}
 
 
 def _refuse_unknown_profile(sources: Sources, name: str, profiles: set[str]) -> None:
@@ -316,10 +336,7 @@ def _from_variable(name: str, value: str, in_file: Mapping[str, Any]) -> Overrid
 
 
 def _path_in_file(parts: Sequence[str], in_file: Mapping[str, Any]) -> list[str]:
-    """Return the keys of the settings file that are these parts in small letters; unknown parts stay as they are.
-
-    ["models", "gpt2"] becomes ["models", "GPT2"] if the file has such a key.
-    """
+    """Return the keys of the settings file that are these parts in small letters: "gpt2" may mean the key "GPT2"."""
     path = []
     table: Any = in_file
     for part in parts:
@@ -350,16 +367,10 @@ def _from_pair(file: str, pair: str) -> Override:
 def _value(origin: str, text: str) -> Any:
     """Return a value of the command line, read as TOML: `0.8` is a number, `["a", "b"]` a list, anything else a text.
 
-    origin: the option or variable, for messages. Raises SettingsError for a value over several lines or nested too
-    deeply.
+    origin: the option or variable, for messages. Raises SettingsError for a value over several lines.
     """
     text = text.strip()
-    try:
-        parsed = tomllib.loads(f"value = {text}")
-    except RecursionError:
-        raise SettingsError(f"{origin}: the value is nested too deeply; no setting needs that") from None
-    except ValueError:
-        parsed = {"value": text}
+    parsed = _parsed_line(origin, f"value = {text}") or {"value": text}
     holds_other_keys = len(parsed) > 1  # lines after the first were read as settings of their own
     is_text_of_lines = parsed["value"] == text and "\n" in text
     if holds_other_keys or is_text_of_lines:
@@ -367,10 +378,20 @@ def _value(origin: str, text: str) -> Any:
     return parsed["value"]
 
 
+def _parsed_line(origin: str, line: str) -> dict[str, Any]:
+    """Parse a line of TOML; empty if it is none. Raises SettingsError for values that are nested too deeply."""
+    try:
+        return tomllib.loads(line)
+    except RecursionError:
+        raise SettingsError(f"{origin}: the value is nested too deeply; no setting needs that") from None
+    except ValueError:
+        return {}
+
+
 def _refuse_unusable(origin: str, value: Any, *path: str) -> None:
     """Raise SettingsError if a value, a part of it or a key is something that only TOML can hold.
 
-    origin: the file, option or variable, for messages. path: the keys of the tables around the value.
+    origin: for messages. path: the keys of the tables around the value.
     """
     if len(path) > MAXIMUM_DEPTH:
         raise SettingsError(f"{origin}: {printable(path[0])}: values are nested too deeply; no setting needs that")

@@ -112,13 +112,18 @@ FILES = (".parquet", ".jsonl", ".ndjson", ".json")
 def _sources(sources: tuple[str, ...]) -> tuple[str, ...]:
     """Refuse sources of calls that are unknown, or two that have one name in tables."""
     for source in sources:
-        if source not in (MODEL, RULE) and not source.endswith(FILES):
-            known_sources = f'"{MODEL}", "{RULE}" or a file of calls ({", ".join(FILES)})'
-            raise ValueError(f"{source!r} is no source of calls; write {known_sources}")
+        _refuse_unknown_source(source)
     names = {source_name(source) for source in sources}
     if len(names) < len(sources):
         raise ValueError("two sources have one name, by which tables tell them apart; rename a file, or leave one out")
     return sources
+
+
+def _refuse_unknown_source(source: str) -> None:
+    """Raise ValueError for a source of calls that is neither MODEL nor RULE nor named as a file of calls."""
+    if source not in (MODEL, RULE) and not source.endswith(FILES):
+        known_sources = f'"{MODEL}", "{RULE}" or a file of calls ({", ".join(FILES)})'
+        raise ValueError(f"{source!r} is no source of calls; write {known_sources}")
 
 
 def source_name(source: str) -> str:

@@ -55,6 +55,11 @@ class TrainingSettings(SettingsTable):
         "model that sees them learns when not to call. 0 is the paper's.",
     )
     seed: int = Field(0, ge=0, lt=2**32, description="Seed of the order of the sequences.")
+    more_seeds: Unfingerprinted[tuple[Annotated[int, Field(ge=0, lt=2**32)], ...]] = Field(
+        (),
+        description="Seeds with which both checkpoints are trained again, each asked the same questions as `Toolformer "
+        "(seed 1)` and `base + C (seed 1)`: `[1, 2]`.",
+    )
     precision: Literal["float32", "mixed", "bfloat16"] = Field(
         "float32",
         description="Data type of the trained weights. `float32`: AdamW, 16 bytes per parameter, divided among the "

@@ -28,14 +28,13 @@ _SLOTS = 20
 """The pairs of operands are hashed into so many slots, which are dealt to the parts of the world."""
 _PERCENTS = (*range(1, 11), *range(10, 100, 5), 12, 18, 22, 33, 48, 64, 72)
 _CONSTANTS: Mapping[Numbers, int] = {"half": 2, "third": 3, "quarter": 4, "double": 2, "triple": 3}
-"""The second operand where words stand for it."""
+"""The second operand of the kinds of numbers in which a word stands for it."""
 
 
 def operands(random: Random, part: WorldPart, operation: Operation, numbers: Numbers) -> tuple[Decimal, Decimal]:
     """Draw two different numbers for a calculation; for `-` the first is the larger.
 
-    - `part`: of the world, such as "pretraining"; only pairs that belong to it are returned
-    - `numbers`: the kind of numbers, such as "prices"
+    part: of the world; only pairs that belong to it are returned. numbers: the kind of numbers, such as "prices".
     """
     while True:
         a, b = _DRAW_OPERANDS[numbers](random)
@@ -127,8 +126,7 @@ SUM_SHARE = 0.5  # of the seen wordings: those of somebody who asks, in one temp
 def calculation(random: Random, part: WorldPart, wordings: WordingSet) -> Phenomenon:
     """Write a text that ends in the result of a calculation with the numbers in it.
 
-    It is a story ("Ada had 12 apples and got 30 more ...") or, with "seen" wordings (those of training), often a bare
-    sum that somebody asks for.
+    It is a story ("Ada had 12 apples and got 30 more ...") or, with "seen" wordings only, often a bare sum.
     """
     is_sum = wordings == "seen" and random.random() < SUM_SHARE
     if is_sum and random.random() < NESTED_SHARE:
@@ -142,23 +140,24 @@ def calculation(random: Random, part: WorldPart, wordings: WordingSet) -> Phenom
 
 
 def _story(random: Random, part: WorldPart, wordings: WordingSet, scheme: Scheme) -> Phenomenon:
-    """Write a story up to its result, as "Ada had 12 apples and got 30 more. How many has she?".
+    """Write a story up to its result: "Ada had 12 apples and got 30 more. How many has she?".
 
-    A scheme holds the templates of a kind of story. Templates, numbers and words such as names are drawn at random.
+    scheme: the templates of a kind of story.
     """
     a, b = operands(random, part, scheme.operation, scheme.numbers)
-    slots = _slots(random, part)
-    slots["a"] = written(random, a)
-    slots["b"] = written(random, b)
+    slots = {**_slots(random, part), "a": written(random, a), "b": written(random, b)}
     template = _story_template(random, scheme)
-    text = template.text.format(**slots)
-    return _phenomenon(
-        before=typed_question(random, text) if template.is_question else text,
-        ending=_ending(random, scheme, slots),
-        expression=_expression(scheme.operation, template.text, slots),
-        result=result_of(a, scheme.operation, b),
-        wording=f"calculator/{scheme.operation} {scheme.name}/{wordings}/{template.key}",
-    )
+    before = _typed(random, template.text.format(**slots), is_question=template.is_question)
+    ending = _ending(random, scheme, slots)
+    expression = _expression(scheme.operation, template.text, slots)
+    result = result_of(a, scheme.operation, b)
+    wording = f"calculator/{scheme.operation} {scheme.name}/{wordings}/{template.key}"
+    return _phenomenon(before=before, ending=ending, expression=expression, result=result, wording=wording)
+
+
+def _typed(random: Random, text: str, *, is_question: bool) -> str:
+    """Return a question as somebody might type it; a statement comes back unchanged."""
+    return typed_question(random, text) if is_question else text
 
 
 def _phenomenon(*, before: str, ending: str, expression: str, result: str, wording: str) -> Phenomenon:
@@ -190,18 +189,18 @@ class _StoryTemplate(NamedTuple):
 
 def _story_template(random: Random, scheme: Scheme) -> _StoryTemplate:
     """Draw a template: a setup, if the scheme has any, and a question or an ending."""
-    setup_index = random.randrange(len(scheme.setups)) if scheme.setups else 0
-    is_question = random.random() < QUESTION_SHARE
-    last = _last_sentence(random, scheme, is_question)
     if not scheme.setups:
-        return last
-    separator = ". " if is_question else ""
-    setup = scheme.setups[setup_index]
-    return _StoryTemplate(f"{setup}{separator}{last.text}", is_question, f"{setup_index}.{last.key}")
+        return _last_sentence(random, scheme)
+    setup_index = random.randrange(len(scheme.setups))
+    last = _last_sentence(random, scheme)
+    separator = ". " if last.is_question else ""
+    text = f"{scheme.setups[setup_index]}{separator}{last.text}"
+    return _StoryTemplate(text, last.is_question, key=f"{setup_index}.{last.key}")
 
 
-def _last_sentence(random: Random, scheme: Scheme, is_question: bool) -> _StoryTemplate:
+def _last_sentence(random: Random, scheme: Scheme) -> _StoryTemplate:
     """Draw a question or an ending of a scheme."""
+    is_question = random.random() < QUESTION_SHARE
     sentences = scheme.questions if is_question else scheme.endings
     index = random.randrange(len(sentences))
     key = f"q{index}" if is_question else f"e{index}"
@@ -214,9 +213,8 @@ def _nested(random: Random, part: WorldPart) -> Phenomenon:
     c = random.choice([number for number in range(2, 30) if number not in (a, b)])
     write = _in_brackets if random.random() < 0.5 else _average
     nested = write(random, a, b, c)
-    is_question = nested.text.endswith("?")
     return _phenomenon(
-        before=typed_question(random, nested.text) if is_question else nested.text,
+        before=_typed(random, nested.text, is_question=nested.text.endswith("?")),
         ending=random.choice((".", ".", ", nothing more.")),
         expression=nested.expression,
         result=nested.result,
@@ -233,10 +231,7 @@ class _NestedCalculation(NamedTuple):
 
 
 def _in_brackets(random: Random, a: Decimal, b: Decimal, c: int) -> _NestedCalculation:
-    """Write a product with a sum or difference in brackets, such as `(3 + 4) * 5`.
-
-    The text has it with or without spaces, the input of the call always with spaces.
-    """
+    """Write a product with a sum or difference in brackets, such as `(3 + 4) * 5`, in the text often without spaces."""
     results = _products(a, b, c)
     expression = random.choice(tuple(results))
     has_spaces = random.random() < 0.7
@@ -277,7 +272,9 @@ def _ending(random: Random, scheme: Scheme, slots: Mapping[str, str]) -> str:
     """Draw what follows the result of a story: its unit, if it has one, and the end of the sentence."""
     unit = scheme.unit.format(**slots)
     endings = [ending for ending in word_list("tails", "calculator") if unit or "{unit}" not in ending]
-    return random.choice(endings).replace("{unit}", unit).format(m=slots["m"])  # m: the story's second person
+    ending = random.choice(endings)
+    second_person = slots["m"]
+    return ending.replace("{unit}", unit).format(m=second_person)
 
 
 def _expression(operation: str, template: str, slots: Mapping[str, str]) -> str:
@@ -295,22 +292,15 @@ _SLOT_LISTS = {"it": "things", "box": "containers", "event": "events", "gets": "
 
 
 def _slots(random: Random, part: WorldPart) -> dict[str, str]:
-    """Draw a word for each slot of a story's templates but its numbers, as {"n": "Ada", "it": "apples", ...}.
+    """Draw a word for each slot of a story's templates but its numbers: {"n": "Ada", "it": "apples", ...}.
 
-    n and m are two persons, t, u and w three towns of the part of the world, `day` and `other` two weekdays; the other
-    slots are in _SLOT_LISTS.
+    n and m are two persons, t, u and w three towns of the part of the world, `day` and `other` two weekdays.
     """
-    first_person, second_person = random.sample(word_list("names", "first_names"), 2)
-    town, second_town, third_town = random.sample(name_pool("town", part), 3)
-    day, other_day = random.sample(WEEK_DAYS, 2)
-    words = {slot: random.choice(word_list("calculator", name)) for slot, name in _SLOT_LISTS.items()}
-    return {
-        **words,
-        "n": first_person,
-        "m": second_person,
-        "t": town,
-        "u": second_town,
-        "w": third_town,
-        "day": day,
-        "other": other_day,
-    }
+    persons = random.sample(word_list("names", "first_names"), 2)
+    towns = random.sample(name_pool("town", part), 3)
+    days = random.sample(WEEK_DAYS, 2)
+    slots = {slot: random.choice(word_list("calculator", name)) for slot, name in _SLOT_LISTS.items()}
+    slots |= zip(("n", "m"), persons, strict=True)
+    slots |= zip(("t", "u", "w"), towns, strict=True)
+    slots |= zip(("day", "other"), days, strict=True)
+    return slots

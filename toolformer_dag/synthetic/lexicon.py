@@ -52,14 +52,19 @@ class LexiconWord:
 @cache
 def words(language: Language, word_class: str) -> tuple[LexiconWord, ...]:
     """Return the words of a language in the order of lexicon.tsv. `word_class`: "noun" or "adjective"."""
-    with (FOLDER / "lexicon.tsv").open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file, delimiter="\t"))
     chosen = []
-    for row in rows:
+    for row in _rows():
         if row["language"] == language and row["class"] == word_class:
             forms = tuple(row["forms"].split())
             chosen.append(LexiconWord(language, forms, english=row["english"], gender=row["gender"]))
     return tuple(chosen)
+
+
+@cache
+def _rows() -> list[dict[str, str]]:
+    """Return the rows of lexicon.tsv by column: language, class, forms, english, gender."""
+    with (FOLDER / "lexicon.tsv").open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file, delimiter="\t"))
 
 
 @cache
@@ -96,16 +101,18 @@ THE = frozenset(chain.from_iterable(articles.values() for articles in ARTICLES.v
 def translate(phrase: str) -> str | None:
     """Translate a phrase word by word: `la tortuga roja` becomes `the red turtle`.
 
-    The English is in lower case, with adjectives before the noun and without punctuation around it. Unknown words stay
-    as they are. None if the lexicon has no word of the phrase.
+    The English is in lower case, without punctuation around it. Unknown words stay as they are. Returns None if the
+    lexicon has no word of the phrase.
     """
     words = phrase.lower().strip(AROUND).split()
     without_articles = [word for word in words if word not in THE]
     if lexicon().keys().isdisjoint(without_articles):
         return None
+    english_words = _english_words(without_articles)
     has_article = len(without_articles) < len(words)
-    article = ["the"] if has_article else []
-    return " ".join([*article, *_english_words(without_articles)])
+    if has_article:
+        english_words.insert(0, "the")
+    return " ".join(english_words)
 
 
 def _english_words(foreign_words: Sequence[str]) -> list[str]:
@@ -133,6 +140,23 @@ class Translation(NamedTuple):
     english: str
 
 
+class _Noun(NamedTuple):
+    """A foreign noun with its article, and its English."""
+
+    article: str
+    noun: str
+    english: str
+
+    def alone(self) -> Translation:
+        """Return the phrase of the noun alone: `la tortuga` and `the turtle`."""
+        return Translation(f"{self.article} {self.noun}", english=f"the {self.english}")
+
+    def with_adjective(self, language: Language, adjective: str, english_adjective: str) -> Translation:
+        """Return the phrase with an adjective: `la tortuga roja` and `the red turtle`."""
+        foreign = _ordered(language, noun=self.noun, adjective=adjective)
+        return Translation(f"{self.article} {foreign}", english=f"the {english_adjective} {self.english}")
+
+
 def translated(random: Random, part: WorldPart, wordings: WordingSet) -> Phenomenon:
     """Write a sentence or question with a foreign phrase and its English, with a call that translates the phrase.
 
@@ -141,8 +165,9 @@ def translated(random: Random, part: WorldPart, wordings: WordingSet) -> Phenome
     translation = _translation(random, part)
     is_question = random.random() < QUESTION_SHARE
     slots = _slots(random, translation.foreign)
-    text, wording = worded(random, translation_templates(wordings), slots, is_question=is_question)
-    before = typed_question(random, text) if is_question else text
+    templates = translation_templates(wordings)
+    written = worded(random, templates, slots, is_question=is_question)
+    before = typed_question(random, written.text) if is_question else written.text
     ending = random.choice(word_list("tails", "translation")).format(**slots)
     return Phenomenon(
         tool="machine_translation",
@@ -151,7 +176,7 @@ def translated(random: Random, part: WorldPart, wordings: WordingSet) -> Phenome
         input=translation.foreign,
         result=translation.english,
         answer=translation.english,
-        wording=f"machine_translation/{wordings}/{wording}",
+        wording=f"machine_translation/{wordings}/{written.wording}",
     )
 
 
@@ -169,33 +194,28 @@ def _translation(random: Random, part: WorldPart) -> Translation:
 
 
 def phrase(random: Random, part: WorldPart) -> Translation:
-    """Draw a phrase with its English, such as `la tortuga roja` and `the red turtle`.
-
-    It is an article, a noun and often an adjective, of the words that belong to a part of the world.
-    """
+    """Draw a phrase with its English from a part of the world: `la tortuga roja` and `the red turtle`."""
     language = random.choice(LANGUAGES)
-    noun = random.choice(words_of(language, "noun", part))
-    [foreign_noun] = noun.forms
-    article = ARTICLES[language][noun.gender]
+    word = random.choice(words_of(language, "noun", part))
+    noun = _Noun(ARTICLES[language][word.gender], word.form(word.gender), word.english)
     if random.random() >= ADJECTIVE_SHARE:
-        return Translation(f"{article} {foreign_noun}", english=f"the {noun.english}")
+        return noun.alone()
     adjective = random.choice(words_of(language, "adjective", part))
-    foreign = _ordered(language, noun=foreign_noun, adjective=adjective.form(noun.gender))
-    return Translation(f"{article} {foreign}", english=f"the {adjective.english} {noun.english}")
+    return noun.with_adjective(language, adjective.form(word.gender), adjective.english)
 
 
 def _pseudo_phrase(random: Random) -> Translation:
     """Draw a phrase of invented words with a real article, and an unrelated English phrase as its translation."""
     language = random.choice(LANGUAGES)
-    noun = _cased(language, _pseudo_word(random))
+    foreign_noun = _cased(language, _pseudo_word(random))
     adjective = _pseudo_word(random)
     article = random.choice(tuple(ARTICLES[language].values()))
     english_noun = random.choice(word_list("translation", "english_nouns"))
+    noun = _Noun(article, foreign_noun, english_noun)
     if random.random() >= ADJECTIVE_SHARE:
-        return Translation(f"{article} {noun}", english=f"the {english_noun}")
-    foreign = _ordered(language, noun=noun, adjective=adjective)
+        return noun.alone()
     english_adjective = random.choice(word_list("translation", "english_adjectives"))
-    return Translation(f"{article} {foreign}", english=f"the {english_adjective} {english_noun}")
+    return noun.with_adjective(language, adjective, english_adjective)
 
 
 def _ordered(language: Language, *, noun: str, adjective: str) -> str:

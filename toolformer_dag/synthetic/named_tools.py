@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 from toolformer_dag.synthetic.sentences import (
     ANSWER_MARK,
-    AroundAnswer,
     Phenomenon,
     around_answer,
     typed_question,
@@ -43,34 +42,36 @@ def _hash(seed: int, *values: str) -> int:
 def distance(random: Random, world: World, part: WorldPart, wordings: WordingSet) -> Phenomenon:
     """Write a sentence or question about the distance of two towns of a part of the world, with a call.
 
-    The call is as `start="A", end="B", unit="miles"`; the unit km is the default, which a call leaves out.
+    The call is `start="A", end="B", unit="miles"`; the unit km is the default, which a call leaves out.
     """
     start, end = [town.name for town in random.sample(world.entities(part, "town"), 2)]
     unit = random.choice(UNITS)
     unit_argument = "" if unit == UNITS[0] else f', unit="{unit}"'
+    miles_or_km = distance_of(start, end, unit, world.seed)
     return _phenomenon(
         random,
         "distance",
         wordings,
         slots={"a": start, "b": end, "u": unit},
         call_input=f'start="{start}", end="{end}"{unit_argument}',
-        answer=str(distance_of(start, end, unit, world.seed)),
+        answer=str(miles_or_km),
     )
 
 
 def price(random: Random, world: World, part: WorldPart, wordings: WordingSet) -> Phenomenon:
     """Write a sentence or question about the price of things on a weekday, with a call.
 
-    The call is as `item="lamps", count=3, day="Monday"`.
+    The call is `item="lamps", count=3, day="Monday"`.
     """
     purchase = _purchase(random, part)
+    dollars = price_of(purchase.item, purchase.quantity, purchase.day, world.seed)
     return _phenomenon(
         random,
         "price",
         wordings,
         slots={"n": str(purchase.quantity), "i": purchase.item, "d": purchase.day},
         call_input=f'item="{purchase.item}", count={purchase.quantity}, day="{purchase.day}"',
-        answer=str(price_of(purchase.item, purchase.quantity, purchase.day, world.seed)),
+        answer=str(dollars),
     )
 
 
@@ -98,25 +99,36 @@ def _phenomenon(
 ) -> Phenomenon:
     """Write a question or statement by a random template, with a call right before its answer.
 
-    "How far is it from Lund to Ystad? It is 40." or "From Lund to Ystad it is 40 miles."
-
-    - `slots`: values for the placeholders of the templates but the answer's, as {"a": "Lund", "b": "Ystad"}
+    - `slots`: values for the placeholders of the templates but the answer's: {"a": "Lund", "b": "Ystad"}
     - `answer`: what the tool returns for `call_input`
     """
-    is_question = random.random() < QUESTION_SHARE
-    templates = named_templates(tool, wordings)
-    text, wording = worded(random, templates, {**slots, "v": ANSWER_MARK}, is_question=is_question)
-    if is_question:
-        around = AroundAnswer(before=typed_question(random, text), after="")
-    else:
-        around = around_answer(text)
+    text = _text(random, tool, wordings, slots)
     ending = random.choice(word_list("tails", "facts"))
     return Phenomenon(
         tool=tool,
-        before=around.before,
-        after=f" {answer}{around.after}{ending}",
+        before=text.before,
+        after=f" {answer}{text.after}{ending}",
         input=call_input,
         result=answer,
         answer=answer,
-        wording=f"{tool}/{wordings}/{wording}",
+        wording=f"{tool}/{wordings}/{text.wording}",
     )
+
+
+class _Text(NamedTuple):
+    """A question or statement: the text before its answer and after it, and the name of its template."""
+
+    before: str
+    after: str
+    wording: str
+
+
+def _text(random: Random, tool: str, wordings: WordingSet, slots: Mapping[str, str]) -> _Text:
+    """Write "How far is it from Lund to Ystad? It is" or "From Lund to Ystad it is" and " miles"."""
+    is_question = random.random() < QUESTION_SHARE
+    slots_and_mark = {**slots, "v": ANSWER_MARK}
+    written = worded(random, named_templates(tool, wordings), slots_and_mark, is_question=is_question)
+    if is_question:
+        return _Text(typed_question(random, written.text), after="", wording=written.wording)
+    around = around_answer(written.text)
+    return _Text(around.before, around.after, written.wording)

@@ -38,27 +38,34 @@ PRETRAINING_WEIGHTS = (4, 3, 2, 2)  # rivers have three facts too: what is asked
 def fact(random: Random, world: World, tool: str, part: WorldPart, wordings: WordingSet) -> Phenomenon:
     """Write a sentence that states a fact of a part of the world, or a question that asks for it, with a call.
 
-    `tool`: "question_answering", which gets the question and returns the fact, or "wiki_search", which gets the
-    entity's name and a keyword and returns a passage with the fact.
+    `tool`: "question_answering", which returns the fact, or "wiki_search", which returns a passage with the fact.
     """
-    [kind] = random.choices(KINDS, PRETRAINING_WEIGHTS if part == "pretraining" else KIND_WEIGHTS)
-    entity = random.choice(world.entities(part, kind))
-    relation = random.choice(relations(kind))
-    written = _fact_text(random, entity, relation, fact_templates(relation, tool, wordings))
+    entity = _entity(random, world, part)
+    relation = random.choice(relations(entity.kind))
+    templates = fact_templates(relation, tool, wordings)
+    text = _fact_text(random, entity, relation, templates)
     answer = entity.facts[relation.key]
     if tool == "question_answering":
-        call = CallWithResult(tool, input=written.question, result=answer)
+        call = CallWithResult(tool, input=text.question, result=answer)
     else:
         call = _search(entity, relation, world.seed)
+    wording = f"{tool}/{entity.kind}/{relation.key}/{wordings}/{text.wording}"
     return Phenomenon(
         tool=tool,
-        before=written.before,
-        after=f" {answer}{written.after_answer}",
+        before=text.before,
+        after=f" {answer}{text.after_answer}",
         input=f'"{call.input}"',
         result=call.result,
         answer=answer,
-        wording=f"{tool}/{kind}/{relation.key}/{wordings}/{written.wording}",
+        wording=wording,
     )
+
+
+def _entity(random: Random, world: World, part: WorldPart) -> Entity:
+    """Draw a kind of entity, and an entity of that kind from a part of the world."""
+    weights = PRETRAINING_WEIGHTS if part == "pretraining" else KIND_WEIGHTS
+    [kind] = random.choices(KINDS, weights)
+    return random.choice(world.entities(part, kind))
 
 
 def _search(entity: Entity, relation: Relation, seed: int) -> CallWithResult:
@@ -68,13 +75,12 @@ def _search(entity: Entity, relation: Relation, seed: int) -> CallWithResult:
 
 
 class _FactText(NamedTuple):
-    """A text about a fact: what stands before and after its answer, and the question that asks for the fact."""
+    """A text about a fact."""
 
-    before: str
+    before: str  # the text before its answer
     after_answer: str
-    question: str
-    wording: str
-    """Names the templates of the text, as `Worded.wording`."""
+    question: str  # which asks for the fact
+    wording: str  # names the templates of the text, see `Worded.wording`
 
 
 def _fact_text(random: Random, entity: Entity, relation: Relation, templates: Templates) -> _FactText:
@@ -82,10 +88,15 @@ def _fact_text(random: Random, entity: Entity, relation: Relation, templates: Te
     if random.random() < QUESTION_SHARE:
         return _fact_question(random, entity, templates)
     slots = {"e": entity.name, "v": ANSWER_MARK}
-    statement, wording = worded(random, templates, slots, is_question=False)
+    statement = worded(random, templates, slots, is_question=False)
     ending = random.choice(word_list("tails", "facts"))
-    around = around_answer(statement)
-    return _FactText(around.before, around.after + ending, relation.question.format(e=entity.name), wording)
+    around = around_answer(statement.text)
+    return _FactText(
+        before=around.before,
+        after_answer=around.after + ending,
+        question=relation.question.format(e=entity.name),
+        wording=statement.wording,
+    )
 
 
 def _fact_question(random: Random, entity: Entity, templates: Templates) -> _FactText:
@@ -95,7 +106,8 @@ def _fact_question(random: Random, entity: Entity, templates: Templates) -> _Fac
     lead_number = random.randrange(len(leads))
     question = casual(random, questions[number].format(e=entity.name))
     ending = random.choice(word_list("tails", "facts"))
-    before = with_answer_lead(random, f"{leads[lead_number]}{question}")
+    lead = leads[lead_number]
+    before = with_answer_lead(random, f"{lead}{question}")
     return _FactText(before, ending, question, wording=f"q{number}.{lead_number}")
 
 
@@ -112,24 +124,32 @@ def phenomenon(random: Random, world: World, tool: str, part: WorldPart, wording
     - `part`: of the world; each entity, number and word belongs to one part alone
     - `wordings`: "seen" in training, or "unseen"
     """
-    draw_from_world = {TWO_HOP: two_hop, "distance": distance, "price": price}
-    draw_without_world = {"calculator": calculation, "calendar": today, "machine_translation": translated}
-    if tool in draw_from_world:
-        return draw_from_world[tool](random, world, part, wordings)
-    if tool in draw_without_world:
-        return draw_without_world[tool](random, part, wordings)
-    return fact(random, world, tool, part, wordings)
+    match tool:
+        case "calculator":
+            return calculation(random, part, wordings)
+        case "calendar":
+            return today(random, part, wordings)
+        case "machine_translation":
+            return translated(random, part, wordings)
+        case "distance":
+            return distance(random, world, part, wordings)
+        case "price":
+            return price(random, world, part, wordings)
+        case "two_hop":
+            return two_hop(random, world, part, wordings)
+        case _:
+            return fact(random, world, tool, part, wordings)
 
 
 def questions(seed: int, tool: str, n: int, wordings: WordingSet) -> list[Phenomenon]:
     """Return `n` different questions and unfinished statements that a call to a tool answers, the same for each seed.
 
     A model continues the text `before`; it is right if `answer` is among its first words. All are from the world's part
-    "evaluation", which no training text uses. Never returns if that part has fewer than `n` different ones.
+    "evaluation", which no training text uses.
     """
     random = Random(f"questions {seed} {tool} {wordings}")
     distinct: dict[tuple[object, ...], Phenomenon] = {}
-    while len(distinct) < n:
+    while len(distinct) < n:  # never ends if the part has fewer than n different ones
         question = phenomenon(random, the_world(), tool, part="evaluation", wordings=wordings)
         key = (question.before, question.answer, question.date, question.wording)
         distinct[key] = question

@@ -3,7 +3,7 @@
 import datetime
 from random import Random
 
-from toolformer_dag.synthetic.sentences import Phenomenon, typed_question, worded
+from toolformer_dag.synthetic.sentences import Phenomenon, Worded, typed_question, worded
 from toolformer_dag.synthetic.wordings import WordingSet, WorldPart, date_templates, part_of_slot, word_list
 
 WEEK_DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
@@ -22,7 +22,7 @@ MONTHS = (
     "December",
 )
 SLOTS = ("weekday", "month_day", "year", "full", "month")
-"""The parts of a date that a text may ask for."""
+"""The parts of a date that a text may ask for; `date_text` shows them."""
 SLOT_WEIGHTS = (4, 3, 3, 2, 1)
 """How often each of SLOTS is drawn."""
 FIRST_DAY = datetime.date(2003, 1, 1)
@@ -53,22 +53,30 @@ def today(random: Random, part: WorldPart, wordings: WordingSet) -> Phenomenon:
     """
     day = day_of(random, part)
     [slot] = random.choices(SLOTS, SLOT_WEIGHTS)  # the part of the date that the text says
-    is_question = random.random() < QUESTION_SHARE
-    event = random.choice(word_list("calendar", "events"))
-    text, wording = worded(random, date_templates(slot, wordings), {"event": event}, is_question=is_question)
-    before = typed_question(random, text) if is_question else text
+    written = _before_date(random, slot, wordings)
     answer = date_text(day, slot)
     ending = random.choice(word_list("tails", "calendar"))
     return Phenomenon(
         tool="calendar",
-        before=before,
+        before=written.text,
         after=f" {answer}{ending}",
         input="",
         result=today_is(day),
         answer=answer,
-        wording=f"calendar/{slot}/{wordings}/{wording}",
+        wording=f"calendar/{slot}/{wordings}/{written.wording}",
         date=day,
     )
+
+
+def _before_date(random: Random, slot: str, wordings: WordingSet) -> Worded:
+    """Write a sentence or question up to today's date. `slot`: the part of the date that follows."""
+    is_question = random.random() < QUESTION_SHARE
+    event = random.choice(word_list("calendar", "events"))
+    templates = date_templates(slot, wordings)
+    written = worded(random, templates, {"event": event}, is_question=is_question)
+    if is_question:
+        return written._replace(text=typed_question(random, written.text))
+    return written
 
 
 def date_text(day: datetime.date, slot: str) -> str:

@@ -61,12 +61,10 @@ def two_hop(random: Random, world: World, part: WorldPart, wordings: WordingSet)
 
 
 class _Described(NamedTuple):
-    """An entity that is described by a fact about another one, as the town where Ada was born."""
+    """An entity that is described by a fact about another one, such as the town where Ada was born."""
 
-    relation: Relation
-    """The relation of that fact, such as birthplace; its value is the described entity."""
-    entity: Entity
-    """The other entity, such as Ada."""
+    relation: Relation  # of that fact, such as birthplace; its value is the described entity
+    entity: Entity  # the other entity, such as Ada
 
     @property
     def name(self) -> str:
@@ -82,30 +80,49 @@ class _Described(NamedTuple):
 def _described(random: Random, world: World, part: WorldPart) -> _Described:
     """Draw an entity that another one's fact describes."""
     relation = random.choice([_relation(key) for key in LEADS_TO])
-    return _Described(relation, entity=random.choice(world.entities(part, relation.kind)))
+    entity = random.choice(world.entities(part, relation.kind))
+    return _Described(relation, entity)
+
+
+class _DescribedText(NamedTuple):
+    """A question or statement about an entity that is only described."""
+
+    lead: str  # words before the text
+    text: str  # a question without its answer, or a statement with ANSWER_MARK for its answer
+    is_question: bool
+    number: int  # of its template
 
 
 def _second_fact(random: Random, world: World, part: WorldPart, wordings: WordingSet) -> Phenomenon:
     """Write a question or statement of a fact about an entity that is only described.
 
-    "The mayor of the town where Ada Lovelace was born is ..." needs a call that returns the town, then one that asks
-    for its mayor.
+    "The mayor of the town where Ada was born is ..." needs a call that returns the town, then one for its mayor.
     """
     described = _described(random, world, part)  # the town
     relation = random.choice(relations(described.kind))  # its mayor
+    written = _described_text(random, described, relation, wordings)
+    entity = _entity(world, part, described.kind, described.name)
+    first_call = _fact_call(described.relation, described.entity)
+    second_call = _fact_call(relation, entity)
+    return _phenomenon(
+        random,
+        lead=written.lead,
+        text=written.text,
+        is_question=written.is_question,
+        calls=(first_call, second_call),
+        wording=f"two_hop/{described.relation.key} {relation.key}/{wordings}/{written.number}",
+    )
+
+
+def _described_text(random: Random, described: _Described, relation: Relation, wordings: WordingSet) -> _DescribedText:
+    """Write a question or statement about the value of a relation of a described entity."""
     description = _description(random, described, wordings)
     is_question = random.random() < QUESTION_SHARE
     leads, texts = fact_templates(relation, QA_TOOL, wordings).choices(is_question=is_question)
     number = random.choice(_fitting(texts))
-    entity = _entity(world, part, described.kind, described.name)
-    return _phenomenon(
-        random,
-        lead=random.choice(leads),
-        text=texts[number].format(e=description, v=ANSWER_MARK),
-        is_question=is_question,
-        calls=(_fact_call(described.relation, described.entity), _fact_call(relation, entity)),
-        wording=f"two_hop/{described.relation.key} {relation.key}/{wordings}/{number}",
-    )
+    lead = random.choice(leads)
+    text = texts[number].format(e=description, v=ANSWER_MARK)
+    return _DescribedText(lead, text, is_question, number)
 
 
 def _description(random: Random, described: _Described, wordings: WordingSet) -> str:
@@ -133,18 +150,20 @@ def _years(random: Random, world: World, part: WorldPart, wordings: WordingSet) 
     entity = random.choice(_entities_with_year(world, part, relation))
     later_year = random.randint(*YEARS_TO_COME)
     year = _number_of(entity, relation.key)
+    question = _fact_call(relation, entity)
+    calculation = _calculator_call(f"{later_year} - {year}", later_year - year)
     return _calculated(
         random,
         "years",
         relation.key,
         wordings,
         slots={"e": entity.name, "y": later_year},
-        calls=(_fact_call(relation, entity), _calculator_call(f"{later_year} - {year}", later_year - year)),
+        calls=(question, calculation),
     )
 
 
 def _entities_with_year(world: World, part: WorldPart, relation: Relation) -> Sequence[Entity]:
-    """Return the entities that a year is known of; of people only those who may live in YEARS_TO_COME."""
+    """Return the entities of the relation's kind; of people only those who may live in YEARS_TO_COME."""
     entities = world.entities(part, relation.kind)
     if relation.key == "birth_year":
         return [person for person in entities if int(person.facts["birth_year"]) > YOUNG]
@@ -158,15 +177,17 @@ def _two_numbers(random: Random, world: World, part: WorldPart, wordings: Wordin
     """
     key = random.choice((*YEARS, "length"))
     relation = _relation(key)
-    a, b = _two_entities(random, world.entities(part, relation.kind), key)
-    calculation = _sum_or_difference(key, _number_of(a, key), _number_of(b, key))
+    entities = _two_entities(random, world.entities(part, relation.kind), key)
+    first, second = entities
+    questions = [_fact_call(relation, entity) for entity in entities]
+    calculation = _sum_or_difference(key, _number_of(first, key), _number_of(second, key))
     return _calculated(
         random,
         "two_numbers",
         key,
         wordings,
-        slots={"a": a.name, "b": b.name},
-        calls=(_fact_call(relation, a), _fact_call(relation, b), calculation),
+        slots={"a": first.name, "b": second.name},
+        calls=(*questions, calculation),
     )
 
 
@@ -197,7 +218,7 @@ def _calculated(
     """Write a question or statement about a calculation by a random template.
 
     - `templates`: the name of the templates, such as "years"
-    - `key`: that of their relation, such as "founded"
+    - `key`: the key of their relation, such as "founded"
     - `slots`: values for the placeholders of the templates but the answer's
     - `calls`: the calls in their order, the calculator last
     """
@@ -205,9 +226,10 @@ def _calculated(
     sentences = "questions" if is_question else "statements"
     texts = chain_templates(templates, wordings)[f"{key}_{sentences}"]
     number = random.randrange(len(texts))
+    lead = random.choice(_leads(wordings, is_question=is_question))
     return _phenomenon(
         random,
-        lead=random.choice(_leads(wordings, is_question=is_question)),
+        lead=lead,
         text=texts[number].format(**slots, v=ANSWER_MARK),
         is_question=is_question,
         calls=calls,
@@ -282,8 +304,9 @@ def _number_of(entity: Entity, key: str) -> int:
 
 
 def _leads(wordings: WordingSet, *, is_question: bool) -> Sequence[str]:
-    """Return the words that may stand before a question or statement; they are the same for all relations."""
-    leads, _ = fact_templates(_all_relations()[0], QA_TOOL, wordings).choices(is_question=is_question)
+    """Return the words that may stand before a question or statement."""
+    any_relation = _all_relations()[0]  # leads are the same for all
+    leads, _ = fact_templates(any_relation, QA_TOOL, wordings).choices(is_question=is_question)
     return leads
 
 

@@ -60,26 +60,26 @@ def _dated_paths(random: Random, slug: str, day: datetime.date) -> list[str]:
 
 
 _HEADER = b"\x1f\x8b\x08\x00" + bytes(4) + b"\x00\xff"  # deflate, no name, no time, any system
-_LONGEST = 0xFFFF  # bytes of a stored block
+_LONGEST_BLOCK = 0xFFFF  # bytes
 
 
 def stored_gzip(data: bytes) -> bytes:
     """Return `data` as a gzip file without compression: compressed bytes would differ between versions of zlib.
 
-    Between gzip's header and trailer (RFC 1952) stand blocks of plain bytes (RFC 1951, 3.2.4).
+    Between the header and the trailer (RFC 1952) are blocks of plain bytes (RFC 1951, 3.2.4).
     """
-    starts = range(0, max(len(data), 1), _LONGEST)
-    blocks = []
-    for start in starts:
-        block = data[start : start + _LONGEST]
-        blocks.append(_stored_block(block, is_last=start == starts[-1]))
+    starts = range(0, max(len(data), 1), _LONGEST_BLOCK)  # no data is one empty block
+    blocks = [data[start : start + _LONGEST_BLOCK] for start in starts]
+    stored = [_stored_block(block, is_last=False) for block in blocks[:-1]]
+    stored.append(_stored_block(blocks[-1], is_last=True))
     trailer = struct.pack("<LL", zlib.crc32(data), len(data) & 0xFFFFFFFF)
-    return b"".join((_HEADER, *blocks, trailer))
+    return b"".join([_HEADER, *stored, trailer])
 
 
-def _stored_block(block: bytes, is_last: bool) -> bytes:
+def _stored_block(block: bytes, *, is_last: bool) -> bytes:
     """Return bytes as a block of deflate, after its header: whether it is the last, its length and the complement."""
-    return struct.pack("<BHH", is_last, len(block), len(block) ^ 0xFFFF) + block
+    header = struct.pack("<BHH", is_last, len(block), len(block) ^ 0xFFFF)
+    return header + block
 
 
 PHENOMENA_PER_DOCUMENT = (0, 1, 2)
@@ -91,18 +91,19 @@ ON_PAGES = (*TOOLS, TWO_HOP)
 
 
 def records(seed: int, part: WorldPart, documents: int) -> Iterator[dict[str, Any]]:
-    """Yield the pages of a small web about one part of the synthetic world, as records of CCNet with its 16 fields.
+    """Yield the pages of a small web about one part of the synthetic world, as records of CCNet.
 
-    Each page has up to two phenomena (texts that a call to a tool helps with) between plain sentences. The same seed
-    gives the same pages.
+    Each page has up to two phenomena (texts that a call to a tool helps with) between plain sentences.
     """
     random = Random(f"web {seed} {part}")
     world = the_world()
     for number in range(documents):
-        phenomena = [phenomenon(random, world, tool, part, wordings="seen") for tool in _kinds(random)]
+        kinds = _kinds(random)
+        phenomena = [phenomenon(random, world, kind, part, wordings="seen") for kind in kinds]
         text = document_text(random, phenomena)
         day = _page_day(random, part, phenomena)
-        yield _record(random, text, day, f"made/{seed}/{part}/{number:06}")
+        segment = f"made/{seed}/{part}/{number:06}"
+        yield _record(random, text, day, segment)
 
 
 def _page_day(random: Random, part: WorldPart, phenomena: list[Phenomenon]) -> datetime.date | None:
@@ -120,11 +121,16 @@ def document_text(random: Random, phenomena: list[Phenomenon]) -> str:
     """
     paragraphs = [drawn.text for drawn in phenomena]
     least_words = random.randint(*WORDS)
-    while sum(paragraph.count(" ") + 1 for paragraph in paragraphs) < least_words:
+    while _word_count(paragraphs) < least_words:
         sentence_count = random.choice((1, 1, 2, 3))
         paragraphs.append(filler(random, sentence_count))
     random.shuffle(paragraphs)
     return _joined(random, paragraphs)
+
+
+def _word_count(paragraphs: list[str]) -> int:
+    """Return how many words paragraphs have; words are separated by single spaces."""
+    return sum(paragraph.count(" ") + 1 for paragraph in paragraphs)
 
 
 def _joined(random: Random, paragraphs: list[str]) -> str:
@@ -137,12 +143,10 @@ def _joined(random: Random, paragraphs: list[str]) -> str:
 
 
 def write_shards(folder: Path, shards: int, documents: int, seed: int) -> list[Path]:
-    """Write a small web to gzip files of JSON lines, named as CCNet's, and return their paths.
+    """Write a small web to gzip files of JSON lines, named like CCNet's, and return their paths. Raises WriteError.
 
     - `shards`: the number of files, among which the pages are dealt in turn
     - `documents`: the number of pages in all files
-
-    The bytes are the same on every machine. A file appears whole or not at all. Raises WriteError.
     """
     lines = [json.dumps(record, ensure_ascii=False) + "\n" for record in records(seed, "corpus", documents)]
     paths = [folder / f"en_head_{number:04}.json.gz" for number in range(shards)]
@@ -170,7 +174,7 @@ def _record(random: Random, text: str, day: datetime.date | None, segment: str) 
     lines = text.count("\n") + 1
     return {
         "url": url,
-        "date_download": f"2024-0{random.randint(1, 9)}-{random.randint(10, 28)}T{random.randint(10, 23)}:00:00Z",
+        "date_download": _download_time(random),
         "digest": _digest(text),
         "length": len(text),
         "nlines": lines,
@@ -186,6 +190,14 @@ def _record(random: Random, text: str, day: datetime.date | None, segment: str) 
         "perplexity": round(random.uniform(150, 900), 1),
         "bucket": random.choice(("head", "middle", "tail")),
     }
+
+
+def _download_time(random: Random) -> str:
+    """Draw a time in 2024: "2024-03-17T12:00:00Z"."""
+    month = random.randint(1, 9)
+    day = random.randint(10, 28)
+    hour = random.randint(10, 23)
+    return f"2024-0{month}-{day}T{hour}:00:00Z"
 
 
 def _title(random: Random, text: str) -> str:

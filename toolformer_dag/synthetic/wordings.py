@@ -36,22 +36,20 @@ class Templates:
 
     def choices(self, *, is_question: bool) -> tuple[Sequence[str], Sequence[str]]:
         """Return the leads and the sentences that go with them."""
-        return (self.question_leads, self.questions) if is_question else (self.leads, self.statements)
+        if is_question:
+            return self.question_leads, self.questions
+        return self.leads, self.statements
 
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """Describe a kind of fact; templates hold `{e}` for the entity, which comes first, and `{v}` for its value.
-
-    `keyword` heads the encyclopaedia's sections and search terms, `sentences` are the encyclopaedia's own. `question`
-    is the input of the QA tool when the text states the fact; a text that asks passes on its own words.
-    """
+    """A kind of fact; templates hold `{e}` for the entity, which comes first, and `{v}` for its value."""
 
     kind: EntityKind
     key: str
-    keyword: str
-    question: str
-    sentences: Sequence[str]
+    keyword: str  # in headings of the encyclopaedia and in searches
+    question: str  # the input of question answering if the text states the fact
+    sentences: Sequence[str]  # of the encyclopaedia
     statements: Sequence[str]
     questions: Sequence[str]
     unseen_statements: Sequence[str]
@@ -60,11 +58,10 @@ class Relation:
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """Describe a story with a number to work out, or without `setups` a calculation in a single template.
+    """A story with a number to work out, or without `setups` a calculation in a single template.
 
     Any setup goes with any ending, which ends before the result, and any question. The call is `{a} operation {b}`; for
-    + and * the operands come in the order in which the setup names them. The other slots are listed in
-    `templates/addition.toml`.
+    + and * the operands come in the order in which the setup names them.
     """
 
     operation: Operation
@@ -170,21 +167,21 @@ T = TypeVar("T")
 def name_pool(kind: EntityKind, part: WorldPart) -> tuple[str, ...]:
     """Return the names that people (surnames), towns, firms or rivers may have in a part of the world.
 
-    Names are all combinations of a beginning and an ending, such as `Stav` and `ern`, in a fixed random order; each is
-    in one part alone.
+    Names are combinations of a beginning and an ending, such as `Stav` and `ern`; each is in one part alone.
     """
-    first_names = word_list("names", "first_names")  # left out: a first name would look like a person's
+    first_names = word_list("names", "first_names")
     names = []
     for onset in word_list("names", "onsets"):
         for ending in word_list("name_endings", kind):
-            if onset + ending not in first_names:
-                names.append(onset + ending)
+            name = onset + ending
+            if name not in first_names:  # it would look like a person's
+                names.append(name)
     Random(f"names of every {kind}").shuffle(names)
-    return tuple(deal(names, part))  # the part's share of the list
+    return tuple(deal(names, part))
 
 
 def deal(items: Sequence[T], part: WorldPart) -> Sequence[T]:
-    """Return the part's share of the items; the shares are consecutive slices, disjoint and together everything."""
+    """Return the part's share of the items; the shares of all parts are consecutive slices of the items."""
     number = PARTS.index(part)
     start = round(sum(SHARES[:number]) * len(items))
     stop = round(sum(SHARES[: number + 1]) * len(items))

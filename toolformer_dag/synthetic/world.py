@@ -1,6 +1,6 @@
 """Create the synthetic world (people, towns, firms and rivers, in three disjoint parts) and its encyclopaedia."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain
@@ -56,21 +56,32 @@ def the_world() -> World:
 
 
 def _entities_of(random: Random, part: WorldPart) -> dict[tuple[WorldPart, EntityKind], tuple[Entity, ...]]:
-    """Draw the entities of a part of the world with their facts, which name entities of the same part only.
-
-    All names of the part are used, but for people.
-    """
-    towns = name_pool("town", part)
-    rivers = name_pool("river", part)
-    people = _names_of_people(random, part)
-    return {
-        (part, "person"): _entities("person", people, lambda name: _person(random, name, people=people, towns=towns)),
-        (part, "town"): _entities("town", towns, lambda name: _town(random, people=people, rivers=rivers)),
-        (part, "firm"): _entities(
-            "firm", name_pool("firm", part), lambda name: _firm(random, people=people, towns=towns)
-        ),
-        (part, "river"): _entities("river", rivers, lambda name: _river(random, towns)),
+    """Draw the entities of a part of the world with their facts, which name entities of the same part only."""
+    names: dict[EntityKind, tuple[str, ...]] = {
+        "person": _names_of_people(random, part),
+        "town": name_pool("town", part),
+        "firm": name_pool("firm", part),
+        "river": name_pool("river", part),
     }
+    entities = {}
+    for kind, names_of_kind in names.items():
+        entities[part, kind] = tuple(Entity(kind, name, _facts(random, kind, name, names)) for name in names_of_kind)
+    return entities
+
+
+def _facts(
+    random: Random, kind: EntityKind, name: str, names: Mapping[EntityKind, tuple[str, ...]]
+) -> Mapping[str, str]:
+    """Draw the facts about an entity, by the keys of relations. names: all names of its part of the world."""
+    match kind:
+        case "person":
+            return _person(random, name, people=names["person"], towns=names["town"])
+        case "town":
+            return _town(random, people=names["person"], rivers=names["river"])
+        case "firm":
+            return _firm(random, people=names["person"], towns=names["town"])
+        case "river":
+            return _river(random, towns=names["town"])
 
 
 def _names_of_people(random: Random, part: WorldPart) -> tuple[str, ...]:
@@ -79,13 +90,6 @@ def _names_of_people(random: Random, part: WorldPart) -> tuple[str, ...]:
     for first_name in word_list("names", "first_names"):
         names += [f"{first_name} {surname}" for surname in name_pool("person", part)]
     return tuple(random.sample(names, PEOPLE[part]))
-
-
-def _entities(
-    kind: EntityKind, names: Sequence[str], draw_facts: Callable[[str], Mapping[str, str]]
-) -> tuple[Entity, ...]:
-    """Return an entity of each name. `draw_facts`: returns the facts of a name, by the keys of relations."""
-    return tuple(Entity(kind, name, draw_facts(name)) for name in names)
 
 
 def _person(random: Random, name: str, *, people: tuple[str, ...], towns: tuple[str, ...]) -> dict[str, str]:
@@ -166,17 +170,22 @@ def passages(world: World) -> Iterator[ArticlePassage]:
 def passages_by_relation(entity: Entity, seed: int) -> dict[str, ArticlePassage]:
     """Write the article about an entity, and return the passage that states each fact, by the key of its relation.
 
-    A passage states FACTS_PER_PASSAGE facts, drawn at random, so it is returned once for each of them.
+    A passage states up to FACTS_PER_PASSAGE facts, so it is returned once for each of them.
     """
     random = Random(f"passages {seed} {entity.name}")
-    relations_of_kind = relations(entity.kind)
-    shuffled = random.sample(relations_of_kind, len(relations_of_kind))
     by_relation: dict[str, ArticlePassage] = {}
-    for number, start in enumerate(range(0, len(shuffled), FACTS_PER_PASSAGE)):
-        group = shuffled[start : start + FACTS_PER_PASSAGE]
+    for number, group in enumerate(_groups(random, relations(entity.kind))):
         passage = _passage(random, entity, group, number)
-        by_relation |= dict.fromkeys([relation.key for relation in group], passage)
+        for relation in group:
+            by_relation[relation.key] = passage
     return by_relation
+
+
+def _groups(random: Random, all_relations: Sequence[Relation]) -> list[list[Relation]]:
+    """Return relations in random order, in groups of FACTS_PER_PASSAGE; the last group may be smaller."""
+    shuffled = random.sample(all_relations, len(all_relations))
+    starts = range(0, len(shuffled), FACTS_PER_PASSAGE)
+    return [shuffled[start : start + FACTS_PER_PASSAGE] for start in starts]
 
 
 def _passage(random: Random, entity: Entity, group: list[Relation], number: int) -> ArticlePassage:
@@ -186,9 +195,10 @@ def _passage(random: Random, entity: Entity, group: list[Relation], number: int)
         template = random.choice(relation.sentences)
         sentences.append(template.format(e=entity.name, v=entity.facts[relation.key]))
     random.shuffle(sentences)
+    keywords = " and ".join(relation.keyword for relation in group)
     return ArticlePassage(
         id=f"{entity.name}/{number}".replace(" ", "_"),
         title=entity.name,
-        section=" and ".join(relation.keyword for relation in group).capitalize(),
+        section=keywords.capitalize(),
         text=" ".join(sentences),
     )

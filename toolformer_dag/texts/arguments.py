@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from fractions import Fraction
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from toolformer_dag.texts.written_schemas import matches, unwritable, written_values
 
@@ -81,105 +81,112 @@ def read_arguments(text: str, schema: Schema) -> dict[str, Any]:
     - `bad_arguments: NAME is no integer` and the like: a value breaks a rule of the schema
     - `bad_arguments: over_budget`: the check takes more than MAX_CHECKS rules, too much time or too deep a recursion
     """
-    arguments = _named_values(text)
+    arguments = _parsed_arguments(text)
     _check_names(arguments, schema)
     _check_values(arguments, schema)
     return arguments
 
 
-def _named_values(text: str) -> dict[str, Any]:
-    """Parse names and JSON values: `city="Rome", days=3`. Raises BadArguments (`bad_arguments`, `twice: NAME`)."""
+def _parsed_arguments(text: str) -> dict[str, Any]:
+    """Parse `city="Rome", days=3` without a schema. Raises BadArguments (`bad_arguments`, `twice: NAME`)."""
     arguments: dict[str, Any] = {}
-    position = len(text) - len(text.lstrip())
-    end = len(text.rstrip())
-    while position < end:
+    reader = _ArgumentReader(text.strip())
+    while not reader.is_at_end:
         if arguments:
-            position = _matched(_COMMA, text, position).end()
-        key = _matched(_KEY, text, position)
+            reader.match(_COMMA)
+        key = reader.match(_KEY)
         name = key[1]
         if name in arguments:
             raise BadArguments(f"twice: {name}")
-        value = _read_value(text, key.end())
-        arguments[name] = value.value
-        position = value.end
+        arguments[name] = reader.json_value()
     return arguments
 
 
-def _matched(pattern: re.Pattern[str], text: str, position: int) -> re.Match[str]:
-    """Match a pattern at a position of a text. Raises BadArguments if it does not match there."""
-    match = pattern.match(text, position)
-    if match is None:
-        raise BadArguments("bad_arguments")
-    return match
+class _ArgumentReader:
+    """Reads a text from its beginning to its end; each method raises BadArguments if the text goes on otherwise."""
 
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._position = 0
 
-class _ReadValue(NamedTuple):
-    """A JSON value that was parsed from a text."""
+    @property
+    def is_at_end(self) -> bool:
+        """Whether the whole text was read."""
+        return self._position >= len(self._text)
 
-    value: Any
-    end: int  # the position after it in the text
+    def match(self, pattern: re.Pattern[str]) -> re.Match[str]:
+        """Read what a pattern matches at the current position."""
+        match = pattern.match(self._text, self._position)
+        if match is None:
+            raise BadArguments("bad_arguments")
+        self._position = match.end()
+        return match
 
-
-def _read_value(text: str, position: int) -> _ReadValue:
-    """Parse the JSON value that begins at a position of a text.
-
-    Raises BadArguments if no JSON begins there, or if it holds half a surrogate pair.
-    """
-    try:
-        value, end = _DECODER.raw_decode(text, position)
-        json.dumps(value, ensure_ascii=False).encode()  # raises ValueError for half a surrogate pair
-    except (ValueError, RecursionError) as error:
-        raise BadArguments("bad_arguments") from error
-    return _ReadValue(value, end)
+    def json_value(self) -> Any:
+        """Parse the JSON value at the current position."""
+        try:
+            value, self._position = _DECODER.raw_decode(self._text, self._position)
+            json.dumps(value, ensure_ascii=False).encode()  # raises ValueError for half a surrogate pair
+        except (ValueError, RecursionError) as error:
+            raise BadArguments("bad_arguments") from error
+        return value
 
 
 def _check_names(arguments: Mapping[str, Any], schema: Schema) -> None:
-    """Raise BadArguments for an argument that the schema does not have, or for a required one that is missing.
-
-    Of several, the first in the alphabet is named in the reason.
-    """
-    takes_others = schema.get("additionalProperties") is True
+    """Raise BadArguments for an argument that is not in the schema, or for a required one that is missing."""
+    takes_any_name = schema.get("additionalProperties") is True
     unknown = arguments.keys() - set(argument_names(schema))
-    if unknown and not takes_others:
-        raise BadArguments(f"unknown: {min(unknown)[:MAX_REASON]}")
+    if unknown and not takes_any_name:
+        raise BadArguments(f"unknown: {_first_name(unknown)}")
     missing = set(_required(schema)) - arguments.keys()
     if missing:
-        raise BadArguments(f"missing: {min(missing)[:MAX_REASON]}")
+        raise BadArguments(f"missing: {_first_name(missing)}")
+
+
+def _first_name(names: Collection[str]) -> str:
+    """Return the alphabetically first name, cut to MAX_REASON characters."""
+    return min(names)[:MAX_REASON]
 
 
 def _check_values(arguments: Mapping[str, Any], schema: Schema) -> None:
     """Raise BadArguments if a value breaks a rule of the schema: "bad_arguments: days is below 1".
 
-    Of several such values, the first by its path is named. Raises BadArguments with OVER_BUDGET if the check takes more
-    than MAX_CHECKS rules, too long for a pattern, or too deep a recursion.
+    Of several such values, the first by its path is named.
     """
     errors = _schema_errors(arguments, schema)
-    if errors:
-        path, error = min(errors, key=lambda path_and_error: path_and_error[0])
-        subject = ".".join(path)[:MAX_REASON] or "they"  # no path: a rule about the arguments as a whole
-        raise BadArguments(f"bad_arguments: {subject} {_broken_rule(error)}")
+    if not errors:
+        return
+    error = min(errors, key=_error_path)
+    name = ".".join(_error_path(error))[:MAX_REASON]
+    subject = name or "they"  # without a name, the rule is about the arguments as a whole
+    raise BadArguments(f"bad_arguments: {subject} {_broken_rule(error)}")
 
 
-def _schema_errors(arguments: Mapping[str, Any], schema: Schema) -> list[tuple[list[str], Any]]:
-    """Return jsonschema's errors, each after the path of the value that breaks a rule: ["stops", "0", "city"].
+def _error_path(error: Any) -> list[str]:
+    """Return the path of the value that a jsonschema error is about: ["stops", "0", "city"]."""
+    return [str(step) for step in error.absolute_path]
 
-    Raises BadArguments if the check takes more than is allowed, or if a reference of the schema leads nowhere.
+
+def _schema_errors(arguments: Mapping[str, Any], schema: Schema) -> list[Any]:
+    """Return jsonschema's errors about the arguments of a call.
+
+    Raises BadArguments with OVER_BUDGET if the check takes too many rules, too long or too deep a recursion; also if a
+    reference of the schema leads nowhere.
     """
     from referencing.exceptions import Unresolvable
 
     validator = _validator(json.dumps(schema))
     _budget.begin()  # the validator spends it, and raises BadArguments once it is spent
     try:
-        errors = list(validator.iter_errors(dict(arguments)))
+        return list(validator.iter_errors(dict(arguments)))
     except (RecursionError, TimeoutError) as error:
         raise BadArguments(OVER_BUDGET) from error
     except Unresolvable as error:  # in a keyword that `schema_fault` does not look at
         raise BadArguments("bad_arguments: a reference of the schema leads nowhere") from error
-    return [([str(step) for step in error.absolute_path], error) for error in errors]
 
 
 def _broken_rule(error: Any) -> str:
-    """Return which rule a value breaks, as "is no integer", from jsonschema's error. The value is not named."""
+    """Return which rule a value breaks, such as "is no integer", from jsonschema's error."""
     rule = error.validator
     limit = error.validator_value  # what the schema has for this rule: 5 for `maximum`, a type or several for `type`
     match rule:
@@ -224,41 +231,52 @@ _budget = _Budget()
 
 @cache
 def _validator(schema: str) -> Any:
-    """Return a validator of the library jsonschema for a schema, given as JSON. It is safe for any schema:
-
-    - Each rule that it applies spends 1 of `_budget`, so a check ends.
-    - Patterns take linear or limited time (`matches`), and `multipleOf` is exact (`_divides`).
-    - It fetches nothing from the network for a reference: its registry is empty.
-    """
-    from jsonschema.validators import Draft202012Validator, extend, validator_for
+    """Return a jsonschema validator for a schema in JSON, with limited time and no access to the network."""
+    from jsonschema.validators import Draft202012Validator, validator_for
     from referencing import Registry
 
-    validator_class = validator_for(json.loads(schema), Draft202012Validator)
+    parsed_schema = json.loads(schema)
+    validator_class = validator_for(parsed_schema, Draft202012Validator)
+    limited_class = _limited_validator_class(validator_class)
+    no_references = Registry()  # else jsonschema would fetch them from the network
+    return limited_class(parsed_schema, registry=no_references)
+
+
+def _limited_validator_class(validator_class: Any) -> Any:
+    """Return a jsonschema validator class whose checks end for any schema.
+
+    Each rule spends 1 of `_budget`, patterns take limited time, and `multipleOf` is exact.
+    """
+    from jsonschema.validators import extend
+
     rules = {**validator_class.VALIDATORS, "pattern": _matches, "multipleOf": _divides}
     counted_rules = {keyword: _counted(rule) for keyword, rule in rules.items()}
-    counting_class: Any = extend(validator_class, counted_rules)
+    limited_class: Any = extend(validator_class, counted_rules)
     # jsonschema calls `evolve` for each schema inside the schema. Without this, those could escape the counted rules.
-    counting_class.evolve = _with_same_rules(counting_class.evolve)
-    return counting_class(json.loads(schema), registry=Registry())
+    limited_class.evolve = _with_same_rules(limited_class.evolve)
+    return limited_class
 
 
 def _with_same_rules(evolve: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap jsonschema's `evolve`, which makes a validator for a schema inside the schema, so that rules stay counted.
-
-    Left to itself, jsonschema would take another validator for an inner schema with "$schema", so "$schema" is removed.
-
-    The wrapped function raises BadArguments for an inner schema with patternProperties, because their names are matched
-    without a limit of time. `schema_fault` refuses most of them before; a "$dynamicRef" is only followed here.
-    """
+    """Wrap jsonschema's `evolve`, which makes the validator of an inner schema, so that its rules stay counted."""
 
     def evolved(validator: Any, *, schema: Any, **changes: Any) -> Any:
         if isinstance(schema, dict):
-            if schema.get("patternProperties"):
-                raise BadArguments("bad_arguments: the schema has patternProperties")
-            schema = {keyword: value for keyword, value in schema.items() if keyword != "$schema"}
+            schema = _safe_inner_schema(schema)
         return evolve(validator, schema=schema, **changes)
 
     return evolved
+
+
+def _safe_inner_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a schema that stands inside another one, without "$schema", which would choose another validator.
+
+    Raises BadArguments for patternProperties, whose names are matched without a limit of time.
+    """
+    # `schema_fault` refuses most patternProperties before; a "$dynamicRef" is only followed here.
+    if schema.get("patternProperties"):
+        raise BadArguments("bad_arguments: the schema has patternProperties")
+    return {keyword: value for keyword, value in schema.items() if keyword != "$schema"}
 
 
 def _counted(rule: Callable[..., Any]) -> Callable[..., Any]:
@@ -291,20 +309,24 @@ def _divides(validator: Any, divisor: float, value: Any, schema: Any) -> Iterato
 
 
 def write_arguments(arguments: Mapping[str, Any], schema: Schema) -> str:
-    """Write arguments as the input of a call, in the schema's order, without those that equal their default.
+    """Write arguments as the input of a call: `city="Rome", days=3`.
 
-    `{"days": 3, "city": "Rome"}` becomes `city="Rome", days=3` if the city is required. Arguments that the schema does
-    not have come last.
+    They come in the schema's order, without arguments that equal their default. Arguments that are not in the schema
+    come last.
     """
+    names_in_order = dict.fromkeys([*argument_names(schema), *arguments])
     written = []
-    for name in dict.fromkeys([*argument_names(schema), *arguments]):
-        if name in arguments and not _is_default(name, arguments[name], schema):
-            written.append(f"{name}={json.dumps(arguments[name], ensure_ascii=False)}")
+    for name in names_in_order:
+        if name not in arguments:
+            continue
+        value = arguments[name]
+        if not _is_default(name, value, schema):
+            written.append(f"{name}={json.dumps(value, ensure_ascii=False)}")
     return ", ".join(written)
 
 
 def _is_default(name: str, value: object, schema: Schema) -> bool:
-    """Return whether an argument may be left out: it is optional, and `value` is the default in its schema."""
+    """Return whether an argument is optional and its value is the default in the schema."""
     value_schema = _properties(schema).get(name)
     if name in _required(schema):
         return False
@@ -328,39 +350,51 @@ def schema_fault(schema: Schema) -> str | None:
         text = json.dumps(schema)
         if len(text) > MAX_SCHEMA_CHARACTERS:
             return f"its schema has {len(text):,} characters; at most {MAX_SCHEMA_CHARACTERS:,} are read"
-        return _fault_of(text)
+        return _fault_of_json(text)
     except Exception as error:  # noqa: BLE001 - libraries raise anything for what is no schema
         return f"its schema cannot be read ({type(error).__name__})"
 
 
-@cache
-def _fault_of(text: str) -> str | None:
-    """Return why a schema, given as JSON, cannot describe the named arguments of a call; None if it can.
+@cache  # each command loads its tools twice
+def _fault_of_json(schema_json: str) -> str | None:
+    """Return why a schema in JSON cannot describe the named arguments of a call; None if it can."""
+    schema = json.loads(schema_json)
+    return (
+        _fault_of_form(schema)
+        or _fault_of_type(schema)
+        or _fault_of_names(argument_names(schema))
+        or _fault_of_values(schema_json)
+    )
 
-    It has to be a valid JSON schema, of an object, whose names and values decoding can write. Cached, because each
-    command loads its tools twice.
-    """
+
+def _fault_of_form(schema: Any) -> str | None:
+    """Return why a value is not a JSON schema; None if it is one."""
     from jsonschema import FormatChecker
     from jsonschema.exceptions import SchemaError
     from jsonschema.validators import Draft202012Validator, validator_for
 
-    schema = json.loads(text)
-    no_formats = FormatChecker(())  # else a pattern that only other engines than Python's `re` read is refused
+    validator_class = validator_for(schema, Draft202012Validator)
+    no_formats = FormatChecker(())  # else a pattern that Python's `re` cannot read is refused
     try:
-        validator_for(schema, Draft202012Validator).check_schema(schema, format_checker=no_formats)
+        validator_class.check_schema(schema, format_checker=no_formats)
     except SchemaError as error:
-        path = ".".join(str(step) for step in error.absolute_path)
+        path = ".".join(_error_path(error))
         return f"its schema is none: {path[:100]}: {error.message}"[:300]
+    return None
+
+
+def _fault_of_type(schema: Schema) -> str | None:
+    """Return why a schema does not describe an object; None if it does."""
     types = schema.get("type", "object")
     if isinstance(types, str):
         types = [types]
-    if "object" not in types:
-        return f"its arguments are no object but {' or '.join(types)}"
-    return _fault_of_names(argument_names(schema)) or _fault_of_values(text)
+    if "object" in types:
+        return None
+    return f"its arguments are no object but {' or '.join(types)}"
 
 
 def _fault_of_names(names: list[str]) -> str | None:
-    """Return why a call cannot have arguments of these names; None if it can."""
+    """Return why a call cannot have arguments with these names; None if it can."""
     if len(names) > MAX_PROPERTIES:
         return f"it takes {len(names)} arguments; a call has at most {MAX_PROPERTIES}"
     for name in names:
@@ -369,19 +403,23 @@ def _fault_of_names(names: list[str]) -> str | None:
     return None
 
 
-def _fault_of_values(text: str) -> str | None:
-    """Return why decoding cannot write values for the arguments of a schema, given as JSON; None if it can."""
-    names = argument_names(json.loads(text))
+def _fault_of_values(schema_json: str) -> str | None:
+    """Return why decoding cannot write values for the arguments of a schema; None if it can."""
+    names = argument_names(json.loads(schema_json))
     try:
-        written = written_values(text, tuple(names))
+        written = written_values(schema_json, tuple(names))
     except ValueError as error:
         return str(error)
     if written.required_in_parts:
-        in_parts = ", ".join(sorted(written.required_in_parts))[:100]
-        return (
-            f"its arguments {in_parts} stand under anyOf, oneOf, allOf or $ref alone; a call names those of properties"
-        )
-    for name, value_schema in written.schemas.items():
+        names_in_parts = ", ".join(sorted(written.required_in_parts))[:100]
+        where = "stand under anyOf, oneOf, allOf or $ref alone"
+        return f"its arguments {names_in_parts} {where}; a call names those of properties"
+    return _first_unwritable(written.schemas)
+
+
+def _first_unwritable(value_schemas: Mapping[str, str]) -> str | None:
+    """Return the first argument whose schema llguidance cannot compile, and why: "city: REASON"; None without one."""
+    for name, value_schema in value_schemas.items():
         fault = unwritable(value_schema)
         if fault is not None:
             return f"{name}: {fault}"
@@ -389,7 +427,7 @@ def _fault_of_values(text: str) -> str | None:
 
 
 def argument_rules(schema: Schema, rule: str) -> list[str]:
-    """Return grammar rules that admit what `write_arguments` writes, in the syntax of Lark as llguidance reads it.
+    """Return grammar rules that admit what `write_arguments` writes, in llguidance's Lark syntax.
 
     rule: the name of the first rule. With "a0", a required `city` and an optional `days` become
 
@@ -398,24 +436,27 @@ def argument_rules(schema: Schema, rule: str) -> list[str]:
         a0_0v: %json {...}
         a0_1: "days=" a0_1v
         a0_1v: %json {...}
-
-    A rule per argument, a rule for its value, and the first rule with the arguments in order.
     """
-    value_schemas = written_values(json.dumps(schema), tuple(argument_names(schema))).schemas
+    names = argument_names(schema)
+    value_schemas = written_values(json.dumps(schema), tuple(names)).schemas
     rule_of_argument = {name: f"{rule}_{number}" for number, name in enumerate(value_schemas)}
     lines = [f"{rule}: {_in_order(rule_of_argument, _required(schema))}"]
-    for name, value_schema in value_schemas.items():
-        argument_rule = rule_of_argument[name]
-        lines.append(f"{argument_rule}: {json.dumps(name + '=')} {argument_rule}v")
-        lines.append(f"{argument_rule}v: %json {value_schema}")
+    for name, argument_rule in rule_of_argument.items():
+        lines += _rules_of_argument(name, argument_rule, value_schemas[name])
     return lines
 
 
-def _in_order(rule_of_argument: Mapping[str, str], required: Collection[str]) -> str:
-    """Return how the arguments of a call follow each other: 'a0_0 (", " a0_1)?' for a required and an optional one.
+def _rules_of_argument(name: str, rule: str, value_schema: str) -> list[str]:
+    """Return the grammar rules of one argument: `a0_0: "city=" a0_0v` and `a0_0v: %json {...}`."""
+    name_and_equals = json.dumps(f"{name}=")
+    return [
+        f"{rule}: {name_and_equals} {rule}v",
+        f"{rule}v: %json {value_schema}",
+    ]
 
-    rule_of_argument: argument -> the name of its rule. required: the arguments that every call needs.
-    """
+
+def _in_order(rule_of_argument: Mapping[str, str], required: Collection[str]) -> str:
+    """Return the rule body for a call's arguments: 'a0_0 (", " a0_1)?' for a required and an optional one."""
     required_rules = [rule for name, rule in rule_of_argument.items() if name in required]
     optional_rules = [rule for name, rule in rule_of_argument.items() if name not in required]
     if not required_rules:
@@ -424,14 +465,16 @@ def _in_order(rule_of_argument: Mapping[str, str], required: Collection[str]) ->
 
 
 def _optional_after_others(rules: list[str]) -> str:
-    """Return how optional arguments follow others, each after a comma: ' (", " a)? (", " b)?' for the rules a and b."""
+    """Return the rule text of optional arguments after others: ' (", " a)? (", " b)?' for the rules a and b."""
     return "".join(f' (", " {rule})?' for rule in rules)
 
 
 def _only_optional(rules: list[str]) -> str:
-    """Return how optional arguments stand alone, in order or none: '(a (", " b)? | b)?' for the rules a and b."""
+    """Return the rule text of optional arguments without others: '(a (", " b)? | b)?' for the rules a and b."""
     if not rules:
         return '""'
-    # Any of them may be the first one, which has no comma before it.
-    beginnings = [rule + _optional_after_others(rules[number + 1 :]) for number, rule in enumerate(rules)]
-    return f"({' | '.join(beginnings)})?"
+    alternatives = []
+    for number, first_rule in enumerate(rules):  # any may be the first, which has no comma before it
+        later_rules = rules[number + 1 :]
+        alternatives.append(first_rule + _optional_after_others(later_rules))
+    return f"({' | '.join(alternatives)})?"

@@ -40,23 +40,42 @@ def place_of_token(text: str, token_offsets: TokenOffsets, token: int) -> CallPl
 
     For `is 215` with the offsets [0, 2, 3], token 1 gives CallPlace(offset=2, token=1, position=2).
 
-    Returns None if no call is sampled before this token: only white space follows, or the place belongs to an earlier
-    token, which begins in the same white space or at the same character (token 2 in the example).
+    Returns None if only white space follows, or if an earlier token has the same place (token 2 in the example).
     """
-    start = int(token_offsets[token])
-    first_visible = len(text) - len(text[start:].lstrip())  # the first character from `start` on that is not blank
-    offset = len(text[:first_visible].rstrip())
-    earlier_token_has_place = token > 0 and token_offsets[token - 1] >= offset
-    if earlier_token_has_place or first_visible == len(text):
+    space = _white_space_around(text, int(token_offsets[token]))
+    if space.end == len(text):
         return None
-    position = _token_with(token_offsets, first_visible)
-    return CallPlace(offset, token, position)
+    earlier_token_has_place = token > 0 and token_offsets[token - 1] >= space.start
+    if earlier_token_has_place:
+        return None
+    position = _token_with(token_offsets, space.end)
+    return CallPlace(offset=space.start, token=token, position=position)
+
+
+class _WhiteSpace(NamedTuple):
+    """White space of a text, from the character `start` to the one before `end`. It may be empty."""
+
+    start: int
+    end: int
+
+
+def _white_space_around(text: str, character: int) -> _WhiteSpace:
+    """Return the white space that contains a character, or ends right before it."""
+    end = len(text) - len(text[character:].lstrip())
+    start = len(text[:end].rstrip())
+    return _WhiteSpace(start, end)
 
 
 def _token_with(token_offsets: TokenOffsets, character: int) -> int:
     """Return the index of the token that holds a character, the first one if several begin where it begins."""
-    last_token = int(np.searchsorted(token_offsets, character, side="right")) - 1  # that begins at or before it
-    return int(np.searchsorted(token_offsets, int(token_offsets[last_token]), side="left"))
+    tokens_until_character = int(np.searchsorted(token_offsets, character, side="right"))
+    token_start = int(token_offsets[tokens_until_character - 1])
+    return _first_token_from(token_offsets, token_start)
+
+
+def _first_token_from(token_offsets: TokenOffsets, character: int) -> int:
+    """Return the index of the first token that begins at a character or after it."""
+    return int(np.searchsorted(token_offsets, character, side="left"))
 
 
 def place_at(text: str, token_offsets: TokenOffsets, offset: int) -> CallPlace | None:
@@ -68,19 +87,17 @@ def place_at(text: str, token_offsets: TokenOffsets, offset: int) -> CallPlace |
     """
     if not 0 <= offset < len(text):
         return None
-    space_end = len(text) - len(text[offset:].lstrip())
-    space_start = len(text[:space_end].rstrip())  # equals `space_end` without white space
-    # The first token that begins in the white space, or right after it.
-    token = int(np.searchsorted(token_offsets, space_start, side="left"))
-    if token == len(token_offsets) or token_offsets[token] > space_end:
+    space = _white_space_around(text, offset)
+    token = _first_token_from(token_offsets, space.start)
+    if token == len(token_offsets) or token_offsets[token] > space.end:
         return None
     return place_of_token(text, token_offsets, token)
 
 
 def sampling_token(text: str, token_offsets: TokenOffsets, position: int) -> int:
-    """Return the index of the token before which calls are sampled whose loss begins at the token x_i; i is `position`.
+    """Return the index of the token before which calls are sampled whose loss begins at the token `position`.
 
-    It differs from i if the white space before x_i is a token of its own: 1 for position 2 of `is`, ` `, `215`.
+    The two differ if the white space before that token is a token too: 1 for position 2 of `is`, ` `, `215`.
     """
     place = place_at(text, token_offsets, int(token_offsets[position]))
     return position if place is None else place.token
@@ -89,9 +106,9 @@ def sampling_token(text: str, token_offsets: TokenOffsets, position: int) -> int
 def without_other_tokens(
     text: str, token_offsets: TokenOffsets, probabilities: NDArray[np.float32], tau_s: float
 ) -> NDArray[np.float32]:
-    """Return the probabilities p_i of a call before each token [n], with 0 where no call may be sampled.
+    """Return the probabilities p_i of a call before each token, with 0 where no call may be sampled.
 
-    Only those above tau_s are looked at, because no call is sampled at the others anyway.
+    Values up to tau_s are copied unchecked, because no call is sampled there anyway.
     """
     allowed = probabilities.copy()
     for token in np.flatnonzero(probabilities > tau_s).tolist():

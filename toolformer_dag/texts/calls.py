@@ -6,9 +6,10 @@ from its quotes then, so that a string may hold `]`, `->` and `)`.
 
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import NamedTuple
 from unicodedata import category
 
 from toolformer_dag.settings.call_markers import PAPER_MARKERS, CallMarkers
@@ -49,7 +50,8 @@ class Call:
 class MalformedCall(ValueError):
     """A text that is not a call.
 
-    body: the text, without markers. reason: why, in a word that is the same for equal mistakes, to be counted.
+    - body: the text, without markers
+    - reason: why, in a word that is the same for equal mistakes, so that reasons can be counted
     """
 
     def __init__(self, reason: str, body: str) -> None:
@@ -62,8 +64,7 @@ def format_call(call: Call, result: str | None = None, markers: CallMarkers = PA
 
     e(c) = " [Calculator(400 / 1400)]", e(c, r) = " [Calculator(400 / 1400) -> 0.29]".
 
-    Input and result are inserted as they are. The call can be read back if they come from `parse_call` and
-    `clean_result`.
+    Input and result are inserted unchecked; see `fault` and `clean_result`.
     """
     answer = "" if result is None else f"{markers.arrow}{result}"
     return f"{markers.begin}{call.tool}({call.input}){answer}{markers.end}"
@@ -72,8 +73,7 @@ def format_call(call: Call, result: str | None = None, markers: CallMarkers = PA
 def parse_call(body: str) -> Call:
     """Parse what a model wrote between " [" and "]", such as `Calculator(400 / 1400)`.
 
-    Raises MalformedCall with a reason of `fault`, "not_a_call" where the form is not Name(input), or "call_in_input"
-    where another call begins in the input.
+    Raises MalformedCall with a reason of `fault`, or with "not_a_call" or "call_in_input".
     """
     match = BODY.fullmatch(body)
     if match is None:
@@ -82,35 +82,37 @@ def parse_call(body: str) -> Call:
     reason = fault(call)
     if reason is not None:
         raise MalformedCall(reason, body)
-    has_named_arguments = input_end(body) != 0  # 0 stands for a call without named arguments
-    if not has_named_arguments and OPENING.search(call.input):  # the model omitted a "]" and continued the text
+    if _holds_another_call(body, call.input):  # the model omitted a "]" and continued the text
         raise MalformedCall("call_in_input", body)
     return call
 
 
-def fault(call: Call, markers: CallMarkers = PAPER_MARKERS) -> str | None:
-    """Return why a call, once it is written into a text, could not be found there or parsed again; None if it can.
+def _holds_another_call(body: str, input: str) -> bool:
+    """Return whether another call begins in the input of the call `body`; strings of named arguments do not count."""
+    has_named_arguments = input_end(body) != 0  # 0 stands for a call without named arguments
+    return not has_named_arguments and OPENING.search(input) is not None
 
-    The reasons: bad_name, open_quote, bracket_in_input, arrow_in_input, newline_in_input. As "bracket_in_input" for
-    Call("QA", "a]b"), but None for Call("QA", 'question="a]b"'): in a string of named arguments anything may stand.
+
+def fault(call: Call, markers: CallMarkers = PAPER_MARKERS) -> str | None:
+    """Return why a call could not be parsed again from a text that it is written into; None if it could.
+
+    The reasons: bad_name, open_quote, bracket_in_input, arrow_in_input, newline_in_input.
     """
     if not re.fullmatch(NAME, call.tool) or RESULT_ARROW in call.tool:
         return "bad_name"
     written = f"{call.tool}({call.input})"
-    end = input_end(written)  # None for a string that does not end, 0 for an input without named arguments
-    if end is None:
+    end = input_end(written)
+    if end is None:  # a string of named arguments does not end
         return "open_quote"
     has_named_arguments = end == len(written)
-    if has_named_arguments:
-        return _line_fault(STRING.sub('""', call.input))
+    if has_named_arguments:  # their strings may hold anything
+        outside_strings = STRING.sub('""', call.input)
+        return _line_fault(outside_strings)
     return _text_fault(call.input, markers)
 
 
 def _text_fault(text: str, markers: CallMarkers) -> str | None:
-    """Return why a text cannot be the input or the result of a call: it holds "]", "->" or a newline. None if it can.
-
-    Not for named arguments, whose strings may hold all that.
-    """
+    """Return why a text cannot be an input without named arguments, or a result; None if it can."""
     if markers.end in text:
         return "bracket_in_input"
     if markers.arrow.strip() in text:
@@ -130,10 +132,7 @@ def call_grammar(
     markers: CallMarkers = PAPER_MARKERS,
     arrow_token: int | None = None,
 ) -> str:
-    """Return a grammar of what a model may write after " [": `Name(input) ->` with a name in `tools`.
-
-    The grammar is for llguidance, the library of constrained decoding. `parse_call` accepts every text before `->` that
-    the grammar admits.
+    """Return a grammar for llguidance of what a model may write after " [": `Name(input) ->` with a name in `tools`.
 
     schemas: tool name -> its schema, for tools with named arguments. Names that are not in `tools` are ignored.
     arrow_token: the id of the arrow's token, if the tokenizer has a special one. No text is encoded to it.
@@ -148,42 +147,62 @@ def call_grammar(
     """
     with_schema = sorted(set(tools) & set(schemas))
     without_schema = sorted(set(tools) - set(schemas))
-    # Every call ends in `)` and the arrow: as text, `) ->`, or as a token that has no text.
-    arrow_sign = markers.arrow.strip()
-    arrow_text = arrow_sign if arrow_token is None else ""
-    token_rule = "" if arrow_token is None else f"<[{arrow_token}]>"
-    closed = ")" + markers.arrow.rstrip().removesuffix(arrow_sign) + arrow_text
+    arrow = _grammar_arrow(markers, arrow_token)
 
-    calls = [f"t{number}" for number in range(len(with_schema))]
-    if without_schema:
-        calls.append("call")
-    lines = ['%llguidance { "no_forcing": true }', f"start: {' | '.join(calls)}"]
+    alternatives = []
+    rules = []
     for number, name in enumerate(with_schema):
-        lines.append(f"t{number}: {json.dumps(f'{name}(')} a{number} {json.dumps(closed)} {token_rule}")
-        lines += argument_rules(schemas[name], f"a{number}")
+        alternatives.append(f"t{number}")
+        rules += _named_call_rules(number, name, schemas[name], arrow)
     if without_schema:
-        lines.append(f"call: CALL {token_rule}")
-        lines += _text_call_rules(without_schema, arrow_text, markers)
-    return "\n".join(lines)
+        alternatives.append("call")
+        rules.append(f"call: CALL {arrow.token_rule}")
+        rules += _text_call_rules(without_schema, arrow.text, markers)
+    options = '%llguidance { "no_forcing": true }'
+    start = f"start: {' | '.join(alternatives)}"
+    return "\n".join([options, start, *rules])
+
+
+def _named_call_rules(number: int, name: str, schema: Schema, arrow: "_GrammarArrow") -> list[str]:
+    """Return the grammar's rules for a tool with named arguments: `t0: "Weather(" a0 ") ->"` and those of a0."""
+    before_arguments = json.dumps(f"{name}(")
+    after_arguments = json.dumps(f"){arrow.space}{arrow.text}")
+    call_rule = f"t{number}: {before_arguments} a{number} {after_arguments} {arrow.token_rule}"
+    return [call_rule, *argument_rules(schema, f"a{number}")]
+
+
+class _GrammarArrow(NamedTuple):
+    """The arrow after a call's input, as a grammar has it: as text or as a token."""
+
+    space: str  # the white space before it
+    text: str  # "->", or "" where it is a token
+    token_rule: str  # "<[32000]>" for the token 32000, or "" where it is text
+
+
+def _grammar_arrow(markers: CallMarkers, arrow_token: int | None) -> _GrammarArrow:
+    """Return the arrow of a grammar. arrow_token: the id of its token; None if it is text."""
+    text = markers.arrow.strip()
+    space = markers.arrow.rstrip().removesuffix(text)
+    if arrow_token is None:
+        return _GrammarArrow(space, text, token_rule="")
+    return _GrammarArrow(space, text="", token_rule=f"<[{arrow_token}]>")
 
 
 def _text_call_rules(tools: Sequence[str], arrow_text: str, markers: CallMarkers) -> list[str]:
     """Return the grammar's rules CALL and INPUT, for tools whose input is a text: `QA(Who wrote it?) ->`.
 
-    CALL is a name in `tools`, an input in parentheses and the arrow.
-
-    arrow_text: the arrow, "->", or "" where it is a token.
+    arrow_text: the arrow, or "" where it is a token.
     """
     names = "|".join(_in_pattern(tool) for tool in tools)
     arrow = rf"[^\S{LINE_ENDS}]*{_in_pattern(arrow_text)}"  # after white space on the same line
-    return [rf"CALL: /({names})\(/ INPUT /\){arrow}/", _input_rule(markers)]
+    call_rule = rf"CALL: /({names})\(/ INPUT /\){arrow}/"
+    return [call_rule, _input_rule(markers)]
 
 
 def _input_rule(markers: CallMarkers) -> str:
-    """Return the grammar's rule INPUT: any text on one line in which the call can still be read.
+    """Return the grammar's rule INPUT, which admits a line without `]`, markers, other calls, and named arguments.
 
-    It holds no `]`, no marker, no beginning of a call and no string of named arguments. "f(x[1" is an input; "a -> b",
-    "[QA(" and 'city="Rome"' are none.
+    "f(x[1" is admitted; "a -> b", "[QA(" and 'city="Rome"' are not.
     """
     excluded_markers = "|".join(_in_pattern(marker) for marker in _markers_excluded_from_input(markers))
     call_beginning = rf"\[\s*{NAME}\("
@@ -211,12 +230,7 @@ def _in_pattern(text: str) -> str:
 def clean_result(result: str, max_characters: int) -> str:
     """Return a tool's result as a single line that e(c, r) can hold; "" where nothing visible is left.
 
-    - White space is collapsed.
-    - Control characters, invisible marks (also bidirectional) and lone surrogates are removed.
-    - Square brackets become round; `->` becomes `→`.
-    - The line is cut to `max_characters`.
-
-    A cleaned result stays as it is when it is cleaned again.
+    Square brackets become round, `->` becomes `→`, and the line is cut to `max_characters`; see also `one_line`.
     """
     line = one_line(result).replace("[", "(").replace("]", ")").replace(RESULT_ARROW, "→")
     shortened = line[:max_characters].rstrip()
@@ -226,17 +240,17 @@ def clean_result(result: str, max_characters: int) -> str:
 
 def one_line(text: str) -> str:
     """Return a text with white space collapsed, and without control characters, invisible marks, lone surrogates."""
-    remaining = []
-    for character in text:
-        if character.isspace() or character in JOINERS or category(character) not in INVISIBLE:
-            remaining.append(character)
-    return " ".join("".join(remaining).split())
+    without_invisible = "".join(character for character in text if _is_kept(character))
+    return " ".join(without_invisible.split())
+
+
+def _is_kept(character: str) -> bool:
+    """Return whether a character is white space, a joiner, or visible."""
+    return character.isspace() or character in JOINERS or category(character) not in INVISIBLE
 
 
 def call_opening(tools: Collection[str] | None, begin: str = API_START) -> re.Pattern[str]:
-    """Return a pattern for the marker that opens a call to one of `tools`: " [" of " [Calculator(1)".
-
-    A match is the marker alone, and ends where the tool's name begins.
+    """Return a pattern for the marker before a call to one of `tools`: it matches " [" of " [Calculator(1)".
 
     tools: None for any name of at most LONGEST_NAME characters. With an empty collection the pattern matches nothing.
     """
@@ -251,10 +265,7 @@ def call_opening(tools: Collection[str] | None, begin: str = API_START) -> re.Pa
 
 
 def holds_call(text: str, tools: Collection[str], markers: CallMarkers = PAPER_MARKERS) -> bool:
-    """Return whether a call to one of `tools` begins in a text, closed or not.
-
-    A text with a call cannot be annotated: `take_out` would remove that call together with the spliced ones.
-    """
+    """Return whether a call to one of `tools` begins in a text, closed or not; such a text cannot be annotated."""
     return call_opening(tools, markers.begin).search(text) is not None
 
 
@@ -274,24 +285,40 @@ class SpliceError(ValueError):
 def splice(text: str, calls: Sequence[PlacedCall], markers: CallMarkers = PAPER_MARKERS) -> str:
     """Return x*: the text x with e(c, r) inserted at the offset of each call (paper, section 2).
 
-    calls: in any order of their offsets. Calls at the same offset, a chain, are written in the order of `calls`.
-
-    `take_out(splice(x, calls), tools) == x`, byte for byte, for every x for which `holds_call(x, tools)` is false.
+    Calls at the same offset, a chain, are written in the order of `calls`. `take_out` restores a text x for which
+    `holds_call(x, tools)` is false.
 
     Raises SpliceError for an offset outside the text, and for a call or result that holds a marker or a newline.
     """
-    pieces: list[str] = []
-    position = 0
+    replacements = []
     for placed in sorted(calls, key=lambda call: call.offset):
         _check_placed(placed, text, markers)
-        pieces.append(text[position : placed.offset])
-        pieces.append(format_call(placed.call, placed.result, markers))
-        position = placed.offset
+        written = format_call(placed.call, placed.result, markers)
+        replacements.append(_Replacement(placed.offset, placed.offset, written))
+    return _replaced(text, replacements)
+
+
+class _Replacement(NamedTuple):
+    """Characters `start` to `end` of a text, and what is written there instead."""
+
+    start: int
+    end: int
+    written: str
+
+
+def _replaced(text: str, replacements: Iterable[_Replacement]) -> str:
+    """Return a text with parts of it replaced. replacements: in the order of the text."""
+    pieces: list[str] = []
+    position = 0
+    for replacement in replacements:
+        pieces.append(text[position : replacement.start])
+        pieces.append(replacement.written)
+        position = replacement.end
     return "".join(pieces) + text[position:]
 
 
 def _check_placed(placed: PlacedCall, text: str, markers: CallMarkers) -> None:
-    """Raise SpliceError if a call stands outside of the text, or could not be read again after it was inserted."""
+    """Raise SpliceError if a call is outside the text, or could not be parsed again after it was inserted."""
     if not 0 <= placed.offset <= len(text):
         raise SpliceError(f"offset {placed.offset} is outside the text of {len(text)} characters")
     reason = fault(placed.call, markers) or _text_fault(placed.result, markers)
@@ -301,78 +328,77 @@ def _check_placed(placed: PlacedCall, text: str, markers: CallMarkers) -> None:
 
 def take_out(text: str, tools: Collection[str], markers: CallMarkers = PAPER_MARKERS) -> str:
     """Return a text without its closed calls to `tools`, with results or without; this undoes `splice`."""
-    pieces: list[str] = []
-    position = 0
-    for call in _closed_calls(text, call_opening(tools, markers.begin), markers):
-        pieces.append(text[position : call.start])
-        position = call.end
-    return "".join(pieces) + text[position:]
+    calls = _closed_calls(text, call_opening(tools, markers.begin), markers)
+    return _replaced(text, (_Replacement(call.start, call.end, written="") for call in calls))
 
 
 def written_calls(text: str, tools: Collection[str]) -> list[tuple[int, str]]:
     """Return the offset and the input of each closed call to `tools` in a text in the paper's form.
 
-    [(1, "Who?"), (2, "1 + 1")] for "a [QA(Who?) -> She]b [Add(1 + 1)]". The offset is the character in
-    `take_out(text)`, here "ab", at which the call stands.
+    [(1, "Who?"), (2, "1 + 1")] for "a [QA(Who?) -> She]b [Add(1 + 1)]". Offsets count characters of the text without
+    these calls.
     """
-    calls = []
+    calls = list(_closed_calls(text, call_opening(tools), PAPER_MARKERS))
+    inputs = [call.call.input for call in calls]
+    return list(zip(_offsets_without_calls(calls), inputs, strict=True))
+
+
+def _offsets_without_calls(calls: Iterable["_WrittenCall"]) -> list[int]:
+    """Return where each call of a text stands once all calls are taken out: [1, 2] for "a [Add(1)]b [Add(2)]"."""
+    offsets = []
     characters_taken_out = 0
-    for written in _closed_calls(text, call_opening(tools), PAPER_MARKERS):
-        offset = written.start - characters_taken_out
-        calls.append((offset, written.call.input))
-        characters_taken_out += written.end - written.start
-    return calls
+    for call in calls:
+        offsets.append(call.start - characters_taken_out)
+        characters_taken_out += call.end - call.start
+    return offsets
 
 
 def placed_calls(text: str, tools: Collection[str], markers: CallMarkers = PAPER_MARKERS) -> list[PlacedCall]:
     """Return the calls with results that `splice` put into a text: `splice(take_out(text), calls) == text`.
 
-    [PlacedCall(offset=1, call=Call("QA", "Who?"), result="She")] for "a [QA(Who?) -> She] b". Offsets count characters
-    of `take_out(text)`.
+    [PlacedCall(offset=1, call=Call("QA", "Who?"), result="She")] for "a [QA(Who?) -> She] b".
 
     Raises MalformedCall for a closed call to one of `tools` that has no result.
     """
-    calls = []
-    characters_taken_out = 0
-    for written in _closed_calls(text, call_opening(tools, markers.begin), markers):
+    written_calls = list(_closed_calls(text, call_opening(tools, markers.begin), markers))
+    offsets = _offsets_without_calls(written_calls)
+    placed = []
+    for offset, written in zip(offsets, written_calls, strict=True):
         if written.result is None:
             raise MalformedCall("no_result", written.body)
-        offset = written.start - characters_taken_out
-        calls.append(PlacedCall(offset, written.call, written.result))
-        characters_taken_out += written.end - written.start
-    return calls
+        placed.append(PlacedCall(offset, written.call, written.result))
+    return placed
 
 
 def in_markers(text: str, markers: CallMarkers) -> str:
-    """Rewrite the calls of a text from the paper's markers, ` [` `->` `]`, to others.
+    """Rewrite the calls of a text, such as a prompt, from the paper's markers to others.
 
     "It is [Add(1, 2) -> 3] three." becomes "It is <call>Add(1, 2) = 3</call> three." with begin " <call>", arrow " = "
-    and end "</call>". Where no space stands before "[", as in instructions, none is written before the new marker.
-
-    text: a prompt, or a call e(c) or e(c, r).
+    and end "</call>".
     """
-    pieces: list[str] = []
-    position = 0
-    for written in _closed_calls(text, re.compile(rf" ?\[(?={NAME}\()"), PAPER_MARKERS):
-        pieces.append(text[position : written.start])
-        has_space = text[written.start] == " "
-        pieces.append(markers.begin if has_space else markers.begin.lstrip())
-        pieces.append(written.body)
-        if written.result is not None:
-            pieces.append(markers.arrow + written.result)
-        pieces.append(markers.end)
-        position = written.end
-    return "".join(pieces) + text[position:]
+    opening = re.compile(rf" ?\[(?={NAME}\()")
+    replacements = []
+    for call in _closed_calls(text, opening, PAPER_MARKERS):
+        rewritten = _rewritten(call, markers)
+        replacements.append(_Replacement(call.start, call.end, rewritten))
+    return _replaced(text, replacements)
+
+
+def _rewritten(call: "_WrittenCall", markers: CallMarkers) -> str:
+    """Write a call of a text with other markers."""
+    has_space_before = call.text[call.start] == " "  # there is none before "[" in instructions
+    begin = markers.begin if has_space_before else markers.begin.lstrip()
+    answer = "" if call.result is None else f"{markers.arrow}{call.result}"
+    return f"{begin}{call.body}{answer}{markers.end}"
 
 
 def in_paper_form(body: str, markers: CallMarkers) -> str:
     """Return what a model wrote after the opening marker of a call, with the paper's markers in place of `markers`.
 
-    "QA(Who?) ->" for "QA(Who?) =" with the arrow " = ". Named arguments stay as they are, because their strings may
-    hold anything. If they have no end yet, as in 'QA(question="Wh', `body` comes back unchanged.
+    "QA(Who?) ->" for "QA(Who?) =" with the arrow " = ". Named arguments come back unchanged.
     """
     arguments_end = input_end(body)  # 0 without named arguments
-    if arguments_end is None:
+    if arguments_end is None:  # they have no end yet: 'QA(question="Wh'
         return body
     rest = body[arguments_end:]
     rest = rest.replace(markers.arrow.strip(), RESULT_ARROW)
@@ -394,23 +420,15 @@ def marker_places(text: str, markers: CallMarkers) -> Iterator[tuple[str, int]]:
 
 @dataclass(frozen=True, slots=True)
 class _WrittenCall:
-    """A closed call in a text. Of `a [QA(Who?) -> She] b`: start 1, name 3, arrow 11, close 18, end 19.
+    """A closed call in a text, with the offsets of its parts; the numbers are for `a [QA(Who?) -> She] b`."""
 
-    - text, markers: what the call stands in, and what it is written with
-    - start: the character at which its opening marker begins
-    - name: the same of its tool's name
-    - arrow: the same of its arrow, right after the `)` of its input; None for a call without a result
-    - close: the same of its closing marker
-    - end: the character after its closing marker
-    """
-
-    text: str
+    text: str  # the whole text
     markers: CallMarkers
-    start: int
-    name: int
-    arrow: int | None
-    close: int
-    end: int
+    start: int  # 1, where its opening marker begins
+    name: int  # 3, where its tool's name begins
+    arrow: int | None  # 11, where its arrow begins; None for a call without a result
+    close: int  # 18, where its closing marker begins
+    end: int  # 19, the character after its closing marker
 
     @property
     def body(self) -> str:
@@ -433,39 +451,32 @@ class _WrittenCall:
 
 
 def _closed_calls(text: str, opening: re.Pattern[str], markers: CallMarkers) -> Iterator[_WrittenCall]:
-    """Yield the closed calls of a text, such as ` [Calculator(1 + 2) -> 3]`, in order, in linear time.
-
-    Left out are calls without `markers.end` after them, and calls inside the input or result of another call.
+    """Yield the closed calls of a text in order, in linear time, without calls inside other calls.
 
     opening: matches the marker before the name of a call (see `call_opening`).
     """
     openings = list(opening.finditer(text))
-    ends = input_ends(text, [match.end() for match in openings])
-    last_close = text.rfind(markers.end)
-    previous_end = 0  # of the last closed call
+    input_end_of = input_ends(text, [match.end() for match in openings])
+    last_close = text.rfind(markers.end)  # no call is closed after it
+    previous_end = 0
     for match in openings:
-        name_start = match.end()
-        if name_start > last_close:  # neither this call nor a later one is closed
-            return
         if match.start() < previous_end:  # inside the previous call
             continue
-        search_start = ends[name_start]  # the closing marker follows; None if named arguments do not end
-        if search_start is None or search_start > last_close:
+        input_end = input_end_of[match.end()]
+        if input_end is None or input_end > last_close:  # not closed
             continue
-        close = text.find(markers.end, search_start)
-        end = close + len(markers.end)
-        arrow = _arrow(text, name_start, search_start, end, markers)
-        yield _WrittenCall(text, markers, match.start(), name_start, arrow, close, end)
-        previous_end = end
+        call = _closed_call(text, match, input_end, markers)
+        yield call
+        previous_end = call.end
 
 
-def _arrow(text: str, name_start: int, search_start: int, end: int, markers: CallMarkers) -> int | None:
-    """Return where the arrow of a call begins, right after the `)` of its input; None for a call without a result.
-
-    - name_start: where the name of the call begins.
-    - search_start: from where the closing marker is searched (see `input_ends`).
-    - end: the character after the call.
-    """
-    # `search_start` is right after the `)` of named arguments; for any other input it is where the name begins.
-    parenthesis = text.find(f"){markers.arrow}", max(search_start - 1, name_start), end)
-    return None if parenthesis < 0 else parenthesis + 1
+def _closed_call(text: str, opening: re.Match[str], input_end: int, markers: CallMarkers) -> _WrittenCall:
+    """Return the call after an opening marker. input_end: where the search for the closing marker begins."""
+    name = opening.end()
+    close = text.find(markers.end, input_end)
+    end = close + len(markers.end)
+    # The `)` of named arguments stands right before `input_end`; for other inputs, `input_end` is at the name.
+    search_start = max(input_end - 1, name)
+    parenthesis = text.find(f"){markers.arrow}", search_start, end)
+    arrow = None if parenthesis < 0 else parenthesis + 1
+    return _WrittenCall(text, markers, opening.start(), name, arrow, close, end)

@@ -41,15 +41,16 @@ def chain_text(links: Sequence[ChainLink]) -> str:
 
 
 def place_of(digest: str, position: int, chain: str) -> str:
-    """Return a name for the place after a chain, at which a further call is sampled: a hash of 32 hexadecimal digits.
+    """Return a hash of 32 hexadecimal digits for the place after a chain, at which a further call is sampled.
 
     digest: the hash of the text. position: the token before which the chain stands. chain: as tables hold it.
     """
-    return blake2b(repr((digest, position, chain)).encode(), digest_size=16).hexdigest()
+    place = (digest, position, chain)
+    return blake2b(repr(place).encode(), digest_size=16).hexdigest()
 
 
 class ChainedCall(NamedTuple):
-    """A call of a chain, and the calls before it in the text: with their real results, and with one result exchanged.
+    """A call of a chain, after the calls before it with their real results, and after the same with one result swapped.
 
     For the second of two calls: " [QA(Who?) -> She]", " [QA(Who?) -> Rome]" and " [WikiSearch(She)]".
     """
@@ -60,41 +61,44 @@ class ChainedCall(NamedTuple):
 
 
 def other_results(links: Sequence[ChainLink], others: Sequence[str]) -> list[ChainedCall]:
-    """Return the comparisons that tell whether the calls of a chain need the results before them.
+    """Return comparisons that show whether the calls of a chain need the results before them.
 
-    In each comparison one result is exchanged, and one later call is looked at. For three calls these are, in order:
-    result 1 and call 2, result 1 and call 3, result 2 and call 3. `least_need` reads gains in this order.
+    For three calls they swap result 1 before call 2, result 1 before call 3, and result 2 before call 3.
 
-    others: for each call but the last, the result that takes the place of its own.
+    others: for each call but the last, the result that replaces its real one.
     """
     comparisons = []
-    for exchanged, other_result in enumerate(others):
+    for index, other_result in enumerate(others):
         swapped = list(links)
-        swapped[exchanged] = replace(links[exchanged], result=other_result)
-        for later in range(exchanged + 1, len(links)):
-            comparison = ChainedCall(
-                before=chain_text(links[:later]),
-                before_with_swap=chain_text(swapped[:later]),
-                call=format_call(Call(links[later].tool, links[later].input)),
-            )
-            comparisons.append(comparison)
+        swapped[index] = replace(links[index], result=other_result)
+        for later in range(index + 1, len(links)):
+            comparisons.append(_comparison(links, swapped, later))
     return comparisons
 
 
-def least_need(length: int, gains: Sequence[float]) -> float:
-    """Return how much a chain needs its results, in nats: how much its least needed result helps.
+def _comparison(links: Sequence[ChainLink], swapped: Sequence[ChainLink], index: int) -> ChainedCall:
+    """Return the call at an index of a chain, after the real links before it and after the swapped ones."""
+    link = links[index]
+    return ChainedCall(
+        before=chain_text(links[:index]),
+        before_with_swap=chain_text(swapped[:index]),
+        call=format_call(Call(link.tool, link.input)),
+    )
 
-    For each result but the last, take the largest gain of a later call; return the smallest of these numbers. For three
-    calls with the gains [0.1, 2.0, 0.5] (see `other_results`), result 1 helps 2.0 and result 2 helps 0.5: the need is
-    0.5.
+
+def least_need(length: int, gains: Sequence[float]) -> float:
+    """Return how much the least needed result of a chain helps, in nats; a result helps as its best later call gains.
+
+    For three calls with the gains [0.1, 2.0, 0.5], result 1 helps 2.0 and result 2 helps 0.5: the answer is 0.5.
 
     length: how many calls the chain has.
     gains: for each comparison of `other_results`, how much likelier the later call is after the real result.
     """
-    gain_of_result = []
-    start = 0  # where the gains of the result begin
+    help_of_results = []
+    start = 0  # index of the result's first gain
     for result_number in range(1, length):
         later_calls = length - result_number
-        gain_of_result.append(max(gains[start : start + later_calls]))
+        best_gain = max(gains[start : start + later_calls])
+        help_of_results.append(best_gain)
         start += later_calls
-    return min(gain_of_result)
+    return min(help_of_results)

@@ -9,13 +9,24 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
+from itertools import chain
 from typing import Any, NamedTuple
 
 import polars as pl
 
 from toolformer_dag.identity import content_hash
 from toolformer_dag.texts.document import date_from_url
-from toolformer_dag.texts.formats import FIELDS, MISSING, Layout, Unread, shown, value_at, values_at, whole_text
+from toolformer_dag.texts.formats import (
+    FIELDS,
+    MISSING,
+    Layout,
+    Steps,
+    Unread,
+    shown,
+    value_at,
+    values_at,
+    whole_text,
+)
 
 RAW = pl.Schema({"line": pl.Int64()} | {name: pl.String() for name in FIELDS})
 """A record's fields as text; null where it has none. `line`: its line or row in the shard, from 1."""
@@ -68,14 +79,6 @@ Column = Sequence[Any] | pl.Series
 """The values of a field, one per record: of any type, or a series of text."""
 
 
-class _WrongCell(NamedTuple):
-    """A value of a column that is no text."""
-
-    row: int  # its index in the column
-    reason: str  # wrong_type or not_utf8
-    message: str  # "metadata.url: expected text, found list"
-
-
 def raw_batch(
     layout: Layout,
     lines: Sequence[int],
@@ -90,40 +93,73 @@ def raw_batch(
     records: the records themselves, to tell a missing field from null. Empty for tables, where no field is missing.
     rejections: lines that hold no record; they come first in the batch's rejections.
     """
+    checked = _CheckedRecords(layout, lines, records)
     texts: dict[str, Column] = {"line": lines}
-    refused: dict[int, Rejection] = {}  # by line, for the first faulty field
-    ignored: Counter[str] = Counter()
     for field in FIELDS:
-        column = _first_of(columns[field], len(lines))
-        texts[field], wrong_cells = _as_texts(field, column, layout)
-        for cell in wrong_cells:
-            if _is_refused(field, cell, layout):
-                line = lines[cell.row]
-                record = records[cell.row] if records else None
-                refused.setdefault(line, _cell_rejection(line, cell, layout, record))
-            else:
-                ignored[cell.message] += 1
+        texts[field] = checked.texts(field, columns[field])
     frame = pl.DataFrame(texts, schema=RAW)
-    if refused:
-        frame = frame.filter(~pl.col("line").is_in(list(refused)))
-    return Batch(layout, frame, (*rejections, *refused.values()), ignored)
+    if checked.refused:
+        is_refused = pl.col("line").is_in(list(checked.refused))
+        frame = frame.filter(~is_refused)
+    all_rejections = (*rejections, *checked.refused.values())
+    return Batch(layout, frame, all_rejections, checked.ignored)
 
 
-def _cell_rejection(line: int, cell: _WrongCell, layout: Layout, record: Mapping[str, Any] | None) -> Rejection:
-    """Return the rejection of a record for a wrong value; missing_field where the record has no such field at all.
+class _CheckedRecords:
+    """The records of a batch, whose fields are read as text one after another (`texts`).
 
-    record: None for a row of a table, where no field is missing.
+    - refused: line of a record -> its rejection, for the first faulty field that was read
+    - ignored: message -> number of values that are no text and count as null
     """
-    missing = "" if record is None else _missing_fields(layout, record)
-    if missing:
-        return Rejection(line, "missing_field", missing)
-    return Rejection(line, cell.reason, cell.message)
+
+    def __init__(self, layout: Layout, lines: Sequence[int], records: Sequence[Mapping[str, Any]]) -> None:
+        self.refused: dict[int, Rejection] = {}
+        self.ignored: Counter[str] = Counter()
+        self._layout = layout
+        self._lines = lines
+        self._records = records  # empty for tables
+
+    def texts(self, field: str, columns: Sequence[Column]) -> Column:
+        """Return a field of the records as text, None where a record has none; faulty values are judged.
+
+        columns: the values at each path of the field.
+        """
+        column = _first_of(columns, len(self._lines))
+        valid_types = {str} if field in self._layout.required else {str, type(None)}
+        if _types(column) <= valid_types:  # the usual case, which needs no loop
+            return column
+        is_strict = field in self._layout.strict
+        texts = [_as_text(field, value, is_strict=is_strict) for value in column]
+        for row, text in enumerate(texts):
+            if text is None:
+                self._judge(field, row, column[row])
+        return texts
+
+    def _judge(self, field: str, row: int, value: Any) -> None:
+        """Refuse the record of a value that is no text, or count the value as ignored if the field is optional."""
+        if value is None and field not in self._layout.required:
+            return
+        reason = "not_utf8" if isinstance(value, bytes) else "wrong_type"
+        message = f"{self._layout.paths(field)}: expected text, found {_content_in_words(value)}"
+        if _is_refused(field, reason, self._layout):
+            rejection = self._rejection(row, reason, message)
+            self.refused.setdefault(rejection.line, rejection)
+        else:
+            self.ignored[message] += 1
+
+    def _rejection(self, row: int, reason: str, message: str) -> Rejection:
+        """Return the rejection of a record: missing_field if it lacks a required field, else the given reason."""
+        line = self._lines[row]
+        missing = _missing_fields(self._layout, self._records[row]) if self._records else ""
+        if missing:
+            return Rejection(line, "missing_field", missing)
+        return Rejection(line, reason, message)
 
 
 def records_batch(
     layout: Layout, lines: Sequence[int], records: Sequence[Mapping[str, Any]], rejections: Iterable[Rejection]
 ) -> Batch:
-    """Return records that were parsed from JSON as a batch of raw columns, see `raw_batch`."""
+    """Return records that were parsed from JSON as a batch of raw columns (RAW); see `raw_batch`."""
     columns = {}
     for field, paths in layout.steps.items():
         columns[field] = [values_at(records, path) for path in paths]
@@ -133,8 +169,7 @@ def records_batch(
 def _first_of(columns: Sequence[Column], row_count: int) -> Column:
     """Return for each row its first value in the columns: [1, 3] for the columns [1, None] and [2, 3].
 
-    Neither None nor Unread (a value that cannot be reached) counts as a value. A row without a value gets its last
-    Unread, else None. A single column comes back as it is.
+    None and Unread (a value that cannot be reached) count only where a row has nothing else.
     """
     if len(columns) == 1:
         return columns[0]
@@ -158,35 +193,10 @@ def _types(column: Column) -> set[type]:
     return {type(value) for value in column}
 
 
-def _as_texts(field: str, column: Column, layout: Layout) -> tuple[Column, list[_WrongCell]]:
-    """Return a field's values as texts, None where a value is no text; and the cells with a wrong value.
-
-    A value is wrong if it is neither text nor null, or if it is null and the field is required. For the column
-    ["a", [5]], ["a", None] and the cell of row 1.
-    """
-    valid_types = {str} if field in layout.required else {str, type(None)}
-    if _types(column) <= valid_types:  # the usual case, which needs no loop
-        return column, []
-    texts = [_as_text(field, value, is_strict=field in layout.strict) for value in column]
-    wrong_cells: list[_WrongCell] = []
-    for row, value in enumerate(column):
-        is_optional_null = value is None and field not in layout.required
-        if texts[row] is None and not is_optional_null:
-            wrong_cells.append(_wrong_cell(row, value, layout.paths(field)))
-    return texts, wrong_cells
-
-
-def _wrong_cell(row: int, value: Any, paths: str) -> _WrongCell:
-    """Return the cell of a value that is no text. paths: where the field stands in a record, for the message."""
-    reason = "not_utf8" if isinstance(value, bytes) else "wrong_type"
-    return _WrongCell(row, reason, f"{paths}: expected text, found {_content_in_words(value)}")
-
-
 def _as_text(field: str, value: Any, *, is_strict: bool) -> str | None:
     """Return a value as text; None where it is no text.
 
-    Bytes in UTF-8 are text. A whole number is text in an id, and in a field that is not strict: "5" for 5. A field is
-    strict if it must be text (`Layout.strict`). In the field `date` every value is text, see `_date_text`.
+    Whole numbers are text in ids and in fields that are not strict (`Layout.strict`); dates may have any type.
     """
     if type(value) is str:
         return value
@@ -208,12 +218,12 @@ def _decoded(value: bytes) -> str | None:
 
 
 def _date_text(value: Any) -> str:
-    """Return a date in ISO 8601; for any other value the name of its type, which `documents_of` counts as no date."""
+    """Return a date in ISO 8601; for any other value the name of its type, which counts as no date later."""
     return value.isoformat() if isinstance(value, date) else type(value).__name__
 
 
 def _content_in_words(value: Any) -> str:
-    """Return what a value that is no text is, for a message: "null", "list", "bytes that are not UTF-8"."""
+    """Describe a value that is no text, for a message: "null", "list", "bytes that are not UTF-8"."""
     if value is None:
         return "null"
     if isinstance(value, bytes):
@@ -223,25 +233,26 @@ def _content_in_words(value: Any) -> str:
     return type(value).__name__
 
 
-def _is_refused(field: str, cell: _WrongCell, layout: Layout) -> bool:
-    """Return whether a record is refused for a wrong value in a field; else the value counts as null."""
-    refusing_fields = layout.required if cell.reason == "not_utf8" else layout.strict
+def _is_refused(field: str, reason: str, layout: Layout) -> bool:
+    """Return whether a record is refused for a faulty value in a field; otherwise the value counts as null."""
+    refusing_fields = layout.required if reason == "not_utf8" else layout.strict
     return field in refusing_fields
 
 
 def _missing_fields(layout: Layout, record: Mapping[str, Any]) -> str:
     """Return a message with the required fields that a record lacks: "id or doc_id; the record has url and text".
 
-    A field is missing if none of its paths is in the record; null is there. Returns "" if no field is missing.
+    A field whose value is null is not missing. Returns "" if no field is missing.
     """
-    missing = []
-    for field in layout.required:
-        values = [value_at(record, path, absent=MISSING) for path in layout.steps[field]]
-        if all(value is MISSING for value in values):
-            missing.append(layout.paths(field))
+    missing = [layout.paths(field) for field in layout.required if _lacks(record, layout.steps[field])]
     if not missing:
         return ""
     return f"{', '.join(missing)}; the record has {shown(record)}"
+
+
+def _lacks(record: Mapping[str, Any], paths: Sequence[Steps]) -> bool:
+    """Return whether none of the paths is in a record."""
+    return all(value_at(record, path, absent=MISSING) is MISSING for path in paths)
 
 
 def documents_of(raw: Iterable[Batch]) -> Iterator[Batch]:
@@ -257,58 +268,83 @@ def documents_of(raw: Iterable[Batch]) -> Iterator[Batch]:
     """
     digests_so_far: set[str] = set()
     for batch in raw:
-        with_text, without_text = _split_by_text(batch.frame)
-        with_digest = with_text.with_columns(_digests(with_text).alias("digest"))
-        unique, repetitions = _split_by_repetition(with_digest, digests_so_far)
-        dates, ignored = _dates(unique, batch)
-        documents = unique.with_columns(
-            pl.col("url", "title").fill_null(""),
-            pl.coalesce("domain", pl.col("url").str.extract(HOST), pl.lit("")).alias("domain"),
-            dates.alias("date"),
-        )
-        rejections = [*batch.rejections, *without_text, *repetitions]
-        rejections.sort(key=lambda rejection: rejection.line)
-        yield Batch(batch.layout, documents.select(DOCUMENTS.names()), tuple(rejections), ignored)
+        texts = _with_text(batch.frame)
+        with_digest = texts.records.with_columns(_digests(texts.records).alias("digest"))
+        unique = _unique(with_digest, digests_so_far)
+        documents = _completed(unique.records, batch.layout)
+        rejections = _by_line(batch.rejections, texts.rejections, unique.rejections)
+        ignored = {**batch.ignored, **_unread_dates(unique.records["date"], batch.layout)}
+        yield Batch(batch.layout, documents, rejections, ignored)
 
 
-def _split_by_text(records: pl.DataFrame) -> tuple[pl.DataFrame, list[Rejection]]:
-    """Return the records that hold a text, and a rejection empty_text for each of the others."""
+def _by_line(*rejections: Iterable[Rejection]) -> tuple[Rejection, ...]:
+    """Return all rejections in the order of their lines."""
+    all_rejections = chain.from_iterable(rejections)
+    return tuple(sorted(all_rejections, key=lambda rejection: rejection.line))
+
+
+class _Accepted(NamedTuple):
+    """Records that passed a check, and a rejection for each of the others."""
+
+    records: pl.DataFrame
+    rejections: list[Rejection]
+
+
+def _with_text(records: pl.DataFrame) -> _Accepted:
+    """Return the records whose text is not blank; reject the others as empty_text."""
     has_text = records["text"].str.contains(HOLDS_TEXT)
     if has_text.all():
-        return records, []
+        return _Accepted(records, rejections=[])
     without_text = records.select("line", "id").filter(~has_text)
     rejections = [Rejection(line, "empty_text", id or "") for line, id in without_text.rows()]
-    return records.filter(has_text), rejections
+    return _Accepted(records.filter(has_text), rejections)
 
 
-def _split_by_repetition(records: pl.DataFrame, digests_so_far: set[str]) -> tuple[pl.DataFrame, list[Rejection]]:
-    """Return the records whose digest is new, and a rejection duplicate_digest for each of the others.
+def _unique(records: pl.DataFrame, digests_so_far: set[str]) -> _Accepted:
+    """Return the records whose digest is new; reject the others as duplicate_digest.
 
-    digests_so_far: the digests of the shard's earlier records; those of `records` are added.
+    digests_so_far: the digests of the shard's earlier records; new ones are added.
     """
     is_repeated = _repeated(records["digest"], digests_so_far)
     if not is_repeated.any():
-        return records, []
+        return _Accepted(records, rejections=[])
     repeated = records.select("line", "digest").filter(is_repeated)
     rejections = [Rejection(line, "duplicate_digest", digest) for line, digest in repeated.rows()]
-    return records.filter(~is_repeated), rejections
+    return _Accepted(records.filter(~is_repeated), rejections)
 
 
-def _dates(records: pl.DataFrame, batch: Batch) -> tuple[pl.Series, Mapping[str, int]]:
-    """Return the date of each record, null where it has none; and `batch.ignored` with the dates that are not read.
+def _completed(records: pl.DataFrame, layout: Layout) -> pl.DataFrame:
+    """Return records in the columns DOCUMENTS: the domain and the date may come from the URL, empty texts are ""."""
+    host = pl.col("url").str.extract(HOST)
+    documents = records.with_columns(
+        pl.col("url", "title").fill_null(""),
+        pl.coalesce("domain", host, pl.lit("")).alias("domain"),
+        _dates(records, layout).alias("date"),
+    )
+    return documents.select(DOCUMENTS.names())
 
-    The record's own date comes before that in its URL.
-    """
+
+def _dates(records: pl.DataFrame, layout: Layout) -> pl.Series:
+    """Return the date of each record, or else the date in its URL; null where it has neither."""
     dates_in_url = url_dates(records["url"])
-    if not batch.layout.steps["date"]:
-        return dates_in_url, batch.ignored
+    if not layout.steps["date"]:
+        return dates_in_url
     record_dates = _record_dates(records["date"])
-    ignored = dict(batch.ignored)
-    unread_dates = int((record_dates.is_null() & (records["date"] != "")).sum())
-    if unread_dates:
-        expected = f"expected a date, YYYY-MM-DD until {LATEST_DATE}"
-        ignored[f"{batch.layout.paths('date')}: {expected}"] = unread_dates
-    return record_dates.zip_with(record_dates.is_not_null(), dates_in_url), ignored
+    return record_dates.zip_with(record_dates.is_not_null(), dates_in_url)
+
+
+def _unread_dates(texts: pl.Series, layout: Layout) -> dict[str, int]:
+    """Return how many texts of the field `date` hold no date, by a message; an empty dict if all hold one.
+
+    {"meta.day: expected a date, YYYY-MM-DD until 2026-12-31": 2}
+    """
+    if not layout.steps["date"]:
+        return {}
+    is_unread = _record_dates(texts).is_null() & (texts != "")
+    count = int(is_unread.sum())
+    if not count:
+        return {}
+    return {f"{layout.paths('date')}: expected a date, YYYY-MM-DD until {LATEST_DATE}": count}
 
 
 def _repeated(digests: pl.Series, digests_so_far: set[str]) -> pl.Series:
@@ -321,7 +357,7 @@ def _repeated(digests: pl.Series, digests_so_far: set[str]) -> pl.Series:
 
 
 def _record_dates(texts: pl.Series) -> pl.Series:
-    """Return the date at the beginning of each text; null where there is none, or a later one than LATEST_DATE."""
+    """Return the date at the beginning of each text; null without one, and for dates after LATEST_DATE."""
     day = pl.col("date").str.extract(DAY).str.to_date("%Y-%m-%d", strict=False)
     return texts.to_frame("date").select(pl.when(day <= LATEST_DATE).then(day)).to_series()
 
@@ -330,23 +366,25 @@ def url_dates(urls: pl.Series) -> pl.Series:
     """Return the date in each URL (`date_from_url`), null where there is none."""
     dates: list[date | None] = [None] * len(urls)
     rows_with_year = urls.str.contains(YEAR).fill_null(False).arg_true()
-    for row, url in zip(rows_with_year.to_list(), urls.gather(rows_with_year).to_list(), strict=True):
+    urls_with_year = urls.gather(rows_with_year).to_list()
+    for row, url in zip(rows_with_year.to_list(), urls_with_year, strict=True):
         dates[row] = date_from_url(url, LATEST_DATE)
     return pl.Series(dates, dtype=pl.Date)
 
 
 def _digests(frame: pl.DataFrame) -> pl.Series:
-    """Return the digest of each record: its id, or a hash of its text where the id is null or "".
-
-    frame: records in the columns RAW; `id` and `text` are read.
-    """
+    """Return the id of each record, or a hash of its text where the id is null or ""."""
     ids = frame["id"]
     rows_without_id = (ids.is_null() | (ids == "")).arg_true()
     if rows_without_id.is_empty():
         return ids
-    texts = frame["text"].gather(rows_without_id).cast(pl.Binary)
-    hashes = [content_hash(text) for text in texts.to_list()]
-    has_no_ids = len(hashes) == len(ids)
-    if has_no_ids:  # as in many corpora; `scatter` wants text to write into
-        return pl.Series(hashes, dtype=pl.String)
+    hashes = _text_hashes(frame["text"].gather(rows_without_id))
+    if len(hashes) == len(ids):  # no record has an id; `scatter` cannot write into a column of nulls
+        return hashes
     return ids.scatter(rows_without_id, hashes)
+
+
+def _text_hashes(texts: pl.Series) -> pl.Series:
+    """Return the hash of each text."""
+    hashes = [content_hash(text) for text in texts.cast(pl.Binary).to_list()]
+    return pl.Series(hashes, dtype=pl.String)

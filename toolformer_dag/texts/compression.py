@@ -69,9 +69,9 @@ def is_tar(head: bytes) -> bool:
 
 
 def kind_in_words(head: bytes) -> str | None:
-    """Return what a file is that should hold records, with a remedy: "an archive of tar; unpack it".
+    """Return what a file is in place of records, with a remedy: "an archive of tar; unpack it".
 
-    head: its first bytes, decompressed if the file is compressed. Returns None if they do not show it.
+    head: its first bytes, decompressed. Returns None if they do not show it.
     """
     compression = kind_of(head)
     if compression is not None:
@@ -84,6 +84,11 @@ def kind_in_words(head: bytes) -> str | None:
         return f"UTF-{encoding[:2]} without a byte order mark; {remedy}"
     if head.lstrip().startswith(b"<"):
         return "HTML or XML, such as the error page of a download"
+    return _other_file(head)
+
+
+def _other_file(head: bytes) -> str | None:
+    """Return the description of a file in OTHER_FILES by its first bytes; None if it is not listed there."""
     for magic, description in OTHER_FILES.items():
         if head.startswith(magic):
             return description
@@ -101,22 +106,31 @@ def text_of(file: Path) -> str:
 
     Raises OSError, and ValueError for a file that is no text; its message says what the file is, if that is known.
     """
-    require_regular(file)
-    with file.open("rb") as stream:
-        head = stream.read(HEAD_BYTES)
+    head = _first_bytes(file)
     try:
         text = file.read_text("utf-8-sig")
     except UnicodeDecodeError as error:
-        compression = kind_of(head)
-        if compression is not None:
-            description = f"{compression}; unpack it"
-        else:
-            description = kind_in_words(head) or f"no UTF-8: {error}"
+        description = _packed_kind(head) or kind_in_words(head) or f"no UTF-8: {error}"
         raise ValueError(f"it is {description}") from error
     # The first bytes of other kinds prove nothing: a text may begin with a word such as ORC.
-    if head.startswith(GIT_LFS) or "\0" in text[:HEAD_BYTES]:
-        raise ValueError(f"it is {kind_in_words(head) or 'no text: it holds NUL characters'}")
+    is_certainly_no_text = head.startswith(GIT_LFS) or "\0" in text[:HEAD_BYTES]
+    if is_certainly_no_text:
+        description = kind_in_words(head) or "no text: it holds NUL characters"
+        raise ValueError(f"it is {description}")
     return text
+
+
+def _first_bytes(file: Path) -> bytes:
+    """Return the first HEAD_BYTES bytes of a regular file. Raises OSError."""
+    require_regular(file)
+    with file.open("rb") as stream:
+        return stream.read(HEAD_BYTES)
+
+
+def _packed_kind(head: bytes) -> str | None:
+    """Return "gzip; unpack it" for the first bytes of a compressed file; None if it is not compressed."""
+    compression = kind_of(head)
+    return None if compression is None else f"{compression}; unpack it"
 
 
 def blocks(stream: IO[bytes], kind: str | None) -> Iterator[bytes]:
@@ -124,8 +138,7 @@ def blocks(stream: IO[bytes], kind: str | None) -> Iterator[bytes]:
 
     kind: "gzip", "zstd", or None for a file that is not compressed.
 
-    A file may consist of several gzip members or zstd frames. Zeros after the last gzip member are padding; skippable
-    frames are skipped. A zstd frame without a checksum is only checked for its structure.
+    A file may consist of several gzip members or zstd frames. Zeros after the last gzip member are padding.
 
     Raises ShardFault, after the blocks before the damage: truncated_gzip, corrupt_gzip, truncated_zstd, corrupt_zstd,
     unsupported_compression.
@@ -181,20 +194,14 @@ def _decompressed_zstd(stream: IO[bytes]) -> Iterator[bytes]:
 def _zstd_frames(stream: IO[bytes]) -> Iterator[bytes]:
     """Yield the decompressed content of a zstd file, frame after frame.
 
-    Raises ZstdError for damaged content, and ShardFault truncated_zstd where the last frame has no end.
+    Raises ZstdError for damaged content, and ShardFault truncated_zstd if the last frame has no end.
     """
     decompressor = zstandard.ZstdDecompressor(max_window_size=LARGEST_WINDOW)
-    frame = decompressor.decompressobj()
-    is_open = False  # whether the frame has begun and not ended
-    left_over = b""  # compressed bytes that were read, and belong to the next frame
-    while True:
-        compressed = left_over or stream.read(ZSTD_STEP)
-        if not compressed:  # the end of the file
-            break
-        yield frame.decompress(compressed)
-        is_open = not frame.eof
-        left_over = frame.unused_data
-        if frame.eof:
-            frame = decompressor.decompressobj()
-    if is_open:
-        raise _fault("truncated", "zstd")
+    unread = stream.read(ZSTD_STEP)  # compressed bytes that are not decompressed yet
+    while unread:  # once per frame
+        frame = decompressor.decompressobj()
+        while unread and not frame.eof:
+            yield frame.decompress(unread)
+            unread = frame.unused_data or stream.read(ZSTD_STEP)
+        if not frame.eof:
+            raise _fault("truncated", "zstd")

@@ -46,7 +46,7 @@ YEAR_FOLDER = re.compile(f"/{YEAR}(?=/)")
 
 
 def date_from_url(url: str, latest: date) -> date | None:
-    """Return the day in a URL; None where it is absent, impossible or later than `latest`.
+    """Return the day in a URL; None where it is absent, impossible, before 1990 or later than `latest`.
 
     The first form that matches decides:
 
@@ -55,22 +55,25 @@ def date_from_url(url: str, latest: date) -> date | None:
     3. `20170309` between `/`, `-`, `_` or `.`
     4. `/2017/0309/`
 
-    A slug is the last part of a path, made of the title: `minutes-2014-12-16`. A date in a slug is ignored if the
-    folders name another year or month (`/2015/01/minutes-2014-12-16/`, `/2015/minutes-2014-12-16/`). Years before 1990
-    are ignored. Not covered: year and month alone, a day followed by a slug (`/2017/03/10-tips/`), day first, dots as
-    separators, timestamps, the host, the fragment.
+    Dates that the folders contradict are ignored: `/2015/01/minutes-2014-12-16/`.
     """
+    # Not covered: year and month alone, a day before a title (`/2017/03/10-tips/`), day first, dots, timestamps.
     path = _path_of(url)
-    match = FOLDERS.search(path) or SPELLED.search(path) or COMPACT.search(path) or MONTH_DAY.search(path)
+    match = _first_date_match(path)
     if match is None:
         return None
     day = _day(match)
     if day is None or day > latest:
         return None
-    is_in_slug = match.re is not FOLDERS
-    if _contradicted(day, path, is_in_slug=is_in_slug):
+    is_of_folders = match.re is FOLDERS
+    if _contradicted(day, path, is_of_folders=is_of_folders):
         return None
     return day
+
+
+def _first_date_match(path: str) -> re.Match[str] | None:
+    """Return the match of the first form of a date that a path has."""
+    return FOLDERS.search(path) or SPELLED.search(path) or COMPACT.search(path) or MONTH_DAY.search(path)
 
 
 def _path_of(url: str) -> str:
@@ -81,24 +84,24 @@ def _path_of(url: str) -> str:
     return f"/{path}"
 
 
-def _contradicted(day: date, path: str, *, is_in_slug: bool) -> bool:
-    """Return whether folders of a path name another year or month than `day`, the date that stands in the path.
+def _contradicted(day: date, path: str, *, is_of_folders: bool) -> bool:
+    """Return whether folders of a path name another year or month than the date in it.
 
     - `/2015/01/minutes-2014-12-16/`: yes, by another year and month.
-    - `/2015/minutes-2014-12-16/`: yes, by another year, because the date is in a slug.
+    - `/2015/minutes-2014-12-16/`: yes, by another year.
     - `/2016/2015/12/03/`: no. A year alone does not count if the date is made of folders.
     """
     month_folders = YEAR_AND_MONTH.search(path)
     if month_folders is not None and _year_and_month(month_folders) != (day.year, day.month):
         return True
-    if not is_in_slug:
+    if is_of_folders:
         return False
     years_of_folders = [int(folder["year"]) for folder in YEAR_FOLDER.finditer(path)]
     return any(year != day.year for year in years_of_folders)
 
 
 def _day(match: re.Match[str]) -> date | None:
-    """Return the date that a pattern matched; None if there is no such day, as February 30."""
+    """Return the date that a pattern matched; None if there is no such day, such as February 30."""
     year, month = _year_and_month(match)
     try:
         return date(year, month, int(match["day"]))
@@ -107,12 +110,9 @@ def _day(match: re.Match[str]) -> date | None:
 
 
 def _year_and_month(match: re.Match[str]) -> tuple[int, int]:
-    """Return the year and the month that a pattern matched: (2017, 3) for "2017" and "03" or "mar".
-
-    A month in digits is not checked: it may be 13.
-    """
+    """Return the year and the month that a pattern matched: (2017, 3) for "2017" and "03" or "mar"."""
     year = int(match["year"])
     month = match["month"]
-    if month.isdecimal():
+    if month.isdecimal():  # it may be 13
         return year, int(month)
     return year, MONTHS.index(month[:3]) + 1

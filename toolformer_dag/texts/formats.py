@@ -167,29 +167,27 @@ def dotted(steps: Steps) -> str:
 def layout_of(choice: FormatChoice, records: Sequence[Mapping[str, Any]]) -> Layout:
     """Return where the records of a shard keep each field; `records` are its first ones.
 
-    A field that the settings name, or that the format requires, must be in at least one of these records. Other fields
-    may come later: their paths are taken as they are written.
-
-    Raises ShardFault, naming the fields that the records have: unknown_format, missing_field.
+    Raises ShardFault: unknown_format, or missing_field if none of these records has a field that the settings name or
+    the format requires.
     """
-    chosen_paths = dict(choice.fields)  # the paths that the settings name, by field
+    chosen_paths = dict(choice.fields)  # field -> the path that the settings name
     corpus_format = BY_NAME.get(choice.format) or _recognized(records)
-    if corpus_format is None:
-        if "text" not in chosen_paths:
-            remedy = "set corpus.format, or name their fields under [corpus.fields]"
-            raise ShardFault(
-                "unknown_format",
-                f"no format fits the first records; they have {shown(_field_names(records))}; {remedy}",
-            )
+    if corpus_format is None and "text" in chosen_paths:
         corpus_format = CorpusFormat(name="fields", recognized_by=(), fields={})
+    if corpus_format is None:
+        raise _unknown_format(records)
     return _layout(corpus_format, chosen_paths, records)
 
 
-def _recognized(records: Sequence[Mapping[str, Any]]) -> CorpusFormat | None:
-    """Return the first of FORMATS that the records have; None without one.
+def _unknown_format(records: Sequence[Mapping[str, Any]]) -> ShardFault:
+    """Return the error for records in none of the formats, with the fields that they have."""
+    fields = shown(_field_names(records))
+    remedy = "set corpus.format, or name their fields under [corpus.fields]"
+    return ShardFault("unknown_format", f"no format fits the first records; they have {fields}; {remedy}")
 
-    They have a format if each path in its `recognized_by` leads to a value in at least one record.
-    """
+
+def _recognized(records: Sequence[Mapping[str, Any]]) -> CorpusFormat | None:
+    """Return the first of FORMATS whose paths in `recognized_by` all occur in the records; None without one."""
     for corpus_format in FORMATS:
         if all(_steps_in_any(records, path) for path in corpus_format.recognized_by):
             return corpus_format
@@ -202,38 +200,43 @@ def _layout(
     """Return where the records of a shard keep each field of a document (text, url, date, ...).
 
     chosen_paths: field -> the path that the settings name in place of the format's.
-    records: the first records of the shard. They show how a path is to be read: `a.b` may be one key or two.
 
-    Raises ShardFault missing_field where no record has a required or chosen field.
+    Raises ShardFault missing_field if no record has a required or chosen field.
     """
-    paths = dict(corpus_format.fields)
+    paths = {field: corpus_format.fields.get(field, ()) for field in FIELDS}
     for field, path in chosen_paths.items():
         paths[field] = (path,)
     strict = frozenset({*corpus_format.required, *chosen_paths})
-    steps_by_field: dict[str, tuple[Steps, ...]] = {}
     for field in FIELDS:
-        field_paths = paths.get(field, ())
-        found_steps = [_steps_in_any(records, path) for path in field_paths]
-        if field in strict and not any(found_steps):
+        if field in strict:
             source = f"corpus.fields.{field}" if field in chosen_paths else f"the format {corpus_format.name}"
-            raise _missing_field(field, field_paths, source, records)
-        steps_by_field[field] = tuple(
-            steps or _steps_as_written(path) for steps, path in zip(found_steps, field_paths, strict=True)
-        )
-    return Layout(format=corpus_format.name, steps=steps_by_field, required=corpus_format.required, strict=strict)
+            _check_has_field(records, field, paths[field], source)
+    steps = {field: _steps_of_paths(paths[field], records) for field in FIELDS}
+    return Layout(format=corpus_format.name, steps=steps, required=corpus_format.required, strict=strict)
 
 
-def _missing_field(field: str, paths: Iterable[str], source: str, records: Sequence[Mapping[str, Any]]) -> ShardFault:
-    """Return the error for a field that no record has at its paths. source: the setting or format that names them."""
-    return ShardFault(
+def _steps_of_paths(paths: Sequence[str], records: Sequence[Mapping[str, Any]]) -> tuple[Steps, ...]:
+    """Return the steps of dotted paths; the records show whether `a.b` is one key or two.
+
+    Paths that no record has are split at each dot, because later records may have them.
+    """
+    return tuple(_steps_in_any(records, path) or _steps_as_written(path) for path in paths)
+
+
+def _check_has_field(records: Sequence[Mapping[str, Any]], field: str, paths: Sequence[str], source: str) -> None:
+    """Raise ShardFault missing_field if no record has a field. source: the setting or format that names its paths."""
+    if any(_steps_in_any(records, path) for path in paths):
+        return
+    listed_paths = " or ".join(paths)
+    present_fields = shown(_field_names(records))
+    raise ShardFault(
         "missing_field",
-        f"{source} reads {field} from {' or '.join(paths)}, which the first records lack; "
-        f"they have {shown(_field_names(records))}",
+        f"{source} reads {field} from {listed_paths}, which the first records lack; they have {present_fields}",
     )
 
 
 def _steps_in_any(records: Sequence[Mapping[str, Any]], path: str) -> Steps | None:
-    """Return the steps of a dotted path in the first record in which it leads to a value (`steps_to`), else None."""
+    """Return the steps of a dotted path in the first record that has a value there; None without such a record."""
     for record in records:
         steps = steps_to(record, path)
         if steps is not None:
@@ -242,21 +245,20 @@ def _steps_in_any(records: Sequence[Mapping[str, Any]], path: str) -> Steps | No
 
 
 def _steps_as_written(path: str) -> Steps:
-    """Split a path at its dots, without a record that shows its keys: ("lang", 0) for "lang.0". Digits are indices."""
+    """Split a path at its dots, with digits as indices: ("lang", 0) for "lang.0"."""
     return tuple(int(step) if step.isdecimal() else step for step in path.split("."))
 
 
 def steps_to(record: Any, path: str) -> Steps | None:
-    """Return the steps by which a dotted path leads to a value in a record; None where the record has no such value.
+    """Return the steps by which a dotted path leads to a value in a record; None if it leads nowhere.
 
-    Keys may hold dots: the path `a.b` is ("a.b",) in `{"a.b": 1}`, and ("a", "b") in `{"a": {"b": 1}}`. An object or a
-    list in a text of JSON counts as one: ("a", "b") in `{"a": '{"b": 1}'}`, too.
+    `a.b` is ("a.b",) in `{"a.b": 1}`, and ("a", "b") in `{"a": {"b": 1}}` and `{"a": '{"b": 1}'}`.
     """
-    record = unfolded(record)  # parses such a text
-    if isinstance(record, Mapping) and path in record:
+    record = unfolded(record)  # parses a text that holds JSON
+    if isinstance(record, Mapping) and path in record:  # keys may hold dots
         return (path,)
-    first, dot, rest = path.partition(".")
-    step = _step_into(record, first)
+    name, dot, rest = path.partition(".")
+    step = _step_into(record, name)
     if step is None:
         return None
     if not dot:
@@ -266,7 +268,7 @@ def steps_to(record: Any, path: str) -> Steps | None:
 
 
 def _step_into(container: Any, name: str) -> str | int | None:
-    """Return the key or index that `name` is in an object or a list; None where it has no such key or index."""
+    """Return `name` as a key of an object or an index of a list; None if the container does not have it."""
     if isinstance(container, Mapping) and name in container:
         return name
     if isinstance(container, list) and name.isdecimal() and int(name) < len(container):
@@ -286,7 +288,7 @@ class Unread:
 
 
 def value_at(record: Any, steps: Steps, absent: Any = None) -> Any:
-    """Return what `values_at` returns for a single record."""
+    """Follow a path into a record: ("meta", "url") reads record["meta"]["url"]. See `values_at`."""
     return values_at([record], steps, absent)[0]
 
 
@@ -312,30 +314,35 @@ def values_at(records: Sequence[Any], steps: Steps, absent: Any = None) -> list[
 def _value_below(value: Any, step: str | int, absent: Any) -> Any:
     """Return what a value has under a step, which is a key of an object or an index of a list.
 
-    Returns `absent` where the value is null or does not have this key or index, and Unread where it is neither an
-    object nor a list. A text that holds an object or a list as JSON counts as that.
+    Returns `absent` if the value is null or lacks the step, and Unread if it is neither an object nor a list.
     """
     if isinstance(value, Unread):
         return value
     if value is None or value is absent:
         return absent
-    parsed = unfolded(value)
-    if isinstance(step, str) and isinstance(parsed, dict):
-        return parsed.get(step, absent)
-    if isinstance(step, int) and isinstance(parsed, list):
-        return parsed[step] if step < len(parsed) else absent
-    return Unread(type(value).__name__)
+    container = unfolded(value)  # parses a text that holds JSON
+    match step:
+        case str() if isinstance(container, dict):
+            return container.get(step, absent)
+        case int() if isinstance(container, list):
+            return container[step] if step < len(container) else absent
+        case _:
+            return Unread(type(value).__name__)
 
 
 def unfolded(value: Any) -> Any:
-    """Parse text that holds an object or a list as JSON, as `metadata` in some corpora; return others as they are.
+    """Parse text that holds an object or a list as JSON; return any other value unchanged.
 
-    As {"url": "a"} for '{"url": "a"}', and "plain" for "plain".
+    {"url": "a"} for '{"url": "a"}', as some corpora have their metadata.
     """
-    if not isinstance(value, str | bytes) or value.lstrip()[:1] not in ("{", "[", b"{", b"["):
+    if not isinstance(value, str | bytes):
+        return value
+    first_character = value.lstrip()[:1]
+    if first_character not in ("{", "[", b"{", b"["):
         return value
     try:
-        return read_json(value if isinstance(value, str) else value.decode())
+        text = value if isinstance(value, str) else value.decode()
+        return read_json(text)
     except (ValueError, RecursionError):
         return value
 

@@ -11,10 +11,9 @@ T = TypeVar("T")
 
 
 def guarded(batches: Iterator[T]) -> Iterator[T]:
-    """Yield the items of a reader, and turn any error that a library raises meanwhile into ShardFault unreadable_data.
+    """Yield the items of a reader; raise errors of libraries as ShardFault unreadable_data.
 
-    So a faulty shard does not stop the others. ShardFault, ShardError and OSError are raised as they are; MemoryError
-    becomes ShardError.
+    ShardFault, ShardError and OSError are raised unchanged; MemoryError becomes ShardError.
     """
     try:
         yield from batches

@@ -22,18 +22,16 @@ _QUOTE_OR_BRACKET = re.compile(r'["()\[\]]')
 def input_end(text: str, start: int = 0) -> int | None:
     """Return the offset from which the closing marker of a call may be searched.
 
-    For a call with named arguments, it is after their `)`, or at a `]` without its `[`: 12 for 'W(city="a]") -> b'. If
-    `text` ends before that, as in 'W(city="a]', it is None.
-
-    For any other call it is `start`, where its name begins: quotes mean nothing there, and the first `]` closes it.
+    - With named arguments: after their `)`, or at a `]` without its `[`; None if `text` ends before that.
+      12 for 'W(city="a]") -> b', None for 'W(city="a]'.
+    - Otherwise: `start`, where the call's name begins.
     """
     opening = NAMED.match(text, start)
     if opening is None:
         return start
     open_brackets = 0
     for sign in _SIGNS.finditer(text, opening.end()):
-        is_open_string = sign["open"] is not None
-        if is_open_string:
+        if sign["open"] is not None:  # a string that does not end
             return None
         match sign[0]:
             case "[":  # of a list: W(days=[
@@ -52,7 +50,7 @@ def input_end(text: str, start: int = 0) -> int | None:
 def find_behind_input(sign: str, text: str, start: int = 0) -> int:
     """Return the offset of the first `sign`, such as "]" or "->", after a call's input; -1 without one.
 
-    start: where the name of the call begins. A sign in a string of named arguments does not count.
+    start: where the call's name begins.
     """
     end = input_end(text, start)
     return -1 if end is None else text.find(sign, end)
@@ -63,96 +61,105 @@ def input_ends(text: str, starts: Collection[int]) -> dict[int, int | None]:
 
     It takes linear time. A loop over `input_end` could read the same long string once per call.
     """
-    ends: dict[int, int | None] = {}
-    start_by_arguments: dict[int, int] = {}  # where the arguments begin -> where the call's name begins
-    for start in starts:
-        opening = NAMED.match(text, start)
-        if opening is None:
-            ends[start] = start
-        else:
-            start_by_arguments[opening.end()] = start
-    if not start_by_arguments:
-        return ends
-    for arguments_start, next_sign in _deciding_signs(text, start_by_arguments).items():
-        start = start_by_arguments[arguments_start]
-        ends[start] = _end_of_arguments(next_sign, start)
+    ends: dict[int, int | None] = dict(zip(starts, starts, strict=True))
+    openings = [NAMED.match(text, start) for start in starts]
+    with_named_arguments = [opening for opening in openings if opening is not None]
+    brackets = _deciding_brackets(text, [opening.end() for opening in with_named_arguments])
+    for opening in with_named_arguments:
+        start = opening.start()
+        ends[start] = _end_of_arguments(brackets[opening.end()], start)
     return ends
 
 
-class _Sign(NamedTuple):
+class _Bracket(NamedTuple):
     """The deciding bracket after an offset of a text: it decides where arguments that begin at this offset end.
 
-    It is the first bracket that stands in no string and belongs to no list such as `[1, 2]` after the offset.
-
-    - sign: "]", "(" or ")"; "" for the end of the text
-    - position: the offset at which it stands
-    - open_brackets: how many "[" before it are not closed
-    - behind: the deciding bracket after it, for a "]"; else None
+    It is the first bracket after the offset that stands in no string and belongs to no list such as `[1, 2]`.
     """
 
-    sign: str
-    position: int
-    open_brackets: int = 0
-    behind: "_Sign | None" = None
+    sign: str  # "]", "(" or ")"; "" for the end of the text
+    position: int  # its offset in the text
+    open_brackets: int = 0  # how many "[" before it are not closed
+    behind: "_Bracket | None" = None  # for a "]", the deciding bracket after it
 
 
-def _end_of_arguments(next_sign: _Sign, start: int) -> int | None:
-    """Return where the arguments of a call end, by the deciding bracket after their beginning.
+def _end_of_arguments(bracket: _Bracket, start: int) -> int | None:
+    """Return where the arguments of a call end, by their deciding bracket; None if they do not end.
 
-    - None: the text ends first, so the call is not finished
-    - the position of a "]", or the one after the ")" that closes the arguments
-    - `start`, where the name of the call begins: these are no named arguments, since other brackets stand in them
-
-    next_sign: the deciding bracket.
+    Returns `start`, where the call's name begins, if the brackets show that these are no named arguments.
     """
-    match next_sign.sign:
+    match bracket.sign:
         case "":
             return None
         case "]":
-            return next_sign.position
-        case ")" if not next_sign.open_brackets:
-            return next_sign.position + 1
+            return bracket.position
+        case ")" if not bracket.open_brackets:
+            return bracket.position + 1
     return start
 
 
-def _deciding_signs(text: str, offsets: Collection[int]) -> dict[int, _Sign]:
-    """Return the deciding bracket (`_Sign`) after each of these offsets, which stand in no string: offset -> bracket.
+def _deciding_brackets(text: str, offsets: Collection[int]) -> dict[int, _Bracket]:
+    """Return the deciding bracket (`_Bracket`) after each offset; the offsets stand in no string.
 
-    The text is read backwards. At each position two answers are known: the deciding bracket after it if the position
-    stands outside of strings, and if it stands inside a string. Which one is true shows only further to the front.
+    The text is read once, backwards.
     """
-    positions = [match.start() for match in _QUOTE_OR_BRACKET.finditer(text)]
+    if not offsets:
+        return {}
     waiting = sorted(offsets)  # the offsets before the current position
-    deciding: dict[int, _Sign] = {}
-    if_outside = _Sign("", len(text))
-    if_inside = if_outside
+    brackets: dict[int, _Bracket] = {}
+    scan = _BackwardScan(text)
+    positions = [match.start() for match in _QUOTE_OR_BRACKET.finditer(text)]
     for position in reversed(positions):
         while waiting and waiting[-1] > position:
-            deciding[waiting.pop()] = if_outside
+            brackets[waiting.pop()] = scan.if_outside
         if not waiting:
             break
-        sign = text[position]
-        if sign == '"':
-            # From outside, the quote begins a string. From inside, it ends the string unless it is escaped.
-            outside_after_quote = if_outside
-            if_outside = if_inside
-            if_inside = if_inside if _is_escaped(text, position) else outside_after_quote
-        elif sign == "[":
-            if_outside = _before_bracket(if_outside)
-        elif sign == "]":
-            if_outside = _Sign(sign, position, behind=if_outside)
-        else:
-            if_outside = _Sign(sign, position)
+        scan.step_before(position)
     for offset in waiting:
-        deciding[offset] = if_outside
-    return deciding
+        brackets[offset] = scan.if_outside
+    return brackets
 
 
-def _before_bracket(next_sign: _Sign) -> _Sign:
-    """Return the deciding bracket for the offset before a "[". next_sign: the one for the offset after it."""
-    if next_sign.behind is not None:  # a "]", which closes the "["
-        return next_sign.behind
-    return next_sign._replace(open_brackets=next_sign.open_brackets + 1)
+class _BackwardScan:
+    """Reads the quotes and brackets of a text from its end to its beginning (`step_before`).
+
+    Whether a position stands in a string shows only further to the front, so both answers are kept:
+
+    - if_outside: the deciding bracket after the current position if it stands outside of strings
+    - if_inside: the same if it stands inside a string
+    """
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self.if_outside = _Bracket("", len(text))
+        self.if_inside = self.if_outside
+
+    def step_before(self, position: int) -> None:
+        """Move to the offset of a quote or bracket, the last one before the current position."""
+        sign = self._text[position]
+        match sign:
+            case '"':
+                self._step_before_quote(position)
+            case "[":
+                self.if_outside = _before_opening_bracket(self.if_outside)
+            case "]":
+                self.if_outside = _Bracket(sign, position, behind=self.if_outside)
+            case _:
+                self.if_outside = _Bracket(sign, position)
+
+    def _step_before_quote(self, position: int) -> None:
+        """Move before a quote: outside it begins a string; inside it ends the string unless it is escaped."""
+        outside_after_quote = self.if_outside
+        self.if_outside = self.if_inside
+        if not _is_escaped(self._text, position):
+            self.if_inside = outside_after_quote
+
+
+def _before_opening_bracket(following: _Bracket) -> _Bracket:
+    """Return the deciding bracket for the offset before a "[". following: the one for the offset after it."""
+    if following.behind is not None:  # a "]", which closes the "["
+        return following.behind
+    return following._replace(open_brackets=following.open_brackets + 1)
 
 
 def _is_escaped(text: str, quote: int) -> bool:

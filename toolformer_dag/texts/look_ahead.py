@@ -6,7 +6,7 @@ compares units: a unit is a number or a word.
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -58,81 +58,77 @@ class Unit(NamedTuple):
     written: str  # as the text has it
     end: int  # the character after it
 
+    @property
+    def is_number(self) -> bool:
+        """Whether it is a number."""
+        return not self.key[0].isalpha()
+
 
 @dataclass(frozen=True, slots=True)
 class TextUnits:
-    """Where the numbers and words of a text stand; built once for all calls in the text (`of`).
+    """Where the numbers and words of a text (its units) stand; built once for all calls in the text (`of`).
 
     "Rome has twelve" gives ends {"rome": 4, "has": 8, "twelve": 15}, ends_of_spelled_numbers {"12": 15} and names
     {"rome"}.
-
-    - ends: key of a unit -> the character after its first occurrence
-    - ends_of_spelled_numbers: number -> the character after the first word for it, such as "twelve" or "dozen" for 12
-    - names: keys of the words that have a capital wherever they stand in the text
     """
 
-    ends: dict[str, int]
-    ends_of_spelled_numbers: dict[str, int]
-    names: frozenset[str]
+    ends: dict[str, int]  # key of a unit -> the character after its first occurrence
+    ends_of_spelled_numbers: dict[str, int]  # number -> the character after its first word: "twelve" or "dozen" for 12
+    names: frozenset[str]  # keys of the words that have a capital wherever they stand in the text
 
     @staticmethod
     def of(text: str) -> "TextUnits":
-        """Find the numbers and words (units) of a text, where each ends for the first time, and which are names."""
+        """Find the units of a text: where each ends for the first time, and which are names."""
         units = list(_units(text))
         ends: dict[str, int] = {}
-        ends_of_spelled_numbers: dict[str, int] = {}
-        previous = ""  # the word before, for "twenty four"
         for unit in units:
             ends.setdefault(unit.key, unit.end)
-            for number in _numbers_of_word(unit.key, previous):
-                ends_of_spelled_numbers.setdefault(number, unit.end)
-            previous = unit.key
-        return TextUnits(ends, ends_of_spelled_numbers, _names(units))
+        return TextUnits(ends, _ends_of_spelled_numbers(units), _names(units))
 
     def ahead(self, offset: int, input: str) -> list[str]:
-        """Return the numbers and names of a call's input that the text has only after the call, as the input has them.
+        """Return the numbers and names of a call's input that the text has only after the call.
 
-        ["5"] for the input "24 * 5" before "= 5" in "It is 24 times = 5". Other words do not count, nor does a number
-        or name that the text does not have at all: the input may hold anything new.
-
-        Not covered: numbers that are words in the input, names in scripts without capitals, names with another
-        spelling, and the call's result.
+        ["5"] for the input "24 * 5" before "= 5" in "It is 24 times = 5".
 
         offset: the character at which x_i, the token after the call, begins.
         """
+        # Not covered: numbers that are words in the input, names in scripts without capitals or in another spelling.
         later_units: dict[str, str] = {}  # key -> as the input has it first
         for unit in _units(input):
-            is_number = not unit.key[0].isalpha()
-            if (is_number or unit.key in self.names) and self._only_after(offset, unit.key):
+            is_relevant = unit.is_number or unit.key in self.names
+            if is_relevant and self._is_only_after(offset, unit.key):
                 later_units.setdefault(unit.key, unit.written)
         return list(later_units.values())
 
-    def _only_after(self, offset: int, key: str) -> bool:
-        """Return whether the text has the unit `key` after the character `offset`, and not before it, nor as a word."""
+    def _is_only_after(self, offset: int, key: str) -> bool:
+        """Return whether the text has a unit after the character `offset`, and neither the unit nor its word before."""
         if key not in self.ends or self.ends[key] <= offset:
             return False
         spelled_end = self.ends_of_spelled_numbers.get(key)
         return spelled_end is None or spelled_end > offset
 
 
-def _names(units: Iterable[Unit]) -> frozenset[str]:
-    """Return the keys of the units that are names: two characters or more, always a capital, not in UNNAMED."""
-    with_capital: set[str] = set()
-    without_capital: set[str] = set()
+def _ends_of_spelled_numbers(units: Sequence[Unit]) -> dict[str, int]:
+    """Return for each number that a text has as a word the character after the first such word: {"12": 15}."""
+    ends: dict[str, int] = {}
+    previous = ""  # the word before, for "twenty four"
     for unit in units:
-        if unit.written[0].isupper():
-            with_capital.add(unit.key)
-        else:
-            without_capital.add(unit.key)
+        for number in _numbers_of_word(unit.key, previous):
+            ends.setdefault(number, unit.end)
+        previous = unit.key
+    return ends
+
+
+def _names(units: Sequence[Unit]) -> frozenset[str]:
+    """Return the keys of the units that are names: two characters or more, always a capital, not in UNNAMED."""
+    with_capital = {unit.key for unit in units if unit.written[0].isupper()}
+    without_capital = {unit.key for unit in units if not unit.written[0].isupper()}
     always_with_capital = with_capital - without_capital - UNNAMED
     return frozenset(key for key in always_with_capital if len(key) > 1)
 
 
 def _numbers_of_word(word: str, previous: str) -> list[str]:
-    """Return the numbers that a word stands for: ["4"] for "four", and ["4", "24"] if the `previous` word is "twenty".
-
-    Words are keys of units. A plural ("dozens", "thirds") counts as its singular.
-    """
+    """Return the numbers that a word stands for: ["4"] for "four", ["4", "24"] if the `previous` word is "twenty"."""
     singular = word.removesuffix("s")
     numbers = list(SPELLED.get(word, SPELLED.get(singular, ())))
     if previous in TENS and word in ONES:

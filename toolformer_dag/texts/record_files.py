@@ -1,7 +1,7 @@
 """Read the records of a file: its lines of JSON, its rows, or the items of its JSON list.
 
-Records may have any form, as those of conversations. Documents are read by `shard_reader`, which knows their columns.
-Both open a file in the same way: what it is shows in its first bytes, and it is decompressed in blocks, in one pass.
+Records may have any form, such as conversations. `shard_reader` reads documents, which have fixed columns. Both
+recognize a file by its first bytes, and decompress it in blocks, in one pass.
 """
 
 from collections.abc import Iterable, Iterator
@@ -21,13 +21,13 @@ from toolformer_dag.texts.readers.arrow_tables import table_rows
 from toolformer_dag.texts.readers.json_lines import line_batches
 from toolformer_dag.texts.readers.parquet_shards import opened_parquet, rows_per_batch, whole_parquet
 from toolformer_dag.texts.shard_faults import ShardError, ShardFault
-from toolformer_dag.texts.shard_reader import NAMED, PARQUET, READ_BYTES, compression
+from toolformer_dag.texts.shard_reader import PARQUET, READ_BYTES, compression, with_compressions
 
 LONGEST_LINE = 1 << 26
 """The most bytes of a line, 64 MB: a conversation may contain whole files that its tools have read."""
 LARGEST_DOCUMENT = 1 << 28
 """The most bytes of a file that is a single JSON document, 256 MB, because it is parsed as a whole."""
-RECORD_ENDINGS = (*(f"{ending}{packed}" for ending in json_lines.ENDINGS for packed in ("", *NAMED)), PARQUET)
+RECORD_ENDINGS = (*with_compressions(json_lines.ENDINGS), PARQUET)
 """How names of files with records end: JSON, compressed or not, and Parquet. A corpus may have other containers too."""
 
 
@@ -57,24 +57,26 @@ def file_records(path: Path) -> Iterator[NumberedRecord | Rejection]:
 
     Raises ShardError if it is missing or cannot be read now.
     """
-    records: Iterator[NumberedRecord | Rejection]
     try:
         require_regular(path)
         with BufferedReader(cast(RawIOBase, path.open("rb", buffering=0)), READ_BYTES) as stream:
-            head = stream.peek(HEAD_BYTES)[:HEAD_BYTES]
-            if head.startswith(parquet_shards.MAGIC):
-                records = _rows(whole_parquet(path, stream))
-            else:
-                decompressed = blocks(stream, compression(head, path.suffix))
-                records = _values(decompressed)
-            yield from guarded(records)  # errors of libraries become ShardFault
+            yield from guarded(_stream_records(path, stream))  # errors of libraries become ShardFault
     except OSError as error:
-        raise ShardError(
-            f"{printable(path)} cannot be read ({error.strerror or error}); correct its path, or the disk"
-        ) from error
+        reason = error.strerror or error
+        raise ShardError(f"{printable(path)} cannot be read ({reason}); correct its path, or the disk") from error
 
 
-def _rows(source: Path | IO[bytes]) -> Iterator[NumberedRecord]:
+def _stream_records(path: Path, stream: "BufferedReader[RawIOBase]") -> Iterator[NumberedRecord | Rejection]:
+    """Yield the records of an opened file; its first bytes show whether it is Parquet or JSON. Raises ShardFault."""
+    head = stream.peek(HEAD_BYTES)[:HEAD_BYTES]
+    if head.startswith(parquet_shards.MAGIC):
+        yield from _parquet_records(whole_parquet(path, stream))
+    else:
+        content = blocks(stream, compression(head, path.suffix))
+        yield from _json_records(content)
+
+
+def _parquet_records(source: Path | IO[bytes]) -> Iterator[NumberedRecord]:
     """Yield the rows of a Parquet file, numbered from 1. Raises ShardFault."""
     number = 0
     with opened_parquet(source) as file:
@@ -84,11 +86,8 @@ def _rows(source: Path | IO[bytes]) -> Iterator[NumberedRecord]:
                 yield NumberedRecord(number, row)
 
 
-def _values(content: Iterator[bytes]) -> Iterator[NumberedRecord | Rejection]:
-    """Yield the records of JSON lines or of a single JSON document. content: in blocks, decompressed.
-
-    If the first line holds an object, the content is JSON lines. Other content is parsed as a whole; if that fails, or
-    if it is too large for that, it is JSON lines after all.
+def _json_records(content: Iterator[bytes]) -> Iterator[NumberedRecord | Rejection]:
+    """Return the records of JSON lines or of a single JSON document. content: in blocks, decompressed.
 
     Raises ShardFault not_json_lines, document_too_large.
     """
@@ -97,18 +96,24 @@ def _values(content: Iterator[bytes]) -> Iterator[NumberedRecord | Rejection]:
     if kind is not None:
         raise ShardFault("not_json_lines", f"the content is {kind}")
     if _begins_with_object(first_block):
-        yield from _lines(chain([first_block], content))
-        return
-    held = _held(first_block, content)
-    if held.next_block is None:
-        yield from _document_records(held.beginning)
-    elif held.beginning.lstrip().startswith(b"["):
+        return _line_records(chain([first_block], content))
+    return _document_or_line_records(first_block, content)
+
+
+def _document_or_line_records(first_block: bytes, content: Iterator[bytes]) -> Iterator[NumberedRecord | Rejection]:
+    """Return the records of content that is parsed as a whole if it is not too large, else line by line.
+
+    Raises ShardFault document_too_large for a JSON list of more than LARGEST_DOCUMENT bytes.
+    """
+    loaded = _loaded(first_block, content)
+    if loaded.next_block is None:
+        return _document_records(loaded.beginning)
+    if loaded.beginning.lstrip().startswith(b"["):
         raise ShardFault(
             "document_too_large",
             f"a JSON list of more than {LARGEST_DOCUMENT:,} bytes; write a record per line, as `jq -c '.[]'` does",
         )
-    else:
-        yield from _lines(chain([held.beginning, held.next_block], content))
+    return _line_records(chain([loaded.beginning, loaded.next_block], content))
 
 
 def _document_records(content: bytes) -> Iterator[NumberedRecord | Rejection]:
@@ -116,7 +121,7 @@ def _document_records(content: bytes) -> Iterator[NumberedRecord | Rejection]:
     try:
         document = exact_value(content)
     except ValueError:
-        yield from _lines([content])
+        yield from _line_records([content])
         return
     records = document if isinstance(document, list) else [document]
     for number, record in enumerate(records, 1):
@@ -126,32 +131,35 @@ def _document_records(content: bytes) -> Iterator[NumberedRecord | Rejection]:
 def _begins_with_object(block: bytes) -> bool:
     """Return whether the first line of a block holds a JSON object; blank lines and a byte order mark are skipped."""
     first_line, _, _ = block.lstrip(b"\xef\xbb\xbf \t\r\n").partition(b"\n")
+    if not first_line.startswith(b"{"):
+        return False
     try:
-        return first_line.startswith(b"{") and isinstance(exact_value(first_line), dict)
+        value = exact_value(first_line)
     except ValueError:
         return False
+    return isinstance(value, dict)
 
 
-class _Held(NamedTuple):
-    """The content of a file up to LARGEST_DOCUMENT bytes, held in memory."""
+class _LoadedContent(NamedTuple):
+    """The content of a file up to LARGEST_DOCUMENT bytes, in memory."""
 
     beginning: bytes
     next_block: bytes | None  # the block after it, which was read too; None if `beginning` is the whole content
 
 
-def _held(first_block: bytes, content: Iterator[bytes]) -> _Held:
+def _loaded(first_block: bytes, content: Iterator[bytes]) -> _LoadedContent:
     """Read blocks of `content` until it ends, or until it has more than LARGEST_DOCUMENT bytes."""
-    held_blocks = [first_block]
+    loaded_blocks = [first_block]
     total_bytes = len(first_block)
     for block in content:
         total_bytes += len(block)
         if total_bytes > LARGEST_DOCUMENT:
-            return _Held(b"".join(held_blocks), next_block=block)
-        held_blocks.append(block)
-    return _Held(b"".join(held_blocks), next_block=None)
+            return _LoadedContent(b"".join(loaded_blocks), next_block=block)
+        loaded_blocks.append(block)
+    return _LoadedContent(b"".join(loaded_blocks), next_block=None)
 
 
-def _lines(content: Iterable[bytes]) -> Iterator[NumberedRecord | Rejection]:
+def _line_records(content: Iterable[bytes]) -> Iterator[NumberedRecord | Rejection]:
     """Yield the record of each line, or why it holds none, with the line's number; blank lines are skipped."""
     number = 0
     for lines in line_batches(content, LONGEST_LINE):

@@ -59,17 +59,16 @@ def pieces(text: str, max_tokens: int, count_tokens: TokenCounter) -> Iterator[P
 
     `count_tokens` reads the document about twice.
     """
-    paragraph_spans = _cut(text, _Span(0, len(text)), PARAGRAPHS)
-    fitting = list(_fitting(text, paragraph_spans, (SENTENCES, WORDS), max_tokens, count_tokens))
-    groups = _groups(text, fitting, max_tokens, count_tokens)
-    return _joined(text, groups, max_tokens, count_tokens)
+    cutter = _Cutter(text, max_tokens, count_tokens)
+    whole_text = _Span(0, len(text))
+    paragraph_spans = _cut(text, whole_text, PARAGRAPHS)
+    fitting_pieces = list(cutter.fitting(paragraph_spans, (SENTENCES, WORDS)))
+    groups = cutter.groups(fitting_pieces)
+    return cutter.joined(groups)
 
 
 def segments(text: str, places: Iterable[tuple[int, int]]) -> list[Segment]:
-    """Return the segments of a document at `places`, pairs of an offset and a length in characters.
-
-    Segments with the texts "ab" and "d" for the document "ab d" and the places (0, 2), (3, 1).
-    """
+    """Return the segments of a document at `places`, pairs of an offset and a length in characters."""
     result = []
     for index, (offset, length) in enumerate(places):
         result.append(Segment(index, offset, text[offset : offset + length]))
@@ -80,42 +79,26 @@ def paragraphs(texts: Sequence[Segment]) -> list[Segment]:
     """Return the paragraphs of segments of one document, as segments that are numbered from 0."""
     result: list[Segment] = []
     for segment in texts:
-        for span in _cut(segment.text, _Span(0, len(segment.text)), PARAGRAPHS):
+        whole_segment = _Span(0, len(segment.text))
+        for span in _cut(segment.text, whole_segment, PARAGRAPHS):
             text = segment.text[span.start : span.end]
             result.append(Segment(len(result), segment.offset + span.start, text))
     return result
 
 
-def _fitting(
-    text: str, spans: Sequence[_Span], cuts: Sequence[re.Pattern[str]], max_tokens: int, count: TokenCounter
-) -> Iterator[Piece]:
-    """Yield spans of a text as pieces with their token counts; a span that is too long is cut into several pieces.
-
-    It is cut by the first of `cuts`, parts that are still too long by the next, and so on. Parts that no pattern of
-    `cuts` is left for are yielded with too many tokens.
-    """
-    # The character before a span is counted with it: white space, which many tokenizers join to the next word.
-    counts = count([text[max(span.start - 1, 0) : span.end] for span in spans])
-    for span, tokens in zip(spans, counts, strict=True):
-        if tokens <= max_tokens or not cuts:
-            yield Piece(span.start, span.end, tokens)
-        else:
-            parts = _cut(text, span, cuts[0])
-            yield from _fitting(text, parts, cuts[1:], max_tokens, count)
-
-
 def _cut(text: str, span: _Span, gap: re.Pattern[str]) -> list[_Span]:
-    """Cut a span of a text at the matches of `gap`; return the parts, stripped of white space, without empty ones.
+    """Return the parts of a span between the matches of `gap`, stripped of white space, without empty ones.
 
     [(0, 2), (3, 4)] for the text "ab c", the span (0, 4) and the gap WORDS.
     """
     parts = []
     start = span.start
     for match in gap.finditer(text, span.start, span.end):
-        parts.append(_stripped(text, _Span(start, match.start())))
+        parts.append(_Span(start, match.start()))
         start = match.end()
-    parts.append(_stripped(text, _Span(start, span.end)))
-    return [part for part in parts if part.start < part.end]
+    parts.append(_Span(start, span.end))
+    stripped = [_stripped(text, part) for part in parts]
+    return [part for part in stripped if part.start < part.end]
 
 
 def _stripped(text: str, span: _Span) -> _Span:
@@ -125,64 +108,89 @@ def _stripped(text: str, span: _Span) -> _Span:
     return _Span(start, start + len(without_start.rstrip()))
 
 
-def _groups(text: str, pieces: list[Piece], max_tokens: int, count: TokenCounter) -> list[list[Piece]]:
-    """Pack consecutive pieces of a text into groups of at most `max_tokens` tokens, each as full as it can be.
-
-    Pieces of 3, 4 and 5 tokens give the groups [3, 4] and [5] with 8 as the maximum. A piece of more than `max_tokens`
-    is a group alone. All pieces are one group where they fit as one text, although their sum is larger.
-    """
-    if _fit_together(text, pieces, max_tokens, count):
-        return [pieces]
-    groups: list[list[Piece]] = []
-    tokens_left = 0  # that the last group may still take; below 0 after a piece that is too long
-    for piece in pieces:
-        if piece.tokens > tokens_left:
-            groups.append([])
-            tokens_left = max_tokens
-        groups[-1].append(piece)
-        tokens_left -= piece.tokens
-    return groups
-
-
-def _fit_together(text: str, pieces: list[Piece], max_tokens: int, count: TokenCounter) -> bool:
-    """Return whether all pieces have at most `max_tokens` tokens as one text, although the sum of theirs is above it.
-
-    Many tokenizers add a token to each text. Sums of more than twice `max_tokens` are not looked at.
-    """
-    tokens_of_all = sum(piece.tokens for piece in pieces)
-    if not max_tokens < tokens_of_all <= 2 * max_tokens:
-        return False
-    [tokens_joined] = count([text[pieces[0].start : pieces[-1].end]])
-    return tokens_joined <= max_tokens
-
-
-def _joined(text: str, groups: Sequence[Sequence[Piece]], max_tokens: int, count: TokenCounter) -> Iterator[Piece]:
-    """Yield each group of pieces joined to one piece; a group that is too long then is halved until its parts fit.
-
-    A group of a single piece is halved between its sentences or words. A single word is yielded although it is too
-    long.
-    """
-    counts = count([text[group[0].start : group[-1].end] for group in groups])
-    for group, tokens in zip(groups, counts, strict=True):
-        joined = Piece(group[0].start, group[-1].end, tokens)
-        if tokens <= max_tokens:
-            yield joined
-            continue
-        parts = group if len(group) > 1 else _parts(text, group[0])
-        if len(parts) == 1:  # a single word
-            yield joined
-            continue
-        half = len(parts) // 2
-        yield from _joined(text, [parts[:half], parts[half:]], max_tokens, count)
-
-
 def _parts(text: str, piece: Piece) -> list[Piece]:
     """Return the sentences of a piece, or the words of a piece of one sentence, or the piece itself if it is a word.
 
-    The caller counts the tokens of the parts; here they are 0.
+    The parts have 0 tokens, because they are not counted yet.
     """
     for gap in (SENTENCES, WORDS):
         spans = _cut(text, _Span(piece.start, piece.end), gap)
         if len(spans) > 1:
             return [Piece(span.start, span.end, tokens=0) for span in spans]
     return [piece]
+
+
+@dataclass(frozen=True, slots=True)
+class _Cutter:
+    """Cuts a text into pieces of at most `max_tokens` tokens, and joins pieces as long as they fit."""
+
+    text: str
+    max_tokens: int
+    count_tokens: TokenCounter
+
+    def fitting(self, spans: Sequence[_Span], cuts: Sequence[re.Pattern[str]]) -> Iterator[Piece]:
+        """Yield spans of the text as pieces; a span that is too long is cut at the first of `cuts`, then at the next.
+
+        Parts that are still too long after the last of `cuts` are yielded nevertheless.
+        """
+        counts = self._counts(spans)
+        for span, tokens in zip(spans, counts, strict=True):
+            if tokens <= self.max_tokens or not cuts:
+                yield Piece(span.start, span.end, tokens)
+            else:
+                parts = _cut(self.text, span, cuts[0])
+                yield from self.fitting(parts, cuts[1:])
+
+    def _counts(self, spans: Sequence[_Span]) -> Sequence[int]:
+        """Return the number of tokens of each span, counted with the white space before it."""
+        # Many tokenizers join white space to the next word.
+        texts = [self.text[max(span.start - 1, 0) : span.end] for span in spans]
+        return self.count_tokens(texts)
+
+    def groups(self, pieces: list[Piece]) -> list[list[Piece]]:
+        """Pack consecutive pieces into groups of at most `max_tokens` tokens, each as full as it can be.
+
+        Pieces of 3, 4 and 5 tokens give the groups [3, 4] and [5] with 8 as the maximum.
+        """
+        if self._fit_together(pieces):
+            return [pieces]
+        groups: list[list[Piece]] = []
+        tokens_left = 0  # that the last group may still take; below 0 after a piece that is too long
+        for piece in pieces:
+            if piece.tokens > tokens_left:
+                groups.append([])
+                tokens_left = self.max_tokens
+            groups[-1].append(piece)
+            tokens_left -= piece.tokens
+        return groups
+
+    def _fit_together(self, pieces: list[Piece]) -> bool:
+        """Return whether all pieces have at most `max_tokens` tokens as one text, although their sum is larger."""
+        # Many tokenizers add a token to each text. Sums of more than twice the maximum are not looked at.
+        sum_of_tokens = sum(piece.tokens for piece in pieces)
+        if not self.max_tokens < sum_of_tokens <= 2 * self.max_tokens:
+            return False
+        [joined] = self._united([pieces])
+        return joined.tokens <= self.max_tokens
+
+    def joined(self, groups: Sequence[Sequence[Piece]]) -> Iterator[Piece]:
+        """Yield each group of pieces as one piece; a group that is too long is halved until its parts fit.
+
+        A single piece is halved between its sentences or words; a single word is yielded although it is too long.
+        """
+        for group, united in zip(groups, self._united(groups), strict=True):
+            if united.tokens <= self.max_tokens:
+                yield united
+                continue
+            parts = group if len(group) > 1 else _parts(self.text, group[0])
+            if len(parts) == 1:  # a single word
+                yield united
+            else:
+                half = len(parts) // 2
+                yield from self.joined([parts[:half], parts[half:]])
+
+    def _united(self, groups: Sequence[Sequence[Piece]]) -> list[Piece]:
+        """Return each group of pieces as one piece, with the tokens counted anew."""
+        spans = [_Span(group[0].start, group[-1].end) for group in groups]
+        counts = self.count_tokens([self.text[span.start : span.end] for span in spans])
+        return [Piece(span.start, span.end, tokens) for span, tokens in zip(spans, counts, strict=True)]

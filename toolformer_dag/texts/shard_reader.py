@@ -33,29 +33,37 @@ class Container:
     read: Callable[[Iterable[bytes], FormatChoice], Iterator[Batch]]
     """Reads the records as batches of raw columns, from content in blocks and the format that the settings name."""
     endings: tuple[str, ...] = ()
-    """The endings of names of files in this form. Files of a folder with other endings are not read."""
+    """The endings of names of files in this form, before that of a compression. Files of a folder with other endings
+    are not read."""
     magic: bytes = b""
     """The bytes by which this form is recognized. They stand at byte `magic_at`. b"" fits any content."""
     magic_at: int = 0
+    format: str = ""
+    """The name of the format of its records where the form itself says which keys they have, as a web archive does;
+    `corpus.format` and `corpus.fields` do not count for it. "" where the settings or the records say it."""
 
 
 CONTAINERS = (
-    Container(web_archive_batches, magic=web_archives.MAGIC),
+    Container(web_archive_batches, magic=web_archives.MAGIC, format=web_archives.FORMAT),
     Container(json_batches, endings=json_lines.ENDINGS),
 )
 """The first one whose magic fits reads the content. JSON lines have no magic, so they are last. Parquet is not among
 them, because it is read from the file itself and is not compressed as a whole."""
 ENDINGS = tuple(ending for container in CONTAINERS for ending in container.endings)
-"""The endings of names of files that a container reads."""
+"""The endings of names of files that a container reads, before that of a compression."""
+
+
+def with_compressions(endings: Iterable[str]) -> tuple[str, ...]:
+    """Return endings of file names, each plain and compressed: ".json", ".json.zst", ".json.zstd", ".json.gz"."""
+    return tuple(ending + compressed for ending in endings for compressed in ("", *NAMED))
 
 
 def shard_batches(path: Path | str, choice: FormatChoice | None = None) -> Iterator[Batch]:
-    """Yield the documents of a shard in batches (columns.DOCUMENTS), in the order of the file.
+    """Yield the documents of a shard in batches (columns.DOCUMENTS), with the rejections of lines without a document.
 
-    A batch also has the rejections of lines without a document; their reasons are named at `json_batches`, `raw_batch`
-    and `documents_of`. choice: the format that the settings name; None to recognize it.
+    choice: the format that the settings name; None to recognize it.
 
-    The file is read in one pass. Memory: a few times 16 MB, a block, and 100 bytes per document for its digest.
+    Memory: a few times 16 MB, a block, and 100 bytes per document for its digest.
 
     Raises ShardFault, after the documents before the fault, if nothing of the shard may be used:
     - It is damaged: see `blocks`, `whole_parquet`, `parquet_batches`.
@@ -70,28 +78,31 @@ def shard_batches(path: Path | str, choice: FormatChoice | None = None) -> Itera
     choice = choice or FormatChoice()
     try:
         with BufferedReader(cast(RawIOBase, path.open("rb", buffering=0)), READ_BYTES) as stream:
-            head = stream.peek(HEAD_BYTES)[:HEAD_BYTES]
-            if head.startswith(parquet_shards.MAGIC):
-                raw_batches = parquet_batches(whole_parquet(path, stream), choice)
-            else:
-                content = blocks(stream, compression(head, path.suffix))
-                raw_batches = _container_batches(content, choice)
+            raw_batches = _raw_batches(path, stream, choice)
             yield from guarded(documents_of(raw_batches))
     except OSError as error:
-        raise ShardError(
-            f"shard {printable(path)} cannot be read ({error.strerror or error}); correct its path, or the disk"
-        ) from error
+        reason = error.strerror or error
+        raise ShardError(f"shard {printable(path)} cannot be read ({reason}); correct its path, or the disk") from error
+
+
+def _raw_batches(path: Path, stream: "BufferedReader[RawIOBase]", choice: FormatChoice) -> Iterator[Batch]:
+    """Return the records of an opened shard as batches of raw columns (columns.RAW). Raises ShardFault."""
+    head = stream.peek(HEAD_BYTES)[:HEAD_BYTES]
+    if head.startswith(parquet_shards.MAGIC):
+        return parquet_batches(whole_parquet(path, stream), choice)
+    content = blocks(stream, compression(head, path.suffix))
+    return _container_batches(content, choice)
 
 
 def _container_batches(content: Iterator[bytes], choice: FormatChoice) -> Iterator[Batch]:
-    """Return the batches of raw columns that the first of CONTAINERS with a fitting magic reads from the content.
-
-    content: in blocks, decompressed.
-    """
+    """Return the batches that the first container with a fitting magic reads from decompressed content."""
     first_block = next(content, b"")
     whole_content = chain([first_block], content)
     fitting = [container for container in CONTAINERS if first_block.startswith(container.magic, container.magic_at)]
-    return fitting[0].read(whole_content, choice)
+    container = fitting[0]
+    if container.format:
+        choice = FormatChoice(container.format)
+    return container.read(whole_content, choice)
 
 
 def compression(head: bytes, suffix: str) -> str | None:
@@ -99,16 +110,17 @@ def compression(head: bytes, suffix: str) -> str | None:
 
     head: its first bytes. suffix: the ending of its name, such as ".gz".
 
-    Raises ShardFault unsupported_compression for another compression. Raises not_gzip, not_zstd or not_parquet if the
-    suffix says that the file is that and its first bytes say that it is not.
+    Raises ShardFault: unsupported_compression, or not_gzip, not_zstd, not_parquet if only the suffix says so.
     """
     kind = kind_of(head)
     if kind not in (None, "gzip", "zstd"):
         detail = f"the file is {kind}; unpack it or compress it with gzip or zstd"
         raise ShardFault("unsupported_compression", detail)
-    if head and kind is None and suffix in NAMED:
+    if not head:  # an empty file
+        return None
+    if kind is None and suffix in NAMED:
         raise ShardFault(f"not_{NAMED[suffix]}", f"the file is named {suffix} but {_in_words(head)}")
-    if head and suffix == PARQUET:
+    if suffix == PARQUET:
         raise ShardFault("not_parquet", f"the file is named .parquet but {_in_words(head)}")
     return kind
 

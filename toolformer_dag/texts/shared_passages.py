@@ -65,29 +65,29 @@ def _words(texts: Sequence[str]) -> _Words:
 
 
 def _passages(words: _Words) -> Iterator[_Passages]:
-    """Hash every run of consecutive words within a text; yield all runs of 8 words, then all of 9, up to 13.
-
-    The lengths are FEWEST_WORDS to PASSAGE_WORDS. The hash of a run is computed from the hash of the run that is a word
-    shorter (a rolling hash).
-    """
+    """Hash every run of consecutive words within a text; yield all runs of 8 words, then all of 9, up to 13."""
     longest = min(PASSAGE_WORDS, len(words.hashes))
     run_hashes = words.hashes  # at each word, the hash of the run that begins there
     for length in range(2, longest + 1):
         # A run of `length` words is a run of one word less and the word after it.
         run_hashes = run_hashes[:-1] * FACTOR + words.hashes[length - 1 :]
-        if length < FEWEST_WORDS:
-            continue
-        text_of_first_word = words.texts[: len(run_hashes)]
-        text_of_last_word = words.texts[length - 1 :]
-        within_a_text = text_of_first_word == text_of_last_word
-        yield _Passages(length, run_hashes[within_a_text], text_of_first_word[within_a_text])
+        if length >= FEWEST_WORDS:
+            yield _runs_within_texts(length, run_hashes, words.texts)
+
+
+def _runs_within_texts(length: int, run_hashes: Hashes64, text_of_word: TextNumbers) -> _Passages:
+    """Return the runs whose words are all of one text. run_hashes: at each word, the run that begins there."""
+    text_of_first_word = text_of_word[: len(run_hashes)]
+    text_of_last_word = text_of_word[length - 1 :]
+    is_within_text = text_of_first_word == text_of_last_word
+    return _Passages(length, run_hashes, text_of_first_word).chosen(is_within_text)
 
 
 class SharedPassages:
     """The passages of some texts, as hashes of 64 bits, to be looked for in other texts.
 
     Every run of 13 words (PASSAGE_WORDS) is a passage. A text of 8 to 12 words (from FEWEST_WORDS on) is one passage as
-    a whole; shorter texts have none. Words are runs of letters and digits: languages without spaces are not covered.
+    a whole; shorter texts have none. Languages without spaces are not covered.
 
     Memory grows with these texts, not with the texts that are searched. Hashes differ from process to process.
 
@@ -97,49 +97,48 @@ class SharedPassages:
     words: list[int]
 
     def __init__(self, texts: Sequence[str]) -> None:
-        """Hash the passages of `texts` and group them by their number of words.
-
-        `_by_length` has the passages of each length that occurs, sorted by hash; `_low_bits` has, by length, a table
-        that rules out most other runs at once.
-        """
+        """Hash the passages of `texts` and group them by their number of words."""
         words = _words(texts)
         words_per_text = np.bincount(words.texts, minlength=len(texts))
         self.words = words_per_text.tolist()
-        self._by_length: dict[int, _Passages] = {}
-        self._low_bits: dict[int, NDArray[np.bool_]] = {}
+        self._tables: dict[int, _PassageTable] = {}  # by the number of words
         for runs in _passages(words):
             passages = runs
             if runs.length < PASSAGE_WORDS:  # a short run is a passage only if it is its whole text
                 passages = runs.chosen(words_per_text[runs.texts] == runs.length)
             if len(passages.hashes):
-                self._by_length[runs.length] = passages.sorted_by_hash()
-                self._low_bits[runs.length] = _low_bits(passages.hashes)
+                self._tables[runs.length] = _PassageTable(passages)
 
     def found_in(self, others: Sequence[str]) -> pl.DataFrame:
         """Return a row for each pair of a text in `others` and a text of this object that share a passage.
 
-        Columns: `place`, the index in `others`; `text`, the index of the text of this object. Sorted by both. As
-        [(1, 0)] where others[1] has a passage of the first text.
+        Columns: `place`, the index in `others`; `text`, the index of the text of this object. Sorted by both.
         """
         pairs = [PAIRS.to_frame()]  # no rows, so that the columns are there without any pair
-        if self._by_length:
-            # Only runs with as many words as a passage can equal it.
+        if self._tables:
             for runs in _passages(_words(others)):
-                if runs.length in self._by_length:
-                    pairs.append(self._pairs(runs))
+                if runs.length in self._tables:
+                    pairs.append(self._tables[runs.length].pairs(runs))
         return pl.concat(pairs).unique().sort(PAIRS.names())
 
-    def _pairs(self, runs: _Passages) -> pl.DataFrame:
-        """Return which of the runs, all of one length, equal a passage, in the columns of PAIRS; pairs may repeat."""
-        may_be_passage = self._low_bits[runs.length][runs.hashes & BITS]
+
+class _PassageTable:
+    """Passages with the same number of words, in which runs of other texts are looked up."""
+
+    def __init__(self, passages: _Passages) -> None:
+        self._passages = passages.sorted_by_hash()
+        self._occurring_low_bits = _occurring_low_bits(passages.hashes)
+
+    def pairs(self, runs: _Passages) -> pl.DataFrame:
+        """Return the pairs (PAIRS) of a run and a passage that are equal; pairs may repeat."""
+        may_be_passage = self._occurring_low_bits[runs.hashes & BITS]  # rules out most runs at once
         candidates = runs.chosen(may_be_passage)
-        passages = self._by_length[runs.length]
         searched = pl.DataFrame({"hash": candidates.hashes, "place": candidates.texts})
-        stored = pl.DataFrame({"hash": passages.hashes, "text": passages.texts})
+        stored = pl.DataFrame({"hash": self._passages.hashes, "text": self._passages.texts})
         return searched.join(stored, on="hash").select(PAIRS.names())
 
 
-def _low_bits(hashes: Hashes64) -> NDArray[np.bool_]:
+def _occurring_low_bits(hashes: Hashes64) -> NDArray[np.bool_]:
     """Return an array with an entry for each value of the low 22 bits: True where a hash has these low bits."""
     table = np.zeros(int(BITS) + 1, np.bool_)
     table[hashes & BITS] = True

@@ -65,16 +65,13 @@ PATTERN_SECONDS = 1.0
 def matches(pattern: str, value: str) -> bool:
     """Return whether a regular expression matches somewhere in a text, in limited time.
 
-    polars' engine (Rust) searches in linear time, but does not support look-around: the library `regex` searches
-    patterns with look-around, for at most PATTERN_SECONDS. Python's `re` could take for ever.
-
-    Raises TimeoutError after that time, and ValueError if `pattern` is not a regular expression.
+    Raises TimeoutError after PATTERN_SECONDS, and ValueError if `pattern` is not a regular expression.
     """
     import polars as pl
     import regex
 
-    contained = pl.Series([value]).str.contains(pattern, strict=False)[0]
-    if contained is not None:  # None: Rust's engine does not read the pattern
+    contained = pl.Series([value]).str.contains(pattern, strict=False)[0]  # in linear time
+    if contained is not None:  # None: polars' engine does not read the pattern, such as one with look-around
         return bool(contained)
     try:
         return regex.search(pattern, value, timeout=PATTERN_SECONDS) is not None
@@ -84,22 +81,26 @@ def matches(pattern: str, value: str) -> bool:
 
 @cache
 def unwritable(value_schema: str) -> str | None:
-    """Return why llguidance cannot compile a JSON schema (given as JSON), in its words; None if it can.
-
-    As "Unimplemented keys: ["uniqueItems"]".
-    """
+    """Return why llguidance cannot compile a JSON schema (given as JSON), in its words; None if it can."""
     from llguidance import LLMatcher
 
     grammar = f"%llguidance {{}}\nstart: v\nv: %json {value_schema}"
     failed, messages = LLMatcher.validate_grammar_with_warnings(grammar)
     if not failed:
         return None
-    # A message: "... failed to compile JSON schema: REASON while processing json-schema: ...\n   1 | (the grammar)"
-    _, _, reason = " ".join(messages).partition("compile JSON schema: ")
-    for what_follows in ("\n   1 |", " while processing json-schema:"):
-        reason, _, _ = reason.partition(what_follows)
-    # Only the message about a schema that is too large has another form, so no reason is found in it.
-    return " ".join(reason.split())[:200] or "it is too large"
+    reason = _compile_error(" ".join(messages))
+    return reason or "it is too large"  # only the message about a schema that is too large has another form
+
+
+def _compile_error(message: str) -> str:
+    """Return llguidance's reason for not compiling a schema: 'Unimplemented keys: ["uniqueItems"]'; "" without one.
+
+    message: "... failed to compile JSON schema: REASON while processing json-schema: ...\\n   1 | (the grammar)"
+    """
+    _, _, reason = message.partition("compile JSON schema: ")
+    reason, _, _ = reason.partition("\n   1 |")
+    reason, _, _ = reason.partition(" while processing json-schema:")
+    return " ".join(reason.split())[:200]
 
 
 class WrittenValues(NamedTuple):
@@ -121,40 +122,44 @@ def written_values(text: str, names: tuple[str, ...]) -> WrittenValues:
     finite, patternProperties, and a required argument for which no value is valid.
     """
     schema = json.loads(text)
-    root, shared = _copied(schema)
-    properties = root.get("properties") or {}
+    copied = _copied(schema)
     schemas = {}
     for name in names:
-        value_schema = properties.get(name, True)
-        if value_schema is not False:  # JSON Schema's word for "no value is valid"
-            schemas[name] = _complete(value_schema, shared)
+        value_schema = copied.value_schema(name)
+        if value_schema is not None:
+            schemas[name] = value_schema
     for name in schema.get("required") or ():
         if name not in schemas:
             raise ValueError(f"{name}: every call needs it, and no value fits")
-    return WrittenValues(schemas, _required_in_parts(root, shared, set(names)))
+    return WrittenValues(schemas, _required_in_parts(copied, set(names)))
 
 
-def _copied(schema: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Return a schema without the keywords that decoding leaves out, and the schemas that it refers to, by name.
+class _CopiedSchema(NamedTuple):
+    """A tool's schema without the keywords that decoding leaves out."""
 
-    Raises ValueError as `written_values` does.
-    """
+    root: Mapping[str, Any]  # the whole schema
+    shared: Mapping[str, Any]  # the schemas that it refers to, by name
+
+    def value_schema(self, argument: str) -> str | None:
+        """Return an argument's schema as JSON that stands alone, for llguidance; None if no value is valid."""
+        properties = self.root.get("properties") or {}
+        schema = properties.get(argument, True)  # True: any value is valid
+        if schema is False:
+            return None
+        keywords = schema if isinstance(schema, dict) else {}
+        return json.dumps({**keywords, "$defs": self.shared, **_WRITTEN})
+
+
+def _copied(schema: Mapping[str, Any]) -> _CopiedSchema:
+    """Copy a schema without the keywords that decoding leaves out. Raises ValueError, see `written_values`."""
     from referencing import Registry
     from referencing.jsonschema import DRAFT202012, specification_with
 
     dialect = specification_with(str(schema.get("$schema")), default=DRAFT202012)
     copier = _SchemaCopier(dialect)
     resolver = Registry().resolver_with_root(dialect.create_resource(schema))
-    return copier.copy(schema, resolver), copier.shared
-
-
-def _complete(value_schema: Any, shared: Mapping[str, Any]) -> str:
-    """Return an argument's schema as JSON that stands alone, with the `shared` schemas it refers to and the options.
-
-    value_schema: keywords, or True where any value is valid.
-    """
-    keywords = value_schema if isinstance(value_schema, dict) else {}
-    return json.dumps({**keywords, "$defs": shared, **_WRITTEN})
+    root = copier.copy(schema, resolver)
+    return _CopiedSchema(root, copier.shared)
 
 
 class _SchemaCopier:
@@ -169,79 +174,90 @@ class _SchemaCopier:
         self._dialect = dialect  # the version of JSON Schema, from the library `referencing`
         self._names: dict[int, str] = {}  # id of a referred schema -> its name in `shared`
 
-    def copy(self, part: Any, resolver: Any) -> Any:
+    def copy(self, schema: Any, resolver: Any) -> Any:
         """Return a copy of a schema, or of a schema inside of it, with the keywords of `_is_for_decoding`.
 
-        resolver: looks up the references in that part. True and False are schemas too, and come back as they are.
+        resolver: looks up the references in this schema.
 
         Raises ValueError for a reference that leads nowhere, and for patternProperties.
         """
-        if not isinstance(part, dict):
-            return part
-        if part.get("patternProperties"):
+        if not isinstance(schema, dict):  # True and False are schemas too
+            return schema
+        if schema.get("patternProperties"):
             raise ValueError("its schema has patternProperties, whose names are matched without a limit of time")
-        resolver = resolver.in_subresource(self._dialect.create_resource(part))  # an "$id" changes what is looked up
+        resolver = resolver.in_subresource(self._dialect.create_resource(schema))  # an "$id" changes what is looked up
         copied = {}
-        for keyword, value in part.items():
+        for keyword, value in schema.items():
             if _is_for_decoding(keyword, value):
                 copied[keyword] = self._copy_of_value(keyword, value, resolver)
-        if isinstance(part.get("$ref"), str):
-            copied["$ref"] = self._shared_reference(part["$ref"], resolver)
-        if isinstance(part.get("$dynamicRef"), str):
-            # Decoding leaves it out, but a wrong one is an error all the same.
-            self._shared_reference(part["$dynamicRef"], resolver)
+        if isinstance(schema.get("$ref"), str):
+            copied["$ref"] = self._shared_reference(schema["$ref"], resolver)
+        self._check_dynamic_reference(schema, resolver)
         return copied
 
+    def _check_dynamic_reference(self, schema: Mapping[str, Any], resolver: Any) -> None:
+        """Raise ValueError if the "$dynamicRef" of a schema, which decoding leaves out, leads nowhere."""
+        reference = schema.get("$dynamicRef")
+        if isinstance(reference, str):
+            self._shared_reference(reference, resolver)
+
     def _copy_of_value(self, keyword: str, value: Any, resolver: Any) -> Any:
-        """Return a copy of a keyword's value: schemas in it are copied by `copy`; a count of 3.0 becomes 3."""
+        """Return a copy of a keyword's value, with copies of the schemas in it; a count of 3.0 becomes 3."""
         if keyword in _KEYWORDS_WITH_NAMED_SCHEMAS:
             return {name: self.copy(schema, resolver) for name, schema in value.items()}
-        if keyword in _KEYWORDS_WITH_SCHEMAS and isinstance(value, list):
-            return [self.copy(schema, resolver) for schema in value]
         if keyword in _KEYWORDS_WITH_SCHEMAS:
+            if isinstance(value, list):
+                return [self.copy(schema, resolver) for schema in value]
             return self.copy(value, resolver)
         if keyword in _KEYWORDS_WITH_COUNTS and isinstance(value, float) and value.is_integer():
             return int(value)
         return value
 
     def _shared_reference(self, reference: str, resolver: Any) -> str:
-        """Copy the schema that a reference leads to into `shared`, if it is missing there. Return the new reference.
+        """Copy the schema that a reference leads to into `shared` once; return the new reference.
 
-        As "#/$defs/d0" for "#/definitions/City". Raises ValueError if it leads nowhere.
+        "#/$defs/d0" for "#/definitions/City". Raises ValueError if it leads nowhere.
         """
-        from referencing.exceptions import Unresolvable
-
-        try:
-            target = resolver.lookup(reference)
-        except Unresolvable as error:
-            raise ValueError(f"its reference {reference:.100} leads nowhere") from error
-        name = self._names.setdefault(id(target.contents), f"d{len(self._names)}")
+        target = _target(reference, resolver)
+        new_name = f"d{len(self._names)}"
+        name = self._names.setdefault(id(target.contents), new_name)
         if name not in self.shared:
             self.shared[name] = True  # marks it as copied: it may refer to itself
             self.shared[name] = self.copy(target.contents, target.resolver)
         return f"#/$defs/{name}"
 
 
-def _required_in_parts(root: Mapping[str, Any], shared: Mapping[str, Any], names: set[str]) -> set[str]:
+def _target(reference: str, resolver: Any) -> Any:
+    """Return what a reference leads to: `contents`, and a `resolver` for them. Raises ValueError without a target."""
+    from referencing.exceptions import Unresolvable
+
+    try:
+        return resolver.lookup(reference)
+    except Unresolvable as error:
+        raise ValueError(f"its reference {reference:.100} leads nowhere") from error
+
+
+def _required_in_parts(schema: _CopiedSchema, names: set[str]) -> set[str]:
     """Return arguments that every call needs but that are not among `names`, the properties of the whole schema.
 
-    {"id", "name"} for {"anyOf": [{"required": ["id"]}, {"required": ["name"]}]}: whichever alternative a call takes, it
-    needs an argument that the whole schema does not name.
-
-    root: the copied schema (`_SchemaCopier`). shared: the schemas that it refers to.
+    {"id", "name"} for {"anyOf": [{"required": ["id"]}, {"required": ["name"]}]}.
     """
-    # A call takes one alternative of each of these groups; `allOf` is a group of one for each of its schemas.
-    groups: list[Iterable[Any]] = [[part] for part in root.get("allOf", ())]
-    groups += [[root], root.get("anyOf", ()), root.get("oneOf", ())]
-    for alternatives in groups:
+    for alternatives in _groups_of_alternatives(schema.root):
         required = []
         for part in alternatives:
             # A schema that names no argument itself would seem to be for a tool without arguments.
-            part_names = _required_names(part, shared, or_all_properties=not names)
+            part_names = _required_names(part, schema.shared, or_all_properties=not names)
             required.append(part_names - names)
-        if required and all(required):
+        if required and all(required):  # whichever alternative a call takes, it needs such an argument
             return set.union(*required)
     return set()
+
+
+def _groups_of_alternatives(root: Mapping[str, Any]) -> list[Iterable[Any]]:
+    """Return groups of parts of a schema: a call has to fit at least one part of each group."""
+    groups: list[Iterable[Any]] = [[part] for part in root.get("allOf", ())]
+    groups += [[root], root.get("anyOf", ()), root.get("oneOf", ())]
+    return groups
 
 
 def _required_names(part: Any, shared: Mapping[str, Any], *, or_all_properties: bool) -> set[str]:

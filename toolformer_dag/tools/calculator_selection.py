@@ -30,9 +30,8 @@ def selection_rule(text: str, whole: str) -> str | None:
     """Return the first rule of appendix A by which calculator calls are worth trying in a text, or None.
 
     - "operation" (i): of three numbers close together, one is the result of an operation on the others.
-    - "phrase" (ii): one of PHRASES, such as `equals`, before a number; white space or a sign may stand between them.
-    - "three_numbers" (iii): three numbers, in 1 % of the documents. A hash of `whole`, the document's text, picks them,
-      so that a document and its segments are selected together.
+    - "phrase" (ii): one of PHRASES, such as `equals`, before a number.
+    - "three_numbers" (iii): three numbers, in 1 % of the documents, chosen by a hash of `whole`, the document's text.
 
     Raises OverBudget for a text with too many pairs of numbers to try.
     """
@@ -63,9 +62,8 @@ def _is_picked(whole: str) -> bool:
 def holds_operation(text: str, all_numbers: Sequence[Number]) -> bool:
     """Return whether, of three numbers close together, one is the sum, difference, product or quotient of the others.
 
-    True for "3 men and 4 women, 7 people", because 3 + 4 = 7. Close together means within WINDOW tokens: words, numbers
-    and punctuation marks. A result with decimals may be rounded to two of them. A whole number has to be exact, because
-    2001 / 1999 is 1.00 for any two years.
+    True for "3 men and 4 women, 7 people", because 3 + 4 = 7. Close together means within WINDOW tokens. A result with
+    decimals may be rounded to two of them; a whole number has to be exact.
 
     all_numbers: the numbers of the text, in order. Raises OverBudget for more than MAX_PAIRS pairs of operands.
     """
@@ -82,50 +80,46 @@ def holds_operation(text: str, all_numbers: Sequence[Number]) -> bool:
 def _is_last_operand(placed: "_PlacedNumbers", first_near: int, second: int) -> bool:
     """Return whether an operation on number `second` and a number before it has a result that stands near them.
 
-    first_near, second: indexes of numbers; the other operand is one of the numbers from `first_near` on.
+    first_near: the index of the first number that may be the other operand.
     """
     operations = chain(_sums(placed, first_near, second), _products(placed, first_near, second))
-    return any(_has_third(placed, operation, second) for operation in operations)
+    return any(_has_result_nearby(placed, operation, second) for operation in operations)
 
 
 class _Operation(NamedTuple):
-    """The result of an operation on two numbers of a text, where the text has the result as a number too.
+    """An operation on two numbers of a text, whose result is a number of the text too."""
 
-    - first: the index of the earlier operand among the numbers of the text.
-    - result: the value of the result, in units of 1 / `_PlacedNumbers.unit`.
-    """
-
-    first: int
-    result: int
+    first: int  # the index of the earlier operand among the numbers of the text
+    result: int  # its value, in units of 1 / `_PlacedNumbers.unit`
 
 
 @dataclass(frozen=True, slots=True)
 class _PlacedNumbers:
-    """The values of the numbers of a text, and where they stand, both in the order of the text.
+    """The values of the numbers of a text, and their positions in tokens, both in the order of the text.
 
-    - values: of each number, its value as an integer: 250 for 2.5 with the unit 100.
-    - unit: how much of a value makes 1. It is as small as possible, but at least 100, so that the values are small
-      integers, which are added and looked up several times faster than `Number.value` with its UNIT of 10**14.
-    - positions: of each number, its position in tokens.
-    - positions_of: value -> positions of the numbers with this value, ascending.
-    - smallest, largest: the smallest and the largest of the values; 0 where there are none.
+    The values are small integers, 250 for 2.5 with the unit 100: several times faster than `Number.value`.
     """
 
     values: Sequence[int]
-    unit: int
+    unit: int  # the value of 1: as small as possible, but at least 100
     positions: Sequence[int]
-    positions_of: Mapping[int, Sequence[int]]
-    smallest: int
+    positions_of: Mapping[int, Sequence[int]]  # value -> positions of the numbers with this value, ascending
+    smallest: int  # of the values; 0 without any
     largest: int
+
+    def rounded_result(self, numerator: int, denominator: int) -> int | None:
+        """Return a quotient rounded half up to two decimals, if it has decimals and the text has it; else None."""
+        rounded = _rounded_half_up(numerator, denominator, self.unit // 100)
+        is_whole = rounded % self.unit == 0
+        return rounded if not is_whole and rounded in self.positions_of else None
 
 
 def _placed_numbers(text: str, all_numbers: Sequence[Number]) -> _PlacedNumbers:
     """Return the numbers of a text as small integers, with their positions in tokens.
 
-    `Number.value` counts units of 1 / UNIT, so 2.5 is 2.5 * 10**14. Here 2.5 and 3 become 250 and 300 with the unit
-    100, and 2.125 and 3 become 2125 and 3000 with the unit 1000.
+    2.5 and 3 become 250 and 300 with the unit 100; 2.125 and 3 become 2125 and 3000 with the unit 1000.
     """
-    # All values are divided by the greatest `step` that leaves them and a hundredth whole.
+    # The greatest step that divides all values and a hundredth.
     step = gcd(UNIT // 100, *(number.value for number in all_numbers))
     values = [number.value // step for number in all_numbers]
     positions = _token_positions(text, all_numbers)
@@ -147,21 +141,17 @@ def _positions_by_value(values: Sequence[int], positions: Sequence[int]) -> Mapp
     return dict(positions_of)
 
 
-def _has_third(placed: _PlacedNumbers, operation: _Operation, second: int) -> bool:
-    """Return whether the result of an operation stands near its operands, as a third number of the text.
+def _has_result_nearby(placed: _PlacedNumbers, operation: _Operation, second: int) -> bool:
+    """Return whether the result of an operation is a third number within WINDOW tokens of its operands.
 
-    True for 2 and 3 in "2 and 3 is 5". All three have to lie within WINDOW tokens, in any order. An operand itself is
-    no result: 4 and 2 have none in "4 - 2".
-
-    second: the index of the later operand; `operation.first` is the index of the earlier one.
+    True for 2 and 3 in "2 and 3 is 5". second: the index of the later operand.
     """
     first_position = placed.positions[operation.first]
     second_position = placed.positions[second]
     result_positions = placed.positions_of[operation.result]  # ascending
     start = bisect_right(result_positions, second_position - WINDOW)
-    # Three are enough: at most two of them are the operands themselves.
-    nearby_positions = result_positions[start : start + 3]
-    for position in nearby_positions:
+    # Three are enough: at most two of them are the operands themselves, as in "4 - 2".
+    for position in result_positions[start : start + 3]:
         is_operand = position in (first_position, second_position)
         if not is_operand and position < first_position + WINDOW:
             return True
@@ -169,57 +159,54 @@ def _has_third(placed: _PlacedNumbers, operation: _Operation, second: int) -> bo
 
 
 def _sums(placed: _PlacedNumbers, first_near: int, second: int) -> Iterator[_Operation]:
-    """Yield the sums and differences of number `second` and each number from `first_near` up to it.
+    """Yield the sums and differences of number `second` and each number from index `first_near` up to it.
 
-    Only results that the text has as a number are yielded, exact or rounded. first_near, second: indexes of numbers.
+    Only results that the text has as a number are yielded, exact or rounded.
     """
     values = placed.values
-    in_text = placed.positions_of
-    unit = placed.unit
-    has_finer_values = unit > 100  # else every sum is exact in hundredths
+    has_finer_values = placed.unit > 100  # else every sum is exact in hundredths
     for first in range(first_near, second):
         total = values[first] + values[second]
         difference = abs(values[first] - values[second])
         for exact in (total, difference):
-            if exact in in_text:
+            if exact in placed.positions_of:
                 yield _Operation(first, exact)
-            if has_finer_values:
-                rounded = _rounded_half_up(exact, 1, unit // 100)
-                is_whole = rounded % unit == 0
-                if not is_whole and rounded in in_text:
-                    yield _Operation(first, rounded)
+            rounded = placed.rounded_result(exact, 1) if has_finer_values else None
+            if rounded is not None:
+                yield _Operation(first, rounded)
 
 
 def _products(placed: _PlacedNumbers, first_near: int, second: int) -> Iterator[_Operation]:
-    """Yield the products and quotients of number `second` and each number from `first_near` up to it.
+    """Yield the products and quotients of number `second` and each number from index `first_near` up to it.
 
-    Only results that the text has as a number are yielded, exact or rounded. Most results lie far outside the numbers
-    of the text, and are skipped before the division, which costs the most. first_near, second: indexes of numbers.
+    Only results that the text has as a number are yielded, exact or rounded.
     """
     unit = placed.unit
-    # A result outside these bounds rounds to no number of the text.
+    # Most results lie outside these bounds, and are skipped before the division, which costs the most.
     least = placed.smallest - unit // 100
     most = placed.largest + unit // 100
-    hundredth = unit // 100
-    in_text = placed.positions_of
     b = placed.values[second]
     for first in range(first_near, second):
         a = placed.values[first]
         fractions = ((a * b, unit), (a * unit, b), (b * unit, a))  # a * b, a / b and b / a
         for numerator, denominator in fractions:
-            if not denominator or not least * denominator <= numerator <= most * denominator:
-                continue
-            exact, remainder = divmod(numerator, denominator)
-            if remainder == 0 and exact in in_text:
-                yield _Operation(first, exact)
-            rounded = _rounded_half_up(numerator, denominator, hundredth)
-            is_whole = rounded % unit == 0
-            if not is_whole and rounded in in_text:
-                yield _Operation(first, rounded)
+            if denominator and least * denominator <= numerator <= most * denominator:
+                for result in _quotients_in_text(placed, numerator, denominator):
+                    yield _Operation(first, result)
+
+
+def _quotients_in_text(placed: _PlacedNumbers, numerator: int, denominator: int) -> Iterator[int]:
+    """Yield a quotient if it is whole, and the quotient rounded to two decimals, as far as the text has them."""
+    exact, remainder = divmod(numerator, denominator)
+    if remainder == 0 and exact in placed.positions_of:
+        yield exact
+    rounded = placed.rounded_result(numerator, denominator)
+    if rounded is not None:
+        yield rounded
 
 
 def _rounded_half_up(numerator: int, denominator: int, hundredth: int) -> int:
-    """Return numerator / denominator rounded half up to a multiple of `hundredth`: 15 / 2 is 10 where that is 5."""
+    """Return numerator / denominator rounded half up to a multiple of `hundredth`: 10 for 15 / 2 with 5."""
     hundredths = (2 * numerator + denominator * hundredth) // (2 * denominator * hundredth)  # floor(quotient + 1/2)
     return hundredths * hundredth
 
@@ -227,8 +214,7 @@ def _rounded_half_up(numerator: int, denominator: int, hundredth: int) -> int:
 def _token_positions(text: str, all_numbers: Sequence[Number]) -> list[int]:
     """Return the position of each number in tokens: [1, 4] for "3 men and 4 women".
 
-    A word, a number and a punctuation mark are a token each. Positions are only right as far as distances below WINDOW:
-    between two numbers that are further apart, fewer tokens may be counted.
+    Between numbers that are further apart than WINDOW, fewer tokens may be counted.
     """
     positions = []
     position = 0
@@ -241,7 +227,7 @@ def _token_positions(text: str, all_numbers: Sequence[Number]) -> list[int]:
 
 
 def _token_count(text: str, start: int, end: int) -> int:
-    """Return how many tokens `text[start:end]` has; in a long text at least WINDOW of them are counted, not all."""
+    """Return how many tokens `text[start:end]` has; in a long text only the first ones, at least WINDOW, count."""
     near_end = min(end, start + 10 * WINDOW)
     count = len(TOKEN.findall(text, start, near_end))
     if count >= WINDOW or near_end == end:

@@ -1,7 +1,8 @@
 """Find foreign chunks in English text (appendix A): ten tokens in another language, with English before and after."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 from toolformer_dag.tools.language_identifier import ENGLISH_LABEL, Identifier, has_letter
@@ -42,15 +43,14 @@ _TOKEN = re.compile(f"[{_UNSPACED}]|[^\\s{_UNSPACED}]+")
 
 
 def foreign_chunks(text: str, identifier: Identifier) -> Iterator[str]:
-    """Yield the foreign chunks of a text that have English chunks before and after them, in order (appendix A).
+    """Yield the foreign chunks of a text that have English chunks before and after them (appendix A).
 
-    A chunk is ten tokens of a paragraph; the next one begins five tokens later. Raises what `Identifier.identify`
-    raises, and OverBudget where fastText would get more than MAX_CHARACTERS.
+    A chunk is ten tokens of a paragraph; the next one begins five tokens later.
+
+    Raises OverBudget if fastText would get more than MAX_CHARACTERS, and what `Identifier.identify` raises.
     """
     budget = WorkBudget(MAX_CHARACTERS)
-    chunks: list[list[str]] = []
-    for paragraph in text.splitlines():
-        chunks += paragraph_chunks(paragraph)
+    chunks = list(chain.from_iterable(paragraph_chunks(paragraph) for paragraph in text.splitlines()))
     foreign = _foreign(chunks, identifier, budget)
     if not foreign:
         return
@@ -71,9 +71,10 @@ def _foreign(chunks: Sequence[list[str]], identifier: Identifier, budget: WorkBu
     """Return the chunks in another language than English, as fastText identifies it. Raises OverBudget."""
     candidates = _unclear_chunks(chunks)
     texts = [candidate.text for candidate in candidates]
-    budget.spend(sum(map(len, texts)))
+    budget.spend(sum(len(text) for text in texts))
+    languages = identifier.identify(texts)
     foreign = []
-    for candidate, language in zip(candidates, identifier.identify(texts), strict=True):
+    for candidate, language in zip(candidates, languages, strict=True):
         if language.label != ENGLISH_LABEL and language.confidence > CONFIDENCE:
             foreign.append(candidate)
     return foreign
@@ -91,13 +92,9 @@ def _unclear_chunks(chunks: Sequence[list[str]]) -> list[NumberedChunk]:
 def paragraph_chunks(paragraph: str) -> list[list[str]]:
     """Cut a paragraph into chunks of CHUNK_TOKENS tokens, beginning at every STRIDE-th token; the last may be shorter.
 
-    A token is a word or, in scripts without spaces such as Chinese, a letter. Twelve words w0 to w11 give the chunks
-    w0-w9 and w5-w11.
+    Twelve words w0 to w11 give the chunks w0-w9 and w5-w11.
     """
-    if paragraph.isascii() or not _HAS_UNSPACED.search(paragraph):
-        tokens = paragraph.split()
-    else:
-        tokens = _TOKEN.findall(paragraph)
+    tokens = _tokens(paragraph)
     if not tokens:
         return []
     chunks = [tokens[:CHUNK_TOKENS]]
@@ -107,8 +104,15 @@ def paragraph_chunks(paragraph: str) -> list[list[str]]:
     return chunks
 
 
+def _tokens(paragraph: str) -> list[str]:
+    """Return the words of a paragraph or, in scripts without spaces such as Chinese, its letters."""
+    if paragraph.isascii() or not _HAS_UNSPACED.search(paragraph):  # the fast case
+        return paragraph.split()
+    return _TOKEN.findall(paragraph)
+
+
 def chunk_text(chunk: list[str]) -> str:
-    """Join tokens as they stand in the paragraph, with normalized white space."""
+    """Return the text of a chunk, with normalized white space."""
     return _BETWEEN_UNSPACED.sub("", " ".join(chunk))
 
 
@@ -126,20 +130,27 @@ class EnglishBorders(NamedTuple):
 
 
 def english_borders(chunks: Sequence[list[str]], identifier: Identifier, budget: WorkBudget) -> EnglishBorders:
-    """Return the numbers of the first and the last English chunk.
+    """Return the numbers of the first and the last English chunk. Raises OverBudget.
 
-    Chunks are identified from both ends inwards, as few as needed. Without an English chunk the first number is above
-    the last, so that no chunk lies between them. Raises OverBudget.
+    Without an English chunk, the first number is above the last, so that no chunk lies between them.
     """
-    first = 0
-    while first < len(chunks) and not _is_english(chunks[first], identifier, budget):
-        first += 1
-    if first == len(chunks):
-        return EnglishBorders(first, last=-1)
-    last = len(chunks) - 1
-    while not _is_english(chunks[last], identifier, budget):  # ends at `first` at the latest
-        last -= 1
+    numbers = range(len(chunks))
+    first = _first_english(chunks, numbers, identifier, budget)
+    if first is None:
+        return EnglishBorders(first=len(chunks), last=-1)
+    last = _first_english(chunks, reversed(numbers), identifier, budget)
+    assert last is not None  # `first` at the latest
     return EnglishBorders(first, last)
+
+
+def _first_english(
+    chunks: Sequence[list[str]], numbers: Iterable[int], identifier: Identifier, budget: WorkBudget
+) -> int | None:
+    """Return the first of some numbers of chunks whose chunk is English; None without one. Raises OverBudget."""
+    for number in numbers:
+        if _is_english(chunks[number], identifier, budget):
+            return number
+    return None
 
 
 def _is_english(chunk: list[str], identifier: Identifier, budget: WorkBudget) -> bool:

@@ -38,43 +38,42 @@ class HttpAnswer(NamedTuple):
 
 
 class Endpoint:
-    """A URL to which JSON is posted. An answer is bounded in bytes and in time.
+    """A URL to which JSON is posted. An answer is bounded in bytes and in time. Safe for several threads."""
 
-    Safe for several threads, whose requests share connections.
-
-    Requests run in an event loop of their own, so that one deadline ends all of a request: connecting, sending, headers
-    and body. A limit per read, as blocking clients have, lets an answer of a byte a second go on for ever.
-    """
+    # Requests run in an event loop, so that one deadline ends all of a request: connecting, sending, headers and body.
+    # A limit per read, as blocking clients have, lets an answer of a byte a second go on for ever.
 
     def __init__(self, url: str, headers: Mapping[str, str], seconds: float) -> None:
-        """Prepare requests to `url` with these headers, and start the event loop in which they run; send nothing yet.
+        """Prepare requests to `url` with these headers; send nothing yet.
 
         seconds: the most that a whole request may take.
         """
         import httpx
 
+        all_headers = {"Accept-Encoding": "gzip, deflate", **headers}
         self.shown = shown_url(url)
         self._url = url
         self._seconds = seconds
         self._secrets = [*url_secrets(url), *_header_secrets(headers)]
-        self._client = httpx.AsyncClient(timeout=seconds, headers={"Accept-Encoding": "gzip, deflate", **headers})
-        self._loop = asyncio.new_event_loop()
-        threading.Thread(target=self._loop.run_forever, daemon=True).start()
+        self._client = httpx.AsyncClient(timeout=seconds, headers=all_headers)
+        self._loop = _running_event_loop()
 
     def post(self, content: object) -> HttpAnswer:
         """Send `content` as JSON and wait for the answer, whatever its HTTP status.
 
-        Raises RetryableError for a lost connection or a passed deadline, NoResult("answer_too_long") over
-        MAX_ANSWER_BYTES, and NoResult("malformed_response") for compressed data that is damaged.
+        Raises RetryableError for a lost connection or a passed deadline; NoResult with `answer_too_long` over
+        MAX_ANSWER_BYTES, or `malformed_response` for damaged compression.
         """
         import httpx
 
+        answer = asyncio.run_coroutine_threadsafe(self._answer(content), self._loop)
         try:
-            return asyncio.run_coroutine_threadsafe(self._answer(content), self._loop).result()
+            return answer.result()
         except TimeoutError as error:
             raise RetryableError(f"{self.shown}: no whole answer within {self._seconds:g} s") from error
         except httpx.TransportError as error:
-            raise RetryableError(f"{self.shown}: {type(error).__name__}: {self.public(str(error))}") from error
+            message = self.public(str(error))
+            raise RetryableError(f"{self.shown}: {type(error).__name__}: {message}") from error
 
     def public(self, text: str) -> str:
         """Return a message of the backend without the secrets of the URL and the headers."""
@@ -85,13 +84,20 @@ class Endpoint:
             return HttpAnswer(response.status_code, await _read_body(response))
 
 
+def _running_event_loop() -> asyncio.AbstractEventLoop:
+    """Start an event loop in a daemon thread, and return it."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, daemon=True).start()
+    return loop
+
+
 def _header_secrets(headers: Mapping[str, str]) -> list[str]:
     """Return the last word of each header's value, such as the key in `Bearer KEY`."""
     return [value.split()[-1] for value in headers.values()]
 
 
 async def _read_body(response: "httpx.Response") -> bytes:
-    """Read the body of a response block by block, so that no more than MAX_ANSWER_BYTES are ever decompressed.
+    """Return the decompressed body of a response of at most MAX_ANSWER_BYTES.
 
     Raises NoResult("answer_too_long") beyond that, NoResult("malformed_response") for damaged compression.
     """
@@ -112,7 +118,7 @@ class HttpReader:
     """An OpenAI-compatible endpoint, with a request per question; the runner handles retries and limits."""
 
     def __init__(self, options: QuestionAnsweringOptions) -> None:
-        """Prepare requests. Raises ToolDown where the environment variable with the key is empty or malformed."""
+        """Prepare requests. Raises ToolDown if the environment variable with the key is empty or malformed."""
         self._options = options
         parts = urlsplit(str(options.url))
         url = parts._replace(path=f"{parts.path.rstrip('/')}/chat/completions").geturl()
@@ -132,7 +138,7 @@ class HttpReader:
     def _answer(self, text: str) -> ToolResult:
         """Send a question with its passages to the endpoint, and return its answer or the reason why there is none.
 
-        Raises RetryableError where the endpoint is busy or reports an error, ToolDown for the statuses of REFUSED.
+        Raises RetryableError if the endpoint is busy or reports an error, ToolDown for the statuses of REFUSED.
         """
         try:
             answer = self._endpoint.post(self._request(text))
@@ -155,23 +161,19 @@ class HttpReader:
         }
 
     def _check_status(self, answer: HttpAnswer) -> None:
-        """Raise an error for an HTTP status after which there is no answer.
-
-        RetryableError where the same request may succeed later (busy, from 500 on), ToolDown where every request would
-        fail (wrong URL, key or account).
-        """
-        shown = self._endpoint.shown
+        """Raise RetryableError if the same request may succeed later, ToolDown if every request would fail."""
+        url = self._endpoint.shown
         if answer.status in BUSY or answer.status >= 500:
-            raise RetryableError(f"{shown}: status {answer.status}")
+            raise RetryableError(f"{url}: status {answer.status}")
         if answer.status in REFUSED:
-            excerpt = self._endpoint.public(answer.body[:EXCERPT_CHARACTERS].decode("utf-8", "replace"))
+            beginning = answer.body[:EXCERPT_CHARACTERS].decode("utf-8", "replace")
             raise ToolDown(
-                f"{shown} answered with status {answer.status}: {excerpt}; correct url, "
+                f"{url} answered with status {answer.status}: {self._endpoint.public(beginning)}; correct url, "
                 "model or api_key_variable of [tools.question_answering], or check the account"
             )
 
     def _check_completion(self, completion: Mapping[str, Any]) -> None:
-        """Raise RetryableError where an answer with status 200 reports an error, as some gateways send it."""
+        """Raise RetryableError if an answer with status 200 reports an error, as some gateways do."""
         error = completion.get("error")
         if error:
             excerpt = self._endpoint.public(str(error)[:EXCERPT_CHARACTERS])
@@ -181,16 +183,16 @@ class HttpReader:
 def _headers(key_variable: str | None) -> Mapping[str, str]:
     """Return the header with the key that an environment variable holds; no header without a variable.
 
-    Raises ToolDown where the variable is empty or cannot stand in a header.
+    Raises ToolDown if the variable is empty or cannot stand in a header.
     """
     if key_variable is None:
         return {}
     key = os.environ.get(key_variable, "").strip()
-    if not (key and key.isascii() and key.isprintable()):
-        reason = "holds characters that no header can" if key else "is empty"
-        raise ToolDown(
-            f"the environment variable {key_variable} {reason}; set it to the key, or remove api_key_variable"
-        )
+    remedy = "set it to the key, or remove api_key_variable"
+    if not key:
+        raise ToolDown(f"the environment variable {key_variable} is empty; {remedy}")
+    if not (key.isascii() and key.isprintable()):
+        raise ToolDown(f"the environment variable {key_variable} holds characters that no header can; {remedy}")
     return {"Authorization": f"Bearer {key}"}
 
 
@@ -204,14 +206,13 @@ def _json_object(body: bytes) -> Mapping[str, Any]:
 
 
 def _result(completion: Mapping[str, Any]) -> ToolResult:
-    """Return the answer in a chat completion, with its cost where the endpoint reports one (`usage.cost`).
+    """Return the answer in a chat completion, with its cost if the endpoint reports one.
 
-    Reasons: `no_answer` where the answer is empty or UNKNOWN, and `malformed_response` for another form of completion.
+    Reasons: `no_answer` if the answer is empty or UNKNOWN, `malformed_response` for another form of completion.
     """
     cost = _cost(completion)
-    try:
-        answer = completion["choices"][0]["message"]["content"].strip()
-    except (LookupError, TypeError, AttributeError):
+    answer = _answer_of(completion)
+    if answer is None:
         return ToolResult(None, "malformed_response", cost=cost)
     is_unknown = answer.lower().strip(".`") == UNKNOWN
     if not answer or is_unknown:
@@ -219,7 +220,16 @@ def _result(completion: Mapping[str, Any]) -> ToolResult:
     return ToolResult(answer, cost=cost)
 
 
+def _answer_of(completion: Mapping[str, Any]) -> str | None:
+    """Return the text of the first choice of a chat completion; None for another form of completion."""
+    try:
+        text: str = completion["choices"][0]["message"]["content"].strip()
+    except (LookupError, TypeError, AttributeError):
+        return None
+    return text
+
+
 def _cost(completion: Mapping[str, Any]) -> Any:
-    """Return the cost that a chat completion reports in `usage.cost`; None where it reports none."""
+    """Return the cost that a chat completion reports in `usage.cost`; None without one."""
     usage = completion.get("usage")
     return usage.get("cost") if isinstance(usage, dict) else None

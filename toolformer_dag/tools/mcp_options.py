@@ -82,14 +82,14 @@ class McpOptions(ToolOptions):
         return f"{program} (its arguments are {fingerprint(arguments)})" if arguments else program
 
     def public(self, error: BaseException) -> str:
-        """Return the message of an error on one line, without what may be secret: `***` stands for it.
+        """Return the message of an error on one line of at most MESSAGE_CHARACTERS, with `***` for secrets."""
+        message = without(self._secrets(), str(error))
+        return " ".join(message.split())[:MESSAGE_CHARACTERS]
 
-        That is: the arguments of the server's command, user, query and keys in its URL, and the values of the
-        environment variables that the options name. At most MESSAGE_CHARACTERS.
-        """
+    def _secrets(self) -> list[str]:
+        """Return the arguments of the command, the secrets in the URL, and the values of environment variables."""
+        variables = [*self.env, self.token_env] if self.token_env else self.env
         secrets = list(self.command or ())[1:]
         secrets += url_secrets(self.url or "")
-        secrets += [os.environ.get(name, "") for name in self.env]
-        if self.token_env:
-            secrets.append(os.environ.get(self.token_env, ""))
-        return " ".join(without(secrets, str(error)).split())[:MESSAGE_CHARACTERS]
+        secrets += [os.environ.get(name, "") for name in variables]
+        return secrets

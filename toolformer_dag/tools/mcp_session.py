@@ -3,7 +3,6 @@
 import logging
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
@@ -30,33 +29,25 @@ class SessionLost(RetryableError):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class McpSession:
-    """A connection to a server, in an event loop that runs in a thread of its own. Safe for several threads.
-
-    - stack: closes the client, then the event loop.
-    - portal: runs coroutines in the event loop.
-    - schemas: of the server's tools, by name, as the server declares them.
-    - tools: the server's tools by name, with the input schema from `schemas`.
-    """
+    """A connection to a server, in an event loop that runs in a thread of its own. Safe for several threads."""
 
     options: McpOptions
-    stack: ExitStack
-    portal: "BlockingPortal"
+    stack: ExitStack  # closes the client, then the event loop
+    portal: "BlockingPortal"  # runs coroutines in the event loop
     client: "Client"
-    schemas: dict[str, ToolSchemas]
-    tools: "dict[str, Tool]"
+    schemas: dict[str, ToolSchemas]  # of the server's tools, by name, as the server declares them
+    tools: "dict[str, Tool]"  # by name, with the input schema from `schemas`
 
     def call(self, arguments: dict[str, Any]) -> "CallToolResult":
         """Call the tool `options.tool` and return its answer, which may report an error of the tool.
 
-        Raises RetryableError where no answer came, SessionLost where the session has to be opened anew, and NoResult:
-
-        - `malformed_response`: the answer breaks the protocol or the tool's output schema, or is too long.
-        - `refused`: the server rejects the call for another reason.
+        Raises RetryableError if no answer came, SessionLost if the session has to be opened anew, and NoResult with
+        `malformed_response` or `refused`.
         """
         from mcp import MCPError
 
         try:
-            answer = self.portal.call(partial(_answer, self.client, self.options.tool, arguments))
+            answer: CallToolResult = self.portal.call(_answer, self.client, self.options.tool, arguments)
         except MCPError as error:
             raise self._error_of(error) from error
         except RuntimeError as error:  # another call's timeout closed the session, or the server deferred too often
@@ -66,11 +57,9 @@ class McpSession:
         return answer
 
     def _error_of(self, error: "MCPError") -> NoResult | RetryableError:
-        """Return the exception to raise for an error of the MCP SDK; the error's code decides whether a retry may help.
+        """Return the exception to raise for an error of the MCP SDK.
 
-        - SessionLost, a RetryableError: the call may be repeated in a new session.
-        - RetryableError: the call may be repeated in the same session.
-        - NoResult: the server would refuse the call again, or its answer was too long ("malformed_response").
+        SessionLost if the call may be repeated in a new session, RetryableError if in the same one, else NoResult.
         """
         from mcp.types import (
             CONNECTION_CLOSED,
@@ -92,10 +81,12 @@ class McpSession:
         return NoResult("refused")
 
     def _fits_schema(self, answer: "CallToolResult") -> bool:
-        """Return whether the object in an answer fits the tool's output schema; True where either is missing."""
+        """Return whether the object in an answer fits the tool's output schema; True if either is missing."""
         content = answer.structured_content
+        if answer.is_error or content is None:
+            return True
         schemas = self.schemas.get(self.options.tool)
-        if answer.is_error or content is None or schemas is None or schemas.output is None:
+        if schemas is None or schemas.output is None:
             return True
         return _is_valid(content, schemas.output)
 
@@ -106,7 +97,7 @@ class McpSession:
 
 
 def _is_valid(content: Any, schema: Any) -> bool:
-    """Return whether a JSON value fits a JSON schema; False too where `schema` is no valid schema."""
+    """Return whether a JSON value fits a JSON schema; False too if the schema is not valid."""
     from jsonschema.validators import Draft202012Validator, validator_for
     from referencing import Registry
 
@@ -121,8 +112,9 @@ def _is_valid(content: Any, schema: Any) -> bool:
 def open_session(key: str, options: McpOptions) -> McpSession:
     """Connect to the MCP server of a tool, starting its command, and return the session.
 
-    Raises ToolDown where there is no connection, and where the server does not have the tool any more, or with other
-    arguments than the settings list. key: of the tool's section, for messages.
+    Raises ToolDown without a connection, and if the server has no such tool, or has it with other arguments.
+
+    key: of the tool's section, for messages.
     """
     session = _connected(key, options)
     tool = session.tools.get(options.tool)
@@ -146,7 +138,7 @@ def list_tools(options: McpOptions) -> "list[Tool]":
 def _connected(key: str, options: McpOptions) -> McpSession:
     """Connect to an MCP server, list its tools, and return the session, which the caller closes.
 
-    Raises ToolDown, and then leaves no command running. key: of the tool's section, for messages.
+    Raises ToolDown, and leaves no command running then.
     """
     logging.getLogger("mcp.client.stdio").addFilter(_shorten_traceback)
     target = transport(key, options)
@@ -164,26 +156,33 @@ def _connected(key: str, options: McpOptions) -> McpSession:
 def _session_on(stack: ExitStack, target: "Transport | StdioServerParameters", options: McpOptions) -> McpSession:
     """Start an event loop in a thread, connect a client in it, and return the session with the server's tools.
 
-    stack: gets the event loop and the client, and closes them in reverse order. Raises what the SDK raises.
+    stack: closes the client and the event loop. Raises what the SDK raises.
     """
     from anyio.from_thread import start_blocking_portal
     from mcp import Client
 
     schemas: dict[str, ToolSchemas] = {}  # by tool; `mended_streams` fills it while the list of tools is read
+    streams = mended_streams(target, schemas)
     portal = stack.enter_context(start_blocking_portal())
-    unopened_client = Client(mended_streams(target, schemas), read_timeout_seconds=options.start_timeout_s)
+    unopened_client = Client(streams, read_timeout_seconds=options.start_timeout_s)
     client = stack.enter_context(portal.wrap_async_context_manager(unopened_client))
-    tools = {}
-    for tool in portal.call(_listed_tools, client, options):
-        tools[tool.name] = tool.model_copy(update={"input_schema": schemas[tool.name].input})
+    listed_tools = portal.call(_listed_tools, client, options)
+    tools = _with_input_schemas(listed_tools, schemas)
     return McpSession(options, stack, portal, client, schemas, tools)
 
 
-def _shorten_traceback(record: logging.LogRecord) -> bool:
-    """Replace the traceback of a log record by its reason on the record's line; as a filter, let every record pass.
+def _with_input_schemas(tools: "list[Tool]", schemas: dict[str, ToolSchemas]) -> "dict[str, Tool]":
+    """Return tools by name, with the input schemas that the server declares."""
+    tools_by_name = {}
+    for tool in tools:
+        input_schema = schemas[tool.name].input
+        tools_by_name[tool.name] = tool.model_copy(update={"input_schema": input_schema})
+    return tools_by_name
 
-    The SDK logs a traceback for each line of a server that is no message.
-    """
+
+def _shorten_traceback(record: logging.LogRecord) -> bool:
+    """Replace the traceback of a log record by its reason on the record's line; let every record pass."""
+    # The SDK logs a traceback for each line of a server that is no message.
     if record.exc_info:
         reason = " ".join(str(record.exc_info[1]).split())
         record.msg = f"{record.msg} ({reason:.200})"
@@ -196,7 +195,7 @@ async def _answer(client: "Client", name: str, arguments: dict[str, Any]) -> "Ca
     """Call a tool of a server and return its answer.
 
     Raises NoResult("malformed_response") for an answer that breaks the protocol, MCPError for an error that the server
-    reports, and RuntimeError where the client is closed or the server deferred its answer too often.
+    reports, and RuntimeError if the client is closed or the server deferred its answer too often.
     """
     from mcp import InputRequiredRoundsExceededError
 
@@ -210,7 +209,7 @@ async def _answer(client: "Client", name: str, arguments: dict[str, Any]) -> "Ca
 
 
 async def _listed_tools(client: "Client", options: McpOptions) -> "list[Tool]":
-    """Return the tools of a server; TimeoutError where its list takes longer than `options.start_timeout_s`."""
+    """Return the tools of a server. Raises TimeoutError if its list takes longer than `options.start_timeout_s`."""
     from anyio import move_on_after
 
     seconds = options.start_timeout_s
@@ -222,18 +221,18 @@ async def _listed_tools(client: "Client", options: McpOptions) -> "list[Tool]":
 async def _all_pages(client: "Client", options: McpOptions) -> "list[Tool]":
     """Return the tools on all pages of a server's list; a tool that is on two pages is there twice.
 
-    Each page names the next one by a cursor. A cursor that comes for the second time ends the list, with a warning: it
-    would go on for ever.
+    A repeated cursor, which names the next page, ends the list with a warning.
     """
     page = await client.list_tools()
     tools = list(page.tools)
     cursors: set[str] = set()
     while page.next_cursor:
-        if page.next_cursor in cursors:
-            _warn_of_repeated_cursor(options, page.next_cursor, tools)
+        cursor = page.next_cursor
+        if cursor in cursors:  # the list would go on for ever
+            _warn_of_repeated_cursor(options, cursor, tools)
             break
-        cursors.add(page.next_cursor)
-        page = await client.list_tools(cursor=page.next_cursor)
+        cursors.add(cursor)
+        page = await client.list_tools(cursor=cursor)
         tools.extend(page.tools)
     return tools
 

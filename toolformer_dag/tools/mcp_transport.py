@@ -100,8 +100,7 @@ def _http_transport(url: str, token: str | None) -> "Transport":
 async def _limit_length(response: Any) -> None:
     """Replace the body of an HTTP response by one that raises an error beyond MAX_ANSWER_BYTES.
 
-    The HTTP client calls this once it has read the headers. A body that is compressed although the request refused it
-    is not decompressed, because it could become larger than the limit; it then fails to parse.
+    The HTTP client calls this once it has read the headers. A compressed body is not decompressed.
     """
     response.headers.pop("content-encoding", None)  # without it the client does not decompress
     content_type = response.headers.get("content-type", "")
@@ -110,7 +109,7 @@ async def _limit_length(response: Any) -> None:
 
 
 def _bounded_stream(body: Any, *, is_event_stream: bool) -> Any:
-    """Return the body of an HTTP response in whole lines of bounded length; closing it closes the body."""
+    """Return the body of an HTTP response in whole lines of bounded length."""
     import httpx2  # slow, and only servers behind a URL need it
 
     class BoundedStream(httpx2.AsyncByteStream):
@@ -126,8 +125,7 @@ def _bounded_stream(body: Any, *, is_event_stream: bool) -> Any:
 async def _whole_lines(blocks: Any, *, is_event_stream: bool) -> AsyncIterator[bytes]:
     """Yield the bytes of an answer's body in whole lines, with half surrogate pairs replaced (`mended`).
 
-    Raises StreamError where an answer has more than MAX_ANSWER_BYTES. A stream of events may go on for ever, so there
-    the limit holds for a line.
+    Raises StreamError beyond MAX_ANSWER_BYTES: of a line in an endless stream of events, else of the whole body.
     """
     import httpx2
 
@@ -135,15 +133,14 @@ async def _whole_lines(blocks: Any, *, is_event_stream: bool) -> AsyncIterator[b
     total_bytes = 0
     async for block in blocks:
         total_bytes += len(block)
-        bounded_bytes = len(unfinished) + len(block) if is_event_stream else total_bytes
+        unfinished += block
+        bounded_bytes = len(unfinished) if is_event_stream else total_bytes
         if bounded_bytes > MAX_ANSWER_BYTES:
             raise httpx2.StreamError(TOO_LONG)
-        lines, line_end, rest = block.rpartition(b"\n")
+        lines, line_end, rest = unfinished.rpartition(b"\n")
         if line_end:
-            yield mended(unfinished + lines + line_end)
+            yield mended(lines + line_end)
             unfinished = rest
-        else:
-            unfinished += block
     yield mended(unfinished)
 
 
@@ -160,7 +157,6 @@ async def mended_streams(
 ) -> AsyncIterator[tuple[Any, Any]]:
     """Connect to a server, and give the streams from and to it, as `mcp.Client` wants them.
 
-    The SDK refuses a whole list of tools for one faulty tool, so lists are corrected on their way (`MendedMessages`).
     schemas: gets the schemas of each listed tool, by its name, as soon as its list was read.
     """
     from mcp import StdioServerParameters
@@ -196,7 +192,8 @@ class MendedMessages:
 
     async def __aiter__(self) -> AsyncIterator[Any]:
         async for item in self._stream:
-            result = getattr(getattr(item, "message", None), "result", None)
+            message = getattr(item, "message", None)
+            result = getattr(message, "result", None)
             if isinstance(result, dict) and isinstance(result.get("tools"), list):
                 mended_tools = [self._mended_tool(tool) for tool in result["tools"]]
                 result["tools"] = [tool for tool in mended_tools if tool is not None]
@@ -205,7 +202,7 @@ class MendedMessages:
     def _mended_tool(self, tool: Any) -> dict[str, Any] | None:
         """Return a listed tool in a form that the SDK accepts; None, with a warning, if it breaks the protocol.
 
-        The tool's own schemas, which the SDK might refuse, are kept in `self._schemas` by its name.
+        Its schemas, which the SDK might refuse, are moved to `self._schemas`.
         """
         fields = tool if isinstance(tool, dict) else {}
         name = fields.get("name")
@@ -213,7 +210,8 @@ class MendedMessages:
         if not isinstance(name, str) or not isinstance(input_schema, dict):
             _log.warning("the tool %.100r breaks the protocol (name, inputSchema) and is left out", name)
             return None
-        self._schemas[name] = ToolSchemas(_mended_schema(input_schema), fields.get("outputSchema"))
+        output_schema = fields.get("outputSchema")
+        self._schemas[name] = ToolSchemas(_mended_schema(input_schema), output_schema)
         return _without_schemas(name, fields.get("description"))
 
 

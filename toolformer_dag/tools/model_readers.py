@@ -69,26 +69,31 @@ class AnswerSpan(NamedTuple):
     text: str
 
 
+NO_SPAN = AnswerSpan(score=0.0, text="")
+"""Stands for a passage without an answer."""
+
+
 def best_span(
     starts: NDArray[np.float32], ends: NDArray[np.float32], allowed: NDArray[np.bool_], max_tokens: int
 ) -> TokenSpan | None:
-    """Return the span of tokens that most likely is the answer; None where no span scores above no answer.
+    """Return the span of tokens that most likely is the answer; None if no span scores above 0, that of no answer.
 
     - starts, ends [n]: for each token of the input, the logits that the answer begins and ends there.
     - allowed [n]: whether the token belongs to the passage.
     - max_tokens: the most tokens of a span.
-
-    The score is starts[first] + ends[last], minus the same sum for token 0, which stands for no answer.
     """
     sums = starts[:, None] + ends[None, :]  # [n, n]: a row per first token, a column per last token
-    scores = np.where(_is_span(allowed, max_tokens), sums, -np.inf)
-    first, last = np.unravel_index(int(scores.argmax()), scores.shape)
-    score = float(scores[first, last] - sums[0, 0])
-    return TokenSpan(score, int(first), int(last)) if score > 0 else None
+    no_answer_sum = sums[0, 0]  # token 0 stands for no answer
+    span_sums = np.where(_is_span(allowed, max_tokens), sums, -np.inf)
+    first, last = np.unravel_index(int(span_sums.argmax()), span_sums.shape)
+    score = float(span_sums[first, last] - no_answer_sum)
+    if score <= 0:
+        return None
+    return TokenSpan(score, int(first), int(last))
 
 
 def _is_span(allowed: NDArray[np.bool_], max_tokens: int) -> NDArray[np.bool_]:
-    """Return a table [n, n]: whether an answer may go from the token of the row to the token of the column."""
+    """Return [n, n]: whether an answer may go from the token of the row to the token of the column."""
     indices = np.arange(len(allowed))
     tokens_after_first = indices[None, :] - indices[:, None]
     fits_length = (tokens_after_first >= 0) & (tokens_after_first < max_tokens)
@@ -125,23 +130,17 @@ class ExtractiveReader:
     def read(self, questions: Sequence[str], passages: Sequence[Sequence[Passage]]) -> list[ToolResult]:
         """Answer each question with the words of one of its passages that the model scores highest.
 
-        Of equal scores the first passage's counts. Where no span of a passage scores above 0, the score of having no
-        answer, the result has the reason `no_answer`.
+        Of equal scores the first passage's counts. Without an answer the result has the reason `no_answer`.
         """
         pairs = _pairs(questions, passages)
-        results = [NO_ANSWER] * len(questions)
-        best_scores = [0.0] * len(questions)
+        best_spans = [NO_SPAN] * len(questions)
         for pair, span in zip(pairs, self._spans(pairs), strict=True):
-            if span is not None and span.score > best_scores[pair.question_index]:
-                best_scores[pair.question_index] = span.score
-                results[pair.question_index] = ToolResult(span.text)
-        return results
+            if span.score > best_spans[pair.question_index].score:
+                best_spans[pair.question_index] = span
+        return [NO_ANSWER if span is NO_SPAN else ToolResult(span.text) for span in best_spans]
 
-    def _spans(self, pairs: Sequence[QuestionPassage]) -> list[AnswerSpan | None]:
-        """Return for each pair the part of the passage that best answers the question, all in one batch.
-
-        None where the model scores no part above no answer.
-        """
+    def _spans(self, pairs: Sequence[QuestionPassage]) -> list[AnswerSpan]:
+        """Return for each pair the part of the passage that best answers the question, or NO_SPAN, in one batch."""
         if not pairs:
             return []
         batch = self._encode(pairs)
@@ -149,8 +148,8 @@ class ExtractiveReader:
         logits = self._logits(batch)
         spans = []
         for row, pair in enumerate(pairs):
-            is_of_text = np.array([sequence == 1 for sequence in batch.sequence_ids(row)])  # 0 is the question
-            tokens = best_span(logits.starts[row], logits.ends[row], is_of_text, self._options.max_answer_tokens)
+            is_of_passage = np.array([sequence == 1 for sequence in batch.sequence_ids(row)])  # 0 is the question
+            tokens = best_span(logits.starts[row], logits.ends[row], is_of_passage, self._options.max_answer_tokens)
             spans.append(_answer_span(tokens, offsets[row], pair.text))
         return spans
 
@@ -166,7 +165,7 @@ class ExtractiveReader:
         )
 
     def _encode(self, pairs: Sequence[QuestionPassage]) -> Any:
-        """Tokenize each question with its passage to padded ids with character offsets; long passages are truncated."""
+        """Tokenize each question with its passage to padded ids and character offsets; truncate long passages."""
         return self._tokenizer(
             [pair.question for pair in pairs],
             [pair.text for pair in pairs],
@@ -187,13 +186,10 @@ def _pairs(questions: Sequence[str], passages: Sequence[Sequence[Passage]]) -> l
     return pairs
 
 
-def _answer_span(tokens: TokenSpan | None, offsets: Sequence[tuple[int, int]], text: str) -> AnswerSpan | None:
-    """Return the characters of a span of tokens; None for None.
-
-    offsets: the first and last character in `text` of each token.
-    """
+def _answer_span(tokens: TokenSpan | None, offsets: Sequence[tuple[int, int]], text: str) -> AnswerSpan:
+    """Return the text of a span of tokens, or NO_SPAN. offsets: first and last character of each token."""
     if tokens is None:
-        return None
+        return NO_SPAN
     start, _ = offsets[tokens.first]
     _, end = offsets[tokens.last]
     return AnswerSpan(tokens.score, text[start:end])
@@ -202,7 +198,7 @@ def _answer_span(tokens: TokenSpan | None, offsets: Sequence[tuple[int, int]], t
 def load_reader(options: QuestionAnsweringOptions) -> Reader:
     """Return the function that answers questions from passages, by the options: rules, an endpoint or a model.
 
-    Weights are loaded here. Raises ModelError where they cannot be, ToolDown where an endpoint's key is missing.
+    Raises ModelError if weights cannot be loaded, ToolDown if an endpoint's key is missing.
     """
     match options.reader:
         case "embedded":

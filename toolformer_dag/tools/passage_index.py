@@ -43,7 +43,7 @@ IndexingProgress = Callable[[int], None]
 def source_digest(source: str) -> str:
     """Return the hash of the content of a passages file, or of the passages in the package for `embedded`.
 
-    Raises PassageError where the file cannot be read.
+    Raises PassageError if the file cannot be read.
     """
     if source == EMBEDDED:
         return _embedded_digest()
@@ -62,7 +62,7 @@ def _embedded_digest() -> str:
 
 
 def index_version(source: str) -> int:
-    """Return the version of how the passages of `source` are indexed; `embedded`, in ASCII, is as in version 1."""
+    """Return the version of how the passages of `source` are indexed; it is 1 for `embedded`."""
     return 1 if source == EMBEDDED else INDEX_VERSION
 
 
@@ -81,12 +81,11 @@ def ensure_index(
     progress: IndexingProgress | None = None,
     commit_every: int = COMMIT_PASSAGES,
 ) -> Path:
-    """Return the folder of the index of `source`; build the index where it is missing or damaged.
+    """Return the folder of the index of `source`; build the index if it is missing or damaged.
 
     - The folder appears only when complete. A single process builds it, others wait.
     - A build that was killed goes on after the last `commit_every` passages that were committed.
-    - Every call compares all files of the index with their hashes. A damaged index is renamed to `.damaged`, replacing
-      an older one, and built again.
+    - Every call compares all files with their hashes. A damaged index is renamed to `.damaged` and built again.
 
     Raises PassageError.
     """
@@ -103,7 +102,7 @@ def ensure_index(
 def _build_index(source: str, folder: Path, progress: IndexingProgress, commit_every: int) -> None:
     """Build the index of a passages file in a temporary folder, and rename it to `folder` once it is complete.
 
-    A build that was killed is continued. The caller holds the lock. Raises PassageError.
+    The caller holds the lock. Raises PassageError.
     """
     if source != EMBEDDED and changed_unseen([Path(source)]):
         raise PassageError(f"{source} is damaged: it is not what it was when it was hashed; copy it again.")
@@ -123,10 +122,9 @@ def _write_manifest(folder: Path, name: str) -> None:
 
 
 def set_aside_damaged_index(folder: Path, again: bool = False) -> list[Path]:
-    """Rename the folder of an index to `.damaged` where files in it have changed since they were written.
+    """Rename the folder of an index to `.damaged` if files in it are damaged; return these files.
 
-    The damaged files are returned; an index that is not built is left alone. again: read every file and compare it with
-    its hash; otherwise files whose size and times did not change are trusted.
+    again: hash every file; otherwise files whose size and times did not change are trusted.
     """
     if not folder.is_dir() or not damaged_beside(folder / MANIFEST, again):
         return []
@@ -169,16 +167,15 @@ def schema() -> tantivy.Schema:
 def write_index(passages: Iterable[Passage], folder: Path, progress: IndexingProgress, commit_every: int) -> None:
     """Write passages into the index in `folder`, and commit after every `commit_every` of them.
 
-    An index that has n passages already, from a run that was killed, is continued after the first n: the passages must
-    come in the same order every time.
+    An index that has n passages already is continued after the first n, so their order must not change.
     """
     index = _open_index(folder)
-    indexed_before = index.searcher().num_docs
-    progress(indexed_before)
+    indexed = index.searcher().num_docs  # by a run that was killed
+    progress(indexed)
     writer = index.writer(heap_size=HEAP_BYTES, num_threads=WRITER_THREADS)
-    for number, passage in enumerate(islice(passages, indexed_before, None), indexed_before):
-        writer.add_document(_document(passage, number))
-        indexed = number + 1
+    for passage in islice(passages, indexed, None):
+        writer.add_document(_document(passage, number=indexed))
+        indexed += 1
         if indexed % commit_every == 0:
             writer.commit()
             progress(indexed)

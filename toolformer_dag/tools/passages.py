@@ -7,7 +7,7 @@ from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple, cast
 
 import orjson
 import regex
@@ -45,8 +45,8 @@ def snippet(passage: Passage, max_characters: int) -> str:
     An empty section is left out. The line is cut at the end of a word.
     """
     parts = (passage.title, passage.section, passage.text)
-    line = " > ".join(" ".join(part.split()) for part in parts if part.strip())
-    return cut_at_word_end(line, max_characters)
+    parts_on_one_line = [" ".join(part.split()) for part in parts if part.strip()]
+    return cut_at_word_end(" > ".join(parts_on_one_line), max_characters)
 
 
 WITHOUT_SPACES = r"[\p{Han}\p{Hiragana}\p{Katakana}ー\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]"
@@ -57,13 +57,13 @@ _WITHOUT_SPACES = regex.compile(WITHOUT_SPACES)
 def cut_at_word_end(line: str, max_characters: int) -> str:
     """Return the longest beginning of a line, of at most `max_characters`, that ends at the end of a word.
 
-    Words are separated by single spaces; in scripts without spaces, such as Chinese, every character ends a word. A
-    first word that is too long is cut. A ` >` at the end, which separates parts of a search result, is left out.
+    A first word that is too long is cut. A ` >` at the end, which separates parts of a search result, is left out.
     """
     if len(line) <= max_characters:
         return line
     cut = max_characters
     for end in range(max_characters, 0, -1):
+        # In scripts without spaces, such as Chinese, every character ends a word.
         is_word_end = line[end] == " " or _WITHOUT_SPACES.match(line[end - 1])
         if is_word_end:
             cut = end
@@ -88,26 +88,26 @@ class KiltPage(NamedTuple):
 def kilt_passages(page: Mapping[str, object]) -> Iterator[Passage]:
     """Yield a passage per paragraph of a Wikipedia page in the format of KILT's knowledge source.
 
-    - page: the fields `wikipedia_id`, `wikipedia_title` and `text`, a list of paragraphs and headings.
-    - A heading `Section::::A.:B.` starts the section `A > B`.
-    - The first entry of `text` is skipped where it repeats the title.
-    - The id of a passage is `ID:NUMBER`: the id of the page, and the index in `text`.
+    page: the fields `wikipedia_id`, `wikipedia_title` and `text`, a list of paragraphs and headings. A heading
+    `Section::::A.:B.` starts the section `A > B`. The id of a passage is `PAGE:INDEX`.
 
     Raises KeyError, TypeError or AttributeError for a page of another shape.
     """
     article = _kilt_page(page)
     section = ""
-    for number, paragraph in enumerate(article.paragraphs):
+    for index, paragraph in enumerate(article.paragraphs):
         line = paragraph.strip()
-        repeats_title = number == 0 and line == article.title.strip()
+        repeats_title = index == 0 and line == article.title.strip()
         if line.startswith(SECTION_MARK):
             section = _section(line)
         elif line and not repeats_title:
-            yield Passage(f"{article.id}:{number}", article.title, section, BULLET.sub("", line))
+            passage_id = f"{article.id}:{index}"
+            text = BULLET.sub("", line)
+            yield Passage(passage_id, article.title, section, text)
 
 
 def _kilt_page(page: Mapping[str, object]) -> KiltPage:
-    """Read the fields of a page. Raises KeyError where one is missing, TypeError where one has another type."""
+    """Read the fields of a page. Raises KeyError if one is missing, TypeError if one has another type."""
     page_id = str(page["wikipedia_id"])
     title = page["wikipedia_title"]
     paragraphs = page["text"]
@@ -131,28 +131,31 @@ class PassageError(UserError):
 
 
 def read_passages(source: str) -> Iterator[Passage]:
-    """Yield all passages of `source`: `embedded`, or a file of JSON lines, gzipped where it ends in .gz.
+    """Yield all passages of `source`: `embedded`, or a file of JSON lines, gzipped if it ends in .gz.
 
-    - A line is a KILT page (`wikipedia_title`, `text` paragraphs) or a passage (`title`, `text`, optionally `id` and
-      `section`; the default id is the line number).
-    - Blank lines are skipped.
-    - A single bad line rejects the file: an index without it would not match its identity.
+    A line is a KILT page (`wikipedia_title`, `text` paragraphs) or a passage (`title`, `text`, optionally `id` and
+    `section`; the default id is the line number). Blank lines are skipped.
 
-    Raises PassageError.
+    Raises PassageError, also for a single bad line.
     """
     if source == EMBEDDED:
-        from toolformer_dag.synthetic.world import passages, the_world
-
-        for entry in passages(the_world()):
-            yield Passage(entry.id, entry.title, entry.section, entry.text)
+        yield from _embedded_passages()
     else:
         yield from _file_passages(Path(source))
 
 
-def _file_passages(file: Path) -> Iterator[Passage]:
-    """Yield the passages of a file of JSON lines, gzipped where it ends in .gz.
+def _embedded_passages() -> Iterator[Passage]:
+    """Yield the passages of the synthetic world's encyclopaedia."""
+    from toolformer_dag.synthetic.world import passages, the_world
 
-    Raises PassageError, which names the line, for a file that cannot be read, a bad line, or a file without passages.
+    for entry in passages(the_world()):
+        yield Passage(entry.id, entry.title, entry.section, entry.text)
+
+
+def _file_passages(file: Path) -> Iterator[Passage]:
+    """Yield the passages of a file of JSON lines, gzipped if it ends in .gz.
+
+    Raises PassageError for a file that cannot be read, a bad line, or a file without passages.
     """
     is_empty = True
     for number, line in _numbered_lines(file):
@@ -164,11 +167,11 @@ def _file_passages(file: Path) -> Iterator[Passage]:
 
 
 def _numbered_lines(file: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines of a file with their numbers from 1, unzipped where it ends in .gz. Raises PassageError."""
+    """Yield the lines of a file with their numbers from 1, unzipped if it ends in .gz. Raises PassageError."""
     number = 0
     try:
         require_regular(file)
-        with gzip.open(file, "rb") if file.suffix == ".gz" else file.open("rb") as lines:
+        with _opened(file) as lines:
             for number, line in enumerate(lines, 1):
                 yield number, line
     except (OSError, EOFError, zlib.error) as error:
@@ -177,8 +180,15 @@ def _numbered_lines(file: Path) -> Iterator[tuple[int, bytes]]:
         ) from error
 
 
+def _opened(file: Path) -> IO[bytes]:
+    """Open a file to be read, unzipped if it ends in .gz."""
+    if file.suffix == ".gz":
+        return cast(IO[bytes], gzip.open(file, "rb"))
+    return file.open("rb")
+
+
 def _checked_passages(file: Path, number: int, line: bytes) -> list[Passage]:
-    """Return the passages of line `number` of a file. Raises PassageError, which names the line, for a bad one."""
+    """Return the passages of line `number` of a file. Raises PassageError, which names the line, for a bad line."""
     try:
         return list(_line_passages(line, number))
     except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError) as error:

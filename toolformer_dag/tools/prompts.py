@@ -38,11 +38,10 @@ class PromptExample(NamedTuple):
 
 
 def written_prompt(tool: Tool, examples: tuple[str, ...]) -> str:
-    """Write a tool's prompt P(x) (appendix A.2), after which a model writes calls to it into texts.
+    """Write a tool's prompt P(x) (appendix A.2): an instruction, and two lines for each example, a text with calls.
 
-    It begins with an instruction, made from the tool's description and its arguments. Each example, a text with calls
-    such as `It is [Weather(city="Rome")] sunny.`, becomes two lines: `Input: It is sunny.` and `Output: It is
-    [Weather(city="Rome")] sunny.`
+    `It is [Weather(city="Rome")] sunny.` becomes `Input: It is sunny.` and `Output: It is [Weather(city="Rome")]
+    sunny.`
     """
     lines = [_instruction(tool)]
     for example in examples:
@@ -72,17 +71,15 @@ def _description(tool: Tool) -> str:
 
 
 def _without_calls(output: str, tool_name: str) -> str:
-    """Return a text without its calls to the tool.
-
-    A call is taken out together with the space before it, so a space is added for a call that begins the text.
-    """
-    return take_out(f" {output}", {tool_name}).strip()
+    """Return a text without its calls to the tool."""
+    with_space = f" {output}"  # a call that begins the text is only found after a space
+    return take_out(with_space, {tool_name}).strip()
 
 
 def missing_examples(tool: Tool) -> ToolError:
     """Return the error for a tool of an MCP server whose section of toolformer.toml has no `examples`.
 
-    Its message ends with lines to paste there: examples with a sample call, in which only the texts are missing.
+    Its message ends with lines to paste there.
     """
     example = f"... [{tool.name}({_sample_arguments(tool.schema or {})})] ..."
     # TOML's strings in single quotes have no escapes, so an example with a single quote is written as in JSON.
@@ -127,10 +124,9 @@ def _meanings(schema: Schema) -> str:
 
 
 def _meaning(declaration: Mapping[str, Any]) -> str:
-    """Describe an argument of a tool in a few words, from its JSON schema.
+    """Describe an argument of a tool in a few words: `the unit: "C" or "F"` or `days from today (1 if left out)`.
 
-    With the values of an enum, as in `the unit: "C" or "F"`, or else with the default, as in `days from today (1 if
-    left out)`. Long values are left out.
+    declaration: its JSON schema.
     """
     description = _argument_description(declaration)
     values = _enum_values(declaration)
@@ -162,37 +158,35 @@ def check_prompt(
     """Check a tool's prompt, an instruction and examples (`Input: ...`, `Output: ...`); return the examples.
 
     - text: the prompt. name: the tool's name in calls. source: where the prompt is from, for messages.
-    - is_users: whether the user wrote it. Then a warning is logged for an Output that differs from its Input by more
-      than calls; two of the paper's own examples differ.
-    - schema: of the tool's named arguments, which all calls must fit; None where calls take one text.
+    - is_users: whether the user wrote it. Then an Output that differs from its Input by more than calls is warned of.
+    - schema: of the tool's named arguments, which all calls must fit; None if calls take one text.
 
-    Raises ToolError where the instruction or every example is missing, an Input has no Output, no example has a call,
-    or a call does not parse or calls another tool. Whether the tool accepts the inputs of the calls is not checked.
+    Raises ToolError if the instruction, an example, an Output or every call is missing, or if a call is malformed or to
+    another tool.
     """
     examples = []
     for number, block in enumerate(_example_blocks(text, source), 1):
-        example = _read_example(block, f"{source}: example {number}")
-        _check_calls(example.output, name, f"{source}: example {number}", schema)
+        where = f"{source}: example {number}"
+        example = _read_example(block, where)
+        _check_calls(example.output, name, where, schema)
         examples.append(example)
-    if is_users:
+    if is_users:  # two of the paper's own examples differ
         _warn_of_changed_texts(examples, name, source)
-    if not any(_CALL_START.search(example.output) for example in examples):
+    has_call = any(_CALL_START.search(example.output) for example in examples)
+    if not has_call:
         raise ToolError(f"{source}: no example holds a call; add calls as [{name}(input)]")
     return examples
 
 
 def _warn_of_changed_texts(examples: Sequence[PromptExample], name: str, source: object) -> None:
-    """Log a warning for each example whose Output, without its calls to the tool `name`, is not its Input."""
+    """Log a warning for each example whose Output, without its calls, is not its Input."""
     for number, example in enumerate(examples, 1):
         output_text = _without_calls(example.output, name)
         _warn_of_changed_text(example.input, output_text, f"{source}: example {number}")
 
 
 def _example_blocks(text: str, source: object) -> list[str]:
-    """Return what follows each `Input:` of a prompt. Raises ToolError without an instruction or an example.
-
-    source: where the prompt is from, for messages.
-    """
+    """Return what follows each `Input:` of a prompt. Raises ToolError without an instruction or an example."""
     instruction, *blocks = re.split(r"^Input:", text, flags=re.MULTILINE)
     if not instruction.strip():
         raise ToolError(f"{source}: no instruction before the first 'Input:' line; explain what the calls are for")
@@ -212,8 +206,7 @@ def _read_example(block: str, where: str) -> PromptExample:
 def _check_calls(output: str, name: str, where: str, schema: Schema | None) -> None:
     """Raise ToolError unless every call in an example parses, is to the tool `name` and fits its schema.
 
-    output: the example's text with calls, such as `It is [Weather(city="Rome")] sunny.` where: names the example in
-    messages.
+    output: the example's text with calls. where: names the example in messages.
     """
     for body in _call_bodies(output):
         call = _read_call(body, name, where)
@@ -240,7 +233,7 @@ def _read_call(body: str, name: str, where: str) -> Call:
 
 
 def _check_arguments(input: str, schema: Schema, where: str) -> None:
-    """Raise ToolError where a call's input does not fit the schema; `where` names the example and the call."""
+    """Raise ToolError if a call's input does not fit the schema; `where` names the example and the call."""
     try:
         read_arguments(input, schema)
     except BadArguments as error:
@@ -248,12 +241,11 @@ def _check_arguments(input: str, schema: Schema, where: str) -> None:
         raise ToolError(f"{where}: {error.reason}; write {names} as name=value, with JSON values") from error
 
 
-@cache
+@cache  # so that each example is warned of once per process
 def _warn_of_changed_text(input: str, output_text: str, where: str) -> None:
-    """Log a warning where an example's Output, without its calls, is another text than its Input.
+    """Log a warning if an example's Output, without its calls, is another text than its Input.
 
-    output_text: the Output without calls. where: names the example. The function is cached, so that each example is
-    warned of once per process.
+    output_text: the Output without calls. where: names the example.
     """
     if output_text == input:
         return
@@ -268,7 +260,7 @@ def _warn_of_changed_text(input: str, output_text: str, where: str) -> None:
 
 
 def _first_difference(first: str, second: str) -> int:
-    """Return the first character in which two texts differ; the shorter length where one begins with the other."""
+    """Return the first character in which two texts differ; the shorter length if one begins with the other."""
     shorter_length = min(len(first), len(second))
     for position in range(shorter_length):
         if first[position] != second[position]:

@@ -102,10 +102,17 @@ def enabled_tools(settings: Settings) -> dict[str, Tool]:
 def load_tools(sections: Mapping[str, Mapping[str, object]], *, root: Path = Path()) -> dict[str, Tool]:
     """Load the tool of each section, by the section's key.
 
-    sections: the options of each. root: the folder to which paths are relative. Raises ToolError, also where two tools
-    have the same name in texts.
+    sections: the options of each. root: the folder to which paths are relative.
+
+    Raises ToolError, also if two tools have the same name in texts.
     """
     tools = {key: load_tool(key, options, root=root) for key, options in sections.items()}
+    _check_names(tools)
+    return tools
+
+
+def _check_names(tools: Mapping[str, Tool]) -> None:
+    """Raise ToolError if two tools have the same name in texts."""
     key_of_name: dict[str, str] = {}
     for key, tool in tools.items():
         first_key = key_of_name.setdefault(tool.name, key)
@@ -114,24 +121,19 @@ def load_tools(sections: Mapping[str, Mapping[str, object]], *, root: Path = Pat
                 f"[tools.{key}]: the name {tool.name!r} is already taken by [tools.{first_key}]; "
                 "their calls would be indistinguishable: rename a tool, or remove a section"
             )
-    return tools
 
 
 def load_tool(key: str, options: Mapping[str, object], *, root: Path = Path()) -> Tool:
     """Load the tool of section `[tools.KEY]`: its class, with validated options and a checked prompt, without weights.
 
-    - options: the section's keys. `use` names a class (`my_package.tools:UnitConverter`) or a built-in tool (`mcp`);
-      without it the tool is the built-in one called `key`.
+    - options: the section's keys; `use` names the class, see `tool_class_of`.
     - root: the folder of toolformer.toml, to which paths are relative, and in which a user's module may lie.
 
     Raises ToolError.
     """
     tool_class = tool_class_of(key, options, root)
     try:
-        tool_options = read_options(tool_class, options, root)
-        if _has_written_prompt(tool_options):
-            return _with_written_prompt(tool_class, key, tool_options)
-        return _with_prompt_file(tool_class, key, tool_options, root)
+        return _constructed(tool_class, key, options, root)
     except ValidationError as error:
         raise ToolError(explain_options(key, error, tool_class.Options)) from error
     except UserError:
@@ -143,6 +145,14 @@ def load_tool(key: str, options: Mapping[str, object], *, root: Path = Path()) -
         ) from error
 
 
+def _constructed(tool_class: type[Tool], key: str, options: Mapping[str, object], root: Path) -> Tool:
+    """Return a tool with its options and its prompt. Raises ToolError, ValidationError, and what the class raises."""
+    tool_options = read_options(tool_class, options, root)
+    if _has_written_prompt(tool_options):
+        return _with_written_prompt(tool_class, key, tool_options)
+    return _with_prompt_file(tool_class, key, tool_options, root)
+
+
 def read_options(tool_class: type[Tool], options: Mapping[str, object], root: Path) -> ToolOptions:
     """Return the options of a section as its tool declares them. Raises pydantic's ValidationError."""
     tool_options = {name: value for name, value in options.items() if name != "use"}
@@ -150,13 +160,15 @@ def read_options(tool_class: type[Tool], options: Mapping[str, object], root: Pa
 
 
 def _has_written_prompt(options: ToolOptions) -> bool:
-    """Return whether the prompt is written from `examples`; a server's tool has no file of its own to read instead."""
+    """Return whether the prompt is written from `examples`; otherwise it is read from a file."""
+    if options.examples is not None:
+        return True
     is_of_a_server = "server" in type(options).model_fields
-    return options.examples is not None or (options.prompt is None and is_of_a_server)
+    return is_of_a_server and options.prompt is None
 
 
 def _with_written_prompt(tool_class: type[Tool], key: str, options: ToolOptions) -> Tool:
-    """Return a tool whose prompt is written from its examples. Raises ToolError, also where there are none."""
+    """Return a tool whose prompt is written from its examples. Raises ToolError, also without examples."""
     tool = tool_class(key, options, "")
     _check_complete(tool)
     if options.examples is None:
@@ -171,13 +183,14 @@ def _with_prompt_file(tool_class: type[Tool], key: str, options: ToolOptions, ro
     prompt = _read_prompt(key, tool_class, options.prompt, root)
     tool = tool_class(key, options, prompt.text)
     _check_complete(tool)
+    source = f"[tools.{key}]: {prompt.path}"
     is_users = prompt.path.parent != BUILT_IN_FOLDER
-    check_prompt(prompt.text, tool.name, f"[tools.{key}]: {prompt.path}", is_users=is_users, schema=tool.schema)
+    check_prompt(prompt.text, tool.name, source, is_users=is_users, schema=tool.schema)
     return tool
 
 
 def _check_complete(tool: Tool) -> None:
-    """Raise ToolError where a tool's class lacks an attribute that it must set, or calls to it cannot be written."""
+    """Raise ToolError if a tool's class lacks an attribute that it must set, or calls to it cannot be written."""
     problem = _class_fault(tool)
     if problem:
         raise ToolError(
@@ -213,13 +226,21 @@ def _missing_attributes(tool: Tool) -> list[str]:
 def tool_class_of(key: str, options: Mapping[str, object], root: Path) -> type[Tool]:
     """Return the class of the tool of section `[tools.KEY]`, imported from the module that the option `use` names.
 
-    `use` is a built-in tool (`calculator`) or a user's class (`my_package.tools:MyTool`); its default is `key`. The
-    module of a user's class may lie in the folder `root`. Raises ToolError where there is no such class, or it is no
-    tool.
+    `use` is a built-in tool (`calculator`) or a user's class (`my_package.tools:MyTool`); its default is `key`.
+
+    Raises ToolError if there is no such class, or it is no tool.
     """
     use = str(options.get("use", key))
     if use in built_in_tools():
         return _built_in_class(use)
+    return _users_class(key, use, root)
+
+
+def _users_class(key: str, use: str, root: Path) -> type[Tool]:
+    """Return the class that `use` names, such as `my_package.tools:MyTool`; its module may lie in the folder `root`.
+
+    Raises ToolError.
+    """
     path = _class_path(key, use)
     module = _import(key, use, path.module, root)
     tool_class = getattr(module, path.name, None)
@@ -240,13 +261,15 @@ class _ClassPath(NamedTuple):
 
 def _class_path(key: str, use: str) -> _ClassPath:
     """Split `my_package.tools:MyTool` into module and class. Raises ToolError for another form."""
-    if ":" not in use:
+    module_name, colon, class_name = use.partition(":")
+    if not colon:
+        tool_names = ", ".join(built_in_tools())
         raise ToolError(
-            f"[tools.{key}]: there is no built-in tool {use!r} ({', '.join(built_in_tools())}); for your own tool "
+            f"[tools.{key}]: there is no built-in tool {use!r} ({tool_names}); for your own tool "
             f'write use = "{_with_colon(use)}", with a colon before the class'
         )
-    module_name, _, class_name = use.partition(":")
-    if not all(part.isidentifier() for part in module_name.split(".")):
+    is_module_name = all(part.isidentifier() for part in module_name.split("."))
+    if not is_module_name:
         raise ToolError(f'[tools.{key}]: use = {use!r} is not a module and a class; write "my_package.tools:MyTool"')
     return _ClassPath(module_name, class_name)
 
@@ -277,10 +300,7 @@ def _is_tool(value: object) -> TypeGuard[type[Tool]]:
 
 
 def _import(key: str, use: str, module_name: str, root: Path) -> ModuleType:
-    """Import a user's module, which may lie in `root`. Raises ToolError, whatever the module raises.
-
-    key, use: of the tool's section, for the message.
-    """
+    """Import a user's module, which may lie in `root`. Raises ToolError, whatever the module raises."""
     folder = str(root.absolute())
     if folder not in sys.path:  # a module beside toolformer.toml needs no installation
         sys.path.append(folder)

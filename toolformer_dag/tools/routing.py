@@ -25,10 +25,8 @@ Offer = Callable[[str, frozenset[str]], frozenset[str]]
 
 
 def described_by(tool: Tool) -> list[str]:
-    """Return the texts that tell what a tool is for: its name with its description, and each Input of its prompt.
-
-    The schema of its arguments is left out: a change there would route the texts of all lanes (tools) anew.
-    """
+    """Return the texts that tell what a tool is for: its name with its description, and each Input of its prompt."""
+    # Without the schema of its arguments: a change there would route the texts of all tools anew.
     name = tool.key.replace("_", " ")
     return [f"{name} {tool.about}", *_EXAMPLE.findall(tool.prompt)]
 
@@ -52,23 +50,21 @@ class Router:
     """Ranks tools by how well a text fits them, with an index in memory of the texts that describe each tool."""
 
     def __init__(self, tools: Sequence[Tool]) -> None:
-        """Index the texts that describe the tools, a document each, in memory."""
-        self._schema = _schema()
-        self._index = tantivy.Index(self._schema)
-        self._keys: list[str] = []  # the key of the tool that each document of the index describes, by its number
+        self._keys: list[str] = []  # for each text of the index, the key of the tool that it describes
         texts: list[str] = []
         for tool in tools:
-            for text in described_by(tool):
-                self._keys.append(tool.key)
-                texts.append(text)
+            descriptions = described_by(tool)
+            texts += descriptions
+            self._keys += [tool.key] * len(descriptions)
+        self._schema = _schema()
+        self._index = tantivy.Index(self._schema)
         _write(self._index, texts)
         self._searcher = self._index.searcher()
 
     def top(self, text: str, most: int) -> dict[str, float]:
         """Return the tools that fit a text best, at most `most`: key of the tool -> BM25 score, the best first.
 
-        A tool is described by several texts, its description and examples; the one with the best score counts. A tool
-        that shares no word with the text is left out. Tools with equal scores are in order of keys.
+        A tool that shares no word with the text is left out. Tools with equal scores are in order of keys.
         """
         query = any_term(self._schema, "terms", _terms(text))
         if query is None:
@@ -80,13 +76,19 @@ class Router:
     def _best_scores(self, query: tantivy.Query, most: int) -> dict[str, float]:
         """Return the best score of each of the first `most` tools, and of others with the same score as the last."""
         scores: dict[str, float] = {}
-        for score, address in self._searcher.search(query, len(self._keys)).hits:  # the best comes first
+        results = self._searcher.search(query, limit=len(self._keys))
+        for score, address in results.hits:  # the best comes first
             has_enough = len(scores) >= most
             if has_enough and score < min(scores.values()):
                 break
-            number = self._searcher.doc(address)["number"][0]
-            scores.setdefault(self._keys[number], float(score))  # the tool's best text comes first
+            key = self._keys[self._text_number(address)]
+            scores.setdefault(key, float(score))  # the tool's best text comes first
         return scores
+
+    def _text_number(self, address: tantivy.DocAddress) -> int:
+        """Return the number of a text in the index."""
+        number: int = self._searcher.doc(address)["number"][0]
+        return number
 
 
 def _schema() -> tantivy.Schema:
@@ -122,10 +124,9 @@ def _rank(key_and_score: tuple[str, float]) -> tuple[float, str]:
 
 
 def offer(tools: Mapping[str, Tool], most: int) -> Offer | None:
-    """Return a function that chooses the tools that may be called after a text; None where all may.
+    """Return a function that chooses which tools may be called after a text; None if all may.
 
-    The function gets a text and the names of the tools that are allowed after it, and returns at most `most` of them:
-    those whose descriptions fit the last NEAR words best. Calls in the text are not read.
+    It takes a text and the allowed names, and returns at most `most` of them: those that fit the last NEAR words best.
 
     - tools: all tools, by their names in texts.
     - most: how many tools are chosen; 0 for no limit.
@@ -138,14 +139,10 @@ def offer(tools: Mapping[str, Tool], most: int) -> Offer | None:
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """Chooses the `most` tools that fit a text best.
+    """Chooses the `most` tools that fit a text best."""
 
-    - router: ranks all tools.
-    - names: the tools' names in texts, by their keys.
-    """
-
-    router: Router
-    names: Mapping[str, str]
+    router: Router  # ranks all tools
+    names: Mapping[str, str]  # the tools' names in texts, by their keys
     most: int
 
     def __call__(self, text: str, allowed: frozenset[str]) -> frozenset[str]:
@@ -158,7 +155,8 @@ class _Choice:
     def _ranked_names(self, text: str) -> list[str]:
         """Return the names of all tools that share a word with the last NEAR words of a text, the best first."""
         words = take_out(text, self.names.values()).split()
-        scores = self.router.top(" ".join(words[-NEAR:]), most=len(self.names))
+        last_words = " ".join(words[-NEAR:])
+        scores = self.router.top(last_words, most=len(self.names))
         return [self.names[key] for key in scores]
 
 
@@ -168,7 +166,7 @@ def _chooses(*, tool_count: int, most: int) -> bool:
 
 
 def offer_identity(tools: Sequence[Tool], most: int) -> dict[str, Any]:
-    """Return what determines which tools `offer` offers, for fingerprints; nothing where it offers all."""
+    """Return what determines which tools `offer` offers, for fingerprints; an empty dict if it offers all."""
     if not _chooses(tool_count=len(tools), most=most):
         return {}
     return {"offered": [most, ranking_identity(tools)]}

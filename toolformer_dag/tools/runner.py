@@ -43,12 +43,16 @@ def check_results(
     - seconds: how long the batch took; each call gets an equal share unless its result has seconds of its own.
     """
     if not isinstance(results, list | tuple):
-        returned = f"a {type(results).__name__}"
-    elif len(results) != len(batch):
-        returned = f"{len(results)} results"
-    else:
-        return [plain_result(tool.key, result, max_characters, seconds / len(batch)) for result in results]
-    raise ToolDown(
+        raise _bad_return(tool, batch, f"a {type(results).__name__}")
+    if len(results) != len(batch):
+        raise _bad_return(tool, batch, f"{len(results)} results")
+    seconds_per_call = seconds / max(len(batch), 1)
+    return [plain_result(tool.key, result, max_characters, seconds_per_call) for result in results]
+
+
+def _bad_return(tool: Tool, batch: CallBatch, returned: str) -> ToolDown:
+    """Return the error for a tool whose `run` returned something else than a result per call. returned: in words."""
+    return ToolDown(
         f"[tools.{tool.key}]: {type(tool).__name__}.run returned {returned} for {len(batch)} calls; it must return a "
         "list of one ToolResult per call, in order"
     )
@@ -57,12 +61,10 @@ def check_results(
 def plain_result(key: str, value: object, max_characters: int, seconds: float) -> ToolResult:
     """Return a result whose fields have their declared types, whatever a tool returned for a call.
 
-    - A value that is no ToolResult becomes a lost call, with the reason `lost:not_a_result`.
-    - result, reason: cleaned and cut (`_cleaned`).
-    - seconds: of the result, else the argument.
-    - cost: left out where it is no amount of money, with a warning per tool and type.
+    A value that is no ToolResult becomes a lost call, with the reason `lost:not_a_result`.
 
-    key: of the tool, for the warnings.
+    - key: of the tool, for warnings.
+    - seconds: for a result without seconds of its own.
     """
     if not isinstance(value, ToolResult):
         _warn_once(key, f"run returned a {type(value).__name__} in place of a ToolResult; the call counts as lost")
@@ -75,8 +77,7 @@ def plain_result(key: str, value: object, max_characters: int, seconds: float) -
 def _cleaned(value: ToolResult, max_characters: int) -> ToolResult:
     """Return the text of a result, cleaned and cut to `max_characters`, or the reason why there is none.
 
-    A number becomes text. Other values have the reason `not_a_text`, and a text of which nothing is left
-    `empty_result`. A tool's own reason becomes a line of at most REASON_CHARACTERS; an empty one `no_reason`.
+    Reasons besides the tool's: `not_a_text` (nor a number), `empty_result`, `no_reason`.
     """
     if value.result is None:
         reason = clean_result(_text(value.reason) or "", REASON_CHARACTERS)
@@ -89,7 +90,7 @@ def _cleaned(value: ToolResult, max_characters: int) -> ToolResult:
 
 
 def _checked_cost(key: str, cost: object) -> float | None:
-    """Return a cost as a number; None, with a warning of the tool `key`, where it is no amount of money."""
+    """Return a cost as a number; None, with a warning about the tool `key`, if it is no amount of money."""
     number = amount(cost)
     if number is None and cost is not None:
         _warn_once(key, f"a cost of type {type(cost).__name__} is no amount of money; it is left out")
@@ -141,9 +142,8 @@ JobQueue = SimpleQueue[Job | None]
 class TimedWorker:
     """Runs functions one after the other in a daemon thread, so that a backend keeps its per-thread state.
 
-    Python cannot end a thread. When a function exceeds its limit, its thread keeps running and a new thread takes over.
-    The old thread ends with the process at the latest. Not covered: the resources that it still holds (memory, locks,
-    the interpreter's lock in native code).
+    When a function exceeds its limit, its thread keeps running, because Python cannot end it, and a new thread takes
+    over. Not covered: the resources that the old thread still holds (memory, locks).
     """
 
     def __init__(self) -> None:
@@ -152,7 +152,7 @@ class TimedWorker:
     def outcome(self, function: Callable[[], object], seconds: float) -> object:
         """Run `function` in the worker's thread; return what it returns or, as a value, the exception that it raises.
 
-        Raises TimeoutError after `seconds`. The thread then goes on by itself, and a new one takes the next function.
+        Raises TimeoutError after `seconds`.
         """
         future: Future[object] = Future()
         self._jobs.put(Job(function, future))
@@ -207,6 +207,11 @@ class BatchQueue:
         self._batches.clear()
 
 
+def _batches(calls: CallBatch, size: int) -> list[CallBatch]:
+    """Return consecutive batches of at most `size` calls."""
+    return [calls[start : start + size] for start in range(0, len(calls), size)]
+
+
 @dataclass(frozen=True, slots=True)
 class BatchFailure:
     """Why a batch has no results: `timeout`, `unavailable` (a RetryableError), or the type of another exception."""
@@ -219,7 +224,7 @@ def run_calls(
 ) -> list[ToolResult]:
     """Run a single list of calls of a tool under its limits, and return a result per call, in order.
 
-    answers: a dictionary that gets each answer as it comes. Raises ToolDown (`Runner.run`).
+    answers: a dictionary that gets each answer as it comes. Raises ToolDown, see `Runner.run`.
     """
     return Runner(tool, limits).run(calls, answers)
 
@@ -229,11 +234,12 @@ class Runner:
 
     A batch that fails as a whole is run again call by call, so that a bad input loses a single call. The reason of a
     lost call (`ToolResult.lost`) is `lost:timeout`, `lost:unavailable` (no retry succeeded) or `lost:<exception>`.
-    `finished`: calls that were answered or lost so far, equal ones counted once.
 
-    With a concurrency above 1, `run` starts that many threads, which share what changes while it runs: a BatchQueue,
-    the answers, and, under `_counting`, `finished`, the lost calls in a row, and the time of the next call.
+    finished: calls that were answered or lost so far, equal ones counted once.
     """
+
+    # With a concurrency above 1, `run` starts that many threads. They share a BatchQueue, the answers and, under the
+    # lock `_counting`, the counts and the time of the next call.
 
     def __init__(self, tool: Tool, limits: ToolLimits) -> None:
         self._tool = tool
@@ -249,9 +255,8 @@ class Runner:
 
         answers: a dictionary that gets each answer as it comes, so that the caller has those before an error.
 
-        The tool is prepared before its first call, outside the time limits. Raises ToolDown when the tool raises it or
-        another UserError, violates its interface, or loses FAILURES_IN_A_ROW calls in a row. Batches that run at that
-        moment are waited for, at most to their time limit.
+        Raises ToolDown if the tool raises it or another UserError, violates its interface, or loses FAILURES_IN_A_ROW
+        calls in a row.
         """
         if answers is None:
             answers = {}
@@ -263,9 +268,8 @@ class Runner:
         return [answers[call] for call in calls]
 
     def _run_in_batches(self, calls: CallBatch, answers: dict[ToolCall, ToolResult]) -> None:
-        """Run calls in batches of the tool's size, in several threads where the limits allow; fill `answers`."""
-        size = self._tool.batch_size
-        batches = [calls[start : start + size] for start in range(0, len(calls), size)]
+        """Run calls in batches of the tool's size, in several threads if the limits allow; fill `answers`."""
+        batches = _batches(calls, self._tool.batch_size)
         queue = BatchQueue(batches)
         thread_count = min(self._limits.concurrency, len(batches))
         if thread_count <= 1:
@@ -284,8 +288,8 @@ class Runner:
     def _with_arguments(self, calls: Iterable[ToolCall], answers: dict[ToolCall, ToolResult]) -> list[ToolCall]:
         """Parse the named arguments of each call, and return the calls with them.
 
-        Calls that cannot be parsed are left out and get a reason in `answers`. Raises ToolDown where parsing raises
-        anything but BadArguments, or too many calls are lost in a row.
+        Calls that cannot be parsed are left out and get a reason in `answers`. Raises ToolDown if parsing raises
+        anything but BadArguments.
         """
         readable = []
         for call in calls:
@@ -310,10 +314,7 @@ class Runner:
                 queue.stop()
 
     def _run_batches(self, queue: BatchQueue, answers: dict[ToolCall, ToolResult]) -> None:
-        """Take batches from the queue and put their results into `answers`, until none is left.
-
-        Several threads may do so at once. After an error in one of them, none takes another batch.
-        """
+        """Take batches from the queue and put their results into `answers`, until none is left; thread-safe."""
         worker = TimedWorker()
         try:
             for batch in queue:
@@ -321,14 +322,13 @@ class Runner:
                     answers[call] = result
                     self._count(result)
         finally:
-            queue.stop()
+            queue.stop()  # after an error no thread takes another batch
             worker.close()
 
     def _results(self, batch: CallBatch, worker: TimedWorker) -> Iterator[tuple[ToolCall, ToolResult]]:
         """Run a batch; yield each call with its result.
 
-        Where the batch fails as a whole, each of its calls runs alone, so that a bad input loses one call. A call that
-        fails alone is lost: its result has the reason `lost:...`. worker: the thread in which the tool runs.
+        If the batch fails, each of its calls runs alone; a call that fails alone has the reason `lost:...`.
         """
         start_time = time.monotonic()
         outcome = self._run_with_retries(batch, worker)
@@ -339,27 +339,32 @@ class Runner:
                 yield from self._results([call], worker)
         else:
             seconds = time.monotonic() - start_time
-            yield batch[0], ToolResult(None, LOST + outcome.reason, seconds)
+            lost_result = ToolResult(None, f"{LOST}{outcome.reason}", seconds)
+            yield batch[0], lost_result
 
     def _run_with_retries(self, batch: CallBatch, worker: TimedWorker) -> list[ToolResult] | BatchFailure:
         """Run a batch, and again after a pause while the tool raises RetryableError, as often as the limits allow.
 
-        The pause doubles each time, up to LONGEST_PAUSE. Returns a result per call, or why the last try failed. Raises
-        ToolDown.
+        Returns a result per call, or why the last try failed. Raises ToolDown.
         """
         outcome = self._run_once(batch, worker)
         for retry in range(self._limits.retries):
             if outcome != BatchFailure("unavailable"):
                 break
-            doublings = min(retry, MOST_DOUBLINGS)
-            time.sleep(min(self._limits.backoff_s * 2.0**doublings, LONGEST_PAUSE))
+            time.sleep(self._pause(retry))
             outcome = self._run_once(batch, worker)
         return outcome
+
+    def _pause(self, retry: int) -> float:
+        """Return the seconds before a retry, which is numbered from 0: they double each time, up to LONGEST_PAUSE."""
+        doublings = min(retry, MOST_DOUBLINGS)
+        seconds: float = self._limits.backoff_s * 2.0**doublings
+        return min(seconds, LONGEST_PAUSE)
 
     def _run_once(self, batch: CallBatch, worker: TimedWorker) -> list[ToolResult] | BatchFailure:
         """Connect the tool, wait until the rate limit allows the calls, and run them.
 
-        Returns a result per call, or why the batch failed: timeout or exception. Raises ToolDown.
+        Returns a result per call, or why the batch failed. Raises ToolDown.
         """
         try:
             self._tool.connect()
@@ -370,21 +375,22 @@ class Runner:
 
     def _run_in_time(self, batch: CallBatch, worker: TimedWorker) -> list[ToolResult] | BatchFailure:
         """Run a batch in the worker's thread within its time limit; return the checked results, or why it failed."""
-        seconds_allowed = self._limits.timeout_s * len(batch)
+        most_seconds = self._limits.timeout_s * len(batch)
         start_time = time.monotonic()
         try:
-            outcome = worker.outcome(lambda: self._tool.run(batch), seconds_allowed)
+            outcome = worker.outcome(lambda: self._tool.run(batch), most_seconds)
         except TimeoutError:
             self._tool.timed_out()
-            self._warn_of_lost(batch, f"no answer in {seconds_allowed:g} s")
+            self._warn_of_lost(batch, f"no answer in {most_seconds:g} s")
             return BatchFailure("timeout")
         if isinstance(outcome, BaseException):
             return self._failure(batch, outcome)
         seconds = time.monotonic() - start_time
-        return check_results(self._tool, batch, outcome, self._limits.max_result_characters, seconds)
+        max_characters = self._limits.max_result_characters
+        return check_results(self._tool, batch, outcome, max_characters, seconds)
 
     def _wait_for_rate(self, call_count: int) -> None:
-        """Sleep until `call_count` further calls may start: those of this process are spread evenly over time."""
+        """Sleep until `call_count` further calls may start; the calls of this process are spread evenly over time."""
         rate = self._limits.rate_per_s or math.inf
         with self._counting:
             start_time = max(time.monotonic(), self._next_start)
@@ -405,10 +411,8 @@ class Runner:
         _log.warning("%s: %d calls from %.80r on: %s", self._tool.key, len(batch), batch[0].input, message)
 
     def _count(self, result: ToolResult) -> None:
-        """Count a finished call. Raises ToolDown where it is the last of FAILURES_IN_A_ROW lost ones in a row.
-
-        Batches that run at once end in any order, so the number in a row may be a few off.
-        """
+        """Count a finished call. Raises ToolDown if it is the last of FAILURES_IN_A_ROW lost calls in a row."""
+        # Batches that run at once end in any order, so the number in a row may be a few off.
         with self._counting:
             self.finished += 1
             self._lost_in_a_row = self._lost_in_a_row + 1 if result.lost else 0

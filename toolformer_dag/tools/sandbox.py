@@ -1,9 +1,9 @@
 """A wall around a user's tool: its `run` and `prepare` happen in processes that bubblewrap (`bwrap`) encloses.
 
-Such a process sees Python, the tool's module and an empty folder. It has namespaces of its own, limits of its own, and
-a user of its own where this process is root's. A line of JSON on its standard input asks for results, and a line on its
-standard output has them; `sandboxed.py` is what runs there. The process ends with this one. It is killed, with all that
-it started, where a batch of calls exceeds its time limit.
+Such a process sees Python, the tool's module and an empty folder. It has its own namespaces and limits, and its own
+user if this process is root's. A line of JSON on its standard input asks for results, and a line on its standard output
+has them; `sandboxed.py` runs there. The process ends with this one. It is killed, with all that it started, if a batch
+of calls exceeds its time limit.
 """
 
 import inspect
@@ -22,7 +22,7 @@ from contextlib import contextmanager, suppress
 from functools import cache, partial
 from pathlib import Path
 from secrets import randbelow
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 from uuid import uuid4
 
 from toolformer_dag.files import UserError
@@ -101,34 +101,39 @@ class SandboxEnded(Exception):
 
 
 def wall_in(tool: Tool, section: ToolSettings, root: Path) -> None:
-    """Replace `run`, `prepare`, `connect` and `timed_out` of a tool by a Wall's, which uses processes of its own.
+    """Replace `run`, `prepare`, `connect` and `timed_out` of a tool by a Wall's, which uses other processes.
 
-    The import of the tool's module stays in this process, and so do the methods that select texts and propose calls.
+    The methods that select texts and propose calls still run in this process.
+
     Raises ToolError for a built-in tool, and for a tool whose class overrides `at_inference`.
     """
-    is_users_class = ":" in str(section.options().get("use", ""))  # as `use = "my_tools:Weather"`
-    if not is_users_class:
-        raise ToolError(f"[tools.{tool.key}] sandbox: only tools of your own have one; remove the key")
-    if type(tool).at_inference is not Tool.at_inference:
-        raise ToolError(f"[tools.{tool.key}] sandbox: the tool is another one at inference; remove its at_inference")
+    _check_may_be_walled(tool, section)
     wall = Wall(tool, section, root)
     for name in ("run", "prepare", "connect", "timed_out"):
         setattr(tool, name, getattr(wall, name))
 
 
+def _check_may_be_walled(tool: Tool, section: ToolSettings) -> None:
+    """Raise ToolError for a built-in tool, and for a tool whose class overrides `at_inference`."""
+    use = str(section.options().get("use", ""))
+    is_users_class = ":" in use  # such as "my_tools:Weather"
+    if not is_users_class:
+        raise ToolError(f"[tools.{tool.key}] sandbox: only tools of your own have one; remove the key")
+    if type(tool).at_inference is not Tool.at_inference:
+        raise ToolError(f"[tools.{tool.key}] sandbox: the tool is another one at inference; remove its at_inference")
+
+
 class Wall:
     """The processes that run a tool behind a wall: as many as batches run at once. Safe for several threads.
 
-    A process is idle, or busy with the one batch of the thread that took it. It is idle again after its answer, unless
-    it met a limit; then it is ended. None is started before the first batch or `prepare`. All idle processes end
+    A process is idle, or busy with a batch. It is ended after a batch in which it met a limit. All idle processes end
     together with this object.
     """
 
     def __init__(self, tool: Tool, section: ToolSettings, root: Path) -> None:
         """Prepare the command that starts the processes, and the first request to each; start none yet.
 
-        - section: the tool's section of the settings, with the limits of the sandbox.
-        - root: the project folder.
+        section: the tool's section of the settings, with the limits of the sandbox. root: the project folder.
         """
         self._key = tool.key
         self._timeout_s = section.limits.timeout_s  # of a call
@@ -152,18 +157,18 @@ class Wall:
     def run(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
         """Let a process run the calls, and return a result per call.
 
-        The process is idle again afterwards; one that met a limit is ended. Raises what the tool raised, and
-        SandboxEnded where the process gave no proper answer.
+        Raises what the tool raised, and SandboxEnded if the process gave no proper answer.
         """
         process = self._take_or_start()
         request = {"calls": [(call.input, call.context) for call in calls]}
-        answer = process.ask(request, seconds=self._timeout_s * len(calls) + GRACE)
+        most_seconds = self._timeout_s * len(calls) + GRACE
+        answer = process.ask(request, most_seconds)
         met_a_limit = answer.get("spent")  # memory may be short now, or processes of the tool left over
         if met_a_limit:
             process.end()
         else:
             self._idle.append(process)
-        return [ToolResult(*result) for result in _results(answer)]
+        return [ToolResult(*fields) for fields in _results(answer)]
 
     def _take_or_start(self) -> "WalledProcess":
         """Take an idle process that is still running, or start one."""
@@ -176,7 +181,7 @@ class Wall:
                 return process
 
     def _start(self) -> "WalledProcess":
-        """Start a process and let it load the tool. Raises ToolDown where nothing can run behind a wall."""
+        """Start a process and let it load the tool. Raises ToolDown if nothing can run behind a wall."""
         self._check_possible()
         process = self._launched()
         # The kernel counts limits by user, so each process of root's becomes a user that no other process has.
@@ -188,7 +193,7 @@ class Wall:
         return process
 
     def _check_possible(self) -> None:
-        """Raise ToolDown where nothing can run behind a wall on this machine."""
+        """Raise ToolDown if nothing can run behind a wall on this machine."""
         obstacle = _obstacle(self._bubblewrap)
         if obstacle:
             raise ToolDown(
@@ -241,16 +246,21 @@ class WalledProcess:
         - bubblewrap: the command `bwrap` with its options.
         - program: the words of the command that runs inside.
         - call_filter: the compiled seccomp program that refuses system calls; None to refuse none.
-        - variables: environment variables, besides a few that every process has.
+        - variables: environment variables, besides BASIC_VARIABLES.
         """
         command, *options = bubblewrap
         executable = shutil.which(command) or command
-        with _filter_option(call_filter) as (option, descriptors):
-            words = [executable, *option, *options, *program]
-            self._process = _started(words, {**BASIC_VARIABLES, **variables}, descriptors)
+        all_variables = {**BASIC_VARIABLES, **variables}
+        with _filter_option(call_filter) as filter_option:
+            words = [executable, *filter_option.words, *options, *program]
+            self._process = _started(words, all_variables, filter_option.descriptors)
+        self._copy_error_output()
+
+    def _copy_error_output(self) -> None:
+        """Let a thread copy the standard error of the process to this one."""
         error_output = self._process.stderr
         assert error_output is not None
-        self._process.stderr = None  # the thread below reads and closes it, and `communicate` must not
+        self._process.stderr = None  # the thread reads and closes it, and `communicate` must not
         threading.Thread(target=_copy_error_output, args=(error_output,), daemon=True).start()
 
     @property
@@ -259,9 +269,9 @@ class WalledProcess:
         return self._process.poll() is None
 
     def ask(self, request: Mapping[str, object], seconds: float = threading.TIMEOUT_MAX) -> dict[str, Any]:
-        """Send a request and return its answer, as `_checked_answer` describes it.
+        """Send a request and return its answer: {"results": [...]} or {"raised": [name, message]}.
 
-        Raises SandboxEnded, and kills the process, where it does not answer within `seconds`, or in another form.
+        Raises SandboxEnded, and kills the process, if it does not answer properly within `seconds`.
         """
         number = uuid4().hex
         try:
@@ -275,7 +285,7 @@ class WalledProcess:
 
     @contextmanager
     def _killed_after(self, seconds: float) -> Iterator[None]:
-        """Kill the process where the `with` block takes longer than `seconds`."""
+        """Kill the process if the `with` block takes longer than `seconds`."""
         timer = threading.Timer(seconds, self._process.kill)
         timer.daemon = True
         timer.start()
@@ -287,7 +297,8 @@ class WalledProcess:
     def _send(self, request: Mapping[str, object]) -> None:
         """Write a request to the standard input of the process. Raises OSError."""
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(request, default=str).encode() + b"\n")
+        line = json.dumps(request, default=str).encode() + b"\n"
+        self._process.stdin.write(line)
         self._process.stdin.flush()
 
     def _receive(self) -> Any:
@@ -296,7 +307,7 @@ class WalledProcess:
         return json.loads(self._process.stdout.readline(LONGEST_ANSWER))
 
     def end(self) -> None:
-        """Close the input of the process, upon which it ends; kill it where it has not after GRACE seconds."""
+        """Close the input of the process, upon which it ends; kill it if it has not after GRACE seconds."""
         with self._process:
             try:
                 self._process.communicate(timeout=GRACE)
@@ -317,27 +328,31 @@ def _started(words: Sequence[str], variables: Mapping[str, str], descriptors: Se
 
 
 def _checked_answer(answer: Any, number: str) -> dict[str, Any]:
-    """Return the answer to the request with this number, without its key `number`; a hostile tool may have written it.
+    """Return the answer to the request with this number, without its key `number`.
 
-    It is as {"results": [["18 degrees", None, 0.1, None]]}, with a list of ToolResult's four fields per call, or as
-    {"raised": ["ToolDown", "no network"]}, a name and a message. Raises ValueError for any other answer.
+    {"results": [["18 degrees", None, 0.1, None]]}, the fields of a ToolResult per call, or {"raised": ["ToolDown", "no
+    network"]}. Raises ValueError for any other answer, since a hostile tool may have written it.
     """
     if not isinstance(answer, dict) or answer.pop("number", None) != number:
         raise ValueError("it is no answer to this request")  # a process that the tool has forked may answer too
-    raised = answer.get("raised")
-    if raised is not None and not _is_name_with_message(raised):
-        raise ValueError("what was raised is no name with a message")
-    results = answer.get("results") or []
-    if not isinstance(results, list) or not all(map(_is_result, results)):
-        raise ValueError("the results are malformed")
+    _check_raised(answer.get("raised"))
+    _check_results(answer.get("results") or [])
     return answer
 
 
-def _is_name_with_message(raised: Any) -> bool:
-    """Return whether a value is as ["ToolDown", "no network"]: a Python name and a text."""
-    if not isinstance(raised, list) or len(raised) != 2:
-        return False
-    return all(isinstance(text, str) for text in raised) and raised[0].isidentifier()
+def _check_raised(raised: Any) -> None:
+    """Raise ValueError for anything but None, or a Python name and a message: ["ToolDown", "no network"]."""
+    if raised is None:
+        return
+    are_two_texts = isinstance(raised, list) and len(raised) == 2 and all(isinstance(text, str) for text in raised)
+    if not are_two_texts or not raised[0].isidentifier():
+        raise ValueError("what was raised is no name with a message")
+
+
+def _check_results(results: Any) -> None:
+    """Raise ValueError for anything but a list with the fields of a ToolResult per call."""
+    if not isinstance(results, list) or not all(_is_result(result) for result in results):
+        raise ValueError("the results are malformed")
 
 
 def _is_result(fields: Any) -> bool:
@@ -349,17 +364,24 @@ def _is_result(fields: Any) -> bool:
     return have_types and (result is None) != (reason is None)
 
 
+class _FilterOption(NamedTuple):
+    """bubblewrap's option for a filter of system calls, which it reads from an open descriptor."""
+
+    words: list[str]  # ["--seccomp", "5"], or none without a filter
+    descriptors: list[int]  # [5]
+
+
 @contextmanager
-def _filter_option(call_filter: bytes | None) -> Iterator[tuple[list[str], list[int]]]:
-    """Yield bubblewrap's option for a filter of system calls, and the descriptor to pass on, from which it reads it."""
+def _filter_option(call_filter: bytes | None) -> Iterator[_FilterOption]:
+    """Yield the option for a compiled filter of system calls; its descriptor is open in the `with` block."""
     if call_filter is None:
-        yield [], []
+        yield _FilterOption(words=[], descriptors=[])
         return
     read_end, write_end = os.pipe()
     try:
         os.write(write_end, call_filter)  # far less than a pipe holds
         os.close(write_end)
-        yield ["--seccomp", str(read_end)], [read_end]
+        yield _FilterOption(words=["--seccomp", str(read_end)], descriptors=[read_end])
     finally:
         os.close(read_end)
 
@@ -372,7 +394,7 @@ def _end_all(processes: Sequence[WalledProcess]) -> None:
 def _copy_error_output(error_output: IO[bytes]) -> None:
     """Copy what a tool writes to its standard error to this one, at most MOST_ERROR_OUTPUT bytes.
 
-    U+FFFD stands for control characters: they could change the terminal.
+    Control characters, which could change the terminal, become U+FFFD.
     """
     bytes_left = MOST_ERROR_OUTPUT
     with error_output, suppress(OSError, ValueError):
@@ -383,7 +405,7 @@ def _copy_error_output(error_output: IO[bytes]) -> None:
 
 
 def _without_control_characters(text: str) -> str:
-    """Return a text with U+FFFD for every character that is neither printable nor white space of plain text."""
+    """Return a text with U+FFFD for every character that is neither printable nor "\\n" or "\\t"."""
     harmless = []
     for character in text:
         is_harmless = character.isprintable() or character in "\n\t"
@@ -394,8 +416,7 @@ def _without_control_characters(text: str) -> str:
 def _results(answer: Mapping[str, Any]) -> list[Any]:
     """Return the results in an answer: for each call a list of ToolResult's fields, [result, reason, seconds, cost].
 
-    Where the tool raised an error, it is raised here: RetryableError, ToolDown and UserError as themselves, any other
-    as a new type of Exception with the same name.
+    Raises what the tool raised: RetryableError, ToolDown, UserError, or a new type of Exception with the same name.
     """
     if "raised" not in answer:
         return list(answer.get("results") or ())
@@ -409,51 +430,53 @@ def _results(answer: Mapping[str, Any]) -> list[Any]:
 def _bubblewrap(tool: Tool, section: ToolSettings, root: Path) -> tuple[str, ...]:
     """Return the command line up to the program that it encloses: `bwrap` with its options, and `--`.
 
-    The program sees the files of `_visible_paths`, read-only, and an empty folder SCRATCH, which it may write to.
+    The program sees some files, read-only, and the empty folder SCRATCH, which it may write to.
     """
     sandbox = section.sandbox
-    words = [*NAMESPACES]
-    if not sandbox.network:
-        words.append("--unshare-net")
-    if os.geteuid() == 0:
-        words += ROOT_CAPABILITIES
     scratch_bytes = sandbox.scratch_mib * 2**20
-    words += ["--size", str(scratch_bytes), "--perms", "1777", "--tmpfs", SCRATCH]
-    words += _binds(_visible_paths(tool, section, root))
-    words += ["--remount-ro", "/", "--chdir", SCRATCH, "--"]
-    return tuple(words)
+    visible_paths = _visible_paths(tool, section, root)
+    return (
+        *NAMESPACES,
+        *(() if sandbox.network else ("--unshare-net",)),
+        *(ROOT_CAPABILITIES if os.geteuid() == 0 else ()),
+        *("--size", str(scratch_bytes), "--perms", "1777", "--tmpfs", SCRATCH),
+        *_binds(visible_paths),
+        *("--remount-ro", "/", "--chdir", SCRATCH, "--"),
+    )
 
 
 def _visible_paths(tool: Tool, section: ToolSettings, root: Path) -> list[Path]:
-    """Return the files and folders that a tool sees behind the wall.
-
-    These are the system, Python, the tool's code, the paths among its options and `sandbox.reads`; and NETWORK where
-    the section allows the network.
-    """
-    paths = [Path(path) for path in SYSTEM]
-    if section.sandbox.network:
-        paths += [Path(path) for path in NETWORK]
-    paths += _python_folders()
-    paths += _code_of(tool)
-    paths += _paths_among(tool.options)
-    paths += [under(root, path).absolute() for path in section.sandbox.reads]
-    return _outermost(paths)
+    """Return the files and folders that a tool sees behind the wall."""
+    network_files = NETWORK if section.sandbox.network else ()
+    settings_paths = [under(root, path).absolute() for path in section.sandbox.reads]
+    return _outermost(
+        [
+            *(Path(path) for path in SYSTEM),
+            *(Path(path) for path in network_files),
+            *_python_folders(),
+            *_code_of(tool),
+            *_paths_among(tool.options),
+            *settings_paths,
+        ]
+    )
 
 
 def _binds(visible: Sequence[Path]) -> list[str]:
-    """Return bubblewrap's options that make these paths visible, read-only: `--ro-bind /usr /usr` for /usr.
-
-    The folders above them are created with permissions for everybody, since the program may run as another user.
-    """
-    folders: set[Path] = set()
-    for path in visible:
-        folders.update(path.parents)
+    """Return bubblewrap's options that make these paths visible, read-only: `--ro-bind /usr /usr` for /usr."""
     words = []
-    for folder in sorted(folders - {Path("/"), Path(SCRATCH)}):
+    for folder in _folders_above(visible):  # with permissions for everybody: the program may run as another user
         words += ["--perms", "0755", "--dir", str(folder)]
     for path in visible:
         words += ["--ro-bind", str(path), str(path)]
     return words
+
+
+def _folders_above(paths: Sequence[Path]) -> list[Path]:
+    """Return all folders above some paths, without the root folder and SCRATCH, each after the folder that holds it."""
+    folders: set[Path] = set()
+    for path in paths:
+        folders.update(path.parents)
+    return sorted(folders - {Path("/"), Path(SCRATCH)})
 
 
 def _outermost(paths: Iterable[Path]) -> list[Path]:
@@ -489,7 +512,7 @@ def _paths_among(options: ToolOptions) -> list[Path]:
 def _call_filter(bubblewrap: tuple[str, ...]) -> bytes | None:
     """Return the compiled filter of system calls, once an empty Python program has run under it.
 
-    Returns None, with a warning, where it does not run, or where this kind of processor has no filter.
+    Returns None, with a warning, if it does not run, or if this kind of processor has no filter.
     """
     call_filter = refusing_filter()
     if call_filter is not None and _runs_under(call_filter, bubblewrap):
@@ -502,23 +525,20 @@ def _call_filter(bubblewrap: tuple[str, ...]) -> bytes | None:
 
 
 def _runs_under(call_filter: bytes, bubblewrap: tuple[str, ...]) -> bool:
-    """Return whether an empty Python program runs in a sandbox with a filter of system calls.
-
-    bubblewrap: the command `bwrap` with its options.
-    """
+    """Return whether an empty Python program runs in a sandbox with a filter of system calls."""
     command, *options = bubblewrap
-    with _filter_option(call_filter) as (option, descriptors):
+    with _filter_option(call_filter) as filter_option:
         trial = subprocess.run(
-            [command, *option, *options, sys.executable, "-I", "-c", ""],
+            [command, *filter_option.words, *options, sys.executable, "-I", "-c", ""],
             capture_output=True,
-            pass_fds=descriptors,
+            pass_fds=filter_option.descriptors,
         )
     return trial.returncode == 0
 
 
 @cache
 def _obstacle(bubblewrap: tuple[str, ...]) -> str | None:
-    """Return why no program can run behind this wall; None where one can. Tries it once per process."""
+    """Return why no program can run behind this wall; None if one can. Tries it once per process."""
     if shutil.which("bwrap") is None:
         return "there is no program `bwrap`"
     trial = subprocess.run([*bubblewrap, sys.executable, "-I", "-c", ""], capture_output=True)

@@ -32,22 +32,26 @@ MOST_OPEN_FILES = 256
 
 
 def main() -> None:
-    """Load the tool that the first request describes, under its limits; then answer requests until none is left.
-
-    Ends early where the tool cannot be loaded; the answer to the setup then says why.
-    """
+    """Load the tool that the first request describes, under its limits; then answer requests until none is left."""
     requests = _take_standard_input()
     answers = _Answers(_take_standard_output())
     setup = json.loads(requests.readline())
     _limit(setup["sandbox"], setup["user"])
+    tool = _loaded_or_refused(setup, answers)
+    if tool is not None:
+        limits = ToolLimits.model_validate(setup["limits"])
+        _answer_all(requests, answers, tool, limits)
+
+
+def _loaded_or_refused(setup: Mapping[str, Any], answers: "_Answers") -> Tool | None:
+    """Answer the setup and return the tool; if it cannot be loaded, answer why, and return None."""
     try:
         tool = _loaded(setup)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's tool may raise anything
         answers.send(setup["number"], _raised(error))
-        return
+        return None
     answers.send(setup["number"], {"results": []})
-    limits = ToolLimits.model_validate(setup["limits"])
-    _answer_all(requests, answers, tool, limits)
+    return tool
 
 
 def _answer_all(requests: IO[str], answers: "_Answers", tool: Tool, limits: ToolLimits) -> None:
@@ -83,7 +87,7 @@ def _take_standard_output() -> IO[str]:
 class _Answers:
     """The stream of answers, to which only this process writes.
 
-    A process that the tool forks comes back from the tool's code too; it ends where it would send an answer.
+    A process that the tool has forked ends when it would send an answer.
     """
 
     def __init__(self, stream: IO[str]) -> None:
@@ -91,22 +95,23 @@ class _Answers:
         self._process_id = os.getpid()
 
     def send(self, number: str, answer: Mapping[str, object]) -> None:
-        """Answer the request with this number, or end where this is a forked process."""
+        """Answer the request with this number, or end the process if it was forked."""
         if os.getpid() != self._process_id:
             os._exit(0)
-        self._stream.write(json.dumps({"number": number, **answer}) + "\n")
+        line = json.dumps({"number": number, **answer})
+        self._stream.write(f"{line}\n")
         self._stream.flush()
 
 
 def _limit(sandbox: Mapping[str, Any], user: int) -> None:
     """Give up root's rights, and limit what this process and its children may use, for good.
 
-    - sandbox: the limits. `memory_gib` is added to the memory that Python uses so far; `processes` counts threads too;
-      `scratch_mib` is the size of the largest file.
+    - sandbox: the limits memory_gib (besides the memory in use), processes (with threads), scratch_mib (of a file).
     - user: the number of the user that this process becomes if it is root's.
     """
     _become(user)
-    _lower(resource.RLIMIT_AS, _memory_in_use() + int(sandbox["memory_gib"] * 2**30))
+    tool_memory = int(sandbox["memory_gib"] * 2**30)
+    _lower(resource.RLIMIT_AS, _memory_in_use() + tool_memory)
     _lower(resource.RLIMIT_NPROC, sandbox["processes"])
     _lower(resource.RLIMIT_FSIZE, sandbox["scratch_mib"] << 20)  # a file in memory counts for no folder's size
     _lower(resource.RLIMIT_CORE, 0)
@@ -129,7 +134,7 @@ def _memory_in_use() -> int:
 
 
 def _lower(limit: int, most: int) -> None:
-    """Set one of the process's limits to `most`, for good, or leave it where it is lower already."""
+    """Set one of the process's limits to `most`, for good, unless it is lower already."""
     _, hard = resource.getrlimit(limit)
     if hard != resource.RLIM_INFINITY:
         most = min(most, hard)
@@ -149,35 +154,39 @@ def _loaded(setup: Mapping[str, Any]) -> Tool:
 def _results(tool: Tool, calls: Sequence[tuple[str, str]], limits: ToolLimits) -> list[Any]:
     """Run calls of the tool, and return [(result, reason, seconds, cost)], the fields of a ToolResult for each call.
 
-    calls: pairs of input and context. `seconds` is 0.0 where the tool says nothing: the process outside measures the
-    time. Raises what the tool raises.
+    calls: pairs of input and context. Raises what the tool raises.
     """
     tool.connect()
     batch = []
     for input, context in calls:
         arguments = tool.read(input)  # the named arguments; None for a tool without a schema
         batch.append(ToolCall(input, context, arguments))
-    checked = check_results(tool, batch, tool.run(batch), limits.max_result_characters, seconds=0.0)
+    results = tool.run(batch)
+    # The process outside measures the time.
+    checked = check_results(tool, batch, results, limits.max_result_characters, seconds=0.0)
     return [(result.result, result.reason, result.seconds, result.cost) for result in checked]
 
 
 def _raised(error: BaseException) -> dict[str, object]:
     """Return the answer that reports an exception of the tool to the process outside the sandbox.
 
-    - raised: a name and the message, as ("ToolDown", "no network"). The name is a key of PASSED_ON, or the exception's
-      type.
-    - spent: whether the exception may come from a limit of the sandbox (OSError, MemoryError). The caller then ends
-      this process, in which memory may be short or other processes of the tool may be left.
+    - raised: a name and the message, such as ("ToolDown", "no network").
+    - spent: whether the exception may come from a limit of the sandbox, so that this process should be ended.
     """
+    may_be_limit = isinstance(error, OSError | MemoryError)
+    return {"raised": (_raised_name(error), _message_of(error)), "spent": may_be_limit}
+
+
+def _message_of(error: BaseException) -> str:
+    """Return the message of an exception, without its type."""
     if isinstance(error, UserError):
-        message = str(error)
-    else:
-        _type_name, _, message = described(error).partition(": ")  # as "ValueError: no such city"
-    return {"raised": (_raised_name(error), message), "spent": isinstance(error, OSError | MemoryError)}
+        return str(error)
+    _type_name, _, message = described(error).partition(": ")  # of "ValueError: no such city"
+    return message
 
 
 def _raised_name(error: BaseException) -> str:
-    """Return the name by which the process outside knows an exception: the key of PASSED_ON, else its type's name."""
+    """Return the name by which the process outside knows an exception: a key of PASSED_ON, or its type's name."""
     for name, types in PASSED_ON.items():
         if isinstance(error, types):
             return name

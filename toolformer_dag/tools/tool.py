@@ -243,7 +243,8 @@ class Tool(ABC):
     def read(self, input: str) -> Any:
         """Parse a call's named arguments: the input `city="Rome", days=3` becomes `Arguments(city="Rome", days=3)`.
 
-        Returns None where calls take one text, and a dictionary where the tool has a schema but no class `Arguments`.
+        Returns None if calls take one text, and a dictionary if the tool has a schema but no class `Arguments`.
+
         Raises BadArguments, with a reason, for arguments that do not parse or do not fit the schema.
         """
         schema = self.schema
@@ -255,26 +256,22 @@ class Tool(ABC):
         try:
             return self.Arguments.model_validate(arguments)
         except ValidationError as error:
-            first_mistake = error.errors()[0]
-            argument = ".".join(map(str, first_mistake["loc"]))
-            raise BadArguments(f"bad_arguments: {argument} {first_mistake['type']}") from error
+            raise BadArguments(_first_mistake(error)) from error
 
     @property
     def about(self) -> str:
         """Return what the tool does, in a sentence of at most LONGEST_ABOUT characters, for prompts and lists of tools.
 
-        Its source is `description`, else the docstring of the class, else the prompt. The first sentence there with a
-        call of the tool, such as `[Calculator(`, is taken, else the first sentence.
+        It is from `description`, or the docstring of the class, or the prompt: the first sentence with a call of the
+        tool, or else the first sentence.
         """
-        text = self.description or type(self).__doc__ or self.prompt
-        text = one_line(text[:MOST_DESCRIBED])
+        source = self.description or type(self).__doc__ or self.prompt
+        text = one_line(source[:MOST_DESCRIBED])
         before_examples, _, _ = text.partition(" Input: ")
         sentences = re.split(r"(?<=[.!?]) ", before_examples)
-        call_opening = f"[{self.name}("
-        for sentence in sentences:
-            if call_opening in sentence:
-                return sentence[:LONGEST_ABOUT]
-        return sentences[0][:LONGEST_ABOUT]
+        with_call = [sentence for sentence in sentences if f"[{self.name}(" in sentence]
+        best_sentences = with_call or sentences
+        return best_sentences[0][:LONGEST_ABOUT]
 
     def wants_document(self, document: Document) -> str | None:
         """Return why the document is selected, or None to skip it; must be cheap. Raises OverBudget."""
@@ -365,7 +362,7 @@ def schemas_of(tools: Mapping[str, Tool]) -> dict[str, Schema]:
 
 
 def context_fault(context: str, tools: Iterable[Tool]) -> str | None:
-    """Return what is wrong with the context of calls of these tools; None where nothing is.
+    """Return what is wrong with the context of calls of these tools, such as "'soon' is no date"; None if nothing is.
 
     A dated tool, such as the calendar, needs an ISO date or an empty context; other tools read any text.
     """
@@ -374,7 +371,7 @@ def context_fault(context: str, tools: Iterable[Tool]) -> str | None:
     try:
         date.fromisoformat(context)
     except ValueError:
-        return f"context: {context[:40]!r} is no date; write year, month and day, as in 2023-01-30"
+        return f"{context[:40]!r} is no date; write year, month and day, as in 2023-01-30"
     return None
 
 
@@ -450,3 +447,10 @@ def _two_quotations(opening: str, closing: str) -> re.Pattern[str]:
     between = r"(?:.*(?<!\w))?"  # nothing, or a text that does not end in a letter
     opens = rf"{opening}(?=\S)"
     return re.compile(f"{without_marks}{closes}{between}{opens}{without_marks}", re.DOTALL)
+
+
+def _first_mistake(error: ValidationError) -> str:
+    """Return the reason of BadArguments for arguments that pydantic refuses: "bad_arguments: days missing"."""
+    mistake = error.errors()[0]
+    argument = ".".join(str(step) for step in mistake["loc"])
+    return f"bad_arguments: {argument} {mistake['type']}"

@@ -41,17 +41,12 @@ class TranslationOptions(PretrainedOptions):
 
 
 def load_nllb_tokenizer(options: PretrainedOptions) -> Any:
-    """Load the tokenizer of an NLLB translation model. Raises ModelError where it knows no English words.
-
-    transformers builds such a tokenizer, without a warning, from a folder without tokenizer files.
-    """
+    """Load the tokenizer of an NLLB translation model. Raises ModelError if it knows no English words."""
     tokenizer = load_tokenizer("NllbTokenizer", options)
     sentencepiece_model = sentencepiece_file(options.model, options.revision)
     if sentencepiece_model is not None:
         tokenizer = _with_languages(tokenizer, sentencepiece_model)
-    ids = tokenizer("A sentence of English words.", add_special_tokens=False).input_ids
-    knows_no_words = set(ids) <= {tokenizer.unk_token_id}
-    if knows_no_words or not knows(tokenizer, ENGLISH):
+    if not _knows_english(tokenizer):  # transformers builds such a one from a folder without tokenizer files
         raise ModelError(
             f"the tokenizer of {options.model!r} knows no English words or lacks {ENGLISH}; add the tokenizer.json of "
             "an NLLB checkpoint to the folder"
@@ -59,20 +54,26 @@ def load_nllb_tokenizer(options: PretrainedOptions) -> Any:
     return tokenizer
 
 
-def _with_languages(tokenizer: Any, sentencepiece_model: Path) -> Any:
-    """Return a copy of an NLLB tokenizer whose languages have the ids that the model's weights were trained with.
+def _knows_english(tokenizer: Any) -> bool:
+    """Return whether a tokenizer has English words and the marker of English."""
+    ids = tokenizer("A sentence of English words.", add_special_tokens=False).input_ids
+    knows_words = not set(ids) <= {tokenizer.unk_token_id}
+    return knows_words and knows(tokenizer, ENGLISH)
 
-    Where transformers reads only the sentencepiece model, it gives the languages no ids, or ids too high by one.
-    """
+
+def _with_languages(tokenizer: Any, sentencepiece_model: Path) -> Any:
+    """Return a copy of an NLLB tokenizer whose languages have the ids that the model's weights were trained with."""
+    # If transformers reads only the sentencepiece model, it gives the languages no ids, or ids too high by one.
     from transformers import NllbTokenizer
 
-    description = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
+    backend = tokenizer.backend_tokenizer
+    description = json.loads(backend.to_str())["model"]
     piece_count = _piece_count(sentencepiece_model)
-    pieces = {piece: number for piece, number in description["vocab"].items() if number < piece_count}
-    languages = _language_numbers(tokenizer.mask_token, piece_count)
+    vocabulary = {piece: token_id for piece, token_id in description["vocab"].items() if token_id < piece_count}
+    vocabulary |= _language_ids(tokenizer.mask_token, first_id=piece_count)
     merges = [tuple(merge) for merge in description["merges"]]
-    complete = NllbTokenizer(vocab={**pieces, **languages}, merges=merges)
-    complete.backend_tokenizer.normalizer = tokenizer.backend_tokenizer.normalizer
+    complete = NllbTokenizer(vocab=vocabulary, merges=merges)
+    complete.backend_tokenizer.normalizer = backend.normalizer
     return complete
 
 
@@ -84,11 +85,12 @@ def _piece_count(sentencepiece_model: Path) -> int:
     return int(processor.get_piece_size()) + 1  # fairseq, which trained the model, adds <pad>
 
 
-def _language_numbers(mask_token: str, first: int) -> dict[str, int]:
-    """Return the token ids of NLLB's languages, from `first` on, and of the mask, which comes behind them."""
+def _language_ids(mask_token: str, first_id: int) -> dict[str, int]:
+    """Return the token ids of NLLB's languages and of the mask, which follows them."""
     from transformers.models.nllb.tokenization_nllb import FAIRSEQ_LANGUAGE_CODES
 
-    return {token: number for number, token in enumerate([*FAIRSEQ_LANGUAGE_CODES, mask_token], first)}
+    tokens = [*FAIRSEQ_LANGUAGE_CODES, mask_token]
+    return {token: token_id for token_id, token in enumerate(tokens, first_id)}
 
 
 def knows(tokenizer: Any, code: str) -> bool:
@@ -118,10 +120,11 @@ class Nllb:
         import torch
 
         batch = self.tokenizer.pad({"input_ids": list(ids)}, return_tensors="pt").to(self._model.device)
+        english_marker = self.tokenizer.convert_tokens_to_ids(ENGLISH)
         with torch.inference_mode():
             english_ids = self._model.generate(
                 **batch,
-                forced_bos_token_id=self.tokenizer.convert_tokens_to_ids(ENGLISH),
+                forced_bos_token_id=english_marker,
                 max_new_tokens=self._max_tokens,
                 do_sample=False,
                 num_beams=1,
@@ -154,8 +157,7 @@ class Int8:
     def __init__(self, options: PretrainedOptions, max_tokens: int) -> None:
         """Load a folder of CTranslate2's converter, `options.model`.
 
-        Raises ModelError where it was not converted, DamagedModel where a file changed since it was hashed, while its
-        size and times did not.
+        Raises ModelError if it was not converted, DamagedModel if a file is damaged.
         """
         import ctranslate2
 
@@ -170,14 +172,17 @@ class Int8:
     def translate(self, ids: Sequence[list[int]]) -> list[str]:
         """Translate texts greedily into English, at most `max_tokens` tokens each. ids: what `encode` returned."""
         pieces = [self.tokenizer.convert_ids_to_tokens(text_ids) for text_ids in ids]
-        english = [[ENGLISH]] * len(pieces)  # NLLB's marker of the language, which begins a translation
+        english_markers = [[ENGLISH]] * len(pieces)  # which begin the translations
         translations = self._translator.translate_batch(
-            pieces, target_prefix=english, beam_size=1, max_decoding_length=self._max_tokens
+            pieces, target_prefix=english_markers, beam_size=1, max_decoding_length=self._max_tokens
         )
-        best_pieces = [translation.hypotheses[0] for translation in translations]
-        english_ids = [self.tokenizer.convert_tokens_to_ids(text_pieces) for text_pieces in best_pieces]
-        texts: list[str] = self.tokenizer.batch_decode(english_ids, skip_special_tokens=True)
-        return texts
+        return [self._text(translation.hypotheses[0]) for translation in translations]
+
+    def _text(self, pieces: list[str]) -> str:
+        """Return the text of a translation."""
+        ids = self.tokenizer.convert_tokens_to_ids(pieces)
+        [text] = self.tokenizer.batch_decode([ids], skip_special_tokens=True)
+        return str(text)
 
 
 class EncodedText(NamedTuple):
@@ -185,6 +190,21 @@ class EncodedText(NamedTuple):
 
     ids: list[int] | None
     reason: str = ""
+
+
+def _language_code(text: str, label: str, tokenizer: Any) -> str:
+    """Return the FLORES code of the language of a text to translate, such as "deu_Latn".
+
+    Raises NoResult for a text that has no words, is English, or is in a language that the tokenizer does not know.
+    """
+    if not has_letter(text):
+        raise NoResult("no_words")
+    if label == ENGLISH_LABEL:
+        raise NoResult("already_english")
+    code = flores_code(label)
+    if code is None or not knows(tokenizer, code):
+        raise NoResult("unknown_language")
+    return code
 
 
 class NeuralTranslator:
@@ -198,7 +218,7 @@ class NeuralTranslator:
     def translate(self, texts: Sequence[str]) -> list[ToolResult]:
         """Translate texts. Reasons: `no_words`, `already_english`, `unknown_language`, `input_too_long`.
 
-        Raises ModelError and IdentifierError where the models cannot be loaded.
+        Raises ModelError and IdentifierError if the models cannot be loaded.
         """
         with self._in_use:
             return self._translate(texts)
@@ -211,14 +231,17 @@ class NeuralTranslator:
         results = []
         for encoded in encoded_texts:
             if encoded.ids is None:
-                results.append(ToolResult(None, encoded.reason))
+                result = ToolResult(None, encoded.reason)
             else:
-                results.append(ToolResult(next(translations)))
+                result = ToolResult(next(translations))
+            results.append(result)
         return results
 
     def _translations(self, id_lists: Sequence[list[int]]) -> list[str]:
         """Return the translation of each text, by its token ids; without texts the model is not run."""
-        return self._checkpoint.translate(id_lists) if id_lists else []
+        if not id_lists:
+            return []
+        return self._checkpoint.translate(id_lists)
 
     def _encoded_texts(self, texts: Sequence[str]) -> list[EncodedText]:
         """Return the token ids of each text, or the reason why it is not translated."""
@@ -236,23 +259,16 @@ class NeuralTranslator:
     def _encoded(self, text: str, label: str, tokenizer: Any) -> list[int]:
         """Return the token ids of a text in a language, by fastText's label such as "de".
 
-        Raises NoResult where it is not translated: it has no words, is English already, is in a language that the model
-        does not know, or is too long.
+        Raises NoResult, with the reason, for a text that is not translated.
         """
-        if not has_letter(text):
-            raise NoResult("no_words")
-        if label == ENGLISH_LABEL:
-            raise NoResult("already_english")
-        code = flores_code(label)
-        if code is None or not knows(tokenizer, code):
-            raise NoResult("unknown_language")
+        code = _language_code(text, label, tokenizer)
         [ids] = encode(tokenizer, [text], [code])
         if len(ids) > self._options.max_input_tokens:
             raise NoResult("input_too_long")
         return ids
 
     def wants(self, text: str) -> str | None:
-        """Return `foreign_chunk` where the text has a foreign chunk between English ones. Raises OverBudget."""
+        """Return `foreign_chunk` if the text has a foreign chunk between English ones, else None. Raises OverBudget."""
         for _ in foreign_chunks(text, self._identifier):
             return "foreign_chunk"
         return None

@@ -48,7 +48,7 @@ from toolformer_dag.traces.other_results import (
 )
 from toolformer_dag.traces.recorded_calls import KEY, PLACE
 from toolformer_dag.traces.recorded_conversations import conversations_by_number
-from toolformer_dag.traces.stored_messages import text_digest
+from toolformer_dag.traces.units import call_key
 
 NAME = "traces/exchanged_results"
 """The table of the alternatives of calls."""
@@ -314,7 +314,7 @@ def _with_alternatives(
     """
     added = []
     for row, chosen in zip(rows, alternatives_of_calls, strict=True):
-        key = key_of(row["digest"], row["turn"], row["call"], chosen.results)
+        key = call_key(row["digest"], row["turn"], row["call"], chosen.results)
         added.append({"key": key, "means": chosen.means, "results": list(chosen.results)})
     return calls.hstack(pl.DataFrame(added, schema=ALTERNATIVE_COLUMNS))
 
@@ -351,15 +351,6 @@ def _borrowed_circle(samples: pl.DataFrame) -> Circle:
 def _call(row: Mapping[str, Any]) -> RecordedCall:
     """Return the call of a row of the table of calls, without its place in the record."""
     return RecordedCall(row["tool"], json.loads(row["arguments"]), result=row["result"], failed=row["failed"])
-
-
-def key_of(digest: str, turn: int, call: int, results: Sequence[str]) -> str:
-    """Return the key under which the measurements of a call are stored, a hash of what determines them.
-
-    digest: of its conversation. turn: the number of its message there. call: its number in the message. results: its
-    alternatives.
-    """
-    return text_digest(repr((digest, turn, call, tuple(results))))
 
 
 DONOR_SAMPLES = Stage(

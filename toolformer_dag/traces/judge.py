@@ -1,8 +1,8 @@
-"""Judge recorded calls: how much likelier a result makes what the assistant writes next, compared with other results.
+"""Judge units, such as recorded calls: how much likelier each makes what the assistant writes next.
 
-A *variant* is a text under which a call is read: the call never made, made without its result, as it was recorded, or
-with the result of another call. The loss of the same words is computed under each of them, once: it is stored under a
-digest of the tokens. `windows.Window` says which words are weighted.
+A *variant* is a text under which a unit is read: of a call, the call never made, made without its result, as it was
+recorded, or with the result of another call. The loss of the same words is computed under each of them, once: it is
+stored under a digest of the tokens. `windows.Window` says which words are weighted.
 """
 
 from collections import Counter
@@ -19,7 +19,8 @@ from toolformer_dag.computing.stored_rows import chunk_size
 from toolformer_dag.lake.row_store import RowStore
 from toolformer_dag.model.backend import TokenQuery
 from toolformer_dag.settings.sections import Settings
-from toolformer_dag.traces.variants import EMPTY, NONE, OWN, CallToJudge, Variant, VariantWriter
+from toolformer_dag.traces.units import EMPTY, NONE, OWN, UnitToJudge
+from toolformer_dag.traces.variants import Variant, VariantWriter
 
 if TYPE_CHECKING:
     from toolformer_dag.model.engine import Engine
@@ -30,37 +31,41 @@ LOSSES = pl.Schema({"digest": pl.String(), "loss": pl.Float64()})
 
 
 @dataclass(frozen=True, slots=True)
-class JudgedCall:
-    """A recorded call with the losses of its variants.
+class JudgedUnit:
+    """A unit with the losses of its variants.
 
-    Attributes:
-        losses: nats per token by variant: "none", "empty", "own", and "0", "1", ... for the other results.
-        other_results: results of other calls that were read in place of its own.
-        overlap: the share of the weighted words that its result contains, then each other result; needs no model.
-        tokens: the number of weighted tokens.
-        reason: why there are no losses, as "no_result"; None if there are losses.
+    - `losses`: nats per token by variant: "none", "empty", "own", and "0", "1", ... for the other texts
+    - `swaps`: how many other texts were read in place of its own
+    - `overlap`: the share of the weighted words that its text contains, then each other text; needs no model
+    - `tokens`: the number of weighted tokens
+    - `reason`: why there are no losses, as "no_result"; None if there are losses
     """
 
     losses: Mapping[str, float]
-    other_results: tuple[str, ...] = ()
+    swaps: int = 0
     overlap: tuple[float, ...] = ()
     tokens: int = 0
     reason: str | None = None
 
     @property
+    def swapped_losses(self) -> list[float]:
+        """The loss with each of the other texts."""
+        return [self.losses[str(number)] for number in range(self.swaps)]
+
+    @property
     def delta(self) -> float:
-        """Return by how much the result lowers the loss: min(L(none), L(empty)) - L(own)."""
-        return min(self.losses[NONE], self.losses[EMPTY]) - self.losses[OWN]
+        """By how much the unit lowers the loss: min(L(none), L(empty)) - L(own); not every unit can be empty."""
+        losses_without = [self.losses[name] for name in (NONE, EMPTY) if name in self.losses]
+        return min(losses_without) - self.losses[OWN]
 
     @property
     def gain(self) -> float:
-        """Return by how much more the result lowers the loss than other results do: mean L(other results) - L(own)."""
-        losses = [self.losses[str(number)] for number in range(len(self.other_results))]
-        return sum(losses) / len(losses) - self.losses[OWN]
+        """By how much more the unit lowers the loss than other texts do: mean L(other texts) - L(own)."""
+        return sum(self.swapped_losses) / self.swaps - self.losses[OWN]
 
 
 class Judge:
-    """A language model that computes the losses of recorded calls.
+    """A language model that computes the losses of units.
 
     The model is loaded for the first loss that is not stored. It is `engine` if that is not None, else what `load`
     returns, else the model of the settings. `writer` writes the variants; by default it is made from the settings.
@@ -107,46 +112,46 @@ class Judge:
             self._engine = self._load() if self._load is not None else load_engine(self.settings)
         return self._engine
 
-    def judged(self, calls: Sequence[CallToJudge]) -> Iterator[JudgedCall]:
-        """Yield the calls with their losses, or with the reason for having none, in the order of `calls`.
+    def judged(self, units: Sequence[UnitToJudge]) -> Iterator[JudgedUnit]:
+        """Yield the units with their losses, or with the reason for having none, in the order of `units`.
 
         They are judged in chunks; the losses of a chunk are stored before the next one is begun. Raises ModelError,
         StorageError.
         """
         size = chunk_size(self.settings)
-        for first in range(0, len(calls), size):
-            yield from self._judged_chunk(calls[first : first + size])
+        for first in range(0, len(units), size):
+            yield from self._judged_chunk(units[first : first + size])
 
-    def _judged_chunk(self, calls: Sequence[CallToJudge]) -> Iterator[JudgedCall]:
-        """Yield calls with their losses; all of these are computed and stored before the first call is yielded."""
-        variants_or_reasons = [self.writer.variants(call) for call in calls]
+    def _judged_chunk(self, units: Sequence[UnitToJudge]) -> Iterator[JudgedUnit]:
+        """Yield units with their losses; all of these are computed and stored before the first unit is yielded."""
+        variants_or_reasons = [self.writer.variants(unit) for unit in units]
         losses = self._losses([variants for variants in variants_or_reasons if not isinstance(variants, str)])
-        for call, variants in zip(calls, variants_or_reasons, strict=True):
-            if isinstance(variants, str):  # the reason why the call cannot be judged
-                yield JudgedCall(losses={}, reason=variants)
+        for unit, variants in zip(units, variants_or_reasons, strict=True):
+            if isinstance(variants, str):  # the reason why the unit cannot be judged
+                yield JudgedUnit(losses={}, reason=variants)
             else:
-                yield self._judged(call, variants, losses)
+                yield self._judged(unit, variants, losses)
 
-    def _judged(self, call: CallToJudge, variants: Mapping[str, Variant], losses: Mapping[str, float]) -> JudgedCall:
-        """Return a call with its losses, or the reason not_finite if one of them is NaN or infinite.
+    def _judged(self, unit: UnitToJudge, variants: Mapping[str, Variant], losses: Mapping[str, float]) -> JudgedUnit:
+        """Return a unit with its losses, or the reason not_finite if one of them is NaN or infinite.
 
-        variants: the texts under which the call is read, by name, such as {"none": ..., "own": ..., "0": ...}.
-        losses: the losses of this call and of others, by the digest of a variant's tokens.
+        variants: the texts under which the unit is read, by name, such as {"none": ..., "own": ..., "0": ...}.
+        losses: the losses of this unit and of others, by the digest of a variant's tokens.
         """
         loss_of_variant = {name: losses[variant.digest] for name, variant in variants.items()}
         if not all(isfinite(loss) for loss in loss_of_variant.values()):
-            return JudgedCall(losses={}, reason="not_finite")
-        recorded_result = call.call.result or ""
-        return JudgedCall(
+            return JudgedUnit(losses={}, reason="not_finite")
+        overlaps = self.writer.overlaps(unit)
+        return JudgedUnit(
             losses=loss_of_variant,
-            other_results=call.other_results,
-            overlap=self.writer.overlaps(call, [recorded_result, *call.other_results]),
+            swaps=len(overlaps) - 1,
+            overlap=overlaps,
             tokens=len(variants[OWN].positions),
         )
 
-    def _losses(self, variants_of_calls: Sequence[Mapping[str, Variant]]) -> dict[str, float]:
+    def _losses(self, variants_of_units: Sequence[Mapping[str, Variant]]) -> dict[str, float]:
         """Return the losses of all variants by digest. Those that are not stored are computed and stored, in chunks."""
-        wanted = _wanted_losses(variants_of_calls)
+        wanted = _wanted_losses(variants_of_units)
         losses = self._stored_losses(wanted)
         missing = {digest: loss for digest, loss in wanted.items() if digest not in losses}
         self.counts.update(reused=len(losses), computed=len(missing))
@@ -192,7 +197,7 @@ class _WantedLoss(NamedTuple):
 
     Attributes:
         variant: the variant.
-        shared_length: with how many equal tokens all variants of its call begin; the model reads them once.
+        shared_length: with how many equal tokens all variants of its unit begin; the model reads them once.
     """
 
     variant: Variant
@@ -211,10 +216,10 @@ class _WantedLoss(NamedTuple):
         )
 
 
-def _wanted_losses(variants_of_calls: Sequence[Mapping[str, Variant]]) -> dict[str, _WantedLoss]:
-    """Return the losses that are wanted for calls, by digest; variants with equal tokens have one digest."""
+def _wanted_losses(variants_of_units: Sequence[Mapping[str, Variant]]) -> dict[str, _WantedLoss]:
+    """Return the losses that are wanted for units, by digest; variants with equal tokens have one digest."""
     wanted: dict[str, _WantedLoss] = {}
-    for variants in variants_of_calls:
+    for variants in variants_of_units:
         shared_length = _shared_tokens(list(variants.values()))
         for variant in variants.values():
             wanted[variant.digest] = _WantedLoss(variant, shared_length)
@@ -235,7 +240,7 @@ def _weighted_loss(weights: Sequence[float], log_probabilities: Sequence[float])
 
 
 def _shared_tokens(variants: Sequence[Variant]) -> int:
-    """Return with how many equal tokens the variants of a call begin, up to the first weighted token.
+    """Return with how many equal tokens the variants of a unit begin, up to the first weighted token.
 
     The model reads this beginning once for all of them. As an example, 2 of (5, 6, 7, 8) and (5, 6, 9, 8).
     """

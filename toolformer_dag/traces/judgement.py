@@ -15,7 +15,7 @@ import polars as pl
 
 from toolformer_dag.computing.plan import Plan
 from toolformer_dag.computing.spending import token_count
-from toolformer_dag.computing.stage import REJECTIONS, TableOutput, Work
+from toolformer_dag.computing.stage import REJECTIONS, ByChunk, TableOutput, Work
 from toolformer_dag.computing.update import update
 from toolformer_dag.computing.worker import Worker
 from toolformer_dag.computing.workers import Workers, executor_of
@@ -27,23 +27,15 @@ from toolformer_dag.lake.queries import OFFLINE, quoted, sql_text
 from toolformer_dag.lake.session import session
 from toolformer_dag.lake.warehouse import WarehouseError, query
 from toolformer_dag.settings.sections import Settings
-from toolformer_dag.traces import call_losses, exchanged_results, recorded_calls, recorded_conversations
+from toolformer_dag.traces import recorded_calls, recorded_conversations
 from toolformer_dag.traces.judge import load_variant_writer
 from toolformer_dag.traces.recorded_conversations import REJECTED_RECORDS
-from toolformer_dag.traces.trace_stages import trace_tables
+from toolformer_dag.traces.trace_stages import SHOWN, trace_tables
 
 TABLES = sql_text(__package__, "trace_tables.sql")
 """SQL that creates the tables of the file from views over the tables of the lake."""
 VIEWS = sql_text(__package__, "trace_views.sql")
 """SQL that creates the views of the file, such as trace_calls with the verdicts, over its tables."""
-SHOWN = (
-    recorded_conversations.NAME,
-    REJECTED_RECORDS,
-    recorded_calls.NAME,
-    exchanged_results.NAME,
-    call_losses.NAME,
-)
-"""The tables of the lake from which the file is built."""
 MEMORY = "1GB"
 """The memory that DuckDB may use while it builds the file; the rest is written to a temporary folder."""
 Advance = Callable[[TableOutput, int, int], None]
@@ -152,11 +144,11 @@ def conversation_plan(settings: Settings, sources: Sequence[str]) -> Plan:
 def update_tables(plan: Plan, advance: Advance, *, with_losses: bool = True) -> Work:
     """Bring the tables of a plan's conversations up to date, without Dagster; return the work that was done.
 
-    advance: shows the progress of each table. with_losses: whether the last table is among them, the only one that a
-    model is loaded for. Other commands may update the same tables at the same time. Raises UserError if no conversation
+    advance: shows the progress of each table. with_losses: whether tables of losses are among them, for which a
+    model is loaded. Other commands may update the same tables at the same time. Raises UserError if no conversation
     could be read, or if no conversation has a call.
     """
-    tables = [table for table in trace_tables(plan) if with_losses or table.name != call_losses.NAME]
+    tables = [table for table in trace_tables(plan) if with_losses or not isinstance(table.stage.make, ByChunk)]
     start_executor = partial(executor_of, trace_tables)  # worker processes find their table with `trace_tables`
     worker = Worker(plan)
     work = Work()

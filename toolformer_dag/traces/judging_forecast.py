@@ -18,8 +18,9 @@ from toolformer_dag.computing.stored_rows import chunk_size
 from toolformer_dag.computing.worker import Worker
 from toolformer_dag.lake.session import session
 from toolformer_dag.traces import call_losses, recorded_calls, recorded_conversations
-from toolformer_dag.traces.call_losses import RecordedCallChunk
+from toolformer_dag.traces.call_losses import CALL_LOSSES
 from toolformer_dag.traces.judgement import Advance, update_tables
+from toolformer_dag.traces.unit_losses import UnitChunk
 
 SHARE = 5
 """At most one call in SHARE is judged for the forecast."""
@@ -114,8 +115,8 @@ def _calls_to_judge(worker: Worker, output: TableOutput) -> pl.DataFrame:
     claimed = Claimed()
     frames = [CALLS.to_frame()]
     for shard in table_differences(output).parts:
-        for chunk in call_losses.chunks(worker, output, shard, claimed).chunks:
-            frames.append(chunk.payload.calls.select(pl.lit(shard).alias("shard"), "row", "key"))
+        for chunk in CALL_LOSSES.chunks(worker, output, shard, claimed).chunks:
+            frames.append(chunk.payload.units.select(pl.lit(shard).alias("shard"), "row", "key"))
     return pl.concat(frames)
 
 
@@ -144,8 +145,8 @@ def _judge(worker: Worker, output: TableOutput, calls: pl.DataFrame) -> _Cost:
     began = time.monotonic()
     work = Work()
     for calls_of_shard in calls.sort("shard", "row").partition_by("shard", maintain_order=True):
-        chunk = RecordedCallChunk(shard=calls_of_shard["shard"][0], calls=calls_of_shard.select("row", "key"))
-        work += call_losses.compute(worker, output, chunk)
+        chunk = UnitChunk(shard=calls_of_shard["shard"][0], units=calls_of_shard.select("row", "key"))
+        work += CALL_LOSSES.compute(worker, output, chunk)
     return _Cost(
         losses=work.computed["losses"],
         tokens=token_count(work.tokens),

@@ -14,7 +14,7 @@ from toolformer_dag.traces import recorded_conversations
 from toolformer_dag.traces.other_results import beginnings, document_of
 from toolformer_dag.traces.row_batches import RowBatch
 from toolformer_dag.traces.stored_messages import messages_of
-from toolformer_dag.traces.variants import call_positions
+from toolformer_dag.traces.units import call_positions
 
 METHOD = 1
 """A version number, raised when the same messages would give other rows."""

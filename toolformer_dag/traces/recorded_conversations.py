@@ -27,11 +27,11 @@ from toolformer_dag.texts.columns import Rejection
 from toolformer_dag.texts.record_files import NumberedRecord
 from toolformer_dag.texts.shard_faults import ShardError, ShardFault
 from toolformer_dag.traces.row_batches import RowBatch
-from toolformer_dag.traces.stored_messages import messages_as_json, messages_of, text_digest
+from toolformer_dag.traces.stored_messages import conversation_digest, messages_as_json, messages_of
 
 UNKNOWN_FORM = "unknown_form"
 """The reason for a record from which no conversation could be read."""
-READER = 3
+READER = 4
 """A version number, raised when the same file would give other rows; a golden test notices if it was not raised."""
 NAME = "traces/conversations"
 """The table of the conversations."""
@@ -69,8 +69,8 @@ class StoredConversation(NamedTuple):
     """A conversation as it was read from its table.
 
     Attributes:
-        digest: a hash of its messages as JSON.
-        messages: its messages, with calls and results.
+        digest: a hash of its messages as JSON, without thoughts.
+        messages: its messages, with thoughts, calls and results.
     """
 
     digest: str
@@ -80,10 +80,10 @@ class StoredConversation(NamedTuple):
 def conversations_by_number(plan: Plan, shard: str, numbers: Collection[int]) -> dict[int, StoredConversation]:
     """Return the conversations of a shard that have these numbers, counted from 0 in the shard, by number."""
     ascending = sorted(numbers)
-    stored = rows_by_number(plan, NAME, shard, pl.Series(ascending, dtype=pl.Int32))["messages"]
+    stored = rows_by_number(plan, NAME, shard, pl.Series(ascending, dtype=pl.Int32))
     conversations = {}
-    for number, messages in zip(ascending, stored.to_list(), strict=True):
-        conversations[number] = StoredConversation(text_digest(messages), messages_of(messages))
+    for number, row in zip(ascending, stored.iter_rows(named=True), strict=True):
+        conversations[number] = StoredConversation(row["digest"], messages_of(row["messages"]))
     return conversations
 
 
@@ -201,7 +201,7 @@ class _ShardReading:
             "source": reading.source.name,
             "record_id": conversation.record_id,
             "form": conversation.form,
-            "digest": text_digest(messages),
+            "digest": conversation_digest(conversation.messages, messages),
             "messages": messages,
         }
 
@@ -312,8 +312,8 @@ STAGE = Stage(
         "source": Column(pl.String(), "file or split"),
         "record_id": Column(pl.String(), "the record's own id; null where it has none"),
         "form": Column(pl.String(), "form of the record"),
-        "digest": Column(pl.String(), "hash of the messages"),
-        "messages": Column(pl.String(), "messages with calls and results, as JSON"),
+        "digest": Column(pl.String(), "hash of the messages, without thoughts"),
+        "messages": Column(pl.String(), "messages with thoughts, calls and results, as JSON"),
     },
     key=("conversation",),
     settings=settings,

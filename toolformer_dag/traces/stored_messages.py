@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from hashlib import blake2b
 from typing import Any
 
@@ -10,11 +11,14 @@ from toolformer_dag.conversations.messages import RecordedCall, RecordedMessage
 
 def messages_as_json(messages: Sequence[RecordedMessage]) -> str:
     """Return messages as JSON, which `messages_of` reads again; numbers keep all their digits."""
-    fields = []
-    for message in messages:
-        calls = [_call_fields(call) for call in message.calls]
-        fields.append({"role": message.role, "content": message.content, "place": message.place, "calls": calls})
-    return json.dumps(fields, ensure_ascii=False)
+    return json.dumps([_message_fields(message) for message in messages], ensure_ascii=False)
+
+
+def _message_fields(message: RecordedMessage) -> dict[str, Any]:
+    """Return the fields of a message by name, for JSON; only messages with thoughts have the field `thoughts`."""
+    calls = [_call_fields(call) for call in message.calls]
+    fields = {"role": message.role, "content": message.content, "place": message.place, "calls": calls}
+    return {**fields, "thoughts": message.thoughts} if message.thoughts else fields
 
 
 def _call_fields(call: RecordedCall) -> dict[str, Any]:
@@ -36,8 +40,14 @@ def messages_of(stored: str) -> tuple[RecordedMessage, ...]:
     """Read messages from JSON that `messages_as_json` wrote."""
     messages = []
     for fields in json.loads(stored):
-        calls = tuple(_call(call_fields) for call_fields in fields["calls"])
-        messages.append(RecordedMessage(fields["role"], fields["content"], calls, _hashable(fields["place"])))
+        message = RecordedMessage(
+            role=fields["role"],
+            content=fields["content"],
+            calls=tuple(_call(call_fields) for call_fields in fields["calls"]),
+            place=_hashable(fields["place"]),
+            thoughts=fields.get("thoughts", ""),
+        )
+        messages.append(message)
     return tuple(messages)
 
 
@@ -52,6 +62,17 @@ def _hashable(place: Any) -> Any:
     if not isinstance(place, list):
         return place
     return tuple(_hashable(item) for item in place)
+
+
+def conversation_digest(messages: Sequence[RecordedMessage], stored: str) -> str:
+    """Return the hash of a conversation by which its calls are known; thoughts do not count.
+
+    stored: the messages as JSON.
+    """
+    if not any(message.thoughts for message in messages):
+        return text_digest(stored)
+    without_thoughts = [replace(message, thoughts="") for message in messages]
+    return text_digest(messages_as_json(without_thoughts))
 
 
 def text_digest(text: str) -> str:

@@ -1,5 +1,7 @@
 """The stages of recorded conversations in the order in which they run, and the tables of a plan."""
 
+from itertools import chain
+
 from toolformer_dag.computing.plan import Plan
 from toolformer_dag.computing.stage import Stage, TableOutput
 from toolformer_dag.traces import call_losses, exchanged_results, recorded_calls, recorded_conversations
@@ -10,6 +12,9 @@ STAGES: tuple[Stage, ...] = (
     exchanged_results.STAGE,
     call_losses.STAGE,
 )
+"""The stages; those that compute losses come last."""
+SHOWN = tuple(chain.from_iterable((f"{stage.group}/{stage.name}", *stage.beside) for stage in STAGES))
+"""The tables of the lake from which the file of `judge` is built: those of the stages, and those beside them."""
 
 
 def trace_tables(plan: Plan) -> list[TableOutput]:

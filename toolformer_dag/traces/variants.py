@@ -1,31 +1,26 @@
-"""Write the variants of a recorded call: its conversation without it, without its result, with it, with other results.
+"""Write the variants of a unit, such as a recorded call: the conversation with it, without it, with others instead.
 
 Everything here is tokens; no model runs.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
-from toolformer_dag.conversations.messages import RecordedCall, RecordedMessage, with_result, without_call
+from toolformer_dag.conversations.messages import RecordedMessage
 from toolformer_dag.settings.trace_settings import TraceSettings
 from toolformer_dag.traces.rendering import RenderingError
 from toolformer_dag.traces.rendering_choice import rendering_of
+from toolformer_dag.traces.units import EMPTY, NONE, OWN, UnitToJudge
 from toolformer_dag.traces.windows import WINDOWS
 from toolformer_dag.traces.written_conversation import Pieces, WrittenConversation
 
 if TYPE_CHECKING:
     from toolformer_dag.model.encoding import Encoding
 
-NONE = "none"
-"""The variant of a call that was never made."""
-EMPTY = "empty"
-"""The variant of a call with an empty result."""
-OWN = "own"
-"""The variant of a call with its recorded result. Variants with other results are named "0", "1", ..."""
 TOKEN_COUNTERS = {NONE: "loss_empty", EMPTY: "loss_call"}
 """The field of TokenCounts to which the tokens of a variant are added; OTHER_COUNTER for those with a result."""
 OTHER_COUNTER = "loss_result"
@@ -35,7 +30,7 @@ CHARACTERS_PER_TOKEN = 8
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A conversation with one result in place of another, as tokens up to the last weighted one.
+    """A conversation with a unit, without it or with another in its place, as tokens up to the last weighted one.
 
     Attributes:
         kind: the field of TokenCounts in which its tokens are counted.
@@ -55,39 +50,17 @@ class Variant:
         return blake2b(repr((self.ids, self.positions, self.weights)).encode(), digest_size=16).hexdigest()
 
 
-@dataclass(frozen=True, slots=True)
-class CallToJudge:
-    """A call of a conversation, with the results that its own result is compared with.
-
-    Attributes:
-        messages: the conversation.
-        message: the number of the message with the call.
-        index: the number of the call in that message.
-        other_results: results of other calls; each is read in place of its own, one after another.
-    """
-
-    messages: tuple[RecordedMessage, ...]
-    message: int
-    index: int
-    other_results: tuple[str, ...] = ()
-
-    @property
-    def call(self) -> RecordedCall:
-        """Return the call."""
-        return self.messages[self.message].calls[self.index]
-
-
 class VariantWriter:
-    """Writes the variants of calls as a model reads them. A variant is the conversation with one result replaced.
+    """Writes the variants of units as a model reads them. A variant is the conversation with one message replaced.
 
-    It caches the conversation of the last call, so calls of a conversation should follow each other, in their order.
+    It caches the conversation of the last unit, so units of a conversation should follow each other, in their order.
     Raises RenderingError if no rendering fits the model.
 
     Attributes:
         traces: the settings of recorded conversations.
         encoding: the tokenizer of the model.
         context_length: how many tokens the model reads.
-        window: which words after the call are *weighted*, that is, the loss is computed over them.
+        window: which words after the unit are *weighted*, that is, the loss is computed over them.
         rendering: how messages are written as text and as tokens.
     """
 
@@ -99,46 +72,46 @@ class VariantWriter:
         self.rendering = rendering_of(traces.rendering, encoding)
         self._conversation: _Conversation | None = None
 
-    def variants(self, call: CallToJudge) -> dict[str, Variant] | str:
-        """Return the variants of a call by name ("none", "empty", "own", "0", "1", ...), or the reason for having none.
+    def variants(self, unit: UnitToJudge) -> dict[str, Variant] | str:
+        """Return the variants of a unit by name ("none", "empty", "own", "0", "1", ...), or the reason for having none.
 
-        If the conversation is too long for the model, fewer of the messages after the call are weighted. Reasons:
-        no_result, nothing_follows (no words of the assistant after the call), not_rendered (the template refuses the
-        conversation), does_not_fit (not even the next message fits the context of the model).
+        If the conversation is too long for the model, fewer of the messages after the unit are weighted. Reasons:
+        `not_judged` of the unit, nothing_follows (no words of the assistant after it), not_rendered (the template
+        refuses the conversation), does_not_fit (not even the next message fits the context of the model).
         """
-        if call.call.result is None:
-            return "no_result"
-        weighted = self.window.weighted_messages(call.messages, call.message)
+        if unit.not_judged is not None:
+            return unit.not_judged
+        weighted = self.window.weighted_messages(unit.messages, unit.following)
         if not weighted:
             return "nothing_follows"
         try:
-            variants = self._longest_variants(call, weighted)
+            variants = self._longest_variants(unit, weighted)
         except RenderingError:
             return "not_rendered"
         if variants is None:
             return "does_not_fit"
         return variants if variants[OWN].positions else "nothing_follows"
 
-    def _longest_variants(self, call: CallToJudge, weighted: Sequence[int]) -> dict[str, Variant] | None:
-        """Return the variants of a call with as many weighted messages as fit the context of the model; None for none.
+    def _longest_variants(self, unit: UnitToJudge, weighted: Sequence[int]) -> dict[str, Variant] | None:
+        """Return the variants of a unit with as many weighted messages as fit the context of the model; None for none.
 
         weighted: the numbers of these messages; the last are left out first. Raises RenderingError.
         """
         for count in range(len(weighted), 0, -1):
-            variants = self._fitting_variants(call, weighted[:count])
+            variants = self._fitting_variants(unit, weighted[:count])
             if variants is not None:
                 return variants
         return None
 
-    def overlaps(self, call: CallToJudge, results: Sequence[str]) -> tuple[float, ...]:
-        """Return, for each result, the share of the weighted messages' words that the result contains.
+    def overlaps(self, unit: UnitToJudge) -> tuple[float, ...]:
+        """Return, for each of the texts of a unit, the share of the weighted messages' words that it contains.
 
-        As an example, 0.5 for the result "17 degrees" and the message "17 today". A long result is cut before (`cut`).
+        As an example, 0.5 for the result "17 degrees" and the message "17 today". A long text is cut before (`cut`).
         """
         words: set[str] = set()
-        for number in self.window.weighted_messages(call.messages, call.message):
-            words |= _words(_content_and_arguments(call.messages[number]))
-        shared_words = [words & _words(self.cut(result)) for result in results]
+        for number in self.window.weighted_messages(unit.messages, unit.following):
+            words |= _words(_content_and_arguments(unit.messages[number]))
+        shared_words = [words & _words(self.cut(text)) for text in unit.texts]
         return tuple(len(shared) / max(1, len(words)) for shared in shared_words)
 
     def cut(self, result: str) -> str:
@@ -151,18 +124,18 @@ class VariantWriter:
             return result
         return f"{self.encoding.tokenizer.decode(ids[:most_tokens], skip_special_tokens=False)} ..."
 
-    def _fitting_variants(self, call: CallToJudge, weighted: Sequence[int]) -> dict[str, Variant] | None:
-        """Return the variants of a call by name; None if one of them does not fit the context of the model.
+    def _fitting_variants(self, unit: UnitToJudge, weighted: Sequence[int]) -> dict[str, Variant] | None:
+        """Return the variants of a unit by name; None if one of them does not fit the context of the model.
 
-        weighted: the numbers of the messages after the call whose words are weighted. Raises RenderingError.
+        weighted: the numbers of the messages after the unit whose words are weighted. Raises RenderingError.
         """
-        conversation = self._conversation_of(call.messages)
-        recorded = self._recorded_text(conversation, call.message, weighted)
+        conversation = self._conversation_of(unit.messages)
+        recorded = self._recorded_text(conversation, unit.message, weighted)
         if not self._fit([recorded.variant]):
             return None
-        replacements = self._replacements(conversation.messages[call.message], call)
+        replacements = unit.replacements(conversation.messages[unit.message], self.cut)
         pieces = conversation.written.pieces_of_others(
-            recorded.pieces, call.message, list(replacements.values()), weighted
+            recorded.pieces, unit.message, list(replacements.values()), weighted
         )
         variants = self._named_variants(recorded, dict(zip(replacements, pieces, strict=True)))
         return variants if self._fit(variants.values()) else None
@@ -172,31 +145,16 @@ class VariantWriter:
 
         Their order decides which of them share a batch of the model, and so the last digits of their losses.
         """
-        variants = {EMPTY: self._variant(EMPTY, pieces[EMPTY], recorded.before), OWN: recorded.variant}
-        for name, pieces_of_variant in pieces.items():
-            if name != EMPTY:
-                variants[name] = self._variant(name, pieces_of_variant, recorded.before)
-        return variants
+        others = {name: self._variant(name, text, recorded.before) for name, text in pieces.items()}
+        first = {EMPTY: others.pop(EMPTY)} if EMPTY in others else {}
+        return {**first, OWN: recorded.variant, **others}
 
     def _fit(self, variants: Iterable[Variant]) -> bool:
         """Return whether each variant fits the context of the model."""
         return all(len(variant.ids) <= self.context_length for variant in variants)
 
-    def _replacements(self, message: RecordedMessage, call: CallToJudge) -> dict[str, Sequence[RecordedMessage]]:
-        """Return, by the name of each variant but OWN, the list of messages that replaces the message with the call.
-
-        - EMPTY: the message with an empty result of the call
-        - "0", "1", ...: the message with each of the other results
-        - NONE: the message without the call, or [] if the message holds nothing else
-        """
-        replacements: dict[str, Sequence[RecordedMessage]] = {EMPTY: with_result([message], 0, call.index, "")}
-        for number, result in enumerate(call.other_results):
-            replacements[str(number)] = with_result([message], 0, call.index, self.cut(result))
-        replacements[NONE] = without_call([message], 0, call.index)
-        return replacements
-
     def _conversation_of(self, messages: tuple[RecordedMessage, ...]) -> "_Conversation":
-        """Return a conversation with long results cut; the conversation of the last call is cached."""
+        """Return a conversation with long results cut; the conversation of the last unit is cached."""
         if self._conversation is None or self._conversation.recorded is not messages:
             cut_messages = tuple(self._with_cut_results(message) for message in messages)
             written = WrittenConversation.of(self.rendering, cut_messages)
@@ -204,10 +162,10 @@ class VariantWriter:
         return self._conversation
 
     def _recorded_text(self, conversation: "_Conversation", message: int, weighted: Sequence[int]) -> "_RecordedText":
-        """Return the conversation with its recorded results, cut around a message with calls.
+        """Return the conversation as it was recorded, cut around a message with units.
 
         message: the number of that message. weighted: the numbers of the messages whose words are weighted. The answer
-        is cached for the other calls of the message. Raises RenderingError.
+        is cached for the other units of the message. Raises RenderingError.
         """
         cached = conversation.cached_text(message, len(weighted))
         if cached is not None:
@@ -226,7 +184,7 @@ class VariantWriter:
         return replace(message, calls=tuple(calls))
 
     def _context_ids(self, text: str) -> tuple[int, ...]:
-        """Return the last `traces.context_tokens` tokens of the text before the message with the call."""
+        """Return the last `traces.context_tokens` tokens of the text before the message with the unit."""
         if self.traces.context_tokens == 0:
             return ()
         return self.rendering.last_ids(text, self.traces.context_tokens)
@@ -234,7 +192,7 @@ class VariantWriter:
     def _variant(self, name: str, pieces: Pieces, before: tuple[int, ...]) -> Variant:
         """Return the tokens of a variant, up to the last weighted one.
 
-        They are the token that begins a text, unless the template wrote it; then `before`; then the pieces `after_call`
+        They are the token that begins a text, unless the template wrote it; then `before`; then the pieces `unit`
         and `words`. before: the tokens that are read of `pieces.before`.
         """
         ids_before = self._ids_before_words(pieces, before)
@@ -252,10 +210,10 @@ class VariantWriter:
     def _ids_before_words(self, pieces: Pieces, before: tuple[int, ...]) -> list[int]:
         """Return the tokens of a variant before its weighted words; BOS, which begins a text, comes first, once."""
         bos = self.encoding.bos
-        after_call = self.rendering.ids(pieces.after_call)
-        first_ids = list(before or after_call)[: len(bos)]
+        unit_ids = self.rendering.ids(pieces.unit)
+        first_ids = list(before or unit_ids)[: len(bos)]
         has_bos = first_ids == bos
-        return [*([] if has_bos else bos), *before, *after_call]
+        return [*([] if has_bos else bos), *before, *unit_ids]
 
 
 def _weighted_positions(words_ids: Sequence[Sequence[int]], start: int) -> list[int]:
@@ -276,13 +234,13 @@ def _weighted_positions(words_ids: Sequence[Sequence[int]], start: int) -> list[
 
 @dataclass(frozen=True, slots=True)
 class _Conversation:
-    """A conversation whose calls are judged.
+    """A conversation whose units are judged.
 
     Attributes:
         recorded: its messages as they were recorded.
         messages: the same messages with cut results.
         written: the text of `messages`.
-        recorded_texts: a cache, filled by VariantWriter, of the text cut around the message whose calls are judged now.
+        recorded_texts: a cache, filled by VariantWriter, of the text cut around the message whose units are judged now.
             A key is the number of that message and the number of weighted messages.
     """
 
@@ -294,7 +252,7 @@ class _Conversation:
     def cached_text(self, message: int, weighted_count: int) -> "_RecordedText | None":
         """Return the text cut around a message, if it is cached; forget the texts of earlier messages.
 
-        Calls are judged in the order of their messages. weighted_count: the number of weighted messages.
+        Units are judged in the order of their messages. weighted_count: the number of weighted messages.
         """
         if any(earlier != message for earlier, _ in self.recorded_texts):
             self.recorded_texts.clear()
@@ -302,33 +260,17 @@ class _Conversation:
 
 
 class _RecordedText(NamedTuple):
-    """A conversation with its recorded results, cut around a message with calls.
+    """A conversation as it was recorded, cut around a message with units.
 
     Attributes:
         pieces: its text.
-        before: the last tokens of the text before the message; every variant of its calls begins with them.
+        before: the last tokens of the text before the message; every variant of its units begins with them.
         variant: all tokens that are read.
     """
 
     pieces: Pieces
     before: tuple[int, ...]
     variant: Variant
-
-
-class CallPosition(NamedTuple):
-    """The position of a call in a conversation: the numbers of its message, and of the call in that message."""
-
-    message: int
-    call: int
-
-
-def call_positions(messages: Sequence[RecordedMessage]) -> Iterator[CallPosition]:
-    """Yield the position of each call; calls in messages of the user are left out."""
-    for number, message in enumerate(messages):
-        if message.role == "user":
-            continue
-        for index in range(len(message.calls)):
-            yield CallPosition(number, index)
 
 
 def _content_and_arguments(message: RecordedMessage) -> str:

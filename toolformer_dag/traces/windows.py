@@ -1,4 +1,4 @@
-"""Which words after a recorded call are weighted: their loss says whether the result of the call helped."""
+"""Which words after a unit, such as a recorded call, are weighted: their loss says whether it helped."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from toolformer_dag.model.requests import WINDOW_WEIGHTS
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Which tokens after a call are weighted, and how much.
+    """Which tokens after a unit are weighted, and how much.
 
     Attributes:
         messages: the number of next messages of the assistant whose words are weighted. With only one, a result that
@@ -24,9 +24,8 @@ class Window:
     tokens: int = 100
     weights: tuple[float, ...] = ()
 
-    def weighted_messages(self, messages: Sequence[RecordedMessage], call_message: int) -> list[int]:
-        """Return the numbers of the messages after number `call_message` whose words are weighted, as [4, 6]."""
-        following = range(call_message + 1, len(messages))
+    def weighted_messages(self, messages: Sequence[RecordedMessage], following: range) -> list[int]:
+        """Return the numbers of the messages among `following` whose words are weighted, as [4, 6]."""
         answers = [number for number in following if messages[number].role == "assistant"]
         return answers[-1:] if self.is_last else answers[: self.messages]
 

@@ -1,7 +1,7 @@
-"""Cut the text of a conversation around a call and around the words whose loss is measured.
+"""Cut the text of a conversation around a unit, such as a call, and around the words whose loss is measured.
 
     <user>How warm is it?          before
-    <assistant>[warmth()] 17 ...   after_call   from the message with the call ...
+    <assistant>[warmth()] 17 ...   unit         from the message with the call ...
     <assistant>                                 ... to the words that are weighted
     It is 17 degrees.              words[0]     weighted
     <user>And in Lyon? <assistant> words[1]     between
@@ -33,25 +33,25 @@ REMEMBERED_BEGINNINGS = 32
 
 
 class Pieces(NamedTuple):
-    """The text of a conversation, cut around a call and around the words that are weighted.
+    """The text of a conversation, cut around a unit and around the words that are weighted.
 
     Attributes:
-        before: the text before the message with the call.
-        after_call: the text from that message to the first weighted words.
+        before: the text before the message with the unit.
+        unit: the text from that message to the first weighted words.
         words: weighted words and the text between them in turn: the words of the first weighted message, the text up to
             the words of the next one, these words, and so on.
         rest: the text that ends the last weighted message, after its words, as "<|im_end|>"; no variant reads it.
     """
 
     before: str
-    after_call: str
+    unit: str
     words: tuple[str, ...]
     rest: str
 
     @property
     def texts(self) -> tuple[str, ...]:
         """All pieces but `rest`, in their order."""
-        return (self.before, self.after_call, *self.words)
+        return (self.before, self.unit, *self.words)
 
 
 class _MessageAlone(NamedTuple):
@@ -108,25 +108,25 @@ class WrittenConversation:
         """Return the conversation of recorded messages, as `rendering` writes it."""
         return WrittenConversation(rendering, [rendering.template_messages(message) for message in messages])
 
-    def pieces(self, call_message: int, weighted: Sequence[int]) -> Pieces:
-        """Return the text up to the last weighted message, cut around message `call_message` and the weighted words.
+    def pieces(self, unit_message: int, weighted: Sequence[int]) -> Pieces:
+        """Return the text up to the last weighted message, cut around message `unit_message` and the weighted words.
 
         weighted: the numbers of the weighted messages. Raises RenderingError if the template refuses the conversation,
         or writes earlier messages in another way when more follow, so that the words cannot be found.
         """
         local = self._local_text
-        if local is not None and call_message in local.starts:
+        if local is not None and unit_message in local.starts:
             text = local.text[: local.ends[weighted[-1]]]
-            cuts = self._local_cuts(local, call_message, weighted)
+            cuts = self._local_cuts(local, unit_message, weighted)
         else:
             text = self._beginning(weighted[-1] + 1, without_results=True)
-            cuts = self._rendered_cuts(text, call_message, weighted)
+            cuts = self._rendered_cuts(text, unit_message, weighted)
         return _cut(text, cuts)
 
     def pieces_of_others(
-        self, recorded: Pieces, call_message: int, others: Sequence[Sequence[RecordedMessage]], weighted: Sequence[int]
+        self, recorded: Pieces, unit_message: int, others: Sequence[Sequence[RecordedMessage]], weighted: Sequence[int]
     ) -> list[Pieces]:
-        """Return the pieces of other conversations, in which only message `call_message` differs from this one.
+        """Return the pieces of other conversations, in which only message `unit_message` differs from this one.
 
         recorded: the pieces of this conversation. others: for each of the other conversations a list with the message
         in its place, or [] if there is none. Raises RenderingError as `pieces` does.
@@ -134,23 +134,23 @@ class WrittenConversation:
         replacements = []
         for messages in others:
             replacements.append([self._rendering.template_messages(message) for message in messages])
-        local_pieces = self._local_pieces_of_others(recorded, call_message, replacements, weighted)
+        local_pieces = self._local_pieces_of_others(recorded, unit_message, replacements, weighted)
         if local_pieces is not None:
             return local_pieces
-        return [self._pieces_with(replacement, recorded, call_message, weighted) for replacement in replacements]
+        return [self._pieces_with(replacement, recorded, unit_message, weighted) for replacement in replacements]
 
     def _pieces_with(
-        self, replacement: TemplateMessages, recorded: Pieces, call_message: int, weighted: Sequence[int]
+        self, replacement: TemplateMessages, recorded: Pieces, unit_message: int, weighted: Sequence[int]
     ) -> Pieces:
-        """Return the pieces of the conversation with other messages, or none, in place of message `call_message`.
+        """Return the pieces of the conversation with other messages, or none, in place of message `unit_message`.
 
         recorded: the pieces of this conversation.
         """
-        before = self._messages[:call_message]
-        after = self._messages[call_message + 1 :]
+        before = self._messages[:unit_message]
+        after = self._messages[unit_message + 1 :]
         other = WrittenConversation(self._rendering, [*before, *replacement, *after])
         moved_by = len(replacement) - 1  # -1 if the message is gone: all that follow move up
-        return other._pieces_like(recorded, call_message, [number + moved_by for number in weighted])
+        return other._pieces_like(recorded, unit_message, [number + moved_by for number in weighted])
 
     # Templates that are local
 
@@ -180,12 +180,12 @@ class WrittenConversation:
             raise self._unstable()
         return _MessageAlone(text, end=len(message))
 
-    def _local_cuts(self, local: _LocalText, call_message: int, weighted: Sequence[int]) -> list[int]:
+    def _local_cuts(self, local: _LocalText, unit_message: int, weighted: Sequence[int]) -> list[int]:
         """Return offsets in the text, as [120, 180, 195] for one weighted message.
 
-        They are where message `call_message` begins, then where the words of each weighted message begin and end.
+        They are where message `unit_message` begins, then where the words of each weighted message begin and end.
         """
-        cuts = [local.starts[call_message]]
+        cuts = [local.starts[unit_message]]
         for number in weighted:
             cuts += self._local_words(local, number)
         return cuts
@@ -214,9 +214,9 @@ class WrittenConversation:
         return with_prompt[len(self._rendering.text(beginning)) :]
 
     def _local_pieces_of_others(
-        self, recorded: Pieces, call_message: int, replacements: Sequence[TemplateMessages], weighted: Sequence[int]
+        self, recorded: Pieces, unit_message: int, replacements: Sequence[TemplateMessages], weighted: Sequence[int]
     ) -> list[Pieces] | None:
-        """Return the pieces of conversations with other messages in place of message `call_message`.
+        """Return the pieces of conversations with other messages in place of message `unit_message`.
 
         Cheap: only the messages from there to the first weighted one are rendered, after a question. Return None if the
         template is not local, writes this part in another way after a question, or refuses one of the conversations.
@@ -224,26 +224,26 @@ class WrittenConversation:
         if self._local_text is None:
             return None
         first_weighted = weighted[0]
-        following = [*_flat(self._messages[call_message + 1 : first_weighted]), self._messages[first_weighted][0]]
+        following = [*_flat(self._messages[unit_message + 1 : first_weighted]), self._messages[first_weighted][0]]
         try:
-            ending = self._ending_alone(recorded, call_message, following)
-            after_calls = [self._after_call_alone(messages, following, ending) for messages in replacements]
+            ending = self._ending_alone(recorded, unit_message, following)
+            units = [self._unit_alone(messages, following, ending) for messages in replacements]
         except RenderingError:
             return None
-        return [recorded._replace(after_call=after_call) for after_call in after_calls]
+        return [recorded._replace(unit=unit) for unit in units]
 
-    def _ending_alone(self, recorded: Pieces, call_message: int, following: Sequence[TemplateMessage]) -> str:
-        """Return the first weighted words and what ends their message, as rendered after message `call_message` alone.
+    def _ending_alone(self, recorded: Pieces, unit_message: int, following: Sequence[TemplateMessage]) -> str:
+        """Return the first weighted words and what ends their message, as rendered after message `unit_message` alone.
 
         following: the messages after it, up to the one with these words. Raises RenderingError if the text up to there
         is not the text of `recorded`, the pieces of this conversation.
         """
-        part = self._alone([*self._messages[call_message], *following])
-        if not part.startswith(recorded.after_call + recorded.words[0]):
+        part = self._alone([*self._messages[unit_message], *following])
+        if not part.startswith(recorded.unit + recorded.words[0]):
             raise self._unstable()
-        return part[len(recorded.after_call) :]
+        return part[len(recorded.unit) :]
 
-    def _after_call_alone(self, messages: TemplateMessages, following: Sequence[TemplateMessage], ending: str) -> str:
+    def _unit_alone(self, messages: TemplateMessages, following: Sequence[TemplateMessage], ending: str) -> str:
         """Return the text of other messages and of `following`, up to `ending`. Raises RenderingError without it."""
         part = self._alone([*_flat(messages), *following])
         if not part.endswith(ending):
@@ -260,15 +260,15 @@ class WrittenConversation:
 
     # Other templates
 
-    def _rendered_cuts(self, text: str, call_message: int, weighted: Sequence[int]) -> list[int]:
-        """Return where message `call_message` begins, then where the words of each weighted message begin and end.
+    def _rendered_cuts(self, text: str, unit_message: int, weighted: Sequence[int]) -> list[int]:
+        """Return where message `unit_message` begins, then where the words of each weighted message begin and end.
 
         text: the conversation up to the last weighted message. Raises RenderingError if a rendering of an earlier
         part, up to one of these offsets, is not its beginning.
         """
-        before_call = self._beginning(call_message) if call_message else ""
-        self._require_beginning(text, before_call)
-        cuts = [len(before_call)]
+        before_unit = self._beginning(unit_message) if unit_message else ""
+        self._require_beginning(text, before_unit)
+        cuts = [len(before_unit)]
         for number in weighted:
             cuts += self._rendered_words(text, number)
         return cuts
@@ -296,18 +296,18 @@ class WrittenConversation:
             beginning = beginning[: len(beginning) - results]
         return self._rendering.text(beginning, generation_prompt)
 
-    def _pieces_like(self, other: Pieces, call_message: int, weighted: Sequence[int]) -> Pieces:
-        """Return the same as `pieces`, mostly with one rendering: all text but `after_call` is taken from `other`.
+    def _pieces_like(self, other: Pieces, unit_message: int, weighted: Sequence[int]) -> Pieces:
+        """Return the same as `pieces`, mostly with one rendering: all text but `unit` is taken from `other`.
 
-        other: the pieces of a conversation in which only message `call_message` differs from this one. If that text is
+        other: the pieces of a conversation in which only message `unit_message` differs from this one. If that text is
         not the same here, `pieces` renders the conversation anew.
         """
         text = self._beginning(weighted[-1] + 1, without_results=True)
         ending = "".join(other.words) + other.rest
-        after_call = _between(text, other.before, ending)
-        if after_call is None:
-            return self.pieces(call_message, weighted)
-        return other._replace(after_call=after_call)
+        unit = _between(text, other.before, ending)
+        if unit is None:
+            return self.pieces(unit_message, weighted)
+        return other._replace(unit=unit)
 
     def _unstable(self) -> RenderingError:
         """Return the error for a template that writes earlier messages in another way when more follow."""
@@ -317,9 +317,9 @@ class WrittenConversation:
 
 
 def _cut(text: str, cuts: Sequence[int]) -> Pieces:
-    """Cut a text at ascending offsets, the ends of `before`, `after_call` and each of the `words`."""
-    before, after_call, *words = [text[start:end] for start, end in pairwise([0, *cuts])]
-    return Pieces(before=before, after_call=after_call, words=tuple(words), rest=text[cuts[-1] :])
+    """Cut a text at ascending offsets, the ends of `before`, `unit` and each of the `words`."""
+    before, unit, *words = [text[start:end] for start, end in pairwise([0, *cuts])]
+    return Pieces(before=before, unit=unit, words=tuple(words), rest=text[cuts[-1] :])
 
 
 def _between(text: str, beginning: str, ending: str) -> str | None:

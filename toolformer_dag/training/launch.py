@@ -248,27 +248,33 @@ def train(
     progress: StepProgress | None = None,
     measured: Measured | None = None,
 ) -> TrainingReport:
-    """Finetune with as many processes as `training.processes` says and publish to `out`; see `finetune` for the rest.
+    """Finetune with as many processes as `training.processes` says and publish the checkpoint in the folder `out`.
 
-    One process trains here. Several are started by torch.distributed.run, and so is one on a machine with several
-    GPUs, all as a process group of their own. They end when `progress` raises, and when this process ends.
+    - `progress`: called after each step. What it raises ends the training.
+    - `measured`: called for each point of a curve.
 
     Raises TrainingError, ModelError.
     """
     count = process_count(base, settings)
     gpus = _gpus(base)
-    if count == 1 and gpus <= 1:
+    trains_in_this_process = count == 1 and gpus <= 1
+    if trains_in_this_process:
         return finetune(base, data, settings, out, progress, measured)
+
     check_recipe(base, settings, count)
     if count > gpus > 0:
         raise TrainingError(f"{count} processes need as many GPUs, and there are {gpus}; lower training.processes")
     finished = finished_run(fingerprint(run_identity(base, data, settings)), out)
     if finished:
         return finished
-
     with _job_folder(out) as folder:
         _write_job(folder, base, data, settings, out)
         _follow(folder, count, _Watch(progress, measured))
+    return _published_report(out)
+
+
+def _published_report(out: Path) -> TrainingReport:
+    """Return the report of the checkpoint that other processes have published. Raises TrainingError without one."""
     report = read_report(out)
     if report is None:
         raise TrainingError(f"the processes ended, and {out} holds no whole checkpoint; run again")
@@ -303,18 +309,24 @@ def _write_job(folder: Path, base: ModelSettings, data: TrainingData, settings: 
 def process_count(base: ModelSettings, settings: TrainingSettings) -> int:
     """Return `training.processes`, or without it the most GPUs that divide the batch; 1 without a GPU.
 
-    Some trainings cannot be divided among GPUs; they get one unless the setting says otherwise. Raises ModelError.
+    A training that cannot be divided among GPUs gets one. Raises ModelError.
     """
     if settings.processes is not None:
         return settings.processes
     gpus = _gpus(base)
     if gpus <= 1:
         return 1
-    has_moments_of_8_bits = settings.precision == "bfloat16"
-    has_frozen_weights = settings.lora_rank is not None
-    if has_moments_of_8_bits or has_frozen_weights or is_composite(base):  # composite: more than a language model
+    if not _can_be_divided(base, settings):
         return 1
     return max(count for count in range(1, gpus + 1) if settings.batch_size % count == 0)
+
+
+def _can_be_divided(base: ModelSettings, settings: TrainingSettings) -> bool:
+    """Return whether several GPUs can divide the weights among them. Raises ModelError."""
+    has_moments_of_8_bits = settings.precision == "bfloat16"
+    has_frozen_weights = settings.lora_rank is not None
+    is_more_than_a_language_model = is_composite(base)
+    return not (has_moments_of_8_bits or has_frozen_weights or is_more_than_a_language_model)
 
 
 def _gpus(base: ModelSettings) -> int:
@@ -356,9 +368,10 @@ class _Watch:
 
 
 def _follow(folder: Path, count: int, watch: _Watch) -> None:
-    """Run a job with `count` processes until it ends, and pass its events to `watch`.
+    """Run a job in a process group of its own until it ends, and pass its events to `watch`.
 
-    Raises TrainingError where the job fails, and what `watch` raises.
+    The group has `count` training processes, and ends with this process. Raises TrainingError where the job fails, and
+    what `watch` raises.
     """
     (folder / EVENTS).touch()
     with (

@@ -242,8 +242,11 @@ class KeepingBase(LanguageModeling):
         with torch.no_grad():
             base_p = _next_logits(self.base, inputs).softmax(-1)
 
+        # Both losses and the shares are [rows, tokens - 1]: the first token is not predicted.
+        text_losses = _token_losses(log_p, targets)
+        base_losses = -(base_p * log_p).sum(-1)
         base_share = self._base_share(inputs["input_ids"])[:, 1:]
-        losses = (1 - base_share) * _token_losses(log_p, targets) - base_share * (base_p * log_p).sum(-1)
+        losses = (1 - base_share) * text_losses + base_share * base_losses
         summed: Tensor = losses[targets != IGNORED].sum()
         return summed
 

@@ -224,18 +224,21 @@ def check_apart(model: Any, tokens: Sequence[int]) -> None:
     """
     first = list(tokens[:TRIAL_ENDS])
     second = list(tokens[TRIAL_ENDS:TRIAL])
-    positions_apart = [*range(len(first)), *range(len(second))]
+    both = first + second
+    positions_of_two_texts = [*range(len(first)), *range(len(second))]
     alone = _last_logits(model, second, len(second))
-    packed = _last_logits(model, first + second, len(second), positions_apart)
-    joined = _last_logits(model, first + second, len(second))
-
-    change_when_packed = (packed - alone).abs().max()
-    change_when_joined = (joined - alone).abs().max()
-    if change_when_packed > 0.1 * change_when_joined:
+    packed = _last_logits(model, both, len(second), positions_of_two_texts)
+    joined = _last_logits(model, both, len(second))
+    if _largest_difference(packed, alone) > 0.1 * _largest_difference(joined, alone):
         raise TrainingError(
             f"{type(model).__name__} does not keep packed texts apart: a text changes what follows in its sequence; "
             "set training.packing = false"
         )
+
+
+def _largest_difference(logits: Tensor, others: Tensor) -> float:
+    """Return the largest difference between two tensors of logits of one shape."""
+    return float((logits - others).abs().max())
 
 
 def _last_logits(model: Any, tokens: Sequence[int], count: int, positions: Sequence[int] | None = None) -> Tensor:

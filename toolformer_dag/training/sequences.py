@@ -37,22 +37,28 @@ class Examples:
 def examples(encoding: Encoding, texts: Sequence[str], sequence_length: int, packing: bool = False) -> Examples:
     """Tokenize texts to sequences of at most `sequence_length` tokens, with BOS and EOS where the tokenizer has them.
 
-    Texts are not truncated; the paper only gives the sequence length. A longer text becomes several sequences, each of
-    which begins with the last token of the sequence before, so that every token is predicted exactly once. `packing`
-    puts several of these into a sequence; `LanguageModeling.collate` keeps them apart.
+    A longer text becomes several sequences. Each begins with the last token of the one before, so that every token is
+    predicted exactly once. `packing` puts several texts into a sequence; `LanguageModeling.collate` keeps them apart.
     """
     tokenized_texts = _tokenized(encoding, texts)
-    parts: list[list[int]] = []
-    for ids in tokenized_texts:
-        parts.extend(windows(ids, sequence_length))
-    sequences = packed(parts, sequence_length) if packing else [(part,) for part in parts]
-    with_predictions = sum(len(ids) > 1 for ids in tokenized_texts)
+    lengths = [len(ids) for ids in tokenized_texts]
+    with_predictions = sum(length > 1 for length in lengths)
     return Examples(
-        sequences=tuple(sequences),
+        sequences=tuple(_sequences(tokenized_texts, sequence_length, packing)),
         texts=len(texts),
-        split=sum(len(ids) > sequence_length for ids in tokenized_texts),
+        split=sum(length > sequence_length for length in lengths),
         empty=len(texts) - with_predictions,
     )
+
+
+def _sequences(tokenized_texts: Sequence[list[int]], length: int, packing: bool) -> list[tuple[list[int], ...]]:
+    """Return training sequences of at most `length` tokens: of one text each or, with `packing`, of several."""
+    parts: list[list[int]] = []
+    for ids in tokenized_texts:
+        parts.extend(windows(ids, length))
+    if packing:
+        return packed(parts, length)
+    return [(part,) for part in parts]
 
 
 def _tokenized(encoding: Encoding, texts: Sequence[str]) -> list[list[int]]:

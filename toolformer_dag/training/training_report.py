@@ -25,6 +25,7 @@ from toolformer_dag.files import (
 from toolformer_dag.identity import content_hash, fingerprint
 from toolformer_dag.lake.local_outputs import LocalOutput
 from toolformer_dag.lake.table import Lake
+from toolformer_dag.model.requests import WINDOW_WEIGHTS
 from toolformer_dag.model.weights import CHECKPOINT, DamagedCheckpoint, checkpoint_folder, model_identity, model_name
 from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.settings.sections import Settings
@@ -48,6 +49,10 @@ class TrainingData:
     heldout: Sequence[Any]
 
 
+PAPER_WINDOW = 5
+"""Tokens of the paper's loss window; a checkpoint that was trained with it has no window in its identity."""
+
+
 def run_identity(base: ModelSettings, data: TrainingData, settings: TrainingSettings) -> Mapping[str, object]:
     """Return what determines the weights of a checkpoint: base model, settings, hashes of the rows.
 
@@ -63,6 +68,9 @@ def run_identity(base: ModelSettings, data: TrainingData, settings: TrainingSett
     if settings.keep_base and _hold_named_arguments(data.train):
         # In earlier releases, such calls ended at the first bracket. Other checkpoints stay up to date.
         identity["calls_end"] = "by quotes"
+    if settings.keep_base and len(WINDOW_WEIGHTS) != PAPER_WINDOW:
+        # KeepingBase learns so many tokens after a call.
+        identity["learned_after"] = len(WINDOW_WEIGHTS)
     return identity
 
 

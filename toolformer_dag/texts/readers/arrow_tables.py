@@ -26,10 +26,10 @@ FIRST_ROWS = 100
 """Rows that show which fields lie in maps, and in texts that hold JSON."""
 ITEMS = 100
 """Items of a list that a path may name: `lang.0` to `lang.99`."""
-IS_PLAIN_TEXT = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+IS_TEXT_TYPE = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
 """Functions that say whether a column's type is text."""
-IS_TEXT = (
-    *IS_PLAIN_TEXT,
+MAY_HOLD_TEXT = (
+    *IS_TEXT_TYPE,
     pa.types.is_null,
     pa.types.is_dictionary,
     pa.types.is_binary,
@@ -37,11 +37,14 @@ IS_TEXT = (
     pa.types.is_binary_view,
 )
 """Functions that say whether a column of a type may hold text."""
+IS_LIST_TYPE = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+"""Functions that say whether a column's type is a list."""
 
 
 def table_rows(table: pa.Table | pa.RecordBatch) -> Iterator[Any]:
     """Yield the rows of an Arrow table as JSON has them: a time is its text, NaN is null."""
-    for row in pl.DataFrame(pl.from_arrow(table)).iter_rows(named=True):
+    frame = pl.DataFrame(pl.from_arrow(table))
+    for row in frame.iter_rows(named=True):
         yield orjson.loads(orjson.dumps(row, default=str))
 
 
@@ -59,7 +62,6 @@ class TableRecords:
     def __init__(self, schema: pa.Schema, choice: FormatChoice, first: Iterable[pa.Table]) -> None:
         """Choose the columns in which each field of a document is looked for.
 
-        choice: the corpus's format, from the settings.
         first: tables with the first rows, at least of the columns `hiding_columns`. Only the first table is read.
 
         Raises ShardFault: unknown_format, missing_field, wrong_type (a column of a required field holds no text).
@@ -72,18 +74,19 @@ class TableRecords:
 
         all_paths = list(chain.from_iterable(self._paths_by_field.values()))
         self.columns = sorted({_column(path, types) for path in all_paths})
-        self._table_columns = sorted({str(path[0]) for path in all_paths})  # the columns of a table that have them
-        self._row_count = 0  # rows of the tables so far
+        self._top_columns = sorted({str(path[0]) for path in all_paths})  # without the fields of structs
+        self._rows_so_far = 0
 
     def batch(self, table: pa.Table) -> Batch:
         """Return the rows of the next table as a batch of raw columns; rows are numbered from 1 through all tables."""
-        frame = _frame(table.select(self._table_columns))
-        first_row = self._row_count + 1
-        self._row_count += len(frame)
+        frame = _frame(table.select(self._top_columns))
+        first_row = self._rows_so_far + 1
+        self._rows_so_far += len(frame)
+        row_numbers = range(first_row, first_row + len(frame))
         columns = {}
         for field, paths in self._paths_by_field.items():
             columns[field] = [_values(frame, path) for path in paths]
-        return raw_batch(self.layout, range(first_row, first_row + len(frame)), columns)
+        return raw_batch(self.layout, row_numbers, columns)
 
 
 def _paths_in_schema(layout: Layout, types: Any) -> dict[str, list[Steps]]:
@@ -95,16 +98,14 @@ def _paths_in_schema(layout: Layout, types: Any) -> dict[str, list[Steps]]:
 
 
 def _first_rows(tables: Iterable[pa.Table], columns: list[str]) -> list[dict[str, Any]]:
-    """Return the first FIRST_ROWS rows of the first table as dicts of these columns: [{"meta": {...}}, ...].
-
-    Returns no rows if there are no columns or no tables.
-    """
+    """Return the first FIRST_ROWS rows of the first table as dicts of these columns; [] without columns or tables."""
     if not columns:
         return []
     for table in tables:
         frame = _frame(table.select(columns)[:FIRST_ROWS])
         values = [_listed(column) for column in frame]
-        return [dict(zip(frame.columns, row, strict=True)) for row in zip(*values, strict=True)]
+        rows = zip(*values, strict=True)
+        return [dict(zip(frame.columns, row, strict=True)) for row in rows]
     return []
 
 
@@ -113,23 +114,27 @@ def _frame(table: pa.Table) -> pl.DataFrame:
     try:
         table.validate(full=True)
     except pa.ArrowInvalid:
-        fields = [field.with_type(_with_bytes(field.type)) for field in table.schema]
-        table = table.cast(pa.schema(fields))
+        schema = pa.schema([_field_with_bytes(field) for field in table.schema])
+        table = table.cast(schema)
     return pl.DataFrame(pl.from_arrow(table))
 
 
 def hiding_columns(schema: pa.Schema, choice: FormatChoice) -> list[str]:
     """Return the columns that may hold fields which the schema does not show: maps, and texts with JSON in them.
 
-    As ["metadata"] where the column `metadata` is text, such as '{"url": "..."}', because the formats have the path
-    `metadata.url`. A column counts only if a dotted path of a format, or of the settings, begins with its name.
+    Only columns that a dotted path of a format or of the settings begins with: ["metadata"] for `metadata.url`.
     """
-    paths = [path for _, path in choice.fields]  # the settings' pairs of a field and its path
+    path_beginnings = {path.partition(".")[0] for path in _all_paths(choice) if "." in path}
+    return [column.name for column in schema if column.name in path_beginnings and _hides_fields(column.type)]
+
+
+def _all_paths(choice: FormatChoice) -> Iterator[str]:
+    """Yield the dotted paths of the settings and of all formats."""
+    for _, path in choice.fields:
+        yield path
     for corpus_format in FORMATS:
-        for format_paths in corpus_format.fields.values():
-            paths += format_paths
-    first_steps = {path.partition(".")[0] for path in paths if "." in path}
-    return [column.name for column in schema if column.name in first_steps and _hides_fields(column.type)]
+        for paths in corpus_format.fields.values():
+            yield from paths
 
 
 def _hides_fields(kind: pa.DataType) -> bool:
@@ -140,18 +145,18 @@ def _hides_fields(kind: pa.DataType) -> bool:
 
 
 def _may_hold_text(kind: pa.DataType) -> bool:
-    return any(is_text(kind) for is_text in IS_TEXT)
+    return any(holds_text(kind) for holds_text in MAY_HOLD_TEXT)
 
 
 def _is_list(kind: pa.DataType) -> bool:
-    return any(is_list(kind) for is_list in (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list))
+    return any(is_list(kind) for is_list in IS_LIST_TYPE)
 
 
 def _types_as_row(kind: Any) -> Any:
     """Return a schema or a type in the form of a row, with types in place of values.
 
-    {"text": string, "meta": {"url": string}, "lang": [string, string, ...]} for two columns, a struct and a list. A
-    list has ITEMS items, so that a path such as `lang.0` leads to their type.
+    {"text": string, "meta": {"url": string}, "lang": [string, string, ...]}. A list has ITEMS items, so that a path
+    such as `lang.0` leads to their type.
     """
     if isinstance(kind, pa.Schema | pa.StructType):
         return {field.name: _types_as_row(field.type) for field in kind}
@@ -163,29 +168,34 @@ def _types_as_row(kind: Any) -> Any:
 def _values(frame: pl.DataFrame, path: Steps) -> Column:
     """Return what each row of a frame has at the end of a path: a series of text, or else a list of any values.
 
-    As row["meta"]["url"] of each row for ("meta", "url"). Null where a row has nothing there.
+    For ("meta", "url"), row["meta"]["url"] of each row. Null where a row has nothing there.
     """
     column, *steps = path
     values = frame[str(column)]
     for number, step in enumerate(steps):
-        if isinstance(step, str) and isinstance(values.dtype, pl.Struct):
-            values = values.struct.field(step)
-        elif isinstance(step, int) and isinstance(values.dtype, pl.List):
-            values = values.list.get(step, null_on_oob=True)
-        else:  # polars has no columns below a map or a text with JSON: the rest is looked up row by row
+        values_below = _values_below(values, step)
+        if values_below is None:  # the rest is looked up row by row
             remaining_steps = tuple(steps[number:])
             return values_at(_listed(values), remaining_steps)
+        values = values_below
     return values if values.dtype == pl.String else _listed(values)
 
 
-def _listed(values: pl.Series) -> list[Any]:
-    """Return a series as a Python list. A value that Python cannot hold (a day in the year 10000) becomes its type.
+def _values_below(values: pl.Series, step: str | int) -> pl.Series | None:
+    """Return a field of structs or an item of lists; None for other values, such as maps and texts with JSON."""
+    if isinstance(step, str) and isinstance(values.dtype, pl.Struct):
+        return values.struct.field(step)
+    if isinstance(step, int) and isinstance(values.dtype, pl.List):
+        return values.list.get(step, null_on_oob=True)
+    return None
 
-    A single one makes polars refuse the whole series, so the series is halved until that value stands alone.
-    """
+
+def _listed(values: pl.Series) -> list[Any]:
+    """Return a series as a Python list; a value that Python cannot hold (a day in the year 10000) becomes its type."""
     try:
         return values.to_list()
     except (ValueError, OverflowError):
+        # One such value makes polars refuse the whole series, so it is halved until that value stands alone.
         half = len(values) // 2
         if half == 0:
             return [values.dtype]
@@ -193,20 +203,22 @@ def _listed(values: pl.Series) -> list[Any]:
 
 
 def _with_bytes(kind: pa.DataType) -> pa.DataType:
-    """Return a type with bytes in place of text at any depth: list<binary> for list<string>.
-
-    The keys of maps stay text, because values are looked up by them.
-    """
+    """Return a type with bytes in place of text at any depth: list<binary> for list<string>."""
     if isinstance(kind, pa.StructType):
-        return pa.struct([field.with_type(_with_bytes(field.type)) for field in kind])
-    if pa.types.is_map(kind):
-        return pa.map_(kind.key_type, _with_bytes(kind.item_type))
+        return pa.struct([_field_with_bytes(field) for field in kind])
     if _is_list(kind):
-        return pa.list_(kind.value_field.with_type(_with_bytes(kind.value_type)))
+        return pa.list_(_field_with_bytes(kind.value_field))
+    if pa.types.is_map(kind):  # keys stay text, because values are looked up by them
+        return pa.map_(kind.key_type, _with_bytes(kind.item_type))
     if pa.types.is_dictionary(kind):
         return _with_bytes(kind.value_type)
-    is_plain_text = any(is_text(kind) for is_text in IS_PLAIN_TEXT)
-    return pa.binary() if is_plain_text else kind
+    is_text = any(is_text_type(kind) for is_text_type in IS_TEXT_TYPE)
+    return pa.binary() if is_text else kind
+
+
+def _field_with_bytes(field: pa.Field) -> pa.Field:
+    """Return a field of a schema, a struct or a list with bytes in place of text."""
+    return field.with_type(_with_bytes(field.type))
 
 
 def _check_texts(types: Any, paths_by_field: Mapping[str, Sequence[Steps]], strict: Collection[str]) -> None:
@@ -215,20 +227,21 @@ def _check_texts(types: Any, paths_by_field: Mapping[str, Sequence[Steps]], stri
     types: the schema's types, see `_types_as_row`.
     """
     for field, paths in paths_by_field.items():
+        if field not in strict:
+            continue
         for path in paths:
             kind = value_at(types, path)
-            if field in strict and not _fits(field, kind):
-                holds = kind if isinstance(kind, pa.DataType) else "structs or lists"
-                raise ShardFault("wrong_type", f"{dotted(path)}: expected text, the column holds {holds}")
+            if not _fits(field, kind):
+                content = kind if isinstance(kind, pa.DataType) else "structs or lists"
+                raise ShardFault("wrong_type", f"{dotted(path)}: expected text, the column holds {content}")
 
 
 def _fits(field: str, kind: Any) -> bool:
-    """Return whether a field of a document may be read from a column: its type is text, a whole number for an id.
+    """Return whether a field of a document may be read from a column of a type.
 
-    kind: a type, a dict (a struct), a list, or Unread where the schema does not show what a map or a text with JSON
-    holds there. With Unread the values decide later. A date may have any type.
+    kind: a type, a dict (a struct), a list, or Unread where the schema does not show what stands there.
     """
-    if isinstance(kind, Unread) or field == "date":
+    if isinstance(kind, Unread) or field == "date":  # the values decide later; a date may have any type
         return True
     if not isinstance(kind, pa.DataType):
         return False
@@ -238,9 +251,7 @@ def _fits(field: str, kind: Any) -> bool:
 def _column(path: Steps, types: Any) -> str:
     """Return the name of the column that pyarrow has to read for a path: "meta.url" for ("meta", "url").
 
-    A single field of a struct can be read; a list, a map or a text is read whole: "lang" for ("lang", 0).
-
-    types: the schema's types, see `_types_as_row`.
+    Lists, maps and texts are read whole: "lang" for ("lang", 0). types: see `_types_as_row`.
     """
     names: list[str] = []
     kind = types

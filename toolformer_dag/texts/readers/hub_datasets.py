@@ -54,24 +54,25 @@ def resolve(hub: str, configuration: str | None, split: str, revision: str | Non
     is_local = Path(hub).is_dir()
     commit = None if is_local else _commit(hub, revision)
     opened = _opened(hub, configuration, split, commit)
-    urls = [str(url) for url in (opened.builder.config.data_files or {}).get(split, ())]
-    paths = [_path_in_dataset(url, hub, is_local) for url in urls]
-
+    urls = opened.file_urls(split)
+    paths = [_path_in_dataset(url, hub, is_local=is_local) for url in urls]
     shard_count = opened.stream.num_shards
-    is_named = len(paths) == shard_count  # else the shards are not files, as in archives that hold several
-    if is_named:
-        files = paths
-    else:
-        files = [f"{split}-{number:05}-of-{shard_count:05}" for number in range(shard_count)]
+    shards_are_files = len(paths) == shard_count  # an archive may hold several shards
+    files = paths if shards_are_files else _numbered_shards(split, shard_count)
     return HubSplit(
         hub=hub,
         configuration=configuration,
         split=split,
         revision=_files_hash(urls, paths) if commit is None else commit,
         local=is_local,
-        named=is_named,
+        named=shards_are_files,
         files=tuple(files),
     )
+
+
+def _numbered_shards(split: str, count: int) -> list[str]:
+    """Return names for shards that are not files: ["train-00000-of-00002", "train-00001-of-00002"]."""
+    return [f"{split}-{number:05}-of-{count:05}" for number in range(count)]
 
 
 def _files_hash(urls: list[str], paths: list[str]) -> str:
@@ -107,15 +108,14 @@ def hub_batches(split: HubSplit, number: int, choice: FormatChoice) -> Iterator[
 
     number: the number of the data file in the split, from 0. Rows are numbered within the file.
 
-    Raises ShardFault unreadable_data if `datasets` cannot read the file; other files can be read all the same. A single
-    malformed JSON line is enough, or a field that the first data file does not have or that is null there. Raises
-    ShardError if the hub cannot be reached.
+    Raises ShardFault unreadable_data if `datasets` cannot read the file, for which one malformed JSON line is enough.
+    Raises ShardError if the hub cannot be reached.
     """
     return guarded(documents_of(_raw_batches(split, number, choice)))
 
 
 def _raw_batches(split: HubSplit, number: int, choice: FormatChoice) -> Iterator[Batch]:
-    """Yield the rows of a data file as batches of raw columns. Raises ShardFault empty_shard, and as `_tables` does."""
+    """Yield the rows of a data file as batches of raw columns. Raises ShardFault empty_shard; see also `_tables`."""
     records: TableRecords | None = None
     for table in _tables(split, number):
         if records is None:
@@ -129,16 +129,22 @@ def _tables(split: HubSplit, number: int) -> Iterator[pa.Table]:
     """Yield the rows of a data file as Arrow tables of ROWS rows. Raises ShardFault unreadable_data, ShardError."""
     from datasets.exceptions import DatasetsError
 
-    revision = None if split.local else split.revision
     try:
-        stream = _opened(split.hub, split.configuration, split.split, revision).stream
-        data_file = stream.shard(num_shards=stream.num_shards, index=number)
-        yield from data_file.with_format("arrow").iter(batch_size=ROWS)
+        yield from _arrow_tables(split, number)
     except (DatasetsError, pa.ArrowException, ValueError, TypeError, KeyError, EOFError) as error:
+        message = " ".join(str(error).split())
         remedy = "download the data set and name its files in corpus.shards"
-        raise ShardFault("unreadable_data", f"datasets: {' '.join(str(error).split())}; {remedy}") from error
+        raise ShardFault("unreadable_data", f"datasets: {message}; {remedy}") from error
     except OSError as error:
         raise ShardError(f"{split.hub} cannot be read ({error}); try again, or correct corpus.hub") from error
+
+
+def _arrow_tables(split: HubSplit, number: int) -> Iterator[pa.Table]:
+    """Yield the rows of a data file as Arrow tables of ROWS rows; errors of `datasets` are raised unchanged."""
+    revision = None if split.local else split.revision
+    stream = _opened(split.hub, split.configuration, split.split, revision).stream
+    data_file = stream.shard(num_shards=stream.num_shards, index=number)
+    yield from data_file.with_format("arrow").iter(batch_size=ROWS)
 
 
 class _OpenedSplit(NamedTuple):
@@ -147,24 +153,37 @@ class _OpenedSplit(NamedTuple):
     builder: Any  # datasets.DatasetBuilder
     stream: Any  # datasets.IterableDataset
 
+    def file_urls(self, split: str) -> list[str]:
+        """Return the addresses of the data files of a split."""
+        urls_by_split = self.builder.config.data_files or {}
+        return [str(url) for url in urls_by_split.get(split, ())]
+
 
 def _opened(hub: str, configuration: str | None, split: str, revision: str | None) -> _OpenedSplit:
     """Open a split of a data set. Raises HubError."""
+    from datasets.exceptions import DatasetsError
+
+    builder = _builder(hub, configuration, revision)
+    try:
+        stream = builder.as_streaming_dataset(split=split)
+    except (DatasetsError, ValueError, OSError) as error:
+        splits = ", ".join(str(name) for name in builder.config.data_files or ())
+        raise HubError(f"corpus.split: {hub} has no split {split!r}; it has {splits or 'none'}") from error
+    return _OpenedSplit(builder, stream)
+
+
+def _builder(hub: str, configuration: str | None, revision: str | None) -> Any:
+    """Return the datasets.DatasetBuilder of a data set. Raises HubError."""
     from datasets import load_dataset_builder
     from datasets.exceptions import DatasetsError
 
     try:
-        builder = load_dataset_builder(hub, name=configuration, revision=revision)
+        return load_dataset_builder(hub, name=configuration, revision=revision)
     except (DatasetsError, ValueError, OSError, RuntimeError) as error:
         raise HubError(
             f"corpus.hub: {hub} cannot be opened ({_first_line(error)}); correct corpus.hub, corpus.configuration or "
             "corpus.revision, or log in with `hf auth login`"
         ) from error
-    try:
-        return _OpenedSplit(builder, builder.as_streaming_dataset(split=split))
-    except (DatasetsError, ValueError, OSError) as error:
-        splits = ", ".join(str(name) for name in builder.config.data_files or ())
-        raise HubError(f"corpus.split: {hub} has no split {split!r}; it has {splits or 'none'}") from error
 
 
 def _commit(hub: str, revision: str | None) -> str:
@@ -181,24 +200,22 @@ def _commit(hub: str, revision: str | None) -> str:
         ) from error
 
 
-def _path_in_dataset(url: str, hub: str, is_local: bool) -> str:
+def _path_in_dataset(url: str, hub: str, *, is_local: bool) -> str:
     """Return the path of a data file within its data set: "data/a.gz" for hf://datasets/org/name@commit/data/a.gz.
 
     url: the address of the file, as `datasets` names it.
     """
     address = _without_chain(url)
     if is_local:
-        return Path(address).resolve().relative_to(Path(hub).resolve()).as_posix()
+        folder = Path(hub).resolve()
+        return Path(address).resolve().relative_to(folder).as_posix()
     _, _, commit_and_path = address.partition("@")
     _, _, path = commit_and_path.partition("/")
     return path or address
 
 
 def _without_chain(url: str) -> str:
-    """Return the address of a data file without the part that says how to unpack it.
-
-    "/data/a.gz" for "gzip://a::/data/a.gz".
-    """
+    """Return the address of a data file without how to unpack it: "/data/a.gz" for "gzip://a::/data/a.gz"."""
     _, _, address = url.partition("::")
     return address or url
 

@@ -25,10 +25,9 @@ ARRAY = re.compile(rb"\s*\[\s*\{")
 def json_batches(content: Iterable[bytes], choice: FormatChoice) -> Iterator[Batch]:
     """Yield the records of a file as batches of raw columns, about a batch per block, in the order of the file.
 
-    content: the file in blocks, decompressed.
+    content: the file in blocks, decompressed. Blank lines are skipped.
 
-    A line without a record is among the rejections of its batch, with one of these reasons: not_json, not_utf8,
-    wrong_type, missing_field, line_too_long (MAX_LINE_BYTES or more). Blank lines are skipped.
+    Reasons of rejections: not_json, not_utf8, wrong_type, missing_field, line_too_long (MAX_LINE_BYTES or more).
 
     Raises ShardFault: unknown_format, missing_field (none of the first records has what the format needs),
     not_json_lines (the first block has no record, or begins a JSON array or a tar archive), empty_shard.
@@ -47,21 +46,33 @@ def json_batches(content: Iterable[bytes], choice: FormatChoice) -> Iterator[Bat
 
 def _batch(layout: Layout, lines: Sequence[bytes], first_number: int) -> Batch:
     """Return the records of consecutive lines as raw columns. first_number: the number of lines[0] in the file."""
-    numbers: list[int] = []  # the line of each record
+    line_numbers: list[int] = []  # of each record
     records: list[dict[str, Any]] = []
     rejections: list[Rejection] = []
     for number, line in enumerate(lines, first_number):
-        is_too_long = len(line) >= MAX_LINE_BYTES
-        if not line or (line.isspace() and not is_too_long):
+        if _is_blank(line):
             continue
-        value = MISSING if is_too_long else _parsed(line)
-        if isinstance(value, dict):
-            numbers.append(number)
-            records.append(value)
+        record = _record_of(number, line)
+        if isinstance(record, Rejection):
+            rejections.append(record)
         else:
-            fault = _line_fault(line, value)
-            rejections.append(Rejection(number, fault.reason, fault.detail))
-    return records_batch(layout, numbers, records, rejections)
+            line_numbers.append(number)
+            records.append(record)
+    return records_batch(layout, line_numbers, records, rejections)
+
+
+def _is_blank(line: bytes) -> bool:
+    """Return whether a line is empty or only white space, and not too long."""
+    return not line or (line.isspace() and len(line) < MAX_LINE_BYTES)
+
+
+def _record_of(number: int, line: bytes) -> dict[str, Any] | Rejection:
+    """Return the object in a line of JSON, or the rejection of a line without one. number: the line's number."""
+    value = _parsed(line) if len(line) < MAX_LINE_BYTES else MISSING
+    if isinstance(value, dict):
+        return value
+    fault = _line_fault(line, value)
+    return Rejection(number, fault.reason, fault.detail)
 
 
 def _first_records(lines: Sequence[bytes]) -> list[dict[str, Any]]:
@@ -71,48 +82,52 @@ def _first_records(lines: Sequence[bytes]) -> list[dict[str, Any]]:
     """
     head = b"\n".join(lines[:FIRST_RECORDS])
     if ARRAY.match(head) or is_tar(head):
-        raise _no_records(head, is_blank=False)
-    records: list[dict[str, Any]] = []
-    for number, line in enumerate(lines):
-        if number >= FIRST_RECORDS and records:
-            break
+        raise _no_records(head)
+    first_records = list(_objects_with_fields(lines[:FIRST_RECORDS]))
+    if first_records:
+        return first_records
+    for record in _objects_with_fields(lines[FIRST_RECORDS:]):
+        return [record]
+    if not any(line.strip() for line in lines):
+        raise ShardFault("empty_shard", "the shard has only blank lines")
+    raise _no_records(head)
+
+
+def _objects_with_fields(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+    """Yield the JSON objects in lines, without empty objects and other lines."""
+    for line in lines:
         value = _parsed(line)
         if isinstance(value, dict) and value:
-            records.append(value)
-    if not records:
-        is_blank = not any(line.strip() for line in lines)
-        raise _no_records(head, is_blank=is_blank)
-    return records
+            yield value
 
 
-def _no_records(head: bytes, *, is_blank: bool) -> ShardFault:
+def _no_records(head: bytes) -> ShardFault:
     """Return the error for a file without a record, with a message about what the file is instead.
 
-    head: its first lines. is_blank: whether all lines of its first block are blank.
+    head: its first lines.
     """
-    if is_blank:
-        return ShardFault("empty_shard", "the shard has only blank lines")
     shape = other_shape(head)
     if shape is not None:
         return ShardFault("not_json_lines", shape)
-    first_line = next((line for line in head.splitlines() if line.strip()), b"")
-    value = _parsed(first_line)
-    if value == {}:
-        why = "an object without fields"
-    else:
-        why = _line_fault(first_line, value).detail
     return ShardFault(
         "not_json_lines",
         "no line of the first block holds a JSON object with fields; write one object per line, as `jq -c .` does "
-        f"(its first line: {why})",
+        f"(its first line: {_first_line_fault(head)})",
     )
 
 
-def other_shape(head: bytes) -> str | None:
-    """Return what a file is instead of JSON lines, with a remedy; None if its beginning, `head`, does not show it.
+def _first_line_fault(head: bytes) -> str:
+    """Return why the first line that is not blank holds no object with fields. head: the first lines of a file."""
+    visible_lines = [line for line in head.splitlines() if line.strip()]
+    first_line = visible_lines[0] if visible_lines else b""
+    value = _parsed(first_line)
+    if value == {}:
+        return "an object without fields"
+    return _line_fault(first_line, value).detail
 
-    "the content is a tar archive; ...", "one JSON array; ..." or "every line ends with a comma; ...".
-    """
+
+def other_shape(head: bytes) -> str | None:
+    """Return what a file is instead of JSON lines, with a remedy; None if its beginning, `head`, does not show it."""
     kind = kind_in_words(head)
     if kind is not None:
         return f"the content is {kind}"
@@ -138,12 +153,11 @@ def _comma_fault(line: bytes, subject: str) -> str | None:
 def line_batches(content: Iterable[bytes], longest: int = MAX_LINE_BYTES) -> Iterator[list[bytes]]:
     r"""Yield the lines of a file, without their ends, as a list for each block in which lines end.
 
-    [b"a"] and [b"bc", b"d"] for the blocks b"a\nb", b"c\n" and b"d". Each list is held back until the next one has
-    begun, so that a last line without an end can join the lines before it: the first list shows the format of the file.
-
-    A line of more than `longest` bytes may be cut to longest + 1.
+    [b"a"] and [b"bc", b"d"] for the blocks b"a\nb", b"c\n" and b"d". A line of more than `longest` bytes may be cut to
+    longest + 1.
     """
-    held_back: list[bytes] = []
+    # A list waits until the next one has begun: a last line without an end joins the lines before it.
+    waiting_lines: list[bytes] = []
     open_line = b""  # what follows the last line end so far
     for block in content:
         lines = block.split(b"\n")
@@ -151,13 +165,13 @@ def line_batches(content: Iterable[bytes], longest: int = MAX_LINE_BYTES) -> Ite
         open_line = lines.pop()[: longest + 1]
         if not lines:
             continue
-        if held_back:
-            yield held_back
-        held_back = lines
+        if waiting_lines:
+            yield waiting_lines
+        waiting_lines = lines
     if open_line:
-        held_back = [*held_back, open_line]
-    if held_back:
-        yield held_back
+        waiting_lines = [*waiting_lines, open_line]
+    if waiting_lines:
+        yield waiting_lines
 
 
 def _parsed(line: bytes) -> Any:

@@ -27,11 +27,9 @@ READ_BYTES = 1 << 20
 
 
 def whole_parquet(path: Path, stream: IO[bytes]) -> Path | IO[bytes]:
-    """Return what `parquet_batches` can open: the file's path, or `stream` if the path is not UTF-8.
+    """Return what pyarrow can open: the file's path, or the open file if the path is not UTF-8.
 
-    pyarrow opens a path only if it is UTF-8.
-
-    stream: the open file. Raises ShardFault truncated_parquet if the end of the file is missing.
+    Raises ShardFault truncated_parquet if the end of the file is missing.
     """
     size = stream.seek(0, 2)
     stream.seek(max(0, size - len(MAGIC)))
@@ -42,12 +40,10 @@ def whole_parquet(path: Path, stream: IO[bytes]) -> Path | IO[bytes]:
 
 
 def parquet_batches(source: Path | str | IO[bytes], choice: FormatChoice) -> Iterator[Batch]:
-    """Yield the rows of a Parquet file as batches of raw columns.
-
-    Memory: a batch and the pages it is read from, whatever the size of the file and its row groups.
+    """Yield the rows of a Parquet file as batches of raw columns, in the memory of a batch and its pages.
 
     Raises ShardFault: corrupt_parquet, empty_shard, and the reasons of TableRecords. Raises OSError if the file cannot
-    be read. Checksums of pages are verified if the file has them; most have none.
+    be read.
     """
     with opened_parquet(source) as file:
         records = TableRecords(file.schema_arrow, choice, _first_tables(file, choice))
@@ -70,17 +66,16 @@ def opened_parquet(source: Path | str | IO[bytes]) -> Iterator[pq.ParquetFile]:
         ) as file:
             yield file
     except (OSError, pa.ArrowException, EOFError) as error:
-        if isinstance(error, OSError) and error.errno is not None:  # the system's error; pyarrow's have no number
+        is_system_error = isinstance(error, OSError) and error.errno is not None  # pyarrow's errors have no number
+        if is_system_error:
             raise
-        reason = str(error).splitlines()[0] if str(error) else repr(error)
-        raise ShardFault("corrupt_parquet", f"{reason}: no row of it is used") from error
+        message = str(error) or repr(error)
+        first_line = message.splitlines()[0]
+        raise ShardFault("corrupt_parquet", f"{first_line}: no row of it is used") from error
 
 
 def _first_tables(file: pq.ParquetFile, choice: FormatChoice) -> Iterator[pa.Table]:
-    """Yield the file's rows from the beginning, in the columns whose content the schema does not show.
-
-    TableRecords reads the first table to see which fields they hold.
-    """
+    """Yield the file's rows from the beginning, in the columns whose content the schema does not show."""
     columns = hiding_columns(file.schema_arrow, choice)
     for batch in file.iter_batches(FIRST_ROWS, columns=columns, use_threads=False):
         yield pa.Table.from_batches([batch])

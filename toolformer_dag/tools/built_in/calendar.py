@@ -40,20 +40,23 @@ class Calendar(Tool):
     def propose(self, text: str, context: str) -> Iterable[ProposedCall]:
         """Return at most PER_TEXT calls of the calendar, before words of a text that say a part of its date.
 
-        For `context` "2009-05-03", the document's date, these words are `Sunday`, `May` and `2009`. Without a date
-        there are no calls.
+        For `context` "2009-05-03", the document's date, these words are `Sunday`, `May` and `2009`.
         """
-        if not context:
+        if not context:  # a document without a date
             return []
         day = date.fromisoformat(context)
         words_of_date = {f"{day:%A}", f"{day:%B}", str(day.year)}
         offsets = [match.start() for match in DATED.finditer(text) if match[0] in words_of_date]
-        # Of more than PER_TEXT offsets, every second, third and so on, so that the calls are spread over the text.
-        step = max(math.ceil(len(offsets) / PER_TEXT), 1)
-        return [ProposedCall(offset, input="") for offset in offsets[::step]]
+        return [ProposedCall(offset, input="") for offset in _spread(offsets)]
 
     def run(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
         return [_result(call) for call in calls]
+
+
+def _spread(offsets: Sequence[int]) -> Sequence[int]:
+    """Return every n-th of some offsets, with the smallest n that leaves at most PER_TEXT of them."""
+    step = math.ceil(len(offsets) / PER_TEXT)
+    return offsets[:: max(step, 1)]
 
 
 def _result(call: ToolCall) -> ToolResult:

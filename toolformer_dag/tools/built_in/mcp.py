@@ -57,35 +57,31 @@ _FIELD = re.compile(r"\{(\w+(?:\.\w+)*)\}")
 def filled(template: str, answer: "CallToolResult") -> str:
     """Fill a template, such as `{temperature} °C, wind {wind.speed}`, with the fields of the object in an answer.
 
-    The object is the answer's structured content, else its text read as JSON. Raises NoResult with the reason
-    `no_object`, or `no_field: wind.speed`.
+    Raises NoResult with the reason `no_object`, or `no_field: wind.speed`.
     """
     content = _object_of(answer)
-    pieces = []
-    end_of_last = 0
-    for match in _FIELD.finditer(template):
-        pieces.append(template[end_of_last : match.start()])
-        value = _field_of(content, match[1])
-        pieces.append(compact(value))
-        end_of_last = match.end()
-    pieces.append(template[end_of_last:])
-    return "".join(pieces)
+    return _FIELD.sub(lambda field: compact(_field_of(content, field[1])), template)
 
 
 def _object_of(answer: "CallToolResult") -> Mapping[str, Any]:
     """Return the JSON object in an MCP server's answer: its structured content, else its text read as JSON.
 
-    Raises NoResult("no_object") where neither is an object.
+    Raises NoResult("no_object") if neither is an object.
     """
     content: Any = answer.structured_content
     if content is None:
-        try:
-            content = json.loads(text_of(answer) or "")
-        except (ValueError, RecursionError):
-            content = None
+        content = _parsed(text_of(answer) or "")
     if not isinstance(content, Mapping):
         raise NoResult("no_object")
     return content
+
+
+def _parsed(text: str) -> Any:
+    """Return the value of a text in JSON; None for any other text."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _field_of(content: Mapping[str, Any], path: str) -> Any:
@@ -115,13 +111,14 @@ class McpTool(Tool):
     options: McpOptions
 
     def __init__(self, key: str, options: McpOptions, prompt: str) -> None:
-        """Take the tool's name and description from the options, else from its name on the server.
+        """Take the tool's name and description from the options, or else from its name on the server.
 
         `get_weather` and `getWeather` are called GetWeather in texts. No connection is opened yet.
         """
         super().__init__(key, options, prompt)
         words = lane_key(options.tool).split("_")  # ["get", "weather"] of `getWeather`
-        self.name = options.name or "".join(map(str.capitalize, words))
+        default_name = "".join(word.capitalize() for word in words)
+        self.name = options.name or default_name
         self.description = options.description or " ".join(words)
         self.version = options.version
         self.server = options.server
@@ -152,13 +149,13 @@ class McpTool(Tool):
 
     def identity(self) -> Mapping[str, object]:
         """Return the server's address or command, its tool and its arguments; no secret, no folder."""
-        connection: dict[str, str | None] = {"command": None, "url": None}
-        if self.options.command is None:
-            connection["url"] = self.options.shown
-        else:
-            connection["command"] = self.options.shown
-        arguments = fingerprint(self.options.input_schema)
-        return {**connection, **determining(self.options, "tool", "result"), "arguments": arguments}
+        is_command = self.options.command is not None
+        return {
+            "command": self.options.shown if is_command else None,
+            "url": None if is_command else self.options.shown,
+            **determining(self.options, "tool", "result"),
+            "arguments": fingerprint(self.options.input_schema),
+        }
 
     def selection(self) -> Mapping[str, object]:
         """Return only the regular expression: changing it selects other texts but keeps stored results."""
@@ -192,12 +189,12 @@ class McpTool(Tool):
     def _answer(self, call: ToolCall) -> ToolResult:
         """Call the server's tool and return its answer as a text, or the reason why it has none.
 
-        A lost session is closed, so that the next call opens another. Raises RetryableError where no answer came,
-        ToolDown where no session can be opened.
+        Raises RetryableError if no answer came, ToolDown if no session can be opened.
         """
         session = self._opened()
         try:
-            return self._result(call, session.call(call.arguments))
+            answer = session.call(call.arguments)
+            return self._result(call, answer)
         except SessionLost:
             self.close(session)
             raise

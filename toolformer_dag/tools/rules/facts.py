@@ -37,33 +37,31 @@ WORDS_BETWEEN = 4
 def propose_searches(text: str) -> Iterator[ProposedCall]:
     """Yield at most PER_TEXT searches, each before a fact: a name or number that the text says for the first time.
 
-    The query is the nearest name before the fact and the last words between the two: in "The mathematician Ada Lovelace
-    was the daughter of Lord Byron.", before `Lord Byron`, it is `Ada Lovelace daughter`.
+    In "The mathematician Ada Lovelace was the daughter of Lord Byron." the query before `Lord Byron` is `Ada Lovelace
+    daughter`: the nearest name, and the last words between the two.
     """
     yield from islice(_searches(text), PER_TEXT)
 
 
 def _searches(text: str) -> Iterator[ProposedCall]:
-    """Yield a search before each new fact (a name or number) of a text.
-
-    The nearest name before the fact is what the search is about. It has to be on the same line, within NEAR characters.
-    """
-    name: re.Match[str] | None = None  # the last name before the fact
+    """Yield a search before each new fact (a name or number) of a text, about the nearest name before it."""
+    previous_name: re.Match[str] | None = None
     for fact in FACT.finditer(text):
         if fact[0].lower() in COMMON:
             continue
-        if name is not None and _is_new(text, fact):
-            between = text[name.end() : fact.start()]
-            if _is_near(between):
-                yield ProposedCall(fact.start(), _query(name[0], between), words=fact[0])
+        if previous_name is not None and _is_new(text, fact):
+            yield from _search(text, previous_name, fact)
         is_name = fact[0][0].isalpha()
         if is_name:
-            name = fact
+            previous_name = fact
 
 
-def _is_near(between: str) -> bool:
-    """Return whether a name and a fact with this text between them are near each other, on the same line."""
-    return len(between) < NEAR and "\n" not in between
+def _search(text: str, name: re.Match[str], fact: re.Match[str]) -> Iterator[ProposedCall]:
+    """Yield the search for a fact about a name before it, if both are on one line, within NEAR characters."""
+    between = text[name.end() : fact.start()]
+    if len(between) < NEAR and "\n" not in between:
+        query = _query(name[0], between)
+        yield ProposedCall(fact.start(), query, words=fact[0])
 
 
 def _query(name: str, between: str) -> str:
@@ -73,10 +71,7 @@ def _query(name: str, between: str) -> str:
 
 
 def _is_new(text: str, fact: re.Match[str]) -> bool:
-    """Return whether a text says a name or number for the first time, after words that tell what it is about.
-
-    False in the first BEGIN characters and at the beginning of a sentence, where nothing tells that.
-    """
+    """Return whether a name or number is said for the first time, within a sentence, after BEGIN characters."""
     before = text[: fact.start()]
     last_character = before.rstrip('"“( ')[-1:]
     begins_sentence = last_character in ("", ".", "!", "?", ":", "\n")

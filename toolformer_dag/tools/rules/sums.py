@@ -44,34 +44,38 @@ WORDS = {word: _whole_number(spelled) for word, spelled in SPELLED.items() if wo
 
 
 class Operand(NamedTuple):
-    """A number of the text: its characters, how a call writes it, its value in units of 1 / UNIT."""
+    """A number of the text."""
 
-    start: int
-    end: int
-    written: str
-    value: int
+    start: int  # its first character
+    end: int  # the character after it
+    written: str  # how a call writes it
+    value: int  # in units of 1 / UNIT
     in_digits: bool
 
 
 def propose_sums(text: str, strict: bool) -> Iterator[ProposedCall]:
     """Yield calculator calls before each number of a text that two earlier numbers give by +, -, * or /.
 
-    For "He had 12 apples and 30 pears, 42 in all." the call `12 + 30` is proposed before `42`. The two numbers stand
-    within WINDOW tokens before it; the nearest pairs come first, at most MOST_CALLS of them. A number with decimals may
-    be a rounded result, a whole number is only an exact one.
+    For "He had 12 apples and 30 pears, 42 in all." the call `12 + 30` is proposed before `42`. At most MOST_CALLS per
+    number, those with the nearest operands first.
 
-    strict: for web pages. Results are at least 20 or have decimals, and are no year and no part of a date, time or
-    version; operands are not 0, 1 or 2.
+    strict: for web pages. Results that may be years, dates, times, versions or small counts are left out, and so are
+    the operands 0, 1 and 2.
     """
     text_numbers = sorted([*_in_digits(text), *_in_words(text)])
     positions = _token_positions(text, text_numbers)
     for index, result in enumerate(text_numbers):
-        if not _may_be_result(result) or (strict and not _is_quantity(text, result)):
-            continue
-        operands = text_numbers[_first_operand(positions, index) : index]
-        calls = _calls_with_result(result, operands, strict)
-        for call in islice(calls, MOST_CALLS):
-            yield ProposedCall(result.start, call)
+        if _may_be_result(text, result, strict=strict):
+            first_operand = _first_operand(positions, index)
+            operands = text_numbers[first_operand:index]
+            calls = _calls_with_result(result, operands, strict=strict)
+            for call in islice(calls, MOST_CALLS):
+                yield ProposedCall(result.start, call)
+
+
+def _may_be_result(text: str, number: Operand, *, strict: bool) -> bool:
+    """Return whether the calculator may answer with a number of a text. strict: see `propose_sums`."""
+    return _is_printed_form(number) and (not strict or _is_quantity(text, number))
 
 
 def _token_positions(text: str, text_numbers: Sequence[Operand]) -> list[int]:
@@ -81,9 +85,9 @@ def _token_positions(text: str, text_numbers: Sequence[Operand]) -> list[int]:
 
 
 def _first_operand(positions: Sequence[int], result: int) -> int:
-    """Return the index of the first number that may be an operand of number `result`.
+    """Return the index of the first number that may be an operand of the number with the index `result`.
 
-    It stands within WINDOW tokens before the result, and is at most the MOST_OPERANDS-th number before it.
+    It is within WINDOW tokens before the result, and at most the MOST_OPERANDS-th number before it.
 
     positions: of each number of the text, its position in tokens; ascending.
     """
@@ -92,7 +96,7 @@ def _first_operand(positions: Sequence[int], result: int) -> int:
 
 
 def _in_digits(text: str) -> Iterator[Operand]:
-    """Yield the numbers in digits, but not the items of a list such as `1,2,3`, which have the list's characters."""
+    """Yield the numbers in digits, without the items of lists such as `1,2,3`."""
     for start, end, value in numbers(text):
         written = text[start:end]
         if SINGLE.fullmatch(written):
@@ -107,18 +111,14 @@ def _in_words(text: str) -> Iterator[Operand]:
             yield Operand(match.start(), match.end(), written, int(written) * UNIT, in_digits=False)
 
 
-def _may_be_result(number: Operand) -> bool:
-    """Return whether the calculator may answer with a number: in digits, no percent sign, at most two decimals."""
+def _is_printed_form(number: Operand) -> bool:
+    """Return whether the calculator could print a number: in digits, no percent sign, at most two decimals."""
     has_at_most_two_decimals = number.value % HUNDREDTH == 0
     return number.in_digits and "%" not in number.written and has_at_most_two_decimals
 
 
 def _is_quantity(text: str, number: Operand) -> bool:
-    """Return whether a number of a web page may be a result that is meant, not a date or the like.
-
-    It is at least 20 or has decimals, is no year from 1900 to 2099, and is no part of a date, time, version or
-    fraction.
-    """
+    """Return whether a number of a web page is at least 20 or has decimals, and is no year, date, time or version."""
     has_decimals = "." in number.written
     if number.value < LEAST_WHOLE_RESULT and not has_decimals:
         return False
@@ -135,7 +135,7 @@ def _is_part_of_longer_form(text: str, number: Operand) -> bool:
     return ends_longer_form or begins_longer_form
 
 
-def _calls_with_result(result: Operand, operands: Sequence[Operand], strict: bool) -> Iterator[str]:
+def _calls_with_result(result: Operand, operands: Sequence[Operand], *, strict: bool) -> Iterator[str]:
     """Yield calls such as `12 + 30` on two of the operands that have this result, pairs near the result first.
 
     - operands: the numbers before the result, in the order of the text.
@@ -169,37 +169,51 @@ def _calls_on_pair(result: int, a: Operand, b: Operand) -> Iterator[str]:
     """Yield the sums, differences, products and quotients of two numbers that have this result, as calls.
 
     For 12 and 30 and the result 18 it yields `30 - 12`. Differences below zero, `a * 1` and `a / 1` are left out.
-
-    Values are integers in units of 1 / UNIT: 2.5 is 2.5 * UNIT. So a product has to be divided by UNIT, and a quotient
-    to be multiplied by it.
     """
     large, small = (a, b) if a.value > b.value else (b, a)
-    if _rounds_to(result, numerator=a.value + b.value, denominator=1):
+    if _is_sum(result, a.value, b.value):
         yield f"{a.written} + {b.written}"
-    if large.value > small.value and _rounds_to(result, numerator=large.value - small.value, denominator=1):
+    if _is_difference(result, large.value, small.value):
         yield f"{large.written} - {small.written}"
-    if UNIT not in (a.value, b.value) and _rounds_to(result, numerator=a.value * b.value, denominator=UNIT):
+    if _is_product(result, a.value, b.value):
         yield f"{a.written} * {b.written}"
-    if _divides_to(result, dividend=a.value, divisor=b.value):
+    if _is_quotient(result, dividend=a.value, divisor=b.value):
         yield f"{a.written} / {b.written}"
-    if _divides_to(result, dividend=b.value, divisor=a.value):
+    if _is_quotient(result, dividend=b.value, divisor=a.value):
         yield f"{b.written} / {a.written}"
 
 
-def _divides_to(result: int, *, dividend: int, divisor: int) -> bool:
+# All values below are in units of 1 / UNIT: 2.5 is 2.5 * UNIT.
+
+
+def _is_sum(result: int, a: int, b: int) -> bool:
+    """Return whether the calculator prints a + b as this result."""
+    return _rounds_to(result, numerator=a + b, denominator=1)
+
+
+def _is_difference(result: int, large: int, small: int) -> bool:
+    """Return whether the calculator prints large - small as this result; False if both are equal."""
+    return large > small and _rounds_to(result, numerator=large - small, denominator=1)
+
+
+def _is_product(result: int, a: int, b: int) -> bool:
+    """Return whether the calculator prints a * b as this result; False if one of them is 1."""
+    return UNIT not in (a, b) and _rounds_to(result, numerator=a * b, denominator=UNIT)
+
+
+def _is_quotient(result: int, *, dividend: int, divisor: int) -> bool:
     """Return whether the calculator prints dividend / divisor as this result; False for 0 / b, a / 0 and a / 1."""
     may_divide = divisor not in (0, UNIT) and dividend != 0
     return may_divide and _rounds_to(result, numerator=dividend * UNIT, denominator=divisor)
 
 
 def _rounds_to(result: int, *, numerator: int, denominator: int) -> bool:
-    """Return whether the calculator prints the value numerator / denominator as this result.
+    """Return whether the calculator prints numerator / denominator, rounded half up to two decimals, as this result.
 
-    It rounds half up to two decimals: result - 0.005 <= value < result + 0.005. A whole result has to be exact, because
-    2001 / 1999 is 1.00 for any two years. Result and value are in units of 1 / UNIT; the denominator is positive.
+    A whole result has to be exact, because 2001 / 1999 is 1.00 for any two years. The denominator is positive.
     """
-    # Both sides are multiplied by the denominator, so that integers are compared and nothing is rounded.
-    difference = numerator - result * denominator  # value - result
+    # result - 0.005 <= value < result + 0.005, with all sides multiplied by the denominator, so nothing is rounded.
+    difference = numerator - result * denominator
     hundredth = HUNDREDTH * denominator
     is_whole = result % UNIT == 0
     if is_whole:

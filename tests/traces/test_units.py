@@ -1,0 +1,85 @@
+"""What is judged is a unit: the judge takes any that says what it is asked, and needs nothing that only calls have."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.traces.conftest import settings_at
+from toolformer_dag.conversations.messages import RecordedCall, RecordedMessage
+from toolformer_dag.model.engine import Engine
+from toolformer_dag.traces.judge import Judge
+from toolformer_dag.traces.units import NONE, OWN, CallToJudge, UnitToJudge, call_positions
+
+TALK = (
+    RecordedMessage("user", "How warm is it in Graz?"),
+    RecordedMessage("assistant", "Graz has 17 degrees."),
+    RecordedMessage("assistant", "It is 17 degrees."),
+    RecordedMessage("user", "And in Lyon?"),
+    RecordedMessage("assistant", "", (RecordedCall("warmth", {"town": "Lyon"}, number=(4, 0), result="23 degrees"),)),
+    RecordedMessage("assistant", "23 degrees."),
+)
+
+
+@dataclass(frozen=True)
+class MessageToJudge:
+    """A message as a unit: it is held against the conversation without it, and is to help the next message alone."""
+
+    messages: tuple[RecordedMessage, ...]
+    message: int
+    not_judged: str | None = None
+
+    @property
+    def following(self) -> range:
+        return range(self.message + 1, self.message + 2)
+
+    @property
+    def texts(self) -> Sequence[str]:
+        return [self.messages[self.message].content]
+
+    def replacements(self, message: RecordedMessage, cut: Callable[[str], str]) -> dict[str, Sequence[RecordedMessage]]:
+        assert message == self.messages[self.message]
+        return {NONE: []}
+
+
+def judge(engine: Engine, folder: Path) -> Judge:
+    return Judge(settings_at(folder), engine=engine)
+
+
+def test_a_unit_that_is_no_call_is_judged(engine: Engine, tmp_path: Path) -> None:
+    unit: UnitToJudge = MessageToJudge(TALK, 1)
+    [judged] = judge(engine, tmp_path).judged([unit])
+    assert judged.losses.keys() == {NONE, OWN}
+    assert judged.delta == judged.losses[NONE] - judged.losses[OWN] > 0  # it says the answer
+    assert judged.swaps == 0
+    assert judged.overlap == (pytest.approx(2 / 4),)  # 17 and degrees of: it is 17 degrees
+
+
+def test_only_the_words_that_a_unit_may_help_are_weighted(engine: Engine, tmp_path: Path) -> None:
+    variants = judge(engine, tmp_path).writer.variants(MessageToJudge(TALK, 1))
+    assert isinstance(variants, dict)
+    own = variants[OWN]
+    weighted = engine.encoding.tokenizer.decode([own.ids[position] for position in own.positions])
+    assert weighted.strip() == "It is 17 degrees."
+
+
+def test_a_unit_says_why_it_is_not_judged(engine: Engine, tmp_path: Path) -> None:
+    units = [MessageToJudge(TALK, 1, not_judged="no_reason_at_all"), MessageToJudge(TALK, 2)]
+    assert [judged.reason for judged in judge(engine, tmp_path).judged(units)] == [
+        "no_reason_at_all",
+        "nothing_follows",
+    ]
+
+
+def test_units_of_several_kinds_are_judged_together_as_each_alone(engine: Engine, tmp_path: Path) -> None:
+    [position] = call_positions(TALK)
+    units: list[UnitToJudge] = [
+        MessageToJudge(TALK, 1),
+        CallToJudge(TALK, position.message, position.call, ("-3 degrees", "40 degrees")),
+    ]
+    together = list(judge(engine, tmp_path).judged(units))
+    for unit, judged in zip(units, together, strict=True):
+        [alone] = judge(engine, tmp_path).judged([unit])
+        assert judged.losses == pytest.approx(alone.losses, abs=1e-5)
+    assert together[1].swaps == 2

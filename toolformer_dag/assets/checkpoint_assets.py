@@ -1,0 +1,199 @@
+"""The assets of finetuned checkpoints, which a person starts: M finetuned on C*, and on the texts without calls."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import polars as pl
+
+from toolformer_dag.assets.declaration import AssetDeclaration, shared_reasons
+from toolformer_dag.assets.metadata import UNCHANGED
+from toolformer_dag.assets.plots import loss_curve
+from toolformer_dag.assets.running import note_cost, progress
+from toolformer_dag.computing.plan import Plan
+from toolformer_dag.computing.reasons import Reasons
+from toolformer_dag.computing.spending import StepCost
+from toolformer_dag.evaluation.measurements import measured_on
+from toolformer_dag.exports.model_card import add_evaluation, write_model_card
+from toolformer_dag.files import locked
+from toolformer_dag.lake.local_outputs import LocalOutput
+from toolformer_dag.lake.table import Lake
+from toolformer_dag.model.weights import checkpoint_folder
+from toolformer_dag.pipeline.heldout_texts import too_few
+from toolformer_dag.resources import Compute
+from toolformer_dag.settings.training_settings import TrainingSettings
+from toolformer_dag.training.checkpoint_outputs import checkpoint_reasons, publish_curve, too_few_to_train
+from toolformer_dag.training.checkpoints import Checkpoint, checkpoints
+from toolformer_dag.training.training_report import (
+    TrainingData,
+    TrainingError,
+    TrainingReport,
+    card_is_lost,
+    checkpoint_files,
+    read_report,
+)
+
+
+def trained_assets(plan: Plan) -> list[str]:
+    """Return the names of the assets of a plan's checkpoints."""
+    return [plan.named(f"training/{name}") for name in checkpoints(plan.settings)]
+
+
+def checkpoint(plan: Plan, name: str) -> AssetDeclaration:
+    """Return the asset of a finetuned checkpoint; `name` is one of `checkpoints`."""
+    declared = checkpoints(plan.settings)[name]
+    trained = _TrainedCheckpoint(plan, name, declared)
+    return AssetDeclaration(
+        name=plan.named(f"training/{name}"),
+        settings=declared.settings(plan),
+        depends_on=declared.reads(plan),
+        description=declared.description,
+        kinds={"pytorch", "huggingface"},
+        pool="gpu",
+        reasons=trained.reasons,
+        version=trained.version,
+        make=trained.make,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _TrainedCheckpoint:
+    """A checkpoint of a plan, in a folder on this machine and perhaps in an object store.
+
+    - `plan`: the project
+    - `name`: of the checkpoint
+    - `declared`: what it is trained on, and how
+    """
+
+    plan: Plan
+    name: str
+    declared: Checkpoint
+
+    @property
+    def folder(self) -> Path:
+        """The checkpoint's folder."""
+        return checkpoint_folder(self.plan.settings, self.name)
+
+    @property
+    def files(self) -> LocalOutput:
+        """The checkpoint's files, which are exchanged with the object store."""
+        return checkpoint_files(self.plan.settings, self.name)
+
+    def reasons(self) -> Reasons:
+        """Return why the checkpoint is missing or out of date. Another machine may have trained it."""
+        return shared_reasons(self.files, partial(checkpoint_reasons, self.plan, self.name))
+
+    def version(self) -> str | None:
+        """Return the version of the finished checkpoint; None if there is none."""
+        report = read_report(self.folder)
+        return report.fingerprint if report else None
+
+    def make(self, context: dg.AssetExecutionContext, lake: Lake, compute: Compute) -> dg.MaterializeResult:
+        """Finetune the checkpoint unless it is up to date; return what its page shows.
+
+        Raises TrainingError if there are too few texts or if training fails.
+        """
+        compute.workers.close()  # finetuning loads a model of its own
+        with locked(self.folder.with_name("model.lock")):  # a run that trains the same waits, and finds it done
+            self.files.receive()  # another machine may have trained it
+            return self._finetune(context, lake)
+
+    def _finetune(self, context: dg.AssetExecutionContext, lake: Lake) -> dg.MaterializeResult:
+        """Train, publish the curve and send the files; the training is skipped if the checkpoint is up to date."""
+        data, recipe = self.declared.trained_on(self.plan)
+        choosing = len(data.heldout)
+        _warn_of_few_texts(context, choosing)
+        report = self._trained(context, data, recipe)
+        curve = publish_curve(self.plan, self.name, report)
+        self.files.send()
+        if not report.reused:
+            note_cost(context, lake, _training_cost(report, recipe.batch_size))
+        return dg.MaterializeResult(
+            data_version=dg.DataVersion(report.fingerprint),
+            metadata=_shown(self.folder, report, curve, choosing),
+        )
+
+    def _trained(
+        self, context: dg.AssetExecutionContext, data: TrainingData, recipe: TrainingSettings
+    ) -> TrainingReport:
+        """Train unless the stored checkpoint is up to date, write its model card, and return the training's report."""
+        from toolformer_dag.training.launch import train
+
+        self._refuse_too_few_texts()
+        base = self.declared.base(self.plan)
+        report = train(base, data, recipe, self.folder, progress(context, "steps"), _observing(context))
+        if not report.reused or card_is_lost(self.folder):
+            write_model_card(self.plan, self.name, report, len(data.heldout))
+            add_evaluation(self.folder, *measured_on(self.plan, self.name))
+        return report
+
+    def _refuse_too_few_texts(self) -> None:
+        """Raise TrainingError if the checkpoint has to be trained and there are too few texts."""
+        if not checkpoint_reasons(self.plan, self.name):
+            return
+        refusal = too_few_to_train(self.plan)
+        if refusal:
+            raise TrainingError(refusal)
+
+
+def _warn_of_few_texts(context: dg.AssetExecutionContext, choosing: int) -> None:
+    """Log a warning if few held-out texts choose the checkpoint."""
+    warning = too_few(choosing, "choose the checkpoint")
+    if warning:
+        context.log.warning(warning)
+
+
+def _training_cost(report: TrainingReport, batch_size: int) -> StepCost:
+    """Return what training took; a token counts once for each epoch in which it was read."""
+    epochs = report.steps * batch_size / max(1, report.examples)
+    return StepCost(report.seconds, round(report.tokens * epochs))
+
+
+def _observing(context: dg.AssetExecutionContext) -> Callable[[int, Mapping[str, float]], None]:
+    """Return a function that shows the measures of a training step on the asset's page while training goes on."""
+
+    def observe(step: int, values: Mapping[str, float]) -> None:
+        context.log_event(dg.AssetObservation(context.asset_key, metadata={"step": step, **values}))
+
+    return observe
+
+
+def _shown(folder: Path, report: TrainingReport, curve: pl.DataFrame, choosing: int) -> dict[str, Any]:
+    """Return what the page of a checkpoint shows.
+
+    choosing: the number of held-out texts whose loss chose the published step.
+    """
+    return {
+        "checkpoint": dg.MetadataValue.path(str(folder)),
+        **_shown_training(report),
+        **_shown_heldout(choosing),
+        "texts longer than a sequence": report.split_texts,
+        "already finished before": report.reused,
+        UNCHANGED: report.reused,
+        "curves": dg.MetadataValue.md(loss_curve(curve)),
+    }
+
+
+def _shown_training(report: TrainingReport) -> dict[str, Any]:
+    """Return what a training took, and the figure of the published step."""
+    return {
+        "examples": report.examples,
+        "seconds": round(report.seconds, 1),
+        "tokens": report.tokens,
+        "steps": report.steps,
+        "best step": report.best_step,
+        "processes": report.processes,
+        f"held-out {report.best.measure}": report.best.value,
+    }
+
+
+def _shown_heldout(choosing: int) -> dict[str, Any]:
+    """Return the number of held-out texts that chose the published step; with a warning if they are few."""
+    shown: dict[str, Any] = {"texts that choose the checkpoint": choosing}
+    warning = too_few(choosing, "choose the checkpoint")
+    if warning:
+        shown["warning"] = warning
+    return shown

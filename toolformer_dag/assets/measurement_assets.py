@@ -1,0 +1,180 @@
+"""The assets of measurements, which a person starts: answers to benchmarks, and the perplexity of held-out texts."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import dagster as dg
+import polars as pl
+
+from toolformer_dag.assets.checkpoint_assets import trained_assets
+from toolformer_dag.assets.declaration import AssetDeclaration
+from toolformer_dag.assets.metadata import ROWS, UNCHANGED, frame_table, last_metadata, numbers
+from toolformer_dag.assets.plots import bars
+from toolformer_dag.assets.running import note_cost, progress
+from toolformer_dag.computing.plan import Plan
+from toolformer_dag.computing.reasons import Reasons
+from toolformer_dag.computing.spending import StepCost
+from toolformer_dag.evaluation.measurements import (
+    ACCURACY,
+    HELDOUT_C,
+    MEASURES,
+    OVERLAP,
+    PERPLEXITY,
+    SETTINGS,
+    TABLES,
+    Measurement,
+    measured_on,
+    measurement_reasons,
+    stored_measurement,
+)
+from toolformer_dag.evaluation.question_overlap import overlap_counts
+from toolformer_dag.exports.model_card import add_evaluation
+from toolformer_dag.lake.table import WHOLE, Lake
+from toolformer_dag.model.weights import checkpoint_folder
+from toolformer_dag.pipeline.augmented_corpus import NAME as CORPUS
+from toolformer_dag.pipeline.heldout_texts import NAME as HELDOUT_TEXTS
+from toolformer_dag.pipeline.heldout_texts import too_few
+from toolformer_dag.resources import Compute
+from toolformer_dag.training.checkpoints import checkpoints
+from toolformer_dag.training.training_report import checkpoint_files
+
+DESCRIPTIONS = {
+    ACCURACY: "Questions answered right: base, base + C, Toolformer disabled and with tools, further models.",
+    PERPLEXITY: "Perplexity and bits per byte of held-out texts of C and, where named, WikiText; calls disabled.",
+}
+"""What the measurements measure."""
+
+
+def assets_by_hand(plan: Plan) -> list[str]:
+    """Return the names of the assets that the first job does not make: checkpoints and their measurements."""
+    return [*trained_assets(plan), *map(plan.named, TABLES)]
+
+
+def measurement(plan: Plan, name: str) -> AssetDeclaration:
+    """Return the asset of a measurement; `name` is one of MEASURES."""
+    reads = trained_assets(plan)
+    if name == PERPLEXITY:
+        reads += [plan.named(CORPUS), plan.named(HELDOUT_TEXTS)]
+    stored = _StoredMeasurement(plan, name)
+    return AssetDeclaration(
+        name=plan.named(name),
+        settings=SETTINGS[name](plan),
+        depends_on=tuple(reads),
+        description=DESCRIPTIONS[name],
+        kinds={"pytorch"},
+        pool="gpu",
+        reasons=stored.reasons,
+        version=stored.version,
+        make=stored.make,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _StoredMeasurement:
+    """A measurement of a plan's checkpoints, stored as a table of the lake.
+
+    - `plan`: the project
+    - `name`: the table, one of MEASURES
+    """
+
+    plan: Plan
+    name: str
+
+    def reasons(self) -> Reasons:
+        """Return why the measurement is missing or out of date."""
+        return Reasons({WHOLE: measurement_reasons(self.plan, self.name)})
+
+    def version(self) -> str | None:
+        """Return the version of the stored measurement; None if there is none."""
+        return self.plan.lake.table(self.name).part_version(WHOLE)
+
+    def make(self, context: dg.AssetExecutionContext, lake: Lake, compute: Compute) -> dg.MaterializeResult:
+        """Measure unless the stored measurement is up to date; return what its page shows."""
+        compute.workers.close()  # evaluation loads models of its own
+        if not measurement_reasons(self.plan, self.name):
+            stored = stored_measurement(lake, self.name)
+            shown = last_metadata(context) or self._shown(context, lake, stored)  # empty: another home has measured
+            return _result(stored.version, {**shown, UNCHANGED: True})
+        measured = self._measure(context, lake)
+        _add_to_model_cards(self.plan)
+        return _result(measured.version, self._shown(context, lake, measured))
+
+    def _measure(self, context: dg.AssetExecutionContext, lake: Lake) -> Measurement:
+        """Measure, publish the table and note the cost."""
+        _receive_checkpoints(self.plan)
+        measure = MEASURES[self.name]
+        unit = "questions" if self.name == ACCURACY else "models"
+        began = time.monotonic()
+        measured = measure(self.plan, progress(context, unit))
+        seconds = time.monotonic() - began
+        note_cost(context, lake, StepCost(seconds, measured.tokens, measured.calls))
+        return measured
+
+    def _shown(self, context: dg.AssetExecutionContext, lake: Lake, result: Measurement) -> dict[str, dg.MetadataValue]:
+        """Return what the page shows: the rows, and the figures of accuracy or perplexity."""
+        title = self.name.rpartition("/")[2]
+        shown: dict[str, dg.MetadataValue] = {
+            ROWS: dg.MetadataValue.int(result.rows.height),
+            title: dg.MetadataValue.md(frame_table(result.shown, result.shown.height)),
+            UNCHANGED: dg.MetadataValue.bool(False),
+        }
+        if self.name == ACCURACY:
+            return shown | _accuracy_metadata(lake, result)
+        return shown | _perplexity_metadata(context, result)
+
+
+def _result(version: str, shown: Mapping[str, Any]) -> dg.MaterializeResult:
+    """Return the result of the step. shown: what the asset's page shows."""
+    return dg.MaterializeResult(data_version=dg.DataVersion(version), metadata=shown)
+
+
+def _receive_checkpoints(plan: Plan) -> None:
+    """Download checkpoints that another machine has trained."""
+    for name in checkpoints(plan.settings):
+        checkpoint_files(plan.settings, name).receive()
+
+
+def _add_to_model_cards(plan: Plan) -> None:
+    """Write each checkpoint's measurements into its model card, here and in the object store."""
+    for name in checkpoints(plan.settings):
+        files = checkpoint_files(plan.settings, name)
+        files.receive()  # a checkpoint that another machine has trained meanwhile stays
+        add_evaluation(checkpoint_folder(plan.settings, name), *measured_on(plan, name))
+        files.send()
+
+
+def _accuracy_metadata(lake: Lake, result: Measurement) -> dict[str, dg.MetadataValue]:
+    """Return accuracies in per cent, the questions that occur in the corpus, the records left out, and a plot."""
+    percent = result.rows.with_columns(pl.col("accuracy", "low", "high") * 100)
+    rounded = percent.with_columns(pl.col("accuracy").round(1))
+    shown = numbers(rounded, "accuracy", "benchmark", ", %")
+    shown["in_corpus"] = _overlap_table(lake)
+    if result.left_out:
+        shown["left_out"] = _left_out_records(result)
+    shown["plot"] = dg.MetadataValue.md(bars(percent, ("benchmark", "condition"), "accuracy"))
+    return shown
+
+
+def _left_out_records(result: Measurement) -> dg.MetadataValue:
+    """Return how many records of each benchmark were left out, by reason, as JSON."""
+    counts_by_benchmark = {benchmark: dict(counts) for benchmark, counts in result.left_out.items()}
+    return dg.MetadataValue.json(counts_by_benchmark)
+
+
+def _overlap_table(lake: Lake) -> dg.MetadataValue:
+    """Return a Markdown table of the questions that occur in the corpus, a row per benchmark."""
+    counts = overlap_counts(lake.table(OVERLAP).read(WHOLE))
+    return dg.MetadataValue.md(frame_table(counts, 30))
+
+
+def _perplexity_metadata(context: dg.AssetExecutionContext, result: Measurement) -> dict[str, dg.MetadataValue]:
+    """Return perplexities; if there are few held-out texts, also a warning, which is logged too."""
+    shown = numbers(result.rows, "perplexity", "source")
+    heldout_rows = result.rows.filter(pl.col("source") == HELDOUT_C)
+    warning = too_few(max(heldout_rows["texts"].to_list()), "measure perplexity")
+    if warning:
+        context.log.warning(warning)
+        shown["warning"] = dg.MetadataValue.text(warning)
+    return shown

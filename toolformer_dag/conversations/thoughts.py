@@ -1,0 +1,160 @@
+"""Find what the assistant thought: in fields of a message, in parts of its content, and between marks in its text.
+
+Thoughts are not words. `RecordedMessage.thoughts` keeps them, and judging, the page and writing again pass over them.
+To read thoughts from another field or type of part, add its name to one of these tuples.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from toolformer_dag.conversations.mark_scanner import Marks, Span, mark_positions, without_spans
+
+THINKING_TYPES = (
+    "thinking",
+    "redacted_thinking",
+    "reasoning",
+    "reasoning_content",
+    "thought",
+    "think",
+    "reasoning_text",
+    "summary_text",
+)
+"""Types of parts, and of messages without a role, that are thoughts."""
+THINKING_KEYS = ("reasoningContent", "thought", "thinking")
+"""Fields that mark a part as a thought, in Bedrock and Gemini."""
+THOUGHT_FIELDS = (
+    "reasoning_content",
+    "reasoningContent",
+    "reasoning",
+    "thinking",
+    "thinking_blocks",
+    "reasoning_details",
+)
+"""Fields of a message beside its content that may hold its thoughts: of several, which repeat each other, the first."""
+LANGCHAIN_FIELDS = "additional_kwargs"
+"""The field of LangChain's messages whose object holds such fields."""
+THOUGHT_TEXTS = (
+    "thinking",
+    "thought",
+    "reasoning_content",
+    "reasoningContent",
+    "reasoningText",
+    "reasoning",
+    "text",
+    "content",
+    "value",
+    "summary",
+)
+"""Fields of a thought that may hold its text."""
+THINKING = (
+    Marks("<think>", "</think>"),
+    Marks("<thinking>", "</thinking>"),
+    Marks("<thought>", "</thought>"),
+    Marks("[THINK]", "[/THINK]"),
+)
+"""Marks around thoughts in a text."""
+
+
+class WordsAndThoughts(NamedTuple):
+    """A text of the assistant, parted: the words outside of marks of THINKING, and the thoughts between them."""
+
+    words: str
+    thoughts: Sequence[str]
+
+
+def is_thought(part: Mapping[str, Any], kind: object) -> bool:
+    """Return whether a content part is a thought. kind: its type."""
+    return kind in THINKING_TYPES or any(part.get(key) for key in THINKING_KEYS)
+
+
+def thought_text(thought: Any) -> str:
+    """Return the text of a thought: a text, a list of texts, or an object with one of THOUGHT_TEXTS; "" without any.
+
+    Thoughts that a provider has encrypted have no text.
+    """
+    if isinstance(thought, str):
+        return thought.strip()
+    if isinstance(thought, list):
+        return joined_thoughts(map(thought_text, thought))
+    if isinstance(thought, Mapping):
+        texts = (thought_text(thought.get(key)) for key in THOUGHT_TEXTS)
+        return next(filter(None, texts), "")
+    return ""
+
+
+def thought_beside_content(message: Mapping[str, Any]) -> str:
+    """Return the text in the first of the fields THOUGHT_FIELDS, also those of LangChain; "" without any."""
+    for name in THOUGHT_FIELDS:
+        text = thought_text(message[name]) if name in message else ""
+        if text:
+            return text
+    langchain_fields = message.get(LANGCHAIN_FIELDS)
+    return thought_beside_content(langchain_fields) if isinstance(langchain_fields, Mapping) else ""
+
+
+def joined_thoughts(thoughts: Sequence[str] | Iterator[str]) -> str:
+    """Return several thoughts as one text, with an empty line between them."""
+    return "\n\n".join(filter(None, thoughts))
+
+
+def words_and_thoughts(text: str) -> WordsAndThoughts:
+    """Part a text of the assistant into its words and its thoughts; a text without thoughts stays unchanged."""
+    spans = thinking_spans(text)
+    if not spans:
+        return WordsAndThoughts(text, ())
+    return WordsAndThoughts(without_spans(text, spans).strip(), list(_thoughts_in(text, spans)))
+
+
+def visible(text: str) -> str:
+    """Return a text without its thoughts; unchanged where it has none."""
+    return words_and_thoughts(text).words
+
+
+def thinking_spans(text: str) -> list[Span]:
+    """Return the stretches of thinking in a text, marks included.
+
+    A closing mark without an opening one closes thinking that begins with the text, since some templates open it in
+    the prompt. An opening mark without a closing one counts only at the beginning: the model was cut off.
+    """
+    spans = list[Span]()
+    for marks in THINKING:
+        spans += _thinking_between(text, marks)
+    return sorted(spans)
+
+
+def _thinking_between(text: str, marks: Marks) -> Iterator[Span]:
+    """Yield the stretches of thinking between one pair of marks; see `thinking_spans`."""
+    prompted_end = _end_of_prompted_thinking(text, marks)
+    if prompted_end > 0:
+        yield 0, prompted_end
+    for positions in mark_positions(text, marks, start=prompted_end):
+        if positions.closing is not None:
+            yield positions.opening, positions.closing + len(marks.closing)
+        elif not text[: positions.opening].strip():  # cut off while thinking
+            yield positions.opening, len(text)
+
+
+def _end_of_prompted_thinking(text: str, marks: Marks) -> int:
+    """Return where thinking ends that was opened in the prompt, and so is only closed in the text; 0 without any."""
+    first_opening = text.find(marks.opening)
+    first_closing = text.find(marks.closing)
+    opens_before_closing = 0 <= first_opening < first_closing
+    if first_closing < 0 or opens_before_closing:
+        return 0
+    return first_closing + len(marks.closing)
+
+
+def _thoughts_in(text: str, spans: Sequence[Span]) -> Iterator[str]:
+    """Yield the text of each stretch of thinking without its marks; one inside another is part of it."""
+    end_of_last = 0
+    for start, end in spans:
+        if start >= end_of_last:
+            yield _without_marks(text[start:end])
+            end_of_last = end
+
+
+def _without_marks(thought: str) -> str:
+    """Return a stretch of thinking without the marks around it."""
+    for marks in THINKING:
+        thought = thought.removeprefix(marks.opening).removesuffix(marks.closing)
+    return thought.strip()
