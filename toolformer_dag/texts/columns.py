@@ -120,7 +120,7 @@ class _CheckedRecords:
         self._records = records  # empty for tables
 
     def texts(self, field: str, columns: Sequence[Column]) -> Column:
-        """Return a field of the records as text, None where a record has none; faulty values are judged.
+        """Return a field of the records as text, None if a record has none; faulty values are judged.
 
         columns: the values at each path of the field.
         """
@@ -194,7 +194,7 @@ def _types(column: Column) -> set[type]:
 
 
 def _as_text(field: str, value: Any, *, is_strict: bool) -> str | None:
-    """Return a value as text; None where it is no text.
+    """Return a value as text; None if it is no text.
 
     Whole numbers are text in ids and in fields that are not strict (`Layout.strict`); dates may have any type.
     """

@@ -145,7 +145,7 @@ class Layout:
     """Where the records of one shard keep each field."""
 
     format: str
-    """The format's name; `fields` where the settings alone name the paths."""
+    """The format's name; `fields` if the settings alone name the paths."""
     steps: Mapping[str, tuple[Steps, ...]]
     """Field -> its paths; the first one with a value counts. Empty for a field that is not read."""
     required: tuple[str, ...]
@@ -295,7 +295,7 @@ def value_at(record: Any, steps: Steps, absent: Any = None) -> Any:
 def values_at(records: Sequence[Any], steps: Steps, absent: Any = None) -> list[Any]:
     """Follow a path into each record: ("meta", "url") reads record["meta"]["url"].
 
-    Returns a value per record: `absent` where a key is missing, Unread where the path leads into something that is
+    Returns a value per record: `absent` if a key is missing, Unread where the path leads into something that is
     neither an object nor a list.
     """
     values: Sequence[Any] = records

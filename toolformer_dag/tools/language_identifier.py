@@ -51,7 +51,7 @@ FLORES_EXCEPTIONS: dict[str, str | None] = {
 def flores_code(label: str) -> str | None:
     """Return the language code of FLORES, as NLLB uses it, for a label of fastText: `deu_Latn` for `de`.
 
-    It follows from ISO 639-3 and the language's likely script, but for FLORES_EXCEPTIONS; None where none follows. Not
+    It follows from ISO 639-3 and the language's likely script, but for FLORES_EXCEPTIONS; None if none follows. Not
     every model knows every code (`translators.knows`).
     """
     if label in FLORES_EXCEPTIONS:
@@ -111,7 +111,7 @@ class Identifier:
     def model(self) -> Any:
         """fastText's model, loaded at its first use.
 
-        Raises IdentifierError where the file cannot be read, DamagedModel where its content changed since it was
+        Raises IdentifierError if the file cannot be read, DamagedModel if its content changed since it was
         hashed, while its size and times did not.
         """
         import fasttext

@@ -50,19 +50,19 @@ class Number(NamedTuple):
 def numbers(text: str) -> list[Number]:
     """Return the numbers of a text in order: 7, 2017, 1,234.5, 12,34,567 (Indian), .5, 11.4% and each of `1,2,3`.
 
-    Each number of such a list without spaces has the characters of the whole list.
-
-    Not covered: digits joined to letters or an underscore (20th, 1990s, x86, 5kg), versions and addresses (1.2.3),
-    account and telephone numbers (`IDENTIFIER`), whole numbers that begin with a zero (007), more than 15 digits before
-    or 12 after the point. Signs are not read: in prose they are mostly dashes.
+    Each number of such a list without spaces has the characters of the whole list. Signs are not read, because in prose
+    they are mostly dashes.
     """
+    # Not covered: digits joined to letters (20th, 1990s, x86, 5kg), versions and addresses (1.2.3), account and
+    # telephone numbers, whole numbers that begin with a zero (007), more than 15 digits before or 12 after the point.
     all_numbers: list[Number] = []
     for run in _runs(text):
         for piece in _pieces(run[0]):
             match = SINGLE.fullmatch(piece)
             if match:
                 whole, decimals, percent = match.groups("")
-                all_numbers.append(Number(run.start(), run.end(), _value(whole, decimals, percent)))
+                value = _value(whole, decimals, percent)
+                all_numbers.append(Number(run.start(), run.end(), value))
     return all_numbers
 
 
@@ -76,8 +76,11 @@ def _runs(text: str) -> Iterator[re.Match[str]]:
 
 def _is_within(offset: int, spans: Sequence[tuple[int, int]]) -> bool:
     """Return whether a character offset lies in one of these sorted, disjoint spans."""
-    last_before = bisect_right(spans, offset, key=itemgetter(0)) - 1  # the last span that begins at or before it
-    return last_before >= 0 and offset < spans[last_before][1]
+    spans_begun = bisect_right(spans, offset, key=itemgetter(0))  # spans that begin at or before the offset
+    if spans_begun == 0:
+        return False
+    _, last_end = spans[spans_begun - 1]
+    return offset < last_end
 
 
 def _pieces(run: str) -> Sequence[str]:

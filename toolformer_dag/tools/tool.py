@@ -51,7 +51,7 @@ class WorkBudget:
         self._steps_left = steps
 
     def spend(self, steps: int) -> None:
-        """Take `steps` from the budget; call it before doing the work. Raises OverBudget where fewer are left."""
+        """Take `steps` from the budget; call it before doing the work. Raises OverBudget if fewer are left."""
         self._steps_left -= steps
         if self._steps_left < 0:
             raise OverBudget
@@ -74,7 +74,7 @@ class ToolCall:
     - input: the text between the parentheses of `[Calculator(400 / 1400)]`.
     - context: what the result depends on besides the input (`Tool.context`): the document's ISO date for the calendar,
       empty for the other built-in tools.
-    - arguments: the named arguments in `input`, an instance of `Tool.Arguments`; None where a call takes one text. They
+    - arguments: the named arguments in `input`, an instance of `Tool.Arguments`; None if a call takes one text. They
       follow from `input`, so they do not count when calls are compared.
     """
 
@@ -90,7 +90,7 @@ class ToolResult:
     - result: the text.
     - reason: why there is no text, short and stable, because reasons are counted: `no_answer`, `division_by_zero`.
     - seconds: how long the call took; 0 where the tool does not say, and then the runner measures it.
-    - cost: what the call cost, in the currency in which the backend reports it; None where it does not.
+    - cost: what the call cost, in the currency in which the backend reports it; None if it does not.
     """
 
     result: str | None
@@ -202,7 +202,7 @@ class Tool(ABC):
     Options: ClassVar[type[ToolOptions]] = ToolOptions
     """The keys that the tool's section may hold besides thresholds and limits."""
     Arguments: ClassVar[type[BaseModel] | None] = None
-    """The named arguments of `[Weather(city="Rome", days=3)]`; None where a call takes one text, as in the paper."""
+    """The named arguments of `[Weather(city="Rome", days=3)]`; None if a call takes one text, as in the paper."""
     asks_language: ClassVar[bool] = False
     """Whether `wants` uses `document.language`: fastText then identifies it (`en`) where the corpus names none.
 
@@ -235,7 +235,7 @@ class Tool(ABC):
 
     @property
     def schema(self) -> Schema | None:
-        """The JSON schema of the named arguments; None where a call takes one text."""
+        """The JSON schema of the named arguments; None if a call takes one text."""
         if self.Arguments is None:
             return None
         return self.Arguments.model_json_schema()
@@ -362,7 +362,7 @@ def schemas_of(tools: Mapping[str, Tool]) -> dict[str, Schema]:
 
 
 def context_fault(context: str, tools: Iterable[Tool]) -> str | None:
-    """Return what is wrong with the context of calls of these tools; None where nothing is.
+    """Return what is wrong with the context of calls of these tools; None if nothing is.
 
     A dated tool, such as the calendar, needs an ISO date or an empty context; other tools read any text.
     """

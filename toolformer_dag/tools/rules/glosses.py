@@ -33,11 +33,11 @@ ANNOUNCED = re.compile(r"[A-Za-z(\[—–]")
 def glosses(text: str) -> Iterator[ProposedCall]:
     """Yield a translation call for each quoted phrase that a text explains, whatever its language.
 
-    In `"la tortuga" means "the turtle"` the input is `la tortuga`, and the call stands before `the turtle`, inside the
-    quotes. Two quotations in a row, with no word or bracket between them, explain nothing.
+    In `"la tortuga" means "the turtle"` the input is `la tortuga`, and the call stands before `the turtle`.
     """
     for match in GLOSS.finditer(text):
-        after_phrase = match.end("phrase") + 1  # the position after its closing quote
-        opening_quote = match.end() - 1  # of the meaning
-        if ANNOUNCED.search(text, after_phrase, opening_quote):
+        phrase_end = match.end("phrase") + 1  # after its closing quote
+        meaning_quote = match.end() - 1  # which opens the meaning
+        is_explained = ANNOUNCED.search(text, phrase_end, meaning_quote) is not None
+        if is_explained:
             yield ProposedCall(match.end(), match["phrase"].strip())
