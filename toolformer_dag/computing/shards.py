@@ -21,15 +21,15 @@ from toolformer_dag.synthetic.web import VERSION, write_shards
 from toolformer_dag.texts.columns import Batch
 from toolformer_dag.texts.formats import FormatChoice
 from toolformer_dag.texts.readers.hub_datasets import HubSplit, hub_batches, resolve
-from toolformer_dag.texts.shard_reader import ENDINGS, NAMED, PARQUET, shard_batches
+from toolformer_dag.texts.shard_reader import COMPRESSION_BY_ENDING, ENDINGS, PARQUET, shard_batches
 
 log = logging.getLogger(__name__)
 
 LONGEST_NAME = 240
 """Bytes of a shard's name at most; file systems take 255, and `.json.damaged` comes on top."""
-SUFFIXES = (*NAMED, *ENDINGS, PARQUET)
+SUFFIXES = (*COMPRESSION_BY_ENDING, *ENDINGS, PARQUET)
 """What a shard's name leaves out of the file's."""
-_COMPRESSIONS = ("", *NAMED)
+_COMPRESSIONS = ("", *COMPRESSION_BY_ENDING)
 DATA = (PARQUET, *map("".join, product(ENDINGS, _COMPRESSIONS)))
 """How the names of documents end in a folder that is named as a whole."""
 SIDE_FILE = re.compile(

@@ -22,7 +22,7 @@ from toolformer_dag.texts.formats import (
     Layout,
     Steps,
     Unread,
-    shown,
+    listed_names,
     value_at,
     values_at,
     whole_text,
@@ -124,9 +124,9 @@ class _CheckedRecords:
 
         columns: the values at each path of the field.
         """
-        column = _first_of(columns, len(self._lines))
+        column = _first_values(columns, len(self._lines))
         valid_types = {str} if field in self._layout.required else {str, type(None)}
-        if _types(column) <= valid_types:  # the usual case, which needs no loop
+        if _value_types(column) <= valid_types:  # the usual case, which needs no loop
             return column
         is_strict = field in self._layout.strict
         texts = [_as_text(field, value, is_strict=is_strict) for value in column]
@@ -166,7 +166,7 @@ def records_batch(
     return raw_batch(layout, lines, columns, records, rejections)
 
 
-def _first_of(columns: Sequence[Column], row_count: int) -> Column:
+def _first_values(columns: Sequence[Column], row_count: int) -> Column:
     """Return for each row its first value in the columns: [1, 3] for the columns [1, None] and [2, 3].
 
     None and Unread (a value that cannot be reached) count only where a row has nothing else.
@@ -186,7 +186,7 @@ def _first_value(value: Any, later: Any) -> Any:
     return value
 
 
-def _types(column: Column) -> set[type]:
+def _value_types(column: Column) -> set[type]:
     """Return the types of the values of a column."""
     if isinstance(column, pl.Series):
         return {str, type(None)} if column.has_nulls() else {str}
@@ -247,7 +247,7 @@ def _missing_fields(layout: Layout, record: Mapping[str, Any]) -> str:
     missing = [layout.paths(field) for field in layout.required if _lacks(record, layout.steps[field])]
     if not missing:
         return ""
-    return f"{', '.join(missing)}; the record has {shown(record)}"
+    return f"{', '.join(missing)}; the record has {listed_names(record)}"
 
 
 def _lacks(record: Mapping[str, Any], paths: Sequence[Steps]) -> bool:

@@ -55,7 +55,7 @@ LARGEST_WINDOW = 1 << 31
 """The largest window of zstd that is read (`zstd --long=31`); it takes as many bytes of memory."""
 
 
-def kind_of(head: bytes) -> str | None:
+def compression_of(head: bytes) -> str | None:
     """Return how a file is compressed, such as "gzip", by its first bytes; None if it is not compressed."""
     for magic, name in MAGIC.items():
         if head.startswith(magic):
@@ -73,7 +73,7 @@ def kind_in_words(head: bytes) -> str | None:
 
     head: its first bytes, decompressed. Returns None if they do not show it.
     """
-    compression = kind_of(head)
+    compression = compression_of(head)
     if compression is not None:
         return f"{compression}; unpack it or compress it once, with gzip or zstd"
     if is_tar(head):
@@ -129,7 +129,7 @@ def _first_bytes(file: Path) -> bytes:
 
 def _packed_kind(head: bytes) -> str | None:
     """Return "gzip; unpack it" for the first bytes of a compressed file; None if it is not compressed."""
-    compression = kind_of(head)
+    compression = compression_of(head)
     return None if compression is None else f"{compression}; unpack it"
 
 

@@ -15,19 +15,22 @@ from toolformer_dag.settings.setting_types import printable
 from toolformer_dag.texts.columns import Rejection
 from toolformer_dag.texts.compression import HEAD_BYTES, blocks, kind_in_words
 from toolformer_dag.texts.exact_json import exact_value
-from toolformer_dag.texts.guarded_batches import guarded
+from toolformer_dag.texts.guarded_batches import library_errors_as_faults
 from toolformer_dag.texts.readers import json_lines, parquet_shards
 from toolformer_dag.texts.readers.arrow_tables import table_rows
 from toolformer_dag.texts.readers.json_lines import line_batches
 from toolformer_dag.texts.readers.parquet_shards import opened_parquet, rows_per_batch, whole_parquet
 from toolformer_dag.texts.shard_faults import ShardError, ShardFault
-from toolformer_dag.texts.shard_reader import NAMED, PARQUET, READ_BYTES, compression
+from toolformer_dag.texts.shard_reader import COMPRESSION_BY_ENDING, PARQUET, READ_BYTES, compression
 
 LONGEST_LINE = 1 << 26
 """The most bytes of a line, 64 MB: a conversation may contain whole files that its tools have read."""
 LARGEST_DOCUMENT = 1 << 28
 """The most bytes of a file that is a single JSON document, 256 MB, because it is parsed as a whole."""
-RECORD_ENDINGS = (*(f"{ending}{packed}" for ending in json_lines.ENDINGS for packed in ("", *NAMED)), PARQUET)
+RECORD_ENDINGS = (
+    *(f"{ending}{packed}" for ending in json_lines.ENDINGS for packed in ("", *COMPRESSION_BY_ENDING)),
+    PARQUET,
+)
 """How names of files with records end: JSON, compressed or not, and Parquet. A corpus may have other containers too."""
 
 
@@ -60,7 +63,7 @@ def file_records(path: Path) -> Iterator[NumberedRecord | Rejection]:
     try:
         require_regular(path)
         with BufferedReader(cast(RawIOBase, path.open("rb", buffering=0)), READ_BYTES) as stream:
-            yield from guarded(_stream_records(path, stream))  # errors of libraries become ShardFault
+            yield from library_errors_as_faults(_stream_records(path, stream))  # errors of libraries become ShardFault
     except OSError as error:
         reason = error.strerror or error
         raise ShardError(f"{printable(path)} cannot be read ({reason}); correct its path, or the disk") from error

@@ -155,7 +155,7 @@ def shown_values(values: Mapping[str, Any]) -> dict[str, Any]:
 def url_secrets(url: str) -> list[str]:
     """Return the parts of a URL that no message may repeat: user, password, query, keys in the path.
 
-    Some may be empty; `without` ignores these.
+    Some may be empty; `without_secrets` ignores these.
     """
     parts = urlsplit(url)
     credentials, _, _ = parts.netloc.rpartition("@")  # `user:password`
@@ -166,7 +166,7 @@ def url_secrets(url: str) -> list[str]:
     return [*secrets, *_secret_segments(parts.path)]
 
 
-def without(secrets: Iterable[str], text: str) -> str:
+def without_secrets(secrets: Iterable[str], text: str) -> str:
     """Return a message with every secret of four characters or more replaced by `***`."""
     long_secrets = {secret for secret in secrets if len(secret) >= 4}
     for secret in sorted(long_secrets, key=len, reverse=True):  # the longest first: it may contain others

@@ -50,7 +50,7 @@ def analyzer() -> tantivy.TextAnalyzer:
     return builder.build()
 
 
-def spaced(text: str) -> str:
+def with_word_spaces(text: str) -> str:
     """Return a text with spaces also in scripts that write none between words, such as Chinese and Thai.
 
     Such a run becomes its pairs of letters and its letters: ` 東京 京都 東 京 都 ` for `東京都`.
@@ -69,7 +69,7 @@ def _pairs_and_letters(run: regex.Match[str]) -> str:
 
 def query_terms(query: str) -> list[str]:
     """Return at most MAX_QUERY_TERMS distinct terms in order, without stop words unless there is nothing else."""
-    all_terms = analyzer().analyze(spaced(query))
+    all_terms = analyzer().analyze(with_word_spaces(query))
     distinct_terms = list(dict.fromkeys(all_terms))
     # Stop words take most of the time and hardly change the ranking.
     terms = [term for term in distinct_terms if term not in STOP_WORDS]

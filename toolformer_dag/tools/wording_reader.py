@@ -24,7 +24,7 @@ _PLACEHOLDER = re.compile(r"\{[ev]\}('s)?")
 """Where the entity (`{e}`, `{e}'s`) or the value (`{v}`) stands in a template."""
 LEAST_NAME_SHARE = 0.5
 """The least share of the words of an entity's name that a question about it has."""
-SMOOTHING = 0.1
+ADDED_COUNT = 0.1
 """What is added to the count of a word, so that a word that no wording has does not rule a relation out."""
 
 
@@ -55,7 +55,7 @@ class RelationWords:
         """Return how well a question fits the relation: the log probability of its word stems, taken as independent."""
         log_probabilities = []
         for stem in question_stems:
-            probability = (self.counts.get(stem, 0) + SMOOTHING) / (self.wordings + 1)
+            probability = (self.counts.get(stem, 0) + ADDED_COUNT) / (self.wordings + 1)
             log_probabilities.append(math.log(probability))
         return sum(log_probabilities)
 

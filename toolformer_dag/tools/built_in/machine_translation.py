@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from toolformer_dag.identity import fingerprint
-from toolformer_dag.synthetic.lexicon import THE, lexicon, translate
+from toolformer_dag.synthetic.lexicon import FOREIGN_ARTICLES, lexicon, translate
 from toolformer_dag.texts.document import Document
 from toolformer_dag.tools.language_identifier import ENGLISH_LABEL, Identifier, has_letter
 from toolformer_dag.tools.rules import glosses
@@ -19,7 +19,7 @@ WORDS_AROUND = 20
 """The words on either side of a phrase that must be English."""
 CHARACTERS_AROUND = 300
 """The characters on either side of a phrase in which these words are looked for."""
-_PHRASE = re.compile(rf"\b(?:{'|'.join(sorted(THE))}) (?P<noun>\w+)")
+_PHRASE = re.compile(rf"\b(?:{'|'.join(sorted(FOREIGN_ARTICLES))}) (?P<noun>\w+)")
 """An article and the word behind it."""
 
 

@@ -42,10 +42,10 @@ def text_of(answer: "CallToolResult") -> str | None:
         return "\n".join(texts)
     if answer.structured_content is None:
         return None
-    return compact(answer.structured_content)
+    return compact_json(answer.structured_content)
 
 
-def compact(value: Any) -> str:
+def compact_json(value: Any) -> str:
     """Return a value as JSON without white space; a text as it is."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
@@ -54,13 +54,13 @@ _FIELD = re.compile(r"\{(\w+(?:\.\w+)*)\}")
 """A field of a template: `{temperature}`, or `{wind.speed}` for a field of the object `wind`."""
 
 
-def filled(template: str, answer: "CallToolResult") -> str:
+def filled_template(template: str, answer: "CallToolResult") -> str:
     """Fill a template, such as `{temperature} °C, wind {wind.speed}`, with the fields of the object in an answer.
 
     Raises NoResult with the reason `no_object`, or `no_field: wind.speed`.
     """
     content = _object_of(answer)
-    return _FIELD.sub(lambda field: compact(_field_of(content, field[1])), template)
+    return _FIELD.sub(lambda field: compact_json(_field_of(content, field[1])), template)
 
 
 def _object_of(answer: "CallToolResult") -> Mapping[str, Any]:
@@ -211,7 +211,7 @@ class McpTool(Tool):
         if answer.is_error:
             _log.info("%s(%.80s): %.500s", self.name, call.input, text_of(answer))
             return ToolResult(None, "tool_error")
-        text = text_of(answer) if self.options.result is None else filled(self.options.result, answer)
+        text = text_of(answer) if self.options.result is None else filled_template(self.options.result, answer)
         if text is None:
             return ToolResult(None, "no_text")
         return ToolResult(text)

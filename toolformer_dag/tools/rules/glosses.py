@@ -16,7 +16,7 @@ OPEN = '"“‘«'
 CLOSE = '"”’»'
 """The closing quotation marks."""
 # Words that announce a meaning, such as `, which roughly means`.
-CUE = (
+MEANING_CUE = (
     r"(?:,? (?:which|that) )?(?:roughly |literally |usually |often )?"
     r"(?:means|meaning|translated? as|translates (?:as|to)|translated|in English|literally|or|i\.e\.)"
 )
@@ -24,7 +24,7 @@ CUE = (
 # meaning: `"la tortuga" means "` of `"la tortuga" means "the turtle"`.
 GLOSS = re.compile(
     rf"[{OPEN}](?P<phrase>[^{OPEN}{CLOSE}();:0-9\n]{{3,120}})[{CLOSE}]"
-    rf",?\s{{0,9}}(?:[(\[—–-]\s{{0,9}})?(?:{CUE})?[:,]?\s{{0,9}}[{OPEN}]"
+    rf",?\s{{0,9}}(?:[(\[—–-]\s{{0,9}})?(?:{MEANING_CUE})?[:,]?\s{{0,9}}[{OPEN}]"
 )
 ANNOUNCED = re.compile(r"[A-Za-z(\[—–]")
 """A letter, bracket or dash, of which one stands between a phrase and its meaning, but none between two quotations."""

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from toolformer_dag.texts.look_ahead import UNNAMED
+from toolformer_dag.texts.look_ahead import NEVER_NAMES
 from toolformer_dag.tools.tool import ProposedCall
 
 VERSION = "1"
@@ -64,7 +64,7 @@ def propose_questions(text: str) -> Iterator[ProposedCall]:
     for pattern, templates in PATTERNS:
         for match in pattern.finditer(text):
             name = match["name"]
-            is_name = name.lower() not in UNNAMED and len(name) >= SHORTEST_NAME
+            is_name = name.lower() not in NEVER_NAMES and len(name) >= SHORTEST_NAME
             if is_name:
                 yield from _questions(match, templates)
 
