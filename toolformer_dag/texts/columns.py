@@ -268,13 +268,19 @@ def documents_of(raw: Iterable[Batch]) -> Iterator[Batch]:
     """
     digests_so_far: set[str] = set()
     for batch in raw:
-        texts = _with_text(batch.frame)
-        with_digest = texts.records.with_columns(_digests(texts.records).alias("digest"))
-        unique = _unique(with_digest, digests_so_far)
-        documents = _completed(unique.records, batch.layout)
-        rejections = _by_line(batch.rejections, texts.rejections, unique.rejections)
-        ignored = {**batch.ignored, **_unread_dates(unique.records["date"], batch.layout)}
-        yield Batch(batch.layout, documents, rejections, ignored)
+        yield _documents_batch(batch, digests_so_far)
+
+
+def _documents_batch(raw: Batch, digests_so_far: set[str]) -> Batch:
+    """Return a batch of raw columns as documents. digests_so_far: of earlier batches; new digests are added."""
+    with_text = _with_text(raw.frame)
+    digests = _digests(with_text.records)
+    with_digest = with_text.records.with_columns(digests.alias("digest"))
+    unique = _unique(with_digest, digests_so_far)
+    documents = _completed(unique.records, raw.layout)
+    rejections = _by_line(raw.rejections, with_text.rejections, unique.rejections)
+    ignored = {**raw.ignored, **_unread_dates(unique.records["date"], raw.layout)}
+    return Batch(raw.layout, documents, rejections, ignored)
 
 
 def _by_line(*rejections: Iterable[Rejection]) -> tuple[Rejection, ...]:

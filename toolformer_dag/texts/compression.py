@@ -4,6 +4,7 @@ A file is decompressed in one pass, so a wrong checksum shows only after its las
 """
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 from gzip import BadGzipFile
 from pathlib import Path
 from typing import IO
@@ -148,8 +149,7 @@ def blocks(stream: IO[bytes], kind: str | None) -> Iterator[bytes]:
         return
     content = igzip.open(stream) if kind == "gzip" else stream  # type: ignore[no-untyped-call]
     try:
-        while block := content.read(BLOCK_BYTES):
-            yield block
+        yield from iter(partial(content.read, BLOCK_BYTES), b"")
     except EOFError as error:
         raise _fault("truncated", "gzip") from error
     except (BadGzipFile, igzip_lib.IsalError) as error:  # type: ignore[misc]  # isal's stub has a variable there

@@ -203,16 +203,22 @@ def _layout(
 
     Raises ShardFault missing_field if no record has a required or chosen field.
     """
+    paths = _paths_by_field(corpus_format, chosen_paths)
+    strict = frozenset({*corpus_format.required, *chosen_paths})
+    for field, field_paths in paths.items():
+        if field in strict:
+            source = f"corpus.fields.{field}" if field in chosen_paths else f"the format {corpus_format.name}"
+            _check_has_field(records, field, field_paths, source)
+    steps = {field: _steps_of_paths(field_paths, records) for field, field_paths in paths.items()}
+    return Layout(format=corpus_format.name, steps=steps, required=corpus_format.required, strict=strict)
+
+
+def _paths_by_field(corpus_format: CorpusFormat, chosen_paths: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+    """Return the dotted paths of each of FIELDS: the one that the settings name, or else those of the format."""
     paths = {field: corpus_format.fields.get(field, ()) for field in FIELDS}
     for field, path in chosen_paths.items():
         paths[field] = (path,)
-    strict = frozenset({*corpus_format.required, *chosen_paths})
-    for field in FIELDS:
-        if field in strict:
-            source = f"corpus.fields.{field}" if field in chosen_paths else f"the format {corpus_format.name}"
-            _check_has_field(records, field, paths[field], source)
-    steps = {field: _steps_of_paths(paths[field], records) for field in FIELDS}
-    return Layout(format=corpus_format.name, steps=steps, required=corpus_format.required, strict=strict)
+    return paths
 
 
 def _steps_of_paths(paths: Sequence[str], records: Sequence[Mapping[str, Any]]) -> tuple[Steps, ...]:

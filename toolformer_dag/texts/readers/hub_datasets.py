@@ -59,11 +59,12 @@ def resolve(hub: str, configuration: str | None, split: str, revision: str | Non
     shard_count = opened.stream.num_shards
     shards_are_files = len(paths) == shard_count  # an archive may hold several shards
     files = paths if shards_are_files else _numbered_shards(split, shard_count)
+    fixed_revision = commit or _files_hash(urls, paths)
     return HubSplit(
         hub=hub,
         configuration=configuration,
         split=split,
-        revision=_files_hash(urls, paths) if commit is None else commit,
+        revision=fixed_revision,
         local=is_local,
         named=shards_are_files,
         files=tuple(files),
