@@ -25,7 +25,7 @@ from toolformer_dag.serving.writings import TextRequest
 from toolformer_dag.settings.sections import Settings
 from toolformer_dag.settings.settings_file import load_settings
 from toolformer_dag.texts.calls import (
-    OPENING,
+    CALL_BEGINNING,
     Call,
     MalformedCall,
     call_grammar,
@@ -42,7 +42,7 @@ from toolformer_dag.tools.tool import Tool, ToolCall, ToolDefaults, ToolResult
 NAMES = ("Calculator", "Calendar", "QA", "QAs", "Übersetzer", "辞書")
 INPUTS = st.text(st.sampled_from('ab1 ()[->+"?é東🍎.,'), max_size=12) | st.text(max_size=8)
 CALLS = st.builds(Call, st.sampled_from(NAMES), INPUTS).filter(
-    lambda call: fault(call) is None and not OPENING.search(call.input) and "\ufffd" not in call.input
+    lambda call: fault(call) is None and not CALL_BEGINNING.search(call.input) and "\ufffd" not in call.input
 )
 
 
@@ -74,13 +74,14 @@ def test_every_beginning_of_a_call_may_go_on(call: Call) -> None:
 
 @given(st.sampled_from(NAMES), st.text(st.sampled_from("a1 ()[]->\n\u2028"), max_size=12))
 @example("Calculator", ")\u2028 ->")
+@example("Calculator", ")\u2028->")
 def test_what_may_stand_before_the_arrow_is_a_call_and_nothing_else(name: str, rest: str) -> None:
     written, arrow, _ = f"{name}({rest}) ->".partition("->")
     try:
         parsed = parse_call(written.rstrip())
     except MalformedCall:
         parsed = None
-    well_formed = parsed is not None and len(written.splitlines()) == 1
+    well_formed = parsed is not None and written.splitlines() == [written]
     assert continues_call(written + arrow, NAMES) == well_formed
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolformer_dag.texts.look_ahead import SPELLED, UNNAMED, TextUnits
+from toolformer_dag.texts.look_ahead import NEVER_NAMES, SPELLED, TextUnits
 
 
 def ahead(marked: str, input: str) -> list[str]:
@@ -58,7 +58,7 @@ def slowly(before: list[str], after: list[str], input: list[str]) -> list[str]:
         same = [other for other in before if unit(other) == unit(word) or unit(word) in SPELLED.get(unit(other), ())]
         later = [other for other in after if unit(other) == unit(word)]
         everywhere = [other for other in before + after if unit(other) == unit(word)]
-        named = all(other[0].isupper() for other in everywhere) and unit(word) not in UNNAMED
+        named = all(other[0].isupper() for other in everywhere) and unit(word) not in NEVER_NAMES
         if later and not same and (not word[0].isalpha() or named):
             found.setdefault(unit(word), word)
     return list(found.values())

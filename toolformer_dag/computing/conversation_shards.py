@@ -20,7 +20,7 @@ from toolformer_dag.settings.setting_types import expanded, printable
 from toolformer_dag.texts.columns import Rejection
 from toolformer_dag.texts.readers.hub_datasets import HubError, HubSplit, hub_rows, resolve_splits
 from toolformer_dag.texts.record_files import RECORD_ENDINGS, NumberedRecord, file_records
-from toolformer_dag.texts.shard_reader import NAMED
+from toolformer_dag.texts.shard_reader import COMPRESSION_BY_ENDING
 
 log = logging.getLogger(__name__)
 
@@ -255,7 +255,7 @@ def _small_files_by_folder(files: Iterable[ConversationFile]) -> dict[Path, list
 def _unpacked_bytes(file: ConversationFile) -> int:
     """Return about how many bytes the records of a file take; 0 for a file that is not there."""
     stored_bytes: int = file.stamp().get("bytes", 0)
-    return stored_bytes * PACKED if file.path.suffix in NAMED else stored_bytes
+    return stored_bytes * PACKED if file.path.suffix in COMPRESSION_BY_ENDING else stored_bytes
 
 
 def _path_hash(path: Path) -> str:

@@ -20,13 +20,13 @@ from toolformer_dag.synthetic.web import VERSION, write_shards
 from toolformer_dag.texts.columns import Batch
 from toolformer_dag.texts.formats import FormatChoice
 from toolformer_dag.texts.readers.hub_datasets import HubSplit, hub_batches, resolve
-from toolformer_dag.texts.shard_reader import ENDINGS, NAMED, PARQUET, shard_batches, with_compressions
+from toolformer_dag.texts.shard_reader import COMPRESSION_BY_ENDING, ENDINGS, PARQUET, shard_batches, with_compressions
 
 log = logging.getLogger(__name__)
 
 LONGEST_NAME = 240
 """Bytes of a shard's name at most; file systems take 255, and `.json.damaged` comes on top."""
-SUFFIXES = (*NAMED, *ENDINGS, PARQUET)
+SUFFIXES = (*COMPRESSION_BY_ENDING, *ENDINGS, PARQUET)
 """What a shard's name leaves out of the file's."""
 DATA = (PARQUET, *with_compressions(ENDINGS))
 """How the names of documents end in a folder that is named as a whole."""

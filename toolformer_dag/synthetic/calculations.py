@@ -37,11 +37,12 @@ def operands(random: Random, part: WorldPart, operation: Operation, numbers: Num
     part: of the world; only pairs that belong to it are returned. numbers: the kind of numbers, such as "prices".
     """
     while True:
-        a, b = _DRAW_OPERANDS[numbers](random)
-        if operation == "-" and a < b:
-            a, b = b, a
-        if a != b and part_of(a, b) == part:
-            return a, b
+        first, second = _DRAW_OPERANDS[numbers](random)
+        if first == second or part_of(first, second) != part:
+            continue
+        if operation == "-":
+            return max(first, second), min(first, second)
+        return first, second
 
 
 def part_of(a: Decimal, b: Decimal) -> WorldPart:

@@ -92,9 +92,9 @@ def lexicon() -> dict[str, str]:
     return {**english("noun"), **english("adjective")}
 
 
-AROUND = " .,;:!?¿¡\"'“”‘’«»()"
+PUNCTUATION_AROUND = " .,;:!?¿¡\"'“”‘’«»()"
 """Characters around a phrase that are not translated."""
-THE = frozenset(chain.from_iterable(articles.values() for articles in ARTICLES.values()))
+FOREIGN_ARTICLES = frozenset(chain.from_iterable(articles.values() for articles in ARTICLES.values()))
 """The articles of all languages."""
 
 
@@ -104,8 +104,8 @@ def translate(phrase: str) -> str | None:
     The English is in lower case, without punctuation around it. Unknown words stay as they are. Returns None if the
     lexicon has no word of the phrase.
     """
-    words = phrase.lower().strip(AROUND).split()
-    without_articles = [word for word in words if word not in THE]
+    words = phrase.lower().strip(PUNCTUATION_AROUND).split()
+    without_articles = [word for word in words if word not in FOREIGN_ARTICLES]
     if lexicon().keys().isdisjoint(without_articles):
         return None
     english_words = _english_words(without_articles)

@@ -28,7 +28,7 @@ MAX_REASON = 60
 """Characters of a name in a reason."""
 _NAME = re.compile(r"[^\W\d]\w*")
 """The name of an argument: a word that does not begin with a digit."""
-_KEY = re.compile(r"\s*([^\W\d]\w*)\s*=\s*")
+_NAME_AND_EQUALS = re.compile(r"\s*([^\W\d]\w*)\s*=\s*")
 """The name of an argument and the sign after it: `city=`."""
 _COMMA = re.compile(r"\s*,\s*")
 
@@ -94,7 +94,7 @@ def _parsed_arguments(text: str) -> dict[str, Any]:
     while not reader.is_at_end:
         if arguments:
             reader.match(_COMMA)
-        key = reader.match(_KEY)
+        key = reader.match(_NAME_AND_EQUALS)
         name = key[1]
         if name in arguments:
             raise BadArguments(f"twice: {name}")

@@ -21,11 +21,11 @@ API_START = PAPER_MARKERS.begin
 RESULT_ARROW = PAPER_MARKERS.arrow.strip()
 """What stands between a call and its result in the paper's form: "->", without the spaces around it."""
 
-OPENING = re.compile(rf"\[\s*{NAME}\(")
+CALL_BEGINNING = re.compile(rf"\[\s*{NAME}\(")
 """Matches the beginning of a call inside of an input: "[Calculator("."""
-BODY = re.compile(rf"\s*({NAME})\((.*)\)\s*", re.DOTALL)
+CALL_BODY = re.compile(rf"\s*({NAME})\((.*)\)\s*", re.DOTALL)
 """Matches a call without its markers, such as "Calculator(1 + 2)"; the groups are name and input."""
-QUOTED = r'\s*[^\W\d]\w*\s*=(?s:.*)"(?s:.*)'
+NAMED_STRING_ARGUMENT = r'\s*[^\W\d]\w*\s*=(?s:.*)"(?s:.*)'
 """A pattern for an input that would be read as named arguments with a string: 'city="Rome"'."""
 STRING = re.compile(r'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)', re.DOTALL)
 """Matches a string of JSON, and a string that is still open at the end of the text."""
@@ -75,7 +75,7 @@ def parse_call(body: str) -> Call:
 
     Raises MalformedCall with a reason of `fault`, or with "not_a_call" or "call_in_input".
     """
-    match = BODY.fullmatch(body)
+    match = CALL_BODY.fullmatch(body)
     if match is None:
         raise MalformedCall("not_a_call", body)
     call = Call(tool=match[1], input=match[2])
@@ -90,7 +90,7 @@ def parse_call(body: str) -> Call:
 def _holds_another_call(body: str, input: str) -> bool:
     """Return whether another call begins in the input of the call `body`; strings of named arguments do not count."""
     has_named_arguments = input_end(body) != 0  # 0 stands for a call without named arguments
-    return not has_named_arguments and OPENING.search(input) is not None
+    return not has_named_arguments and CALL_BEGINNING.search(input) is not None
 
 
 def fault(call: Call, markers: CallMarkers = PAPER_MARKERS) -> str | None:
@@ -210,7 +210,7 @@ def _input_rule(markers: CallMarkers) -> str:
     # excludes markers and beginnings of calls, because llguidance limits how much a rule excludes.
     one_line = rf"/[^\]{LINE_ENDS}]*/"
     holds_excluded = rf"/(?s:.*)({excluded_markers}|{call_beginning})(?s:.*)/"
-    return f"INPUT: {one_line} & ~{holds_excluded} & ~/{QUOTED}/"
+    return f"INPUT: {one_line} & ~{holds_excluded} & ~/{NAMED_STRING_ARGUMENT}/"
 
 
 def _markers_excluded_from_input(markers: CallMarkers) -> list[str]:

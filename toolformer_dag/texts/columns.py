@@ -22,7 +22,7 @@ from toolformer_dag.texts.formats import (
     Layout,
     Steps,
     Unread,
-    shown,
+    listed_names,
     value_at,
     values_at,
     whole_text,
@@ -120,13 +120,13 @@ class _CheckedRecords:
         self._records = records  # empty for tables
 
     def texts(self, field: str, columns: Sequence[Column]) -> Column:
-        """Return a field of the records as text, None where a record has none; faulty values are judged.
+        """Return a field of the records as text, None if a record has none; faulty values are judged.
 
         columns: the values at each path of the field.
         """
-        column = _first_of(columns, len(self._lines))
+        column = _first_values(columns, len(self._lines))
         valid_types = {str} if field in self._layout.required else {str, type(None)}
-        if _types(column) <= valid_types:  # the usual case, which needs no loop
+        if _value_types(column) <= valid_types:  # the usual case, which needs no loop
             return column
         is_strict = field in self._layout.strict
         texts = [_as_text(field, value, is_strict=is_strict) for value in column]
@@ -166,7 +166,7 @@ def records_batch(
     return raw_batch(layout, lines, columns, records, rejections)
 
 
-def _first_of(columns: Sequence[Column], row_count: int) -> Column:
+def _first_values(columns: Sequence[Column], row_count: int) -> Column:
     """Return for each row its first value in the columns: [1, 3] for the columns [1, None] and [2, 3].
 
     None and Unread (a value that cannot be reached) count only where a row has nothing else.
@@ -186,7 +186,7 @@ def _first_value(value: Any, later: Any) -> Any:
     return value
 
 
-def _types(column: Column) -> set[type]:
+def _value_types(column: Column) -> set[type]:
     """Return the types of the values of a column."""
     if isinstance(column, pl.Series):
         return {str, type(None)} if column.has_nulls() else {str}
@@ -194,7 +194,7 @@ def _types(column: Column) -> set[type]:
 
 
 def _as_text(field: str, value: Any, *, is_strict: bool) -> str | None:
-    """Return a value as text; None where it is no text.
+    """Return a value as text; None if it is no text.
 
     Whole numbers are text in ids and in fields that are not strict (`Layout.strict`); dates may have any type.
     """
@@ -247,7 +247,7 @@ def _missing_fields(layout: Layout, record: Mapping[str, Any]) -> str:
     missing = [layout.paths(field) for field in layout.required if _lacks(record, layout.steps[field])]
     if not missing:
         return ""
-    return f"{', '.join(missing)}; the record has {shown(record)}"
+    return f"{', '.join(missing)}; the record has {listed_names(record)}"
 
 
 def _lacks(record: Mapping[str, Any], paths: Sequence[Steps]) -> bool:
@@ -268,13 +268,19 @@ def documents_of(raw: Iterable[Batch]) -> Iterator[Batch]:
     """
     digests_so_far: set[str] = set()
     for batch in raw:
-        texts = _with_text(batch.frame)
-        with_digest = texts.records.with_columns(_digests(texts.records).alias("digest"))
-        unique = _unique(with_digest, digests_so_far)
-        documents = _completed(unique.records, batch.layout)
-        rejections = _by_line(batch.rejections, texts.rejections, unique.rejections)
-        ignored = {**batch.ignored, **_unread_dates(unique.records["date"], batch.layout)}
-        yield Batch(batch.layout, documents, rejections, ignored)
+        yield _documents_batch(batch, digests_so_far)
+
+
+def _documents_batch(raw: Batch, digests_so_far: set[str]) -> Batch:
+    """Return a batch of raw columns as documents. digests_so_far: of earlier batches; new digests are added."""
+    with_text = _with_text(raw.frame)
+    digests = _digests(with_text.records)
+    with_digest = with_text.records.with_columns(digests.alias("digest"))
+    unique = _unique(with_digest, digests_so_far)
+    documents = _completed(unique.records, raw.layout)
+    rejections = _by_line(raw.rejections, with_text.rejections, unique.rejections)
+    ignored = {**raw.ignored, **_unread_dates(unique.records["date"], raw.layout)}
+    return Batch(raw.layout, documents, rejections, ignored)
 
 
 def _by_line(*rejections: Iterable[Rejection]) -> tuple[Rejection, ...]:

@@ -4,6 +4,7 @@ A file is decompressed in one pass, so a wrong checksum shows only after its las
 """
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 from gzip import BadGzipFile
 from pathlib import Path
 from typing import IO
@@ -55,7 +56,7 @@ LARGEST_WINDOW = 1 << 31
 """The largest window of zstd that is read (`zstd --long=31`); it takes as many bytes of memory."""
 
 
-def kind_of(head: bytes) -> str | None:
+def compression_of(head: bytes) -> str | None:
     """Return how a file is compressed, such as "gzip", by its first bytes; None if it is not compressed."""
     for magic, name in MAGIC.items():
         if head.startswith(magic):
@@ -73,7 +74,7 @@ def kind_in_words(head: bytes) -> str | None:
 
     head: its first bytes, decompressed. Returns None if they do not show it.
     """
-    compression = kind_of(head)
+    compression = compression_of(head)
     if compression is not None:
         return f"{compression}; unpack it or compress it once, with gzip or zstd"
     if is_tar(head):
@@ -129,7 +130,7 @@ def _first_bytes(file: Path) -> bytes:
 
 def _packed_kind(head: bytes) -> str | None:
     """Return "gzip; unpack it" for the first bytes of a compressed file; None if it is not compressed."""
-    compression = kind_of(head)
+    compression = compression_of(head)
     return None if compression is None else f"{compression}; unpack it"
 
 
@@ -148,8 +149,7 @@ def blocks(stream: IO[bytes], kind: str | None) -> Iterator[bytes]:
         return
     content = igzip.open(stream) if kind == "gzip" else stream  # type: ignore[no-untyped-call]
     try:
-        while block := content.read(BLOCK_BYTES):
-            yield block
+        yield from iter(partial(content.read, BLOCK_BYTES), b"")
     except EOFError as error:
         raise _fault("truncated", "gzip") from error
     except (BadGzipFile, igzip_lib.IsalError) as error:  # type: ignore[misc]  # isal's stub has a variable there

@@ -46,7 +46,7 @@ YEAR_FOLDER = re.compile(f"/{YEAR}(?=/)")
 
 
 def date_from_url(url: str, latest: date) -> date | None:
-    """Return the day in a URL; None where it is absent, impossible, before 1990 or later than `latest`.
+    """Return the day in a URL; None if it is absent, impossible, before 1990 or later than `latest`.
 
     The first form that matches decides:
 

@@ -16,11 +16,11 @@ Steps = tuple[str | int, ...]
 """A path to a value in a record, as keys and list indices: ("lang", 0) leads to record["lang"][0]."""
 FIELDS = ("text", "id", "url", "title", "domain", "language", "date")
 """What is read of a record."""
-SHOWN = 30
+MOST_LISTED_NAMES = 30
 """Names of fields that a message lists."""
 MISSING = object()
 """Stands for a field that a record does not have; None stands for a field that is null."""
-HALF = re.compile(r"\\u[dD]|[\ud800-\udfff]")
+HALF_SURROGATE = re.compile(r"\\u[dD]|[\ud800-\udfff]")
 """What may be half a surrogate pair in JSON, escaped or not."""
 
 
@@ -145,7 +145,7 @@ class Layout:
     """Where the records of one shard keep each field."""
 
     format: str
-    """The format's name; `fields` where the settings alone name the paths."""
+    """The format's name; `fields` if the settings alone name the paths."""
     steps: Mapping[str, tuple[Steps, ...]]
     """Field -> its paths; the first one with a value counts. Empty for a field that is not read."""
     required: tuple[str, ...]
@@ -181,7 +181,7 @@ def layout_of(choice: FormatChoice, records: Sequence[Mapping[str, Any]]) -> Lay
 
 def _unknown_format(records: Sequence[Mapping[str, Any]]) -> ShardFault:
     """Return the error for records in none of the formats, with the fields that they have."""
-    fields = shown(_field_names(records))
+    fields = listed_names(_field_names(records))
     remedy = "set corpus.format, or name their fields under [corpus.fields]"
     return ShardFault("unknown_format", f"no format fits the first records; they have {fields}; {remedy}")
 
@@ -203,16 +203,22 @@ def _layout(
 
     Raises ShardFault missing_field if no record has a required or chosen field.
     """
+    paths = _paths_by_field(corpus_format, chosen_paths)
+    strict = frozenset({*corpus_format.required, *chosen_paths})
+    for field, field_paths in paths.items():
+        if field in strict:
+            source = f"corpus.fields.{field}" if field in chosen_paths else f"the format {corpus_format.name}"
+            _check_has_field(records, field, field_paths, source)
+    steps = {field: _steps_of_paths(field_paths, records) for field, field_paths in paths.items()}
+    return Layout(format=corpus_format.name, steps=steps, required=corpus_format.required, strict=strict)
+
+
+def _paths_by_field(corpus_format: CorpusFormat, chosen_paths: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+    """Return the dotted paths of each of FIELDS: the one that the settings name, or else those of the format."""
     paths = {field: corpus_format.fields.get(field, ()) for field in FIELDS}
     for field, path in chosen_paths.items():
         paths[field] = (path,)
-    strict = frozenset({*corpus_format.required, *chosen_paths})
-    for field in FIELDS:
-        if field in strict:
-            source = f"corpus.fields.{field}" if field in chosen_paths else f"the format {corpus_format.name}"
-            _check_has_field(records, field, paths[field], source)
-    steps = {field: _steps_of_paths(paths[field], records) for field in FIELDS}
-    return Layout(format=corpus_format.name, steps=steps, required=corpus_format.required, strict=strict)
+    return paths
 
 
 def _steps_of_paths(paths: Sequence[str], records: Sequence[Mapping[str, Any]]) -> tuple[Steps, ...]:
@@ -228,7 +234,7 @@ def _check_has_field(records: Sequence[Mapping[str, Any]], field: str, paths: Se
     if any(_steps_in_any(records, path) for path in paths):
         return
     listed_paths = " or ".join(paths)
-    present_fields = shown(_field_names(records))
+    present_fields = listed_names(_field_names(records))
     raise ShardFault(
         "missing_field",
         f"{source} reads {field} from {listed_paths}, which the first records lack; they have {present_fields}",
@@ -254,7 +260,7 @@ def steps_to(record: Any, path: str) -> Steps | None:
 
     `a.b` is ("a.b",) in `{"a.b": 1}`, and ("a", "b") in `{"a": {"b": 1}}` and `{"a": '{"b": 1}'}`.
     """
-    record = unfolded(record)  # parses a text that holds JSON
+    record = parsed_if_json(record)  # parses a text that holds JSON
     if isinstance(record, Mapping) and path in record:  # keys may hold dots
         return (path,)
     name, dot, rest = path.partition(".")
@@ -295,7 +301,7 @@ def value_at(record: Any, steps: Steps, absent: Any = None) -> Any:
 def values_at(records: Sequence[Any], steps: Steps, absent: Any = None) -> list[Any]:
     """Follow a path into each record: ("meta", "url") reads record["meta"]["url"].
 
-    Returns a value per record: `absent` where a key is missing, Unread where the path leads into something that is
+    Returns a value per record: `absent` if a key is missing, Unread where the path leads into something that is
     neither an object nor a list.
     """
     values: Sequence[Any] = records
@@ -320,7 +326,7 @@ def _value_below(value: Any, step: str | int, absent: Any) -> Any:
         return value
     if value is None or value is absent:
         return absent
-    container = unfolded(value)  # parses a text that holds JSON
+    container = parsed_if_json(value)  # parses a text that holds JSON
     match step:
         case str() if isinstance(container, dict):
             return container.get(step, absent)
@@ -330,7 +336,7 @@ def _value_below(value: Any, step: str | int, absent: Any) -> Any:
             return Unread(type(value).__name__)
 
 
-def unfolded(value: Any) -> Any:
+def parsed_if_json(value: Any) -> Any:
     """Parse text that holds an object or a list as JSON; return any other value unchanged.
 
     {"url": "a"} for '{"url": "a"}', as some corpora have their metadata.
@@ -350,7 +356,7 @@ def unfolded(value: Any) -> Any:
 def read_json(text: str) -> Any:
     """Parse JSON, with U+FFFD for half a surrogate pair, which no text can hold. Raises ValueError, RecursionError."""
     value = json.loads(text)
-    if HALF.search(text):
+    if HALF_SURROGATE.search(text):
         value = json.loads(whole_text(json.dumps(value, ensure_ascii=False)))
     return value
 
@@ -360,14 +366,14 @@ def whole_text(text: str) -> str:
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
-def shown(names: Iterable[str]) -> str:
+def listed_names(names: Iterable[str]) -> str:
     """List the distinct names of fields for a message, in their order: "text, id and 3 more"; "none" without any."""
     distinct = list(dict.fromkeys(names))
     if not distinct:
         return "none"
-    listed = ", ".join(distinct[:SHOWN])
-    if len(distinct) > SHOWN:
-        return f"{listed} and {len(distinct) - SHOWN} more"
+    listed = ", ".join(distinct[:MOST_LISTED_NAMES])
+    if len(distinct) > MOST_LISTED_NAMES:
+        return f"{listed} and {len(distinct) - MOST_LISTED_NAMES} more"
     return listed
 
 

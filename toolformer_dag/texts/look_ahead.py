@@ -47,7 +47,7 @@ there these they this those to us very was we were what when where which while w
 you your born called known made
 """
 """Words that are no names although they may have a capital everywhere, because they begin sentences and questions."""
-UNNAMED = frozenset(FUNCTION_WORDS.split())
+NEVER_NAMES = frozenset(FUNCTION_WORDS.split())
 """FUNCTION_WORDS as a set."""
 
 
@@ -120,10 +120,10 @@ def _ends_of_spelled_numbers(units: Sequence[Unit]) -> dict[str, int]:
 
 
 def _names(units: Sequence[Unit]) -> frozenset[str]:
-    """Return the keys of the units that are names: two characters or more, always a capital, not in UNNAMED."""
+    """Return the keys of the units that are names: two characters or more, always a capital, not in NEVER_NAMES."""
     with_capital = {unit.key for unit in units if unit.written[0].isupper()}
     without_capital = {unit.key for unit in units if not unit.written[0].isupper()}
-    always_with_capital = with_capital - without_capital - UNNAMED
+    always_with_capital = with_capital - without_capital - NEVER_NAMES
     return frozenset(key for key in always_with_capital if len(key) > 1)
 
 

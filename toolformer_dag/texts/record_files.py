@@ -15,7 +15,7 @@ from toolformer_dag.settings.setting_types import printable
 from toolformer_dag.texts.columns import Rejection
 from toolformer_dag.texts.compression import HEAD_BYTES, blocks, kind_in_words
 from toolformer_dag.texts.exact_json import exact_value
-from toolformer_dag.texts.guarded_batches import guarded
+from toolformer_dag.texts.guarded_batches import library_errors_as_faults
 from toolformer_dag.texts.readers import json_lines, parquet_shards
 from toolformer_dag.texts.readers.arrow_tables import table_rows
 from toolformer_dag.texts.readers.json_lines import line_batches
@@ -60,7 +60,7 @@ def file_records(path: Path) -> Iterator[NumberedRecord | Rejection]:
     try:
         require_regular(path)
         with BufferedReader(cast(RawIOBase, path.open("rb", buffering=0)), READ_BYTES) as stream:
-            yield from guarded(_stream_records(path, stream))  # errors of libraries become ShardFault
+            yield from library_errors_as_faults(_stream_records(path, stream))  # errors of libraries become ShardFault
     except OSError as error:
         reason = error.strerror or error
         raise ShardError(f"{printable(path)} cannot be read ({reason}); correct its path, or the disk") from error

@@ -16,7 +16,7 @@ PARAGRAPHS = re.compile(r"\n\s*")
 SENTENCES = re.compile(r"(?:(?<=[.!?…])|(?<=[.!?…][\"'”’)\]]))\s+|(?<=[。！？])")
 """The white space after a sentence, with a quote or bracket at its end; after 。！？, the gap may be empty."""
 WORDS = re.compile(r"\s+")
-CUTS = (PARAGRAPHS, SENTENCES, WORDS)
+CUT_PATTERNS = (PARAGRAPHS, SENTENCES, WORDS)
 """Where a document may be cut, from coarse to fine."""
 
 

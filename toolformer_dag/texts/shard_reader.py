@@ -9,9 +9,9 @@ from typing import cast
 
 from toolformer_dag.settings.setting_types import printable
 from toolformer_dag.texts.columns import Batch, documents_of
-from toolformer_dag.texts.compression import HEAD_BYTES, blocks, kind_in_words, kind_of
+from toolformer_dag.texts.compression import HEAD_BYTES, blocks, compression_of, kind_in_words
 from toolformer_dag.texts.formats import FormatChoice
-from toolformer_dag.texts.guarded_batches import guarded
+from toolformer_dag.texts.guarded_batches import library_errors_as_faults
 from toolformer_dag.texts.readers import json_lines, parquet_shards, web_archives
 from toolformer_dag.texts.readers.json_lines import json_batches
 from toolformer_dag.texts.readers.parquet_shards import parquet_batches, whole_parquet
@@ -22,7 +22,7 @@ READ_BYTES = 1 << 18
 """Bytes that are read of a file at a time."""
 PARQUET = ".parquet"
 """The ending of a Parquet file's name."""
-NAMED = {".zst": "zstd", ".zstd": "zstd", ".gz": "gzip"}
+COMPRESSION_BY_ENDING = {".zst": "zstd", ".zstd": "zstd", ".gz": "gzip"}
 """The ending of a compressed file's name -> its compression."""
 
 
@@ -55,7 +55,7 @@ ENDINGS = tuple(ending for container in CONTAINERS for ending in container.endin
 
 def with_compressions(endings: Iterable[str]) -> tuple[str, ...]:
     """Return endings of file names, each plain and compressed: ".json", ".json.zst", ".json.zstd", ".json.gz"."""
-    return tuple(ending + compressed for ending in endings for compressed in ("", *NAMED))
+    return tuple(ending + compressed for ending in endings for compressed in ("", *COMPRESSION_BY_ENDING))
 
 
 def shard_batches(path: Path | str, choice: FormatChoice | None = None) -> Iterator[Batch]:
@@ -69,7 +69,7 @@ def shard_batches(path: Path | str, choice: FormatChoice | None = None) -> Itera
     - It is damaged: see `blocks`, `whole_parquet`, `parquet_batches`.
     - Its form is not known: unknown_format, missing_field, not_json_lines, web_archive, unsupported_compression.
     - It is not what its name says: not_gzip, not_zstd, not_parquet.
-    - A library fails while it is read: unreadable_data, from `guarded`.
+    - A library fails while it is read: unreadable_data, from `library_errors_as_faults`.
     - It is empty: empty_shard.
 
     Raises ShardError if the file is missing or cannot be read.
@@ -79,7 +79,7 @@ def shard_batches(path: Path | str, choice: FormatChoice | None = None) -> Itera
     try:
         with BufferedReader(cast(RawIOBase, path.open("rb", buffering=0)), READ_BYTES) as stream:
             raw_batches = _raw_batches(path, stream, choice)
-            yield from guarded(documents_of(raw_batches))
+            yield from library_errors_as_faults(documents_of(raw_batches))
     except OSError as error:
         reason = error.strerror or error
         raise ShardError(f"shard {printable(path)} cannot be read ({reason}); correct its path, or the disk") from error
@@ -112,14 +112,14 @@ def compression(head: bytes, suffix: str) -> str | None:
 
     Raises ShardFault: unsupported_compression, or not_gzip, not_zstd, not_parquet if only the suffix says so.
     """
-    kind = kind_of(head)
+    kind = compression_of(head)
     if kind not in (None, "gzip", "zstd"):
         detail = f"the file is {kind}; unpack it or compress it with gzip or zstd"
         raise ShardFault("unsupported_compression", detail)
     if not head:  # an empty file
         return None
-    if kind is None and suffix in NAMED:
-        raise ShardFault(f"not_{NAMED[suffix]}", f"the file is named {suffix} but {_in_words(head)}")
+    if kind is None and suffix in COMPRESSION_BY_ENDING:
+        raise ShardFault(f"not_{COMPRESSION_BY_ENDING[suffix]}", f"the file is named {suffix} but {_in_words(head)}")
     if suffix == PARQUET:
         raise ShardFault("not_parquet", f"the file is named .parquet but {_in_words(head)}")
     return kind

@@ -139,7 +139,7 @@ class _PassageTable:
 
 
 def _occurring_low_bits(hashes: Hashes64) -> NDArray[np.bool_]:
-    """Return an array with an entry for each value of the low 22 bits: True where a hash has these low bits."""
+    """Return an array with an entry for each value of the low 22 bits: True if a hash has these low bits."""
     table = np.zeros(int(BITS) + 1, np.bool_)
     table[hashes & BITS] = True
     return table

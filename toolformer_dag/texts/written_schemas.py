@@ -185,14 +185,21 @@ class _SchemaCopier:
             return schema
         if schema.get("patternProperties"):
             raise ValueError("its schema has patternProperties, whose names are matched without a limit of time")
-        resolver = resolver.in_subresource(self._dialect.create_resource(schema))  # an "$id" changes what is looked up
+        resource = self._dialect.create_resource(schema)
+        inner_resolver = resolver.in_subresource(resource)  # an "$id" changes what is looked up
+        copied = self._copied_keywords(schema, inner_resolver)
+        reference = schema.get("$ref")
+        if isinstance(reference, str):
+            copied["$ref"] = self._shared_reference(reference, inner_resolver)
+        self._check_dynamic_reference(schema, inner_resolver)
+        return copied
+
+    def _copied_keywords(self, schema: Mapping[str, Any], resolver: Any) -> dict[str, Any]:
+        """Return copies of the keywords of a schema that llguidance gets."""
         copied = {}
         for keyword, value in schema.items():
             if _is_for_decoding(keyword, value):
                 copied[keyword] = self._copy_of_value(keyword, value, resolver)
-        if isinstance(schema.get("$ref"), str):
-            copied["$ref"] = self._shared_reference(schema["$ref"], resolver)
-        self._check_dynamic_reference(schema, resolver)
         return copied
 
     def _check_dynamic_reference(self, schema: Mapping[str, Any], resolver: Any) -> None:

@@ -87,12 +87,11 @@ def skip_line(stream: IO[bytes], beginning: bytes, limit: int) -> bytes:
 def error_answer(beginning: bytes, end: bytes, message: str) -> bytes:
     """Return a line of JSON-RPC to send in place of an answer that is too long: an error that says `message`.
 
-    beginning, end: parts of the long answer. The number of its request is looked for in both; an error without a number
-    is ignored by clients.
+    beginning, end: parts of the long answer, in which the number of its request may be.
     """
     answer: dict[str, object] = {"jsonrpc": "2.0"}
     number = ID_AT_THE_END.search(end) or ID_AT_THE_BEGINNING.match(beginning)
-    if number:
+    if number:  # clients ignore an error without a number
         answer["id"] = int(number[1])
         answer["error"] = {"code": -32000, "message": message}
     return json.dumps(answer).encode() + b"\n"

@@ -18,11 +18,11 @@ MAX_PAIRS = 1_000_000
 """The most pairs of numbers that are tried per document; of 4,035 real pages one needs more than 10,000."""
 PHRASES = ("=", "equals", "equal to", "total of", "average of")
 """The phrases of the paper's second rule, which stand before a number."""
-BETWEEN = " $€£¥(+-−~≈"
+CHARACTERS_BETWEEN = " $€£¥(+-−~≈"
 """The characters that may stand between a phrase and its number."""
 LOOK_BACK = 24
 """Characters before a number in which a phrase is looked for."""
-ONE_OF = 100
+PICKED_ONE_IN = 100
 """By the paper's third rule, one of so many documents is selected."""
 
 
@@ -50,13 +50,13 @@ def _follows_phrase(text: str, number: Number) -> bool:
     """Return whether one of PHRASES stands before a number."""
     before = text[max(0, number.start - LOOK_BACK) : number.start]
     words = " ".join(before.lower().split())
-    return words.rstrip(BETWEEN).endswith(PHRASES)
+    return words.rstrip(CHARACTERS_BETWEEN).endswith(PHRASES)
 
 
 def _is_picked(whole: str) -> bool:
-    """Return whether the hash of a document's text selects it: one of ONE_OF."""
+    """Return whether the hash of a document's text selects it: one of PICKED_ONE_IN."""
     digest = blake2b(whole.encode("utf-8", "surrogatepass"), digest_size=8).digest()
-    return int.from_bytes(digest) % ONE_OF == 0
+    return int.from_bytes(digest) % PICKED_ONE_IN == 0
 
 
 def holds_operation(text: str, all_numbers: Sequence[Number]) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
-from toolformer_dag.tools.options import shown_url, url_secrets, without
+from toolformer_dag.tools.options import shown_url, url_secrets, without_secrets
 from toolformer_dag.tools.passages import Passage
 from toolformer_dag.tools.reader_options import QuestionAnsweringOptions, reader_input
 from toolformer_dag.tools.tool import NO_ANSWER, NoResult, RetryableError, ToolDown, ToolResult
@@ -20,13 +20,13 @@ MAX_ANSWER_BYTES = 4 << 20
 """The longest answer, after decompression."""
 EXCERPT_CHARACTERS = 200
 """The most characters of an endpoint's answer in a message."""
-UNKNOWN = "unknown"
+UNKNOWN_ANSWER = "unknown"
 """What the endpoint replies where the passages have no answer."""
-INSTRUCTION = f"Reply with the answer alone, in as few words as possible, or with `{UNKNOWN}`."
+INSTRUCTION = f"Reply with the answer alone, in as few words as possible, or with `{UNKNOWN_ANSWER}`."
 """The system message of each request."""
-BUSY = frozenset({408, 409, 425, 429})
+BUSY_STATUSES = frozenset({408, 409, 425, 429})
 """The statuses, besides 500 and above, after which the same request may succeed later."""
-REFUSED = frozenset({401, 402, 403, 404, 405, *range(300, 400)})
+REFUSED_STATUSES = frozenset({401, 402, 403, 404, 405, *range(300, 400)})
 """The statuses that every request of the tool would get: a wrong URL, model, key or account."""
 
 
@@ -77,7 +77,7 @@ class Endpoint:
 
     def public(self, text: str) -> str:
         """Return a message of the backend without the secrets of the URL and the headers."""
-        return without(self._secrets, text)
+        return without_secrets(self._secrets, text)
 
     async def _answer(self, content: object) -> HttpAnswer:
         async with asyncio.timeout(self._seconds), self._client.stream("POST", self._url, json=content) as response:
@@ -128,7 +128,7 @@ class HttpReader:
         """Answer each question from its passages.
 
         Raises RetryableError for a lost connection, a busy server or an error that a gateway reports, and ToolDown for
-        a status that every request would get (REFUSED).
+        a status that every request would get (REFUSED_STATUSES).
         """
         results = []
         for question, question_passages in zip(questions, passages, strict=True):
@@ -138,7 +138,7 @@ class HttpReader:
     def _answer(self, text: str) -> ToolResult:
         """Send a question with its passages to the endpoint, and return its answer or the reason why there is none.
 
-        Raises RetryableError if the endpoint is busy or reports an error, ToolDown for the statuses of REFUSED.
+        Raises RetryableError if the endpoint is busy or reports an error, ToolDown for REFUSED_STATUSES.
         """
         try:
             answer = self._endpoint.post(self._request(text))
@@ -163,9 +163,9 @@ class HttpReader:
     def _check_status(self, answer: HttpAnswer) -> None:
         """Raise RetryableError if the same request may succeed later, ToolDown if every request would fail."""
         url = self._endpoint.shown
-        if answer.status in BUSY or answer.status >= 500:
+        if answer.status in BUSY_STATUSES or answer.status >= 500:
             raise RetryableError(f"{url}: status {answer.status}")
-        if answer.status in REFUSED:
+        if answer.status in REFUSED_STATUSES:
             beginning = answer.body[:EXCERPT_CHARACTERS].decode("utf-8", "replace")
             raise ToolDown(
                 f"{url} answered with status {answer.status}: {self._endpoint.public(beginning)}; correct url, "
@@ -208,13 +208,13 @@ def _json_object(body: bytes) -> Mapping[str, Any]:
 def _result(completion: Mapping[str, Any]) -> ToolResult:
     """Return the answer in a chat completion, with its cost if the endpoint reports one.
 
-    Reasons: `no_answer` if the answer is empty or UNKNOWN, `malformed_response` for another form of completion.
+    Reasons: `no_answer` if the answer is empty or UNKNOWN_ANSWER, `malformed_response` for another form of completion.
     """
     cost = _cost(completion)
     answer = _answer_of(completion)
     if answer is None:
         return ToolResult(None, "malformed_response", cost=cost)
-    is_unknown = answer.lower().strip(".`") == UNKNOWN
+    is_unknown = answer.lower().strip(".`") == UNKNOWN_ANSWER
     if not answer or is_unknown:
         return ToolResult(None, NO_ANSWER.reason, cost=cost)
     return ToolResult(answer, cost=cost)

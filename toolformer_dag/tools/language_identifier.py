@@ -49,10 +49,9 @@ FLORES_EXCEPTIONS: dict[str, str | None] = {
 
 @functools.cache
 def flores_code(label: str) -> str | None:
-    """Return the language code of FLORES, as NLLB uses it, for a label of fastText: `deu_Latn` for `de`.
+    """Return the language code of FLORES for a label of fastText, such as `deu_Latn` for `de`; None without one.
 
-    It follows from ISO 639-3 and the language's likely script, but for FLORES_EXCEPTIONS; None where none follows. Not
-    every model knows every code (`translators.knows`).
+    NLLB uses these codes.
     """
     if label in FLORES_EXCEPTIONS:
         return FLORES_EXCEPTIONS[label]
@@ -111,8 +110,7 @@ class Identifier:
     def model(self) -> Any:
         """fastText's model, loaded at its first use.
 
-        Raises IdentifierError where the file cannot be read, DamagedModel where its content changed since it was
-        hashed, while its size and times did not.
+        Raises IdentifierError if the file cannot be read, DamagedModel if it is damaged.
         """
         import fasttext
 

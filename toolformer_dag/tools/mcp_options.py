@@ -16,7 +16,7 @@ from toolformer_dag.tools.options import (
     WebAddress,
     shown_url,
     url_secrets,
-    without,
+    without_secrets,
 )
 
 MESSAGE_CHARACTERS = 300
@@ -83,7 +83,7 @@ class McpOptions(ToolOptions):
 
     def public(self, error: BaseException) -> str:
         """Return the message of an error on one line of at most MESSAGE_CHARACTERS, with `***` for secrets."""
-        message = without(self._secrets(), str(error))
+        message = without_secrets(self._secrets(), str(error))
         return " ".join(message.split())[:MESSAGE_CHARACTERS]
 
     def _secrets(self) -> list[str]:

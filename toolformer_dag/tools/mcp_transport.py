@@ -71,7 +71,7 @@ def _existing_program(key: str, options: McpOptions, program: str) -> str:
 
 
 def _variable(key: str, name: str) -> str:
-    """Return the value of an environment variable. Raises ToolDown where it is not set."""
+    """Return the value of an environment variable. Raises ToolDown if it is not set."""
     value = os.environ.get(name)
     if value is None:
         raise ToolDown(

@@ -56,27 +56,27 @@ class ToolOptions(BaseModel):
 def explain_options(key: str, error: ValidationError, options: type[ToolOptions]) -> str:
     """Return a message for pydantic's error about the section `[tools.KEY]`: a line per mistake, with a remedy.
 
-    Example: `[tools.calculator] stict_rule: unknown key; did you mean 'strict_rule'?`.
+    `[tools.calculator] stict_rule: unknown key; did you mean 'strict_rule'?`
     """
     option_names = {"use", *options.model_fields, *ToolSettings.model_fields}
     lines = []
     for item in error.errors():
-        option = ".".join(map(str, item["loc"]))
-        lines.append(f"[tools.{key}] {option}: {mistake(item, option_names)}")
+        option = ".".join(str(step) for step in item["loc"])
+        explanation = mistake(item, option_names)
+        lines.append(f"[tools.{key}] {option}: {explanation}")
     return "\n".join(lines)
 
 
 def _linear(pattern: re.Pattern[str]) -> re.Pattern[str]:
-    """Return the pattern unchanged. Raises ValueError where polars' regular expressions (Rust) do not accept it.
-
-    Rust matches in linear time, where Python may take for ever.
-    """
+    """Return the pattern unchanged. Raises ValueError if polars' regular expressions (Rust) do not accept it."""
+    # Rust matches in linear time, whereas Python may take for ever.
     import polars as pl
 
     try:
         occurs(pattern, "")
     except pl.exceptions.PolarsError as error:
-        reason = " ".join(str(error).partition("This error occurred")[0].split())
+        message, _, _ = str(error).partition("This error occurred")
+        reason = " ".join(message.split())
         raise ValueError(
             f"{reason}; write it in the syntax of Rust's regular expressions, which have no look-around, no "
             "backreferences, and `\\z` for the end of a text"
@@ -120,13 +120,12 @@ WebAddress = Annotated[str, AfterValidator(_address)]
 
 
 def shown_url(url: str) -> str:
-    """Return a URL without parts that may be secret, for records and messages.
+    """Return a URL without parts that may be secret, for records and messages: `https://host (the rest is 5f3a...)`.
 
-    User, password, query and fragment are left out, and the whole path where a segment may be a key. A hash of the URL
-    replaces them, so that two URLs differ in records: `https://host (the rest is 5f3a...)`.
+    User, password, query, fragment, and a path in which a key may be, are replaced by a hash of the URL.
     """
     parts = urlsplit(url)
-    host = parts.netloc.rpartition("@")[2]
+    _, _, host = parts.netloc.rpartition("@")
     path = "" if _secret_segments(parts.path) else parts.path
     shown = f"{parts.scheme}://{host}{path}"
     if shown == url:
@@ -141,10 +140,7 @@ def _secret_segments(path: str) -> list[str]:
 
 
 def shown_values(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings for records, with a hash in place of each value whose name matches SECRET_NAME.
-
-    `api_key` and `X-Auth-Token` match. Tables within the table are treated alike.
-    """
+    """Return settings for records, with a hash in place of each value with a name such as `api_key` (SECRET_NAME)."""
     shown: dict[str, Any] = {}
     for name, value in values.items():
         if SECRET_NAME.search(name):
@@ -157,17 +153,20 @@ def shown_values(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def url_secrets(url: str) -> list[str]:
-    """Return the parts of a URL that no message may repeat: user, password, query with its values, keys in the path.
+    """Return the parts of a URL that no message may repeat: user, password, query, keys in the path.
 
-    Some may be empty; `without` ignores these.
+    Some may be empty; `without_secrets` ignores these.
     """
     parts = urlsplit(url)
     credentials, _, _ = parts.netloc.rpartition("@")  # `user:password`
-    query_values = [parameter.partition("=")[2] for parameter in parts.query.split("&")]
-    return [credentials, *credentials.split(":"), parts.query, *query_values, *_secret_segments(parts.path)]
+    secrets = [credentials, *credentials.split(":"), parts.query]
+    for parameter in parts.query.split("&"):
+        _, _, value = parameter.partition("=")
+        secrets.append(value)
+    return [*secrets, *_secret_segments(parts.path)]
 
 
-def without(secrets: Iterable[str], text: str) -> str:
+def without_secrets(secrets: Iterable[str], text: str) -> str:
     """Return a message with every secret of four characters or more replaced by `***`."""
     long_secrets = {secret for secret in secrets if len(secret) >= 4}
     for secret in sorted(long_secrets, key=len, reverse=True):  # the longest first: it may contain others
@@ -219,18 +218,30 @@ def load_model(class_name: str, options: PretrainedOptions) -> Any:
     """
     import torch
 
-    device = options.device
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    dtype_name: str = options.dtype
-    if dtype_name == "auto":
-        dtype_name = "bfloat16" if device.startswith("cuda") else "float32"
-    model = _load(class_name, options, {"dtype": getattr(torch, dtype_name), "use_safetensors": True})
+    device = _device(options)
+    dtype = getattr(torch, _dtype_name(options, device))
+    model = _load(class_name, options, {"dtype": dtype, "use_safetensors": True})
     return model.to(device).eval()
 
 
+def _device(options: PretrainedOptions) -> str:
+    """Return the device of the options; for "auto" the GPU if there is one."""
+    import torch
+
+    if options.device != "auto":
+        return options.device
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _dtype_name(options: PretrainedOptions, device: str) -> str:
+    """Return the dtype of the options; for "auto" bfloat16 on a GPU, else float32."""
+    if options.dtype != "auto":
+        return options.dtype
+    return "bfloat16" if device.startswith("cuda") else "float32"
+
+
 def _load(class_name: str, options: PretrainedOptions, keywords: Mapping[str, object]) -> Any:
-    """Load the model or tokenizer of the options with `from_pretrained` of a class of transformers, and `keywords`."""
+    """Load a model or tokenizer with `from_pretrained` of a class of transformers. keywords: arguments for it."""
     import transformers
 
     from toolformer_dag.model.loading import from_hub

@@ -22,7 +22,7 @@ from toolformer_dag.files import (
     write_whole,
 )
 from toolformer_dag.identity import cache_folder, file_hash
-from toolformer_dag.tools.passage_terms import analyzer, spaced
+from toolformer_dag.tools.passage_terms import analyzer, with_word_spaces
 from toolformer_dag.tools.passages import EMBEDDED, Passage, PassageError, read_passages
 
 _log = logging.getLogger(__name__)
@@ -196,7 +196,7 @@ def _open_index(folder: Path) -> tantivy.Index:
 def _document(passage: Passage, number: int) -> tantivy.Document:
     """Return the entry of a passage in an index; `number` is its position in the source, from 0."""
     document = tantivy.Document()
-    document.add_text("words", spaced(passage.searched()))
+    document.add_text("words", with_word_spaces(passage.searched()))
     document.add_unsigned("number", number)  # Document(number=0) would make it signed, which kills the writer
     document.add_bytes("passage", passage.packed())
     return document

@@ -51,14 +51,14 @@ class PassageSearch:
     def search(self, query: str, limit: int) -> list[ScoredPassage]:
         """Return at most `limit` passages that share a word with the query, by their score in BM25, best first.
 
-        The query is read as a set of words; operators of query languages have no meaning. Passages with equal scores
-        are in the order of their file, so that results do not depend on how the index was built.
+        Passages with equal scores are in the order of their file, whatever the order in the index.
         """
         words_query = any_term(self._schema, "words", query_terms(query))
-        if words_query is None:
+        if words_query is None:  # a query without words
             return []
         hits = self._best_with_ties(words_query, limit)
-        return [self._passage(hit) for hit in self._ranked(hits)[:limit]]
+        best_hits = self._ranked(hits)[:limit]
+        return [self._passage(hit) for hit in best_hits]
 
     def _best_with_ties(self, query: tantivy.Query, limit: int) -> list[Hit]:
         """Return the best `limit` hits and all others with the same score as the last of them, the best first.
@@ -67,7 +67,8 @@ class PassageSearch:
         """
         requested = limit + TIE_MARGIN
         while True:
-            hits = [Hit(*hit) for hit in self._searcher.search(query, requested, count=False).hits]
+            results = self._searcher.search(query, requested, count=False)
+            hits = [Hit(*hit) for hit in results.hits]
             has_all = len(hits) < requested
             if has_all or _rounded(hits[-1]) < _rounded(hits[limit - 1]):
                 return hits
@@ -75,7 +76,8 @@ class PassageSearch:
 
     def _ranked(self, hits: Sequence[Hit]) -> list[Hit]:
         """Return hits by their score, the best first, and those with equal scores in the order of their file."""
-        source_numbers = self._searcher.fast_field_values("number", [hit.address for hit in hits])
+        addresses = [hit.address for hit in hits]
+        source_numbers = self._searcher.fast_field_values("number", addresses)
         ranked = sorted(zip(hits, source_numbers, strict=True), key=_rank)
         return [hit for hit, _ in ranked]
 

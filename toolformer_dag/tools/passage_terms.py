@@ -50,15 +50,15 @@ def analyzer() -> tantivy.TextAnalyzer:
     return builder.build()
 
 
-def spaced(text: str) -> str:
+def with_word_spaces(text: str) -> str:
     """Return a text with spaces also in scripts that write none between words, such as Chinese and Thai.
 
-    There a run of letters becomes its pairs of neighbours and its single letters, so that words within it can be found:
-    `東京都` becomes ` 東京 京都 東 京 都 `. In other scripts only accents change: they are composed (NFC).
+    Such a run becomes its pairs of letters and its letters: ` 東京 京都 東 京 都 ` for `東京都`.
     """
     if text.isascii():
         return text
-    return str(_RUN_WITHOUT_SPACES.sub(_pairs_and_letters, normalize("NFC", text)))
+    with_composed_accents = normalize("NFC", text)
+    return str(_RUN_WITHOUT_SPACES.sub(_pairs_and_letters, with_composed_accents))
 
 
 def _pairs_and_letters(run: regex.Match[str]) -> str:
@@ -68,10 +68,9 @@ def _pairs_and_letters(run: regex.Match[str]) -> str:
 
 
 def query_terms(query: str) -> list[str]:
-    """Return at most MAX_QUERY_TERMS distinct terms in order, without stop words unless there is nothing else.
-
-    Stop words are indexed but not searched: they take most of the time and hardly change the ranking.
-    """
-    distinct_terms = list(dict.fromkeys(analyzer().analyze(spaced(query))))
+    """Return at most MAX_QUERY_TERMS distinct terms in order, without stop words unless there is nothing else."""
+    all_terms = analyzer().analyze(with_word_spaces(query))
+    distinct_terms = list(dict.fromkeys(all_terms))
+    # Stop words take most of the time and hardly change the ranking.
     terms = [term for term in distinct_terms if term not in STOP_WORDS]
     return (terms or distinct_terms)[:MAX_QUERY_TERMS]

@@ -78,11 +78,15 @@ BULLET = re.compile(r"^BULLET::::(- )?")
 
 
 class KiltPage(NamedTuple):
-    """A Wikipedia page of KILT's knowledge source; `paragraphs` holds paragraphs and headings."""
+    """A Wikipedia page of KILT's knowledge source."""
 
     id: str
     title: str
-    paragraphs: list[Any]
+    paragraphs: list[Any]  # and headings
+
+    def is_title(self, index: int, line: str) -> bool:
+        """Return whether a line is the first paragraph and repeats the title."""
+        return index == 0 and line == self.title.strip()
 
 
 def kilt_passages(page: Mapping[str, object]) -> Iterator[Passage]:
@@ -97,13 +101,11 @@ def kilt_passages(page: Mapping[str, object]) -> Iterator[Passage]:
     section = ""
     for index, paragraph in enumerate(article.paragraphs):
         line = paragraph.strip()
-        repeats_title = index == 0 and line == article.title.strip()
         if line.startswith(SECTION_MARK):
             section = _section(line)
-        elif line and not repeats_title:
-            passage_id = f"{article.id}:{index}"
+        elif line and not article.is_title(index, line):
             text = BULLET.sub("", line)
-            yield Passage(passage_id, article.title, section, text)
+            yield Passage(f"{article.id}:{index}", article.title, section, text)
 
 
 def _kilt_page(page: Mapping[str, object]) -> KiltPage:

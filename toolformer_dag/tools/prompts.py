@@ -19,7 +19,7 @@ MOST_VALUES = 8
 """The most values of an enum that a prompt lists."""
 SAMPLE_VALUES: Mapping[str, object] = {"integer": 1, "number": 1, "boolean": True, "array": [], "object": {}}
 """The value that stands for each JSON type in a sample call; a string is `...`."""
-SHOWN = 40
+EXCERPT_CHARACTERS = 40
 """Characters of an example that a warning shows, from where Input and Output begin to differ."""
 _log = logging.getLogger(__name__)
 # An opening bracket and a name right before a parenthesis, such as `[Calculator(`; only the bracket is matched.
@@ -254,8 +254,8 @@ def _warn_of_changed_text(input: str, output_text: str, where: str) -> None:
         "%s: without its calls the Output reads %r where the Input reads %r, which teaches the model to change "
         "texts; make both equal, with a single space before each call",
         where,
-        output_text[first_difference : first_difference + SHOWN],
-        input[first_difference : first_difference + SHOWN],
+        output_text[first_difference : first_difference + EXCERPT_CHARACTERS],
+        input[first_difference : first_difference + EXCERPT_CHARACTERS],
     )
 
 

@@ -38,25 +38,26 @@ class PromptFile(NamedTuple):
 
 
 def _read_prompt(name: str, tool_class: type[Tool], option: str | None, root: Path) -> PromptFile:
-    """Read the prompt of a tool, the text after which a model writes calls to it, from the file of `_prompt_path`.
+    """Read the prompt of a tool, the text after which a model writes calls to it. Raises ToolError.
 
-    name: the key of the tool's section, with `_chain` for the embedded prompt of chained calls. Raises ToolError.
+    name: the key of the tool's section, with `_chain` for the embedded prompt of chained calls.
     """
     path = _prompt_path(name, tool_class, option, root)
     try:
-        return PromptFile(path, text_of(path).strip() + "\n")
+        text = text_of(path).strip()
     except (OSError, ValueError) as error:
         raise ToolError(
             f"[tools.{name}]: {path}: the prompt cannot be read ({error}); write examples = [...], two to five "
             "sentences with calls, or set prompt = to a UTF-8 file"
         ) from error
+    return PromptFile(path, f"{text}\n")
 
 
 def _prompt_path(name: str, tool_class: type[Tool], option: str | None, root: Path) -> Path:
-    """Return the file of a tool's prompt, as the setting `prompt` (`option`) chooses it.
+    """Return the file of a tool's prompt.
 
-    - A path is relative to `root`; `embedded` is the file NAME.txt of the package's synthetic world.
-    - None: calculator.txt beside the built-in calculator.py, prompt.txt beside the module of a user's class.
+    option: the setting `prompt`: a path relative to `root`, `embedded` for the synthetic world's file NAME.txt, or None
+    for the file beside the tool's module.
     """
     if option == EMBEDDED:
         return PROMPTS / f"{name}.txt"
@@ -64,21 +65,24 @@ def _prompt_path(name: str, tool_class: type[Tool], option: str | None, root: Pa
         return under(root, option)
     module_file = Path(inspect.getfile(tool_class))
     is_built_in = module_file.parent == BUILT_IN_FOLDER
-    return module_file.with_suffix(".txt") if is_built_in else module_file.with_name("prompt.txt")
+    if is_built_in:
+        return module_file.with_suffix(".txt")
+    return module_file.with_name("prompt.txt")
 
 
 def read_chain_prompt(tool: Tool, option: str | None, root: Path) -> str:
     """Read the prompt for chained calls of a tool, whose inputs need the results of earlier calls in the text.
 
-    option: the setting `chain_prompt` of the tool's section: a path relative to `root`, `embedded` for the file of the
-    synthetic world, or None for the tool's usual prompt. Raises ToolError for a file that cannot be read, or has no
-    example.
+    option: the setting `chain_prompt`: a path relative to `root`, `embedded`, or None for the tool's usual prompt.
+
+    Raises ToolError for a file that cannot be read, or has no example.
     """
     if option is None:
         return tool.prompt
     name = f"{tool.key}_chain" if option == EMBEDDED else tool.key
     prompt = _read_prompt(name, type(tool), option, root)
-    if "\nInput:" not in prompt.text or "\nOutput:" not in prompt.text:
+    has_example = "\nInput:" in prompt.text and "\nOutput:" in prompt.text
+    if not has_example:
         raise ToolError(
             f"[tools.{tool.key}]: {prompt.path}: no example; add pairs of lines 'Input: ...' and 'Output: ...'"
         )
@@ -88,7 +92,7 @@ def read_chain_prompt(tool: Tool, option: str | None, root: Path) -> str:
 def enabled_tools(settings: Settings) -> dict[str, Tool]:
     """Load the tools that the settings enable, by the key of their section, in the order of the file.
 
-    Tools of sections with a sandbox are changed so that they run in processes of their own. Raises ToolError.
+    Tools of sections with a sandbox run in other processes. Raises ToolError.
     """
     options_of_tools = {key: section.options() for key, section in settings.tools.items() if section.enabled}
     tools = load_tools(options_of_tools, root=settings.root)

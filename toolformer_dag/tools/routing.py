@@ -10,7 +10,7 @@ import tantivy
 
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.texts.calls import take_out
-from toolformer_dag.tools.passage_terms import analyzer, any_term, spaced
+from toolformer_dag.tools.passage_terms import analyzer, any_term, with_word_spaces
 from toolformer_dag.tools.tool import Tool
 
 _NUMBER = re.compile(r"\d+")
@@ -18,7 +18,7 @@ _EXAMPLE = re.compile(r"^Input: (.*)$", re.MULTILINE)
 """The Input of an example in a prompt."""
 HEAP_BYTES = 15_000_000
 """The memory of the index writer: the least that tantivy takes."""
-NEAR = 64
+LAST_WORDS = 64
 """The last words of a text, which decide the tools that are offered after it."""
 Offer = Callable[[str, frozenset[str]], frozenset[str]]
 """(text so far, names of tools that may be called) -> the names that are offered after the text."""
@@ -35,13 +35,13 @@ def ranking_identity(tools: Sequence[Tool]) -> str:
     """Return what determines how `tools` are ranked, for fingerprints."""
     descriptions = {}
     for tool in tools:
-        descriptions[tool.key] = [spaced(text) for text in described_by(tool)]
+        descriptions[tool.key] = [with_word_spaces(text) for text in described_by(tool)]
     return fingerprint(descriptions)
 
 
 def _terms(text: str) -> list[str]:
     """Return the distinct words of a text and pairs of neighbours, such as `new_york`; every number becomes 0."""
-    words = analyzer().analyze(spaced(_NUMBER.sub("0", text)))
+    words = analyzer().analyze(with_word_spaces(_NUMBER.sub("0", text)))
     pairs = [f"{first}_{second}" for first, second in pairwise(words)]
     return list(dict.fromkeys([*words, *pairs]))
 
@@ -126,7 +126,7 @@ def _rank(key_and_score: tuple[str, float]) -> tuple[float, str]:
 def offer(tools: Mapping[str, Tool], most: int) -> Offer | None:
     """Return a function that chooses which tools may be called after a text; None if all may.
 
-    It takes a text and the allowed names, and returns at most `most` of them: those that fit the last NEAR words best.
+    It takes a text and the allowed names, and returns the `most` that fit the last LAST_WORDS words best.
 
     - tools: all tools, by their names in texts.
     - most: how many tools are chosen; 0 for no limit.
@@ -153,9 +153,9 @@ class _Choice:
         return frozenset(allowed_names[: self.most])
 
     def _ranked_names(self, text: str) -> list[str]:
-        """Return the names of all tools that share a word with the last NEAR words of a text, the best first."""
+        """Return the names of all tools that share a word with the last LAST_WORDS words of a text, the best first."""
         words = take_out(text, self.names.values()).split()
-        last_words = " ".join(words[-NEAR:])
+        last_words = " ".join(words[-LAST_WORDS:])
         scores = self.router.top(last_words, most=len(self.names))
         return [self.names[key] for key in scores]
 

@@ -386,8 +386,7 @@ class Runner:
         if isinstance(outcome, BaseException):
             return self._failure(batch, outcome)
         seconds = time.monotonic() - start_time
-        max_characters = self._limits.max_result_characters
-        return check_results(self._tool, batch, outcome, max_characters, seconds)
+        return check_results(self._tool, batch, outcome, self._limits.max_result_characters, seconds)
 
     def _wait_for_rate(self, call_count: int) -> None:
         """Sleep until `call_count` further calls may start; the calls of this process are spread evenly over time."""

@@ -33,16 +33,16 @@ from toolformer_dag.tools.prompts import ToolError
 from toolformer_dag.tools.system_calls import refusing_filter
 from toolformer_dag.tools.tool import RetryableError, Tool, ToolCall, ToolDown, ToolResult
 
-SYSTEM = ("/usr", "/bin", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/localtime", "/etc/alternatives")
+SYSTEM_FILES = ("/usr", "/bin", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/localtime", "/etc/alternatives")
 """Files and folders of the system without which Python and programs do not start."""
-NETWORK = ("/etc/resolv.conf", "/etc/hosts", "/etc/nsswitch.conf", "/etc/ssl", "/etc/ca-certificates", "/etc/pki")
+NETWORK_FILES = ("/etc/resolv.conf", "/etc/hosts", "/etc/nsswitch.conf", "/etc/ssl", "/etc/ca-certificates", "/etc/pki")
 """Files and folders that programs need to find hosts and to trust them; visible with `network = true`."""
-SCRATCH = "/tmp"
+SCRATCH_FOLDER = "/tmp"
 """The only folder behind the wall that can be written to. It is in memory, and empty at first."""
 BASIC_VARIABLES: Mapping[str, str] = {
     "PATH": os.defpath,
-    "HOME": SCRATCH,
-    "TMPDIR": SCRATCH,
+    "HOME": SCRATCH_FOLDER,
+    "TMPDIR": SCRATCH_FOLDER,
     "LANG": "C.UTF-8",
     "PYTHONDONTWRITEBYTECODE": "1",
 }
@@ -75,7 +75,7 @@ Unlike those of `--dev`, its devices make no terminals, which the whole machine 
 """
 ROOT_CAPABILITIES = ("--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID")
 """What root's process needs to become another user."""
-BEGIN = """
+BOOTSTRAP_CODE = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[1])
 from toolformer_dag.tools.sandboxed import main
@@ -91,7 +91,7 @@ LONGEST_ANSWER = 64 << 20
 MOST_ERROR_OUTPUT = 1 << 20
 """The most bytes that a process may write to the standard error; more is read and dropped."""
 _log = logging.getLogger(__name__)
-GRACE = 1.0
+GRACE_SECONDS = 1.0
 """Seconds. So long after a batch's time limit is its process killed, since the caller usually notices the limit first;
 and so long may a process take to end by itself."""
 
@@ -161,7 +161,7 @@ class Wall:
         """
         process = self._take_or_start()
         request = {"calls": [(call.input, call.context) for call in calls]}
-        most_seconds = self._timeout_s * len(calls) + GRACE
+        most_seconds = self._timeout_s * len(calls) + GRACE_SECONDS
         answer = process.ask(request, most_seconds)
         met_a_limit = answer.get("spent")  # memory may be short now, or processes of the tool left over
         if met_a_limit:
@@ -203,7 +203,7 @@ class Wall:
 
     def _launched(self) -> "WalledProcess":
         """Start a process that waits for its setup."""
-        program = [sys.executable, "-I", "-c", BEGIN, json.dumps(sys.path)]
+        program = [sys.executable, "-I", "-c", BOOTSTRAP_CODE, json.dumps(sys.path)]
         call_filter = _call_filter(self._bubblewrap)
         variables = {name: os.environ[name] for name in self._variables if name in os.environ}
         # The kernel ends a process as soon as the thread that started it ends, so one lasting thread starts all.
@@ -307,10 +307,10 @@ class WalledProcess:
         return json.loads(self._process.stdout.readline(LONGEST_ANSWER))
 
     def end(self) -> None:
-        """Close the input of the process, upon which it ends; kill it if it has not after GRACE seconds."""
+        """Close the input of the process, upon which it ends; kill it if it has not after GRACE_SECONDS seconds."""
         with self._process:
             try:
-                self._process.communicate(timeout=GRACE)
+                self._process.communicate(timeout=GRACE_SECONDS)
             except (OSError, ValueError, subprocess.TimeoutExpired):
                 self._process.kill()
 
@@ -430,7 +430,7 @@ def _results(answer: Mapping[str, Any]) -> list[Any]:
 def _bubblewrap(tool: Tool, section: ToolSettings, root: Path) -> tuple[str, ...]:
     """Return the command line up to the program that it encloses: `bwrap` with its options, and `--`.
 
-    The program sees some files, read-only, and the empty folder SCRATCH, which it may write to.
+    The program sees some files, read-only, and the empty folder SCRATCH_FOLDER, which it may write to.
     """
     sandbox = section.sandbox
     scratch_bytes = sandbox.scratch_mib * 2**20
@@ -439,19 +439,19 @@ def _bubblewrap(tool: Tool, section: ToolSettings, root: Path) -> tuple[str, ...
         *NAMESPACES,
         *(() if sandbox.network else ("--unshare-net",)),
         *(ROOT_CAPABILITIES if os.geteuid() == 0 else ()),
-        *("--size", str(scratch_bytes), "--perms", "1777", "--tmpfs", SCRATCH),
+        *("--size", str(scratch_bytes), "--perms", "1777", "--tmpfs", SCRATCH_FOLDER),
         *_binds(visible_paths),
-        *("--remount-ro", "/", "--chdir", SCRATCH, "--"),
+        *("--remount-ro", "/", "--chdir", SCRATCH_FOLDER, "--"),
     )
 
 
 def _visible_paths(tool: Tool, section: ToolSettings, root: Path) -> list[Path]:
     """Return the files and folders that a tool sees behind the wall."""
-    network_files = NETWORK if section.sandbox.network else ()
+    network_files = NETWORK_FILES if section.sandbox.network else ()
     settings_paths = [under(root, path).absolute() for path in section.sandbox.reads]
     return _outermost(
         [
-            *(Path(path) for path in SYSTEM),
+            *(Path(path) for path in SYSTEM_FILES),
             *(Path(path) for path in network_files),
             *_python_folders(),
             *_code_of(tool),
@@ -472,11 +472,11 @@ def _binds(visible: Sequence[Path]) -> list[str]:
 
 
 def _folders_above(paths: Sequence[Path]) -> list[Path]:
-    """Return all folders above some paths, without the root folder and SCRATCH, each after the folder that holds it."""
+    """Return all folders above some paths but the root folder and SCRATCH_FOLDER, outer folders first."""
     folders: set[Path] = set()
     for path in paths:
         folders.update(path.parents)
-    return sorted(folders - {Path("/"), Path(SCRATCH)})
+    return sorted(folders - {Path("/"), Path(SCRATCH_FOLDER)})
 
 
 def _outermost(paths: Iterable[Path]) -> list[Path]:

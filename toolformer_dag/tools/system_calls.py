@@ -100,7 +100,10 @@ REFUSE = 0x00050000 | errno.EPERM  # the call fails with "operation not permitte
 def refusing_filter(machine: str = "", names: Sequence[str] = REFUSED) -> bytes | None:
     """Return a seccomp filter, a program for the kernel, that refuses these system calls and allows all others.
 
-    For the calls 101 and 165 the program reads, an instruction a line:
+    machine: the kind of processor as `platform.machine` names it; empty for this one. Returns None for a kind that is
+    not in ARCHITECTURES.
+
+    For the calls 101 and 165 the program is, an instruction a line:
 
         load the kind of processor of the call
         if it is another kind than `machine`: go to REFUSE
@@ -110,12 +113,6 @@ def refusing_filter(machine: str = "", names: Sequence[str] = REFUSED) -> bytes 
         if it is 165: go to REFUSE
         return ALLOW
         return REFUSE
-
-    - machine: the kind of processor as `platform.machine` names it; empty for this one. Calls of another kind, which
-      the kernel may offer too (32 bits), are all refused.
-    - names: the system calls to refuse.
-
-    Returns None for a kind of processor that is not in ARCHITECTURES.
     """
     architecture = ARCHITECTURES.get(machine or platform.machine())
     if architecture is None:
@@ -140,8 +137,8 @@ def refusing_filter(machine: str = "", names: Sequence[str] = REFUSED) -> bytes 
 def _instruction(code: int, number: int, *, if_true: int = 0, if_false: int = 0) -> bytes:
     """Return the eight bytes of an instruction of a filter.
 
-    - code: what it does, as JUMP_IF_EQUAL.
+    - code: what it does, such as JUMP_IF_EQUAL.
     - number: what it loads, compares with or returns.
-    - if_true, if_false: how many instructions a jump passes over where its comparison holds, and where it does not.
+    - if_true, if_false: how many instructions a jump passes over if its comparison holds, and if it does not.
     """
     return struct.pack("=HBBI", code, if_true, if_false, number)

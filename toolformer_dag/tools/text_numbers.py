@@ -18,14 +18,14 @@ UNIT = 10**UNIT_DIGITS
 # mark comes before or after. Possessive (`*+`), so that no part of `10.5kg` matches. The lookbehinds follow the first
 # character: a pattern that begins with a character set is found many times faster. A point right after a closing mark
 # ends a sentence, and begins no number.
-RUN = re.compile(r"[.0-9](?<![\w.,].)(?<![\"'”’»)\]}%]\.)[0-9]*+(?:[.,][0-9]++)*+(?!\w)%?")
+NUMBER_RUN = re.compile(r"[.0-9](?<![\w.,].)(?<![\"'”’»)\]}%]\.)[0-9]*+(?:[.,][0-9]++)*+(?!\w)%?")
 # The part of a number before its point: plain, with a comma before every three digits, or as in India: 12,34,567.
-WHOLE = (
+WHOLE_PART = (
     rf"0|[1-9][0-9]{{0,{MAX_WHOLE_DIGITS - 1}}}"
     r"|[1-9][0-9]{0,2}(?:,[0-9]{3}){1,4}"
     r"|[1-9][0-9]?(?:,[0-9]{2}){1,5},[0-9]{3}"
 )
-SINGLE = re.compile(rf"({WHOLE}|(?=\.))(?:\.([0-9]{{1,{MAX_DECIMALS}}}))?(%?)")
+SINGLE_NUMBER = re.compile(rf"({WHOLE_PART}|(?=\.))(?:\.([0-9]{{1,{MAX_DECIMALS}}}))?(%?)")
 """A whole run that is one number, such as `1,234.5%`; the groups are whole part, decimals and percent sign."""
 PART_OF_A_GROUPED_NUMBER = re.compile(",0[0-9]")
 """What shows that a run with commas is a number in a foreign form, and no list of numbers such as `1,2,3`."""
@@ -50,40 +50,43 @@ class Number(NamedTuple):
 def numbers(text: str) -> list[Number]:
     """Return the numbers of a text in order: 7, 2017, 1,234.5, 12,34,567 (Indian), .5, 11.4% and each of `1,2,3`.
 
-    Each number of such a list without spaces has the characters of the whole list.
-
-    Not covered: digits joined to letters or an underscore (20th, 1990s, x86, 5kg), versions and addresses (1.2.3),
-    account and telephone numbers (`IDENTIFIER`), whole numbers that begin with a zero (007), more than 15 digits before
-    or 12 after the point. Signs are not read: in prose they are mostly dashes.
+    Each number of such a list without spaces has the characters of the whole list. Signs are not read, because in prose
+    they are mostly dashes.
     """
+    # Not covered: digits joined to letters (20th, 1990s, x86, 5kg), versions and addresses (1.2.3), account and
+    # telephone numbers, whole numbers that begin with a zero (007), more than 15 digits before or 12 after the point.
     all_numbers: list[Number] = []
     for run in _runs(text):
         for piece in _pieces(run[0]):
-            match = SINGLE.fullmatch(piece)
+            match = SINGLE_NUMBER.fullmatch(piece)
             if match:
                 whole, decimals, percent = match.groups("")
-                all_numbers.append(Number(run.start(), run.end(), _value(whole, decimals, percent)))
+                value = _value(whole, decimals, percent)
+                all_numbers.append(Number(run.start(), run.end(), value))
     return all_numbers
 
 
 def _runs(text: str) -> Iterator[re.Match[str]]:
     """Yield the runs of digits, points and commas of a text that are no part of an account or telephone number."""
     identifier_spans = [match.span() for match in IDENTIFIER.finditer(text)]
-    for run in RUN.finditer(text):
+    for run in NUMBER_RUN.finditer(text):
         if not _is_within(run.start(), identifier_spans):
             yield run
 
 
 def _is_within(offset: int, spans: Sequence[tuple[int, int]]) -> bool:
     """Return whether a character offset lies in one of these sorted, disjoint spans."""
-    last_before = bisect_right(spans, offset, key=itemgetter(0)) - 1  # the last span that begins at or before it
-    return last_before >= 0 and offset < spans[last_before][1]
+    spans_begun = bisect_right(spans, offset, key=itemgetter(0))  # spans that begin at or before the offset
+    if spans_begun == 0:
+        return False
+    _, last_end = spans[spans_begun - 1]
+    return offset < last_end
 
 
 def _pieces(run: str) -> Sequence[str]:
     """Return the parts of a run that may be numbers: the run itself, or the items of a list such as `1,2,3`."""
     may_be_a_list = "," in run and "." not in run
-    if may_be_a_list and not SINGLE.fullmatch(run) and not PART_OF_A_GROUPED_NUMBER.search(run):
+    if may_be_a_list and not SINGLE_NUMBER.fullmatch(run) and not PART_OF_A_GROUPED_NUMBER.search(run):
         return run.split(",")
     return (run,)
 

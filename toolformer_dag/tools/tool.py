@@ -51,7 +51,7 @@ class WorkBudget:
         self._steps_left = steps
 
     def spend(self, steps: int) -> None:
-        """Take `steps` from the budget; call it before doing the work. Raises OverBudget where fewer are left."""
+        """Take `steps` from the budget; call it before doing the work. Raises OverBudget if fewer are left."""
         self._steps_left -= steps
         if self._steps_left < 0:
             raise OverBudget
@@ -74,7 +74,7 @@ class ToolCall:
     - input: the text between the parentheses of `[Calculator(400 / 1400)]`.
     - context: what the result depends on besides the input (`Tool.context`): the document's ISO date for the calendar,
       empty for the other built-in tools.
-    - arguments: the named arguments in `input`, an instance of `Tool.Arguments`; None where a call takes one text. They
+    - arguments: the named arguments in `input`, an instance of `Tool.Arguments`; None if a call takes one text. They
       follow from `input`, so they do not count when calls are compared.
     """
 
@@ -90,7 +90,7 @@ class ToolResult:
     - result: the text.
     - reason: why there is no text, short and stable, because reasons are counted: `no_answer`, `division_by_zero`.
     - seconds: how long the call took; 0 where the tool does not say, and then the runner measures it.
-    - cost: what the call cost, in the currency in which the backend reports it; None where it does not.
+    - cost: what the call cost, in the currency in which the backend reports it; None if it does not.
     """
 
     result: str | None
@@ -202,7 +202,7 @@ class Tool(ABC):
     Options: ClassVar[type[ToolOptions]] = ToolOptions
     """The keys that the tool's section may hold besides thresholds and limits."""
     Arguments: ClassVar[type[BaseModel] | None] = None
-    """The named arguments of `[Weather(city="Rome", days=3)]`; None where a call takes one text, as in the paper."""
+    """The named arguments of `[Weather(city="Rome", days=3)]`; None if a call takes one text, as in the paper."""
     asks_language: ClassVar[bool] = False
     """Whether `wants` uses `document.language`: fastText then identifies it (`en`) where the corpus names none.
 
@@ -235,7 +235,7 @@ class Tool(ABC):
 
     @property
     def schema(self) -> Schema | None:
-        """The JSON schema of the named arguments; None where a call takes one text."""
+        """The JSON schema of the named arguments; None if a call takes one text."""
         if self.Arguments is None:
             return None
         return self.Arguments.model_json_schema()
@@ -260,17 +260,16 @@ class Tool(ABC):
 
     @property
     def about(self) -> str:
-        """Return what the tool does, in a sentence of at most LONGEST_ABOUT characters, for prompts and lists of tools.
+        """What the tool does, in a sentence of at most LONGEST_ABOUT characters, for prompts and lists of tools.
 
-        It is from `description`, or the docstring of the class, or the prompt: the first sentence with a call of the
-        tool, or else the first sentence.
+        It is from `description`, the class's docstring, or the prompt.
         """
         source = self.description or type(self).__doc__ or self.prompt
         text = one_line(source[:MOST_DESCRIBED])
         before_examples, _, _ = text.partition(" Input: ")
         sentences = re.split(r"(?<=[.!?]) ", before_examples)
-        with_call = [sentence for sentence in sentences if f"[{self.name}(" in sentence]
-        best_sentences = with_call or sentences
+        sentences_with_call = [sentence for sentence in sentences if f"[{self.name}(" in sentence]
+        best_sentences = sentences_with_call or sentences
         return best_sentences[0][:LONGEST_ABOUT]
 
     def wants_document(self, document: Document) -> str | None:
@@ -299,8 +298,8 @@ class Tool(ABC):
     def propose(self, text: str, context: str) -> Iterable[ProposedCall]:
         """Return the calls that a rule proposes for a text, for a section with `proposals = ["rule"]`.
 
-        Calls at the same offset come in order of preference: of calls with equal results only the first is scored. A
-        tool that does not define this has no rule. Raises OverBudget.
+        Calls at the same offset come in order of preference. A tool that does not define this has no rule. Raises
+        OverBudget.
 
         context: what results depend on besides the input (`Tool.context`).
         """
@@ -377,13 +376,10 @@ def context_fault(context: str, tools: Iterable[Tool]) -> str | None:
 
 @contextmanager
 def blamed(tool: Tool, member: str) -> Iterator[None]:
-    """Turn an exception of a tool's code in the `with` block into a ToolDown, whose message names the tool.
+    """Raise exceptions of a tool's code in the `with` block as ToolDown, whose message names the tool.
 
-    member: the method or attribute of the tool that the block uses, for the message.
-
-    - ToolDown, OverBudget and BadArguments pass unchanged: a tool may raise them.
-    - Another UserError has a good message already; it becomes a ToolDown with the section's name before it.
-    - Anything else, `sys.exit` too, is a mistake in the tool; the ToolDown names its class, `member` and the exception.
+    ToolDown, OverBudget and BadArguments pass unchanged. member: the method or attribute that the block uses, for the
+    message.
     """
     try:
         yield
@@ -398,7 +394,7 @@ def blamed(tool: Tool, member: str) -> Iterator[None]:
 
 
 def described(error: BaseException) -> str:
-    """Return an exception on one line, as `ValueError: no such city`; safe even if its `__str__` raises."""
+    """Return an exception on one line, such as `ValueError: no such city`; safe even if its `__str__` raises."""
     kind = type(error).__name__
     try:
         message = " ".join(str(error).split())
@@ -436,8 +432,7 @@ def unquote(text: str) -> str:
 def _two_quotations(opening: str, closing: str) -> re.Pattern[str]:
     """Return a pattern for the inside of a text that is two quotations, not one: `Hamlet" or "Macbeth`.
 
-    The outer marks are cut off already. The first mark within closes the first quotation, the last mark within opens
-    the last one. In `He said "hi" to me` the first mark within opens a quotation, so that does not match.
+    The outer marks are cut off already. `He said "hi" to me` does not match: its first mark opens a quotation.
     """
     # In `Hamlet" or "Macbeth` the five pieces match `Hamlet`, `"`, ` or `, `"` and `Macbeth`.
     apostrophe = rf"(?<=\w)[{opening}{closing}](?=\w)"  # a mark between two letters counts as text

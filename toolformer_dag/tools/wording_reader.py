@@ -22,9 +22,9 @@ from toolformer_dag.tools.tool import NO_ANSWER, ToolResult
 _SENTENCE_END = re.compile(r"(?<=[.]) ")
 _PLACEHOLDER = re.compile(r"\{[ev]\}('s)?")
 """Where the entity (`{e}`, `{e}'s`) or the value (`{v}`) stands in a template."""
-LEAST = 0.5
+LEAST_NAME_SHARE = 0.5
 """The least share of the words of an entity's name that a question about it has."""
-SMOOTHING = 0.1
+ADDED_COUNT = 0.1
 """What is added to the count of a word, so that a word that no wording has does not rule a relation out."""
 
 
@@ -44,28 +44,23 @@ def stems(text: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class RelationWords:
-    """The words of a relation, such as "was built in", and how its sentences are read.
-
-    - counts: in how many of the relation's wordings each stem stands.
-    - wordings: how many wordings it has.
-    - patterns: match the relation's sentences; the groups `e` and `v` are entity and value.
-    """
+    """The words of a relation, such as "was built in", and how its sentences are read."""
 
     relation: Relation
-    counts: Mapping[str, int]
-    wordings: int
-    patterns: tuple[re.Pattern[str], ...]
+    counts: Mapping[str, int]  # stem -> how many of the relation's wordings have it
+    wordings: int  # how many the relation has
+    patterns: tuple[re.Pattern[str], ...]  # match its sentences; the groups `e` and `v` are entity and value
 
     def score(self, question_stems: Sequence[str]) -> float:
         """Return how well a question fits the relation: the log probability of its word stems, taken as independent."""
         log_probabilities = []
         for stem in question_stems:
-            probability = (self.counts.get(stem, 0) + SMOOTHING) / (self.wordings + 1)
+            probability = (self.counts.get(stem, 0) + ADDED_COUNT) / (self.wordings + 1)
             log_probabilities.append(math.log(probability))
         return sum(log_probabilities)
 
     def value_in(self, sentence: str, entity: str) -> str | None:
-        """Return the value that a sentence states of the entity; None where it states this relation of none."""
+        """Return the value that a sentence states for an entity; None if it does not state this relation of it."""
         for pattern in self.patterns:
             match = pattern.fullmatch(sentence)
             if match:
@@ -131,12 +126,7 @@ def facts(passage: Passage) -> Iterator[Fact]:
 
 
 def answer(question: str, passages: Sequence[Passage]) -> str | None:
-    """Answer a question from passages of the synthetic encyclopaedia with the value of the fact that fits it best.
-
-    A passage is about the entity that is its title. Facts count whose entity has at least the share LEAST of its name's
-    words in the question. The largest share wins, then the fact whose relation ("was built in") fits the other words
-    best. None where no fact counts.
-    """
+    """Answer a question from passages of the synthetic encyclopaedia; None if no fact in them fits the question."""
     question_stems = dict.fromkeys(stems(question))  # distinct, in order
     candidates: list[Candidate] = []
     for passage in passages:
@@ -147,14 +137,21 @@ def answer(question: str, passages: Sequence[Passage]) -> str | None:
 
 
 def _candidates(question_stems: KeysView[str], passage: Passage) -> list[Candidate]:
-    """Return the facts of a passage that may answer a question; none where the question hardly names its entity."""
+    """Return the facts of a passage that may answer a question; none if the question hardly names the entity.
+
+    The entity is the passage's title.
+    """
     name_stems = stems(passage.title)
     shared_count = sum(stem in question_stems for stem in name_stems)
     name_share = shared_count / max(len(name_stems), 1)
-    if name_share < LEAST:
+    if name_share < LEAST_NAME_SHARE:
         return []
     other_stems = [stem for stem in question_stems if stem not in name_stems]
-    return [Candidate(name_share, fact.relation.score(other_stems), fact.value) for fact in facts(passage)]
+    candidates = []
+    for fact in facts(passage):
+        relation_score = fact.relation.score(other_stems)
+        candidates.append(Candidate(name_share, relation_score, fact.value))
+    return candidates
 
 
 def read_by_wording(questions: Sequence[str], passages: Sequence[Sequence[Passage]]) -> list[ToolResult]:

@@ -24,7 +24,7 @@ from toolformer_dag.texts.shard_faults import ShardFault
 
 FIRST_ROWS = 100
 """Rows that show which fields lie in maps, and in texts that hold JSON."""
-ITEMS = 100
+MOST_LIST_ITEMS = 100
 """Items of a list that a path may name: `lang.0` to `lang.99`."""
 IS_TEXT_TYPE = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
 """Functions that say whether a column's type is text."""
@@ -62,18 +62,18 @@ class TableRecords:
     def __init__(self, schema: pa.Schema, choice: FormatChoice, first: Iterable[pa.Table]) -> None:
         """Choose the columns in which each field of a document is looked for.
 
-        first: tables with the first rows, at least of the columns `hiding_columns`. Only the first table is read.
+        first: tables with the first rows, of which only the first table is read.
 
         Raises ShardFault: unknown_format, missing_field, wrong_type (a column of a required field holds no text).
         """
         types = _types_as_row(schema)  # so that paths are followed in it as in a row
-        rows = _first_rows(first, hiding_columns(schema, choice))
+        rows = _first_rows(first, columns_with_hidden_fields(schema, choice))
         self.layout = layout_of(choice, [types, *rows])
         self._paths_by_field = _paths_in_schema(self.layout, types)
         _check_texts(types, self._paths_by_field, self.layout.strict)
 
         all_paths = list(chain.from_iterable(self._paths_by_field.values()))
-        self.columns = sorted({_column(path, types) for path in all_paths})
+        self.columns = sorted({_column_to_read(path, types) for path in all_paths})
         self._top_columns = sorted({str(path[0]) for path in all_paths})  # without the fields of structs
         self._rows_so_far = 0
 
@@ -85,7 +85,7 @@ class TableRecords:
         row_numbers = range(first_row, first_row + len(frame))
         columns = {}
         for field, paths in self._paths_by_field.items():
-            columns[field] = [_values(frame, path) for path in paths]
+            columns[field] = [_values_at_path(frame, path) for path in paths]
         return raw_batch(self.layout, row_numbers, columns)
 
 
@@ -103,7 +103,7 @@ def _first_rows(tables: Iterable[pa.Table], columns: list[str]) -> list[dict[str
         return []
     for table in tables:
         frame = _frame(table.select(columns)[:FIRST_ROWS])
-        values = [_listed(column) for column in frame]
+        values = [_python_list(column) for column in frame]
         rows = zip(*values, strict=True)
         return [dict(zip(frame.columns, row, strict=True)) for row in rows]
     return []
@@ -119,7 +119,7 @@ def _frame(table: pa.Table) -> pl.DataFrame:
     return pl.DataFrame(pl.from_arrow(table))
 
 
-def hiding_columns(schema: pa.Schema, choice: FormatChoice) -> list[str]:
+def columns_with_hidden_fields(schema: pa.Schema, choice: FormatChoice) -> list[str]:
     """Return the columns that may hold fields which the schema does not show: maps, and texts with JSON in them.
 
     Only columns that a dotted path of a format or of the settings begins with: ["metadata"] for `metadata.url`.
@@ -155,17 +155,17 @@ def _is_list(kind: pa.DataType) -> bool:
 def _types_as_row(kind: Any) -> Any:
     """Return a schema or a type in the form of a row, with types in place of values.
 
-    {"text": string, "meta": {"url": string}, "lang": [string, string, ...]}. A list has ITEMS items, so that a path
-    such as `lang.0` leads to their type.
+    {"text": string, "meta": {"url": string}, "lang": [string, string, ...]}. A list has MOST_LIST_ITEMS items, so
+    that a path such as `lang.0` leads to their type.
     """
     if isinstance(kind, pa.Schema | pa.StructType):
         return {field.name: _types_as_row(field.type) for field in kind}
     if _is_list(kind):
-        return [_types_as_row(kind.value_type)] * ITEMS
+        return [_types_as_row(kind.value_type)] * MOST_LIST_ITEMS
     return kind
 
 
-def _values(frame: pl.DataFrame, path: Steps) -> Column:
+def _values_at_path(frame: pl.DataFrame, path: Steps) -> Column:
     """Return what each row of a frame has at the end of a path: a series of text, or else a list of any values.
 
     For ("meta", "url"), row["meta"]["url"] of each row. Null where a row has nothing there.
@@ -176,9 +176,9 @@ def _values(frame: pl.DataFrame, path: Steps) -> Column:
         values_below = _values_below(values, step)
         if values_below is None:  # the rest is looked up row by row
             remaining_steps = tuple(steps[number:])
-            return values_at(_listed(values), remaining_steps)
+            return values_at(_python_list(values), remaining_steps)
         values = values_below
-    return values if values.dtype == pl.String else _listed(values)
+    return values if values.dtype == pl.String else _python_list(values)
 
 
 def _values_below(values: pl.Series, step: str | int) -> pl.Series | None:
@@ -190,7 +190,7 @@ def _values_below(values: pl.Series, step: str | int) -> pl.Series | None:
     return None
 
 
-def _listed(values: pl.Series) -> list[Any]:
+def _python_list(values: pl.Series) -> list[Any]:
     """Return a series as a Python list; a value that Python cannot hold (a day in the year 10000) becomes its type."""
     try:
         return values.to_list()
@@ -199,7 +199,7 @@ def _listed(values: pl.Series) -> list[Any]:
         half = len(values) // 2
         if half == 0:
             return [values.dtype]
-        return [*_listed(values[:half]), *_listed(values[half:])]
+        return [*_python_list(values[:half]), *_python_list(values[half:])]
 
 
 def _with_bytes(kind: pa.DataType) -> pa.DataType:
@@ -248,7 +248,7 @@ def _fits(field: str, kind: Any) -> bool:
     return _may_hold_text(kind) or (field == "id" and pa.types.is_integer(kind))
 
 
-def _column(path: Steps, types: Any) -> str:
+def _column_to_read(path: Steps, types: Any) -> str:
     """Return the name of the column that pyarrow has to read for a path: "meta.url" for ("meta", "url").
 
     Lists, maps and texts are read whole: "lang" for ("lang", 0). types: see `_types_as_row`.

@@ -13,11 +13,11 @@ import pyarrow as pa
 from toolformer_dag.identity import file_hash, fingerprint
 from toolformer_dag.texts.columns import Batch, documents_of
 from toolformer_dag.texts.formats import FormatChoice
-from toolformer_dag.texts.guarded_batches import guarded
+from toolformer_dag.texts.guarded_batches import library_errors_as_faults
 from toolformer_dag.texts.readers.arrow_tables import TableRecords, table_rows
 from toolformer_dag.texts.shard_faults import ShardError, ShardFault
 
-ROWS = 1000
+ROWS_PER_TABLE = 1000
 """Rows per batch."""
 
 
@@ -59,11 +59,12 @@ def resolve(hub: str, configuration: str | None, split: str, revision: str | Non
     shard_count = opened.stream.num_shards
     shards_are_files = len(paths) == shard_count  # an archive may hold several shards
     files = paths if shards_are_files else _numbered_shards(split, shard_count)
+    fixed_revision = commit or _files_hash(urls, paths)
     return HubSplit(
         hub=hub,
         configuration=configuration,
         split=split,
-        revision=_files_hash(urls, paths) if commit is None else commit,
+        revision=fixed_revision,
         local=is_local,
         named=shards_are_files,
         files=tuple(files),
@@ -99,7 +100,7 @@ def resolve_splits(hub: str) -> list[HubSplit]:
 def hub_rows(split: HubSplit) -> Iterator[Any]:
     """Yield the rows of a split as JSON has them, data file by data file. Raises ShardFault, ShardError."""
     for number in range(len(split.files)):
-        for table in guarded(_tables(split, number)):
+        for table in library_errors_as_faults(_tables(split, number)):
             yield from table_rows(table)
 
 
@@ -111,7 +112,7 @@ def hub_batches(split: HubSplit, number: int, choice: FormatChoice) -> Iterator[
     Raises ShardFault unreadable_data if `datasets` cannot read the file, for which one malformed JSON line is enough.
     Raises ShardError if the hub cannot be reached.
     """
-    return guarded(documents_of(_raw_batches(split, number, choice)))
+    return library_errors_as_faults(documents_of(_raw_batches(split, number, choice)))
 
 
 def _raw_batches(split: HubSplit, number: int, choice: FormatChoice) -> Iterator[Batch]:
@@ -126,7 +127,7 @@ def _raw_batches(split: HubSplit, number: int, choice: FormatChoice) -> Iterator
 
 
 def _tables(split: HubSplit, number: int) -> Iterator[pa.Table]:
-    """Yield the rows of a data file as Arrow tables of ROWS rows. Raises ShardFault unreadable_data, ShardError."""
+    """Yield the rows of a data file as Arrow tables. Raises ShardFault unreadable_data, ShardError."""
     from datasets.exceptions import DatasetsError
 
     try:
@@ -140,11 +141,11 @@ def _tables(split: HubSplit, number: int) -> Iterator[pa.Table]:
 
 
 def _arrow_tables(split: HubSplit, number: int) -> Iterator[pa.Table]:
-    """Yield the rows of a data file as Arrow tables of ROWS rows; errors of `datasets` are raised unchanged."""
+    """Yield the rows of a data file as Arrow tables; errors of `datasets` are raised unchanged."""
     revision = None if split.local else split.revision
     stream = _opened(split.hub, split.configuration, split.split, revision).stream
     data_file = stream.shard(num_shards=stream.num_shards, index=number)
-    yield from data_file.with_format("arrow").iter(batch_size=ROWS)
+    yield from data_file.with_format("arrow").iter(batch_size=ROWS_PER_TABLE)
 
 
 class _OpenedSplit(NamedTuple):

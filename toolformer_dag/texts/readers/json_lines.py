@@ -18,7 +18,7 @@ MAX_LINE_BYTES = 8 << 20
 """The longest accepted line. Common Crawl cuts pages at 1 MB, so records of web pages are far shorter."""
 FIRST_RECORDS = 100
 """Lines whose records show the format; if they hold no record, the rest of the first block is searched for one."""
-ARRAY = re.compile(rb"\s*\[\s*\{")
+ARRAY_BEGINNING = re.compile(rb"\s*\[\s*\{")
 """Matches the beginning of a JSON array of objects, which is not JSON lines."""
 
 
@@ -81,7 +81,7 @@ def _first_records(lines: Sequence[bytes]) -> list[dict[str, Any]]:
     Raises ShardFault if no line holds such an object, or if the lines begin a JSON array or a tar archive.
     """
     head = b"\n".join(lines[:FIRST_RECORDS])
-    if ARRAY.match(head) or is_tar(head):
+    if ARRAY_BEGINNING.match(head) or is_tar(head):
         raise _no_records(head)
     first_records = list(_objects_with_fields(lines[:FIRST_RECORDS]))
     if first_records:

@@ -11,12 +11,12 @@ import pyarrow.parquet as pq
 from toolformer_dag.settings.setting_types import printable
 from toolformer_dag.texts.columns import Batch
 from toolformer_dag.texts.formats import FormatChoice
-from toolformer_dag.texts.readers.arrow_tables import FIRST_ROWS, TableRecords, hiding_columns
+from toolformer_dag.texts.readers.arrow_tables import FIRST_ROWS, TableRecords, columns_with_hidden_fields
 from toolformer_dag.texts.shard_faults import ShardFault
 
 MAGIC = b"PAR1"
 """The first and the last bytes of a Parquet file."""
-SHORTEST = 12
+SHORTEST_FILE_BYTES = 12
 """Bytes of the shortest Parquet file: MAGIC twice, and the length of its footer."""
 BATCH_BYTES = 1 << 23
 """About the uncompressed bytes of a batch."""
@@ -33,7 +33,7 @@ def whole_parquet(path: Path, stream: IO[bytes]) -> Path | IO[bytes]:
     """
     size = stream.seek(0, 2)
     stream.seek(max(0, size - len(MAGIC)))
-    if size < SHORTEST or stream.read() != MAGIC:
+    if size < SHORTEST_FILE_BYTES or stream.read() != MAGIC:
         raise ShardFault("truncated_parquet", "the file has no Parquet footer: no row of it is used")
     is_utf8 = printable(path) == str(path)  # `printable` escapes what is not UTF-8
     return path if is_utf8 else stream
@@ -76,7 +76,7 @@ def opened_parquet(source: Path | str | IO[bytes]) -> Iterator[pq.ParquetFile]:
 
 def _first_tables(file: pq.ParquetFile, choice: FormatChoice) -> Iterator[pa.Table]:
     """Yield the file's rows from the beginning, in the columns whose content the schema does not show."""
-    columns = hiding_columns(file.schema_arrow, choice)
+    columns = columns_with_hidden_fields(file.schema_arrow, choice)
     for batch in file.iter_batches(FIRST_ROWS, columns=columns, use_threads=False):
         yield pa.Table.from_batches([batch])
 

@@ -47,15 +47,12 @@ OPERATORS = frozenset("+-*/%")
 def evaluate(expression: str) -> str:
     """Evaluate an expression, rounded half away from zero to two decimals: `0.29`, `35`, `-2.5`.
 
-    - Trailing zeros are removed, a choice of this project: the paper's table 10 has `85 / 23 -> 3.70`, here `3.7`.
-    - `%` divides by a hundred.
-    - Not covered: powers, also of ten (`5.97e24`), other bases than ten (`0x10`), currencies, words, equations,
-      multiplication without a sign (`2(3)`).
+    `%` divides by a hundred. Trailing zeros are removed, other than in the paper's table 10 (`85 / 23 -> 3.70`).
 
-    Raises only NoResult, with a reason: empty, too_long (over 200 characters), too_deep (over 50 parentheses),
-    unknown_symbol, bad_number (`1,23`, `0,125`, `1.2.3`), unbalanced, syntax, division_by_zero, too_large (beyond
-    10^15).
+    Raises only NoResult, with a reason: empty, too_long, too_deep, unknown_symbol, bad_number (`1,23`, `1.2.3`),
+    unbalanced, syntax, division_by_zero, too_large.
     """
+    # Not covered: powers (`5.97e24`), other bases (`0x10`), currencies, words, equations, `2(3)`.
     if len(expression) > MAX_CHARACTERS:
         raise NoResult("too_long")
     value = _Parser(_tokens(expression)).value()
@@ -78,12 +75,12 @@ def _rounded(value: Fraction) -> str:
 
 
 def has_operation(expression: str) -> bool:
-    """Return whether an expression computes something: a sign of an operation follows a number or a parenthesis.
-
-    `99`, `(99)` and `-5` compute nothing, `20%` does.
-    """
-    tokens = _tokens(expression)
-    return any(token in OPERATORS and before not in "+-*/(" for before, token in pairwise(tokens))
+    """Return whether an expression computes something: `20%` does, `99`, `(99)` and `-5` do not."""
+    for before, token in pairwise(_tokens(expression)):
+        follows_operand = before not in "+-*/("
+        if token in OPERATORS and follows_operand:
+            return True
+    return False
 
 
 def _number(token: str) -> Fraction:
@@ -109,10 +106,7 @@ class _Parser:
     """
 
     def __init__(self, tokens: list[str]) -> None:
-        """Check the tokens of an expression: numbers, signs of operations and parentheses (KNOWN).
-
-        Raises NoResult: "empty" where there are no tokens, "unknown_symbol" for any other token.
-        """
+        """Check the tokens of an expression. Raises NoResult("empty") or NoResult("unknown_symbol")."""
         if not tokens:
             raise NoResult("empty")
         for token in tokens:
@@ -177,17 +171,14 @@ class _Parser:
     def _operand(self) -> Fraction:
         """Return the value of the next number, or of a sum in parentheses.
 
-        Raises NoResult where neither follows: "unbalanced" at the end of the expression inside a parenthesis, else
-        "syntax".
+        Raises NoResult("unbalanced") at the end of the expression inside a parenthesis, else NoResult("syntax").
         """
         if self._take("("):
             return self._rest_of_parenthesis()
         token = self._tokens[self._next]
-        is_end = token == ""
-        if is_end and self._depth:
+        if not token and self._depth:
             raise NoResult("unbalanced")
-        is_number = not is_end and token not in KNOWN
-        if not is_number:
+        if not token or token in KNOWN:  # no number
             raise NoResult("syntax")
         self._next += 1
         return _number(token)
@@ -195,15 +186,13 @@ class _Parser:
     def _rest_of_parenthesis(self) -> Fraction:
         """Return the value of `sum ")"`, after the opening parenthesis.
 
-        Raises NoResult: "too_deep" for more than MAX_DEPTH open parentheses, "unbalanced" where the expression ends
-        before the closing parenthesis, "syntax" where something else stands in its place.
+        Raises NoResult: "too_deep", or "unbalanced" or "syntax" without a closing parenthesis.
         """
         self._depth += 1
         if self._depth > MAX_DEPTH:
             raise NoResult("too_deep")
         value = self._sum()
-        is_closed = self._take(")") != ""
-        if not is_closed:
+        if not self._take(")"):
             has_unread = bool(self._tokens[self._next])
             raise NoResult("syntax" if has_unread else "unbalanced")
         self._depth -= 1

@@ -11,7 +11,7 @@ from toolformer_dag.tools.tool import ProposedCall, Tool, ToolCall, ToolDefaults
 
 DATED = re.compile(r"\b(?:[A-Z][a-z]+day|[A-Z][a-z]+(?= [0-9])|(?<=in )[A-Z][a-z]+|(?:19|20)[0-9]{2})\b")
 """A day of the week, a month beside a day or after "in", or a year, among other words."""
-PER_TEXT = 5
+MOST_PER_TEXT = 5
 """The most calls that the rule proposes for a text."""
 
 
@@ -38,7 +38,7 @@ class Calendar(Tool):
         return document.date.isoformat() if document.date else ""
 
     def propose(self, text: str, context: str) -> Iterable[ProposedCall]:
-        """Return at most PER_TEXT calls of the calendar, before words of a text that say a part of its date.
+        """Return at most MOST_PER_TEXT calls of the calendar, before words of a text that say a part of its date.
 
         For `context` "2009-05-03", the document's date, these words are `Sunday`, `May` and `2009`.
         """
@@ -54,8 +54,8 @@ class Calendar(Tool):
 
 
 def _spread(offsets: Sequence[int]) -> Sequence[int]:
-    """Return every n-th of some offsets, with the smallest n that leaves at most PER_TEXT of them."""
-    step = math.ceil(len(offsets) / PER_TEXT)
+    """Return every n-th of some offsets, with the smallest n that leaves at most MOST_PER_TEXT of them."""
+    step = math.ceil(len(offsets) / MOST_PER_TEXT)
     return offsets[:: max(step, 1)]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from toolformer_dag.identity import fingerprint
-from toolformer_dag.synthetic.lexicon import THE, lexicon, translate
+from toolformer_dag.synthetic.lexicon import FOREIGN_ARTICLES, lexicon, translate
 from toolformer_dag.texts.document import Document
 from toolformer_dag.tools.language_identifier import ENGLISH_LABEL, Identifier, has_letter
 from toolformer_dag.tools.rules import glosses
@@ -19,7 +19,7 @@ WORDS_AROUND = 20
 """The words on either side of a phrase that must be English."""
 CHARACTERS_AROUND = 300
 """The characters on either side of a phrase in which these words are looked for."""
-_PHRASE = re.compile(rf"\b(?:{'|'.join(sorted(THE))}) (?P<noun>\w+)")
+_PHRASE = re.compile(rf"\b(?:{'|'.join(sorted(FOREIGN_ARTICLES))}) (?P<noun>\w+)")
 """An article and the word behind it."""
 
 
@@ -50,8 +50,8 @@ class EmbeddedTranslator:
     def wants(self, text: str) -> str | None:
         """Return "lexicon_phrase" for a text with a foreign phrase that may be translated, else None.
 
-        The phrase is a foreign article and a word of the lexicon between English words, as `la tortuga` in "She saw la
-        tortuga on the beach". It is too short for fastText, which only identifies the words around it.
+        The phrase is a foreign article and a word of the lexicon between English words: "She saw la tortuga on the
+        beach".
         """
         for match in _PHRASE.finditer(text):
             if match["noun"].lower() in lexicon() and self._is_between_english(text, match):
@@ -64,7 +64,8 @@ class EmbeddedTranslator:
         after = _words_after(text, phrase.end())
         if not (has_letter(before) and has_letter(after)):
             return False
-        return all(language.label == ENGLISH_LABEL for language in self._identifier.identify([before, after]))
+        languages = self._identifier.identify([before, after])  # the phrase itself is too short for fastText
+        return all(language.label == ENGLISH_LABEL for language in languages)
 
     def identity(self) -> Mapping[str, object]:
         """Return the fingerprint of the dictionary and the version of its rules."""
@@ -104,10 +105,7 @@ class MachineTranslation(Tool):
         return self._translator.wants(text)
 
     def keeps(self, text: str, offset: int, input: str) -> bool:
-        """Return False where the input occurs after the call but not before it (appendix A).
-
-        At inference the model cannot look ahead. White space of any kind and length counts as a single space.
-        """
+        """Return False if the input occurs in the text after the call but not before it (appendix A)."""
         phrase = _normalized(unquote(input))
         is_before = phrase in _normalized(text[:offset])
         is_after = phrase in _normalized(text[offset:])
@@ -116,10 +114,9 @@ class MachineTranslation(Tool):
     def propose(self, text: str, context: str) -> Iterable[ProposedCall]:
         """Return translation calls for the quoted foreign phrases that a text explains.
 
-        In `"la tortuga" means "the turtle"` the call stands before `the turtle`. Phrases that fastText takes for
-        English are left out.
+        In `"la tortuga" means "the turtle"` the call stands before `the turtle`.
         """
-        all_glosses = list(glosses.glosses(text))
+        all_glosses = list(glosses.glosses(text))  # glosses of phrases in any language
         phrases = [call.input.lower() for call in all_glosses]
         languages = Identifier(self.options.identifier).identify(phrases)
         proposed = []
@@ -136,7 +133,7 @@ class MachineTranslation(Tool):
         self._translator.translate([""])
 
     def run(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
-        """Translate inputs. Raises ModelError and IdentifierError where these cannot be loaded."""
+        """Translate inputs. Raises ModelError and IdentifierError if these cannot be loaded."""
         return self._translator.translate([unquote(call.input) for call in calls])
 
     def identity(self) -> Mapping[str, object]:

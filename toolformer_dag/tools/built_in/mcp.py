@@ -30,7 +30,7 @@ CLOSE_SECONDS = 10.0
 def text_of(answer: "CallToolResult") -> str | None:
     """Return the text of an MCP server's answer: its text blocks and embedded text resources, a line each.
 
-    An answer without any is its structured content as compact JSON; None where it has neither, but images or audio.
+    An answer without any is its structured content as compact JSON; None if it has neither, but images or audio.
     """
     texts = []
     for block in answer.content:
@@ -42,10 +42,10 @@ def text_of(answer: "CallToolResult") -> str | None:
         return "\n".join(texts)
     if answer.structured_content is None:
         return None
-    return compact(answer.structured_content)
+    return compact_json(answer.structured_content)
 
 
-def compact(value: Any) -> str:
+def compact_json(value: Any) -> str:
     """Return a value as JSON without white space; a text as it is."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
@@ -54,13 +54,13 @@ _FIELD = re.compile(r"\{(\w+(?:\.\w+)*)\}")
 """A field of a template: `{temperature}`, or `{wind.speed}` for a field of the object `wind`."""
 
 
-def filled(template: str, answer: "CallToolResult") -> str:
+def filled_template(template: str, answer: "CallToolResult") -> str:
     """Fill a template, such as `{temperature} °C, wind {wind.speed}`, with the fields of the object in an answer.
 
     Raises NoResult with the reason `no_object`, or `no_field: wind.speed`.
     """
     content = _object_of(answer)
-    return _FIELD.sub(lambda field: compact(_field_of(content, field[1])), template)
+    return _FIELD.sub(lambda field: compact_json(_field_of(content, field[1])), template)
 
 
 def _object_of(answer: "CallToolResult") -> Mapping[str, Any]:
@@ -94,11 +94,16 @@ def _field_of(content: Mapping[str, Any], path: str) -> Any:
     return value
 
 
+def _camel_case(words: Sequence[str]) -> str:
+    """Return "GetWeather" for the words "get" and "weather"."""
+    return "".join(word.capitalize() for word in words)
+
+
 class McpTool(Tool):
     """A tool of an MCP server, with the named arguments that the server lists; see McpOptions for its keys.
 
-    - Reasons: `malformed_response`, `refused`, `no_object` and `no_field: NAME`, `tool_error` where the server reports
-      an error, and `no_text` where it sent only images or audio.
+    - Reasons: `malformed_response`, `refused`, `no_object` and `no_field: NAME`, `tool_error` if the server reports
+      an error, and `no_text` if it sent only images or audio.
     - It has one session at a time. The first call or `connect` opens it; it ends with `close`, or with the process.
     - The default thresholds are the paper's for question answering.
 
@@ -117,8 +122,7 @@ class McpTool(Tool):
         """
         super().__init__(key, options, prompt)
         words = lane_key(options.tool).split("_")  # ["get", "weather"] of `getWeather`
-        default_name = "".join(word.capitalize() for word in words)
-        self.name = options.name or default_name
+        self.name = options.name or _camel_case(words)
         self.description = options.description or " ".join(words)
         self.version = options.version
         self.server = options.server
@@ -164,7 +168,7 @@ class McpTool(Tool):
     def close(self, session: McpSession | None = None) -> None:
         """Close the open session with the server, if any; the next call opens another.
 
-        session: close only this session. Where another thread has replaced it already, the new one stays open.
+        session: close only this session; one with which another thread has replaced it stays open.
         """
         with self._lock:
             if self._session is None:
@@ -203,11 +207,11 @@ class McpTool(Tool):
             return ToolResult(None, error.reason)
 
     def _result(self, call: ToolCall, answer: "CallToolResult") -> ToolResult:
-        """Return the text of a server's answer to a call, or a reason; NoResult where a template does not fit."""
+        """Return the text of a server's answer to a call, or a reason; NoResult if a template does not fit."""
         if answer.is_error:
             _log.info("%s(%.80s): %.500s", self.name, call.input, text_of(answer))
             return ToolResult(None, "tool_error")
-        text = text_of(answer) if self.options.result is None else filled(self.options.result, answer)
+        text = text_of(answer) if self.options.result is None else filled_template(self.options.result, answer)
         if text is None:
             return ToolResult(None, "no_text")
         return ToolResult(text)

@@ -24,23 +24,23 @@ COMMON = STOP_WORDS | set(
 )
 """Words with a capital letter that are no names, such as those that begin a sentence; in lower case."""
 WORD = re.compile(r"[A-Za-z]{3,}")
-NEAR = 200
+MOST_CHARACTERS_BETWEEN = 200
 """The most characters between a name and a fact."""
-BEGIN = 40
+CHARACTERS_BEFORE_FACT = 40
 """The least characters before the first fact."""
-PER_TEXT = 3
+MOST_PER_TEXT = 3
 """The most calls of a text."""
-WORDS_BETWEEN = 4
+MOST_WORDS_BETWEEN = 4
 """The most words of a query besides the name."""
 
 
 def propose_searches(text: str) -> Iterator[ProposedCall]:
-    """Yield at most PER_TEXT searches, each before a fact: a name or number that the text says for the first time.
+    """Yield at most MOST_PER_TEXT searches, each before a fact: a name or number that the text says for the first time.
 
     In "The mathematician Ada Lovelace was the daughter of Lord Byron." the query before `Lord Byron` is `Ada Lovelace
     daughter`: the nearest name, and the last words between the two.
     """
-    yield from islice(_searches(text), PER_TEXT)
+    yield from islice(_searches(text), MOST_PER_TEXT)
 
 
 def _searches(text: str) -> Iterator[ProposedCall]:
@@ -57,9 +57,9 @@ def _searches(text: str) -> Iterator[ProposedCall]:
 
 
 def _search(text: str, name: re.Match[str], fact: re.Match[str]) -> Iterator[ProposedCall]:
-    """Yield the search for a fact about a name before it, if both are on one line, within NEAR characters."""
+    """Yield the search for a fact about a name before it, if both are near each other on one line."""
     between = text[name.end() : fact.start()]
-    if len(between) < NEAR and "\n" not in between:
+    if len(between) < MOST_CHARACTERS_BETWEEN and "\n" not in between:
         query = _query(name[0], between)
         yield ProposedCall(fact.start(), query, words=fact[0])
 
@@ -67,13 +67,13 @@ def _search(text: str, name: re.Match[str], fact: re.Match[str]) -> Iterator[Pro
 def _query(name: str, between: str) -> str:
     """Return the query from a name and the text between it and the fact."""
     words = [word for word in WORD.findall(between) if word.lower() not in STOP_WORDS]
-    return " ".join([name, *words[-WORDS_BETWEEN:]])
+    return " ".join([name, *words[-MOST_WORDS_BETWEEN:]])
 
 
 def _is_new(text: str, fact: re.Match[str]) -> bool:
-    """Return whether a name or number is said for the first time, within a sentence, after BEGIN characters."""
+    """Return whether a name or number is new, and neither begins the text nor a sentence."""
     before = text[: fact.start()]
     last_character = before.rstrip('"“( ')[-1:]
     begins_sentence = last_character in ("", ".", "!", "?", ":", "\n")
     is_repeated = fact[0].lower() in before.lower()
-    return len(before) >= BEGIN and not begins_sentence and not is_repeated
+    return len(before) >= CHARACTERS_BEFORE_FACT and not begins_sentence and not is_repeated

@@ -16,7 +16,7 @@ OPEN = '"“‘«'
 CLOSE = '"”’»'
 """The closing quotation marks."""
 # Words that announce a meaning, such as `, which roughly means`.
-CUE = (
+MEANING_CUE = (
     r"(?:,? (?:which|that) )?(?:roughly |literally |usually |often )?"
     r"(?:means|meaning|translated? as|translates (?:as|to)|translated|in English|literally|or|i\.e\.)"
 )
@@ -24,7 +24,7 @@ CUE = (
 # meaning: `"la tortuga" means "` of `"la tortuga" means "the turtle"`.
 GLOSS = re.compile(
     rf"[{OPEN}](?P<phrase>[^{OPEN}{CLOSE}();:0-9\n]{{3,120}})[{CLOSE}]"
-    rf",?\s{{0,9}}(?:[(\[—–-]\s{{0,9}})?(?:{CUE})?[:,]?\s{{0,9}}[{OPEN}]"
+    rf",?\s{{0,9}}(?:[(\[—–-]\s{{0,9}})?(?:{MEANING_CUE})?[:,]?\s{{0,9}}[{OPEN}]"
 )
 ANNOUNCED = re.compile(r"[A-Za-z(\[—–]")
 """A letter, bracket or dash, of which one stands between a phrase and its meaning, but none between two quotations."""
@@ -33,11 +33,11 @@ ANNOUNCED = re.compile(r"[A-Za-z(\[—–]")
 def glosses(text: str) -> Iterator[ProposedCall]:
     """Yield a translation call for each quoted phrase that a text explains, whatever its language.
 
-    In `"la tortuga" means "the turtle"` the input is `la tortuga`, and the call stands before `the turtle`, inside the
-    quotes. Two quotations in a row, with no word or bracket between them, explain nothing.
+    In `"la tortuga" means "the turtle"` the input is `la tortuga`, and the call stands before `the turtle`.
     """
     for match in GLOSS.finditer(text):
-        after_phrase = match.end("phrase") + 1  # the position after its closing quote
-        opening_quote = match.end() - 1  # of the meaning
-        if ANNOUNCED.search(text, after_phrase, opening_quote):
+        phrase_end = match.end("phrase") + 1  # after its closing quote
+        meaning_quote = match.end() - 1  # which opens the meaning
+        is_explained = ANNOUNCED.search(text, phrase_end, meaning_quote) is not None
+        if is_explained:
             yield ProposedCall(match.end(), match["phrase"].strip())

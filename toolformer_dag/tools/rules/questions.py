@@ -5,10 +5,10 @@ right answers the loss kept 23 of 25, of wrong ones 2 of 45.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from toolformer_dag.texts.look_ahead import UNNAMED
+from toolformer_dag.texts.look_ahead import NEVER_NAMES
 from toolformer_dag.tools.tool import ProposedCall
 
 VERSION = "1"
@@ -58,17 +58,23 @@ PATTERNS = [
 def propose_questions(text: str) -> Iterator[ProposedCall]:
     """Yield questions that the next words of a text may answer, each as a call before these words.
 
-    After "Ada Lovelace was born in " they are `When was Ada Lovelace born?` and then `Where was Ada Lovelace born?`.
-    Calls are ordered by the words that ask for them ("was born in"), then by their position in the text.
+    After "Ada Lovelace was born in " they are `When was Ada Lovelace born?` and `Where was Ada Lovelace born?`. Calls
+    are ordered by relation ("was born in"), then by their position in the text.
     """
     for pattern, templates in PATTERNS:
         for match in pattern.finditer(text):
             name = match["name"]
-            if name.lower() in UNNAMED or len(name) < SHORTEST_NAME:
-                continue
-            participle = match.groupdict().get("verb", "")
-            for template in templates:
-                yield ProposedCall(match.end(), _question(template, name, participle))
+            is_name = name.lower() not in NEVER_NAMES and len(name) >= SHORTEST_NAME
+            if is_name:
+                yield from _questions(match, templates)
+
+
+def _questions(match: re.Match[str], templates: Iterable[str]) -> Iterator[ProposedCall]:
+    """Yield the questions that templates ask after a name with the words of a relation."""
+    participle = match.groupdict().get("verb", "")
+    for template in templates:
+        question = _question(template, match["name"], participle)
+        yield ProposedCall(match.end(), question)
 
 
 def _question(template: str, name: str, participle: str) -> str:

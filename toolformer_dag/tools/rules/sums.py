@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from toolformer_dag.texts.look_ahead import SPELLED
 from toolformer_dag.tools.calculator_selection import WINDOW
-from toolformer_dag.tools.text_numbers import SINGLE, TOKEN, UNIT, numbers
+from toolformer_dag.tools.text_numbers import SINGLE_NUMBER, TOKEN, UNIT, numbers
 from toolformer_dag.tools.tool import ProposedCall
 
 VERSION = "1"
@@ -23,7 +23,7 @@ MOST_CALLS = 12
 """The most calls that are proposed before one number."""
 LEAST_WHOLE_RESULT = 20 * UNIT
 """The smallest whole number that the strict rule takes for a result: 20, in units of 1 / UNIT."""
-SMALL = (0, UNIT, 2 * UNIT)
+SMALL_OPERANDS = (0, UNIT, 2 * UNIT)
 """The operands 0, 1 and 2, which a strict rule takes for no quantities."""
 HUNDREDTH: int = UNIT // 100
 """0.01 in units of 1 / UNIT."""
@@ -39,7 +39,7 @@ def _whole_number(spellings: Iterable[str]) -> str:
     return next(number for number in spellings if "." not in number)
 
 
-WORDS = {word: _whole_number(spelled) for word, spelled in SPELLED.items() if word not in NO_OPERANDS}
+NUMBER_WORDS = {word: _whole_number(spelled) for word, spelled in SPELLED.items() if word not in NO_OPERANDS}
 """Words that are operands, such as `dozen`, and how calls write them: `12`."""
 
 
@@ -99,14 +99,14 @@ def _in_digits(text: str) -> Iterator[Operand]:
     """Yield the numbers in digits, without the items of lists such as `1,2,3`."""
     for start, end, value in numbers(text):
         written = text[start:end]
-        if SINGLE.fullmatch(written):
+        if SINGLE_NUMBER.fullmatch(written):
             yield Operand(start, end, written, value, in_digits=True)
 
 
 def _in_words(text: str) -> Iterator[Operand]:
     """Yield the numbers in words."""
     for match in WORD.finditer(text):
-        written = WORDS.get(match[0].lower())
+        written = NUMBER_WORDS.get(match[0].lower())
         if written:
             yield Operand(match.start(), match.end(), written, int(written) * UNIT, in_digits=False)
 
@@ -142,7 +142,7 @@ def _calls_with_result(result: Operand, operands: Sequence[Operand], *, strict: 
     - strict: whether pairs with 0, 1 or 2 are left out.
     """
     for farther, nearer in _distinct_pairs(operands):
-        is_small = farther.value in SMALL or nearer.value in SMALL
+        is_small = farther.value in SMALL_OPERANDS or nearer.value in SMALL_OPERANDS
         if not (strict and is_small):
             yield from _calls_on_pair(result.value, farther, nearer)
 
