@@ -531,6 +531,7 @@ class TableOutput:
             return self._publish(part, replace(rows, frames=()), inputs)
 
     def _publish(self, part: str, rows: PartRows, inputs: Mapping[str, Any]) -> Pointer:
+        """Write the rows of a part and their record. inputs: the versions of what they were made from."""
         published = _PublishedRows(self, rows, inputs)
         return self.table.publish(part, published.frames(), published.record, self.stage.volatile)
 

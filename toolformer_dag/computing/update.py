@@ -322,10 +322,7 @@ class _PartsUnderWay:
         return self._rows_made_together.pop(part)
 
     def _parts_together(self, part: str) -> list[str]:
-        """Choose the parts that are made together with `part`: those after it, while all inputs are small.
-
-        The inputs of the chosen parts take at most AT_ONCE_BYTES together. `part` itself is always chosen.
-        """
+        """Choose the parts that are made with `part`: those after it, up to AT_ONCE_BYTES of inputs in all."""
         first = self._near_parts.index(part)
         together = [part]
         total_bytes = self._input_bytes(part)
@@ -373,10 +370,7 @@ def _versions_read(output: TableOutput, name: str, part: str) -> dict[str, Any]:
 
 
 def _report(output: TableOutput, updated: _Updated, seconds: float) -> TableReport:
-    """Return what a table holds after an update, and what the update cost.
-
-    updated: why the table was out of date, and the work. seconds: wall time of the update.
-    """
+    """Return what a table holds after an update, and what the update cost. seconds: wall time of the update."""
     with session():
         pointers = output.pointers()
         version = output.version()

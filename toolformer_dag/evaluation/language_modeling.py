@@ -159,7 +159,7 @@ def _standard_error(nats: NDArray[np.float64], tokens: NDArray[np.int64]) -> flo
 def _query(ids: list[int], call_start: Sequence[int]) -> TokenQuery:
     """Return a query for the log probability of every token of a window after its first.
 
-    With a `call_start`, the tokens of ` [`, the query also asks for the last of these at every position.
+    With `call_start`, the tokens of ` [`, it also asks for the last of these everywhere.
     """
     positions = range(1, len(ids))
     disabled_token = call_start[-1:]  # a list of one token, or empty

@@ -367,10 +367,7 @@ class Table:
             self.commit(part, line, None)
 
     def _reusable_files(self, part: str) -> dict[str, PartFile]:
-        """Return the published files of a part by hash, so that equal rows need no new file.
-
-        Empty in an object store: there the files of a writer that loses a race are removed, and must not be shared.
-        """
+        """Return the published files of a part by hash, so that equal rows need no new file; {} in an object store."""
         if self.storage.first_wins or not self.has(part):
             return {}
         pointer = self.whole_pointer(part)
@@ -417,10 +414,7 @@ class Table:
         self.storage.remove(*(self.file_path(part, file) for file in files))
 
     def _manifest(self, anew: bool = False) -> Manifest:
-        """Return the manifest of the table, which lists its parts with their files.
-
-        A session reads it once and holds it. anew: read it again in any case.
-        """
+        """Return the manifest of the table, the list of its parts, which a session reads once. anew: read it again."""
         open_session = current_session()
         if open_session is None:
             return Manifest(self.storage, self.name).read(anew)
@@ -471,9 +465,7 @@ class Table:
     def _winner(self, part: str, line: bytes | None) -> Pointer:
         """Return what another run published first, where it has the same rows from the same settings and inputs.
 
-        Removes the files of this run. Raises LostRace where the other run's part differs.
-
-        line: this run's line of the manifest; None where it withdrew the part.
+        line: this run's line, None where it withdrew the part. Raises LostRace where the other run's part differs.
         """
         winner = self._pointer_or_none(part)
         if line is None:  # this run withdrew a part that another run published anew
