@@ -140,7 +140,7 @@ def shard_files(settings: Settings) -> list[ShardFile]:
     matches: list[_Match] = []
     for pattern in settings.corpus.shards:
         matches += _matches(settings.root, pattern)
-    return sorted(_named(_each_file_once(matches)), key=lambda file: file.name)
+    return sorted(_name_shards(_each_file_once(matches)), key=lambda file: file.name)
 
 
 def _each_file_once(matches: Sequence[_Match]) -> list[_Match]:
@@ -393,7 +393,7 @@ def _is_attributes_folder(folder: Path) -> bool:
     return folder.name == "attributes" and (folder.parent / "documents").is_dir()
 
 
-def _named(matches: list[_Match]) -> list[ShardFile]:
+def _name_shards(matches: list[_Match]) -> list[ShardFile]:
     """Name the shard of each file: its path below the pattern's folder, without suffixes, as in "en/head_0000".
 
     Files that would share a name are named by their longer paths, with suffixes.
@@ -401,10 +401,10 @@ def _named(matches: list[_Match]) -> list[ShardFile]:
     counts = Counter(match.stem for match in matches)
     shards = [ShardFile(short_name(match.stem), match.path) for match in matches if counts[match.stem] == 1]
     ambiguous = [match.path for match in matches if counts[match.stem] > 1]
-    return shards + _named_by_path(ambiguous)
+    return shards + _name_by_path(ambiguous)
 
 
-def _named_by_path(paths: Sequence[Path]) -> list[ShardFile]:
+def _name_by_path(paths: Sequence[Path]) -> list[ShardFile]:
     """Name the shards of files by their paths below the folder that all have in common, suffixes included."""
     if not paths:
         return []

@@ -269,7 +269,7 @@ class ObjectStorage(Storage):
             self._require_conditions(self.root / TRIAL_FOLDER / uuid4().hex)
 
     def _require_conditions(self, path: Path) -> None:
-        """Raise ObjectStoreError where the store does no conditional puts, which is tried with the new object `path`."""
+        """Raise ObjectStoreError where the store does no conditional puts; tried with the new object `path`."""
         try:
             created = self.replace(path, b"1", NO_FILE)
         except ObjectStoreError:  # this user may only read

@@ -42,7 +42,7 @@ WHOLE = "all"
 """The only part of a table that is not cut by shard."""
 
 
-def behind(words: str, part: str) -> str:
+def part_phrase(words: str, part: str) -> str:
     """Return `WORDS 'PART'`, or nothing for WHOLE, which people never see."""
     return "" if part == WHOLE else f"{words} {part!r}"
 
@@ -51,7 +51,7 @@ class MissingPart(StorageError):
     """A part of a table that was never published, or was withdrawn."""
 
     def __init__(self, table: str, part: str) -> None:
-        lacks = behind("has no rows of shard", part) or "was not materialized yet"
+        lacks = part_phrase("has no rows of shard", part) or "was not materialized yet"
         super().__init__(f"{table} {lacks}; run `toolformer-dag stale --run`")
 
 
@@ -59,10 +59,8 @@ class DamagedPart(StorageError):
     """A published part whose files are missing, truncated or unreadable."""
 
     def __init__(self, table: str, part: str, file: str, reason: str) -> None:
-        super().__init__(
-            f"{table}{behind(', shard', part)}: {file} {reason}; run `toolformer-dag stale --run`, computed rows are "
-            "reused"
-        )
+        shard = part_phrase(", shard", part)
+        super().__init__(f"{table}{shard}: {file} {reason}; run `toolformer-dag stale --run`, computed rows are reused")
 
 
 class LostRace(StorageError):
@@ -80,9 +78,10 @@ class LostRace(StorageError):
             differs = " with other rows"
         else:
             differs = ""
+        shard = part_phrase(", shard", part)
         super().__init__(
-            f"{table}{behind(', shard', part)}: another run published it{when}{differs}, while this one made it; wait "
-            "for that run and run again, computed rows are reused"
+            f"{table}{shard}: another run published it{when}{differs}, while this one made it; wait for that run and "
+            "run again, computed rows are reused"
         )
 
 
