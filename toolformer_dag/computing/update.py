@@ -352,10 +352,15 @@ def _check_inputs(output: TableOutput, part: str) -> None:
         return
     lane_inputs = [name for name in output.depends_on if name.startswith(f"{output.group}/")]
     for name in lane_inputs:
-        versions_read = _versions_read(output, name, part)
-        for source in lane_inputs:
-            if source in versions_read and versions_read[source] != _present_version(output, source, part):
-                raise StaleInput(output.name, part, f"{name} was made from other rows of {source}", name)
+        _check_input(output, part, name, lane_inputs)
+
+
+def _check_input(output: TableOutput, part: str, name: str, lane_inputs: Sequence[str]) -> None:
+    """Raise StaleInput where the input `name` was made from other versions of the lane's inputs than the present."""
+    versions_read = _versions_read(output, name, part)
+    for source in lane_inputs:
+        if source in versions_read and versions_read[source] != _present_version(output, source, part):
+            raise StaleInput(output.name, part, f"{name} was made from other rows of {source}", name)
 
 
 def _present_version(output: TableOutput, table: str, part: str) -> str:

@@ -320,16 +320,20 @@ class ObjectStorage(Storage):
 
         Raises FileNotFoundError where there is no such object.
         """
+        e_tag = self._listed_manifest(path, open_session)["e_tag"]
+        with suppress(OSError, ValueError):
+            content, version = self._copied_manifest(path)
+            if version.e_tag and version.e_tag == e_tag:
+                return content, version
+        return None
+
+    def _listed_manifest(self, path: Path, open_session: LakeSession) -> "ObjectMeta":
+        """Return what the session's list of all manifests says of one. Raises FileNotFoundError."""
         manifests_folder = self.root / path.relative_to(self.root).parts[0]
         listed = self._objects_in_session(manifests_folder, open_session)
         if path not in listed:
             raise self._missing(path)
-        current_e_tag = listed[path]["e_tag"]
-        with suppress(OSError, ValueError):
-            content, version = self._copied_manifest(path)
-            if version.e_tag and version.e_tag == current_e_tag:
-                return content, version
-        return None
+        return listed[path]
 
     def _objects_in_session(self, folder: Path, open_session: LakeSession) -> "dict[Path, ObjectMeta]":
         """Return the objects of a folder by path, listed once in a session."""
