@@ -245,8 +245,12 @@ def small_web_files(settings: Settings) -> list[ShardFile]:
     Their folder is named by everything that determines them, so that other settings have other files.
     """
     web = settings.corpus.small_web
-    folder = settings.paths.local / "small_web" / f"v{VERSION}_seed-{web.seed}_{web.documents}-in-{web.shards}"
-    return [ShardFile(f"small_web_{i:04}", folder / f"en_head_{i:04}.json.gz") for i in range(web.shards)]
+    name = f"v{VERSION}_seed-{web.seed}_{web.documents}-in-{web.shards}"
+    folder = settings.paths.local / "small_web" / name
+    files = []
+    for number in range(web.shards):
+        files.append(ShardFile(f"small_web_{number:04}", folder / f"en_head_{number:04}.json.gz"))
+    return files
 
 
 WEB_RECORD = "small_web.json"

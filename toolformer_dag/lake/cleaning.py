@@ -108,7 +108,8 @@ class _Use:
         table = lake.table(name)
         if table.damage():  # the lines that were lost may have named any file and any row store
             self.any_store = True
-            self.folders |= {item.path.parent for item in items if item.kind == "part" and item.owner == name}
+            files_of_table = (item.path for item in items if item.kind == "part" and item.owner == name)
+            self.folders.update(path.parent for path in files_of_table)
             return
         for part, pointer in table.pointers().items():
             self._add_part(table, part, pointer, kept_since)
