@@ -460,6 +460,7 @@ class _LockFiles:
             file.close()
 
     def _close_in_child(self) -> None:
+        """Close all files in a forked child, which then holds no lock."""
         for file in self._files:
             file.close()
         self._files.clear()

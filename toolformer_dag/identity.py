@@ -76,9 +76,9 @@ def _tag_and_parts(value: object) -> tuple[str, bytes]:
     Raises TypeError for an unknown type.
     """
     if isinstance(value, list | tuple) and type(value) in (list, tuple):  # no named tuple
-        return "sequence", b"".join(_encode(item) for item in value)
+        return "sequence", b"".join(map(_encode, value))
     if isinstance(value, set | frozenset):
-        return "set", b"".join(sorted(_encode(item) for item in value))
+        return "set", b"".join(sorted(map(_encode, value)))
     if isinstance(value, Mapping):
         return "mapping", _encode_mapping(value)
     return f"object {type(value).__qualname__}", _encode(_fields(value))

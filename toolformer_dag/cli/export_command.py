@@ -71,9 +71,12 @@ def _print_summary(folder: Path, exported: "Exported") -> None:
         typer.echo(
             f"the longest row has some {longest:,} tokens with its tools; a trainer cuts what is above its limit"
         )
-    files = exported.files.values()
-    total_bytes = sum(file.size for file in files)
-    typer.echo(f"{folder}: {total_bytes:,} bytes in {len(files)} files")
+    typer.echo(f"{folder}: {_total_bytes(exported):,} bytes in {len(exported.files)} files")
+
+
+def _total_bytes(exported: "Exported") -> int:
+    """Return the size of all files of an export."""
+    return sum(file.size for file in exported.files.values())
 
 
 def _refuse_contradictions(warehouse: bool, form: FormName, tokenizer: str | None) -> None:

@@ -89,7 +89,12 @@ def _may_be_corpus(entry: Path) -> bool:
 
 def _holds_documents(entry: Path) -> bool:
     """Return whether an entry is a file of documents, or a folder with such a file at any depth."""
+    candidates = entry.rglob("*") if entry.is_dir() else [entry]
+    return any(_is_named_as_documents(file.name) for file in candidates)
+
+
+def _is_named_as_documents(name: str) -> bool:
+    """Return whether a file is named as JSON lines or Parquet, and not as what is published beside documents."""
     from toolformer_dag.computing.shards import DATA, SIDE_FILE
 
-    candidates = entry.rglob("*") if entry.is_dir() else [entry]
-    return any(file.name.lower().endswith(DATA) and not SIDE_FILE.fullmatch(file.name) for file in candidates)
+    return name.lower().endswith(DATA) and not SIDE_FILE.fullmatch(name)

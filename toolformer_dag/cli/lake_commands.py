@@ -1,13 +1,17 @@
 """Care of the stored data: `verify` reads everything, `clean` removes files that nothing needs."""
 
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from toolformer_dag.cli.terminal import Config, Profile, Set, path, settings_of
 from toolformer_dag.files import UserError
+
+if TYPE_CHECKING:
+    from toolformer_dag.lake.cleaning import RemovedFile
 
 CENTURY = 876_600.0
 """Hours in a century, the longest grace period: dates cannot express much more."""
@@ -61,11 +65,15 @@ def clean(
     grace = _grace_period(grace_hours)
     settings = settings_of(config, profile, set)
     removed = remove(Lake.of(settings.paths), grace, dry_run=dry_run)
+    _print_removed(removed, "would go" if dry_run else "gone")
+
+
+def _print_removed(removed: "Sequence[RemovedFile]", verb: str) -> None:
+    """Print each removed file with its size, then how many there are. verb: what became of them."""
     for file in removed:
         typer.echo(f"{file.bytes:>12,}  {file.path}")
-    verb = "would go" if dry_run else "gone"
-    size = sum(file.bytes for file in removed)
-    typer.echo(f"{len(removed)} files, {size:,} bytes {verb}")
+    total_bytes = sum(file.bytes for file in removed)
+    typer.echo(f"{len(removed)} files, {total_bytes:,} bytes {verb}")
 
 
 def _grace_period(hours: float) -> timedelta:

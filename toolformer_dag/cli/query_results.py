@@ -130,10 +130,7 @@ def drawn(rows: "pl.DataFrame", longest: int = 44, width: int = 160, *, typed: b
 
 
 def _on_one_line(rows: "pl.DataFrame") -> "pl.DataFrame":
-    """Replace line ends, which would split a row: in texts by a space, in column names by U+FFFD.
-
-    Names stay as they are if two would become equal.
-    """
+    """Replace line ends, which would split a row: in texts by a space, in names of columns by U+FFFD."""
     import polars as pl
 
     on_one_line = rows.with_columns(pl.col(pl.String).str.replace_all(LINE_END.pattern, " "))
@@ -189,10 +186,7 @@ def _flat(rows: "pl.DataFrame") -> "pl.DataFrame":
 
 
 def _json_numbers(rows: "pl.DataFrame") -> "pl.DataFrame":
-    """Turn SQL's HUGEINT (the type of a sum) and DECIMAL into numbers: polars would write them as text.
-
-    Integers over 64 bits become floating-point numbers, as readers of JSON take them.
-    """
+    """Turn SQL's HUGEINT (the type of a sum) and DECIMAL into numbers, which polars would write as text."""
     import polars as pl
     from polars.exceptions import InvalidOperationError
 

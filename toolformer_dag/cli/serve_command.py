@@ -108,10 +108,7 @@ def _served_name(settings: Settings, chosen: "ChosenModel") -> str:
 
 
 def _exclude_loaded_objects_from_gc() -> None:
-    """Make Python's garbage collector skip the objects that exist now.
-
-    With a model loaded, a collection takes a third of a second and keeps every client waiting.
-    """
+    """Make Python's garbage collector skip the objects that exist now: with a model, a collection takes .3 seconds."""
     gc.collect()
     gc.freeze()
 

@@ -1,8 +1,9 @@
 """The prompt of `sql`: multi-line queries with a history and completion of names."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import platformdirs
@@ -54,19 +55,27 @@ def answer_queries(database: Path, format: Format, gib: float | None = None, fol
     query(database, "select 1", folders=folders)  # raises where there is no database
     session = query_session(database)
     typer.echo(f"{database} (read only). Saved queries: {', '.join(saved_queries())}.\n{WELCOME}")
+    answer_line = partial(answer, database, format=format, gib=gib, folders=folders)
     is_open = True
     while is_open:
-        try:
-            line = _read_line(session)
-            is_open = line not in ENDS
-            if line and is_open:
-                answer(database, line, format, gib, folders)
-        except KeyboardInterrupt:  # ends the line or the query only
-            continue
-        except EOFError:
-            is_open = False
-        except UserError as error:
-            sys.stderr.write(f"error: {harmless(str(error))}\n")
+        is_open = _answer_next(session, answer_line)
+
+
+def _answer_next(session: PromptSession[str], answer_line: Callable[[str], None]) -> bool:
+    """Read a line and answer it, or print its error; return False where the user ends the prompt."""
+    try:
+        line = _read_line(session)
+        if line in ENDS:
+            return False
+        if line:
+            answer_line(line)
+    except KeyboardInterrupt:  # ends the line or the query only
+        return True
+    except EOFError:
+        return False
+    except UserError as error:
+        sys.stderr.write(f"error: {harmless(str(error))}\n")
+    return True
 
 
 def _read_line(session: PromptSession[str]) -> str:

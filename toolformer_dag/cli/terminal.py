@@ -132,10 +132,7 @@ def damaged_history(reason: object) -> str:
 
 
 def of_history(error: BaseException) -> bool:
-    """Return whether an error comes from Dagster's storage, which holds the history of runs.
-
-    Either SQLite caused it, which nothing else uses, or its traceback passes through Dagster's storage modules.
-    """
+    """Return whether an error comes from Dagster's storage, which holds the history of runs, or from SQLite."""
     if isinstance(error.__cause__, sqlite3.Error):
         return True
     if not isinstance(error, Exception):

@@ -163,10 +163,7 @@ def _write_workspace(folder: Path, code_socket: Path) -> str:
 
 @contextmanager
 def _running(command: list[str], root: Path, environment: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a command in a child process while the block runs, then end it.
-
-    The child has a session of its own, so that Ctrl-C reaches it once, from here. It ends when this process dies.
-    """
+    """Run a command in a child process while the block runs, then end it; it also ends when this process dies."""
     command = [sys.executable, "-c", f"from {__name__} import main; main()", *command]
     process = subprocess.Popen(command, cwd=root, env=environment, stdin=subprocess.PIPE, start_new_session=True)
     try:

@@ -54,17 +54,23 @@ def add_changes(
 
     Raises WriteError. Not covered: a step that was killed before it ended.
     """
-    shared = {
+    step = {
         "run": run,
         "ended": datetime.now(UTC),
         "stage": asset.rpartition("/")[2],
         "tool": lane_of(lake, asset),
-        "kept_before": kept.before if kept else None,
-        "kept_after": kept.after if kept else None,
+        **_kept_values(kept),
     }
-    values = [_setting_values(change) for change in settings] or [_NO_SETTING]
-    new_rows = pl.DataFrame([{**shared, **value} for value in values], schema=_CHANGE_SCHEMA)
+    rows_of_settings = [_setting_values(change) for change in settings] or [_NO_SETTING]
+    new_rows = pl.DataFrame([{**step, **row} for row in rows_of_settings], schema=_CHANGE_SCHEMA)
     lake.table(CHANGES).revise(asset, revised=partial(_with_rows, new_rows), record=_record_of_changes)
+
+
+def _kept_values(kept: KeptCounts | None) -> dict[str, int | None]:
+    """Return the columns of the log that say how many calls a lane keeps; null for other steps."""
+    if kept is None:
+        return {"kept_before": None, "kept_after": None}
+    return {"kept_before": kept.before, "kept_after": kept.after}
 
 
 def _setting_values(change: FieldChange) -> dict[str, str | None]:

@@ -252,6 +252,7 @@ class _Context(SpawnContext):
     process: SpawnProcess | None = None
 
     def Process(self, *args: Any, **options: Any) -> SpawnProcess:  # type: ignore[override]
+        """Return a new process, and remember it."""
         self.process = SpawnProcess(*args, **options)
         return self.process
 

@@ -166,14 +166,17 @@ def conversation_shards(sources: Sequence[str], storage: Storage) -> dict[str, C
     shards: list[ConversationShard] = []
     for source in dict.fromkeys(sources):  # each source once
         path = expanded(Path(source))
-        if path.is_dir():
-            files += _files_below(path, source)
-        elif os.path.lexists(path):
-            files.append(_named_file(path))
+        if os.path.lexists(path):
+            files += _files_at(path, source)
         else:
             shards += _hub_shards(source, storage)
     shards += _file_shards(_with_distinct_names(files))
     return {shard.name: shard for shard in shards}
+
+
+def _files_at(path: Path, source: str) -> list[ConversationFile]:
+    """Return the files with conversations below a folder, or the file that a path names. Raises UserError."""
+    return _files_below(path, source) if path.is_dir() else [_named_file(path)]
 
 
 def _named_file(path: Path) -> ConversationFile:

@@ -148,12 +148,17 @@ def difference(output: TableOutput, part: str, inputs_of: InputsOf | None = None
         return [NEVER_MADE]
     except DamagedPart as error:
         return [str(error).partition(";")[0]]
-    lacking = [table.name for table in output.beside if table.part_version(part) is None]
+    lacking = _tables_that_lack(part, output)
     if lacking:
         return [f"{lacking[0]} lacks it"]
     if record.get(RETRY):  # calls were lost, or a file could not be read
         return [Incomplete(record[RETRY])]
     return _changes_since(record, output, part, inputs_of or output.inputs_of())
+
+
+def _tables_that_lack(part: str, output: TableOutput) -> list[str]:
+    """Return the names of the tables that are published with this one and have no such part."""
+    return [table.name for table in output.beside if table.part_version(part) is None]
 
 
 def _changes_since(record: Mapping[str, Any], output: TableOutput, part: str, inputs_of: InputsOf) -> Sequence[Reason]:

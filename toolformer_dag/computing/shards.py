@@ -138,7 +138,7 @@ def shard_files(settings: Settings) -> list[ShardFile]:
     matches: list[_Match] = []
     for pattern in settings.corpus.shards:
         matches += _matches(settings.root, pattern)
-    return sorted(_named(_each_file_once(matches)), key=lambda file: file.name)
+    return sorted(_name_shards(_each_file_once(matches)), key=lambda file: file.name)
 
 
 def _each_file_once(matches: Sequence[_Match]) -> list[_Match]:
@@ -243,8 +243,12 @@ def small_web_files(settings: Settings) -> list[ShardFile]:
     Their folder is named by everything that determines them, so that other settings have other files.
     """
     web = settings.corpus.small_web
-    folder = settings.paths.local / "small_web" / f"v{VERSION}_seed-{web.seed}_{web.documents}-in-{web.shards}"
-    return [ShardFile(f"small_web_{i:04}", folder / f"en_head_{i:04}.json.gz") for i in range(web.shards)]
+    name = f"v{VERSION}_seed-{web.seed}_{web.documents}-in-{web.shards}"
+    folder = settings.paths.local / "small_web" / name
+    files = []
+    for number in range(web.shards):
+        files.append(ShardFile(f"small_web_{number:04}", folder / f"en_head_{number:04}.json.gz"))
+    return files
 
 
 WEB_RECORD = "small_web.json"
@@ -391,7 +395,7 @@ def _is_attributes_folder(folder: Path) -> bool:
     return folder.name == "attributes" and (folder.parent / "documents").is_dir()
 
 
-def _named(matches: list[_Match]) -> list[ShardFile]:
+def _name_shards(matches: list[_Match]) -> list[ShardFile]:
     """Name the shard of each file: its path below the pattern's folder, without suffixes, as in "en/head_0000".
 
     Files that would share a name are named by their longer paths, with suffixes.
@@ -399,10 +403,10 @@ def _named(matches: list[_Match]) -> list[ShardFile]:
     counts = Counter(match.stem for match in matches)
     shards = [ShardFile(short_name(match.stem), match.path) for match in matches if counts[match.stem] == 1]
     ambiguous = [match.path for match in matches if counts[match.stem] > 1]
-    return shards + _named_by_path(ambiguous)
+    return shards + _name_by_path(ambiguous)
 
 
-def _named_by_path(paths: Sequence[Path]) -> list[ShardFile]:
+def _name_by_path(paths: Sequence[Path]) -> list[ShardFile]:
     """Name the shards of files by their paths below the folder that all have in common, suffixes included."""
     if not paths:
         return []

@@ -26,7 +26,7 @@ from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.manifest import Pointer
 from toolformer_dag.lake.record import STORES, record
 from toolformer_dag.lake.session import News
-from toolformer_dag.lake.table import WHOLE, DamagedPart, Table, behind
+from toolformer_dag.lake.table import WHOLE, DamagedPart, Table, part_phrase
 from toolformer_dag.lake.warehouse_table import ROWS, WarehouseTable
 
 Rejected = Counter[tuple[str, str]]
@@ -108,7 +108,7 @@ class StaleInput(UserError):
     """
 
     def __init__(self, table: str, part: str, what: str, asset: str) -> None:
-        where = behind(", shard", part)
+        where = part_phrase(", shard", part)
         super().__init__(f"{table}{where}: {what}; materialize {asset} first, or all with `toolformer-dag stale --run`")
 
 
@@ -531,6 +531,7 @@ class TableOutput:
             return self._publish(part, replace(rows, frames=()), inputs)
 
     def _publish(self, part: str, rows: PartRows, inputs: Mapping[str, Any]) -> Pointer:
+        """Write the rows of a part and their record. inputs: the versions of what they were made from."""
         published = _PublishedRows(self, rows, inputs)
         return self.table.publish(part, published.frames(), published.record, self.stage.volatile)
 

@@ -322,10 +322,7 @@ class _PartsUnderWay:
         return self._rows_made_together.pop(part)
 
     def _parts_together(self, part: str) -> list[str]:
-        """Choose the parts that are made together with `part`: those after it, while all inputs are small.
-
-        The inputs of the chosen parts take at most AT_ONCE_BYTES together. `part` itself is always chosen.
-        """
+        """Choose the parts that are made with `part`: those after it, up to AT_ONCE_BYTES of inputs in all."""
         first = self._near_parts.index(part)
         together = [part]
         total_bytes = self._input_bytes(part)
@@ -355,10 +352,15 @@ def _check_inputs(output: TableOutput, part: str) -> None:
         return
     lane_inputs = [name for name in output.depends_on if name.startswith(f"{output.group}/")]
     for name in lane_inputs:
-        versions_read = _versions_read(output, name, part)
-        for source in lane_inputs:
-            if source in versions_read and versions_read[source] != _present_version(output, source, part):
-                raise StaleInput(output.name, part, f"{name} was made from other rows of {source}", name)
+        _check_input(output, part, name, lane_inputs)
+
+
+def _check_input(output: TableOutput, part: str, name: str, lane_inputs: Sequence[str]) -> None:
+    """Raise StaleInput where the input `name` was made from other versions of the lane's inputs than the present."""
+    versions_read = _versions_read(output, name, part)
+    for source in lane_inputs:
+        if source in versions_read and versions_read[source] != _present_version(output, source, part):
+            raise StaleInput(output.name, part, f"{name} was made from other rows of {source}", name)
 
 
 def _present_version(output: TableOutput, table: str, part: str) -> str:
@@ -373,10 +375,7 @@ def _versions_read(output: TableOutput, name: str, part: str) -> dict[str, Any]:
 
 
 def _report(output: TableOutput, updated: _Updated, seconds: float) -> TableReport:
-    """Return what a table holds after an update, and what the update cost.
-
-    updated: why the table was out of date, and the work. seconds: wall time of the update.
-    """
+    """Return what a table holds after an update, and what the update cost. seconds: wall time of the update."""
     with session():
         pointers = output.pointers()
         version = output.version()

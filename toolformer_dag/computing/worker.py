@@ -88,10 +88,7 @@ class Worker:
         return self._engine
 
     def encoding(self) -> "Encoding":
-        """Return the tokenizer of `[model]` without its weights, for cutting texts. Raises ModelError.
-
-        Its markers of calls are the paper's, whatever those of the settings are: texts are cut the same.
-        """
+        """Return the tokenizer of `[model]`, with the paper's markers, for cutting texts. Raises ModelError."""
         if self._encoding is None:
             from toolformer_dag.model.encoding import Encoding
             from toolformer_dag.model.loading import load_encoding
@@ -127,10 +124,7 @@ class Worker:
         return self._runners[lane.tool.key]
 
     def close_rows(self) -> tuple[str, ...]:
-        """End an update: forget what is kept for it alone, which is all that the class lists for an update.
-
-        Returns a sentence for each file of its row stores that was found damaged.
-        """
+        """End an update: forget what is kept for it alone. Returns a sentence for each damaged file of rows."""
         damaged: list[str] = []
         for store in self._stores.values():
             damaged += store.damaged
@@ -141,9 +135,9 @@ class Worker:
         return tuple(damaged)
 
     def spent(self) -> Spent:
-        """Return how many tokens this process has run through models, and how many tool calls it has made, so far.
+        """Return how many tokens this process has run through models, also released ones, and its tool calls so far.
 
-        Models that were let go of count too. Other threads may ask.
+        Other threads may ask.
         """
         engine = self._engine  # once: another thread may release it meanwhile
         engine_tokens = token_count(engine.counts.as_dict()) if engine is not None else 0
@@ -160,10 +154,7 @@ class Worker:
 
 
 def _choose_gpus(model: ModelSettings) -> None:
-    """Take as many GPUs as the model needs, of those that no other process of this user has taken, for this process.
-
-    Where fewer are free, none is taken and nothing changes.
-    """
+    """Take as many GPUs as the model needs for this process, of those that no other process of this user has taken."""
     import torch
 
     visible = visible_gpus(torch.cuda.device_count())

@@ -298,10 +298,7 @@ class Workers:
         return True
 
     def _plan_ahead(self, not_taken: Iterator[_Assignment]) -> None:
-        """Take up to a chunk per worker from the caller while all compute, so that it is planned before it is needed.
-
-        Planning stops as soon as a worker has answered.
-        """
+        """Take up to a chunk per worker from the caller, to plan it early, until a worker has answered."""
         while self._may_spend() and len(self._waiting) < self._most_workers:
             is_an_answer_there = any(future.done() for future in self._busy)
             if is_an_answer_there or not self._take(not_taken):
@@ -370,7 +367,7 @@ class Workers:
     def _receive(self, future: "Future[ChunkAnswer]") -> _Outcome | None:
         """Take the answer of a worker, give the worker the next waiting chunk, and return the outcome of its task.
 
-        Returns None where the worker died and another worker gets its chunk.
+        Returns None where the worker died.
         """
         worker, assignment = self._busy.pop(future)
         try:
@@ -409,8 +406,7 @@ class Workers:
     def _replace_dead(self, worker: ChunkWorker, assignment: _Assignment, death: Exception) -> None:
         """Forget a dead worker and let its chunk wait for another one, before all others.
 
-        death: the exception by which the death was noticed. Raises WorkerError where too many workers died over this
-        chunk.
+        death: the exception that told. Raises WorkerError where too many died over this chunk.
         """
         is_machine_lost = self._executor.lost(worker, death)
         worker.kill()
@@ -430,7 +426,7 @@ class Workers:
     def _give_again(self, assignment: _Assignment, failure: _Failure, what_happened: str) -> None:
         """Put a chunk at the head of those that wait, after a worker failed over it, with a warning in the log.
 
-        Raises WorkerError where it failed in this way too often. what_happened: for the message.
+        Raises WorkerError where it failed in this way too often.
         """
         failures = (*assignment.failures, failure)
         if failures.count(failure) == failure.most:

@@ -130,4 +130,5 @@ def _holds(words: list[str], answer: list[str]) -> bool:
     """Return whether the words of an answer occur in `words` one after another; False for an empty answer."""
     if not answer:
         return False
-    return any(words[start : start + len(answer)] == answer for start in range(len(words)))
+    length = len(answer)
+    return any(words[start : start + length] == answer for start in range(len(words)))

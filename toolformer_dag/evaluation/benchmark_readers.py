@@ -119,7 +119,7 @@ def templama(file: Path) -> list[Benchmark]:
 
 
 def _templama_question(record: Any) -> QuestionOrReason:
-    """Return the question of {"query": "Tom Brady plays for _X_.", "date": "2019", ...}, if `_X_` is its end."""
+    """Return the question of a record {"query": "Tom Brady plays for _X_.", "date": "2019", ...}; `_X_` ends it."""
     statement, blank, after = record["query"].partition("_X_")
     if not blank or after.strip(" ."):
         return "mask_not_last"

@@ -50,8 +50,9 @@ class Perplexity:
         """The ends of the perplexity's 95 % interval over texts like these; (None, None) for fewer than two."""
         if self.error is None:
             return None, None
-        mean = self.nats / self.tokens
-        return math.exp(mean - Z_95 * self.error), math.exp(mean + Z_95 * self.error)
+        nats_per_token = self.nats / self.tokens
+        half_width = Z_95 * self.error
+        return math.exp(nats_per_token - half_width), math.exp(nats_per_token + half_width)
 
 
 class _Window(NamedTuple):
@@ -153,13 +154,14 @@ def _standard_error(nats: NDArray[np.float64], tokens: NDArray[np.int64]) -> flo
     total_tokens = tokens.sum()
     nats_per_token = nats.sum() / total_tokens
     residuals = nats - nats_per_token * tokens
-    return float(np.sqrt(n / (n - 1) * (residuals**2).sum()) / total_tokens)
+    variance = n / (n - 1) * (residuals**2).sum()
+    return float(np.sqrt(variance) / total_tokens)
 
 
 def _query(ids: list[int], call_start: Sequence[int]) -> TokenQuery:
     """Return a query for the log probability of every token of a window after its first.
 
-    With a `call_start`, the tokens of ` [`, the query also asks for the last of these at every position.
+    With `call_start`, the tokens of ` [`, it also asks for the last of these everywhere.
     """
     positions = range(1, len(ids))
     disabled_token = call_start[-1:]  # a list of one token, or empty

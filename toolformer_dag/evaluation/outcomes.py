@@ -55,9 +55,11 @@ def wilson(successes: int, trials: int) -> Interval:
         return Interval(0.0, 1.0)
     share = successes / trials
     z2 = Z_95**2
-    centre = (share + z2 / (2 * trials)) / (1 + z2 / trials)
-    half_width = Z_95 * sqrt(share * (1 - share) / trials + z2 / (4 * trials**2)) / (1 + z2 / trials)
-    return Interval(max(0.0, centre - half_width), min(1.0, centre + half_width))
+    scale = 1 + z2 / trials
+    variance = share * (1 - share) / trials + z2 / (4 * trials**2)
+    centre = (share + z2 / (2 * trials)) / scale
+    half_width = Z_95 * sqrt(variance) / scale
+    return Interval(low=max(0.0, centre - half_width), high=min(1.0, centre + half_width))
 
 
 MAX_LOST = 0.01
@@ -303,8 +305,12 @@ def accuracy_by_condition(scores: pl.DataFrame) -> pl.DataFrame:
 
 def _accuracy_cell() -> pl.Expr:
     """Return accuracy and 95 % interval as text in per cent: `95.0 (91.0-97.3)`."""
-    percent = [(pl.col(name) * 100).round(1).cast(pl.String) for name in ("accuracy", "low", "high")]
-    return pl.format("{} ({}-{})", *percent)
+    return pl.format("{} ({}-{})", _percent("accuracy"), _percent("low"), _percent("high"))
+
+
+def _percent(column: str) -> pl.Expr:
+    """Return a column of shares as text in per cent, with a decimal."""
+    return (pl.col(column) * 100).round(1).cast(pl.String)
 
 
 def _best_baselines(cells: pl.DataFrame) -> pl.DataFrame:

@@ -251,10 +251,7 @@ class _Filter(NamedTuple):
 
 
 def _filter(query: Mapping[str, str]) -> _Filter:
-    """Turn the query of a request into an SQL condition. Raises ValueError if tau is not a number.
-
-    `query`: as in `calls`. Its values are passed as parameters, never as SQL.
-    """
+    """Turn the query of a request into an SQL condition with parameters. Raises ValueError if tau is not a number."""
     condition = " AND ".join(_conditions(query))
     return _Filter(condition, _parameters(query))
 
@@ -300,10 +297,7 @@ def _verdict_condition(verdict: str) -> str:
 
 
 def _reason_condition(reason: str) -> str:
-    """Return the SQL condition that a call is rejected for $reason.
-
-    A reason that depends on the threshold is computed for $tau; every other reason is stored with the call.
-    """
+    """Return the SQL condition that a call is rejected for $reason, at the threshold $tau if it depends on that."""
     return f"{VERDICT} = $reason" if reason in REASONS_OF_THRESHOLD else "reason = $reason"
 
 

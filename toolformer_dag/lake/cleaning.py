@@ -62,10 +62,7 @@ class _Unneeded(NamedTuple):
 
 
 def _remove(lake: Lake, unneeded: Sequence[_Unneeded], kept_since: float) -> list[_Unneeded]:
-    """Remove files that nothing needs, and return them; rows stay where a run has opened their row store meanwhile.
-
-    kept_since: what was opened or written after it is in use (seconds since 1970).
-    """
+    """Remove files that nothing needs, and return them; rows stay where a run has opened their row store meanwhile."""
     row_stores = {file.item.owner for file in unneeded if file.item.kind == "rows"}
     removed = [file for file in unneeded if file.item.owner not in row_stores]
     _remove_files(lake, removed)
@@ -107,23 +104,18 @@ class _Use:
     any_store: bool = False
 
     def add_table(self, lake: Lake, name: str, items: Sequence[LakeFile], kept_since: float) -> None:
-        """Note the files and row stores that a table uses, by its manifest.
-
-        items: all files of the lake. kept_since: the beginning of the grace period, in seconds since 1970.
-        """
+        """Note the files and row stores that a table uses, by its manifest. items: all files of the lake."""
         table = lake.table(name)
         if table.damage():  # the lines that were lost may have named any file and any row store
             self.any_store = True
-            self.folders |= {item.path.parent for item in items if item.kind == "part" and item.owner == name}
+            files_of_table = (item.path for item in items if item.kind == "part" and item.owner == name)
+            self.folders.update(path.parent for path in files_of_table)
             return
         for part, pointer in table.pointers().items():
             self._add_part(table, part, pointer, kept_since)
 
     def _add_part(self, table: Table, part: str, pointer: Pointer, kept_since: float) -> None:
-        """Note the files and row stores of a part; its whole folder where it was published within the grace period.
-
-        Files that it replaced may still be read then.
-        """
+        """Note the files and row stores of a part; its whole folder, also replaced files, in the grace period."""
         self.stores.update(pointer.record.get(STORES, ()))
         self.files.update(table.file_path(part, file) for file in pointer.files)
         if pointer.published >= kept_since:
@@ -138,10 +130,7 @@ class _Use:
             self.files.update(folder / name for name in contents)
 
     def reason(self, item: LakeFile) -> str | None:
-        """Return why a file of the lake can be removed; None where it is in use, so that it stays.
-
-        The file is older than the grace period. Call it once all tables and outputs were added.
-        """
+        """Return why a file older than the grace period can be removed; None where it is in use, so that it stays."""
         if item.kind in ("unfinished", "damaged"):
             return item.kind
         if item.kind in ("part", "content") and not self._uses_file(item):

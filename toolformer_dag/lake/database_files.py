@@ -22,7 +22,7 @@ REASON_BEGINS = ("Original error: ", "because of error: ")
 def write_out(connection: duckdb.DuckDBPyConnection, name: str = "") -> None:
     """Move every change of a connection's database into its file. Raises duckdb.Error where the disk takes no more.
 
-    name: of an attached database; without it, the one that the connection was opened with.
+    name: of an attached database.
     """
     connection.execute(f"CHECKPOINT {name}")
 

@@ -61,10 +61,7 @@ def inventory(storage: Storage, all_parts: bool = True) -> Iterator[LakeFile]:
 
 
 def lake_file_of(storage: Storage, path: Path, size: int = 0, changed: float = 0.0) -> LakeFile | None:
-    """Tell from its name below the lake what a file is; None for one that the lake did not write.
-
-    Nothing is read: size and changed are taken over into the result.
-    """
+    """Tell from its name below the lake what a file is; None where the lake did not write it. Nothing is read."""
     name = path.relative_to(storage.root).as_posix()
     matched = _matched_form(name.removesuffix(ASIDE))
     if matched is None:

@@ -143,7 +143,7 @@ class LocalOutput:
     def _replace_files(self, storage: ObjectStorage, local_hashes: dict[str, str], sent_hashes: dict[str, str]) -> bool:
         """Download the files that differ from what was sent, and delete the others; False where an object is damaged.
 
-        local_hashes, sent_hashes: hash of each file's content, by the file's name.
+        Both arguments: hash of each file's content, by its name.
         """
         try:
             for name, sent_hash in sent_hashes.items():
@@ -161,10 +161,7 @@ class LocalOutput:
             (self.folder / name).unlink(missing_ok=True)
 
     def _replace_file(self, storage: ObjectStorage, name: str, content: str) -> bool:
-        """Put an object in place of the file `name`; False for a gone or damaged one, which is removed with a warning.
-
-        content: the hash of the object, which is also its name.
-        """
+        """Put an object in place of the file `name`; return False for a damaged one. content: its hash and name."""
         stored = self._object(content)
         is_replaced = _download_if_whole(storage, stored, self.folder / name, content)
         if not is_replaced:

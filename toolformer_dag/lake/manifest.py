@@ -314,9 +314,9 @@ class Manifest:
         self.fault = None
 
     def _replace_file(self, lines: dict[str, bytes]) -> None:
-        """Replace the file by one with these lines, where it differs from what was read or is damaged.
+        """Replace the file by one with these lines, where they differ; what could be read of a damaged file is kept.
 
-        What could be read of a damaged file is kept beside it. Raises Overtaken where the file has changed since.
+        Raises Overtaken where the file has changed since.
         """
         if self.fault:
             self.storage.mark(self.path.with_name(f"{self.path.name}{ASIDE}"), _encoded(self.lines))
@@ -345,10 +345,7 @@ class Manifest:
         return DAMAGED
 
     def _merged(self) -> _Merged:
-        """Return the lines of the next file: the lines that were read, with the pending changes applied.
-
-        Where the first writer wins, the changes of parts that another process changed meanwhile are lost.
-        """
+        """Return the lines of the next file, and the pending changes that are lost to a faster writer."""
         merged = _Merged(lines=dict(self.lines), lost={})
         for part, change in self.pending.items():
             is_lost = self.storage.first_wins and change.came_too_late(self.lines.get(part))
@@ -387,10 +384,7 @@ def _decoded(content: bytes, digest: str) -> _Content:
 
 
 def _decoded_once(path: Path, content: bytes) -> _Content:
-    """Return the lines of a manifest; the last result for a path is returned again while the content is equal.
-
-    Raises StorageError where a later release wrote the content.
-    """
+    """Return the lines of a manifest, as the last time where the content is equal. Raises as `_decoded`."""
     digest = content_hash(content)
     last = _last_contents.get(path)
     if last is None or last.digest != digest:

@@ -269,10 +269,7 @@ class ObjectStorage(Storage):
             self._require_conditions(self.root / TRIAL_FOLDER / uuid4().hex)
 
     def _require_conditions(self, path: Path) -> None:
-        """Raise ObjectStoreError where the store does no conditional puts, which is tried with the new object `path`.
-
-        A success is noted on this machine. Nothing happens where this user may only read.
-        """
+        """Raise ObjectStoreError where the store does no conditional puts; tried with the new object `path`."""
         try:
             created = self.replace(path, b"1", NO_FILE)
         except ObjectStoreError:  # this user may only read
@@ -323,16 +320,20 @@ class ObjectStorage(Storage):
 
         Raises FileNotFoundError where there is no such object.
         """
+        e_tag = self._listed_manifest(path, open_session)["e_tag"]
+        with suppress(OSError, ValueError):
+            content, version = self._copied_manifest(path)
+            if version.e_tag and version.e_tag == e_tag:
+                return content, version
+        return None
+
+    def _listed_manifest(self, path: Path, open_session: LakeSession) -> "ObjectMeta":
+        """Return what the session's list of all manifests says of one. Raises FileNotFoundError."""
         manifests_folder = self.root / path.relative_to(self.root).parts[0]
         listed = self._objects_in_session(manifests_folder, open_session)
         if path not in listed:
             raise self._missing(path)
-        current_e_tag = listed[path]["e_tag"]
-        with suppress(OSError, ValueError):
-            content, version = self._copied_manifest(path)
-            if version.e_tag and version.e_tag == current_e_tag:
-                return content, version
-        return None
+        return listed[path]
 
     def _objects_in_session(self, folder: Path, open_session: LakeSession) -> "dict[Path, ObjectMeta]":
         """Return the objects of a folder by path, listed once in a session."""
@@ -443,10 +444,7 @@ class ObjectStorage(Storage):
             raise UnreadableFile(f"has {stored_size} bytes, not the {size} that were written")
 
     def _stored_size(self, path: Path) -> int:
-        """Return the size of the object of a Parquet file. Raises FileNotFoundError.
-
-        A session (see session.py) lists all files of the table once; one that was written later takes a request.
-        """
+        """Return the size of the object of a Parquet file, which a session lists once. Raises FileNotFoundError."""
         open_session = current_session()
         if open_session:
             listed = self._objects_in_session(path.parents[1], open_session)
@@ -506,7 +504,7 @@ class ObjectStorage(Storage):
     def _wait_for_claim(self, path: Path, on_wait: Callable[[str], None]) -> Version:
         """Wait until nobody holds a claim, then take it; return the version of its object, which names the holder.
 
-        on_wait: called once with the holder's name, where somebody holds the claim.
+        on_wait: called once with the holder's name.
         """
         watched = _WatchedClaim()
         has_named_holder = False
@@ -531,7 +529,7 @@ class ObjectStorage(Storage):
     def _renew(self, path: Path, version: Version, is_over: threading.Event) -> None:
         """Replace the object of a claim every few seconds until `is_over` is set, then make it empty.
 
-        Runs in a thread; ends early where another process has taken the claim. version: what this process has put.
+        version: what this process has put. Ends early where another process has taken the claim.
         """
         with suppress(Overtaken):
             while not is_over.wait(LEASE_SECONDS / 3):
@@ -541,7 +539,8 @@ class ObjectStorage(Storage):
                 self._released[path] = self.replace(path, b"", version)
 
     def write_beside(self, write: Callable[[], None]) -> None:
-        self.wait_for_writes()  # one at a time, so that a kill loses only that
+        """Run a write in the background, one at a time, so that a kill loses only that."""
+        self.wait_for_writes()
         self._background_write = self._write_pool.submit(write)
 
     def wait_for_writes(self) -> None:
@@ -564,9 +563,11 @@ class ObjectStorage(Storage):
         return self._head(path)["last_modified"].timestamp()
 
     def names(self, folder: Path) -> list[str]:
+        """Return the names of the objects in a folder."""
         return [path.name for path in self._objects(folder) if path.parent == folder]
 
     def files(self, all_parts: bool = True) -> Iterator[StoredFile]:
+        """Yield every object of the lake, whatever `all_parts` says."""
         for path, listed in self._objects(self.root).items():
             yield StoredFile(path, listed["size"], listed["last_modified"].timestamp())
 

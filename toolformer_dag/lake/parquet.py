@@ -250,10 +250,7 @@ class ContentHash:
         self._schema = text
 
     def _add_values(self, name: str, values: pa.Array) -> None:
-        """Add an Arrow array to the streams that begin with `name`: a column, or what is nested in it.
-
-        Raises TypeError for a type that no table has.
-        """
+        """Add an array, a column or what is nested in it, to the streams that begin with `name`. Raises TypeError."""
         kind = values.type
         self._add(f"{name} nulls", np.asarray(values.is_null()))
         if _holds_texts(kind):

@@ -222,10 +222,7 @@ class RowStore:
         return paths if len(paths) == len(files) else None
 
     def _readable_path(self, file: RowFile) -> Path:
-        """Return the path of a file on this machine, after its hash was compared.
-
-        Sets a damaged file aside. Raises UnreadableFile where the file is gone or damaged.
-        """
+        """Return the path of a whole file on this machine; a damaged one is set aside. Raises UnreadableFile."""
         path = self.folder / file.name
         try:
             path = self.storage.fetch(path, file.bytes, file.hash, self.name)

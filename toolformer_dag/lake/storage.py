@@ -193,7 +193,7 @@ class Storage:
 
         all_parts: yield the files of every part of a table; else a folder may yield only one part per table.
         """
-        return _below(str(self.root), os.path.realpath(self.root), walked=set(), all_parts=all_parts)
+        return _walk(str(self.root), os.path.realpath(self.root), walked=set(), all_parts=all_parts)
 
     def remove(self, *paths: Path) -> None:
         """Delete files; nothing happens where there are none."""
@@ -239,7 +239,7 @@ class Storage:
         return locked(path, wait)
 
 
-def _below(folder: str, real_path: str, walked: set[str], all_parts: bool) -> Iterator[StoredFile]:
+def _walk(folder: str, real_path: str, walked: set[str], all_parts: bool) -> Iterator[StoredFile]:
     """Yield the regular files in a folder and below; follow links, but walk no folder twice.
 
     real_path: the folder's path without links. walked: the real paths of all folders so far; this one is added.
@@ -254,7 +254,7 @@ def _below(folder: str, real_path: str, walked: set[str], all_parts: bool) -> It
             yield from _regular_file(entry)
             continue
         has_files = False
-        for file in _below(entry.path, _real_path(entry, real_path), walked, all_parts):
+        for file in _walk(entry.path, _real_path(entry, real_path), walked, all_parts):
             has_files = True
             yield file
         if has_files and stops_at_first_folder:

@@ -42,7 +42,7 @@ WHOLE = "all"
 """The only part of a table that is not cut by shard."""
 
 
-def behind(words: str, part: str) -> str:
+def part_phrase(words: str, part: str) -> str:
     """Return `WORDS 'PART'`, or nothing for WHOLE, which people never see."""
     return "" if part == WHOLE else f"{words} {part!r}"
 
@@ -51,7 +51,7 @@ class MissingPart(StorageError):
     """A part of a table that was never published, or was withdrawn."""
 
     def __init__(self, table: str, part: str) -> None:
-        lacks = behind("has no rows of shard", part) or "was not materialized yet"
+        lacks = part_phrase("has no rows of shard", part) or "was not materialized yet"
         super().__init__(f"{table} {lacks}; run `toolformer-dag stale --run`")
 
 
@@ -59,10 +59,8 @@ class DamagedPart(StorageError):
     """A published part whose files are missing, truncated or unreadable."""
 
     def __init__(self, table: str, part: str, file: str, reason: str) -> None:
-        super().__init__(
-            f"{table}{behind(', shard', part)}: {file} {reason}; run `toolformer-dag stale --run`, computed rows are "
-            "reused"
-        )
+        shard = part_phrase(", shard", part)
+        super().__init__(f"{table}{shard}: {file} {reason}; run `toolformer-dag stale --run`, computed rows are reused")
 
 
 class LostRace(StorageError):
@@ -80,9 +78,10 @@ class LostRace(StorageError):
             differs = " with other rows"
         else:
             differs = ""
+        shard = part_phrase(", shard", part)
         super().__init__(
-            f"{table}{behind(', shard', part)}: another run published it{when}{differs}, while this one made it; wait "
-            "for that run and run again, computed rows are reused"
+            f"{table}{shard}: another run published it{when}{differs}, while this one made it; wait for that run and "
+            "run again, computed rows are reused"
         )
 
 
@@ -367,10 +366,7 @@ class Table:
             self.commit(part, line, None)
 
     def _reusable_files(self, part: str) -> dict[str, PartFile]:
-        """Return the published files of a part by hash, so that equal rows need no new file.
-
-        Empty in an object store: there the files of a writer that loses a race are removed, and must not be shared.
-        """
+        """Return the published files of a part by hash, so that equal rows need no new file; {} in an object store."""
         if self.storage.first_wins or not self.has(part):
             return {}
         pointer = self.whole_pointer(part)
@@ -417,10 +413,7 @@ class Table:
         self.storage.remove(*(self.file_path(part, file) for file in files))
 
     def _manifest(self, anew: bool = False) -> Manifest:
-        """Return the manifest of the table, which lists its parts with their files.
-
-        A session reads it once and holds it. anew: read it again in any case.
-        """
+        """Return the manifest of the table, the list of its parts, which a session reads once. anew: read it again."""
         open_session = current_session()
         if open_session is None:
             return Manifest(self.storage, self.name).read(anew)
@@ -471,9 +464,7 @@ class Table:
     def _winner(self, part: str, line: bytes | None) -> Pointer:
         """Return what another run published first, where it has the same rows from the same settings and inputs.
 
-        Removes the files of this run. Raises LostRace where the other run's part differs.
-
-        line: this run's line of the manifest; None where it withdrew the part.
+        line: this run's line, None where it withdrew the part. Raises LostRace where the other run's part differs.
         """
         winner = self._pointer_or_none(part)
         if line is None:  # this run withdrew a part that another run published anew

@@ -234,9 +234,11 @@ def _versions_of_shards(lake: Lake, warehouse: DeclaredWarehouse, parts: Sequenc
     """Return a fingerprint of each shard's rows in all tables. parts: of the tables by shard."""
     versions: dict[str, list[object]] = {}
     for source in parts:
-        versions.setdefault(source.part, []).append([source.name, _shard_version(warehouse, source.pointer)])
+        shard_version = _shard_version(warehouse, source.pointer)
+        versions.setdefault(source.part, []).append([source.name, shard_version])
     for source in _source_parts(lake, warehouse.tables_by_file):
-        versions.setdefault(source.part, []).append([source.name, _file_hashes(source.pointer)])
+        hashes = _file_hashes(source.pointer)
+        versions.setdefault(source.part, []).append([source.name, hashes])
     return {shard: fingerprint(shard_versions) for shard, shard_versions in versions.items()}
 
 

@@ -182,7 +182,7 @@ def _without_tools(server: Values) -> dict[str, Any]:
 def _some_have_sections(connection: Values, tools: Sequence[dict[str, Any]], keys: set[str]) -> bool:
     """Return whether some tools of a server have sections with examples, so that tools without one are not wanted.
 
-    connection: the server's own keys. keys: the keys of all sections, and the tools that sections name.
+    connection: the server's own keys. keys: of all sections, and the tools that sections name.
     """
     if "examples" in connection or "prompt" in connection:
         return False
