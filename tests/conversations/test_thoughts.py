@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from tests.conversations.test_records import FORMS, read, record_file, values_of
-from toolformer_dag.conversations.dropping import drop
+from toolformer_dag.conversations.dropping import can_drop, drop
 from toolformer_dag.conversations.messages import RecordedMessage, to_openai
-from toolformer_dag.conversations.reading import read_conversation
+from toolformer_dag.conversations.reading import ReadConversation, read_conversation
+from toolformer_dag.conversations.record_paths import value_at
 
 THOUGHT = "The user wants two temperatures and an author."
 """What the assistant thinks in the records of forms that have a place for it."""
@@ -136,6 +137,71 @@ def test_thoughts_are_passed_over_where_messages_are_written(form: str) -> None:
     for conversation in read(values_of(form)):
         without = [replace(message, thoughts="") for message in conversation.messages]
         assert list(to_openai(conversation.messages)) == list(to_openai(without))
+
+
+@pytest.mark.parametrize("form", FORMS_WITH_THOUGHTS)
+def test_a_thought_is_found_again_in_its_record(form: str) -> None:
+    values = values_of(form)
+    for conversation in read(values):
+        record = records_of(conversation, values)
+        for message in conversation.messages:
+            assert bool(message.thoughts) == bool(message.thought_places)
+            if THOUGHT in message.thoughts and can_drop(conversation.form):
+                found = [json.dumps(value_at(record, place)) for place in message.thought_places]
+                assert any(THOUGHT in text for text in found)
+
+
+@pytest.mark.parametrize("form", FORMS_WITH_THOUGHTS)
+def test_a_record_without_its_thoughts_has_the_same_words_and_calls(form: str) -> None:
+    values = values_of(form)
+    for conversation in read(values):
+        if not can_drop(conversation.form):
+            continue
+        places = [place for message in conversation.messages for place in message.thought_places]
+        record = records_of(conversation, values)
+        left = drop(record, [], places)
+        [again] = [one for one in read(left if record is values else [left]) if one.part == conversation.part]
+        assert words_and_calls(again) == words_and_calls(conversation)
+        assert not any(message.thoughts for message in again.messages)
+
+
+def records_of(conversation: ReadConversation, values: list[Any]) -> Any:
+    """Return what a conversation was read from: a record, or all records of a file."""
+    return values if conversation.record_count > 1 else values[conversation.number - 1]
+
+
+def words_and_calls(conversation: ReadConversation) -> list[Any]:
+    """Return the role, the words and the calls with their results of each message."""
+    return [
+        (one.role, one.content, [(call.tool, call.arguments, call.result) for call in one.calls])
+        for one in conversation.messages
+    ]
+
+
+def test_a_thought_that_the_record_repeats_is_found_at_each_place() -> None:
+    block = {"type": "thinking", "thinking": "Oslo is cold.", "signature": "c2ln"}
+    fields = {"reasoning_content": "Oslo is cold.", "thinking_blocks": [block]}
+    in_fields = {"role": "assistant", "content": "It is 7.", **fields}
+    in_parts = {"role": "assistant", "content": [block, {"type": "text", "text": "It is 7."}], **fields}
+    for answer in (in_fields, in_parts):
+        record = {"messages": [QUESTION, answer]}
+        messages, _ = read_conversation(record)
+        assert messages[1].thoughts == "Oslo is cold."
+        assert "cold" not in json.dumps(drop(record, [], messages[1].thought_places))
+
+
+def test_a_thought_between_marks_is_taken_out_of_the_text_around_a_call() -> None:
+    call = '<tool_call>{"name": "weather", "arguments": {"city": "Oslo"}}</tool_call>'
+    text = f"\n <think>Oslo is cold.</think> I look.\n{call}"
+    result = {"from": "tool", "value": "<tool_response>7</tool_response>"}
+    answer = {"from": "gpt", "value": " <think>So it is 7.</think>\nIt is 7."}
+    record = {"conversations": [{"from": "human", "value": "?"}, {"from": "gpt", "value": text}, result, answer]}
+    messages, faults = read_conversation(record)
+    assert not faults
+    assert [message.thoughts for message in messages] == ["", "Oslo is cold.", "So it is 7."]
+    places = [place for message in messages for place in message.thought_places]
+    left = drop(record, [], places)["conversations"]
+    assert [message["value"] for message in left] == ["?", f"I look.\n{call}", result["value"], "It is 7."]
 
 
 def test_a_dropped_call_leaves_the_thoughts_of_the_record_where_they_are() -> None:

@@ -42,9 +42,12 @@ def stored_thoughts(judgement: Judgement) -> set[str]:
 
 
 def test_messages_are_stored_with_their_thoughts() -> None:
-    messages = (RecordedMessage("user", "?"), RecordedMessage("assistant", "It is 7.", thoughts=THOUGHT))
+    places = (("messages", 1, "reasoning_content"), ("messages", 1, "content", (0, 12)))
+    answer = RecordedMessage("assistant", "It is 7.", thoughts=THOUGHT, thought_places=places)
+    messages = (RecordedMessage("user", "?"), answer)
     stored = messages_as_json(messages)
     assert messages_of(stored) == messages
+    assert messages_of(stored)[1].thought_places == places
     assert "thoughts" not in messages_as_json([replace(message, thoughts="") for message in messages])
 
 

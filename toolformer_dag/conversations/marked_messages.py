@@ -150,7 +150,7 @@ class _MessageCutter:
             return
         if self.messages[-1].results:
             self._begin_message(self.messages[-1].path)
-        self.add_words(Words(between.strip(), (*path, span)))
+        self.add_words(Words(between.strip(), (*path, _stripped(text, span))))
 
     def _add_call(self, call: MarkedCall, path: Path) -> None:
         """Add a call. Behind a result it begins a new message."""
@@ -164,14 +164,21 @@ class _MessageCutter:
         rest = text[start:]
         if not rest.strip(BETWEEN_CALLS):
             return
-        rest_path = (*path, (start, len(text)))
+        span = (start, len(text))
         if self.messages[-1].results:
-            self._begin_message(rest_path)
-        self.add_words(Words(rest.strip(), rest_path))
+            self._begin_message((*path, span))
+        self.add_words(Words(rest.strip(), (*path, _stripped(text, span))))
 
     def _begin_message(self, path: Path) -> None:
         """Begin another message of the assistant, with the same number."""
         self.messages.append(RawMessage(self.messages[-1].number, "assistant", path))
+
+
+def _stripped(text: str, span: Span) -> Span:
+    """Return a stretch of a text without the white space at its beginning and its end."""
+    start, end = span
+    stretch = text[start:end]
+    return start + len(stretch) - len(stretch.lstrip()), start + len(stretch.rstrip())
 
 
 def _read_tool(message: RawMessage) -> RawMessage:
@@ -228,7 +235,7 @@ def _read_user(message: RawMessage) -> RawMessage:
         read.results += [_result_at(result, words.path) for result in results]
         rest = without_spans(words.text, [result.span for result in results]).strip()
         if rest:
-            read.words.append(Words(rest, words.path))
+            read.words.append(Words(rest, None))
     return read
 
 

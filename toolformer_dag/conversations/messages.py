@@ -43,6 +43,7 @@ class RecordedMessage:
     - `calls`: the calls that the message makes, each with its result
     - `place`: the path to the message in its record; None for a message without a record
     - `thoughts`: what the assistant thought before this message; "" without thoughts, and for messages of others
+    - `thought_places`: the paths to these thoughts in the record
     """
 
     role: str
@@ -50,6 +51,7 @@ class RecordedMessage:
     calls: tuple[RecordedCall, ...] = ()
     place: Path | None = field(default=None, compare=False)
     thoughts: str = ""
+    thought_places: tuple[Path, ...] = field(default=(), compare=False)
 
 
 def without_call(messages: Sequence[RecordedMessage], number: int, index: int) -> tuple[RecordedMessage, ...]:

@@ -8,6 +8,7 @@ of the user too; these get only results for the user.
 from collections import Counter, defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, NamedTuple
 
 from toolformer_dag.conversations.failures import says_failure
@@ -16,7 +17,7 @@ from toolformer_dag.conversations.plain_values import arguments_of, parsed
 from toolformer_dag.conversations.raw_messages import CallAt, Fault, RawMessage, ResultAt
 from toolformer_dag.conversations.record_paths import Path
 from toolformer_dag.conversations.shapes import FoundResult
-from toolformer_dag.conversations.thoughts import joined_thoughts, words_and_thoughts
+from toolformer_dag.conversations.thoughts import Thought, joined_thoughts, visible
 
 SHOWN = 80
 """Characters of a result in the detail of a fault."""
@@ -112,16 +113,31 @@ class _MessageOfTurn:
     def recorded(self) -> RecordedMessage | None:
         """Return the message with its paired calls; None where it says nothing and makes no calls."""
         message = self.message
-        content = message.text
-        thoughts = ""
-        if message.role == "assistant":
-            content, marked_thoughts = words_and_thoughts(content)
-            thoughts = joined_thoughts([*message.thoughts, *marked_thoughts])
+        text = message.text
+        content = visible(text) if message.role == "assistant" else text
         says_something = bool(content.strip()) and message.role != "tool"
         if not self.calls and not says_something:
             return None
-        calls = tuple(call.recorded() for call in self.calls)
-        return RecordedMessage(message.role, content, calls, message.path, thoughts)
+        recorded = RecordedMessage(
+            role=message.role,
+            content=content,
+            calls=tuple(call.recorded() for call in self.calls),
+            place=message.path,
+        )
+        thoughts = list(message.thoughts)
+        if content is not text:
+            thoughts += message.marked_thoughts()
+        is_thinking = bool(thoughts) and message.role == "assistant"
+        return _with_thoughts(recorded, thoughts) if is_thinking else recorded
+
+
+def _with_thoughts(message: RecordedMessage, thoughts: Sequence[Thought]) -> RecordedMessage:
+    """Return a message with the thoughts before it."""
+    return replace(
+        message,
+        thoughts=joined_thoughts([thought.text for thought in thoughts]),
+        thought_places=tuple(chain.from_iterable(thought.paths for thought in thoughts)),
+    )
 
 
 def _with_turns(messages: Sequence[RawMessage]) -> list[_MessageOfTurn]:

@@ -26,6 +26,7 @@ from toolformer_dag.conversations.shapes import (
 )
 from toolformer_dag.conversations.thoughts import (
     THINKING_TYPES,
+    Thought,
     is_thought,
     thought_beside_content,
     thought_text,
@@ -141,7 +142,7 @@ class RawMessage:
     number: int
     role: str
     path: Path
-    thoughts: list[str] = field(default_factory=list)
+    thoughts: list[Thought] = field(default_factory=list)
     words: list[Words] = field(default_factory=list)
     calls: list[CallAt] = field(default_factory=list)
     results: list[ResultAt] = field(default_factory=list)
@@ -151,6 +152,16 @@ class RawMessage:
     def text(self) -> str:
         """The words, joined."""
         return "".join(words.text for words in self.words)
+
+    def marked_thoughts(self) -> list[Thought]:
+        """Return the thoughts between marks in the words; their paths are lost where words were joined."""
+        marked = list[Thought]()
+        for words in self.words:
+            _, thoughts, spans = words_and_thoughts(words.text)
+            for thought, span in zip(thoughts, spans, strict=True):
+                paths = () if words.path is None else ((*words.path, span),)
+                marked.append(Thought(thought, paths))
+        return marked
 
     def add_call(self, call: FoundCall, path: Path) -> None:
         """Add a call, and the result that its object holds; for a copy of an earlier call, add only the path."""
@@ -192,7 +203,7 @@ def _with_thoughts_at_words(messages: Sequence[RawMessage]) -> list[RawMessage]:
 
     Thoughts are lost where somebody else speaks before that message.
     """
-    waiting_thoughts = list[str]()
+    waiting_thoughts = list[Thought]()
     for message in messages:
         if message.role in ("assistant", THOUGHT):
             thoughts = waiting_thoughts + message.thoughts
@@ -264,7 +275,7 @@ class _MessageReader:
         self._faults = faults
         self._part_of_id: dict[str, RawMessage] = {}
         """The part that holds the call of an id."""
-        self._thoughts_of_next = list[str]()
+        self._thoughts_of_next = list[Thought]()
         """Thoughts behind a result, for the part that the next words begin."""
 
     def read(self, stored: StoredMessage) -> None:
@@ -292,7 +303,7 @@ class _MessageReader:
             part.add_call(stored.call, stored.path)
         if stored.result is not None:
             part.results.append(ResultAt(stored.result, stored.path))
-        self._read_thought_beside_content(stored.value)
+        self._read_thought_beside_content(stored.value, stored.path)
 
     def _read_single_part(self, value: Any, path: Path, role: str) -> None:
         """Read a message that is one part: a content block, or a call that is a message of its own."""
@@ -329,7 +340,7 @@ class _MessageReader:
             return
         if kind in THINKING_TYPES and not is_known_role:
             self._begin(THOUGHT, path)
-            self._add_thought(message)
+            self._add_thought(message, path)
             return
         if _is_item_of_shape(message):
             self._read_single_part(message, path, "assistant")
@@ -338,7 +349,7 @@ class _MessageReader:
             self._faults.append(("unknown_role", f"message {self._number} is of {role!r}"))
         self._begin("assistant" if role == CALLS else role, path)
         self._read_fields(message, path, role)
-        self._read_thought_beside_content(message)
+        self._read_thought_beside_content(message, path)
 
     def _read_fields(self, message: Mapping[str, Any], path: Path, role: str) -> None:
         """Read the fields of a message, by its role in ROLES."""
@@ -355,14 +366,15 @@ class _MessageReader:
             self._read_results(message, path)
         self._read_lists(message, path)
 
-    def _read_thought_beside_content(self, message: Any) -> None:
-        """Read thoughts in a field beside the content, if no part of the content is one: they would be the same."""
+    def _read_thought_beside_content(self, message: Any, path: Path) -> None:
+        """Read a thought in a field beside the content; where parts of the content are thoughts, it repeats them."""
         first = self.parts[0]
         if first.role != "assistant" or not isinstance(message, Mapping):
             return
-        thought = thought_beside_content(message)
-        if thought and not any(part.thoughts for part in self.parts):
-            first.thoughts.append(thought)
+        thought = thought_beside_content(message, path)
+        if thought is not None:
+            is_copy = any(part.thoughts for part in self.parts)
+            first.thoughts.append(thought._replace(text="") if is_copy else thought)
 
     def _read_content(self, message: Mapping[str, Any], path: Path) -> None:
         """Read the first of the fields CONTENTS that holds something."""
@@ -404,7 +416,7 @@ class _MessageReader:
         if kind in SILENT_TYPES:
             return
         if is_thought(part, kind):
-            self._add_thought(part)
+            self._add_thought(part, path)
             return
         if kind is None and self._read_untyped(part, path):
             return
@@ -461,8 +473,9 @@ class _MessageReader:
         content = message[key]
         calls = content
         if isinstance(content, str):
-            calls, thoughts = words_and_thoughts(content)
-            self.parts[-1].thoughts += thoughts
+            calls, thoughts, spans = words_and_thoughts(content)
+            for thought, span in zip(thoughts, spans, strict=True):
+                self.parts[-1].thoughts.append(Thought(thought, ((*path, key, span),)))
         has_thoughts = calls is not content
         # The calls of a list lie in it; a single call, or one behind thoughts, is the message.
         calls_path = path if has_thoughts or not _is_list(content) else (*path, key)
@@ -562,12 +575,12 @@ class _MessageReader:
             last = self._begin(last.role, path or last.path)
         last.words.append(Words(text, path))
 
-    def _add_thought(self, thought: Any) -> None:
+    def _add_thought(self, thought: Any, path: Path) -> None:
         """Add a thought to the last part; behind a result it waits for the words that begin another part."""
         text = thought_text(thought)
         thoughts = self._thoughts_of_next if self.parts[-1].results else self.parts[-1].thoughts
         if text:
-            thoughts.append(text)
+            thoughts.append(Thought(text, (path,)))
 
     def _add_unreadable(self, call: Any) -> None:
         """Report something that should be a call and cannot be read."""

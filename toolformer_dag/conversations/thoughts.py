@@ -4,10 +4,11 @@ Thoughts are not words. `RecordedMessage.thoughts` keeps them, and judging, the 
 To read thoughts from another field or type of part, add its name to one of these tuples.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from toolformer_dag.conversations.mark_scanner import Marks, Span, mark_positions, without_spans
+from toolformer_dag.conversations.record_paths import Path
 
 THINKING_TYPES = (
     "thinking",
@@ -55,11 +56,25 @@ THINKING = (
 """Marks around thoughts in a text."""
 
 
+class Thought(NamedTuple):
+    """A thought, with the paths to it in its record: several where the record repeats it.
+
+    The text is "" where these are only further paths to another thought of the message.
+    """
+
+    text: str
+    paths: tuple[Path, ...]
+
+
 class WordsAndThoughts(NamedTuple):
-    """A text of the assistant, parted: the words outside of marks of THINKING, and the thoughts between them."""
+    """A text of the assistant, parted: the words outside of marks of THINKING, and the thoughts between them.
+
+    - `spans`: the stretch of each thought with its marks
+    """
 
     words: str
     thoughts: Sequence[str]
+    spans: Sequence[Span]
 
 
 def is_thought(part: Mapping[str, Any], kind: object) -> bool:
@@ -82,17 +97,21 @@ def thought_text(thought: Any) -> str:
     return ""
 
 
-def thought_beside_content(message: Mapping[str, Any]) -> str:
-    """Return the text in the first of the fields THOUGHT_FIELDS, also those of LangChain; "" without any."""
-    for name in THOUGHT_FIELDS:
-        text = thought_text(message[name]) if name in message else ""
-        if text:
-            return text
+def thought_beside_content(message: Mapping[str, Any], path: Path) -> Thought | None:
+    """Return the thought in the fields THOUGHT_FIELDS of a message, also those of LangChain; None without any.
+
+    Its text is that of the first of these fields, its paths are those of all. path: of the message.
+    """
+    names = [name for name in THOUGHT_FIELDS if name in message and thought_text(message[name])]
+    if names:
+        return Thought(thought_text(message[names[0]]), tuple((*path, name) for name in names))
     langchain_fields = message.get(LANGCHAIN_FIELDS)
-    return thought_beside_content(langchain_fields) if isinstance(langchain_fields, Mapping) else ""
+    if isinstance(langchain_fields, Mapping):
+        return thought_beside_content(langchain_fields, (*path, LANGCHAIN_FIELDS))
+    return None
 
 
-def joined_thoughts(thoughts: Sequence[str] | Iterator[str]) -> str:
+def joined_thoughts(thoughts: Iterable[str]) -> str:
     """Return several thoughts as one text, with an empty line between them."""
     return "\n\n".join(filter(None, thoughts))
 
@@ -101,8 +120,10 @@ def words_and_thoughts(text: str) -> WordsAndThoughts:
     """Part a text of the assistant into its words and its thoughts; a text without thoughts stays unchanged."""
     spans = thinking_spans(text)
     if not spans:
-        return WordsAndThoughts(text, ())
-    return WordsAndThoughts(without_spans(text, spans).strip(), list(_thoughts_in(text, spans)))
+        return WordsAndThoughts(text, (), ())
+    outer_spans = _outer(spans)
+    thoughts = [_without_marks(text[start:end]) for start, end in outer_spans]
+    return WordsAndThoughts(without_spans(text, spans).strip(), thoughts, outer_spans)
 
 
 def visible(text: str) -> str:
@@ -144,13 +165,13 @@ def _end_of_prompted_thinking(text: str, marks: Marks) -> int:
     return first_closing + len(marks.closing)
 
 
-def _thoughts_in(text: str, spans: Sequence[Span]) -> Iterator[str]:
-    """Yield the text of each stretch of thinking without its marks; one inside another is part of it."""
-    end_of_last = 0
+def _outer(spans: Sequence[Span]) -> list[Span]:
+    """Return the stretches that begin in no other one. spans: in the order of the text."""
+    outer_spans = list[Span]()
     for start, end in spans:
-        if start >= end_of_last:
-            yield _without_marks(text[start:end])
-            end_of_last = end
+        if not outer_spans or start >= outer_spans[-1][1]:
+            outer_spans.append((start, end))
+    return outer_spans
 
 
 def _without_marks(thought: str) -> str:

@@ -15,10 +15,12 @@ def messages_as_json(messages: Sequence[RecordedMessage]) -> str:
 
 
 def _message_fields(message: RecordedMessage) -> dict[str, Any]:
-    """Return the fields of a message by name, for JSON; only messages with thoughts have the field `thoughts`."""
+    """Return the fields of a message by name, for JSON; only messages with thoughts have fields for these."""
     calls = [_call_fields(call) for call in message.calls]
     fields = {"role": message.role, "content": message.content, "place": message.place, "calls": calls}
-    return {**fields, "thoughts": message.thoughts} if message.thoughts else fields
+    if not message.thoughts:
+        return fields
+    return {**fields, "thoughts": message.thoughts, "thought_places": message.thought_places}
 
 
 def _call_fields(call: RecordedCall) -> dict[str, Any]:
@@ -46,6 +48,7 @@ def messages_of(stored: str) -> tuple[RecordedMessage, ...]:
             calls=tuple(_call(call_fields) for call_fields in fields["calls"]),
             place=_hashable(fields["place"]),
             thoughts=fields.get("thoughts", ""),
+            thought_places=_hashable(fields.get("thought_places", [])),
         )
         messages.append(message)
     return tuple(messages)
