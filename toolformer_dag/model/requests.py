@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 def uniforms(seed: int, digest: str, position: int, sample: int, count: int) -> NDArray[np.float64]:
     """Return the uniform numbers in [0, 1) by which the tokens of a sample are drawn; float64, [count].
 
-    They follow from the seed, the hash of the text, the position of the call in it and the sample's number, through
-    SHAKE-128, so no version of numpy or torch changes them. A larger `count` extends the same sequence.
+    They come from SHAKE-128 of the other arguments, so no version of numpy or torch changes them. A larger `count`
+    extends the same sequence. digest: the hash of the text.
     """
     key = f"{seed}\0{digest}\0{position}\0{sample}".encode()
     stream = shake_128(key).digest(8 * count)
@@ -21,9 +21,9 @@ def uniforms(seed: int, digest: str, position: int, sample: int, count: int) -> 
 
 
 def select_positions(probabilities: NDArray[np.floating], tau_s: float, k: int) -> list[int]:
-    """Return the `k` most probable positions of I = {i : p_i > tau_s}, ascending; ties go to the earlier."""
-    above = np.flatnonzero(probabilities > tau_s)  # I, ascending
-    descending = np.argsort(-probabilities[above], kind="stable")  # indices into I; a stable sort keeps ties in order
+    """Return the `k` most probable of the positions i with p_i > tau_s, ascending; ties go to the earlier."""
+    above = np.flatnonzero(probabilities > tau_s)  # ascending
+    descending = np.argsort(-probabilities[above], kind="stable")  # indices into `above`; stable: ties stay in order
     most_probable = above[descending[:k]]
     return sorted(most_probable.tolist())
 
