@@ -122,12 +122,10 @@ def _bytes_per_token(model: Any) -> int:
 
 
 def batches(order: Sequence[int], lengths: Sequence[int], tokens: int) -> Iterator[list[int]]:
-    """Yield batches of at most `tokens` tokens, padding included, or of one sequence, as lists of indices.
+    """Yield batches of sequences that are neighbours in `order`, as lists of indices.
 
-    - order: the indices of the sequences; a batch has neighbours in this order.
-    - lengths: the number of tokens of each sequence. All are padded to the longest of their batch.
-
-    Lengths [2, 3, 9] in the order [0, 1, 2], with at most 8 tokens, give [0, 1] (2 * 3 tokens) and [2].
+    A batch has at most `tokens` tokens, padding to its longest sequence included, or a single sequence. Lengths
+    [2, 3, 9] in the order [0, 1, 2], with at most 8 tokens, give [0, 1] (2 * 3 tokens) and [2].
     """
     batch: list[int] = []
     longest = 0

@@ -210,10 +210,9 @@ class ModelCache:
         )
 
     def cut(self, rows: Sequence[int], lengths: Sequence[int]) -> "ModelCache":
-        """Return a new cache with copies of some rows, each cut to its first `length` tokens.
+        """Return a new cache with copies of some rows, each cut to its first `length` tokens and padded on the left.
 
-        Shorter rows are padded on the left, so that all end in one column. A row may occur twice. States of linear
-        attention must have been stored after each row's last token (`store_states`).
+        States of linear attention must have been stored after each row's last token (`store_states`).
         """
         width = max(lengths)
         new_starts = [width - length for length in lengths]
@@ -458,7 +457,7 @@ class ModelCacheTexts:
         self.rows: dict[int, CachedRow] = {}
 
     def tokens_run(self, sequence: Sequence[int]) -> int:
-        """Return how many tokens `features` runs for a text: also those of the prompt where nothing is cached."""
+        """Return how many tokens `features` runs for a text; where nothing is cached, the prompt runs too."""
         return len(sequence) + (self.prompt.width if self.prompt.use.recomputes else 0)
 
     def features(self, slots: Sequence[int], sequences: Sequence[Sequence[int]], first: int) -> Tensor:
@@ -623,12 +622,12 @@ class ModelCacheBranches:
         These are [sequences, F]. The sequences do not follow the prompt.
         """
         first_number = self.count
-        features_by_index: dict[int, Tensor] = {}  # by index of `sequences`, [F]
+        features_by_number: dict[int, Tensor] = {}  # by branch, [F]
         for indices in self._use_of_whole_sequences().batches([len(sequence) for sequence in sequences]):
-            group_sequences = [sequences[index] for index in indices]
-            last_features = self._add_group(group_sequences, numbers=[first_number + index for index in indices])
-            features_by_index.update(zip(indices, last_features, strict=True))
-        return torch.stack([features_by_index[index] for index in range(len(sequences))])
+            numbers = [first_number + index for index in indices]
+            last_features = self._add_group([sequences[index] for index in indices], numbers)
+            features_by_number.update(zip(numbers, last_features, strict=True))
+        return torch.stack([features_by_number[number] for number in sorted(features_by_number)])
 
     def _use_of_whole_sequences(self) -> CacheUse:
         """Return how whole sequences share passes: with states, which cannot be cut, only if they are equally long."""
@@ -643,13 +642,14 @@ class ModelCacheBranches:
         Returns the features of their last tokens, [sequences, F].
         """
         prompt = self.texts.prompt
+        rows = range(len(sequences))
         cache = ModelCache(prompt.backbone, prompt.use, rows=len(sequences))
         features = cache.run(sequences)  # [sequences, T, F]
         last_tokens = [length - 1 for length in cache.lengths]
         if self._use_of_whole_sequences().batching == "any":
-            cache = cache.cut(range(len(sequences)), cache.lengths)  # moves padding from the right to the left
+            cache = cache.cut(rows, cache.lengths)  # moves padding from the right to the left
         self.groups.append(BranchGroup(numbers, cache))
-        return features[range(len(sequences)), last_tokens]
+        return features[rows, last_tokens]
 
     def step(self, tokens: Tensor) -> Tensor:
         """Append a token to each branch, [B], and run it; return the features of these tokens, [B, F].
@@ -718,10 +718,10 @@ class CutCache(NamedTuple):
 def _cut_after_beginnings(
     cache: ModelCache, *, rows: Sequence[int], beginnings: Sequence[Sequence[int]], prompt_width: int
 ) -> CutCache:
-    """Return a cache with copies of some rows, each cut after the prompt and the first tokens of its text.
+    """Return a cache with copies of some rows, each cut after the prompt and the beginning of its text.
 
     - rows: the rows to copy. Each holds the prompt, of `prompt_width` tokens, and then a text.
-    - beginnings: for each of them, the tokens of its text that stay.
+    - beginnings: for each row, the tokens of its text that stay.
     """
     final_lengths = [prompt_width + len(beginning) for beginning in beginnings]
     if cache.has_states:
@@ -734,8 +734,7 @@ def _cut_with_states(
 ) -> CutCache:
     """Return a cache with rows of a model with linear attention, each cut to its final length.
 
-    States are stored after every STATE_INTERVAL tokens of a text only. With an interval of 16, a row with 20 tokens of
-    its text is cut after 16 of them, and the other 4 run again.
+    States are stored after every 16 tokens (STATE_INTERVAL) of a text: to cut after 20, 4 tokens run again.
     """
     tokens_to_run = [_after_stored_states(beginning) for beginning in beginnings]
     run_counts = [len(tokens) for tokens in tokens_to_run]

@@ -194,7 +194,7 @@ class OpenSamples:
     def _drawn_tokens(self, features: Tensor, drawing: Numbers, drawn_counts: Numbers) -> Numbers:
         """Return the next token of some open samples, each drawn by its next random number, [drawing].
 
-        The arguments are those of `_draw`.
+        See `_draw` for the arguments.
         """
         uniforms = self.samples["uniforms"][drawing, drawn_counts]
         drawn = draw(
@@ -266,13 +266,10 @@ class NewBranches(NamedTuple):
 
 
 def order_with_few_moves(rows: Numbers) -> Numbers:
-    """Return an order of `rows` in which as many rows as possible keep their number, so that few are copied.
+    """Return an order of `rows` in which as many as possible keep their number; new row p copies `rows[order[p]]`.
 
-    New row p becomes a copy of old row `rows[order[p]]`.
-
-    rows: the old numbers of the rows that go on, ascending, [new rows]; a duplicated row occurs twice. For rows
-    [0, 2, 2, 3] of four, the order is [0, 2, 1, 3]: rows 0, 2 and 3 keep their numbers, and the duplicate of 2 fills
-    the gap of row 1. Comments show the arrays of this example.
+    rows: the old numbers of the rows that go on, ascending; a duplicated row occurs twice. For [0, 2, 2, 3] the order
+    is [0, 2, 1, 3]: the duplicate of 2 fills the gap of row 1. Comments show the arrays of this example.
     """
     is_first = np.r_[True, rows[1:] != rows[:-1]]  # not a duplicate of the row before: [True, True, False, True]
     stays = is_first & (rows < len(rows))  # a number beyond the new count cannot be kept: [True, True, False, True]

@@ -19,7 +19,7 @@ SampleKeys = list[tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which positions get how many samples, and how samples are drawn.
+    """Says which positions of a text get how many samples, and how these are drawn.
 
     - `tau_s`: positions with p_i > tau_s may have samples.
     - `k`: at most so many positions of a text, the most probable ones.
@@ -67,7 +67,8 @@ class PendingProposal:
     Positions are numbered by the tokens of `text`: a call at position i stands before token i. p_i is the probability
     that a call begins there.
 
-    - `request`: what the engine was asked. `selection`: which positions get how many samples.
+    - `request`: the text, and what is stored of its proposal.
+    - `selection`: which positions get how many samples.
     - `text`: the tokens before which a call may stand, [n]; all of x, or for a chain the single token after its calls.
     - `lead`: the tokens between the prompt and the first token of `text`: x, "Output:", and for a chain the
       text up to its calls, and these.
@@ -95,8 +96,8 @@ class PendingProposal:
     def token_text(self) -> TokenText:
         """Return the text in the form in which the backend, which runs the model, gets it.
 
-        Where p_i is not stored, the backend computes it for every position, and passes it to `choose_points`, which returns
-        where to draw samples. Else `place_count` is 0, and only the missing samples are drawn.
+        Where p_i is not stored, the backend computes it for every position, and passes it to `choose_points`, which
+        returns where to draw samples. Else `place_count` is 0, and only the missing samples are drawn.
         """
         place_count = len(self.text.ids) if self.probabilities is None else 0
         return TokenText(
@@ -109,7 +110,7 @@ class PendingProposal:
 
     @property
     def _last_position(self) -> int:
-        """Return the last position that the model has to reach: that of a missing sample, or of all where p_i is missing."""
+        """Return the last position that the model has to reach: of all, or of missing samples where p_i is stored."""
         if self.probabilities is None:
             return len(self.text.ids) - 1
         return max(position for position, _ in self.missing)
@@ -117,8 +118,8 @@ class PendingProposal:
     def choose_points(self, probabilities: NDArray[np.float32]) -> list[SamplePoint]:
         """Return the points of the text at which samples are to be drawn. The backend calls this with p_i, [n].
 
-        p_i is empty where it was stored: then the missing samples are already known. The backend may call this again, with
-        the same effect.
+        p_i is empty where it was stored: then the missing samples are already known. The backend may call this again,
+        with the same effect.
         """
         if len(probabilities):
             self._store_probabilities(probabilities)
@@ -135,7 +136,7 @@ class PendingProposal:
             self.missing = self.selection.missing_samples(self.request, self.text.offsets, self.probabilities)
 
     def _points(self) -> list[SamplePoint]:
-        """Return a point for each position at which samples are missing, in order, with random numbers for each sample."""
+        """Return a point for each position with missing samples, in order, with the random numbers of each sample."""
         points = []
         for position, uniforms_of_samples in self._uniforms_by_position().items():
             tokens_before = len(self.lead) + position

@@ -214,16 +214,22 @@ class CachedPrefixes:
 
         paths: for each text, the nodes of its prefix, a cached token each.
         """
-        prefix_lengths = on_device([len(path) for path in paths], self.backbone.device)[:, None]  # [B, 1]
-        node_positions = torch.arange(max(map(len, paths)), device=self.backbone.device)  # [N]
+        lengths = [len(path) for path in paths]
+        prefix_lengths = on_device(lengths, self.backbone.device)[:, None]  # [B, 1]
+        node_positions = torch.arange(max(lengths), device=self.backbone.device)  # [N]
         positions = _text_positions(texts, prefix_lengths)  # [B, T]
         return Visibility(
             queries=positions,
             keys=torch.cat([node_positions.expand(len(texts), -1), positions], 1),  # [B, N + T]
-            longest=max(len(path) + len(text) for path, text in zip(paths, texts, strict=True)),
+            longest=_longest_sequence(paths, texts),
             dtype=self.backbone.model.dtype,
             seen=_prefix_and_text_mask(prefix_lengths, node_positions, text_width=positions.shape[1]),
         )
+
+
+def _longest_sequence(prefixes: Sequence[Sequence[int]], texts: Sequence[Sequence[int]]) -> int:
+    """Return the tokens of the longest prefix with its text."""
+    return max(len(prefix) + len(text) for prefix, text in zip(prefixes, texts, strict=True))
 
 
 def _text_positions(texts: Sequence[Sequence[int]], prefix_lengths: Tensor) -> Tensor:
@@ -237,10 +243,10 @@ def _text_positions(texts: Sequence[Sequence[int]], prefix_lengths: Tensor) -> T
 
 
 def _last_features(node_features: Tensor, paths: Sequence[Sequence[int]]) -> Tensor:
-    """Return the hidden state of the last token of each prefix, [B, 1, F]; any for an empty prefix.
+    """Return the features of the last token of each prefix, [B, 1, F]; for an empty prefix, those of any token.
 
-    - node_features: the hidden state of each cached token (node of a tree of prefixes), [nodes, F].
-    - paths: for each prefix, the node of each of its tokens.
+    - node_features: the features of each cached token (node), [nodes, F].
+    - paths: for each prefix, the nodes of its tokens.
     """
     any_node = 0
     last_nodes = [path[-1] if path else any_node for path in paths]
@@ -318,12 +324,12 @@ def _joined(passes: PassesByLayer) -> dict[int, KeysAndValues]:
 
 
 def _prefix_and_text_mask(prefix_lengths: Tensor, node_positions: Tensor, *, text_width: int) -> Tensor:
-    """Return whether each token of B texts attends to each of N nodes of its prefix and T text tokens, [B, T, N + T].
+    """Return the attention mask of B texts after cached prefixes, [B, T, N + T]: True where a token sees another one.
 
-    A token attends to the nodes of its prefix, not to their padding, and to the text's tokens up to itself.
+    A token sees the N nodes of its prefix, without padding, and the text's T tokens up to itself.
 
     - prefix_lengths [B, 1]: the number of nodes in each prefix; the others are padding.
-    - node_positions [N]: the numbers from 0 to N - 1. text_width: T.
+    - node_positions [N]: the numbers from 0 to N - 1.
     """
     tokens = torch.arange(text_width, device=node_positions.device)
     sees_nodes = node_positions < prefix_lengths  # [B, N]

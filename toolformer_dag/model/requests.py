@@ -30,7 +30,7 @@ def select_positions(probabilities: NDArray[np.floating], tau_s: float, k: int) 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ProposalRequest:
-    """A text x of n tokens in which positions are to be found and calls to be sampled.
+    """A text x of n tokens in which positions are chosen and calls sampled.
 
     - `digest`: seeds the random streams of its samples.
     - `probabilities` [n]: stored p_i, which are not recomputed; None where they are to be computed.
@@ -130,7 +130,7 @@ class CallLosses:
 
     @property
     def loss_minus(self) -> float:
-        """Return L- = min(L_i(empty), L_i(e(c))), or L_i(empty), an upper bound, where L_i(e(c)) is not known."""
+        """Return L- = min(L_i(empty), L_i(e(c))); without L_i(e(c)), L_i(empty), which is an upper bound."""
         return self.loss_empty if self.loss_call is None else min(self.loss_empty, self.loss_call)
 
     @property

@@ -248,10 +248,10 @@ def _tokens_before_places(text: TokenText) -> list[Sequence[int]]:
 
 
 def _text_over_places(prompt: Sequence[int], text: TokenText, token: int) -> ForcedText:
-    """Return the request to write a text from place to place, with log p of `token` at every place.
+    """Return the request to write a text from its first place to its last, with log p of `token` at every place.
 
     After prompt [1, 2], let text [5, 6, 7] have places after 1, 2 and 3 tokens. The engine gets [1, 2, 5], and writes
-    6, 7 and `token`: before each of these it scores `token`. The last one is written for its scores alone.
+    6, 7 and `token`, scoring `token` before each.
     """
     last_place = text.first_place + text.place_count - 1
     return ForcedText(
@@ -308,7 +308,7 @@ class ServiceRow:
 
     @property
     def needs_best(self) -> bool:
-        """Return whether the engine has to be asked for the likeliest permitted token."""
+        """Return whether the likeliest permitted token has to be requested from the engine."""
         return self.best is None and not self.in_call
 
     @property
@@ -373,10 +373,7 @@ class ServiceRows:
         return [self._rank(row, token) for row in self._rows]
 
     def _rank(self, row: ServiceRow, token: int) -> int:
-        """Return how many tokens are likelier than `token` as the next one of a row.
-
-        UNRANKED for a token that is less likely than the MOST_LIKELY, which the engine scores.
-        """
+        """Return how many tokens are likelier than `token` as the next one of a row; UNRANKED below the scored ones."""
         log_p = row.scores.get(token)
         if log_p is None:
             log_p = self._tied_log_p(row, token)

@@ -290,7 +290,7 @@ class BranchTable:
         row_of_slot = {slot: row for row, slot in enumerate(open_slots)}
         rows = [row_of_slot[slot] for slot in slots]
         columns = _free_columns(rows)
-        self.is_plain = rows == list(range(len(open_slots))) and not any(columns)
+        self.is_plain = rows == list(range(len(open_slots)))
         self.text = on_device(rows, device)[:, None]
         self.column = on_device(columns, device)[:, None]
         self.branch_of_cell = self._cells(text_count=len(open_slots), width=max(columns) + 1)
@@ -521,24 +521,20 @@ class CachedBranches:
         positions before branches are 0 to 17.
         """
         slots = [branch.slot for branch in self.branches]
-        tokens_before = on_device([branch.tokens_before for branch in self.branches], self.device)  # [B]
-        prompt_length = self.texts.prompt.length
-        shared_positions = torch.arange(prompt_length + self.open_texts.width, device=self.device)
+        starts = [self.texts.prompt.length + branch.tokens_before for branch in self.branches]
+        shared_width = self.texts.prompt.length + self.open_texts.width
         return StepTensors(
             table=BranchTable(slots, self.open_texts.slots, self.device),
             numbers=torch.arange(self.count, device=self.device),
-            starts=tokens_before[:, None] + prompt_length,
-            shared_positions=shared_positions.expand(self.count, -1),
+            starts=on_device(starts, self.device)[:, None],
+            shared_positions=torch.arange(shared_width, device=self.device).expand(self.count, -1),
         )
 
     def _texts_to_open(self, slots: set[int], width: int) -> OpenTexts:
-        """Return texts that include the first `width` tokens of those in these slots, ready to be multiplied.
+        """Return texts for the steps to multiply, with the first `width` tokens of the texts in these slots among them.
 
-        Choosing rows of the cache copies them, so multiplying some that are not needed may be cheaper:
-
-        1. The texts that are open now, if they include the needed ones, and more than half of them are needed.
-        2. Else all texts of the cache, without a copy, if more than half of them are needed.
-        3. Else copies of the needed texts.
+        Choosing rows of the cache copies them, so multiplying some that are not needed may be cheaper: the texts that
+        are open now, or all texts of the cache, where more than half of them are needed.
         """
         if self.open_texts.holds(slots, width) and 2 * len(slots) > len(self.open_texts.slots):
             return self.open_texts
@@ -570,14 +566,13 @@ class _BranchStep:
         The keys have a column per token of the prompt, of the text and of the longest branch, in this order.
         """
         starts = self.tensors.starts  # [B, 1]
-        shared_positions = self.tensors.shared_positions  # [B, prompt + text]
-        branch_positions = starts + torch.arange(self.longest, device=self.branches.device)  # [B, longest]
+        branch_positions = starts + torch.arange(self.longest, device=starts.device)  # [B, longest]
         query_positions = starts + self.lengths[:, None]  # [B, 1], of the new tokens
-        sees_shared = shared_positions < starts  # the branch replaces the text from its start on
+        sees_shared = self.tensors.shared_positions < starts  # the branch replaces the text from its start on
         sees_branch = branch_positions <= query_positions
         return Visibility(
             queries=query_positions,
-            keys=torch.cat([shared_positions, branch_positions], 1),
+            keys=torch.cat([self.tensors.shared_positions, branch_positions], 1),  # [B, prompt + text + longest]
             longest=self._longest_sequence(),
             dtype=self.branches.backbone.model.dtype,
             seen=torch.cat([sees_shared, sees_branch], 1)[:, None],
@@ -596,8 +591,7 @@ class _BranchStep:
         queries [B, H, 1, D]; keys, values [B, H_kv, 1, D], which are stored in the cache first.
         """
         parts = self._visible_parts(layer, LayerCache(keys, values))
-        batch_and_heads = keys.shape[:2]
-        grouped_queries = queries.reshape(*batch_and_heads, -1, queries.shape[-1]) * layer.scale  # [B, H_kv, R, D]
+        grouped_queries = _grouped(queries, keys.shape[1]) * layer.scale  # [B, H_kv, R, D]
         scores = parts.scores(grouped_queries)  # [B, H_kv, R, all keys]
         weights = layer.weights(scores, self.visibility.bias(layer))  # [B, H_kv, R, all keys]
         answer = parts.weighted_sum(weights)  # [B, H_kv, R, D]
@@ -658,6 +652,11 @@ class _VisibleParts:
         total = text_sum + _multiply_by_common(prompt_weights, self.prompt.values)
         total += branch_weights @ self.branches.values
         return total
+
+
+def _grouped(queries: Tensor, key_heads: int) -> Tensor:
+    """Return the queries of new tokens, [B, H, 1, D], grouped by their head of keys: [B, H_kv, R, D]."""
+    return queries.reshape(len(queries), key_heads, -1, queries.shape[-1])
 
 
 def _multiply_by_common(rows: Tensor, common: Tensor) -> Tensor:

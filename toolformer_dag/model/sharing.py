@@ -80,10 +80,9 @@ Branches = CachedBranches | ModelCacheBranches
 
 
 def choose_sharing(backbone: Backbone, name: str, tokens: Sequence[int]) -> Sharing:
-    """Return the fastest way to share the work on a common beginning under which the model's logits stay the same.
+    """Return the fastest way to share the work on a common beginning that leaves the model's logits as they are.
 
-    Each is tried on a short sequence, against the logits of the model alone. The choice and what it costs are logged.
-    Changes `backbone`, so that it runs the model accordingly.
+    Each is tried on a short sequence. The choice and its costs are logged, and `backbone` is set to run accordingly.
 
     - name: the model's name, for the log.
     - tokens: tokens of ordinary text, as `trial_tokens` returns them.
@@ -141,7 +140,7 @@ def _choose_sharing(backbone: Backbone, tokens: Sequence[int]) -> Sharing:
 
 
 def _own_cache_that_agrees(backbone: Backbone, tokens: Sequence[int], expected: Tensor) -> Sharing | None:
-    """Return the fastest way to use the model's own cache that reproduces its logits; None where none does.
+    """Return the fastest use of the model's own cache that reproduces its logits; None if no use does.
 
     expected: the model's logits of `tokens` without a cache, [T, V].
     """
@@ -247,8 +246,6 @@ def _expected_of_branches(model: Any, tokens: Sequence[int], whole: Tensor) -> T
     continuation = tokens[PROMPT + TEXT :]
     short_branch = own_logits(model, [*tokens[: PROMPT + SHORT], *continuation])
     rows = list(whole[PROMPT : PROMPT + TEXT])
-    for step in range(len(continuation)):
-        long_row = whole[PROMPT + TEXT + step]
-        short_row = short_branch[PROMPT + SHORT + step]
+    for long_row, short_row in zip(whole[PROMPT + TEXT :], short_branch[PROMPT + SHORT :], strict=True):
         rows += [long_row, short_row, long_row]
     return torch.stack(rows)

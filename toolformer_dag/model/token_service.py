@@ -34,8 +34,8 @@ class TokenRequest:
     Which numbers of the model the answer has:
 
     - `likeliest`: log p of so many of the likeliest tokens, and of the written one, at each written place.
-    - `scored`: log p of these tokens, and of the written one, at each written place. Where tokens are forced, there is
-      at least that of the written one.
+    - `scored`: log p of these tokens, and of the written one, at each written place. Where tokens are forced, the
+      written one has log p in any case.
     - `reads_prompt`: log p of each token of the prompt.
     """
 
