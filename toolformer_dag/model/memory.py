@@ -53,9 +53,10 @@ class TokenBudget:
     ) -> list[Result]:
         """Run `work` on batches of sequences; return a result for each sequence, in order.
 
+        When memory runs out, the budget is halved, and a smaller batch is tried.
+
         - lengths: the number of tokens of each sequence. A sequence is named by its index in this list.
-        - work: gets the indices of a batch, and returns their results. It may be called again for a sequence: when it
-          runs out of memory, the budget is halved and a smaller batch is tried.
+        - work: gets the indices of a batch, and returns their results. It may be called again for a sequence.
         - lower: the settings that would make sequences shorter, for the error message.
         - share: a batch has at most `share` times the budget of tokens, padding included, or a single sequence.
         - order: the indices in the order in which they are cut into batches; by length where it is None.
@@ -72,55 +73,66 @@ class TokenBudget:
             except RuntimeError as error:
                 if not is_out_of_memory(error):
                     raise
-                length = lengths[batch[0]]
-                if len(batch) == 1 and self.tokens <= length:
-                    raise ModelError(
-                        f"out of memory with a single sequence of {length} tokens; lower {lower}, or use a "
-                        "smaller model, dtype bfloat16 or a device with more memory"
-                    ) from error
-                self.tokens = max(1, self.tokens // 2)
+                self._halve([lengths[index] for index in batch], lower=lower, error=error)
             else:
                 waiting = waiting[len(batch) :]
                 continue
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()  # after the except block: the error keeps the tensors of its frames alive
+            _free_gpu_cache()  # after the except block: the error keeps the tensors of its frames alive
         return [results[index] for index in range(len(lengths))]
+
+    def _halve(self, lengths: Sequence[int], *, lower: str, error: RuntimeError) -> None:
+        """Halve the budget after a batch with sequences of these lengths ran out of memory.
+
+        Raises ModelError, caused by `error`, for a single sequence that already has no larger budget than its length.
+        """
+        if len(lengths) == 1 and self.tokens <= lengths[0]:
+            raise ModelError(
+                f"out of memory with a single sequence of {lengths[0]} tokens; lower {lower}, or use a "
+                "smaller model, dtype bfloat16 or a device with more memory"
+            ) from error
+        self.tokens = max(1, self.tokens // 2)
+
+
+def _free_gpu_cache() -> None:
+    """Return memory that torch holds without need to the GPU, if there is one."""
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
-    """Return whether an error says that memory ran out. Those of CPU and cuBLAS are recognized by their message."""
+    """Return whether an error says that memory ran out; errors of CPU and cuBLAS say so in their message alone."""
     return isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in OUT_OF_MEMORY)
 
 
 def free_token_budget(model: Any, device: torch.device) -> int:
-    """Return about how many tokens a pass may have, so that it takes half of a GPU's free memory; CPU_TOKENS on a CPU.
-
-    Counted per token: the keys and values of CACHE_PASSES passes in all layers, and the activations of one layer.
-    """
+    """Return about how many tokens of a pass fill half of a GPU's free memory; CPU_TOKENS on a CPU, and at least."""
     if device.type != "cuda":
         return CPU_TOKENS
     free_bytes, _ = torch.cuda.mem_get_info(device)
+    return max(CPU_TOKENS, int(free_bytes / 2 / _bytes_per_token(model)))
+
+
+def _bytes_per_token(model: Any) -> int:
+    """Return about how many bytes a token of a pass takes: cached keys and values, and activations of one layer."""
     config = model.config.get_text_config()
     cached_vectors = CACHE_PASSES * 2 * config.num_hidden_layers  # 2: keys and values
     activation_vectors = 32  # about so many in a layer
     bytes_per_number = next(model.parameters()).element_size()
-    bytes_per_token = (cached_vectors + activation_vectors) * config.hidden_size * bytes_per_number
-    return max(CPU_TOKENS, int(free_bytes / 2 / bytes_per_token))
+    return int((cached_vectors + activation_vectors) * config.hidden_size * bytes_per_number)
 
 
 def batches(order: Sequence[int], lengths: Sequence[int], tokens: int) -> Iterator[list[int]]:
-    """Yield batches of sequences, as lists of their indices. A batch has at most `tokens` tokens, or one sequence.
+    """Yield batches of sequences that are neighbours in `order`, as lists of indices.
 
-    - order: the indices of the sequences; a batch has neighbours in this order.
-    - lengths: the number of tokens of each sequence. Each counts as its batch's longest one, because it is padded.
-
-    Lengths [2, 3, 9] in the order [0, 1, 2], with at most 8 tokens, give [0, 1] (2 * 3 tokens) and [2].
+    A batch has at most `tokens` tokens, padding to its longest sequence included, or a single sequence. Lengths
+    [2, 3, 9] in the order [0, 1, 2], with at most 8 tokens, give [0, 1] (2 * 3 tokens) and [2].
     """
     batch: list[int] = []
     longest = 0
     for index in order:
         longest = max(longest, lengths[index])
-        if batch and (len(batch) + 1) * longest > tokens:
+        is_full = (len(batch) + 1) * longest > tokens
+        if batch and is_full:
             yield batch
             batch = []
             longest = lengths[index]

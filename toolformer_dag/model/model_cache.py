@@ -167,35 +167,41 @@ class ModelCache:
         """Return whether the cache holds keys; rows of models without them are never padded on the left."""
         return not self.is_rwkv and any(isinstance(layer, DynamicLayer) for layer in self.cache.layers)
 
-    def run(self, sequences: Sequence[Sequence[int]], every: int | None = None) -> Tensor:
-        """Append a sequence to each row, padded on the right, and run them; return their features [B, T, F].
+    def run(self, sequences: Sequence[Sequence[int]], store_every: int | None = None) -> Tensor:
+        """Append a sequence to each row, padded on the right; return the features of the new tokens, [B, T, F].
 
-        every: store the states of linear attention after every so many new columns, so that rows can be cut there.
+        store_every: after how many new columns to store the states of linear attention, so that rows can be cut there.
         """
-        ids = padded(sequences, self.backbone.device)  # [B, T]
-        columns_before = self.width
+        features = self._run_in_passes(padded(sequences, self.backbone.device), store_every)
+        new_lengths = [len(sequence) for sequence in sequences]
+        self.lengths = [length + new for length, new in zip(self.lengths, new_lengths, strict=True)]
+        return features
+
+    def _run_in_passes(self, ids: Tensor, store_every: int | None) -> Tensor:
+        """Run new columns, [B, T], in as many passes as the model needs; return their features, [B, T, F]."""
+        first_column = self.width
+        columns_per_pass = self._columns_per_pass(ids.shape[1], store_every)
         features = []
-        for pass_ids in torch.split(ids, self._columns_per_pass(ids.shape[1], every), dim=1):
-            features.append(self._forward(pass_ids))  # adds these columns to `self.width`
-            if every is not None and (self.width - columns_before) % every == 0:
+        for pass_ids in torch.split(ids, columns_per_pass, dim=1):
+            features.append(self._forward(pass_ids))  # advances `self.width`
+            if store_every is not None and (self.width - first_column) % store_every == 0:
                 self.store_states()
-        self.lengths = [length + len(sequence) for length, sequence in zip(self.lengths, sequences, strict=True)]
         return torch.cat(features, 1)
 
-    def _columns_per_pass(self, new_width: int, every: int | None) -> int:
-        """Return how many of `new_width` new columns a pass may run; at most `every`, where states are stored then."""
+    def _columns_per_pass(self, new_width: int, store_every: int | None) -> int:
+        """Return how many of `new_width` new columns a pass may run: at most `store_every`, where states are stored."""
         takes_several = self.use.chunks or not self.width  # some models take one token at a time after cached ones
         columns = new_width if takes_several else 1
-        if every is not None and self.has_states:
-            return min(columns, every)
+        if store_every is not None and self.has_states:
+            return min(columns, store_every)
         return columns
 
     def store_states(self) -> None:
-        """Store copies of the states after the columns so far in `self.states`; the next token changes the states."""
+        """Copy the present states of linear attention into `self.states`; the next token changes them."""
         self.states[self.width] = [state.clone() for state in self._state_tensors()]
 
     def select(self, rows: Sequence[int]) -> "ModelCache":
-        """Return a new cache of these rows, whole; a row that is named twice is there twice."""
+        """Return a new cache with whole copies of these rows, in this order; a row may occur twice."""
         return self._rearranged(
             _ChosenRows(on_device(rows, self.backbone.device)),
             starts=[self.starts[row] for row in rows],
@@ -204,10 +210,7 @@ class ModelCache:
         )
 
     def cut(self, rows: Sequence[int], lengths: Sequence[int]) -> "ModelCache":
-        """Return a new cache with copies of some rows, each cut to its first tokens.
-
-        - rows: the rows to copy; one may be there twice.
-        - lengths: how many tokens each keeps. Shorter rows are padded on the left, so that all end in one column.
+        """Return a new cache with copies of some rows, each cut to its first `length` tokens and padded on the left.
 
         States of linear attention must have been stored after each row's last token (`store_states`).
         """
@@ -237,7 +240,7 @@ class ModelCache:
         return columns.clamp(min=0)
 
     def _states_at_ends(self, rows: Sequence[int], lengths: Sequence[int]) -> list[list[Tensor]]:
-        """Return for each row the stored states after its first `length` tokens; none for models without states."""
+        """Return the states stored after the first `length` tokens of each row; none for a model without states."""
         if not self.has_states:
             return [[] for _ in rows]
         return [self.states[self.starts[row] + length] for row, length in zip(rows, lengths, strict=True)]
@@ -260,50 +263,58 @@ class ModelCache:
         return features
 
     def _recomputed(self, ids: Tensor) -> Tensor:
-        """Append tokens [B, T], and run every row from its beginning; return the features of the new tokens [B, T, F].
+        """Append tokens, [B, T], and run each row from its beginning; return the features of the new tokens, [B, T, F].
 
         All rows have the same length. A pass has as many rows as the token budget allows.
         """
         tokens = self._append_to_tokens(ids)  # [B, width + T]
         rows_per_pass = max(1, self.backbone.budget.tokens // tokens.shape[1])
-        parts = []
-        for part_tokens in torch.split(tokens, rows_per_pass):
-            part_features = self.backbone.features(part_tokens)  # [rows, width + T, F]
-            parts.append(part_features[:, self.width :])
-        return torch.cat(parts)
+        new_features = []
+        for pass_tokens in torch.split(tokens, rows_per_pass):
+            features = self.backbone.features(pass_tokens)  # [rows, width + T, F]
+            new_features.append(features[:, self.width :])
+        return torch.cat(new_features)
 
     def _append_to_tokens(self, ids: Tensor) -> Tensor:
-        """Append tokens [B, T] to those in transformers' cache, which it holds as keys; return all, [B, width + T]."""
+        """Append tokens, [B, T], to those in transformers' cache; return all tokens, [B, width + T].
+
+        The cache holds them as keys: it is used as a growing table of tokens.
+        """
         as_keys = ids[:, None, :, None]  # the shape of keys: [B, 1, T, 1]
         all_as_keys, _ = self.cache.update(as_keys, as_keys, layer_idx=0)  # [B, 1, width + T, 1]
         tokens: Tensor = all_as_keys[:, 0, :, 0]
         return tokens
 
     def _padding_arguments(self, ids: Tensor) -> dict[str, Tensor]:
-        """Return arguments for the model that say which columns are padding on the left; empty where none is.
+        """Return the model's arguments that mark padding on the left of the rows; none where no row is padded.
 
-        - ids: the columns that are about to run, [B, T].
-        - `attention_mask` of the result: 0 in padding, else 1, in all columns: [[1, 1, 1], [0, 1, 1]] for rows that
-          start in columns 0 and 1.
-        - `position_ids`, which some models do not take: in the new columns, the numbers of each row's tokens. With one
-          new column, [[2], [1]].
+        ids: the columns that run next, [B, T].
         """
         is_padded = any(self.starts)
         if not self.has_keys or not is_padded:
             return {}
-        columns = torch.arange(self.width + ids.shape[1], device=ids.device)
-        mask = (columns >= on_device(self.starts, ids.device)[:, None]).long()  # [B, columns]
-        if "position_ids" not in signature(self.backbone.body.forward).parameters:
+        mask = self._token_mask(self.width + ids.shape[1])
+        if not self._takes_positions:
             return {"attention_mask": mask}
-        positions = (mask.cumsum(-1) - 1).clamp(min=0)
+        positions = _positions_of_tokens(mask)
         return {"attention_mask": mask, "position_ids": positions[:, self.width :]}
 
-    def _state_tensors(self) -> list[Tensor]:
-        """Return the states in the cache, [rows, ...] each, layer by layer.
+    def _token_mask(self, width: int) -> Tensor:
+        """Return 0 for padding on the left and 1 for tokens, [B, width].
 
-        A layer with linear attention has convolution states and then recurrent states; `_rearranged` numbers them in
-        the same order.
+        Rows that start in columns 0 and 1 give [[1, 1, 1], [0, 1, 1]].
         """
+        columns = torch.arange(width, device=self.backbone.device)
+        starts = on_device(self.starts, self.backbone.device)[:, None]  # [B, 1]
+        return (columns >= starts).long()
+
+    @property
+    def _takes_positions(self) -> bool:
+        """Return whether the model takes the positions of tokens as an argument."""
+        return "position_ids" in signature(self.backbone.body.forward).parameters
+
+    def _state_tensors(self) -> list[Tensor]:
+        """Return the states in the cache, [rows, ...] each, layer by layer; convolution states, then recurrent ones."""
         if self.is_rwkv:
             return list(self.cache or ())
         tensors = []
@@ -316,21 +327,31 @@ class ModelCache:
     def _rearranged(
         self, rearrangement: Rearrangement, *, starts: list[int], lengths: list[int], width: int
     ) -> "ModelCache":
-        """Return a new cache whose rows are made from rows of this one, which stays as it is. No states are stored yet.
+        """Return a new cache whose keys, values and states `rearrangement` makes from this one's.
 
-        - rearrangement: makes each tensor of the new cache (keys, values or states) from one of this cache.
-        - starts, lengths, width: the attributes of the new cache.
+        It has no stored states yet, and the other arguments are its attributes. This cache stays as it is.
         """
         other = copy(self)
         other.starts = starts
         other.lengths = lengths
         other.width = width
         other.states = {}
-        if self.is_rwkv:
-            other.cache = [rearrangement.state(number, state) for number, state in enumerate(self._state_tensors())]
-        else:
-            other.cache = _rearranged_cache(self.cache, rearrangement)
+        other.cache = self._rearranged_tensors(rearrangement)
         return other
+
+    def _rearranged_tensors(self, rearrangement: Rearrangement) -> Any:
+        """Return a rearranged copy of the model's cache object: RWKV's list of states, or transformers' cache."""
+        if self.is_rwkv:
+            return [rearrangement.state(number, state) for number, state in enumerate(self._state_tensors())]
+        return _rearranged_cache(self.cache, rearrangement)
+
+
+def _positions_of_tokens(mask: Tensor) -> Tensor:
+    """Return the number of each token in its row, from 0, for rows with padding on the left; both are [B, columns].
+
+    Mask [[1, 1, 1], [0, 1, 1]] gives [[0, 1, 2], [0, 0, 1]]; padding gets 0.
+    """
+    return (mask.cumsum(-1) - 1).clamp(min=0)
 
 
 def _rearranged_cache(cache: DynamicCache, rearrangement: Rearrangement) -> DynamicCache:
@@ -339,32 +360,32 @@ def _rearranged_cache(cache: DynamicCache, rearrangement: Rearrangement) -> Dyna
     States are numbered through all layers, in the order of `ModelCache._state_tensors`.
     """
     rearranged = copy(cache)
-    state_numbers = count()  # advanced by each state of each layer
+    state_numbers = count()  # each state of each layer takes the next number
     rearranged.layers = [_rearranged_layer(layer, rearrangement, state_numbers) for layer in cache.layers]
     return rearranged
 
 
 def _rearranged_layer(layer: Any, rearrangement: Rearrangement, state_numbers: Iterator[int]) -> Any:
-    """Return a copy of a layer of a cache with other rows. It has keys and values, or states, or both.
+    """Return a copy of a cache's layer with rearranged keys and values, or states, or both.
 
-    state_numbers: an iterator that all layers share, from which each state takes its number.
+    state_numbers: shared by all layers; each state takes the next number.
     """
-    layer = copy(layer)
+    rearranged = copy(layer)
     if isinstance(layer, LinearAttentionLayer):
-        layer.conv_states = _rearranged_states(layer.conv_states, rearrangement, state_numbers)
-        layer.recurrent_states = _rearranged_states(layer.recurrent_states, rearrangement, state_numbers)
+        rearranged.conv_states = _rearranged_states(layer.conv_states, rearrangement, state_numbers)
+        rearranged.recurrent_states = _rearranged_states(layer.recurrent_states, rearrangement, state_numbers)
     if isinstance(layer, DynamicLayer) and layer.keys is not None:
-        layer.keys = rearrangement.keys(layer.keys)
-        layer.values = rearrangement.keys(layer.values)  # their rows and columns are those of the keys
-    return layer
+        rearranged.keys = rearrangement.keys(layer.keys)
+        rearranged.values = rearrangement.keys(layer.values)  # values have the rows and columns of keys
+    return rearranged
 
 
 def _rearranged_states(
     states: Mapping[Any, Tensor | None], rearrangement: Rearrangement, state_numbers: Iterator[int]
 ) -> dict[Any, Tensor | None]:
-    """Return a layer's states of one kind for other rows, under the same keys; None stays None.
+    """Return a layer's states with rearranged rows, under the same keys; None stays None.
 
-    state_numbers: an iterator that all layers share, from which each state takes its number.
+    state_numbers: shared by all layers; each state takes the next number.
     """
     rearranged: dict[Any, Tensor | None] = {}
     for key, state in states.items():
@@ -387,17 +408,26 @@ def cache_argument(body: Any) -> str:
 def _new_cache(backbone: Backbone, argument: str) -> DynamicCache | None:
     """Return an empty cache for a model; None for RWKV, which creates its states itself.
 
-    Layers with a sliding window get a cache that keeps all keys, so that rows can be cut. argument: the name by which
-    the model takes its cache. Raises NotImplementedError for layers that are neither attention nor linear attention.
+    argument: the name under which the model takes its cache. Raises NotImplementedError for a model with layers other
+    than attention and linear attention.
     """
     if argument == RWKV_ARGUMENT:
         return None
     cache = DynamicCache(config=backbone.model.config)
-    cache.layers = [DynamicLayer() if type(layer) is DynamicSlidingWindowLayer else layer for layer in cache.layers]
-    unknown = {type(layer).__name__ for layer in cache.layers if type(layer) not in KNOWN_LAYERS}
-    if unknown:
-        raise NotImplementedError(f"caches of {', '.join(sorted(unknown))}")
+    cache.layers = [_cuttable_layer(layer) for layer in cache.layers]
     return cache
+
+
+def _cuttable_layer(layer: Any) -> Any:
+    """Return a layer of a cache whose rows can be cut: instead of a sliding window, one that keeps all keys.
+
+    Raises NotImplementedError for layers other than attention and linear attention.
+    """
+    if type(layer) is DynamicSlidingWindowLayer:
+        return DynamicLayer()
+    if type(layer) not in KNOWN_LAYERS:
+        raise NotImplementedError(f"caches of {type(layer).__name__}")
+    return layer
 
 
 class CachedRow(NamedTuple):
@@ -427,7 +457,7 @@ class ModelCacheTexts:
         self.rows: dict[int, CachedRow] = {}
 
     def tokens_run(self, sequence: Sequence[int]) -> int:
-        """Return how many tokens `features` runs for a text: also those of the prompt where nothing is cached."""
+        """Return how many tokens `features` runs for a text; where nothing is cached, the prompt runs too."""
         return len(sequence) + (self.prompt.width if self.prompt.use.recomputes else 0)
 
     def features(self, slots: Sequence[int], sequences: Sequence[Sequence[int]], first: int) -> Tensor:
@@ -440,25 +470,26 @@ class ModelCacheTexts:
         slots_of_passes = [[slot] for slot in slots] if self.prompt.use.runs_rows_alone else [slots]
         features_of_passes = []
         for pass_slots in slots_of_passes:
-            features = self._run_in_a_pass(pass_slots)
+            features = self._run_in_a_pass(pass_slots)  # [slots of the pass, T, F]
             features_of_passes.append(features[:, first:])
         return _joined_rows(features_of_passes)
 
     def _run_in_a_pass(self, slots: Sequence[int]) -> Tensor:
-        """Run the texts in these slots after the prompt, and note in `rows` where they are cached.
+        """Run the texts in these slots after the prompt, and set their `rows`; return features, [slots, T, F].
 
         States of linear attention are stored before the texts and after every STATE_INTERVAL tokens, so that branches
-        can begin there. Returns features [slots, T, F].
+        (continuations) can begin there.
         """
-        cache = self.prompt.select([0] * len(slots))  # the prompt, row 0, once per text
+        prompt_row = 0
+        cache = self.prompt.select([prompt_row] * len(slots))  # the prompt once per text
         cache.store_states()
-        features = cache.run([self.sequences[slot] for slot in slots], every=STATE_INTERVAL)
-        for row, slot in enumerate(slots):
-            self.rows[slot] = CachedRow(cache, row)
+        texts = [self.sequences[slot] for slot in slots]
+        features = cache.run(texts, store_every=STATE_INTERVAL)
+        self.rows.update({slot: CachedRow(cache, row) for row, slot in enumerate(slots)})
         return features
 
     def branches(self, capacity: int, max_tokens: int) -> "ModelCacheBranches":
-        """Return an object for branches of these texts, without any yet; `ModelCacheBranches.admit` starts them.
+        """Return an object for branches (continuations) of these texts; its `admit` starts them.
 
         The arguments have no effect, because nothing is allocated; `CachedTexts.branches` has the same ones.
         """
@@ -497,6 +528,14 @@ class BranchGroup(NamedTuple):
         """Return how many tokens ran in the last step: one per branch, or all tokens where nothing is cached."""
         return sum(self.cache.lengths) if self.cache.use.recomputes else len(self.numbers)
 
+    def step(self, tokens: Tensor) -> Tensor:
+        """Run the next token of each branch of the group; return their features, [branches of the group, F].
+
+        tokens: the next token of every branch, in any group, [B].
+        """
+        group_tokens = [[token] for token in tokens[self.numbers].tolist()]
+        return self.cache.run(group_tokens)[:, 0]
+
     def selected(self, branches: Sequence[int]) -> "list[BranchGroup]":
         """Return groups of the new branches that continue branches of this one: one group, none, or one per branch.
 
@@ -508,7 +547,10 @@ class BranchGroup(NamedTuple):
         return [self._copied(continued)] if continued else []
 
     def _continued(self, branches: Sequence[int]) -> list[ContinuedBranch]:
-        """Return the new branches that continue one of this group; see `selected`."""
+        """Return the new branches that continue a branch of this group.
+
+        branches: the number of the old branch that each new branch continues, in any group.
+        """
         row_of_branch = {number: row for row, number in enumerate(self.numbers)}
         continued = []
         for new_number, old_number in enumerate(branches):
@@ -520,17 +562,6 @@ class BranchGroup(NamedTuple):
         """Return a group of these branches, with copies of their rows."""
         rows = self.cache.select([branch.row for branch in branches])
         return BranchGroup([branch.number for branch in branches], rows)
-
-
-class RunSequences(NamedTuple):
-    """Sequences that ran.
-
-    - `cache`: a new cache, with a row per sequence.
-    - `last_features`: the features of their last tokens, [sequences, F].
-    """
-
-    cache: ModelCache
-    last_features: Tensor
 
 
 class ModelCacheBranches:
@@ -562,13 +593,16 @@ class ModelCacheBranches:
 
         Branches that may share a pass of the model, and whose texts are in one cache, become a group with a new cache.
         """
-        first_number = self.count
         new_branches = []
-        for index, (slot, text_length) in enumerate(zip(slots, tokens_before, strict=True)):
-            beginning = self.texts.sequences[slot][:text_length]
-            new_branches.append(_NewBranch(first_number + index, self.texts.rows[slot], beginning))
+        for number, (slot, text_length) in enumerate(zip(slots, tokens_before, strict=True), start=self.count):
+            new_branches.append(self._new_branch(number, slot, text_length))
         for branches in _batches_of_branches(new_branches, self.texts.prompt.use):
             self._start_group(branches)
+
+    def _new_branch(self, number: int, slot: int, text_length: int) -> "_NewBranch":
+        """Return branch `number`, which continues the first `text_length` tokens of the text in a slot."""
+        text_tokens = self.texts.sequences[slot]
+        return _NewBranch(number, text=self.texts.rows[slot], beginning=text_tokens[:text_length])
 
     def _start_group(self, branches: "Sequence[_NewBranch]") -> None:
         """Append a group of new branches whose texts are in one cache."""
@@ -579,21 +613,21 @@ class ModelCacheBranches:
             prompt_width=self.texts.prompt.width,
         )
         self._tokens_run_again += cut.tokens_run
-        self.groups.append(BranchGroup([branch.number for branch in branches], cut.cache))
+        numbers = [branch.number for branch in branches]
+        self.groups.append(BranchGroup(numbers, cut.cache))
 
     def add(self, sequences: Sequence[Sequence[int]]) -> Tensor:
-        """Run whole sequences, append a branch at the end of each; return the features of their last tokens.
+        """Run whole sequences, and append a branch at the end of each; return the features of their last tokens.
 
         These are [sequences, F]. The sequences do not follow the prompt.
         """
         first_number = self.count
-        features_by_index: dict[int, Tensor] = {}  # by index of `sequences`, [F]
-        use = self._use_of_whole_sequences()
-        for indices in use.batches([len(sequence) for sequence in sequences]):
-            run = self._run_whole([sequences[index] for index in indices], may_be_padded=use.batching == "any")
-            features_by_index.update(zip(indices, run.last_features, strict=True))
-            self.groups.append(BranchGroup([first_number + index for index in indices], run.cache))
-        return torch.stack([features_by_index[index] for index in range(len(sequences))])
+        features_by_number: dict[int, Tensor] = {}  # by branch, [F]
+        for indices in self._use_of_whole_sequences().batches([len(sequence) for sequence in sequences]):
+            numbers = [first_number + index for index in indices]
+            last_features = self._add_group([sequences[index] for index in indices], numbers)
+            features_by_number.update(zip(numbers, last_features, strict=True))
+        return torch.stack([features_by_number[number] for number in sorted(features_by_number)])
 
     def _use_of_whole_sequences(self) -> CacheUse:
         """Return how whole sequences share passes: with states, which cannot be cut, only if they are equally long."""
@@ -602,49 +636,47 @@ class ModelCacheBranches:
             return replace(prompt.use, batching="equal_length")
         return prompt.use
 
-    def _run_whole(self, sequences: Sequence[Sequence[int]], *, may_be_padded: bool) -> RunSequences:
-        """Run sequences in a pass. Padding, which shorter ones may get, is moved from the right to the left."""
+    def _add_group(self, sequences: Sequence[Sequence[int]], numbers: list[int]) -> Tensor:
+        """Run whole sequences in a pass, and append a group of branches with these numbers, one after each sequence.
+
+        Returns the features of their last tokens, [sequences, F].
+        """
         prompt = self.texts.prompt
-        lengths = [len(sequence) for sequence in sequences]
+        rows = range(len(sequences))
         cache = ModelCache(prompt.backbone, prompt.use, rows=len(sequences))
         features = cache.run(sequences)  # [sequences, T, F]
-        last_tokens = [length - 1 for length in lengths]
-        if may_be_padded:
-            cache = cache.cut(range(len(sequences)), lengths)  # moves the padding to the left
-        return RunSequences(cache, features[range(len(sequences)), last_tokens])
+        last_tokens = [length - 1 for length in cache.lengths]
+        if self._use_of_whole_sequences().batching == "any":
+            cache = cache.cut(rows, cache.lengths)  # moves padding from the right to the left
+        self.groups.append(BranchGroup(numbers, cache))
+        return features[rows, last_tokens]
 
     def step(self, tokens: Tensor) -> Tensor:
         """Append a token to each branch, [B], and run it; return the features of these tokens, [B, F].
 
         Each group of branches runs in a pass of its own. Sets `tokens_run`.
         """
-        features_of_groups = []
-        for group in self.groups:
-            group_tokens = [[token] for token in tokens[group.numbers].tolist()]
-            features_of_groups.append(group.cache.run(group_tokens)[:, 0])
+        features_by_group = torch.cat([group.step(tokens) for group in self.groups])  # [B, F]
         self.tokens_run = self._tokens_run_again + sum(group.tokens_of_step for group in self.groups)
         self._tokens_run_again = 0
-        return self._in_order_of_branches(torch.cat(features_of_groups))
+        return self._in_order_of_branches(features_by_group)
 
     def _in_order_of_branches(self, features_by_group: Tensor) -> Tensor:
-        """Return the features of all branches, [B, F], in the order of their numbers instead of that of the groups."""
+        """Return the features of all branches, [B, F], ordered by branch number instead of group after group."""
         numbers = [number for group in self.groups for number in group.numbers]
         features = torch.empty_like(features_by_group)
         features[numbers] = features_by_group
         return features
 
     def select(self, rows: Sequence[int]) -> None:
-        """Continue with some branches: new branch b is old branch `rows[b]`. A branch may be there twice.
-
-        The groups are replaced by new ones, with copies of the rows that go on.
-        """
+        """Replace the branches: new branch b continues old branch `rows[b]`. A branch may occur twice."""
         new_groups = []
         for group in self.groups:
             new_groups += group.selected(rows)
         self.groups = new_groups
 
     def branch(self, row: int) -> "ModelCacheBranches":
-        """Return a copy of branch `row` alone. What it runs does not change this object."""
+        """Return a copy of branch number `row` alone. Running it does not change this object."""
         copied = copy(self)
         copied.select([row])
         return copied
@@ -686,10 +718,10 @@ class CutCache(NamedTuple):
 def _cut_after_beginnings(
     cache: ModelCache, *, rows: Sequence[int], beginnings: Sequence[Sequence[int]], prompt_width: int
 ) -> CutCache:
-    """Return a cache with copies of some rows, each cut after the prompt and the first tokens of its text.
+    """Return a cache with copies of some rows, each cut after the prompt and the beginning of its text.
 
     - rows: the rows to copy. Each holds the prompt, of `prompt_width` tokens, and then a text.
-    - beginnings: for each of them, the tokens of its text that stay.
+    - beginnings: for each row, the tokens of its text that stay.
     """
     final_lengths = [prompt_width + len(beginning) for beginning in beginnings]
     if cache.has_states:
@@ -700,18 +732,19 @@ def _cut_after_beginnings(
 def _cut_with_states(
     cache: ModelCache, *, rows: Sequence[int], beginnings: Sequence[Sequence[int]], final_lengths: Sequence[int]
 ) -> CutCache:
-    """Return a cache with rows of a model with linear attention, each cut to `final_lengths` tokens.
+    """Return a cache with rows of a model with linear attention, each cut to its final length.
 
-    Its states are stored after every STATE_INTERVAL tokens of a text only. With an interval of 16, a row whose
-    `beginning` has 20 tokens of the text is cut after 16 of them, and the other 4 run again.
+    States are stored after every 16 tokens (STATE_INTERVAL) of a text: to cut after 20, 4 tokens run again.
     """
-    remaining = [_after_stored_states(beginning) for beginning in beginnings]
-    stored_lengths = [length - len(tokens) for length, tokens in zip(final_lengths, remaining, strict=True)]
+    tokens_to_run = [_after_stored_states(beginning) for beginning in beginnings]
+    run_counts = [len(tokens) for tokens in tokens_to_run]
+    stored_lengths = [length - run_count for length, run_count in zip(final_lengths, run_counts, strict=True)]
     cut = cache.cut(rows, stored_lengths)
     cut.store_states()
-    if any(remaining):
-        cut.run(remaining, every=1)  # stores states after every token, so that each row can be cut at its own end
-    return CutCache(cut.cut(range(len(rows)), final_lengths), tokens_run=sum(map(len, remaining)))
+    if any(run_counts):
+        cut.run(tokens_to_run, store_every=1)  # so that each row can be cut at its own end
+    cut_at_ends = cut.cut(range(len(rows)), final_lengths)
+    return CutCache(cut_at_ends, tokens_run=sum(run_counts))
 
 
 def _after_stored_states(tokens: Sequence[int]) -> Sequence[int]:

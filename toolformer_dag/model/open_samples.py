@@ -94,12 +94,7 @@ class OpenSamples:
     def __init__(
         self, backbone: Backbone, branches: Branches, counts: TokenCounts, calls: CallSampling, text_count: int
     ) -> None:
-        """Begin without open samples.
-
-        - branches: has none yet.
-        - counts: the tokens that run are added to it.
-        - text_count: the number of texts in the batch.
-        """
+        """Begin without open samples for a batch of `text_count` texts; `branches` has no branch yet."""
         self.backbone = backbone
         self.branches = branches
         self.counts = counts
@@ -118,7 +113,7 @@ class OpenSamples:
         return set(self.samples["text"].tolist())
 
     def begin(self, texts: Sequence[StartedText]) -> None:
-        """Open the samples of these texts, with a branch for each point at which calls are sampled.
+        """Open the samples of these texts, with a branch (a cached continuation of the text) for each of their points.
 
         All samples of a point begin with its branch. Those that draw different tokens get branches of their own later
         (`step`).
@@ -134,7 +129,7 @@ class OpenSamples:
             self._open(text)
 
     def _open(self, text: StartedText) -> None:
-        """Append a text's samples to `samples`, and the branches of its points, which begin with the start of " ["."""
+        """Append a text's samples to `samples`, and its branches, a branch per point; their next token begins " ["."""
         new_samples = self._new_samples(text)
         new_tokens = np.full(len(text.points), self.calls.start[0])
         self.samples = np.concatenate([self.samples, new_samples])
@@ -143,19 +138,18 @@ class OpenSamples:
         self.branch_lengths = np.r_[self.branch_lengths, np.zeros_like(new_tokens)]
 
     def _new_samples(self, text: StartedText) -> NDArray[np.void]:
-        """Return the records of a text's samples; their branches follow the present ones, a branch per point."""
+        """Return the records of a text's samples, point by point; each point gets a new branch number."""
         samples_per_point = [len(point.uniforms) for point in text.points]
-        branches_of_points = len(self.branch_tokens) + np.arange(len(text.points))
         samples = np.zeros(sum(samples_per_point), self.samples.dtype)
         samples["text"] = text.text_index
         samples["sample"] = np.arange(len(samples))
-        samples["branch"] = np.repeat(branches_of_points, samples_per_point)
+        samples["branch"] = len(self.branch_tokens) + np.repeat(np.arange(len(text.points)), samples_per_point)
         samples["uniforms"] = np.concatenate([point.uniforms for point in text.points])
         return samples
 
     def step(self) -> None:
-        """Run a token of every branch and choose the next one of every sample; close the samples that end."""
-        features = self.branches.step(on_device(self.branch_tokens, self.backbone.device))
+        """Run a token of every branch, choose the next token of every sample, and close the samples that end."""
+        features = self.branches.step(on_device(self.branch_tokens, self.backbone.device))  # [R, F]
         self.branch_lengths += 1
         self.counts.add("samples", self.branches.tokens_run)
         self.counts.decoding_steps += 1
@@ -164,34 +158,43 @@ class OpenSamples:
         self._continue_with(tokens[~ended])
 
     def _next_tokens(self, features: Tensor) -> NextTokens:
-        """Return the next token of each open sample: the next one of " [", which may be several tokens, or a drawn one.
+        """Return the next token of each open sample: first those of " [", which may be several tokens, then drawn ones.
 
         features: the last hidden state of each branch, [R, F].
         """
         lengths = self.branch_lengths[self.samples["branch"]]  # [S], the tokens that each sample's branch has run
-        start_length = len(self.calls.start)
         tokens = self._start_tokens(lengths)
         ended = np.zeros(len(tokens), np.bool_)
-        drawing = np.flatnonzero(lengths >= start_length)  # indices of the samples whose branch has run all of " ["
+        drawn_counts = lengths - len(self.calls.start)
+        drawing = np.flatnonzero(drawn_counts >= 0)  # indices of the samples whose branch has run all of " ["
         if len(drawing):
-            drawn_counts = lengths[drawing] - start_length  # how many tokens each has drawn
-            tokens[drawing] = self._draw(features, drawing, drawn_counts)
-            at_limit = drawn_counts == self.calls.sampling.max_call_tokens - 1
-            ended[drawing] = self._record(drawing, tokens[drawing]) | at_limit
+            drawn = self._draw(features, drawing, drawn_counts[drawing])
+            tokens[drawing] = drawn.tokens
+            ended[drawing] = drawn.ended
         return NextTokens(tokens, ended)
 
     def _start_tokens(self, lengths: Numbers) -> Numbers:
-        """Return the token of " [" that comes after so many tokens of it; the last one where all have run."""
+        """Return the token of " [" that follows so many of its tokens, [S]; after all of them, any token."""
         start = np.array(self.calls.start)
         tokens: Numbers = start[np.minimum(lengths, len(start) - 1)]
         return tokens
 
-    def _draw(self, features: Tensor, drawing: Numbers, drawn_counts: Numbers) -> Numbers:
-        """Draw a token for each of some open samples by its next random number; return the tokens, [drawing].
+    def _draw(self, features: Tensor, drawing: Numbers, drawn_counts: Numbers) -> NextTokens:
+        """Draw a token for some open samples, and append it to their `drawn`; return these tokens, [drawing].
 
         - features: the last hidden state of each branch, [R, F].
         - drawing: the indices of these samples.
         - drawn_counts: how many tokens each of them has drawn before, [drawing].
+        """
+        tokens = self._drawn_tokens(features, drawing, drawn_counts)
+        is_complete = self._record(drawing, tokens)
+        is_longest = drawn_counts == self.calls.sampling.max_call_tokens - 1  # it may draw no more
+        return NextTokens(tokens, ended=is_complete | is_longest)
+
+    def _drawn_tokens(self, features: Tensor, drawing: Numbers, drawn_counts: Numbers) -> Numbers:
+        """Return the next token of some open samples, each drawn by its next random number, [drawing].
+
+        See `_draw` for the arguments.
         """
         uniforms = self.samples["uniforms"][drawing, drawn_counts]
         drawn = draw(
@@ -205,30 +208,27 @@ class OpenSamples:
         return tokens
 
     def _record(self, drawing: Numbers, tokens: Numbers) -> NDArray[np.bool_]:
-        """Append to `drawn` the token that each drawing sample drew; return whether its call is complete, [drawing].
+        """Append a new token to each of some open samples; return whether their calls are complete, [drawing].
 
-        - drawing: the indices of these samples among the open ones.
-        - tokens: the token of each, [drawing].
+        - drawing: the indices of these samples.
+        - tokens: the new token of each, [drawing].
         """
-        complete = np.zeros(len(drawing), np.bool_)
-        may_end = self.calls.ends.may_end(tokens)
+        is_complete = np.array(self.calls.ends.may_end(tokens))  # [drawing]; those that may be so are checked below
         for index, sample in enumerate(self.samples[drawing]):
             sample_tokens = self.drawn[sample["text"]][sample["sample"]]
             sample_tokens.append(int(tokens[index]))
-            complete[index] = may_end[index] and self.calls.ends.has_ended(sample_tokens)
-        return complete
+            if is_complete[index]:
+                is_complete[index] = self.calls.ends.has_ended(sample_tokens)
+        return is_complete
 
     def _continue_with(self, tokens: Numbers) -> None:
-        """Replace the branches by new ones, one per distinct pair of an old branch and a next token.
+        """Replace the branches by new ones, one per distinct pair of an old branch and a next token, [S].
 
         If the samples of branch 0 drew [7, 7, 9], it becomes branch 0 with next token 7 and branch 1 with next token 9.
         Branches without open samples end.
-
-        tokens: the next token of each open sample, [S].
         """
         new_branches = NewBranches.of_samples(self.samples["branch"], tokens)
-        all_stay = np.array_equal(new_branches.old_branches, np.arange(len(self.branch_tokens)))
-        if not all_stay:
+        if not new_branches.all_stay(len(self.branch_tokens)):
             self.branches.select(new_branches.old_branches.tolist())
         self.samples["branch"] = new_branches.of_sample
         self.branch_lengths = self.branch_lengths[new_branches.old_branches]
@@ -249,7 +249,7 @@ class NewBranches(NamedTuple):
 
     @classmethod
     def of_samples(cls, branches: Numbers, tokens: Numbers) -> "NewBranches":
-        """Return the new branches for samples on `branches` [S] that go on with `tokens` [S].
+        """Return the new branches for samples on `branches`, [S], that go on with `tokens`, [S].
 
         Comments show the arrays for branches [0, 0, 0] and tokens [7, 7, 9].
         """
@@ -260,15 +260,16 @@ class NewBranches(NamedTuple):
         old_branches, next_tokens = pairs[:, order]  # [0, 0] and [7, 9]
         return cls(old_branches, next_tokens, of_sample=branch_of_pair[pair_of_sample])
 
+    def all_stay(self, old_count: int) -> bool:
+        """Return whether each of `old_count` old branches goes on once, under its number."""
+        return np.array_equal(self.old_branches, np.arange(old_count))
+
 
 def order_with_few_moves(rows: Numbers) -> Numbers:
-    """Return an order of `rows` in which as many rows as possible keep their number, so that few are copied.
+    """Return an order of `rows` in which as many as possible keep their number; new row p copies `rows[order[p]]`.
 
-    - rows: the old numbers of the rows that go on, ascending; one that is duplicated is there twice.
-    - result: new row p becomes a copy of old row `rows[order[p]]`.
-
-    For rows [0, 2, 2, 3] of four the order is [0, 2, 1, 3]: rows 0, 2 and 3 keep their numbers, and the duplicate of 2
-    fills the gap that row 1 leaves. Comments show the arrays of this example.
+    rows: the old numbers of the rows that go on, ascending; a duplicated row occurs twice. For [0, 2, 2, 3] the order
+    is [0, 2, 1, 3]: the duplicate of 2 fills the gap of row 1. Comments show the arrays of this example.
     """
     is_first = np.r_[True, rows[1:] != rows[:-1]]  # not a duplicate of the row before: [True, True, False, True]
     stays = is_first & (rows < len(rows))  # a number beyond the new count cannot be kept: [True, True, False, True]

@@ -1,5 +1,6 @@
 """A text on its way to a proposal: what a backend computes for it, and what becomes of the results."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -18,7 +19,7 @@ SampleKeys = list[tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which positions get how many samples, and how samples are drawn.
+    """Says which positions of a text get how many samples, and how these are drawn.
 
     - `tau_s`: positions with p_i > tau_s may have samples.
     - `k`: at most so many positions of a text, the most probable ones.
@@ -35,8 +36,7 @@ class Selection:
     ) -> SampleKeys:
         """Return which samples of a text have to be drawn: pairs of a position and a sample number, in order.
 
-        These are m samples at each of the k most probable positions with p_i > tau_s, without those that the request
-        has stored.
+        These are m samples at each of the k most probable positions with p_i > tau_s, without the stored ones.
 
         - offsets: the character at which the token after each position begins, [n].
         - probabilities: p_i of each position, [n].
@@ -67,7 +67,8 @@ class PendingProposal:
     Positions are numbered by the tokens of `text`: a call at position i stands before token i. p_i is the probability
     that a call begins there.
 
-    - `request`: what the engine was asked. `selection`: which positions get how many samples.
+    - `request`: the text, and what is stored of its proposal.
+    - `selection`: which positions get how many samples.
     - `text`: the tokens before which a call may stand, [n]; all of x, or for a chain the single token after its calls.
     - `lead`: the tokens between the prompt and the first token of `text`: x, "Output:", and for a chain the
       text up to its calls, and these.
@@ -93,33 +94,32 @@ class PendingProposal:
         return self.probabilities is None or bool(self.missing)
 
     def token_text(self) -> TokenText:
-        """Return the text as the backend, which runs the model, gets it, with what to compute.
+        """Return the text in the form in which the backend, which runs the model, gets it.
 
-        - Where p_i is not stored: p_i of every position. The backend then passes p_i to `choose_points`, which returns
-          where to draw samples.
-        - Else only the missing samples: `place_count`, the number of positions whose p_i is wanted, is 0.
-
-        The text ends at the last position that is needed.
+        Where p_i is not stored, the backend computes it for every position, and passes it to `choose_points`, which
+        returns where to draw samples. Else `place_count` is 0, and only the missing samples are drawn.
         """
-        if self.probabilities is None:
-            place_count = len(self.text.ids)
-            last_position = place_count - 1
-        else:
-            place_count = 0
-            last_position = max(position for position, _ in self.missing)
+        place_count = len(self.text.ids) if self.probabilities is None else 0
         return TokenText(
-            ids=self.lead + self.text.ids[:last_position],
+            ids=self.lead + self.text.ids[: self._last_position],
             first_place=len(self.lead),
             place_count=place_count,
             most_samples=self.selection.k * self.selection.m,  # m samples at each of at most k positions
             choose=self.choose_points,
         )
 
-    def choose_points(self, probabilities: NDArray[np.float32]) -> list[SamplePoint]:
-        """Return the points of the text at which samples are to be drawn. The backend calls this with p_i.
+    @property
+    def _last_position(self) -> int:
+        """Return the last position that the model has to reach: of all, or of missing samples where p_i is stored."""
+        if self.probabilities is None:
+            return len(self.text.ids) - 1
+        return max(position for position, _ in self.missing)
 
-        probabilities: p_i, [n]. It is empty where p_i was stored: then the missing samples are known already. The
-        backend may call this again, with the same effect.
+    def choose_points(self, probabilities: NDArray[np.float32]) -> list[SamplePoint]:
+        """Return the points of the text at which samples are to be drawn. The backend calls this with p_i, [n].
+
+        p_i is empty where it was stored: then the missing samples are already known. The backend may call this again,
+        with the same effect.
         """
         if len(probabilities):
             self._store_probabilities(probabilities)
@@ -136,18 +136,19 @@ class PendingProposal:
             self.missing = self.selection.missing_samples(self.request, self.text.offsets, self.probabilities)
 
     def _points(self) -> list[SamplePoint]:
-        """Return a point for each position at which samples are missing, in order.
-
-        A point has the number of tokens before the call, and for each sample there the random numbers by which its
-        tokens are drawn.
-        """
-        uniforms_by_position: dict[int, list[NDArray[np.float64]]] = {}
-        for position, sample in self.missing:
-            uniforms_by_position.setdefault(position, []).append(self._uniforms(position, sample))
+        """Return a point for each position with missing samples, in order, with the random numbers of each sample."""
         points = []
-        for position, rows in uniforms_by_position.items():
-            points.append(SamplePoint(tokens_before=len(self.lead) + position, uniforms=np.stack(rows)))
+        for position, uniforms_of_samples in self._uniforms_by_position().items():
+            tokens_before = len(self.lead) + position
+            points.append(SamplePoint(tokens_before, uniforms=np.stack(uniforms_of_samples)))
         return points
+
+    def _uniforms_by_position(self) -> dict[int, list[NDArray[np.float64]]]:
+        """Return by position the random numbers of each missing sample there."""
+        by_position: dict[int, list[NDArray[np.float64]]] = defaultdict(list)
+        for position, sample in self.missing:
+            by_position[position].append(self._uniforms(position, sample))
+        return by_position
 
     def _uniforms(self, position: int, sample: int) -> NDArray[np.float64]:
         """Return the random numbers of a sample, one per token that it may draw."""
@@ -157,10 +158,8 @@ class PendingProposal:
     def proposal(self, encoding: Encoding) -> Proposal:
         """Return the finished proposal: p_i and the sampled calls, or the reason why there are none.
 
-        - "does_not_fit", "empty": the model never ran. "not_finite": some p_i is NaN or infinite.
-        - A sample without "]" has no call (`body` is None) and the reason "no_end".
-
-        encoding: turns the tokens of a sample into the text of its call.
+        Reasons are "does_not_fit" and "empty", where the model never ran, and "not_finite", where some p_i is NaN or
+        infinite. encoding: turns the tokens of a sample into the text of its call.
         """
         if self.reason is not None:
             return Proposal(reason=self.reason)
@@ -169,9 +168,10 @@ class PendingProposal:
         return Proposal(self.probabilities, self.text.offsets, tuple(self._sampled_calls(encoding)))
 
     def _sampled_calls(self, encoding: Encoding) -> list[SampledCall]:
-        """Return the call of each drawn sample; one without "]" has no call, and a reason."""
+        """Return the call of each drawn sample; without "]", its `body` is None and its reason "no_end"."""
         calls = []
         for (position, sample), tokens in zip(self.missing, self.samples, strict=True):
             body = encoding.body(tokens)  # the text before "]"; None without "]"
-            calls.append(SampledCall(position, sample, body=body, reason="no_end" if body is None else None))
+            reason = "no_end" if body is None else None
+            calls.append(SampledCall(position, sample, body, reason))
         return calls

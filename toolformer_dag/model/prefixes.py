@@ -5,7 +5,7 @@ attends to the nodes above it.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -42,6 +42,11 @@ class PrefixTree:
             self.above.append(path.copy())
             path.append(len(self.tokens) - 1)
         return path
+
+    @property
+    def depths(self) -> list[int]:
+        """Return how many nodes are above each node: its position in its sequence."""
+        return [len(above) for above in self.above]
 
     def visible(self, width: int) -> NDArray[np.bool_]:
         """Return the attention mask of the tree's nodes, [width, width]: row r may attend to column c where it is True.
@@ -90,26 +95,34 @@ class Forest:
         if self._is_full(new_tokens=len(sequence) - shared_count):
             self.trees.append(PrefixTree())
             shared_count = 0
-        shared_nodes = self.paths[-1].nodes[:shared_count] if shared_count else []
-        nodes = self.trees[-1].add(sequence, shared_nodes)
+        nodes = self.trees[-1].add(sequence, shared=self._last_nodes[:shared_count])
         self.paths.append(TreePath(len(self.trees) - 1, nodes))
         self.new_tokens.append(len(sequence) - shared_count)
+
+    @property
+    def _last_nodes(self) -> list[int]:
+        """Return the nodes of the sequence that was added last; none before the first."""
+        return self.paths[-1].nodes if self.paths else []
 
     def _is_full(self, new_tokens: int) -> bool:
         """Return whether so many new nodes need another tree. An empty tree takes any number."""
         nodes = len(self.trees[-1].tokens)
         return nodes > 0 and new_tokens > 0 and nodes + new_tokens > TREE_NODES
 
-    @property
-    def sizes(self) -> list[int]:
-        """The number of nodes of each tree."""
-        return [len(tree.tokens) for tree in self.trees]
+    def trees_by_size(self) -> list[int]:
+        """Return the indices of the trees with tokens, the smallest first."""
+        sizes = self._sizes()
+        trees_with_tokens = [tree for tree in range(len(sizes)) if sizes[tree]]
+        return sorted(trees_with_tokens, key=sizes.__getitem__)
 
-    def by_size(self) -> list[int]:
-        """Return the numbers of the trees with tokens, the smallest first: similar sizes run with little padding."""
-        sizes = self.sizes
-        with_tokens = [tree for tree, size in enumerate(sizes) if size]
-        return sorted(with_tokens, key=sizes.__getitem__)
+    def batches(self, order: Sequence[int], budget: int) -> Iterator[list[PrefixTree]]:
+        """Yield batches of trees for a pass of at most `budget` tokens, in the order of these indices of trees."""
+        for batch in batches(order, self._sizes(), budget):
+            yield [self.trees[tree] for tree in batch]
+
+    def _sizes(self) -> list[int]:
+        """Return the number of nodes of each tree."""
+        return [len(tree.tokens) for tree in self.trees]
 
 
 def _common_length(first: Sequence[int], second: Sequence[int]) -> int:
@@ -133,27 +146,6 @@ PassesByLayer = dict[int, list[KeysAndValues]]
 """By layer, what each pass computed, in order."""
 
 
-class _ForestResults(NamedTuple):
-    """What the passes over the trees of a forest computed.
-
-    - `features`: of each pass, the hidden states of its nodes, [nodes of the pass, F].
-    - `passes_by_layer`: of each layer, the keys and values of each pass.
-    """
-
-    features: list[Tensor]
-    passes_by_layer: PassesByLayer
-
-
-def _run_trees(backbone: Backbone, forest: Forest, order: Sequence[int], budget: int) -> _ForestResults:
-    """Run trees through the model, several in a pass. order: their numbers. budget: the most tokens of a pass."""
-    results = _ForestResults([], defaultdict(list))
-    for batch in batches(order, forest.sizes, budget):
-        tree_pass = TreePass([forest.trees[tree] for tree in batch], backbone.device)
-        features = tree_pass.run(backbone, results.passes_by_layer)
-        results.features.append(features)
-    return results
-
-
 class CachedPrefixes:
     """The prefixes of some texts after they ran: cached keys and values, and features, of all nodes of their trees.
 
@@ -173,29 +165,33 @@ class CachedPrefixes:
         - prefixes: sorted, so that neighbours share the longest beginnings.
         - budget: the most tokens of a pass.
         """
-        forest = Forest(prefixes)
-        order = forest.by_size()
-        results = _run_trees(backbone, forest, order, budget)
         self.backbone = backbone
+        forest = Forest(prefixes)
         self.new_tokens = forest.new_tokens
+        order = forest.trees_by_size()  # similar sizes run together, with little padding
         self.paths = _numbered_paths(forest, order)
-        self.passes = len(results.features)
-        self.node_features = torch.cat(results.features) if results.features else None
-        self.layers = _joined(results.passes_by_layer)
+
+        passes_by_layer: PassesByLayer = defaultdict(list)  # filled by each pass
+        features_of_passes = []  # [nodes of the pass, F] each
+        for trees in forest.batches(order, budget):
+            features_of_passes.append(TreePass(trees, backbone.device).run(backbone, passes_by_layer))
+        self.passes = len(features_of_passes)
+        self.node_features = torch.cat(features_of_passes) if features_of_passes else None
+        self.layers = _joined(passes_by_layer)
 
     def features(self, batch: Sequence[int], texts: Sequence[Sequence[int]]) -> Tensor:
         """Run B texts, each after a cached prefix; return their last hidden states, [B, 1 + T, F].
 
+        Each column predicts the next token. Column 0 belongs to the last token of the prefix, so it predicts the first
+        of the text; after an empty prefix it is undefined.
+
         - batch: for each text, the index of its prefix.
         - texts: their tokens; T is the length of the longest.
-
-        Column 0 belongs to the last token of the prefix, column j to the text's token j - 1. Each column predicts the
-        next token, so column 0 predicts the first of the text. Column 0 after an empty prefix is undefined.
         """
         paths = [self.paths[index] for index in batch]
         if self.node_features is None:  # all prefixes are empty
             return F.pad(self._run_texts(texts, paths), (0, 0, 1, 0))  # a column of zeros before the texts
-        prefix_features = _last_features(self.node_features, paths)
+        prefix_features = _last_features(self.node_features, paths)  # [B, 1, F]
         if not any(texts):
             return prefix_features
         return torch.cat([prefix_features, self._run_texts(texts, paths)], 1)
@@ -214,35 +210,43 @@ class CachedPrefixes:
         return self.backbone.features(ids, visibility.queries, attend)
 
     def _text_visibility(self, texts: Sequence[Sequence[int]], paths: Sequence[Sequence[int]]) -> Visibility:
-        """Return which keys the tokens of texts attend to: N nodes of their prefixes, and the text up to themselves."""
-        device = self.backbone.device
-        prefix_lengths = on_device([len(path) for path in paths], device)[:, None]  # [B, 1]
-        node_positions = torch.arange(max(map(len, paths)), device=device)  # [N]
-        tokens = torch.arange(max(map(len, texts)), device=device)  # [T]
-        positions = prefix_lengths + _clipped_to_text(tokens, texts)  # [B, T]
+        """Return which keys the tokens of B texts attend to: N cached tokens of a prefix, and the text up to the token.
+
+        paths: for each text, the nodes of its prefix, a cached token each.
+        """
+        lengths = [len(path) for path in paths]
+        prefix_lengths = on_device(lengths, self.backbone.device)[:, None]  # [B, 1]
+        node_positions = torch.arange(max(lengths), device=self.backbone.device)  # [N]
+        positions = _text_positions(texts, prefix_lengths)  # [B, T]
         return Visibility(
             queries=positions,
             keys=torch.cat([node_positions.expand(len(texts), -1), positions], 1),  # [B, N + T]
-            longest=max(len(path) + len(text) for path, text in zip(paths, texts, strict=True)),
+            longest=_longest_sequence(paths, texts),
             dtype=self.backbone.model.dtype,
-            seen=_prefix_and_text_mask(prefix_lengths, node_positions, tokens),
+            seen=_prefix_and_text_mask(prefix_lengths, node_positions, text_width=positions.shape[1]),
         )
 
 
-def _clipped_to_text(tokens: Tensor, texts: Sequence[Sequence[int]]) -> Tensor:
-    """Return the index of each column's token within each of B texts, [B, T]; padding has that of the last token.
+def _longest_sequence(prefixes: Sequence[Sequence[int]], texts: Sequence[Sequence[int]]) -> int:
+    """Return the tokens of the longest prefix with its text."""
+    return max(len(prefix) + len(text) for prefix, text in zip(prefixes, texts, strict=True))
 
-    Later positions may lie beyond the model's last one. tokens: the numbers from 0 to T - 1.
+
+def _text_positions(texts: Sequence[Sequence[int]], prefix_lengths: Tensor) -> Tensor:
+    """Return the position of each token of B texts after prefixes of these lengths, [B, 1], as [B, T].
+
+    Padding stays at the position of the last token: later ones may lie beyond the model's last position.
     """
-    last_tokens = on_device([max(0, len(text) - 1) for text in texts], tokens.device)  # [B]
-    return torch.minimum(tokens, last_tokens[:, None])
+    tokens = torch.arange(max(map(len, texts)), device=prefix_lengths.device)  # [T]
+    last_tokens = on_device([max(0, len(text) - 1) for text in texts], tokens.device)[:, None]  # [B, 1]
+    return prefix_lengths + torch.minimum(tokens, last_tokens)
 
 
 def _last_features(node_features: Tensor, paths: Sequence[Sequence[int]]) -> Tensor:
-    """Return the hidden state of the last token of each prefix, [B, 1, F]; of an empty prefix, that of any token.
+    """Return the features of the last token of each prefix, [B, 1, F]; for an empty prefix, those of any token.
 
-    - node_features: the hidden state of each cached token (node of a tree of prefixes), [nodes, F].
-    - paths: for each prefix, the node of each of its tokens.
+    - node_features: the features of each cached token (node), [nodes, F].
+    - paths: for each prefix, the nodes of its tokens.
     """
     any_node = 0
     last_nodes = [path[-1] if path else any_node for path in paths]
@@ -264,7 +268,7 @@ class TreePass:
     def __init__(self, trees: Sequence[PrefixTree], device: torch.device) -> None:
         self.trees = trees
         self.ids = padded([tree.tokens for tree in trees], device)
-        cells: list[tuple[int, int]] = []  # row and column
+        cells = []  # pairs of row and column
         for row, tree in enumerate(trees):
             cells += [(row, node) for node in range(len(tree.tokens))]
         self.rows, self.columns = on_device(cells, device).T
@@ -281,8 +285,8 @@ class TreePass:
 
     def _visibility(self, dtype: torch.dtype) -> Visibility:
         """Return which nodes each node attends to, by the positions of the nodes in their sequences."""
-        masks = np.stack([tree.visible(self.ids.shape[1]) for tree in self.trees])
-        depths = [[len(above) for above in tree.above] for tree in self.trees]  # a node's position in its sequence
+        masks = np.stack([tree.visible(self.ids.shape[1]) for tree in self.trees])  # [trees, width, width]
+        depths = [tree.depths for tree in self.trees]
         positions = padded(depths, self.ids.device)  # [trees, width]
         return Visibility(
             queries=positions,
@@ -319,18 +323,18 @@ def _joined(passes: PassesByLayer) -> dict[int, KeysAndValues]:
     return layers
 
 
-def _prefix_and_text_mask(prefix_lengths: Tensor, node_positions: Tensor, tokens: Tensor) -> Tensor:
-    """Return which keys each token of B texts after prefixes attends to: True where it does, [B, T, N + T].
+def _prefix_and_text_mask(prefix_lengths: Tensor, node_positions: Tensor, *, text_width: int) -> Tensor:
+    """Return the attention mask of B texts after cached prefixes, [B, T, N + T]: True where a token sees another one.
 
-    The keys are N nodes of the prefix and then T tokens of the text. A token attends to the nodes of its prefix, not to
-    their padding, and to the text's tokens up to itself.
+    A token sees the N nodes of its prefix, without padding, and the text's T tokens up to itself.
 
     - prefix_lengths [B, 1]: the number of nodes in each prefix; the others are padding.
-    - node_positions: the numbers from 0 to N - 1. tokens: the numbers from 0 to T - 1.
+    - node_positions [N]: the numbers from 0 to N - 1.
     """
+    tokens = torch.arange(text_width, device=node_positions.device)
     sees_nodes = node_positions < prefix_lengths  # [B, N]
     sees_text = tokens[:, None] >= tokens  # [T, T]
-    shape = (len(prefix_lengths), len(tokens), -1)
+    shape = (len(prefix_lengths), text_width, -1)
     return torch.cat([sees_nodes[:, None].expand(shape), sees_text.expand(shape)], -1)
 
 

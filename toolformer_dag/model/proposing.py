@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from toolformer_dag.model.backbone import Backbone
-from toolformer_dag.model.backend import TokenCounts, TokenText
+from toolformer_dag.model.backend import SamplePoint, TokenCounts, TokenText
 from toolformer_dag.model.memory import CacheLimits, batches
 from toolformer_dag.model.open_samples import CallSampling, OpenSamples, StartedText
 from toolformer_dag.model.sharing import Branches, Prompt, Texts
@@ -78,9 +78,9 @@ class ProposalBatch:
     def run(self) -> list[list[list[int]]]:
         """Sample calls in all texts; return for each text the tokens of each of its samples.
 
-        Every round starts waiting texts that fit into free slots, draws a token of every open sample, or both. It ends,
-        because without open samples all slots are free, so that one text always fits.
+        Every round starts waiting texts that fit into free slots, draws a token of every open sample, or both.
         """
+        # This ends, because without open samples all slots are free, so that one text always fits.
         while self.waiting or len(self.samples):
             self._start_waiting()
             if len(self.samples):
@@ -94,7 +94,7 @@ class ProposalBatch:
         self.slot_of_text = {text: slot for text, slot in self.slot_of_text.items() if text in open_texts}
 
     def _start_waiting(self) -> None:
-        """Start the waiting texts that fit into the caches; none while samples are open and only a few texts fit."""
+        """Start the waiting texts that fit into the caches; none where they are few and open samples can go on."""
         free_slots = self._free_slots()
         fitting_count = min(len(free_slots), self._texts_with_branches(), len(self.waiting))
         if not fitting_count:
@@ -109,7 +109,7 @@ class ProposalBatch:
         return sorted(set(range(self.limits.texts)) - set(self.slot_of_text.values()))
 
     def _texts_with_branches(self) -> int:
-        """Return for how many more texts the cache of branches has space, each with the most samples of a text."""
+        """Return for how many more texts, with the most samples of a text each, the cache of branches has space."""
         free_branches = self.limits.branches - len(self.samples)
         return free_branches // self.most_samples
 
@@ -122,24 +122,22 @@ class ProposalBatch:
         p_of_texts = self._probabilities(slots, [self.texts[index] for index in indices])
         started = []
         for index, slot, p in zip(indices, slots, p_of_texts, strict=True):
-            chosen_points = self.texts[index].choose(p)
-            points = [point for point in chosen_points if len(point.uniforms)]  # those with samples to draw
+            points = _points_with_samples(self.texts[index], p)
             if points:  # else nothing is sampled in this text, and its slot stays free
                 self.slot_of_text[index] = slot
                 started.append(StartedText(index, slot, points))
         self.samples.begin(started)
 
     def _worthwhile_count(self) -> int:
-        """Return how many waiting texts are worth a pass of the model, which takes long: half of a full pass.
+        """Return how many waiting texts are worth a pass: half of a full one, at least 1, or all where fewer wait."""
+        return min(len(self.waiting), max(1, self._texts_of_full_pass() // 2))
 
-        A full pass is limited by its tokens, by the slots for texts, and by the branches for their samples. Where fewer
-        texts wait, all that wait are worth it. At least 1.
-        """
+    def _texts_of_full_pass(self) -> int:
+        """Return the most texts that could start in a pass, limited by its tokens, slots and branches for samples."""
         longest_text = self.texts[self.waiting[-1]]  # texts wait in order of their length
-        texts_of_full_pass = self.backbone.budget.tokens // self.cached_texts.tokens_run(longest_text.ids)
-        texts_in_caches = min(self.limits.texts, self.limits.branches // self.most_samples)
-        most_at_once = min(texts_of_full_pass, texts_in_caches)
-        return min(len(self.waiting), max(1, most_at_once // 2))
+        texts_in_budget = self.backbone.budget.tokens // self.cached_texts.tokens_run(longest_text.ids)
+        texts_with_branches = self.limits.branches // self.most_samples
+        return min(texts_in_budget, self.limits.texts, texts_with_branches)
 
     def _probabilities(self, slots: Sequence[int], texts: Sequence[TokenText]) -> list[Probabilities]:
         """Run texts, cache their keys in `slots`, and return for each text p of " [" at its places, [place_count]."""
@@ -158,14 +156,11 @@ class ProposalBatch:
         return p_of_texts
 
     def _multiply_by_later_tokens(self, p: Probabilities, *, slot: int, text: TokenText) -> None:
-        """Multiply p of the first token of " [" at a text's places by p of its other tokens; changes `p` in place.
+        """Multiply p of the first token of " [" at a text's places, [place_count], by p of its other tokens, in place.
 
-        Each place needs a branch, and `limits.probes` of them fit into the cache, so the places are taken in parts.
-
-        - p: [place_count].
-        - slot: where the keys of the text are cached.
+        slot: where the keys of the text are cached.
         """
-        places_per_part = self.limits.probes
+        places_per_part = self.limits.probes  # each place needs a branch, and so many fit into the cache
         for first in range(0, text.place_count, places_per_part):
             part = slice(first, first + places_per_part)
             p[part] = self._times_later_tokens(p[part], slot=slot, tokens_before=text.first_place + first)
@@ -204,20 +199,22 @@ class ProposalBatch:
     def _times_later_tokens(self, p: Probabilities, *, slot: int, tokens_before: int) -> Probabilities:
         """Return p of all tokens of " [" at N consecutive places of a text, from p of its first token there, [N].
 
-        A branch per place runs the tokens of " [", and p is multiplied by the probability of each next one.
-
         - slot: where the keys of the text are cached.
         - tokens_before: how many tokens of the text stand before the first of these places.
         """
         place_count = len(p)
         branches = self.cached_texts.branches(capacity=place_count, max_tokens=len(self.start_tokens))
-        branches.admit([slot] * place_count, range(tokens_before, tokens_before + place_count))
+        branches.admit([slot] * place_count, range(tokens_before, tokens_before + place_count))  # a branch per place
         for token, next_token in pairwise(self.start_tokens):
-            features = branches.step(torch.full((place_count,), token, device=self.backbone.device))
-            self.counts.add("positions", branches.tokens_run)
-            self.counts.passes += 1
-            p = p * self._token_probability(features, next_token)
+            p = p * self._probability_after(branches, token, next_token=next_token)
         return p
+
+    def _probability_after(self, branches: Branches, token: int, *, next_token: int) -> Probabilities:
+        """Append a token to all N branches, and run it; return the probability of `next_token` after it, [N]."""
+        features = branches.step(torch.full((branches.count,), token, device=self.backbone.device))  # [N, F]
+        self.counts.add("positions", branches.tokens_run)
+        self.counts.passes += 1
+        return self._token_probability(features, next_token)
 
     def _token_probability(self, features: Tensor, token: int) -> Probabilities:
         """Return the probability of a token as the next one after each of N tokens with these features, [N, F]."""
@@ -245,21 +242,24 @@ class PassFeatures(NamedTuple):
         return torch.cat(parts)
 
     def overflowed(self, texts: Sequence[TokenText]) -> list[int]:
-        """Return the rows of the texts with NaN or infinite features from the token before their first place on.
-
-        Padding does not count.
-        """
+        """Return the rows of the texts with NaN or infinite features from the token before their first place on."""
         is_finite = self.tensor.isfinite().all(-1).cpu().numpy()  # [B, columns]
         rows = []
         for row, text in enumerate(texts):
+            first_column = self.column_before_places(text)
             end_column = len(text.ids) - self.first_token  # the rest is padding
-            if not is_finite[row, self.column_before_places(text) : end_column].all():
+            if not is_finite[row, first_column:end_column].all():
                 rows.append(row)
         return rows
 
     def column_before_places(self, text: TokenText) -> int:
         """Return the column of the token before the text's first place, which predicts what stands there."""
         return _first_predicting_token(text) - self.first_token
+
+
+def _points_with_samples(text: TokenText, p: Probabilities) -> list[SamplePoint]:
+    """Return the points that a text chooses by p of " [" at its places, without those with no sample to draw."""
+    return [point for point in text.choose(p) if len(point.uniforms)]
 
 
 def _first_predicting_token(text: TokenText) -> int:

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 def uniforms(seed: int, digest: str, position: int, sample: int, count: int) -> NDArray[np.float64]:
     """Return the uniform numbers in [0, 1) by which the tokens of a sample are drawn; float64, [count].
 
-    They follow from the seed, the hash of the text, the position of the call in it and the sample's number, through
-    SHAKE-128, so no version of numpy or torch changes them. A larger `count` extends the same sequence.
+    They come from SHAKE-128 of the other arguments, so no version of numpy or torch changes them. A larger `count`
+    extends the same sequence. digest: the hash of the text.
     """
     key = f"{seed}\0{digest}\0{position}\0{sample}".encode()
     stream = shake_128(key).digest(8 * count)
@@ -21,16 +21,16 @@ def uniforms(seed: int, digest: str, position: int, sample: int, count: int) -> 
 
 
 def select_positions(probabilities: NDArray[np.floating], tau_s: float, k: int) -> list[int]:
-    """Return the `k` most probable positions of I = {i : p_i > tau_s}, ascending; ties go to the earlier."""
-    above = np.flatnonzero(probabilities > tau_s)  # I, ascending
-    descending = np.argsort(-probabilities[above], kind="stable")  # indices into I; a stable sort keeps ties in order
+    """Return the `k` most probable of the positions i with p_i > tau_s, ascending; ties go to the earlier."""
+    above = np.flatnonzero(probabilities > tau_s)  # ascending
+    descending = np.argsort(-probabilities[above], kind="stable")  # indices into `above`; stable: ties stay in order
     most_probable = above[descending[:k]]
     return sorted(most_probable.tolist())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ProposalRequest:
-    """A text x of n tokens in which positions are to be found and calls to be sampled.
+    """A text x of n tokens in which positions are chosen and calls sampled.
 
     - `digest`: seeds the random streams of its samples.
     - `probabilities` [n]: stored p_i, which are not recomputed; None where they are to be computed.
@@ -130,7 +130,7 @@ class CallLosses:
 
     @property
     def loss_minus(self) -> float:
-        """Return L- = min(L_i(empty), L_i(e(c))), or L_i(empty), an upper bound, where L_i(e(c)) is not known."""
+        """Return L- = min(L_i(empty), L_i(e(c))); without L_i(e(c)), L_i(empty), which is an upper bound."""
         return self.loss_empty if self.loss_call is None else min(self.loss_empty, self.loss_call)
 
     @property

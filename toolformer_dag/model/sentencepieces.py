@@ -16,22 +16,19 @@ TEXTS = ("the total is 94 + 23 = 117 apples .", "he came ( in 2019 ) -> [ and le
 def check_sentencepiece(name: str, tokenizer: Any, revision: str | None = None) -> None:
     """Raise ModelError where a tokenizer cuts trial texts otherwise than the sentencepiece model that it was read from.
 
-    transformers may convert such a model into a tokenizer of the wrong class, without a warning. Nothing is checked
-    where there is no sentencepiece file. Compared are the texts of tokens: NLLB gives them other ids.
+    transformers may convert such a model into a tokenizer of the wrong class, without a warning. Not covered: accents,
+    upper case and white space, where some tokenizers differ by design.
 
-    name: folder or hub id. Not covered: accents, upper case and white space, where some tokenizers differ by design.
+    name: folder or hub id; nothing is checked where it has no sentencepiece file.
     """
     file = sentencepiece_file(name, revision)
     if file is None:
         return
-    from sentencepiece import SentencePieceProcessor
-
-    try:
-        model = SentencePieceProcessor(model_file=str(file))
-    except RuntimeError:  # tiktoken's file of the same name
+    model = _sentencepiece_model(file)
+    if model is None:
         return
     for text in TEXTS:
-        tokens = tokenizer.tokenize(text)
+        tokens = tokenizer.tokenize(text)  # compared by their texts: NLLB gives them other ids
         expected = _pieces(model, text, unknown=tokenizer.unk_token)
         if tokens != expected:
             raise ModelError(
@@ -41,8 +38,18 @@ def check_sentencepiece(name: str, tokenizer: Any, revision: str | None = None) 
             )
 
 
+def _sentencepiece_model(file: Path) -> Any | None:
+    """Read a sentencepiece model; return None for a file of another kind, such as tiktoken's of the same name."""
+    from sentencepiece import SentencePieceProcessor
+
+    try:
+        return SentencePieceProcessor(model_file=str(file))
+    except RuntimeError:
+        return None
+
+
 def _pieces(model: Any, text: str, unknown: str) -> list[str]:
-    """Return the texts of the tokens into which a sentencepiece model cuts a text; `unknown` for those it lacks."""
+    """Return the texts of the tokens into which a sentencepiece model cuts a text; `unknown` for unknown tokens."""
     pieces = []
     for token_id in model.encode(text):
         pieces.append(unknown if model.is_unknown(token_id) else model.id_to_piece(token_id))
@@ -50,10 +57,10 @@ def _pieces(model: Any, text: str, unknown: str) -> list[str]:
 
 
 def sentencepiece_file(name: str, revision: str | None = None) -> Path | None:
-    """Return the file of the sentencepiece model that transformers reads a tokenizer from.
+    """Return the sentencepiece file that transformers reads a model's tokenizer from.
 
-    None where there is no such file, or a tokenizer.json beside it, which is read instead. name: a folder, or a hub id
-    that was loaded before and so is cached.
+    None where the model has no such file, or has a tokenizer.json, which is read instead. name: a folder, or a hub id
+    in the hub's cache.
     """
     if _model_file(name, FAST_TOKENIZER, revision) is not None:
         return None
@@ -65,7 +72,7 @@ def sentencepiece_file(name: str, revision: str | None = None) -> Path | None:
 
 
 def _model_file(name: str, file_name: str, revision: str | None) -> Path | None:
-    """Return the path of a file of a model: in the model's folder or, for a hub id, in the hub's cache; else None."""
+    """Return a file of a model, in its folder or in the hub's cache; None where it is not there."""
     folder = Path(name).expanduser()
     if folder.is_dir():
         file = folder / file_name
@@ -73,5 +80,5 @@ def _model_file(name: str, file_name: str, revision: str | None) -> Path | None:
 
     from huggingface_hub import try_to_load_from_cache
 
-    cached = try_to_load_from_cache(name, file_name, revision=revision)
-    return Path(cached) if isinstance(cached, str) else None
+    cached_file = try_to_load_from_cache(name, file_name, revision=revision)
+    return Path(cached_file) if isinstance(cached_file, str) else None

@@ -9,7 +9,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import cycle, islice
+from itertools import chain, cycle, islice
 from typing import NamedTuple
 
 import numpy as np
@@ -133,40 +133,40 @@ class ServiceBackend:
         p_of_texts = self._start_probabilities(prompt, texts, start)
         samples_of_texts = []
         for text, p in zip(texts, p_of_texts, strict=True):
-            samples_of_texts.append(_samples_to_draw(prompt, text, start, text.choose(p)))
-        self._draw([sample for samples in samples_of_texts for sample in samples], ends, sampling)
-        tokens_of_texts = []
-        for samples in samples_of_texts:
-            tokens_of_texts.append([sample.tokens for sample in samples])
-        return tokens_of_texts
+            points = text.choose(p)
+            samples_of_texts.append(_samples_to_draw(prompt, text, start, points))
+        self._draw(list(chain.from_iterable(samples_of_texts)), ends, sampling)
+        return [[sample.tokens for sample in samples] for samples in samples_of_texts]
 
     def _draw(self, samples: Sequence[ServedSample], ends: Ends, sampling: SamplingSettings) -> None:
-        """Draw the tokens of samples until all are complete: extends the `tokens` of each.
+        """Extend the `tokens` of each sample until all samples are complete.
 
         A request stops at every token that may end its sample. Where the sample goes on, another request continues it.
         """
-        stops = np.flatnonzero(ends.may_end(np.arange(self.service.vocabulary))).tolist()
+        stops = self._tokens_that_may_end(ends)
         while samples:
             answers = self.run([sample.request(stops, sampling) for sample in samples], ["samples"])
             for sample, answer in zip(samples, answers, strict=True):
                 sample.tokens += answer.tokens
             samples = [sample for sample in samples if not sample.is_complete(ends)]
 
+    def _tokens_that_may_end(self, ends: Ends) -> list[int]:
+        """Return all tokens of the vocabulary that may end a sample."""
+        vocabulary = np.arange(self.service.vocabulary)
+        tokens: list[int] = np.flatnonzero(ends.may_end(vocabulary)).tolist()
+        return tokens
+
     def _start_probabilities(
         self, prompt: Sequence[int], texts: Sequence[TokenText], start: Sequence[int]
     ) -> list[NDArray[np.float32]]:
-        """Return the probability of ` [` at each place of each text where a call may begin, [place_count] per text.
+        """Return the probability of ` [`, whose tokens are `start`, at each place of each text, [place_count] per text.
 
-        log p of ` [` is the sum of log p of its tokens, each after those before it.
-
-        - prompt: the tokens before each text.
-        - start: the tokens of ` [`.
+        log p of ` [` is the sum of log p of its tokens, each after the earlier ones. prompt: the tokens before a text.
         """
         log_p_of_texts = self._first_log_p(prompt, texts, token=start[0])
         for number in range(1, len(start)):
             log_p_of_token = self._later_log_p(prompt, texts, written=start[:number], token=start[number])
-            for index, log_p in enumerate(log_p_of_token):
-                log_p_of_texts[index] = log_p_of_texts[index] + log_p
+            log_p_of_texts = [log_p + later for log_p, later in zip(log_p_of_texts, log_p_of_token, strict=True)]
         return [np.exp(log_p).astype(np.float32) for log_p in log_p_of_texts]
 
     def _first_log_p(
@@ -174,8 +174,8 @@ class ServiceBackend:
     ) -> list[NDArray[np.float64]]:
         """Return log p of `token` at each place of each text: an array [place_count] per text.
 
-        One request per text: the engine writes the text itself, and scores `token` at every place. A text without
-        places, whose p is stored, has no request and an empty array.
+        In one request per text, the engine writes the text itself, and scores `token` at every place. A text without
+        places needs no request.
         """
         forced_texts = [_text_over_places(prompt, text, token) for text in texts if text.place_count]
         steps_of_requests = iter(self.forced_scores(["positions"], forced_texts))
@@ -198,19 +198,22 @@ class ServiceBackend:
                 forced_texts.append(ForcedText.single([*prompt, *tokens_before, *written], token))
         steps_of_requests = self.forced_scores(["positions"], forced_texts)  # a single step each
         log_p = np.array([scores[token] for [scores] in steps_of_requests])  # [places of all texts]
-        ends_of_texts = np.cumsum([text.place_count for text in texts])
-        return np.split(log_p, ends_of_texts[:-1])
+        return _split_by_text(log_p, texts)
 
     def forced_scores(self, kinds: Sequence[str], texts: Sequence[ForcedText]) -> list[list[Scores]]:
-        """Let the engine write texts; return for each the scores at each of its tokens, before it is written.
+        """Let the engine write texts; return for each text the scores at each of its tokens, before it is written.
 
-        Scores have log p of the written token and of those to be scored. kinds: as in `run`.
+        Scores are log p by token: of the written token and of those to be scored.
+
+        kinds: the fields of `self.counts` to which the tokens that ran are added; see `run`.
         """
-        return [_ordered_scores(answer) for answer in self.run([text.request for text in texts], kinds)]
+        answers = self.run([text.request for text in texts], kinds)
+        return [_ordered_scores(answer) for answer in answers]
 
     def log_probabilities(self, queries: Sequence[TokenQuery]) -> list[LogProbabilities]:
-        """Compute log p: of the text's own tokens in a pass over the text, of others by writing it."""
-        answers = self.run([_query_request(query) for query in queries], [query.kind for query in queries])
+        """Return the log p that each query wants, [places, tokens per place] each."""
+        kinds = [query.kind for query in queries]
+        answers = self.run([_query_request(query) for query in queries], kinds)
         return [_query_values(query, answer) for query, answer in zip(queries, answers, strict=True)]
 
     def greedy(self, sequences: Sequence[Sequence[int]]) -> "ServiceRows":
@@ -221,11 +224,10 @@ class ServiceBackend:
 def _samples_to_draw(
     prompt: Sequence[int], text: TokenText, start: Sequence[int], points: Sequence[SamplePoint]
 ) -> list[ServedSample]:
-    """Return the samples of a text, before any token is drawn: one for each row of random numbers of each point.
+    """Return a text's samples without tokens: one for each row of random numbers of each point where samples begin.
 
     - prompt: the tokens before the text.
-    - start: the tokens of ` [`.
-    - points: where samples begin.
+    - start: the tokens of ` [`, with which each sample begins.
     """
     samples = []
     for point in points:
@@ -234,16 +236,22 @@ def _samples_to_draw(
     return samples
 
 
+def _split_by_text(values: NDArray[np.float64], texts: Sequence[TokenText]) -> list[NDArray[np.float64]]:
+    """Return the values at each text's places, [place_count] each, from those at the places of all texts."""
+    ends_of_texts = np.cumsum([text.place_count for text in texts])
+    return np.split(values, ends_of_texts[:-1])
+
+
 def _tokens_before_places(text: TokenText) -> list[Sequence[int]]:
     """Return the tokens of a text before each place where a call may begin."""
     return [text.ids[:place] for place in range(text.first_place, text.first_place + text.place_count)]
 
 
 def _text_over_places(prompt: Sequence[int], text: TokenText, token: int) -> ForcedText:
-    """Return the request to write a text from place to place, with log p of `token` at every place.
+    """Return the request to write a text from its first place to its last, with log p of `token` at every place.
 
     After prompt [1, 2], let text [5, 6, 7] have places after 1, 2 and 3 tokens. The engine gets [1, 2, 5], and writes
-    6, 7 and `token`: before each of these it scores `token`. The last one is written for its scores alone.
+    6, 7 and `token`, scoring `token` before each.
     """
     last_place = text.first_place + text.place_count - 1
     return ForcedText(
@@ -300,7 +308,7 @@ class ServiceRow:
 
     @property
     def needs_best(self) -> bool:
-        """Return whether the engine has to be asked for the likeliest permitted token."""
+        """Return whether the likeliest permitted token has to be requested from the engine."""
         return self.best is None and not self.in_call
 
     @property
@@ -336,7 +344,10 @@ class ServiceRows:
         self.add(sequences)
 
     def step(self, tokens: Sequence[int], forms: Mapping[int, CallForm]) -> None:
-        """Append a token to each row, and write the calls that begin with it to their end."""
+        """Append a token to each row, and let the engine write the calls that begin with it to their end.
+
+        forms: the form of each of these calls, by index of the row.
+        """
         for index, (row, token) in enumerate(zip(self._rows, tokens, strict=True)):
             row.append(token)
             if index in forms:
@@ -362,10 +373,7 @@ class ServiceRows:
         return [self._rank(row, token) for row in self._rows]
 
     def _rank(self, row: ServiceRow, token: int) -> int:
-        """Return how many tokens are likelier than `token` as the next one of a row.
-
-        Returns UNRANKED for a token that is less likely than the MOST_LIKELY, which the engine scores.
-        """
+        """Return how many tokens are likelier than `token` as the next one of a row; UNRANKED below the scored ones."""
         log_p = row.scores.get(token)
         if log_p is None:
             log_p = self._tied_log_p(row, token)
@@ -381,12 +389,14 @@ class ServiceRows:
         if not row.least_log_p_is_tied:
             return None
         [[scores]] = self._backend.forced_scores([], [ForcedText.single(row.ids, token)])  # nothing is appended
-        return scores[token] if scores[token] >= min(row.scores.values()) else None
+        least_log_p = min(row.scores.values())
+        return scores[token] if scores[token] >= least_log_p else None
 
     def rank_of_sequence(self, row: int, tokens: Sequence[int]) -> int:
         """Return how many single tokens, except `tokens[0]`, are more likely than the whole sequence `tokens`."""
-        joint = self.log_probability(row, tokens)
-        rank = sum(log_p > joint for token, log_p in self._rows[row].scores.items() if token != tokens[0])
+        joint_log_p = self.log_probability(row, tokens)
+        scores = self._rows[row].scores
+        rank = sum(log_p > joint_log_p for token, log_p in scores.items() if token != tokens[0])
         return rank if rank < MOST_LIKELY - 1 else UNRANKED
 
     def log_probability(self, row: int, tokens: Sequence[int]) -> float:
@@ -399,40 +409,37 @@ class ServiceRows:
         return sum(scores[token] for scores, token in zip(steps, tokens, strict=True))
 
     def forbid(self, places: Sequence[tuple[int, int]]) -> None:
-        """Forbid next tokens until the next step; a place is a pair of a row and a token."""
+        """Forbid tokens as the next ones of rows, until the next step. places: pairs of a row and a token."""
         for row, token in places:
             self._rows[row].forbidden.add(token)
             self._rows[row].permitted = None
 
     def permit(self, row: int, form: CallForm) -> bool:
-        """Return whether the call of a row goes on: the engine kept to its form when it wrote it."""
+        """Return whether the call that the engine wrote after a row has a next token that its form allows."""
         ahead = self._rows[row].ahead
         return bool(ahead) and form.allows(ahead[0].token)
 
     def best(self) -> list[int]:
-        """Return the most likely next token of each row, among those that are not forbidden; 0 after a call's end."""
+        """Return the most likely next token of each row that is not forbidden; 0 after a call's end."""
         self._request_best([row for row in self._rows if row.needs_best])
         return [row.best or 0 for row in self._rows]
 
     def _request_best(self, rows: Sequence[ServiceRow]) -> None:
-        """Let the engine find the likeliest token that is not forbidden; sets `permitted` of these rows."""
+        """Set `permitted` of these rows to the likeliest token that is not forbidden, by a request for each."""
         answers = self._backend.run([TokenRequest(row.ids, forbidden=row.forbidden) for row in rows])
         for row, answer in zip(rows, answers, strict=True):
             [row.permitted] = answer.tokens
 
     def _write_calls(self, forms: Mapping[int, CallForm]) -> None:
-        """Let the engine write the whole tool call that begins in each of some rows; sets `ahead` of these rows.
+        """Let the engine write the whole call that begins in each of some rows; sets `ahead` of these rows.
 
         forms: by index of the row, the call's grammar and its most tokens.
         """
-        rows_with_forms = [(self._rows[index], form) for index, form in forms.items() if form.most > 0]
-        answers = self._backend.run([_call_request(row, form) for row, form in rows_with_forms])
-        at_limit = []
-        for (row, form), answer in zip(rows_with_forms, answers, strict=True):
-            row.ahead = [WrittenAhead(token, {token: 0.0}) for token in answer.tokens]  # nobody reads this log p
-            if len(row.ahead) == form.most:
-                at_limit.append(row)
-        self._score_calls(at_limit)  # the scores of a cut call tell where its input ends best
+        calls = [RowWithCall(self._rows[index], form) for index, form in forms.items() if form.most > 0]
+        answers = self._backend.run([call.request for call in calls])
+        for call, answer in zip(calls, answers, strict=True):
+            call.row.ahead = [WrittenAhead(token, {token: 0.0}) for token in answer.tokens]  # nobody reads this log p
+        self._score_calls([call.row for call in calls if call.is_cut])  # the scores tell where its input ends best
 
     def _score_calls(self, rows: Sequence[ServiceRow]) -> None:
         """Let the engine write the calls ahead of these rows once more; sets `ahead` with the scores of each token."""
@@ -457,31 +464,52 @@ class ServiceRows:
         self._write_ahead(rows, requests)
 
     def _write_ahead(self, rows: Sequence[ServiceRow], requests: Sequence[TokenRequest]) -> None:
-        """Run a request per row, and keep what it writes, with its scores."""
+        """Run a request per row; set `ahead` of the row to the tokens that it writes, with their scores."""
         for row, answer in zip(rows, self._backend.run(requests), strict=True):
-            scores_of_tokens = _ordered_scores(answer)
-            row.ahead = [
-                WrittenAhead(token, scores) for token, scores in zip(answer.tokens, scores_of_tokens, strict=True)
-            ]
+            written = zip(answer.tokens, _ordered_scores(answer), strict=True)
+            row.ahead = [WrittenAhead(token, scores) for token, scores in written]
 
 
-def _call_request(row: ServiceRow, form: CallForm) -> TokenRequest:
-    """Return the request to write a call after a row to its end, under the call's grammar."""
-    return TokenRequest(row.ids, form.most, ends=[form.end], grammar=form.grammar)
+@dataclass(frozen=True, slots=True)
+class RowWithCall:
+    """A row after which a call is written.
+
+    - `row`: the row.
+    - `form`: the call's grammar and its most tokens.
+    """
+
+    row: ServiceRow
+    form: CallForm
+
+    @property
+    def request(self) -> TokenRequest:
+        """Return the request to write the call to its end, under its grammar."""
+        return TokenRequest(self.row.ids, self.form.most, ends=[self.form.end], grammar=self.form.grammar)
+
+    @property
+    def is_cut(self) -> bool:
+        """Return whether the call that was written has as many tokens as it may have."""
+        return len(self.row.ahead) == self.form.most
 
 
 def _ordered_scores(answer: TokenAnswer) -> list[Scores]:
     """Return the scores at each written token, the likeliest token first; of equally likely ones, the lower number."""
-    return [dict(sorted(step.items(), key=lambda item: (-item[1], item[0]))) for step in answer.scores]
+    return [dict(sorted(scores.items(), key=_likelier_first)) for scores in answer.scores]
+
+
+def _likelier_first(token_and_log_p: tuple[int, float]) -> tuple[float, int]:
+    """Return the sort key that orders pairs of a token and its log p: likelier ones first, then lower tokens."""
+    token, log_p = token_and_log_p
+    return (-log_p, token)
 
 
 def _query_request(query: TokenQuery) -> TokenRequest:
     """Return the engine's request that answers a query: log p of some tokens at some places of a text after a prefix.
 
-    Place p is after the first p tokens of the text. Where only the text's own tokens are wanted, the engine reads
-    prefix and text as a prompt, which is fastest. Else it writes the text (`_writing_request`).
+    Where only the text's own tokens are wanted, the engine reads prefix and text as a prompt, which is fastest. Else it
+    writes the text.
     """
-    last_place = max(query.places)
+    last_place = max(query.places)  # the number of tokens of the text before it
     if _wants_text_only(query):
         return TokenRequest([*query.prefix, *query.text[: last_place + 1]], reads_prompt=True)
     return _writing_request(query)
@@ -502,8 +530,7 @@ def _writing_request(query: TokenQuery) -> TokenRequest:
     the text has ended.
     """
     first_place = min(query.places)
-    any_token = query.tokens[-1][0]
-    written = [*query.text[first_place:], any_token][: max(query.places) - first_place + 1]
+    written = _tokens_to_write(query)
     return TokenRequest(
         prompt=[*query.prefix, *query.text[:first_place]],
         most=len(written),
@@ -512,8 +539,19 @@ def _writing_request(query: TokenQuery) -> TokenRequest:
     )
 
 
+def _tokens_to_write(query: TokenQuery) -> list[int]:
+    """Return the text's tokens from the first place to the last, with any token at its end, as [6, 7, any] above."""
+    first_place = min(query.places)
+    count = max(query.places) - first_place + 1
+    any_token = query.tokens[-1][0]
+    return [*query.text[first_place:], any_token][:count]
+
+
 def _wanted_but_not_written(query: TokenQuery, written: Sequence[int]) -> set[int]:
-    """Return the tokens that a query wants at some place where another one is written, from its first place on."""
+    """Return the tokens that a query wants at some place where another one is written.
+
+    written: the tokens that are written from the first place on.
+    """
     first_place = min(query.places)
     other_tokens: set[int] = set()
     for place, tokens in zip(query.places, query.tokens, strict=True):

@@ -31,6 +31,10 @@ class LayerCache(NamedTuple):
     keys: Tensor
     values: Tensor
 
+    def head_numbers(self) -> Tensor:
+        """Return the numbers of the heads of keys, from 0 to H_kv - 1."""
+        return torch.arange(self.keys.shape[1], device=self.keys.device)
+
     def zeros(self, rows: int, length: int) -> "LayerCache":
         """Return a cache of zeros for `rows` sequences of `length` tokens, with this one's heads and data type.
 
@@ -41,7 +45,7 @@ class LayerCache(NamedTuple):
         return LayerCache(keys, values)
 
     def grown(self, rows: int, length: int) -> "LayerCache":
-        """Return a cache with at least `rows` rows of at least `length` tokens, with zeros in what is added.
+        """Return a cache with at least `rows` rows of at least `length` tokens; zeros are appended where it is smaller.
 
         Returns this cache itself, without a copy, where it is large enough.
         """
@@ -55,6 +59,10 @@ class LayerCache(NamedTuple):
     def with_width(self, width: int) -> "LayerCache":
         """Return views of the first `width` tokens of each row."""
         return LayerCache(self.keys[:, :, :width], self.values[:, :, :width])
+
+    def beginnings(self, rows: int, width: int) -> "LayerCache":
+        """Return views of the first `width` tokens of the first `rows` rows."""
+        return LayerCache(self.keys[:rows, :, :width], self.values[:rows, :, :width])
 
     def copied_rows(self, rows: Tensor, width: int) -> "LayerCache":
         """Return copies of the first `width` tokens of some rows."""
@@ -76,9 +84,10 @@ class CachedPrompt:
     """
 
     def __init__(self, backbone: Backbone, ids: Sequence[int]) -> None:
-        """Run the tokens `ids`, and keep the keys and values of every layer.
+        """Run the tokens `ids`, and store the keys and values of every layer.
 
-        Without tokens, a token is run whose keys are not kept: so `layers` have the shapes of the model, and length 0.
+        Without tokens, some token is run, and none of its keys are stored: so `layers` have the model's shapes and
+        length 0.
         """
         self.backbone = backbone
         self.length = len(ids)
@@ -86,7 +95,11 @@ class CachedPrompt:
         any_ids = [0]
         ids_to_run = ids or any_ids
         backbone.features(padded([ids_to_run], backbone.device), attend=self._attend)
-        layer_count = backbone.model.config.get_text_config().num_hidden_layers
+        self._check_layers()
+
+    def _check_layers(self) -> None:
+        """Raise ValueError where some layer of the model called no attention function, and so has no keys."""
+        layer_count = self.backbone.model.config.get_text_config().num_hidden_layers
         if len(self.layers) != layer_count:
             raise ValueError(f"{len(self.layers)} of {layer_count} layers are attention")
 
@@ -95,10 +108,10 @@ class CachedPrompt:
         return CachedTexts(self, slots, width)
 
     def _attend(self, layer: AttentionLayer, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """Attend causally, and keep the keys and values of the prompt's tokens."""
-        self.layers[layer.number] = LayerCache(
-            keys[:, :, : self.length].contiguous(), values[:, :, : self.length].contiguous()
-        )
+        """Attend causally, and store the keys and values of the prompt's tokens, [1, H_kv, T, D] each."""
+        prompt_keys = keys[:, :, : self.length].contiguous()
+        prompt_values = values[:, :, : self.length].contiguous()
+        self.layers[layer.number] = LayerCache(prompt_keys, prompt_values)
         return causal(layer, queries, keys, values)
 
 
@@ -119,7 +132,7 @@ class CachedTexts:
     def grow(self, slots: int, width: int) -> None:
         """Grow the cache to at least `slots` texts of at least `width` tokens.
 
-        Where slots are missing, their number is at least doubled, so that the cache seldom grows.
+        The number of slots is at least doubled where it grows, so that it seldom does.
         """
         if slots > self.slots:
             self.slots = max(slots, 2 * self.slots)
@@ -212,10 +225,14 @@ class _TextPass:
         text = self._without_padding(LayerCache(keys, values))
         self._store(layer, text)
         visible = self._after_prompt(layer, text)
+        if self._is_plain(layer):
+            return _fused_attention(layer, queries, visible)
+        return attention(layer, queries, visible.keys, visible.values, self.visibility.bias(layer))
+
+    def _is_plain(self, layer: AttentionLayer) -> bool:
+        """Return whether torch's fused kernel computes a layer: it knows no window, soft cap or sinks."""
         hides_by_window = self.visibility.limiting(layer) is not None
-        if hides_by_window or not layer.is_plain:  # torch's fused kernel knows no window, soft cap or sinks
-            return attention(layer, queries, visible.keys, visible.values, self.visibility.bias(layer))
-        return _fused_attention(layer, queries, visible)
+        return layer.is_plain and not hides_by_window
 
     def _without_padding(self, text: LayerCache) -> LayerCache:
         """Return the keys and values of texts with zeros after the end of each text."""
@@ -273,12 +290,17 @@ class BranchTable:
         row_of_slot = {slot: row for row, slot in enumerate(open_slots)}
         rows = [row_of_slot[slot] for slot in slots]
         columns = _free_columns(rows)
-        self.is_plain = rows == list(range(len(open_slots))) and not any(columns)
+        self.is_plain = rows == list(range(len(open_slots)))
         self.text = on_device(rows, device)[:, None]
         self.column = on_device(columns, device)[:, None]
-        branches = torch.arange(len(slots), device=device)
-        self.branch_of_cell = branches.new_zeros(len(open_slots), 1, max(columns) + 1)
-        self.branch_of_cell[self.text, 0, self.column] = branches[:, None]
+        self.branch_of_cell = self._cells(text_count=len(open_slots), width=max(columns) + 1)
+
+    def _cells(self, text_count: int, width: int) -> Tensor:
+        """Return the number of the branch in each cell, 0 in empty ones, [texts, 1, columns]."""
+        branches = torch.arange(len(self.text), device=self.text.device)
+        cells = branches.new_zeros(text_count, 1, width)
+        cells[self.text, 0, self.column] = branches[:, None]
+        return cells
 
     def multiply(self, rows: Tensor, shared: Tensor, heads: Tensor) -> Tensor:
         """Return `rows[b] @ shared[text of b]` for every branch b, [B, H_kv, R, Y].
@@ -290,12 +312,13 @@ class BranchTable:
         if self.is_plain:
             return rows @ shared
         by_text = rows[self.branch_of_cell, heads[:, None]]  # [texts, H_kv, columns, R, X]
-        products = (by_text.flatten(2, 3) @ shared).view(*by_text.shape[:-1], -1)  # [texts, H_kv, columns, R, Y]
+        products = by_text.flatten(2, 3) @ shared  # [texts, H_kv, columns * R, Y]
+        products = products.view(*by_text.shape[:-1], -1)  # [texts, H_kv, columns, R, Y]
         return products[self.text, heads, self.column]  # back to the order of the branches
 
 
 def _free_columns(rows: Sequence[int]) -> list[int]:
-    """Return for each entry of `rows` the first free column of its row, from left to right: [0, 0, 1] for [0, 1, 0]."""
+    """Return for each entry the next free column of its row, from left to right: rows [0, 1, 0] give [0, 0, 1]."""
     entries_of_row = Counter[int]()
     columns = []
     for row in rows:
@@ -379,16 +402,19 @@ class CachedBranches:
         self.texts = texts
         self.backbone = texts.prompt.backbone
         self.device = self.backbone.device
-        self.layers: Layers = {}
-        self.key_heads: dict[int, Tensor] = {}
-        for number, prompt_cache in texts.prompt.layers.items():
-            self.layers[number] = prompt_cache.zeros(capacity, max_tokens)
-            self.key_heads[number] = torch.arange(prompt_cache.keys.shape[1], device=self.device)
+        prompt_layers = texts.prompt.layers
+        self.layers: Layers = {number: cache.zeros(capacity, max_tokens) for number, cache in prompt_layers.items()}
+        self.key_heads = {number: cache.head_numbers() for number, cache in prompt_layers.items()}
         self.branches: list[Branch] = []
         self.lengths: list[int] = []
         self.open_texts = NO_TEXTS
         self.step_tensors: StepTensors | None = None
         self.tokens_run = 0
+
+    @property
+    def count(self) -> int:
+        """The number of branches."""
+        return len(self.branches)
 
     def admit(self, slots: Sequence[int], tokens_before: Sequence[int]) -> None:
         """Append branches without tokens: new branch b continues the first `tokens_before[b]` tokens of a text.
@@ -397,11 +423,12 @@ class CachedBranches:
         """
         self.open_texts = NO_TEXTS  # open texts may be copies of slots that hold other texts by now
         new_branches = [Branch(slot, before) for slot, before in zip(slots, tokens_before, strict=True)]
-        self._clear_rows(slice(len(self.branches), len(self.branches) + len(new_branches)))
-        self._set_branches([*self.branches, *new_branches], [*self.lengths, *[0] * len(new_branches)])
+        new_lengths = [0] * len(new_branches)
+        self._clear_rows(slice(self.count, self.count + len(new_branches)))
+        self._set_branches(self.branches + new_branches, self.lengths + new_lengths)
 
     def _clear_rows(self, rows: slice) -> None:
-        """Remove from the cache what earlier branches left in these rows."""
+        """Set keys and values in these rows to zero: earlier branches may have left some there."""
         for cache in self.layers.values():
             cache.keys[rows] = 0
             cache.values[rows] = 0
@@ -418,23 +445,23 @@ class CachedBranches:
         last_tokens = on_device(lengths, features.device) - 1
         return features[range(len(lengths)), last_tokens]
 
-    def _allocate_slots(self, count: int, width: int) -> list[int]:
-        """Return slots for `count` texts of at most `width` tokens that no branch uses; the caches grow for them."""
+    def _allocate_slots(self, text_count: int, width: int) -> list[int]:
+        """Return slots that no branch uses for texts of at most `width` tokens; the caches grow for them."""
         used_slots = {branch.slot for branch in self.branches}
-        self.texts.grow(slots=len(self.branches) + count, width=width)
+        self.texts.grow(slots=self.count + text_count, width=width)
         for number, cache in self.layers.items():
             self.layers[number] = cache.grown(rows=self.texts.slots, length=0)  # rows alone; the length stays
         free_slots = sorted(set(range(self.texts.slots)) - used_slots)
-        return free_slots[:count]
+        return free_slots[:text_count]
 
     def step(self, tokens: Tensor) -> Tensor:
         """Append a token to each branch, [B], and run it; return the features of these tokens, [B, F].
 
         Stores the tokens' keys and values in `layers`, and sets `tokens_run`.
         """
+        assert self.step_tensors is not None  # there are branches
         longest = max(self.lengths) + 1  # with the new token
         self._grow_to(longest)
-        assert self.step_tensors is not None  # there are branches
         branch_step = _BranchStep(self, self.step_tensors, longest)
         positions = branch_step.visibility.queries  # [B, 1]
         features = self.backbone.features(tokens[:, None], positions, attend=branch_step)  # [B, 1, F]
@@ -450,20 +477,23 @@ class CachedBranches:
                 self.layers[number] = cache.grown(rows=0, length=2 * max_tokens)  # tokens alone; no more rows
 
     def select(self, rows: Sequence[int]) -> None:
-        """Continue with some branches: new branch b is old branch `rows[b]`. A branch may be there twice.
+        """Replace the branches: new branch b continues old branch `rows[b]`. A branch may occur twice."""
+        self._copy_moved_rows(rows)
+        branches = [self.branches[row] for row in rows]
+        self._set_branches(branches, [self.lengths[row] for row in rows])
 
-        Only keys and values of branches that get another number are copied.
-        """
+    def _copy_moved_rows(self, rows: Sequence[int]) -> None:
+        """Copy old row `rows[b]` of the caches to row b, for all rows that get another number."""
         moved = [(new, old) for new, old in enumerate(rows) if new != old]
-        if moved:
-            targets, sources = on_device(moved, self.device).T  # new and old rows of the caches
-            for cache in self.layers.values():  # the right side is copied before the left side is written
-                cache.keys[targets] = cache.keys[sources]
-                cache.values[targets] = cache.values[sources]
-        self._set_branches([self.branches[row] for row in rows], [self.lengths[row] for row in rows])
+        if not moved:
+            return
+        targets, sources = on_device(moved, self.device).T  # new and old rows
+        for cache in self.layers.values():  # the right side is copied before the left side is written
+            cache.keys[targets] = cache.keys[sources]
+            cache.values[targets] = cache.values[sources]
 
     def branch(self, row: int) -> "CachedBranches":
-        """Return a copy of branch `row` alone. What it runs changes neither this object nor its caches."""
+        """Return a copy of branch number `row` alone. Running it changes neither this object nor its caches."""
         copied = copy(self)
         copied.layers = {}
         for number, cache in self.layers.items():
@@ -472,7 +502,10 @@ class CachedBranches:
         return copied
 
     def _set_branches(self, branches: list[Branch], lengths: list[int]) -> None:
-        """Replace the branches, and with them `open_texts` and `step_tensors`. lengths: how many tokens of each ran."""
+        """Replace the branches and what follows from them: `open_texts` and `step_tensors`.
+
+        lengths: how many tokens of each branch have run.
+        """
         self.branches = branches
         self.lengths = lengths
         if not branches:
@@ -487,25 +520,21 @@ class CachedBranches:
         After a prompt of 10 tokens, branches after 3 and 8 tokens of a text start at positions [[13], [18]], and the
         positions before branches are 0 to 17.
         """
-        count = len(self.branches)
-        prompt_length = self.texts.prompt.length
-        tokens_before = on_device([branch.tokens_before for branch in self.branches], self.device)
-        shared_positions = torch.arange(prompt_length + self.open_texts.width, device=self.device)
+        slots = [branch.slot for branch in self.branches]
+        starts = [self.texts.prompt.length + branch.tokens_before for branch in self.branches]
+        shared_width = self.texts.prompt.length + self.open_texts.width
         return StepTensors(
-            table=BranchTable([branch.slot for branch in self.branches], self.open_texts.slots, self.device),
-            numbers=torch.arange(count, device=self.device),
-            starts=tokens_before[:, None] + prompt_length,
-            shared_positions=shared_positions.expand(count, -1),
+            table=BranchTable(slots, self.open_texts.slots, self.device),
+            numbers=torch.arange(self.count, device=self.device),
+            starts=on_device(starts, self.device)[:, None],
+            shared_positions=torch.arange(shared_width, device=self.device).expand(self.count, -1),
         )
 
     def _texts_to_open(self, slots: set[int], width: int) -> OpenTexts:
-        """Return open texts that hold the first `width` tokens of the texts in these slots.
+        """Return texts for the steps to multiply, with the first `width` tokens of the texts in these slots among them.
 
-        To choose rows of the cache copies them, so that multiplying some that are not needed may be cheaper:
-
-        1. The texts that are open now, if they hold the needed ones, and more than half of them are needed.
-        2. Else all texts of the cache, without a copy, if more than half of them are needed.
-        3. Else copies of the needed texts.
+        Choosing rows of the cache copies them, so multiplying some that are not needed may be cheaper: the texts that
+        are open now, or all texts of the cache, where more than half of them are needed.
         """
         if self.open_texts.holds(slots, width) and 2 * len(slots) > len(self.open_texts.slots):
             return self.open_texts
@@ -537,14 +566,13 @@ class _BranchStep:
         The keys have a column per token of the prompt, of the text and of the longest branch, in this order.
         """
         starts = self.tensors.starts  # [B, 1]
-        shared_positions = self.tensors.shared_positions  # [B, prompt + text]
-        branch_positions = starts + torch.arange(self.longest, device=self.branches.device)  # [B, longest]
+        branch_positions = starts + torch.arange(self.longest, device=starts.device)  # [B, longest]
         query_positions = starts + self.lengths[:, None]  # [B, 1], of the new tokens
-        sees_shared = shared_positions < starts  # the branch replaces the text from its start on
+        sees_shared = self.tensors.shared_positions < starts  # the branch replaces the text from its start on
         sees_branch = branch_positions <= query_positions
         return Visibility(
             queries=query_positions,
-            keys=torch.cat([shared_positions, branch_positions], 1),
+            keys=torch.cat([self.tensors.shared_positions, branch_positions], 1),  # [B, prompt + text + longest]
             longest=self._longest_sequence(),
             dtype=self.branches.backbone.model.dtype,
             seen=torch.cat([sees_shared, sees_branch], 1)[:, None],
@@ -552,11 +580,10 @@ class _BranchStep:
 
     def _longest_sequence(self) -> int:
         """Return the tokens of the longest sequence: prompt, beginning of the text, and branch with its new token."""
-        branches = self.branches
-        lengths = [
-            branch.tokens_before + length for branch, length in zip(branches.branches, branches.lengths, strict=True)
-        ]
-        return branches.texts.prompt.length + max(lengths) + 1
+        texts_and_branches = []
+        for branch, length in zip(self.branches.branches, self.branches.lengths, strict=True):
+            texts_and_branches.append(branch.tokens_before + length)
+        return self.branches.texts.prompt.length + max(texts_and_branches) + 1
 
     def __call__(self, layer: AttentionLayer, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """Return the attention of the new token of each of B branches in a layer, [B, H, 1, D].
@@ -564,8 +591,9 @@ class _BranchStep:
         queries [B, H, 1, D]; keys, values [B, H_kv, 1, D], which are stored in the cache first.
         """
         parts = self._visible_parts(layer, LayerCache(keys, values))
-        grouped_queries = queries.reshape(*keys.shape[:2], -1, queries.shape[-1]) * layer.scale  # [B, H_kv, R, D]
-        weights = layer.weights(parts.scores(grouped_queries), self.visibility.bias(layer))  # [B, H_kv, R, all keys]
+        grouped_queries = _grouped(queries, keys.shape[1]) * layer.scale  # [B, H_kv, R, D]
+        scores = parts.scores(grouped_queries)  # [B, H_kv, R, all keys]
+        weights = layer.weights(scores, self.visibility.bias(layer))  # [B, H_kv, R, all keys]
         answer = parts.weighted_sum(weights)  # [B, H_kv, R, D]
         return answer.flatten(1, 2)[:, :, None]
 
@@ -580,16 +608,14 @@ class _BranchStep:
         )
 
     def _with_new_tokens(self, layer: AttentionLayer, new_tokens: LayerCache) -> LayerCache:
-        """Store the new token of each branch in a layer's cache; return all tokens, [B, H_kv, longest, D] each.
+        """Store the new token of each branch, [B, H_kv, 1, D], in a layer's cache; return all tokens of the branches.
 
-        They are views of the cache, with zeros after the last token of a branch: writing into them fills the cache.
-        new_tokens: [B, H_kv, 1, D] each.
+        They are views of the cache, [B, H_kv, longest, D], with zeros after the last token of a branch.
         """
         cache = self.branches.layers[layer.number]
-        count = len(new_tokens.keys)
-        views = LayerCache(cache.keys[:count, :, : self.longest], cache.values[:count, :, : self.longest])
+        views = cache.beginnings(rows=len(new_tokens.keys), width=self.longest)
         rows = self.tensors.numbers  # with `lengths`, the row and the column of each new token
-        views.keys[rows, :, self.lengths] = new_tokens.keys[:, :, 0]
+        views.keys[rows, :, self.lengths] = new_tokens.keys[:, :, 0]  # writing into a view fills the cache
         views.values[rows, :, self.lengths] = new_tokens.values[:, :, 0]
         return views
 
@@ -612,14 +638,14 @@ class _VisibleParts:
     key_heads: Tensor
 
     def scores(self, queries: Tensor) -> Tensor:
-        """Return the products of queries [B, H_kv, R, D] and all keys, [B, H_kv, R, prompt + text + longest]."""
+        """Return the products of queries, [B, H_kv, R, D], and all keys: [B, H_kv, R, prompt + text + longest]."""
         prompt_scores = _multiply_by_common(queries, self.prompt.keys.mT)
         text_scores = self.table.multiply(queries, self.texts.keys.mT, self.key_heads)
         branch_scores = queries @ self.branches.keys.mT
         return torch.cat([prompt_scores, text_scores, branch_scores], -1)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        """Return the sum of all values, [B, H_kv, R, D], by their weights [B, H_kv, R, prompt + text + longest]."""
+        """Return the sum of all values by their weights, [B, H_kv, R, prompt + text + longest]: [B, H_kv, R, D]."""
         lengths = [part.keys.shape[2] for part in (self.prompt, self.texts, self.branches)]
         prompt_weights, text_weights, branch_weights = torch.split(weights, lengths, -1)
         text_sum = self.table.multiply(text_weights, self.texts.values, self.key_heads)
@@ -628,8 +654,13 @@ class _VisibleParts:
         return total
 
 
+def _grouped(queries: Tensor, key_heads: int) -> Tensor:
+    """Return the queries of new tokens, [B, H, 1, D], grouped by their head of keys: [B, H_kv, R, D]."""
+    return queries.reshape(len(queries), key_heads, -1, queries.shape[-1])
+
+
 def _multiply_by_common(rows: Tensor, common: Tensor) -> Tensor:
-    """Return each branch's matrix [B, H_kv, R, X] times one that all share, [1, H_kv, X, Y]: [B, H_kv, R, Y].
+    """Return each branch's matrix, [B, H_kv, R, X], times a common one, [1, H_kv, X, Y]: [B, H_kv, R, Y].
 
     There is one product per head, with B * R rows, so that `common` is not copied per branch.
     """

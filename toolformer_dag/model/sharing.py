@@ -80,10 +80,9 @@ Branches = CachedBranches | ModelCacheBranches
 
 
 def choose_sharing(backbone: Backbone, name: str, tokens: Sequence[int]) -> Sharing:
-    """Return the fastest way to share the work on a common beginning under which the model's logits stay the same.
+    """Return the fastest way to share the work on a common beginning that leaves the model's logits as they are.
 
-    Each is tried on a short sequence, against the logits of the model alone. The choice and what it costs are logged.
-    Changes `backbone`, so that it runs the model accordingly.
+    Each is tried on a short sequence. The choice and its costs are logged, and `backbone` is set to run accordingly.
 
     - name: the model's name, for the log.
     - tokens: tokens of ordinary text, as `trial_tokens` returns them.
@@ -98,14 +97,11 @@ def _log_choice(sharing: Sharing, model: str) -> None:
     if sharing.method == SHARED:
         _log.info("%s: the keys of prompt and text are computed and stored once for all samples", model)
     elif sharing.cache is not None and sharing.method == OWN_CACHE:
-        few_together = "" if sharing.cache.batching == "any" else ", and few samples run together"
-        slow = "" if sharing.cache.chunks else ", and a text runs one token at a time"
         _log.warning(
             "%s: its attention cannot be replaced, so its own cache serves: no token is computed twice, but every "
-            "sample holds a copy of the keys of prompt and text%s%s",
+            "sample holds a copy of the keys of prompt and text%s",
             model,
-            few_together,
-            slow,
+            _costs_of_cache(sharing.cache),
         )
     else:
         _log.warning(
@@ -113,6 +109,13 @@ def _log_choice(sharing: Sharing, model: str) -> None:
             "which is slow; use another model where you can",
             model,
         )
+
+
+def _costs_of_cache(cache: CacheUse) -> str:
+    """Return what else using a model's own cache costs, for the end of a sentence; "" where it costs no more."""
+    few_together = "" if cache.batching == "any" else ", and few samples run together"
+    slow = "" if cache.chunks else ", and a text runs one token at a time"
+    return few_together + slow
 
 
 @exact_products()
@@ -137,7 +140,7 @@ def _choose_sharing(backbone: Backbone, tokens: Sequence[int]) -> Sharing:
 
 
 def _own_cache_that_agrees(backbone: Backbone, tokens: Sequence[int], expected: Tensor) -> Sharing | None:
-    """Return the fastest way to use the model's own cache that reproduces its logits; None where none does.
+    """Return the fastest use of the model's own cache that reproduces its logits; None if no use does.
 
     expected: the model's logits of `tokens` without a cache, [T, V].
     """
@@ -160,12 +163,11 @@ def _can_be_split(backbone: Backbone, tokens: Sequence[int], expected: Tensor) -
 
 
 def _attention_can_be_replaced(backbone: Backbone, tokens: Sequence[int], expected: Tensor) -> bool:
-    """Return whether the model's logits stay the same when its attention is replaced by ours.
+    """Replace the model's attention by ours; return whether its logits stay the same, with and without cached keys.
 
-    Two trials: a whole sequence in one pass, and sequences that share the cached keys of a beginning. False too where
-    the model raises an error with our attention.
+    False too where the model raises an error with our attention, which the backbone keeps in any case.
 
-    expected: the model's own logits of `tokens`, [T, V]. The backbone keeps our attention, also where this is False.
+    expected: the model's logits of `tokens` with its unchanged attention, [T, V].
     """
     tolerance = TOLERANCES[backbone.model.dtype]
     backbone.uses_custom_attention = True
@@ -200,20 +202,25 @@ SHORT = 3
 def _run_branches(
     run_prompt: Callable[[Backbone, Sequence[int]], Prompt], backbone: Backbone, tokens: Sequence[int]
 ) -> Tensor:
-    """Compute the logits of the trial's text and of three branches after it with a cached prompt, [TEXT + 6, V].
+    """Compute the trial's logits with a cached prompt, [TEXT + 6, V].
 
-    Three branches continue the text by two tokens: a long one, the short one, and a long one again. Returns the logits
-    of the text's tokens, then those of the three branches at each of the two tokens.
-
-    run_prompt: runs a prompt in the way that is tried.
+    First the text's tokens, then the next two tokens of three continuations of it (branches): a long one, the short
+    one, and a long one again. run_prompt: runs a prompt and caches it as the trial demands.
     """
-    text = tokens[PROMPT : PROMPT + TEXT]
     texts = run_prompt(backbone, tokens[:PROMPT]).texts(slots=2, width=TEXT + 1)
-    # Slot 0 holds the text, slot 1 the short one. Each has a further token, which no branch may see.
-    longer_texts = [[*text, tokens[0]], [*text[: SHORT + 1]]]
-    features_of_texts = texts.features([0, 1], longer_texts, first=0)  # [2, TEXT + 1, F]
+    features_of_text = _run_text(texts, text=tokens[PROMPT : PROMPT + TEXT], other_token=tokens[0])
     features_of_steps = _run_continuation(texts, tokens[PROMPT + TEXT :])
-    return backbone.logits(torch.cat([features_of_texts[0, :TEXT], *features_of_steps]))
+    return backbone.logits(torch.cat([features_of_text, *features_of_steps]))
+
+
+def _run_text(texts: Texts, *, text: Sequence[int], other_token: int) -> Tensor:
+    """Run the trial's text in slot 0 and its beginning in slot 1; return the features of the text, [TEXT, F].
+
+    Each has a further token after it, which no branch may see.
+    """
+    short_text = text[: SHORT + 1]
+    features_of_texts = texts.features([0, 1], [[*text, other_token], [*short_text]], first=0)  # [2, TEXT + 1, F]
+    return features_of_texts[0, :TEXT]
 
 
 def _run_continuation(texts: Texts, continuation: Sequence[int]) -> list[Tensor]:
@@ -236,11 +243,9 @@ def _expected_of_branches(model: Any, tokens: Sequence[int], whole: Tensor) -> T
         8 to 10   token 14 of a long branch, of the short one, and of a long one
         11 to 13  token 15 of the same
     """
-    text_end = PROMPT + TEXT
-    short_end = PROMPT + SHORT
-    short_branch = own_logits(model, [*tokens[:short_end], *tokens[text_end:]])
-    rows = list(whole[PROMPT:text_end])
-    for step in range(len(tokens) - text_end):
-        long_row = whole[text_end + step]
-        rows += [long_row, short_branch[short_end + step], long_row]
+    continuation = tokens[PROMPT + TEXT :]
+    short_branch = own_logits(model, [*tokens[: PROMPT + SHORT], *continuation])
+    rows = list(whole[PROMPT : PROMPT + TEXT])
+    for long_row, short_row in zip(whole[PROMPT + TEXT :], short_branch[PROMPT + SHORT :], strict=True):
+        rows += [long_row, short_row, long_row]
     return torch.stack(rows)

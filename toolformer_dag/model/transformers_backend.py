@@ -89,16 +89,22 @@ class TransformersBackend:
         run_prompt = self._run_prompt(prompt)
         calls = CallSampling(start, ends, sampling)
         lengths = [self._stored_tokens(text, prompt_length=len(prompt), max_tokens=calls.max_tokens) for text in texts]
-        budgets_per_batch = CACHE_PASSES  # the model's own cache: all texts of a batch are cached at once
-        if self.sharing.cache is None:
-            # Shared keys: a batch may have more texts than the cache has room for; they follow each other in it.
-            budgets_per_batch = CACHE_PASSES * STREAMED
         return self.budget.run(
             lengths,
             partial(self._propose_batch, run_prompt, texts, calls),
-            share=budgets_per_batch,
+            share=self._budgets_per_batch,
             lower="segment_tokens, k, m or max_call_tokens",  # for the error message
         )
+
+    @property
+    def _shares_keys(self) -> bool:
+        """Return whether the keys of prompt and text are stored once, instead of copied for each sample."""
+        return self.sharing.cache is None
+
+    @property
+    def _budgets_per_batch(self) -> int:
+        """Return how many token budgets a batch may take; with shared keys, texts follow each other in the cache."""
+        return CACHE_PASSES * STREAMED if self._shares_keys else CACHE_PASSES
 
     def _run_prompt(self, ids: Sequence[int]) -> RunPrompt:
         """Return the prompt of these tokens with its keys cached; it runs unless it is the last one that ran."""
@@ -125,18 +131,23 @@ class TransformersBackend:
 
     @torch.inference_mode()
     def log_probabilities(self, queries: Sequence[TokenQuery]) -> list[LogProbabilities]:
-        """Compute log p of the tokens that each query names: at some places of a text after a prefix.
+        """Return log p of the tokens that each query wants at some places of a text after a prefix.
 
-        Returns an array per query, [places, tokens per place]. Queries run in batches, sorted by prefix, so that what
-        prefixes have in common runs once. Raises ModelError where a single query does not fit into memory.
+        Each is [places, tokens per place]. What prefixes have in common runs once. Raises ModelError where a query does
+        not fit into memory.
         """
 
         def answers_of_batch(batch: list[int]) -> list[LogProbabilities]:
             return self._answers([queries[index] for index in batch])
 
-        lengths = [len(query.prefix) for query in queries]
-        by_prefix = sorted(range(len(queries)), key=lambda index: list(queries[index].prefix))
-        return self.budget.run(lengths, answers_of_batch, lower="max_call_tokens", share=CACHE_PASSES, order=by_prefix)
+        prefixes = [list(query.prefix) for query in queries]
+        return self.budget.run(
+            [len(prefix) for prefix in prefixes],
+            answers_of_batch,
+            order=sorted(range(len(prefixes)), key=prefixes.__getitem__),
+            share=CACHE_PASSES,
+            lower="max_call_tokens",  # for the error message
+        )
 
     @torch.inference_mode()
     def greedy(self, sequences: Sequence[Sequence[int]]) -> GreedyBatch:
@@ -151,10 +162,10 @@ class TransformersBackend:
         - max_tokens: the most tokens that a sample has after the text.
         """
         text_length = len(text.ids)
-        if self.sharing.cache is None:  # keys are shared: a sample stores those of its own tokens alone
+        if self._shares_keys:  # a sample stores the keys of its new tokens alone
             return text_length + text.most_samples * max_tokens
-        # In the model's own cache, each sample has a copy of the keys of prompt and text too.
-        return prompt_length + text_length + text.most_samples * (prompt_length + text_length + max_tokens)
+        copied_length = prompt_length + text_length  # each sample has a copy of these keys
+        return copied_length + text.most_samples * (copied_length + max_tokens)
 
     def _cache_limits(self, texts: Sequence[TokenText], *, prompt_length: int, max_tokens: int) -> CacheLimits:
         """Return how many texts and samples may have their keys cached at once; at least one text with all its samples.
@@ -164,7 +175,7 @@ class TransformersBackend:
         """
         longest = max(len(text.ids) for text in texts)
         most_samples = max(1, *(text.most_samples for text in texts))  # of a text
-        if self.sharing.cache is None:
+        if self._shares_keys:
             return self._shared_key_limits(
                 len(texts), longest=longest, most_samples=most_samples, max_tokens=max_tokens
             )
@@ -202,7 +213,7 @@ class TransformersBackend:
         A query whose answer is NaN runs again alone: another sequence of the pass may be the cause, since a mask hides
         its numbers, but not its NaN.
         """
-        if self.sharing.cache is not None:  # keys are not shared: each query runs as a text without a prefix
+        if not self._shares_keys:  # each query runs as a text without a prefix
             queries = [_without_prefix(query) for query in queries]
         answers = self._run_queries(queries)
         if len(queries) > 1:
@@ -215,8 +226,8 @@ class TransformersBackend:
         """Run the prefixes of all queries, then the texts after them; return log p, [places, tokens per place] each."""
         prefixes = self._run_prefixes(queries)
         lengths = [len(query.prefix) + max(query.places) for query in queries]
-        work = partial(self._run_texts, prefixes, queries)
-        return self.budget.run(lengths, work, lower="segment_tokens or max_call_tokens")
+        run_batch = partial(self._run_texts, prefixes, queries)
+        return self.budget.run(lengths, run_batch, lower="segment_tokens or max_call_tokens")
 
     def _run_prefixes(self, queries: Sequence[TokenQuery]) -> CachedPrefixes:
         """Run the prefixes of queries, each common beginning once, and count their tokens."""
@@ -229,38 +240,49 @@ class TransformersBackend:
     def _run_texts(
         self, prefixes: CachedPrefixes, queries: Sequence[TokenQuery], batch: Sequence[int]
     ) -> list[LogProbabilities]:
-        """Run the texts of some queries after their cached prefixes, in one pass; return the log p of each query.
+        """Run the texts of some queries after their cached prefixes, in one pass, and count their tokens.
 
-        - batch: the indices of the queries.
-        - result: for each query, [places, tokens per place].
+        Returns log p of each query, [places, tokens per place]. batch: the indices of these queries.
         """
         batch_queries = [queries[index] for index in batch]
-        read_texts = [query.text[: max(query.places)] for query in batch_queries]  # the last token is only predicted
-        features = prefixes.features(batch, read_texts)  # [B, 1 + T, F], a column per place
+        texts = [_text_to_run(query) for query in batch_queries]
+        features = prefixes.features(batch, texts)  # [B, 1 + T, F], a column per place
         answers = self._log_p_at_places(features, batch_queries)
-        for query, text in zip(batch_queries, read_texts, strict=True):
-            self.counts.add(query.kind, len(text))
         self.counts.passes += 1
+        for query, text in zip(batch_queries, texts, strict=True):
+            self.counts.add(query.kind, len(text))
         return answers
 
     def _log_p_at_places(self, features: Tensor, queries: Sequence[TokenQuery]) -> list[LogProbabilities]:
         """Return log p of the tokens that B queries want, [places, tokens per place] each.
 
-        features: [B, columns, F]. Column p is the token before place p of a query's text, and predicts what stands
-        there; column 0 is the end of the prefix.
+        features: [B, columns, F]. Column p is the token before place p of a text, and predicts what stands there.
         """
-        cells = []  # pairs of row and column in `features`, for the places of all queries
-        targets: list[Sequence[int]] = []  # the tokens at each of them
-        for row, query in enumerate(queries):
-            cells += [(row, place) for place in query.places]
+        features_at_places = _features_at_places(features, queries)
+        targets: list[Sequence[int]] = []  # the tokens that are wanted at each of these places
+        for query in queries:
             targets += query.tokens
-        rows, columns = on_device(cells, features.device).T  # [places of all queries] each
-        log_p = self.backbone.log_probabilities(features[rows, columns], on_device(targets, features.device))
+        log_p = self.backbone.log_probabilities(features_at_places, on_device(targets, features.device))
         ends_of_queries = np.cumsum([len(query.places) for query in queries])
         return np.split(log_p.cpu().numpy(), ends_of_queries[:-1])
 
 
+def _features_at_places(features: Tensor, queries: Sequence[TokenQuery]) -> Tensor:
+    """Return the features of B queries, [B, columns, F], in the columns of their places: [places of all queries, F]."""
+    cells = []  # pairs of row and column
+    for row, query in enumerate(queries):
+        cells += [(row, place) for place in query.places]
+    rows, columns = on_device(cells, features.device).T  # [places of all queries] each
+    return features[rows, columns]
+
+
+def _text_to_run(query: TokenQuery) -> Sequence[int]:
+    """Return the tokens of a query's text before its last place: the next one is only predicted."""
+    return query.text[: max(query.places)]
+
+
 def _without_prefix(query: TokenQuery) -> TokenQuery:
-    """Return the same question about a text without a prefix, for models whose prefixes are not cached apart."""
-    places = [len(query.prefix) + place for place in query.places]
+    """Return the same query with its prefix as the beginning of its text."""
+    prefix_length = len(query.prefix)
+    places = [prefix_length + place for place in query.places]
     return replace(query, prefix=[], text=[*query.prefix, *query.text], places=places)

@@ -44,40 +44,48 @@ def exact_products() -> Iterator[None]:
 def check_causal(model: Any, tokens: Sequence[int]) -> None:
     """Raise ModelError for a model whose tokens attend to later ones (BERT loads as a causal model too).
 
-    Two sequences with the same first tokens and different last ones must have the same logits at the first tokens.
-
-    tokens: 24 tokens of ordinary text, as `trial_tokens` returns them. The sequences are tokens 0 to 15, and tokens
-    0 to 7 with 16 to 23 after them. Both are equally long, because another length rounds differently, which may change
-    the choice of an expert.
+    tokens: 24 tokens of ordinary text, from `trial_tokens`. Two sequences of 16 of them begin with the same 8 and end
+    differently; a causal model gives the first 8 the same logits in both.
     """
     begin = tokens[:TRIAL_ENDS]
     end = tokens[TRIAL_ENDS:TRIAL]
-    other_end = tokens[TRIAL:]
+    other_end = tokens[TRIAL:]  # equally long: another length rounds differently, which may choose another expert
     logits = own_logits(model, [*begin, *end])[: len(begin)]
     other_logits = own_logits(model, [*begin, *other_end])[: len(begin)]
-    tolerance = SAME_ORDER_TOLERANCES[model.dtype] * logits.abs().max()
-    if bool((logits - other_logits).abs().max() > tolerance):  # false for NaN
+    if _differ(logits, other_logits, SAME_ORDER_TOLERANCES[model.dtype]):
         raise ModelError(
             f"{type(model).__name__} attends to later tokens; use a causal model (some models need "
             "is_decoder = true in config.json)"
         )
 
 
-def trial_tokens(encoding: Encoding) -> list[int]:
-    """Return TRIAL + TRIAL_ENDS tokens to try a model with: those of ORDINARY_TEXT.
+def _differ(logits: Tensor, other_logits: Tensor, tolerance: float) -> bool:
+    """Return whether logits differ by more than `tolerance` times the largest of `logits`; False where one is NaN."""
+    largest_difference = (logits - other_logits).abs().max()
+    return bool(largest_difference > tolerance * logits.abs().max())
 
-    The first is BOS (the token at the beginning of a text) where the tokenizer adds it; it counts. Special tokens are
-    left out: after them the logits of a trained model are chaotic. Where these are too few, the other tokens of the
-    vocabulary follow, and then all of them again.
+
+def trial_tokens(encoding: Encoding) -> list[int]:
+    """Return TRIAL + TRIAL_ENDS tokens of ordinary text to try a model with, after BOS where the tokenizer adds it.
+
+    They repeat where the text and the vocabulary have too few.
+    """
+    count = TRIAL + TRIAL_ENDS
+    tokens = [*encoding.bos, *islice(cycle(_ordinary_tokens(encoding, count)), count)]
+    return tokens[:count]
+
+
+def _ordinary_tokens(encoding: Encoding, count: int) -> list[int]:
+    """Return the tokens of ORDINARY_TEXT; where these are fewer than `count`, all others of the vocabulary follow.
+
+    Special tokens are left out: after them the logits of a trained model are chaotic.
     """
     tokenizer = encoding.tokenizer
-    count = TRIAL + TRIAL_ENDS
     special = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
-    ordinary = [token for token in encoding.texts([ORDINARY_TEXT])[0].ids if token not in special]
-    if len(ordinary) < count:
-        ordinary += sorted({*tokenizer.get_vocab().values()} - {*ordinary, *special})
-    tokens = [*encoding.bos, *islice(cycle(ordinary), count)]
-    return tokens[:count]
+    tokens = [token for token in encoding.texts([ORDINARY_TEXT])[0].ids if token not in special]
+    if len(tokens) < count:
+        tokens += sorted({*tokenizer.get_vocab().values()} - {*tokens, *special})
+    return tokens
 
 
 def own_logits(model: Any, tokens: Sequence[int]) -> Tensor:
@@ -87,7 +95,7 @@ def own_logits(model: Any, tokens: Sequence[int]) -> Tensor:
 
 
 def logits_or_none(compute: Callable[[], Tensor]) -> Tensor | None:
-    """Return the logits that `compute` returns; None where the model refuses that way. Raises out-of-memory errors."""
+    """Return the logits that `compute` returns; None where it raises an error other than out of memory."""
     try:
         return compute()
     except (AttributeError, TypeError, KeyError, IndexError, ValueError, RuntimeError) as error:
@@ -97,10 +105,7 @@ def logits_or_none(compute: Callable[[], Tensor]) -> Tensor | None:
 
 
 def agrees(expected: Tensor, actual: Tensor | None, tolerance: float) -> bool:
-    """Return whether two tables of logits differ by at most `tolerance` times the largest expected logit.
-
-    False where the actual ones are None or NaN.
-    """
+    """Return whether logits differ by at most `tolerance` times the largest expected one; False for None and NaN."""
     if actual is None:
         return False
     difference = (expected - actual).abs().max()
@@ -115,20 +120,14 @@ MIN_GAIN = 0.1
 
 @torch.no_grad()
 def bos_gain(model: Any, encoding: Encoding, context: int) -> float:
-    """Return by how many nats per token a BOS before ordinary text lowers the model's loss; 0 where that is not clear.
+    """Return by how many nats per token BOS before ordinary text lowers the model's loss; 0 where that is not clear.
 
-    BOS is the tokenizer's token for the beginning of a text. A gain is clear above MIN_GAIN and above
-    MIN_STANDARD_ERRORS standard errors. Returns 0 too where the tokenizer has no BOS or adds it already, and where the
-    model has no embedding for it.
+    BOS is the tokenizer's token for the beginning of a text. The result is 0 too where it cannot be added.
 
     context: the most tokens of a sequence.
     """
-    bos = encoding.tokenizer.bos_token_id
+    bos = _bos_to_add(model, encoding)
     if bos is None:
-        return 0.0
-    is_added_already = bool(encoding.bos)
-    has_embedding = bos < model.config.get_text_config().vocab_size
-    if is_added_already or not has_embedding:
         return 0.0
     ids = encoding.texts([ORDINARY_TEXT])[0].ids[: context - 1]
     losses = _token_losses(model, ids)
@@ -136,8 +135,18 @@ def bos_gain(model: Any, encoding: Encoding, context: int) -> float:
     return _clear_mean(losses - losses_after_bos)
 
 
+def _bos_to_add(model: Any, encoding: Encoding) -> int | None:
+    """Return the tokenizer's BOS; None where it has none or adds it already, or where the model has no row for it."""
+    bos: int | None = encoding.tokenizer.bos_token_id
+    is_added_already = bool(encoding.bos)
+    if bos is None or is_added_already:
+        return None
+    has_embedding = bos < model.config.get_text_config().vocab_size
+    return bos if has_embedding else None
+
+
 def _clear_mean(gains: Tensor) -> float:
-    """Return the mean of gains if it is clear: above MIN_GAIN and MIN_STANDARD_ERRORS standard errors; else 0."""
+    """Return the mean of gains where it is above MIN_GAIN and MIN_STANDARD_ERRORS standard errors; else 0."""
     gain = float(gains.mean())
     standard_error = float(gains.std()) / len(gains) ** 0.5
     is_clear = gain > max(MIN_GAIN, MIN_STANDARD_ERRORS * standard_error)

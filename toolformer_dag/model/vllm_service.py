@@ -138,12 +138,9 @@ class ServedVllm:
         """Connect to the servers at `urls`, and check that each has the model and this project's logits processor."""
         self.dtype = dtype
         self.vocabulary = vocabulary
-        key = os.environ.get(KEY)
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
-        limits = httpx.Limits(max_connections=IN_FLIGHT, max_keepalive_connections=IN_FLIGHT)
         self._urls = [url.rstrip("/") for url in urls]
         self._next_server = count()  # numbers of requests, through all calls of `run`
-        self._http = httpx.Client(headers=headers, timeout=PATIENCE, limits=limits)
+        self._http = _http_client()
         for url in self._urls:
             self._check(url, name)
 
@@ -190,12 +187,24 @@ class ServedVllm:
             response = self._http.request(method, address, json=body)
             response.raise_for_status()
         except httpx.HTTPError as error:
-            reason = error.response.text[:400] if isinstance(error, httpx.HTTPStatusError) else str(error)
             raise ModelError(
-                f"model.url: {address} does not answer ({type(error).__name__}: {reason}); start it with "
+                f"model.url: {address} does not answer ({type(error).__name__}: {_reason(error)}); start it with "
                 f"{START_COMMAND}, or remove model.url"
             ) from error
         return response.json()
+
+
+def _http_client() -> httpx.Client:
+    """Return a client for the servers, which sends their key where the environment has it."""
+    key = os.environ.get(KEY)
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    limits = httpx.Limits(max_connections=IN_FLIGHT, max_keepalive_connections=IN_FLIGHT)
+    return httpx.Client(headers=headers, timeout=PATIENCE, limits=limits)
+
+
+def _reason(error: httpx.HTTPError) -> str:
+    """Return the beginning of a server's refusal, or why it was not reached."""
+    return error.response.text[:400] if isinstance(error, httpx.HTTPStatusError) else str(error)
 
 
 def _name_one_token_more(params: dict[str, Any]) -> None:
@@ -266,5 +275,5 @@ def _served_prompt_log_p(prompt: Sequence[int], entries_of_tokens: Sequence[Any]
 
 
 def _tokens_run(prompt: int, written: int, cached: int | None) -> int:
-    """Return how many tokens went through the model: all but the last written one, and those that were cached."""
+    """Return how many tokens went through the model: all but the cached ones and the last written one."""
     return prompt + written - 1 - (cached or 0)

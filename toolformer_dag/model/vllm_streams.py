@@ -15,7 +15,7 @@ from toolformer_dag.model.token_service import TokenRequest
 UNIFORMS = "stream"
 """The key of `SamplingParams.extra_args` for a request's random numbers; temperature and top_p are beside it.
 
-Servers of earlier releases read this word, and that of FORCED.
+Servers of earlier releases read this word, and the one of FORCED.
 """
 FORCED = "walk"
 """The key for the tokens that a request writes whatever their log p."""
@@ -40,17 +40,14 @@ def sampling_params(request: TokenRequest, vocabulary: int) -> SamplingParams:
 
 
 def _allowed_tokens(request: TokenRequest, vocabulary: int) -> list[int] | None:
-    """Return all tokens but the forbidden ones; None where none is forbidden."""
+    """Return all tokens but the forbidden ones; None where all are allowed."""
     if not request.forbidden:
         return None
     return sorted(set(range(vocabulary)).difference(request.forbidden))
 
 
 def _extra_args(request: TokenRequest) -> dict[str, Any] | None:
-    """Return what vLLM cannot do itself and the logits processor `Streams` does; None where there is nothing.
-
-    These are random numbers, by each of which a token is drawn, or forced tokens, which are always written.
-    """
+    """Return the options for the logits processor `Streams`: random numbers to draw by, or forced tokens; else None."""
     if request.uniforms is not None:
         return {UNIFORMS: request.uniforms.tolist(), "temperature": request.temperature, "top_p": request.top_p}
     if request.forced:
@@ -59,7 +56,7 @@ def _extra_args(request: TokenRequest) -> dict[str, Any] | None:
 
 
 def _scored_count(request: TokenRequest) -> int | None:
-    """Return how many tokens get log p at each written token; None where none is requested."""
+    """Return how many tokens get log p at each written token; None where it is not requested."""
     if request.scored:
         return len(request.scored)
     if request.likeliest:
@@ -117,7 +114,7 @@ class Streams(LogitsProcessor):
             self._move(source, target, swaps=direction is MoveDirectionality.SWAP)
 
     def _move(self, source: int, target: int, *, swaps: bool) -> None:
-        """Move the request of a row to another one, and that one's request back if they swap."""
+        """Move the request of row `source` to row `target`; if they swap, the target's request moves to `source`."""
         source_row = self._rows.pop(source, None)
         target_row = self._rows.pop(target, None)
         self._put(target, source_row)
@@ -144,7 +141,7 @@ class Streams(LogitsProcessor):
         return logits
 
     def _next_of(self, key: str, row_count: int) -> dict[int, Any]:
-        """Return by row what the requests' options `key` have for the next token, without those that are used up.
+        """Return by row the entry for the next token in the list `key` of the requests' options, where there is one.
 
         row_count: how many rows run in this step. Further requests of `_rows` do not run now.
         """

@@ -66,24 +66,23 @@ UNLIMITED_CORES = 1_000_000
 def cores() -> int:
     """Return how many physical cores this process may use, at least 1.
 
-    Counted are the cores of the hardware threads that the process is bound to, and a container's limit of processor
-    time, rounded down.
+    A container's limit of processor time counts too, rounded down.
     """
     hardware_threads = set(range(os.cpu_count() or 1))
-    if hasattr(os, "sched_getaffinity"):  # on Linux, those that are left to this process
+    if hasattr(os, "sched_getaffinity"):  # on Linux, the threads that this process is bound to
         hardware_threads = os.sched_getaffinity(0)
     distinct_cores = {_core(thread) for thread in hardware_threads}
     return max(1, min(len(distinct_cores), _container_cores()))
 
 
 def _core(thread: int) -> str:
-    """Return a name of the core that a hardware thread is of: the list of all its threads, where Linux tells it."""
+    """Return a name for the core of a hardware thread: on Linux, the list of all threads of that core."""
     file = Path(f"/sys/devices/system/cpu/cpu{thread}/topology/thread_siblings_list")
     return file.read_text() if file.is_file() else str(thread)
 
 
 def _container_cores() -> int:
-    """Return the whole cores that the container's limit leaves; UNLIMITED_CORES where there is none."""
+    """Return the whole cores that the container's limit leaves; UNLIMITED_CORES where there is no limit."""
     if not QUOTA.is_file():
         return UNLIMITED_CORES
     share, _, period = QUOTA.read_text().partition(" ")  # microseconds of processor time per period of microseconds
@@ -133,11 +132,10 @@ def model_identity(name: str, revision: str | None = None) -> Mapping[str, str]:
     """Return what identifies a model: where it differs, everything that was computed with the model is out of date.
 
     - Of a folder: by file name, the hash of each file that determines its results.
-    - Of a GGUF file: its hash, the version of the conversion, and BOS where it was chosen.
-    - Of a hub id: the id and the revision.
+    - Of a GGUF file: its hash, the version of the conversion, and BOS where the conversion chose one.
+    - Of a hub id: the id and the revision; `main` without one, so that changes of the branch stay unnoticed.
 
-    A hub id without a revision means `main`; pin a revision to notice changes of the branch. Raises ModelError for a
-    path that is not a model folder. Not covered: whether the files fit each other.
+    Raises ModelError for a path that is not a model folder. Not covered: whether the files fit each other.
     """
     folder = _folder(name)
     if folder is None:
@@ -148,7 +146,7 @@ def model_identity(name: str, revision: str | None = None) -> Mapping[str, str]:
 
 
 def is_packaged(identity: Mapping[str, object]) -> bool:
-    """Return whether an identity is that of a model in this package, which knows the synthetic world only.
+    """Return whether an identity is one of a model in this package, which knows the synthetic world only.
 
     The identity may have further fields, such as settings.
     """
@@ -170,9 +168,8 @@ def checkpoint_folder(settings: Settings, name: str = "finetuned_checkpoint") ->
 def require_whole(name: str, revision: str | None = None, weights: bool = True) -> None:
     """Read the files of a model that is about to be loaded, and raise an error where one of them is damaged.
 
-    A file is damaged where its content is another than when it was hashed, but size and times are the same: hashes are
-    cached by these, so only reading shows it. A large file in the hub's cache has its hash as its name, which is
-    compared. Nothing is checked of a model that is not on this machine.
+    A damaged file has another content than when it was hashed, but the same size and times. Nothing is checked of a
+    model that is not on this machine.
 
     weights: whether the weights are loaded too.
 
@@ -182,8 +179,7 @@ def require_whole(name: str, revision: str | None = None, weights: bool = True) 
     folder = model_folder(name, revision)
     if folder is None:
         return
-    loaded_files = [file for file in _identifying_files(folder) if weights or file.suffix != ".safetensors"]
-    damaged_file = changed_unseen(loaded_files) or next(filter(_is_misnamed, loaded_files), None)
+    damaged_file = _damaged_file(folder, weights=weights)
     if damaged_file is None:
         return
     if not damaged_file.with_name(CHECKPOINT).is_file():
@@ -192,14 +188,26 @@ def require_whole(name: str, revision: str | None = None, weights: bool = True) 
     raise DamagedCheckpoint(damaged_file)
 
 
+def _damaged_file(folder: Path, *, weights: bool) -> Path | None:
+    """Return a file of a model whose content does not fit its recorded hash or its name; None where all files do.
+
+    weights: whether to read the weights too.
+    """
+    files = [file for file in _identifying_files(folder) if weights or file.suffix != ".safetensors"]
+    changed_file = changed_unseen(files)
+    if changed_file is not None:
+        return changed_file
+    return next(filter(_is_misnamed, files), None)
+
+
 def _is_misnamed(file: Path) -> bool:
-    """Return whether a file of the hub's cache is named after another hash than that of its content."""
+    """Return whether a large file of the hub's cache, which is named after its hash, has another content."""
     name = file.resolve().name
     return SHA_256.fullmatch(name) is not None and not name.startswith(file_hash(file))
 
 
 def model_folder(name: str, revision: str | None = None) -> Path | None:
-    """Return the folder with the files of a model; for a hub id it is in the hub's cache, None before it was fetched.
+    """Return the folder with the files of a model; None for a hub id that is not in the hub's cache.
 
     Raises ModelError for a path at which there is no model folder.
     """
@@ -219,26 +227,28 @@ MARKERS = "call_markers"
 def checkpoint_markers(name: str, revision: str | None = None) -> CallMarkers | None:
     """Return the markers with which a model was finetuned to write calls, such as ` [` and `->`, from its files.
 
-    They are in tokenizer_config.json. A checkpoint of this project that names none has the paper's; None for any other
-    model without markers.
+    A checkpoint of this project that names none has the paper's; None for any other model without markers.
     """
     folder = model_folder(name, revision)
     if folder is None:
         return None
-    markers = None
-    try:
-        values = json.loads((folder / "tokenizer_config.json").read_bytes()).get(MARKERS)
-        if values:
-            markers = CallMarkers.model_validate(values)
-    except (OSError, ValueError, AttributeError):
-        markers = None
+    markers = _markers_in_config(folder / "tokenizer_config.json")
     if markers is None and (folder / CHECKPOINT).is_file():
         return PAPER_MARKERS
     return markers
 
 
+def _markers_in_config(file: Path) -> CallMarkers | None:
+    """Return the markers in a tokenizer's config; None where it has none or cannot be read."""
+    try:
+        values = json.loads(file.read_bytes()).get(MARKERS)
+        return CallMarkers.model_validate(values) if values else None
+    except (OSError, ValueError, AttributeError):
+        return None
+
+
 def refuse_other_markers(model: ModelSettings) -> None:
-    """Raise ModelError where M was finetuned with other markers than the settings name."""
+    """Raise ModelError where a model was finetuned with other markers of calls than the settings name."""
     markers = checkpoint_markers(model_name(model), model.revision)
     if markers not in (None, model.markers):
         raise ModelError(f"{model.name!r} was finetuned with other markers of calls; set [model] markers to {markers}")
@@ -247,15 +257,16 @@ def refuse_other_markers(model: ModelSettings) -> None:
 def check_model(name: str, revision: str | None = None) -> None:
     """Raise ModelError where a name is neither a folder nor a model in the hub's cache or on the hub.
 
-    The hub is asked once, for HUB_PATIENCE seconds at most. transformers would ask it for each file, six times with
-    pauses, before it raises.
+    The hub is asked once, for HUB_PATIENCE seconds at most: transformers would ask it for each file, six times with
+    pauses.
     """
     from huggingface_hub import HfApi, try_to_load_from_cache
 
     if _folder(name) is not None:
         return
     try:
-        if not isinstance(try_to_load_from_cache(name, "config.json", revision=revision), str):
+        is_cached = isinstance(try_to_load_from_cache(name, "config.json", revision=revision), str)
+        if not is_cached:
             HfApi().model_info(name, revision=revision, timeout=HUB_PATIENCE)
     except Exception as error:
         reason = (str(error) or repr(error)).strip().splitlines()[0]
@@ -291,7 +302,8 @@ def _required_files(folder: Path) -> list[Path]:
     """
     files = _identifying_files(folder)
     for patterns in REQUIRED_FILES:
-        if not any(file.match(pattern) for file in files for pattern in patterns):
+        has_file = any(file.match(pattern) for file in files for pattern in patterns)
+        if not has_file:
             raise ModelError(
                 f"{str(folder)!r} is not a model folder: it holds no {patterns[0]}; "
                 "save a model there with save_pretrained, or give another folder or a hub id"
@@ -308,9 +320,9 @@ def _identifying_files(folder: Path) -> list[Path]:
 
 
 def model_dtype(model: ModelSettings) -> str:
-    """Return the data type of the settings' model; for `auto`, that of the weights in the model's folder.
+    """Return the data type of the settings' model; for `auto`, the one of the weights in the model's folder.
 
-    `auto` stays for a hub id: only loading would show it, and its revision determines it.
+    `auto` stays for a hub id: only loading would show its data type, and its revision determines it.
     """
     folder = expanded(Path(model_name(model)))
     if model.dtype == "auto" and folder.is_dir():
@@ -321,33 +333,42 @@ def model_dtype(model: ModelSettings) -> str:
 def _folder_dtype(folder: Path) -> str:
     """Return the data type in which a model folder stores its weights, such as "bfloat16".
 
-    It is the one that config.json names, else that of the first floating-point weights, else float32. Raises ModelError
-    where config.json cannot be read.
+    It is the one in config.json, else the one of the first floating-point weights, else float32. Raises ModelError for
+    a config.json that cannot be read.
     """
+    return _config_dtype(folder / "config.json") or _weights_dtype(folder) or "float32"
+
+
+def _config_dtype(file: Path) -> str | None:
+    """Return the data type in a config.json, or in its part for texts; None without one. Raises ModelError."""
+    try:
+        config = json.loads(file.read_bytes())
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{file} cannot be read: {error}; save the model again") from error
+    for part in (config, config.get("text_config") or {}):
+        dtype = part.get("dtype") or part.get("torch_dtype")
+        if dtype:
+            return str(dtype)
+    return None
+
+
+def _weights_dtype(folder: Path) -> str | None:
+    """Return the data type of the first floating-point weights in a folder's safetensors; None without any."""
     from safetensors import safe_open
 
-    try:
-        config = json.loads((folder / "config.json").read_bytes())
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{folder / 'config.json'} cannot be read: {error}; save the model again") from error
-    for part in (config, config.get("text_config") or {}):
-        config_dtype = part.get("dtype") or part.get("torch_dtype")
-        if config_dtype:
-            return str(config_dtype)
     for file in sorted(folder.glob("*.safetensors")):
         with safe_open(file, "numpy") as weights:
             for name in weights.keys():  # noqa: SIM118, no mapping
                 stored_dtype = weights.get_slice(name).get_dtype()
                 if stored_dtype in STORED_DTYPES:
                     return STORED_DTYPES[stored_dtype]
-    return "float32"
+    return None
 
 
 def model_name(model: ModelSettings) -> str:
     """Return the folder or hub id of the settings' model; `embedded` is the model in the package.
 
-    For a GGUF file it is the folder that it is converted to, at once where it was not yet. Raises ModelError where the
-    file cannot be converted.
+    A GGUF file is converted to a folder first, unless it was already. Raises ModelError where it cannot be converted.
     """
     if model.name.endswith(GGUF):
         return str(converted(expanded(Path(model.name))))
@@ -363,6 +384,7 @@ CONVERSION = 1
 
 
 def _conversions() -> Path:
+    """Return the folder of converted models in the user's cache."""
     return cache_folder() / "models"
 
 
@@ -387,10 +409,9 @@ def converted(file: Path) -> Path:
 
 
 def _convert(file: Path, digest: str, folder: Path) -> None:
-    """Convert a GGUF file to the model folder `folder`, and log that this may take minutes.
+    """Convert a GGUF file to the model folder `folder`, which appears only when complete.
 
-    Written is a folder beside it, which is renamed when it is complete. digest: the hash of the file. Raises ModelError
-    where the conversion fails or the package gguf is missing.
+    digest: the hash of the file. Raises ModelError where the conversion fails or the package gguf is missing.
     """
     if find_spec("gguf") is None:
         raise ModelError(
@@ -398,8 +419,7 @@ def _convert(file: Path, digest: str, folder: Path) -> None:
             "or give a folder with safetensors"
         )
     _log.warning("%s is converted to safetensors once, which may take minutes; they stay in %s", file.name, folder)
-    for unfinished in folder.parent.glob(f"{folder.name}.*.building"):
-        shutil.rmtree(unfinished, ignore_errors=True)  # of a run that was killed, whose process may still write there
+    _remove_unfinished(folder)
     building = folder.with_suffix(f".{os.getpid()}.building")
     _run_conversion(file, digest, building)
     replace_folder(folder, building)
@@ -408,11 +428,15 @@ def _convert(file: Path, digest: str, folder: Path) -> None:
         _log.warning("%s: texts begin with %s, after which they cost clearly less; see model.bos", file.name, bos)
 
 
-def _run_conversion(file: Path, digest: str, folder: Path) -> None:
-    """Convert a GGUF file to `folder` in a child process. Raises ModelError with its last line where that fails.
+def _remove_unfinished(folder: Path) -> None:
+    """Remove what killed runs left of conversions to this folder; their processes may still write there."""
+    for unfinished in folder.parent.glob(f"{folder.name}.*.building"):
+        shutil.rmtree(unfinished, ignore_errors=True)
 
-    In a child process, because definitions load no torch, and the libraries' progress bars stay off the terminal.
-    """
+
+def _run_conversion(file: Path, digest: str, folder: Path) -> None:
+    """Convert a GGUF file to `folder` in a child process. Raises ModelError with its last line where that fails."""
+    # In a child process, because definitions load no torch, and the libraries' progress bars stay off the terminal.
     command = [sys.executable, "-P", "-m", CONVERTER, str(file.absolute()), digest, str(folder)]
     child = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace")
     if child.returncode:
@@ -422,5 +446,5 @@ def _run_conversion(file: Path, digest: str, folder: Path) -> None:
 
 
 def folder_name(model: str) -> str:
-    """Return the name of a model for cards: of an absolute path its last part, anything else as it is."""
+    """Return the name of a model for cards: the last part of an absolute path; anything else as it is."""
     return Path(model).name if Path(model).is_absolute() else model
