@@ -131,18 +131,18 @@ def _plan_of_all_shards(plan: Plan) -> Plan:
 
 
 def _cost_of_all_shards(plan: Plan, all_shards: Plan) -> str:
-    """Return what the shards have cost so far, and what all shards would cost in proportion."""
+    """Return what the shards have cost so far, and what all would cost in proportion. all_shards: the plan of all."""
     if len(all_shards.shards) == len(plan.shards):
         return "These are all shards."
-    factor = _size_ratio(plan.stamps, all_shards.stamps)
+    ratio = _size_ratio(plan.stamps, all_shards.stamps)
     spent = _spent_before_training(plan)
     tokens = int(spent["tokens"].sum())
     seconds = float(spent["seconds"].sum())
-    time = timedelta(seconds=round(seconds))
-    time_of_all = timedelta(seconds=round(seconds * factor))
+    time_spent = timedelta(seconds=round(seconds))
+    time_of_all = timedelta(seconds=round(seconds * ratio))
     return (
-        f"So far {tokens:,} tokens and {time} went into these shards. All {len(all_shards.shards)} would take about "
-        f"{tokens * factor:,.0f} tokens and {time_of_all}, without finetuning; `run --estimate` tells it with "
+        f"So far {tokens:,} tokens and {time_spent} went into these shards. All {len(all_shards.shards)} would take "
+        f"about {tokens * ratio:,.0f} tokens and {time_of_all}, without finetuning; `run --estimate` tells it with "
         "intervals."
     )
 

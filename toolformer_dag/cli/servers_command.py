@@ -70,7 +70,10 @@ def _print_error(error: UserError) -> None:
 
 
 def _print_unusable_lanes(config: Path | None) -> None:
-    """Print why a server's tool cannot be loaded as a lane; most lack examples, which a person has to write."""
+    """Print why tools of servers cannot be loaded; most lack examples, which a person has to write.
+
+    Wrong settings are printed too.
+    """
     try:
         settings = load_settings(config)
     except UserError as error:
@@ -79,10 +82,10 @@ def _print_unusable_lanes(config: Path | None) -> None:
     for key, section in settings.tools.items():
         options = section.options()
         if section.enabled and options.get("use") == "mcp":
-            _print_unusable_tool(key, options, settings.root)
+            _print_if_unusable(key, options, settings.root)
 
 
-def _print_unusable_tool(key: str, options: Mapping[str, Any], root: Path) -> None:
+def _print_if_unusable(key: str, options: Mapping[str, Any], root: Path) -> None:
     """Print why the tool of a lane cannot be loaded, if it cannot. key: of the lane; options: of its section."""
     from toolformer_dag.tools.registry import load_tool
 

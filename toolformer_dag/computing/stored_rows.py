@@ -76,12 +76,13 @@ def text_chunks(texts: pl.DataFrame, lacking: pl.DataFrame, size: int, tokens: f
     lacking: the texts to compute: text_digest, and `whole`, false where some of the text is stored.
     size, tokens: the most texts of a chunk, and about the most tokens. A text with more tokens has its own chunk.
     """
-    chunk_number = _chunk_number(size, tokens)
-    # `whole` becomes null for texts that are stored.
-    numbered = texts.with_columns(chunk=chunk_number).join(lacking, on="text_digest", how="left", maintain_order="left")
-    unstored_chunks = _chunks_without_stored_texts(numbered)
-    pooled = _lacking_outside(numbered, unstored_chunks["chunk"]).with_columns(chunk=chunk_number)
-    chunks = [*unstored_chunks.partition_by("chunk"), *pooled.partition_by("chunk")]
+    chunk_number = _chunk_number(size, tokens)  # an expression: numbers the rows of a frame by their order
+    numbered = texts.with_columns(chunk=chunk_number)
+    marked = numbered.join(lacking, on="text_digest", how="left", maintain_order="left")  # `whole` is null if stored
+    unstored_chunks = _chunks_without_stored_texts(marked)
+    pooled = _lacking_outside(marked, unstored_chunks["chunk"])
+    pooled_chunks = pooled.with_columns(chunk=chunk_number)
+    chunks = [*unstored_chunks.partition_by("chunk"), *pooled_chunks.partition_by("chunk")]
     return [chunk.drop("chunk", "whole") for chunk in chunks]
 
 

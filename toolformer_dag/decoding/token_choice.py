@@ -133,12 +133,12 @@ def _stop_before_sentences(batch: GreedyRows, texts: Sequence[WrittenText]) -> N
 def _begin_calls(texts: Sequence[WrittenText], starts: Sequence[_CallStart]) -> None:
     """Begin a call in each text where the rules allow one and ` [` is among the k likeliest next tokens.
 
-    `starts`: ` [` as the next tokens of each text.
+    `starts`: for each text, how likely the tokens of ` [` are to come next.
     """
     for text, start in zip(texts, starts, strict=True):
         top_k = text.since_call.top_k
-        may_be_among = start.first_rank < top_k  # the cheapest test comes first
-        if may_be_among and text.may_begin_call and start.is_among(top_k):
+        first_token_is_likely = start.first_rank < top_k  # the cheapest test comes first
+        if first_token_is_likely and text.may_begin_call and start.is_among(top_k):
             text.begin_call()
 
 

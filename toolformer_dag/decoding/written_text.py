@@ -357,17 +357,20 @@ class WrittenText:
     def go_on(self, call: DecodedCall) -> None:
         """WAITING -> READY or ENDED: go on after the open call, now that its tool has answered.
 
-        `call`: the answered call, as `accepted` returns it. With a result it becomes part of the text. Without one it
-        is left out, and another tool may be called in its place (`TextSinceCall.rules_after_call`).
+        With a result the call becomes part of the text. Without one it is left out, and another tool may be called in
+        its place.
+
+        `call`: the answered call, as `accepted` returns it.
         """
-        finished_part = self.since_call
-        first_token = finished_part.rules_after_call(call)
-        self.memory.add(call, follows_result=finished_part.is_right_after_result)
-        tokens = finished_part.all_tokens() + self._insert_call(call)
+        text_before = self.since_call
+        first_token = text_before.rules_after_call(call)  # which tools the next token may call
+        self.memory.add(call, follows_result=text_before.is_right_after_result)
+        tokens = text_before.all_tokens() + self._insert_call(call)
         self._feed.show_answer(call)
         self._begin_text(tokens, first_token)
-        if first_token.failed_tools:
-            self._call_another_tool(call.tool, start_probability=finished_part.last_start_probability)
+        has_failed = bool(first_token.failed_tools)
+        if has_failed:
+            self._call_another_tool(call.tool, start_probability=text_before.last_start_probability)
 
     def _insert_call(self, call: DecodedCall) -> list[int]:
         """Close the open call with its answer; return the tokens that it adds to the text, none without a result."""

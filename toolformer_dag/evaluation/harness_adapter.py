@@ -67,7 +67,7 @@ class HarnessModel(LM):  # type: ignore[misc]  # the extra is not installed wher
             settings=settings,
             lanes=[lane.at_inference() for lane in lanes(settings)],  # tools with the settings for decoding
             language_model=self._model,
-            k=settings.decoding.k if k is None else int(k),
+            k=settings.decoding.k if k is None else int(k),  # the harness may hand numbers over as text
             withheld=frozenset(withheld.split("+")),
         )
         self._max_new_tokens = int(max_new_tokens or settings.decoding.max_new_tokens)

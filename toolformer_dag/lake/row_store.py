@@ -140,9 +140,11 @@ class RowStore:
         """
         for _ in range(LOOKS):
             paths = self._readable_paths(self._held_files())
-            if paths is not None:  # None: a file is gone
-                with suppress(FileNotFoundError):  # a file was merged away since it was verified
+            try:
+                if paths is not None:  # None: a file is gone
                     return self._read_rows(paths, keys, columns)
+            except FileNotFoundError:  # a file was merged into another one since its path was read
+                pass
             self.refresh()
         raise StorageError(f"{self.storage.shown(self.folder)}: others merge its files all the time; run again")
 

@@ -133,14 +133,14 @@ class Table:
 
     @contextmanager
     def _removed_on_error(self, part: str, published: Mapping[str, PartFile]) -> Iterator[list[PartFile]]:
-        """Yield an empty list for new files of a part; remove the files in it where the block raises.
+        """Yield an empty list, to which the block adds the new files of a part; remove these if it raises.
 
         published: files that stay, by hash.
         """
         files: list[PartFile] = []
         try:
             yield files
-        except BaseException:  # no pointer will name these files
+        except BaseException:
             self._remove_files(part, set(files).difference(published.values()))
             raise
 
@@ -197,11 +197,14 @@ class Table:
             return [str(path) for path in self._verified_paths(part, pointer)]
         except DamagedPart:
             # The part may have been replaced, and the files of `pointer` cleaned away, before they were opened.
-            self._manifest(anew=True)
-            was_replaced = self.has(part) and self.pointer(part) != pointer
-            if not was_replaced or retries == 0:
+            if not self._has_newer_pointer(part, pointer) or retries == 0:
                 raise
         return self.files(part, retries - 1)
+
+    def _has_newer_pointer(self, part: str, pointer: Pointer) -> bool:
+        """Read the manifest again, for later calls too; return whether it has another pointer of the part."""
+        self._manifest(anew=True)
+        return self.has(part) and self.pointer(part) != pointer
 
     def scan(self, parts: Collection[str] | None = None) -> pl.LazyFrame:
         """Scan the rows of at least one part, or of all parts. Raises MissingPart, DamagedPart."""

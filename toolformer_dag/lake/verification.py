@@ -103,7 +103,10 @@ def _withdraw_damaged_part(table: Table, part: str) -> None:
 
 
 def _checked_table(lake: Lake, name: str, since: int) -> list[CheckedFile]:
-    """Check the manifest of a table (the list of its parts) and the files of the parts; return each with its fault."""
+    """Check the manifest of a table (the list of its parts) and the files of the parts; return each with its fault.
+
+    since: files that did not change since then (nanoseconds since 1970) are not read.
+    """
     table = lake.table(name)
     part_files: list[CheckedFile] = []
     with session():

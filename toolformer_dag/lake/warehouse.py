@@ -166,7 +166,7 @@ def opened(database: Path, config: Mapping[str, Any] = MappingProxyType({})) -> 
             "warehouse/toolformer_duckdb"
         )
     try:
-        # DuckDB takes the folder only once it knows whether external access is closed
+        # The order counts: DuckDB takes the folder only once it knows whether external access is closed.
         settings = {**OFFLINE, **config, "temp_directory": str(_spill_folder(database))}
         with duckdb.connect(database, read_only=True, config=settings) as connection:
             yield connection

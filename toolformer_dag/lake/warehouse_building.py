@@ -202,11 +202,11 @@ class Content:
     def changed_shards(self, now: "Content") -> list[str] | None:
         """Return the shards whose rows differ between the file (self) and the lake (`now`).
 
-        None where the file has to be built from nothing.
+        None where the file is built from nothing: it cannot be updated, or more than MOST_CHANGED of the shards differ.
         """
         if not self._can_be_updated(now):
             return None
-        shards = {**self.shards, **now.shards}
+        shards = dict.fromkeys([*self.shards, *now.shards])  # each once, in order
         changed = [shard for shard in shards if self.shards.get(shard) != now.shards.get(shard)]
         if len(changed) > MOST_CHANGED * len(now.shards):
             return None

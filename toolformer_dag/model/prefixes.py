@@ -88,9 +88,10 @@ class Forest:
             previous = sequence
 
     def _add(self, sequence: list[int], shared_count: int) -> None:
-        """Add a sequence to the last tree or, where this is full, to a new one, in which it shares nothing.
+        """Append a sequence to `paths` and `new_tokens`, and its nodes to the last tree or, if it is full, to a new one.
 
-        shared_count: how many tokens it has in common with the sequence before it, whose nodes it shares.
+        shared_count: how many tokens it has in common with the sequence before it, whose nodes it shares; in a new tree
+        it shares none.
         """
         if self._is_full(new_tokens=len(sequence) - shared_count):
             self.trees.append(PrefixTree())

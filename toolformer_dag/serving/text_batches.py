@@ -87,12 +87,12 @@ class TextBatch:
 
 
 def batch_for(text: WrittenText, open_batches: Sequence[TextBatch], backend: Backend) -> TextBatch | None:
-    """Return the batch that a text can join, an open or a new one; None if memory has no room for it now.
+    """Return the batch that a text can join, an open or a new one; the caller adds it. None if memory has no room now.
 
     All batches together hold at most BATCH_TOKENS tokens; only a text that is alone may exceed this.
     """
-    tokens_of_all = sum(batch.size.tokens for batch in open_batches)
-    free_tokens = BATCH_TOKENS - tokens_of_all
+    held_tokens = sum(batch.size.tokens for batch in open_batches)
+    free_tokens = BATCH_TOKENS - held_tokens
     for batch in open_batches:
         if batch.can_take(text, backend, free_tokens):
             return batch

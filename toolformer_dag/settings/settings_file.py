@@ -284,9 +284,10 @@ def _merged(upper: Mapping[str, Any], *lower: Mapping[str, Any]) -> dict[str, An
 
 
 def _chosen_profile(sources: Sources, written: WrittenSettings) -> dict[str, Any]:
-    """Return the values of the chosen profile: the file's own, then the package's. A profile adds no lanes.
+    """Return the values of the chosen profile.
 
-    Raises SettingsError for an unknown profile.
+    Values of the file's profile go before those of the package's profile with the same name. Tools that the file does
+    not name are left out. Raises SettingsError for an unknown profile.
     """
     name = written.profile
     package_profiles = _toml(PROFILES)["profiles"]
