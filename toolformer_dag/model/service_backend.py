@@ -325,6 +325,10 @@ class ServiceRow:
         self.forbidden = set()
         self.permitted = None
 
+    def set_call(self, tokens: Sequence[int]) -> None:
+        """Set `ahead` to the tokens of a whole call, with log p 0, which nobody reads."""
+        self.ahead = [WrittenAhead(token, {token: 0.0}) for token in tokens]
+
     def tokens_to_continue(self, context_length: int) -> int:
         """Return how many tokens the engine should write ahead now: AHEAD, fewer at the end of the context, or none."""
         if self.ahead or self.in_call:
@@ -438,7 +442,7 @@ class ServiceRows:
         calls = [RowWithCall(self._rows[index], form) for index, form in forms.items() if form.most > 0]
         answers = self._backend.run([call.request for call in calls])
         for call, answer in zip(calls, answers, strict=True):
-            call.row.ahead = [WrittenAhead(token, {token: 0.0}) for token in answer.tokens]  # nobody reads this log p
+            call.row.set_call(answer.tokens)
         self._score_calls([call.row for call in calls if call.is_cut])  # the scores tell where its input ends best
 
     def _score_calls(self, rows: Sequence[ServiceRow]) -> None:

@@ -580,10 +580,10 @@ class _BranchStep:
 
     def _longest_sequence(self) -> int:
         """Return the tokens of the longest sequence: prompt, beginning of the text, and branch with its new token."""
-        texts_and_branches = []
-        for branch, length in zip(self.branches.branches, self.branches.lengths, strict=True):
-            texts_and_branches.append(branch.tokens_before + length)
-        return self.branches.texts.prompt.length + max(texts_and_branches) + 1
+        branches = self.branches
+        lengths = zip(branches.branches, branches.lengths, strict=True)
+        texts_and_branches = [branch.tokens_before + length for branch, length in lengths]
+        return branches.texts.prompt.length + max(texts_and_branches) + 1
 
     def __call__(self, layer: AttentionLayer, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """Return the attention of the new token of each of B branches in a layer, [B, H, 1, D].
@@ -613,7 +613,7 @@ class _BranchStep:
         They are views of the cache, [B, H_kv, longest, D], with zeros after the last token of a branch.
         """
         cache = self.branches.layers[layer.number]
-        views = cache.beginnings(rows=len(new_tokens.keys), width=self.longest)
+        views = cache.beginnings(rows=new_tokens.keys.shape[0], width=self.longest)
         rows = self.tensors.numbers  # with `lengths`, the row and the column of each new token
         views.keys[rows, :, self.lengths] = new_tokens.keys[:, :, 0]  # writing into a view fills the cache
         views.values[rows, :, self.lengths] = new_tokens.values[:, :, 0]
@@ -656,7 +656,7 @@ class _VisibleParts:
 
 def _grouped(queries: Tensor, key_heads: int) -> Tensor:
     """Return the queries of new tokens, [B, H, 1, D], grouped by their head of keys: [B, H_kv, R, D]."""
-    return queries.reshape(len(queries), key_heads, -1, queries.shape[-1])
+    return queries.reshape(queries.shape[0], key_heads, -1, queries.shape[-1])
 
 
 def _multiply_by_common(rows: Tensor, common: Tensor) -> Tensor:

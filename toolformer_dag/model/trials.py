@@ -50,7 +50,7 @@ def check_causal(model: Any, tokens: Sequence[int]) -> None:
     begin = tokens[:TRIAL_ENDS]
     end = tokens[TRIAL_ENDS:TRIAL]
     other_end = tokens[TRIAL:]  # equally long: another length rounds differently, which may choose another expert
-    logits = own_logits(model, [*begin, *end])[: len(begin)]
+    logits = own_logits(model, [*begin, *end])[: len(begin)]  # [8, V]
     other_logits = own_logits(model, [*begin, *other_end])[: len(begin)]
     if _differ(logits, other_logits, SAME_ORDER_TOLERANCES[model.dtype]):
         raise ModelError(
