@@ -88,7 +88,7 @@ class Forest:
             previous = sequence
 
     def _add(self, sequence: list[int], shared_count: int) -> None:
-        """Append a sequence to `paths` and `new_tokens`, and its nodes to the last tree or, if it is full, to a new one.
+        """Add a sequence to `paths` and `new_tokens`, and its nodes to the last tree, or to a new one if it is full.
 
         shared_count: how many tokens it has in common with the sequence before it, whose nodes it shares; in a new tree
         it shares none.
