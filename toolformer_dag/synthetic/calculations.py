@@ -47,9 +47,10 @@ def operands(random: Random, part: WorldPart, operation: Operation, numbers: Num
 
 def part_of(a: Decimal, b: Decimal) -> WorldPart:
     """Return the part of the world that two numbers belong to, in either order."""
-    low, high = sorted((int(a * 100), int(b * 100)))
-    slot = (low * 7919 + high * 104729) // 7 % _SLOTS
-    return part_of_slot(slot, _SLOTS)
+    hundredths = [int(a * 100), int(b * 100)]
+    low, high = sorted(hundredths)
+    mixed = (low * 7919 + high * 104729) // 7
+    return part_of_slot(mixed % _SLOTS, _SLOTS)
 
 
 def _count(random: Random) -> Decimal:
@@ -103,9 +104,16 @@ _DRAW_OPERANDS: Mapping[Numbers, Callable[[Random], tuple[Decimal, Decimal]]] = 
 
 def result_of(a: Decimal, operation: Operation, b: Decimal) -> str:
     """Return the result as the calculator prints it: at most two decimals, without trailing zeros."""
-    results = {"+": a + b, "-": a - b, "*": a * b, "/": a / b, "%": a * b / 100}
+    results = {
+        "+": a + b,
+        "-": a - b,
+        "*": a * b,
+        "/": a / b,
+        "%": a * b / 100,
+    }
     rounded = results[operation].quantize(Decimal("0.01"), ROUND_HALF_UP)
-    return f"{rounded:f}".rstrip("0").rstrip(".")
+    with_two_decimals = f"{rounded:f}"
+    return with_two_decimals.rstrip("0").rstrip(".")
 
 
 def written(random: Random, number: Decimal) -> str:

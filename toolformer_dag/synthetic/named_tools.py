@@ -25,8 +25,11 @@ _SLOTS = 20
 
 def distance_of(start: str, end: str, unit: str, seed: int = WORLD_SEED) -> int:
     """Return the length of the road between two towns in km or miles, the same in both directions."""
-    km = 12 + _hash(seed, *sorted((start, end))) % 888
-    return km if unit == UNITS[0] else round(km * MILES_PER_KM)
+    towns = sorted((start, end))
+    km = 12 + _hash(seed, *towns) % 888
+    if unit == "km":
+        return km
+    return round(km * MILES_PER_KM)
 
 
 def price_of(item: str, count: int, day: str, seed: int = WORLD_SEED) -> int:
@@ -46,7 +49,7 @@ def distance(random: Random, world: World, part: WorldPart, wordings: WordingSet
     """
     start, end = [town.name for town in random.sample(world.entities(part, "town"), 2)]
     unit = random.choice(UNITS)
-    unit_argument = "" if unit == UNITS[0] else f', unit="{unit}"'
+    unit_argument = "" if unit == "km" else f', unit="{unit}"'
     miles_or_km = distance_of(start, end, unit, world.seed)
     return _phenomenon(
         random,

@@ -190,5 +190,8 @@ def deal(items: Sequence[T], part: WorldPart) -> Sequence[T]:
 
 def part_of_slot(slot: int, slots: int) -> WorldPart:
     """Return the part of the world that a slot, from 0 to `slots` - 1, belongs to; each part has its share."""
-    ends = [round(sum(SHARES[: number + 1]) * slots) for number in range(len(PARTS))]
-    return PARTS[sum(slot >= end for end in ends)]
+    all_slots = range(slots)
+    for part in PARTS:
+        if slot in deal(all_slots, part):
+            return part
+    raise ValueError(f"{slot} is no slot below {slots}")

@@ -66,8 +66,10 @@ def format_call(call: Call, result: str | None = None, markers: CallMarkers = PA
 
     Input and result are inserted unchecked; see `fault` and `clean_result`.
     """
-    answer = "" if result is None else f"{markers.arrow}{result}"
-    return f"{markers.begin}{call.tool}({call.input}){answer}{markers.end}"
+    written = f"{markers.begin}{call.tool}({call.input})"
+    if result is not None:
+        written += f"{markers.arrow}{result}"
+    return f"{written}{markers.end}"
 
 
 def parse_call(body: str) -> Call:
@@ -388,8 +390,10 @@ def _rewritten(call: "_WrittenCall", markers: CallMarkers) -> str:
     """Write a call of a text with other markers."""
     has_space_before = call.text[call.start] == " "  # there is none before "[" in instructions
     begin = markers.begin if has_space_before else markers.begin.lstrip()
-    answer = "" if call.result is None else f"{markers.arrow}{call.result}"
-    return f"{begin}{call.body}{answer}{markers.end}"
+    written = f"{begin}{call.body}"
+    if call.result is not None:
+        written += f"{markers.arrow}{call.result}"
+    return f"{written}{markers.end}"
 
 
 def in_paper_form(body: str, markers: CallMarkers) -> str:

@@ -364,8 +364,10 @@ def _repeated(digests: pl.Series, digests_so_far: set[str]) -> pl.Series:
 
 def _record_dates(texts: pl.Series) -> pl.Series:
     """Return the date at the beginning of each text; null without one, and for dates after LATEST_DATE."""
-    day = pl.col("date").str.extract(DAY).str.to_date("%Y-%m-%d", strict=False)
-    return texts.to_frame("date").select(pl.when(day <= LATEST_DATE).then(day)).to_series()
+    days = texts.str.extract(DAY).str.to_date("%Y-%m-%d", strict=False)
+    day = pl.col("day")
+    in_time = pl.when(day <= LATEST_DATE).then(day)
+    return days.to_frame("day").select(in_time).to_series()
 
 
 def url_dates(urls: pl.Series) -> pl.Series:

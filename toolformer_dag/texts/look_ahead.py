@@ -121,8 +121,12 @@ def _ends_of_spelled_numbers(units: Sequence[Unit]) -> dict[str, int]:
 
 def _names(units: Sequence[Unit]) -> frozenset[str]:
     """Return the keys of the units that are names: two characters or more, always a capital, not in NEVER_NAMES."""
-    with_capital = {unit.key for unit in units if unit.written[0].isupper()}
-    without_capital = {unit.key for unit in units if not unit.written[0].isupper()}
+    with_capital: set[str] = set()
+    without_capital: set[str] = set()
+    for unit in units:
+        has_capital = unit.written[0].isupper()
+        keys = with_capital if has_capital else without_capital
+        keys.add(unit.key)
     always_with_capital = with_capital - without_capital - NEVER_NAMES
     return frozenset(key for key in always_with_capital if len(key) > 1)
 

@@ -104,8 +104,9 @@ def _cut(text: str, span: _Span, gap: re.Pattern[str]) -> list[_Span]:
 def _stripped(text: str, span: _Span) -> _Span:
     """Return a span of a text without the white space at its ends: (1, 3) for the text " ab " and the span (0, 4)."""
     without_start = text[span.start : span.end].lstrip()
+    stripped = without_start.rstrip()
     start = span.end - len(without_start)
-    return _Span(start, start + len(without_start.rstrip()))
+    return _Span(start, start + len(stripped))
 
 
 def _parts(text: str, piece: Piece) -> list[Piece]:
@@ -192,5 +193,9 @@ class _Cutter:
     def _united(self, groups: Sequence[Sequence[Piece]]) -> list[Piece]:
         """Return each group of pieces as one piece, with the tokens counted anew."""
         spans = [_Span(group[0].start, group[-1].end) for group in groups]
-        counts = self.count_tokens([self.text[span.start : span.end] for span in spans])
-        return [Piece(span.start, span.end, tokens) for span, tokens in zip(spans, counts, strict=True)]
+        texts = [self.text[span.start : span.end] for span in spans]
+        counts = self.count_tokens(texts)
+        united = []
+        for span, tokens in zip(spans, counts, strict=True):
+            united.append(Piece(span.start, span.end, tokens))
+        return united

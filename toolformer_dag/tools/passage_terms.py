@@ -62,6 +62,7 @@ def with_word_spaces(text: str) -> str:
 
 
 def _pairs_and_letters(run: regex.Match[str]) -> str:
+    """Return the pairs of letters and the letters of a match, with spaces around each."""
     letters = [character for character in run[0] if character.isalnum()]  # the analyzer splits at most marks
     pairs = [first + second for first, second in pairwise(letters)]
     return " ".join(["", *pairs, *letters, ""])

@@ -41,9 +41,11 @@ def ranking_identity(tools: Sequence[Tool]) -> str:
 
 def _terms(text: str) -> list[str]:
     """Return the distinct words of a text and pairs of neighbours, such as `new_york`; every number becomes 0."""
-    words = analyzer().analyze(with_word_spaces(_NUMBER.sub("0", text)))
+    with_zeros = _NUMBER.sub("0", text)
+    words = analyzer().analyze(with_word_spaces(with_zeros))
     pairs = [f"{first}_{second}" for first, second in pairwise(words)]
-    return list(dict.fromkeys([*words, *pairs]))
+    distinct_terms = dict.fromkeys([*words, *pairs])
+    return list(distinct_terms)
 
 
 class Router:

@@ -482,7 +482,12 @@ def _folders_above(paths: Sequence[Path]) -> list[Path]:
 def _outermost(paths: Iterable[Path]) -> list[Path]:
     """Return the paths that exist, each once and in order, without those that lie in another of them."""
     existing = dict.fromkeys(path for path in paths if path.exists())
-    return [path for path in existing if not existing.keys() & set(path.parents)]
+    outermost = []
+    for path in existing:
+        is_in_another = any(parent in existing for parent in path.parents)
+        if not is_in_another:
+            outermost.append(path)
+    return outermost
 
 
 def _python_folders() -> list[Path]:

@@ -124,8 +124,13 @@ def columns_with_hidden_fields(schema: pa.Schema, choice: FormatChoice) -> list[
 
     Only columns that a dotted path of a format or of the settings begins with: ["metadata"] for `metadata.url`.
     """
-    path_beginnings = {path.partition(".")[0] for path in _all_paths(choice) if "." in path}
-    return [column.name for column in schema if column.name in path_beginnings and _hides_fields(column.type)]
+    path_beginnings = set()
+    for path in _all_paths(choice):
+        beginning, dot, _ = path.partition(".")
+        if dot:
+            path_beginnings.add(beginning)
+    columns = [column for column in schema if column.name in path_beginnings]
+    return [column.name for column in columns if _hides_fields(column.type)]
 
 
 def _all_paths(choice: FormatChoice) -> Iterator[str]:

@@ -71,7 +71,8 @@ def _rounded(value: Fraction) -> str:
     hundredths = (200 * abs(value.numerator) + value.denominator) // (2 * value.denominator)
     whole, decimals = divmod(hundredths, 100)
     sign = "-" if value < 0 and hundredths else ""
-    return f"{sign}{whole}.{decimals:02}".rstrip("0").rstrip(".")
+    with_two_decimals = f"{sign}{whole}.{decimals:02}"
+    return with_two_decimals.rstrip("0").rstrip(".")
 
 
 def has_operation(expression: str) -> bool:
