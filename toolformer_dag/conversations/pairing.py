@@ -114,21 +114,20 @@ class _MessageOfTurn:
         """Return the message with its paired calls; None where it says nothing and makes no calls."""
         message = self.message
         text = message.text
-        content = visible(text) if message.role == "assistant" else text
-        says_something = bool(content.strip()) and message.role != "tool"
+        words = visible(text) if message.role == "assistant" else text
+        says_something = bool(words.strip()) and message.role != "tool"
         if not self.calls and not says_something:
             return None
-        recorded = RecordedMessage(
-            role=message.role,
-            content=content,
-            calls=tuple(call.recorded() for call in self.calls),
-            place=message.path,
-        )
-        thoughts = list(message.thoughts)
-        if content is not text:
-            thoughts += message.marked_thoughts()
-        is_thinking = bool(thoughts) and message.role == "assistant"
-        return _with_thoughts(recorded, thoughts) if is_thinking else recorded
+        calls = tuple(call.recorded() for call in self.calls)
+        recorded = RecordedMessage(message.role, words, calls, message.path)
+        thoughts = self._thoughts(has_marks=words is not text)
+        return _with_thoughts(recorded, thoughts) if thoughts else recorded
+
+    def _thoughts(self, has_marks: bool) -> list[Thought]:
+        """Return the thoughts of the assistant before the message. has_marks: whether some stand in its words."""
+        if self.message.role != "assistant":
+            return []
+        return [*self.message.thoughts, *(self.message.marked_thoughts() if has_marks else ())]
 
 
 def _with_thoughts(message: RecordedMessage, thoughts: Sequence[Thought]) -> RecordedMessage:

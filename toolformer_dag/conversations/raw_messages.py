@@ -28,9 +28,10 @@ from toolformer_dag.conversations.thoughts import (
     THINKING_TYPES,
     Thought,
     is_thought,
+    marked_thoughts,
     thought_beside_content,
     thought_text,
-    words_and_thoughts,
+    visible,
 )
 
 CALLS = "calls"
@@ -153,15 +154,17 @@ class RawMessage:
         """The words, joined."""
         return "".join(words.text for words in self.words)
 
+    @property
+    def says_something(self) -> bool:
+        """Whether it has calls or words, thoughts between marks included."""
+        return bool(self.calls) or bool(self.text.strip())
+
     def marked_thoughts(self) -> list[Thought]:
         """Return the thoughts between marks in the words; their paths are lost where words were joined."""
-        marked = list[Thought]()
+        thoughts = list[Thought]()
         for words in self.words:
-            _, thoughts, spans = words_and_thoughts(words.text)
-            for thought, span in zip(thoughts, spans, strict=True):
-                paths = () if words.path is None else ((*words.path, span),)
-                marked.append(Thought(thought, paths))
-        return marked
+            thoughts += marked_thoughts(words.text, words.path)
+        return thoughts
 
     def add_call(self, call: FoundCall, path: Path) -> None:
         """Add a call, and the result that its object holds; for a copy of an earlier call, add only the path."""
@@ -209,9 +212,8 @@ def _with_thoughts_at_words(messages: Sequence[RawMessage]) -> list[RawMessage]:
             thoughts = waiting_thoughts + message.thoughts
             if not thoughts:
                 continue
-            has_words = bool(message.calls) or bool(message.text.strip())
-            message.thoughts = thoughts if has_words else []
-            waiting_thoughts = [] if has_words else thoughts
+            message.thoughts = thoughts if message.says_something else []
+            waiting_thoughts = [] if message.says_something else thoughts
         elif message.role != "tool":
             waiting_thoughts = []
     return [message for message in messages if message.role != THOUGHT]
@@ -334,18 +336,20 @@ class _MessageReader:
 
     def _read_object(self, message: Mapping[str, Any], path: Path, role: str) -> None:
         """Read a message that is an object; nothing where its type says that it is silent."""
-        is_known_role = role in ROLES.values()
         kind = message.get("type")
         if kind in SILENT_TYPES:
             return
-        if kind in THINKING_TYPES and not is_known_role:
+        if kind in THINKING_TYPES and role not in ROLES.values():
             self._begin(THOUGHT, path)
             self._add_thought(message, path)
-            return
-        if _is_item_of_shape(message):
+        elif _is_item_of_shape(message):
             self._read_single_part(message, path, "assistant")
-            return
-        if not is_known_role:
+        else:
+            self._read_message_of_role(message, path, role)
+
+    def _read_message_of_role(self, message: Mapping[str, Any], path: Path, role: str) -> None:
+        """Read a message that somebody wrote; an unknown role is a fault, and the message is read all the same."""
+        if role not in ROLES.values():
             self._faults.append(("unknown_role", f"message {self._number} is of {role!r}"))
         self._begin("assistant" if role == CALLS else role, path)
         self._read_fields(message, path, role)
@@ -420,6 +424,10 @@ class _MessageReader:
             return
         if kind is None and self._read_untyped(part, path):
             return
+        self._read_words(part, path, kind)
+
+    def _read_words(self, part: Mapping[str, Any], path: Path, kind: object) -> None:
+        """Read a part as words; one of an unknown type, or without a text, is kept as it is. kind: its type."""
         words = _words_of(part, path) if kind is None or kind in TEXT_TYPES else None
         if words is None:
             self._keep_unknown(part, kind)
@@ -473,9 +481,8 @@ class _MessageReader:
         content = message[key]
         calls = content
         if isinstance(content, str):
-            calls, thoughts, spans = words_and_thoughts(content)
-            for thought, span in zip(thoughts, spans, strict=True):
-                self.parts[-1].thoughts.append(Thought(thought, ((*path, key, span),)))
+            calls = visible(content)
+            self.parts[-1].thoughts += marked_thoughts(content, (*path, key))
         has_thoughts = calls is not content
         # The calls of a list lie in it; a single call, or one behind thoughts, is the message.
         calls_path = path if has_thoughts or not _is_list(content) else (*path, key)

@@ -131,6 +131,15 @@ def visible(text: str) -> str:
     return words_and_thoughts(text).words
 
 
+def marked_thoughts(text: str, path: Path | None) -> list[Thought]:
+    """Return the thoughts between marks in a text. path: of the text; None where thoughts can have no path."""
+    _, thoughts, spans = words_and_thoughts(text)
+    marked = []
+    for thought, span in zip(thoughts, spans, strict=True):
+        marked.append(Thought(thought, () if path is None else ((*path, span),)))
+    return marked
+
+
 def thinking_spans(text: str) -> list[Span]:
     """Return the stretches of thinking in a text, marks included.
 

@@ -1,7 +1,7 @@
 """traces/recorded_calls: a row per call of the recorded conversations, with the hashes that compare conversations."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import polars as pl
@@ -9,7 +9,7 @@ import polars as pl
 from toolformer_dag.computing.plan import Plan
 from toolformer_dag.computing.stage import ByShard, Column, PartRows, Stage, TableOutput
 from toolformer_dag.computing.worker import Worker
-from toolformer_dag.conversations.messages import RecordedCall
+from toolformer_dag.conversations.messages import RecordedCall, RecordedMessage
 from toolformer_dag.traces import recorded_conversations
 from toolformer_dag.traces.other_results import beginnings, document_of
 from toolformer_dag.traces.row_batches import RowBatch
@@ -74,7 +74,18 @@ def _call_rows(conversation: Mapping[str, Any], number: int) -> Iterator[dict[st
     positions = list(call_positions(messages))
     if not positions:
         return
-    columns_of_conversation = {
+    columns_of_conversation = _conversation_columns(conversation, number, messages)
+    hashes_before = beginnings(messages)  # of the messages before each message
+    for turn, index in positions:
+        call_columns = _call_columns(messages[turn].calls[index])
+        yield {**columns_of_conversation, "turn": turn, "call": index, "beginning": hashes_before[turn], **call_columns}
+
+
+def _conversation_columns(
+    conversation: Mapping[str, Any], number: int, messages: Sequence[RecordedMessage]
+) -> dict[str, Any]:
+    """Return the columns that all calls of a conversation share; its arguments are those of `_call_rows`."""
+    return {
         "shard": conversation["shard"],
         "conversation": conversation["conversation"],
         "number": number,
@@ -83,10 +94,6 @@ def _call_rows(conversation: Mapping[str, Any], number: int) -> Iterator[dict[st
         "digest": conversation["digest"],
         "document": document_of(messages),
     }
-    hashes_before = beginnings(messages)  # of the messages before each message
-    for turn, index in positions:
-        call_columns = _call_columns(messages[turn].calls[index])
-        yield {**columns_of_conversation, "turn": turn, "call": index, "beginning": hashes_before[turn], **call_columns}
 
 
 def _call_columns(call: RecordedCall) -> dict[str, Any]:

@@ -116,9 +116,8 @@ class UnitLosses:
         """
         units = self._units_of_shard(output, shard)
         to_judge = _units_to_judge(units, loss_stores(worker).units, claimed)
-        planned = []
-        for chunk in _unit_chunks(to_judge, shard, chunk_size(output.plan.settings)):
-            planned.append(Chunk(units=chunk.units.height, payload=chunk))
+        chunks = _unit_chunks(to_judge, shard, chunk_size(output.plan.settings))
+        planned = [Chunk(units=chunk.units.height, payload=chunk) for chunk in chunks]
         computed = Counter(judged=to_judge.height)
         reused = Counter(judged=units.height - to_judge.height)
         return Planned(planned, Work(computed=computed, reused=reused))

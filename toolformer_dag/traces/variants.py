@@ -133,12 +133,18 @@ class VariantWriter:
         recorded = self._recorded_text(conversation, unit.message, weighted)
         if not self._fit([recorded.variant]):
             return None
+        variants = self._named_variants(recorded, self._other_pieces(unit, conversation, recorded, weighted))
+        return variants if self._fit(variants.values()) else None
+
+    def _other_pieces(
+        self, unit: UnitToJudge, conversation: "_Conversation", recorded: "_RecordedText", weighted: Sequence[int]
+    ) -> dict[str, Pieces]:
+        """Return the text of each variant but OWN, by name. recorded: the text of OWN. Raises RenderingError."""
         replacements = unit.replacements(conversation.messages[unit.message], self.cut)
         pieces = conversation.written.pieces_of_others(
             recorded.pieces, unit.message, list(replacements.values()), weighted
         )
-        variants = self._named_variants(recorded, dict(zip(replacements, pieces, strict=True)))
-        return variants if self._fit(variants.values()) else None
+        return dict(zip(replacements, pieces, strict=True))
 
     def _named_variants(self, recorded: "_RecordedText", pieces: Mapping[str, Pieces]) -> dict[str, Variant]:
         """Return the variants by name: OWN is `recorded`; the others are cut into `pieces`.
