@@ -439,7 +439,7 @@ class ServiceRows:
 
         forms: by index of the row, the call's grammar and its most tokens.
         """
-        calls = [RowWithCall(self._rows[index], form) for index, form in forms.items() if form.most > 0]
+        calls = [_RowWithCall(self._rows[index], form) for index, form in forms.items() if form.most > 0]
         answers = self._backend.run([call.request for call in calls])
         for call, answer in zip(calls, answers, strict=True):
             call.row.set_call(answer.tokens)
@@ -475,7 +475,7 @@ class ServiceRows:
 
 
 @dataclass(frozen=True, slots=True)
-class RowWithCall:
+class _RowWithCall:
     """A row after which a call is written.
 
     - `row`: the row.
