@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from toolformer_dag.evaluation.language_modeling import PASS_TOKENS, perplexity
-from toolformer_dag.model.backbone import ROWS
+from toolformer_dag.model.backbone import LOGIT_ROWS
 from toolformer_dag.model.loading import LanguageModel
 
 TEXTS = ["Ada had 17 apples.", "The river [1] of Oslo is [QA] long.", "Today " * 30, "", "x"]
@@ -75,7 +75,7 @@ def test_neither_a_pass_nor_its_float32_logits_grow_with_the_context(tiny_model:
     with LargestFloat32() as largest:
         found = perplexity(model, ["17 apples " * 1000, *["so there were 42 apples " * 30] * 20])
     assert found.tokens > 2 * PASS_TOKENS and max(passes) == PASS_TOKENS - 1
-    assert 0 < largest.elements <= ROWS * model.model.config.vocab_size
+    assert 0 < largest.elements <= LOGIT_ROWS * model.model.config.vocab_size
 
 
 def test_nothing_to_predict_is_an_error(tiny_model: Callable[..., LanguageModel]) -> None:
