@@ -82,10 +82,12 @@ def delta_histogram(deltas: pl.DataFrame, tau_f: float | None) -> str:
     """
     counts = histogram(deltas["delta"]).tolist()
     highest_count = max(*counts, 1)
-    parts = [f"<path d='{_outline(counts, highest_count)}' fill='{BLUE}'/>"]
+    bar_path = _outline(counts, highest_count)
+    parts = [f"<path d='{bar_path}' fill='{BLUE}'/>"]
     legend = {"calls, log scale": BLUE}
     if tau_f is not None:
-        parts.append(_line(f"M{_histogram_x(tau_f)} 0V{HEIGHT}"))
+        x = _histogram_x(tau_f)
+        parts.append(_line(f"M{x} 0V{HEIGHT}"))
         legend[f"tau_f {tau_f:.4g}"] = RED
     axes = _axes("delta, nats", AxisEnds(*CLIPPED), AxisEnds(0, highest_count))
     return _picture("calls by delta", legend, axes, *parts)
@@ -101,16 +103,20 @@ def _histogram_x(delta: float) -> int:
 def _outline(counts: Sequence[int], highest_count: int) -> str:
     """Return the SVG path around the bars of a histogram; the highest count fills HEIGHT.
 
-    The path goes up or down to a height with `V` and right by a width with `h`. Neighbours with equal counts are one
-    wide bar, which keeps it short.
+    `V` moves to a height, `h` to the right. Neighbours with equal counts are one wide bar.
     """
     bar_width = WIDTH // BINS
     path = f"M0 {HEIGHT}"
     for count, equal_counts in groupby(counts):
-        top = HEIGHT - round(math.log1p(count) / math.log1p(highest_count) * HEIGHT)
+        top = HEIGHT - _log_height(count, highest_count)
         bar_count = len(list(equal_counts))
         path += f"V{top}h{bar_width * bar_count}"
     return f"{path}V{HEIGHT}"
+
+
+def _log_height(count: int, highest_count: int) -> int:
+    """Return the height of a bar in pixels, on a log scale on which `highest_count` has HEIGHT."""
+    return round(math.log1p(count) / math.log1p(highest_count) * HEIGHT)
 
 
 def histogram(deltas: pl.Series) -> np.ndarray:
@@ -128,14 +134,17 @@ def chance_curves(rates: pl.DataFrame) -> str:
     tau_f = sampled["tau_f"].to_list()
     x_ends = AxisEnds(tau_f[0], tau_f[-1])
     y_ends = AxisEnds(0, 1)
-    level_y = round(HEIGHT * (1 - LEVEL))
-    parts = [
-        _curve(tau_f, sampled["fdr"].to_list(), BLUE, x_ends, y_ends),
-        _curve(tau_f, sampled["fdr_high"].to_list(), ORANGE, x_ends, y_ends),
-        _line(f"M0 {level_y}H{WIDTH}"),
-    ]
+    rate = _curve(tau_f, sampled["fdr"].to_list(), BLUE, x_ends, y_ends)
+    upper_bound = _curve(tau_f, sampled["fdr_high"].to_list(), ORANGE, x_ends, y_ends)
     legend = {"share by chance": BLUE, "95 % bound": ORANGE, f"{LEVEL:.0%}": RED}
-    return _picture("share by chance", legend, _axes("tau_f", x_ends, y_ends), *parts)
+    axes = _axes("tau_f", x_ends, y_ends)
+    return _picture("share by chance", legend, axes, rate, upper_bound, _level_line())
+
+
+def _level_line() -> str:
+    """Return the SVG of a horizontal line at LEVEL, on an axis from 0 to 1."""
+    level_y = round(HEIGHT * (1 - LEVEL))
+    return _line(f"M0 {level_y}H{WIDTH}")
 
 
 def frontier_curve(frontier: pl.DataFrame) -> str:
@@ -148,12 +157,13 @@ def frontier_curve(frontier: pl.DataFrame) -> str:
     nats = points["nats"].to_list()
     x_ends = AxisEnds.of(costs)
     y_ends = AxisEnds.of(nats)
+    curve = _curve(costs, nats, BLUE, x_ends, y_ends)
     rings = _rings(points.filter("today"), x_ends, y_ends)
     legend = {"nats that calls gain": BLUE}
     if rings:
         legend["at today's tau_f"] = RED
     axes = _axes("cost", x_ends, y_ends)
-    return _picture("nats over cost", legend, axes, _curve(costs, nats, BLUE, x_ends, y_ends), *rings)
+    return _picture("nats over cost", legend, axes, curve, *rings)
 
 
 def _frontier_points(frontier: pl.DataFrame) -> pl.DataFrame:
@@ -175,20 +185,29 @@ def _rings(points: pl.DataFrame, x_ends: AxisEnds, y_ends: AxisEnds) -> list[str
 
 
 def loss_curve(curve: pl.DataFrame) -> str:
-    """Return training loss and held-out perplexity over steps as Markdown, each measure on a scale of its own.
+    """Return training loss (blue) and held-out perplexity (orange) over steps as Markdown, each on its own scale.
 
-    curve: has the columns step, measure and value. The first measure is blue with its scale on the left, the second
-    orange with its scale on the right; further measures and values that are not finite are left out.
+    curve: has the columns step, measure and value. Only its first two measures and finite values are drawn.
     """
     finite = curve.filter(pl.col("value").is_finite())
-    steps = AxisEnds(0, max(finite["step"].to_list(), default=0))
-    by_measure = finite.group_by("measure", maintain_order=True)
+    last_step = max(finite["step"].to_list(), default=0)
+    steps = AxisEnds(0, last_step)
     parts: list[str] = []
     legend: dict[str, str] = {}
-    for ((measure,), points), style in zip(by_measure, LOSS_CURVES, strict=False):
+    for points, style in zip(_by_measure(finite), LOSS_CURVES, strict=False):
         parts += _curve_with_scale(points, steps, style)
-        legend[str(measure).removeprefix("training ")] = style.color
+        legend[_short_measure(points)] = style.color
     return _picture("curves", legend, _axes("steps", steps), *parts)
+
+
+def _by_measure(curve: pl.DataFrame) -> list[pl.DataFrame]:
+    """Return the points of each measure, in the order in which the measures occur."""
+    return [points for _, points in curve.group_by("measure", maintain_order=True)]
+
+
+def _short_measure(points: pl.DataFrame) -> str:
+    """Return the measure of points, `loss` for "training loss"."""
+    return str(points["measure"][0]).removeprefix("training ")
 
 
 class _CurveStyle(NamedTuple):
@@ -207,11 +226,10 @@ def _curve_with_scale(points: pl.DataFrame, steps: AxisEnds, style: _CurveStyle)
     sampled = _sampled(points.sort("step"))
     values = sampled["value"].to_list()
     scale = AxisEnds.of(values)
-    return [
-        _curve(sampled["step"].to_list(), values, style.color, steps, scale),
-        _text(style.scale_x, _number(scale.high), TEXT_HEIGHT, style.color),
-        _text(style.scale_x, _number(scale.low), HEIGHT, style.color),
-    ]
+    curve = _curve(sampled["step"].to_list(), values, style.color, steps, scale)
+    highest = _text(style.scale_x, _number(scale.high), TEXT_HEIGHT, style.color)
+    lowest = _text(style.scale_x, _number(scale.low), HEIGHT, style.color)
+    return [curve, highest, lowest]
 
 
 def start_curves(rows: pl.DataFrame) -> str:
@@ -222,13 +240,11 @@ def start_curves(rows: pl.DataFrame) -> str:
     probabilities = rows["min_probability"].to_list()
     x_ends = AxisEnds.of(probabilities)
     y_ends = AxisEnds(0, 100)
+    right = _curve(probabilities, rows["accuracy"].to_list(), BLUE, x_ends, y_ends)
+    calls = _curve(probabilities, rows["calls"].to_list(), ORANGE, x_ends, y_ends)
     legend = {"right, %": BLUE, "calls, %": ORANGE}
-    curves = [
-        _curve(probabilities, rows["accuracy"].to_list(), BLUE, x_ends, y_ends),
-        _curve(probabilities, rows["calls"].to_list(), ORANGE, x_ends, y_ends),
-    ]
     axes = _axes("min_probability", x_ends, y_ends)
-    return _picture("right answers and calls over min_probability", legend, axes, *curves)
+    return _picture("right answers and calls over min_probability", legend, axes, right, calls)
 
 
 class Bars(NamedTuple):
@@ -254,18 +270,16 @@ def bars(rows: pl.DataFrame, named: Sequence[str], figure: str) -> str:
 
     - `named`: the columns that name a bar
     - `figure`: the column of its length; rows without it are left out
-
-    The paper's figures are grey.
     """
     bar_rows = rows.drop_nulls(figure).to_dicts()
     longest = _longest(bar_rows, figure)
+    height = len(bar_rows) * BAR
+    unit = f"{figure}, %" if figure == "accuracy" else ""
+    axes = _axes(unit, AxisEnds(0, longest), height=height)
     parts: list[str] = []
     for index, row in enumerate(bar_rows):
         parts += _bar(row, index * BAR, figure, longest)
         parts.append(_bar_name(row, index * BAR, named, figure))
-    height = len(bar_rows) * BAR
-    unit = f"{figure}, %" if figure == "accuracy" else ""
-    axes = _axes(unit, AxisEnds(0, longest), height=height)
     return _picture("plot", _bar_legend(bar_rows, figure), axes, *parts, width=2 * WIDTH, height=height)
 
 
@@ -294,13 +308,17 @@ def _bar(row: Mapping[str, Any], top: int, figure: str, longest: float) -> list[
 
     longest: the value at full width.
     """
-    length = _width(row[figure], longest)
+    length = max(_width(row[figure], longest), 0)
     low = _width(row.get("low"), longest)
     high = _width(row.get("high"), longest)
     y = top + BAR // 2
-    color = GREY if row.get("figures_of") == FIGURES_OF_PAPER else BLUE
-    bar = f"<path d='M0 {y}h{max(length, 0)}' stroke='{color}' stroke-width='12'/>"
+    bar = f"<path d='M0 {y}h{length}' stroke='{_bar_color(row)}' stroke-width='12'/>"
     return [bar, _line(f"M{low} {y}H{high}")]
+
+
+def _bar_color(row: Mapping[str, Any]) -> str:
+    """Return the color of a bar: grey for a figure of the paper, blue for ours."""
+    return GREY if row.get("figures_of") == FIGURES_OF_PAPER else BLUE
 
 
 def _width(value: float | None, longest: float) -> int:
@@ -377,17 +395,20 @@ def _picture(name: str, legend: Mapping[str, str], *parts: str, width: int = WID
     - `legend`: label -> color; the first three are shown
     - `width`, `height`: of the plot, without the margins
     """
-    frame_width = width + 2 * LEFT
-    frame_height = height + ABOVE + BELOW
-    frame = (
-        f"<svg xmlns='http://www.w3.org/2000/svg' width='{frame_width}' height='{frame_height}' "
-        f"viewBox='{-LEFT} {-ABOVE} {frame_width} {frame_height}' "
-        "style='font:12px sans-serif' fill='#888'>"
-    )
-    svg = "".join((frame, *_legend_texts(legend), *parts, "</svg>"))
+    begin = _svg_begin(width + 2 * LEFT, height + ABOVE + BELOW)
+    svg = "".join((begin, *_legend_texts(legend), *parts, "</svg>"))
     ascii_svg = svg.encode("ascii", "xmlcharrefreplace").decode()
     address = "".join(ESCAPED.get(char, char) for char in ascii_svg)
     return f"![{name}](<data:image/svg+xml,{address}>)"
+
+
+def _svg_begin(width: int, height: int) -> str:
+    """Return the opening tag of an SVG of this size; (0, 0) is the upper end of the vertical axis."""
+    return (
+        f"<svg xmlns='http://www.w3.org/2000/svg' width='{width}' height='{height}' "
+        f"viewBox='{-LEFT} {-ABOVE} {width} {height}' "
+        "style='font:12px sans-serif' fill='#888'>"
+    )
 
 
 def _legend_texts(legend: Mapping[str, str]) -> list[str]:

@@ -40,12 +40,10 @@ def finetune(
     progress: StepProgress | None = None,
     measured: Measured | None = None,
 ) -> TrainingReport:
-    """Train `base` in this process and publish the checkpoint that the objective finds best on the held-out rows.
+    """Train `base` in this process and publish the checkpoint that is best on the held-out rows in the folder `out`.
 
-    - `out` gets safetensors, tokenizer and training.json.
-    - A run that `out` already holds is not repeated. A killed run resumes from its last checkpoint.
-    - Another run replaces `out` once it is finished.
-    - On a CPU with the same number of threads, an interrupted run ends in the same weights as an uninterrupted run.
+    - A run that `out` already holds is not repeated; another one replaces it once it is finished.
+    - A killed run resumes from its last checkpoint; on a CPU it ends in the same weights as an uninterrupted one.
     - Under torchrun, every process calls this, and process 0 publishes; `train` starts them.
     - The dtype and token budget of `base` have no effect; its device only matters if it is `cpu`, which avoids GPUs.
 
@@ -109,8 +107,7 @@ def _disk_errors_explained(folder: Path, checkpoint: Path | None) -> Iterator[No
 def _disk_error(folder: Path, checkpoint: Path | None, error: Exception) -> TrainingError | None:
     """Return the error to raise where a checkpoint could not be written or read; None for an error of another cause."""
     message = " ".join(str(error).split())[:200]
-    checkpoint_is_damaged = isinstance(error, EOFError | UnpicklingError) or "PytorchStreamReader" in message
-    if checkpoint_is_damaged:
+    if _is_of_damaged_checkpoint(error, message):
         return TrainingError(
             f"the checkpoint {checkpoint} is damaged ({message}); remove it and run again, which goes on from the one "
             "before"
@@ -119,6 +116,11 @@ def _disk_error(folder: Path, checkpoint: Path | None, error: Exception) -> Trai
     if reason is None:
         return None
     return TrainingError(f"weights in {folder} cannot be written or read ({reason}); free disk space and run again")
+
+
+def _is_of_damaged_checkpoint(error: Exception, message: str) -> bool:
+    """Return whether reading a damaged checkpoint caused an error. message: the error's text on one line."""
+    return isinstance(error, EOFError | UnpicklingError) or "PytorchStreamReader" in message
 
 
 def _disk_reason(error: Exception, message: str) -> str | None:
