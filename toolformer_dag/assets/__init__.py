@@ -218,6 +218,11 @@ def _run_request(context: dg.SensorEvaluationContext, plan: Plan) -> dg.SensorRe
     to_compute = _reasons_to_run(plan, all_outputs)
     if not to_compute:
         return dg.SkipReason("nothing is out of date")
+    return _request(state, to_compute, last_run)
+
+
+def _request(state: str, to_compute: Mapping[str, Sequence[str]], last_run: dg.DagsterRun | None) -> dg.SensorResult:
+    """Return a request to run JOB, which makes the project's state the sensor's cursor."""
     request = dg.RunRequest(run_key=_run_key(state, to_compute, last_run))
     return dg.SensorResult([request], cursor=state)
 

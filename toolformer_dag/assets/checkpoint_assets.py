@@ -111,10 +111,8 @@ class _TrainedCheckpoint:
         self.files.send()
         if not report.reused:
             note_cost(context, lake, _training_cost(report, recipe.batch_size))
-        return dg.MaterializeResult(
-            data_version=dg.DataVersion(report.fingerprint),
-            metadata=_shown(self.folder, report, curve, heldout_count),
-        )
+        shown = _shown(self.folder, report, curve, heldout_count)
+        return dg.MaterializeResult(data_version=dg.DataVersion(report.fingerprint), metadata=shown)
 
     def _trained(
         self, context: dg.AssetExecutionContext, data: TrainingData, recipe: TrainingSettings

@@ -57,21 +57,29 @@ def tell_dagster(outputs: Sequence[AssetDeclaration], instance: dg.DagsterInstan
 def _report_stored(
     instance: dg.DagsterInstance, output: AssetDeclaration, stored_version: str, input_versions: Mapping[str, str]
 ) -> str:
-    """Report a stored asset unless Dagster knows it; return the version that Dagster's page shows from now on.
-
-    An asset that is out of date stays as Dagster last saw it, so that the page shows it as stale.
-    """
-    key = asset_key(output.name)
+    """Report a stored asset unless Dagster knows it; return the version that Dagster's page shows from now on."""
     tags = {VERSION: stored_version, CODE: output.code_version}
     input_tags = input_version_tags(output, input_versions)
-    if is_known(instance, key, tags, input_tags):
+    if is_known(instance, asset_key(output.name), tags, input_tags):
         return stored_version
     if output.reasons():
-        last = last_materialization(instance, key)
-        if last is not None:
-            return _tags(last).get(VERSION, stored_version)
-        tags[CODE] = OUT_OF_DATE
+        return _report_out_of_date(instance, output, stored_version, input_tags)
     report_materialization(instance, output, tags | input_tags)
+    return stored_version
+
+
+def _report_out_of_date(
+    instance: dg.DagsterInstance, output: AssetDeclaration, stored_version: str, input_tags: Mapping[str, str]
+) -> str:
+    """Report an asset that is out of date if it is new to Dagster; return the version that Dagster's page shows.
+
+    Otherwise it stays as Dagster last saw it, so that the page shows it as stale.
+    """
+    last = last_materialization(instance, asset_key(output.name))
+    if last is not None:
+        return _tags(last).get(VERSION, stored_version)
+    tags = {VERSION: stored_version, CODE: OUT_OF_DATE}
+    report_materialization(instance, output, {**tags, **input_tags})
     return stored_version
 
 

@@ -277,9 +277,19 @@ def tell_tables(outputs: Sequence[AssetDeclaration], plan: Plan, instance: dg.Da
         return
     versions = {stored_warehouse.name: warehouse_version}
     paper_tables = [output_by_name[plan.named(name)] for name in SHOWN]
-    unknown_tables = [table for table in paper_tables if not _is_known_table(instance, table, versions)]
+    unknown_tables = _unknown_tables(instance, paper_tables, versions)
     if unknown_tables and not stored_warehouse.reasons():
         _report_tables(instance, plan, unknown_tables, versions)
+
+
+def _unknown_tables(
+    instance: dg.DagsterInstance, tables: Sequence[AssetDeclaration], versions: Mapping[str, str]
+) -> list[AssetDeclaration]:
+    """Return the tables of the paper that Dagster does not know as they are shown now.
+
+    versions: asset name -> version of what they are read from.
+    """
+    return [table for table in tables if not _is_known_table(instance, table, versions)]
 
 
 def _report_tables(

@@ -188,21 +188,27 @@ def find_model(settings: Settings, name: str, k: int | None) -> ChosenModel:
 
     `k`: as in ChosenModel; None for the settings' value, or for 0 where the model calls no tools.
     """
-    from toolformer_dag.model.weights import model_name
     from toolformer_dag.training.checkpoints import checkpoint_of
 
     named_model = checkpoint_of(settings, name)
     if k is None:
         k = settings.decoding.k if named_model.calls else 0
-    if name == "":
-        folder = _default_folder(settings)
-    elif name == "base":
-        folder = model_name(settings.model)
-    elif named_model.checkpoint is None:
-        folder = _external_folder(settings, name)
+    if named_model.checkpoint is None:
+        folder = _untrained_folder(settings, name)
     else:
         folder = _checkpoint_folder(settings, name, named_model.checkpoint)
     return ChosenModel(name, folder, k)
+
+
+def _untrained_folder(settings: Settings, name: str) -> str:
+    """Return the folder, file or hub id for a name that is no checkpoint's. Raises UserError."""
+    from toolformer_dag.model.weights import model_name
+
+    if name == "":
+        return _default_folder(settings)
+    if name == "base":
+        return model_name(settings.model)
+    return _external_folder(settings, name)
 
 
 def _default_folder(settings: Settings) -> str:
@@ -245,7 +251,7 @@ def _complete_file(options: _DecodingOptions, models: Sequence[ChosenModel], nam
     """Complete the lines of a file, `-` for standard input, with each model; return whether a line was unusable."""
     with open_lines(name) as source:
         bad = BadLines()
-        batches: Iterable[Sequence[ParsedLine[dict[str, Any]]]] = bad.left_out(source, options.parse_line)
+        batches: Iterable[_Lines] = bad.left_out(source, options.parse_line)
         if len(models) > 1:  # the standard input can be read only once
             batches = list(batches)
         for model in models:
@@ -253,12 +259,11 @@ def _complete_file(options: _DecodingOptions, models: Sequence[ChosenModel], nam
     return bad.any
 
 
-def _complete_lines(
-    options: _DecodingOptions,
-    model: ChosenModel,
-    batches: Iterable[Sequence[ParsedLine[dict[str, Any]]]],
-    bad: BadLines,
-) -> None:
+_Lines = Sequence[ParsedLine[dict[str, Any]]]
+"""Lines of JSON, each read as a record."""
+
+
+def _complete_lines(options: _DecodingOptions, model: ChosenModel, batches: Iterable[_Lines], bad: BadLines) -> None:
     """Print an answer as a line of JSON for each line. The loaded model is dropped on return, before the next loads."""
     from toolformer_dag.decoding.greedy import generate as decode
 
