@@ -49,11 +49,7 @@ def finetune(
 
     Raises TrainingError, also for a full disk and a damaged checkpoint, and ModelError where `base` cannot be loaded.
     """
-    if not data.train or not data.heldout:
-        raise TrainingError(
-            f"nothing to finetune on: {len(data.train)} texts, {len(data.heldout)} held-out texts; lower tau_f or add "
-            "shards"
-        )
+    _check_rows(data)
     check_recipe(base, settings, world_size())
     identity = run_identity(base, data, settings)
     name = fingerprint(identity)
@@ -65,7 +61,7 @@ def finetune(
     began = time.monotonic()
     run = prepare(base, data, settings, folder, progress, measured)
     with _disk_errors_explained(folder, run.checkpoint):
-        run.trainer.train(resume_from_checkpoint=str(run.checkpoint) if run.checkpoint else None)
+        run.train()
         report = _report(run, name, seconds=time.monotonic() - began)
         run.trainer.accelerator.wait_for_everyone()
         if run.trainer.is_world_process_zero():
@@ -74,6 +70,15 @@ def finetune(
             publish(final, out)
         run.trainer.accelerator.wait_for_everyone()
     return report
+
+
+def _check_rows(data: TrainingData) -> None:
+    """Raise TrainingError where there are no rows to train on, or none held out."""
+    if not data.train or not data.heldout:
+        raise TrainingError(
+            f"nothing to finetune on: {len(data.train)} texts, {len(data.heldout)} held-out texts; lower tau_f or add "
+            "shards"
+        )
 
 
 def _versions() -> dict[str, str]:

@@ -189,10 +189,10 @@ def check_finetuning(model: ModelSettings, settings: TrainingSettings) -> None:
 
 def _need_of_model(model: ModelSettings, settings: TrainingSettings, processes: int, *, on_gpu: bool) -> MemoryNeed:
     """Read the config of a model and return the bytes that finetuning it takes on each device. Raises ModelError."""
-    source = {"revision": model.revision, "trust_remote_code": model.trust_remote_code}
-    config = from_hub(AutoConfig, model_name(model), source)
+    remote_code = model.trust_remote_code
+    config = from_hub(AutoConfig, model_name(model), {"revision": model.revision, "trust_remote_code": remote_code})
     length = min(settings.sequence_length, context_length(config))
-    return memory_need(config, settings, length, processes, on_gpu=on_gpu, trust_remote_code=model.trust_remote_code)
+    return memory_need(config, settings, length, processes, on_gpu=on_gpu, trust_remote_code=remote_code)
 
 
 def _available_bytes(processes: int, *, on_gpu: bool) -> int:
@@ -264,7 +264,8 @@ def train(
 
     check_recipe(base, settings, count)
     _check_enough_gpus(count, gpus)
-    finished = finished_run(fingerprint(run_identity(base, data, settings)), out)
+    name = fingerprint(run_identity(base, data, settings))
+    finished = finished_run(name, out)
     if finished:
         return finished
     with _job_folder(out) as folder:
