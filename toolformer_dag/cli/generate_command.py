@@ -17,7 +17,7 @@ from toolformer_dag.settings.sections import Settings
 
 if TYPE_CHECKING:
     from toolformer_dag.computing.plan import Lane
-    from toolformer_dag.decoding.generation import DecodedCall, Generation, WrittenPiece
+    from toolformer_dag.decoding.generation import DecodedCall, Generation, StartChance, WrittenPiece
     from toolformer_dag.decoding.rules import DecodingRules
     from toolformer_dag.model.loading import LanguageModel
 
@@ -359,9 +359,13 @@ def _print_chances(generation: "Generation", k: int, min_probability: float) -> 
     typer.echo(f"{'p of [':>10} {'rank':>6}  k = {k}{threshold}")
     for chance in generation.chances:
         may_begin = chance.rank < k and chance.probability >= min_probability
-        mark = "<" if may_begin else " "
-        text = json.dumps(chance.text, ensure_ascii=False) if chance.text else "(end)"
-        typer.echo(harmless(f"{chance.probability:10.6f} {chance.rank:6}  {mark} {text}"))
+        typer.echo(harmless(_chance_line(chance, mark="<" if may_begin else " ")))
+
+
+def _chance_line(chance: "StartChance", mark: str) -> str:
+    """Return the chance of a call at a position as a line, with the text before which it would stand."""
+    text = json.dumps(chance.text, ensure_ascii=False) if chance.text else "(end)"
+    return f"{chance.probability:10.6f} {chance.rank:6}  {mark} {text}"
 
 
 class _LiveText:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import dagster as dg
 
@@ -240,17 +240,31 @@ def _assets_to_make(plan: Plan, job: str, stale: Iterable[str]) -> list[str]:
     Before the raw shards, the list of their files is made.
     """
     all_outputs = outputs(plan)
-    by_hand = set(assets_by_hand(plan))
-    if job == TRAINING_JOB:
-        begins_job = by_hand
-        in_job = _training_job_assets(plan)
-    else:
-        begins_job = {output.name for output in all_outputs} - by_hand
-        in_job = begins_job
-    first = [asset for asset in stale if asset in begins_job]
-    assets = [asset for asset in with_descendants(all_outputs, first) if asset in in_job]
+    scope = _scope(plan, job)
+    first = [asset for asset in stale if asset in scope.begins]
+    assets = [asset for asset in with_descendants(all_outputs, first) if asset in scope.makes]
     list_of_shards = [SHARD_LIST] if RAW_SHARDS in assets else []
     return list_of_shards + assets
+
+
+class _JobScope(NamedTuple):
+    """The assets of a job.
+
+    - `begins`: stale assets for which the job runs
+    - `makes`: assets that it may make
+    """
+
+    begins: set[str]
+    makes: set[str]
+
+
+def _scope(plan: Plan, job: str) -> _JobScope:
+    """Return the assets of JOB or TRAINING_JOB."""
+    by_hand = set(assets_by_hand(plan))
+    if job == TRAINING_JOB:
+        return _JobScope(begins=by_hand, makes=_training_job_assets(plan))
+    computed = {output.name for output in outputs(plan)} - by_hand
+    return _JobScope(begins=computed, makes=computed)
 
 
 def _training_job_assets(plan: Plan) -> set[str]:

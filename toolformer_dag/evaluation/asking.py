@@ -276,13 +276,18 @@ def generations(
     advance: called with the number of questions answered so far. Raises StorageError, WriteError.
     """
     requested = _distinct_prompts(questions)
-    missing = requested.join(store.stored(requested), on=KEY, how="anti", maintain_order="left")
+    missing = _not_stored(store, requested)
     answered_before = len(questions) - missing.height
     fresh = _generate_missing(store, asking, missing, lambda generated: advance(answered_before + generated))
     generation_of = _generations_by_key(pl.concat([fresh, store.stored(requested)]))
     _check_complete(store, requested.height, len(generation_of))
     texts = [generation_of[question.prompt, question.context] for question in questions]
     return Generations(texts, fresh)
+
+
+def _not_stored(store: RowStore, requested: pl.DataFrame) -> pl.DataFrame:
+    """Return the requested prompts (KEY) for which the store has no text, in order."""
+    return requested.join(store.stored(requested), on=KEY, how="anti", maintain_order="left")
 
 
 def _check_complete(store: RowStore, requested: int, available: int) -> None:

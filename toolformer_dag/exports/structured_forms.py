@@ -159,11 +159,11 @@ def conversation(text: CorpusText, schemas: Mapping[str, Schema] = MappingProxyT
     yield {"role": "user", "content": INSTRUCTION + text.plain[:position]}
     call_count = 0
     for calls in _parallel_calls(text.calls):
-        offset = calls[0].offset
         tool_calls = _tool_calls(calls, schemas, first_number=call_count)
-        yield {"role": "assistant", "content": text.plain[position:offset], "tool_calls": tool_calls}
+        before_calls = text.plain[position : calls[0].offset]
+        yield {"role": "assistant", "content": before_calls, "tool_calls": tool_calls}
         yield from _tool_messages(calls, tool_calls)
-        position = offset
+        position = calls[0].offset
         call_count += len(calls)
     yield {"role": "assistant", "content": text.plain[position:]}
 
