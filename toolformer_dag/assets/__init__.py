@@ -22,7 +22,6 @@ from toolformer_dag.assets.warehouse_assets import (
     warehouse,
 )
 from toolformer_dag.computing.plan import Plan
-from toolformer_dag.computing.reasons import Reasons
 from toolformer_dag.evaluation.measurements import TABLES
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.session import session
@@ -91,10 +90,12 @@ def graph(plan: Plan) -> list[dg.AssetsDefinition]:
     paper_outputs = [output for output in new_outputs if output.name in paper_names]
     other_outputs = [output for output in new_outputs if output.name not in paper_names]
     assets = [asset_of(output, plan.suffix) for output in other_outputs]
-    assets.append(paper_assets(paper_outputs, plan))
-    if plan.start is None:  # later rounds share the list of shard files with the first
-        assets.insert(0, shard_list(plan))
-    return assets
+    return [*_first_round_assets(plan), *assets, paper_assets(paper_outputs, plan)]
+
+
+def _first_round_assets(plan: Plan) -> list[dg.AssetsDefinition]:
+    """Return the list of shard files for a first round; empty for later rounds, which share it."""
+    return [shard_list(plan)] if plan.start is None else []
 
 
 def _new_outputs(plan: Plan) -> list[AssetDeclaration]:
@@ -123,24 +124,30 @@ QUEUED = (*UNFINISHED, dg.DagsterRunStatus.QUEUED)
 
 def jobs(plan: Plan) -> Sequence[Any]:  # Dagster does not export their type
     """Return the jobs JOB and TRAINING_JOB for the assets of this plan; earlier rounds have jobs of their own."""
+    return [_computing_job(plan), _training_job(plan)]
+
+
+def _computing_job(plan: Plan) -> Any:
+    """Return the job that makes all assets but checkpoints and their measurements."""
     by_hand = assets_by_hand(plan)
+    computed = [output.name for output in outputs(plan) if output.name not in by_hand]
+    return _job(
+        plan,
+        name=JOB,
+        assets=[SHARD_LIST, *computed],
+        description="Compute what is out of date, from shards to C* and the warehouse; skip the rest.",
+    )
+
+
+def _training_job(plan: Plan) -> Any:
+    """Return the job that makes checkpoints, their measurements and what shows these."""
     shared = [plan.named(name) for name in IN_BOTH_JOBS]
-    all_names = [output.name for output in outputs(plan)]
-    computed = [name for name in all_names if name not in by_hand]
-    return [
-        _job(
-            plan,
-            name=JOB,
-            assets=[SHARD_LIST, *computed],
-            description="Compute what is out of date, from shards to C* and the warehouse; skip the rest.",
-        ),
-        _job(
-            plan,
-            name=TRAINING_JOB,
-            assets=[*by_hand, *shared],
-            description="Finetune on C* and on C, measure both against the base model, and show it: warehouse, tables.",
-        ),
-    ]
+    return _job(
+        plan,
+        name=TRAINING_JOB,
+        assets=[*assets_by_hand(plan), *shared],
+        description="Finetune on C* and on C, measure both against the base model, and show it: warehouse, tables.",
+    )
 
 
 def _job(plan: Plan, *, name: str, assets: Sequence[str], description: str) -> Any:
@@ -154,29 +161,33 @@ def _job(plan: Plan, *, name: str, assets: Sequence[str], description: str) -> A
 
 
 def shard_sensor(plan: Plan) -> dg.SensorDefinition:
-    """Return the sensor that checks the shard files every `execution.sensor_seconds`.
+    """Return the sensor that reports changed shard files to Dagster, every `execution.sensor_seconds`.
 
-    Changed files are reported to Dagster, which then shows what reads them as unsynced. With `execution.automation`,
-    the sensor also requests JOB for what is out of date.
+    With `execution.automation` it also requests JOB for what is out of date.
     """
-    automation = plan.settings.execution.automation
-    starts = f"starts {JOB}" if automation else "starts nothing: execution.automation is off"
+    execution = plan.settings.execution
+    starts = f"starts {JOB}" if execution.automation else "starts nothing: execution.automation is off"
 
     @dg.sensor(
         name="shard_files",
-        job_name=JOB if automation else None,  # the job's page names the sensors that start it
-        minimum_interval_seconds=plan.settings.execution.sensor_seconds,
+        job_name=JOB if execution.automation else None,  # the job's page names the sensors that start it
+        minimum_interval_seconds=execution.sensor_seconds,
         default_status=dg.DefaultSensorStatus.RUNNING,
         description=f"Observes the shard files, which shows what they make unsynced; {starts}.",
     )
     def check_shard_files(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
-        free_slots_of_ended_runs(context.instance)  # or the next run from the UI would wait for ever
-        changed = _report_changed_files(context.instance, plan)
-        if automation:
-            return _run_request(context, plan.fresh())
-        return dg.SkipReason("observed" if changed else "no shard file changed; automation is off")
+        return _sensor_tick(context, plan)
 
     return check_shard_files
+
+
+def _sensor_tick(context: dg.SensorEvaluationContext, plan: Plan) -> dg.SensorResult | dg.SkipReason:
+    """Report changed shard files; with automation, return a request to run JOB if something is out of date."""
+    free_slots_of_ended_runs(context.instance)  # or the next run from the UI would wait for ever
+    changed = _report_changed_files(context.instance, plan)
+    if plan.settings.execution.automation:
+        return _run_request(context, plan.fresh())
+    return dg.SkipReason("observed" if changed else "no shard file changed; automation is off")
 
 
 def _report_changed_files(instance: dg.DagsterInstance, plan: Plan) -> bool:
@@ -194,8 +205,8 @@ def _report_changed_files(instance: dg.DagsterInstance, plan: Plan) -> bool:
 def _run_request(context: dg.SensorEvaluationContext, plan: Plan) -> dg.SensorResult | dg.SkipReason:
     """Return a request to run JOB, or why none is made.
 
-    The sensor's cursor holds the project's state at the last request: a run that failed, or that a person ended, is not
-    tried again in the same state.
+    The sensor's cursor holds the project's state at the last request, so that a failed run is not repeated in the same
+    state.
     """
     if _is_queued_or_running(context.instance):
         return dg.SkipReason("the job is running already")
@@ -204,11 +215,15 @@ def _run_request(context: dg.SensorEvaluationContext, plan: Plan) -> dg.SensorRe
     last_run = _last_run(context.instance)
     if context.cursor == state and _did_not_succeed(last_run):
         return dg.SkipReason("the last run did not succeed, and nothing changed since")
-    with session():
-        wanted = _wanted(stale_assets(all_outputs), by_hand=assets_by_hand(plan))
-    if not wanted:
+    to_compute = _reasons_to_run(plan, all_outputs)
+    if not to_compute:
         return dg.SkipReason("nothing is out of date")
-    request = dg.RunRequest(run_key=_run_key(state, wanted, last_run))
+    return _request(state, to_compute, last_run)
+
+
+def _request(state: str, to_compute: Mapping[str, Sequence[str]], last_run: dg.DagsterRun | None) -> dg.SensorResult:
+    """Return a request to run JOB, which makes the project's state the sensor's cursor."""
+    request = dg.RunRequest(run_key=_run_key(state, to_compute, last_run))
     return dg.SensorResult([request], cursor=state)
 
 
@@ -233,22 +248,25 @@ def _did_not_succeed(run: dg.DagsterRun | None) -> bool:
     return run is not None and run.status is not dg.DagsterRunStatus.SUCCESS
 
 
-def _run_key(state: str, wanted: Mapping[str, Sequence[str]], last_run: dg.DagsterRun | None) -> str:
+def _run_key(state: str, to_compute: Mapping[str, Sequence[str]], last_run: dg.DagsterRun | None) -> str:
     """Return the key of a requested run; Dagster starts no second run with the same key.
 
     The last run is part of it: rows that are lost twice in the same state need two runs.
     """
     last_run_id = last_run.run_id if last_run else ""
-    return fingerprint([state, wanted, last_run_id])
+    return fingerprint([state, to_compute, last_run_id])
 
 
-def _wanted(stale: Mapping[str, Reasons], by_hand: Sequence[str]) -> dict[str, list[str]]:
+def _reasons_to_run(plan: Plan, all_outputs: Sequence[AssetDeclaration]) -> dict[str, list[str]]:
     """Return the stale assets for which automation starts JOB, with the reasons.
 
-    Assets `by_hand` (training, measurements) and retries of lost rows are left to a person.
+    Training, measurements and retries of lost rows are left to a person.
     """
-    wanted = {}
+    with session():
+        stale = stale_assets(all_outputs)
+    by_hand = assets_by_hand(plan)
+    lines_by_name = {}
     for name, reasons in stale.items():
         if name not in by_hand and not reasons.retry_only:
-            wanted[name] = list(reasons.lines)
-    return wanted
+            lines_by_name[name] = list(reasons.lines)
+    return lines_by_name

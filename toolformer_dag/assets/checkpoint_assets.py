@@ -102,19 +102,17 @@ class _TrainedCheckpoint:
             return self._finetune(context, lake)
 
     def _finetune(self, context: dg.AssetExecutionContext, lake: Lake) -> dg.MaterializeResult:
-        """Train, publish the curve and send the files; the training is skipped if the checkpoint is up to date."""
+        """Train unless the checkpoint is up to date, publish its curve, and send its files to the object store."""
         data, recipe = self.declared.trained_on(self.plan)
-        choosing = len(data.heldout)
-        _warn_of_few_texts(context, choosing)
+        heldout_count = len(data.heldout)
+        _warn_of_few_texts(context, heldout_count)
         report = self._trained(context, data, recipe)
         curve = publish_curve(self.plan, self.name, report)
         self.files.send()
         if not report.reused:
             note_cost(context, lake, _training_cost(report, recipe.batch_size))
-        return dg.MaterializeResult(
-            data_version=dg.DataVersion(report.fingerprint),
-            metadata=_shown(self.folder, report, curve, choosing),
-        )
+        shown = _shown(self.folder, report, curve, heldout_count)
+        return dg.MaterializeResult(data_version=dg.DataVersion(report.fingerprint), metadata=shown)
 
     def _trained(
         self, context: dg.AssetExecutionContext, data: TrainingData, recipe: TrainingSettings
@@ -123,12 +121,22 @@ class _TrainedCheckpoint:
         from toolformer_dag.training.launch import train
 
         self._refuse_too_few_texts()
-        base = self.declared.base(self.plan)
-        report = train(base, data, recipe, self.folder, progress(context, "steps"), _observing(context))
+        report = train(
+            base=self.declared.base(self.plan),
+            data=data,
+            settings=recipe,
+            out=self.folder,
+            progress=progress(context, "steps"),
+            measured=_observing(context),
+        )
         if not report.reused or card_is_lost(self.folder):
-            write_model_card(self.plan, self.name, report, len(data.heldout))
-            add_evaluation(self.folder, *measured_on(self.plan, self.name))
+            self._write_card(report, heldout_count=len(data.heldout))
         return report
+
+    def _write_card(self, report: TrainingReport, heldout_count: int) -> None:
+        """Write the model card, with the measurements of the checkpoint that are stored."""
+        write_model_card(self.plan, self.name, report, heldout_count)
+        add_evaluation(self.folder, *measured_on(self.plan, self.name))
 
     def _refuse_too_few_texts(self) -> None:
         """Raise TrainingError if the checkpoint has to be trained and there are too few texts."""
@@ -139,9 +147,9 @@ class _TrainedCheckpoint:
             raise TrainingError(refusal)
 
 
-def _warn_of_few_texts(context: dg.AssetExecutionContext, choosing: int) -> None:
+def _warn_of_few_texts(context: dg.AssetExecutionContext, heldout_count: int) -> None:
     """Log a warning if few held-out texts choose the checkpoint."""
-    warning = too_few(choosing, "choose the checkpoint")
+    warning = too_few(heldout_count, "choose the checkpoint")
     if warning:
         context.log.warning(warning)
 
@@ -161,15 +169,15 @@ def _observing(context: dg.AssetExecutionContext) -> Callable[[int, Mapping[str,
     return observe
 
 
-def _shown(folder: Path, report: TrainingReport, curve: pl.DataFrame, choosing: int) -> dict[str, Any]:
+def _shown(folder: Path, report: TrainingReport, curve: pl.DataFrame, heldout_count: int) -> dict[str, Any]:
     """Return what the page of a checkpoint shows.
 
-    choosing: the number of held-out texts whose loss chose the published step.
+    heldout_count: the number of held-out texts whose loss chose the published step.
     """
     return {
         "checkpoint": dg.MetadataValue.path(str(folder)),
         **_shown_training(report),
-        **_shown_heldout(choosing),
+        **_shown_heldout(heldout_count),
         "texts longer than a sequence": report.split_texts,
         "already finished before": report.reused,
         UNCHANGED: report.reused,
@@ -190,10 +198,10 @@ def _shown_training(report: TrainingReport) -> dict[str, Any]:
     }
 
 
-def _shown_heldout(choosing: int) -> dict[str, Any]:
+def _shown_heldout(heldout_count: int) -> dict[str, Any]:
     """Return the number of held-out texts that chose the published step; with a warning if they are few."""
-    shown: dict[str, Any] = {"texts that choose the checkpoint": choosing}
-    warning = too_few(choosing, "choose the checkpoint")
+    shown: dict[str, Any] = {"texts that choose the checkpoint": heldout_count}
+    warning = too_few(heldout_count, "choose the checkpoint")
     if warning:
         shown["warning"] = warning
     return shown

@@ -72,8 +72,7 @@ class AssetDeclaration:
 def shared_reasons(files: LocalOutput, reasons: Callable[[], Sequence[str]]) -> Reasons:
     """Download newer files of other machines, then return why the files here are out of date.
 
-    Files that the object store does not have yet count as out of date.
-    reasons: called after the download; returns an empty list for current files.
+    Files that the object store lacks count as out of date. reasons: called after the download; empty for current files.
     """
     files.receive()
     outdated = reasons()
@@ -98,20 +97,29 @@ def asset_of(output: AssetDeclaration, suffix: str) -> dg.AssetsDefinition:
         resources = {name: getattr(context.resources, key) for name, key in resource_keys.items()}
         return _run_step(output, context, resources)
 
-    return dg.asset(
+    declared: dg.AssetsDefinition = dg.asset(
+        **_page(output, suffix),
         key=asset_key(output.name),
-        group_name=output.group_name,
         deps=[asset_key(name) for name in output.depends_on],
         code_version=output.code_version,
-        kinds=set(output.kinds),
-        owners=OWNERS,
         pool=output.pool,
         op_tags=step_tags(output.pool),
         required_resource_keys=set(resource_keys.values()),
         check_specs=_check_specs(output),
-        description=output.description,
-        metadata={"explore": dg.MetadataValue.url(explorer_address(output.name, suffix))},
     )(make)
+    return declared
+
+
+def _page(output: AssetDeclaration, suffix: str) -> dict[str, Any]:
+    """Return the arguments of `dg.asset` that only determine what the asset's page shows."""
+    explorer = dg.MetadataValue.url(explorer_address(output.name, suffix))
+    return {
+        "group_name": output.group_name,
+        "kinds": set(output.kinds),
+        "owners": OWNERS,
+        "description": output.description,
+        "metadata": {"explore": explorer},
+    }
 
 
 def _check_specs(output: AssetDeclaration) -> list[dg.AssetCheckSpec]:
@@ -126,29 +134,32 @@ def _check_specs(output: AssetDeclaration) -> list[dg.AssetCheckSpec]:
 def _run_step(
     output: AssetDeclaration, context: dg.AssetExecutionContext, resources: Mapping[str, Any]
 ) -> dg.MaterializeResult:
-    """Make an output as a step of a run and return its result; whoever watches the run sees the progress.
+    """Make an output as a step of a run, show its progress, and return its result.
 
     Raises UserError if the disk or the memory is full, else what making the output raises.
-    resources: those that `output.make` takes, by name.
     """
     if runs_alone(context):  # this process has no other step, and nobody else ends it
         end_with_parent()
     lake: Lake | None = resources.get("lake")
-    with step(context, output.name) as running, _turn(running, output.pool, lake), session():
+    with step(context, output.name) as running, _pool_held(running, output.pool, lake), session():
         with _failure_noted(context, lake, running):
             result: dg.MaterializeResult = output.make(context, **resources)
-        metadata = result.metadata or {}
-        running.end(metadata)
-        tag_outcome(context, output.name, metadata)
+        _note_end(context, output, running, result)
         return result
+
+
+def _note_end(
+    context: dg.AssetExecutionContext, output: AssetDeclaration, running: Running, result: dg.MaterializeResult
+) -> None:
+    """Write down how the step ended, and tag its run with that."""
+    metadata = result.metadata or {}
+    running.end(metadata)
+    tag_outcome(context, output.name, metadata)
 
 
 @contextmanager
 def _failure_noted(context: dg.AssetExecutionContext, lake: Lake | None, running: Running) -> Iterator[None]:
-    """Note what the step has spent if the block raises or is interrupted.
-
-    An error of a full disk or of too little memory becomes a UserError that says so.
-    """
+    """Note what the step has spent if the block fails; turn an error of full disk or memory into a UserError."""
     try:
         yield
     except BaseException as error:
@@ -168,7 +179,7 @@ def _resource_keys(output: AssetDeclaration, suffix: str) -> dict[str, str]:
     return {name: f"{key}{suffix}" for name, key in RESOURCES.items() if name in parameters}
 
 
-def _turn(running: Running, pool: str, lake: Lake | None) -> AbstractContextManager[None]:
+def _pool_held(running: Running, pool: str, lake: Lake | None) -> AbstractContextManager[None]:
     """Hold a pool of the lake inside the block; without a lake, do nothing.
 
     Dagster's own pools know the runs of one instance only; this one makes runs of other instances wait too.

@@ -54,14 +54,11 @@ def assets_by_hand(plan: Plan) -> list[str]:
 
 def measurement(plan: Plan, name: str) -> AssetDeclaration:
     """Return the asset of a measurement; `name` is one of MEASURES."""
-    reads = trained_assets(plan)
-    if name == PERPLEXITY:
-        reads += [plan.named(CORPUS), plan.named(HELDOUT_TEXTS)]
     stored = _StoredMeasurement(plan, name)
     return AssetDeclaration(
         name=plan.named(name),
         settings=SETTINGS[name](plan),
-        depends_on=tuple(reads),
+        depends_on=_inputs(plan, name),
         description=DESCRIPTIONS[name],
         kinds={"pytorch"},
         pool="gpu",
@@ -69,6 +66,14 @@ def measurement(plan: Plan, name: str) -> AssetDeclaration:
         version=stored.version,
         make=stored.make,
     )
+
+
+def _inputs(plan: Plan, name: str) -> tuple[str, ...]:
+    """Return the names of the assets that a measurement reads: checkpoints, for perplexity texts too."""
+    trained = trained_assets(plan)
+    if name == PERPLEXITY:
+        return (*trained, plan.named(CORPUS), plan.named(HELDOUT_TEXTS))
+    return tuple(trained)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +99,16 @@ class _StoredMeasurement:
         """Measure unless the stored measurement is up to date; return what its page shows."""
         compute.workers.close()  # evaluation loads models of its own
         if not measurement_reasons(self.plan, self.name):
-            stored = stored_measurement(lake, self.name)
-            shown = last_metadata(context) or self._shown(context, lake, stored)  # empty: another home has measured
-            return _result(stored.version, {**shown, UNCHANGED: True})
+            return self._unchanged(context, lake)
         measured = self._measure(context, lake)
         _add_to_model_cards(self.plan)
         return _result(measured.version, self._shown(context, lake, measured))
+
+    def _unchanged(self, context: dg.AssetExecutionContext, lake: Lake) -> dg.MaterializeResult:
+        """Return the result of a step that had nothing to measure: what the page showed last."""
+        stored = stored_measurement(lake, self.name)
+        shown = last_metadata(context) or self._shown(context, lake, stored)  # empty: another home has measured
+        return _result(stored.version, {**shown, UNCHANGED: True})
 
     def _measure(self, context: dg.AssetExecutionContext, lake: Lake) -> Measurement:
         """Measure, publish the table and note the cost."""
@@ -114,15 +123,20 @@ class _StoredMeasurement:
 
     def _shown(self, context: dg.AssetExecutionContext, lake: Lake, result: Measurement) -> dict[str, dg.MetadataValue]:
         """Return what the page shows: the rows, and the figures of accuracy or perplexity."""
-        title = self.name.rpartition("/")[2]
-        shown: dict[str, dg.MetadataValue] = {
-            ROWS: dg.MetadataValue.int(result.rows.height),
-            title: dg.MetadataValue.md(frame_table(result.shown, result.shown.height)),
-            UNCHANGED: dg.MetadataValue.bool(False),
-        }
+        shown = self._shown_rows(result)
         if self.name == ACCURACY:
             return shown | _accuracy_metadata(lake, result)
         return shown | _perplexity_metadata(context, result)
+
+    def _shown_rows(self, result: Measurement) -> dict[str, dg.MetadataValue]:
+        """Return the rows as a Markdown table, and their number."""
+        title = self.name.rpartition("/")[2]
+        rows_table = frame_table(result.shown, result.shown.height)
+        return {
+            ROWS: dg.MetadataValue.int(result.rows.height),
+            title: dg.MetadataValue.md(rows_table),
+            UNCHANGED: dg.MetadataValue.bool(False),
+        }
 
 
 def _result(version: str, shown: Mapping[str, Any]) -> dg.MaterializeResult:
@@ -148,13 +162,19 @@ def _add_to_model_cards(plan: Plan) -> None:
 def _accuracy_metadata(lake: Lake, result: Measurement) -> dict[str, dg.MetadataValue]:
     """Return accuracies in per cent, the questions that occur in the corpus, the records left out, and a plot."""
     percent = result.rows.with_columns(pl.col("accuracy", "low", "high") * 100)
-    rounded = percent.with_columns(pl.col("accuracy").round(1))
-    shown = numbers(rounded, "accuracy", "benchmark", ", %")
+    shown = _rounded_numbers(percent)
     shown["in_corpus"] = _overlap_table(lake)
     if result.left_out:
         shown["left_out"] = _left_out_records(result)
-    shown["plot"] = dg.MetadataValue.md(bars(percent, ("benchmark", "condition"), "accuracy"))
+    plot = bars(percent, named=("benchmark", "condition"), figure="accuracy")
+    shown["plot"] = dg.MetadataValue.md(plot)
     return shown
+
+
+def _rounded_numbers(percent: pl.DataFrame) -> dict[str, dg.MetadataValue]:
+    """Return an accuracy with one decimal per benchmark and condition."""
+    rounded = percent.with_columns(pl.col("accuracy").round(1))
+    return numbers(rounded, "accuracy", of="benchmark", unit=", %")
 
 
 def _left_out_records(result: Measurement) -> dg.MetadataValue:
@@ -166,12 +186,12 @@ def _left_out_records(result: Measurement) -> dg.MetadataValue:
 def _overlap_table(lake: Lake) -> dg.MetadataValue:
     """Return a Markdown table of the questions that occur in the corpus, a row per benchmark."""
     counts = overlap_counts(lake.table(OVERLAP).read(WHOLE))
-    return dg.MetadataValue.md(frame_table(counts, 30))
+    return dg.MetadataValue.md(frame_table(counts, rows=30))
 
 
 def _perplexity_metadata(context: dg.AssetExecutionContext, result: Measurement) -> dict[str, dg.MetadataValue]:
     """Return perplexities; if there are few held-out texts, also a warning, which is logged too."""
-    shown = numbers(result.rows, "perplexity", "source")
+    shown = numbers(result.rows, "perplexity", of="source")
     heldout_rows = result.rows.filter(pl.col("source") == HELDOUT_C)
     warning = too_few(max(heldout_rows["texts"].to_list()), "measure perplexity")
     if warning:

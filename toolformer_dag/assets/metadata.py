@@ -34,12 +34,14 @@ UNCHANGED = "unchanged"
 
 def this_run(report: TableReport) -> dict[str, dg.MetadataValue]:
     """Return what this run computed of a table and what that cost, under the names that the page shows."""
+    tokens = token_count(report.work.tokens)
+    calls = report.work.computed["calls"]
     return {
         "seconds": dg.MetadataValue.float(round(report.seconds, 3)),
         "computed": dg.MetadataValue.int(report.computed),
         "reused (cache hits)": dg.MetadataValue.int(report.reused),
-        TOKENS: dg.MetadataValue.int(token_count(report.work.tokens)),
-        CALLS: dg.MetadataValue.int(report.work.computed["calls"]),
+        TOKENS: dg.MetadataValue.int(tokens),
+        CALLS: dg.MetadataValue.int(calls),
         UNCHANGED: dg.MetadataValue.bool(report.unchanged),
     }
 
@@ -60,11 +62,11 @@ def last_materialization(instance: dg.DagsterInstance, key: dg.AssetKey) -> dg.A
 
 
 def numbers(rows: pl.DataFrame, measure: str, of: str, unit: str = "") -> dict[str, dg.MetadataValue]:
-    """Return one number per row, such as `accuracy, %: calendar, toolformer`; the UI draws trends of them.
+    """Return one number per row, named such as `accuracy, %: calendar, toolformer`; the UI draws trends of them.
 
     - `measure`: the column with the number; rows without it are left out
-    - `of`: the column that names what was measured; the name ends with the column `condition`
-    - `unit`: follows the measure in the name, such as ", %"
+    - `of`: the column of the subject; the column `condition` follows it in the name
+    - `unit`: such as ", %"
     """
     measured = rows.select(of, "condition", measure).drop_nulls()
     shown: dict[str, dg.MetadataValue] = {}
@@ -96,10 +98,9 @@ def _cell(value: object, characters: int) -> str:
 
 
 def as_text(text: str, characters: int = PREVIEW_CHARACTERS) -> str:
-    """Return text of the web or of a tool as one line of code for a cell of a Markdown table, cut to `characters`.
+    """Return text of the web or of a tool as one line of code for a Markdown cell, cut to `characters`.
 
-    Inside a span of code Markdown has no HTML, image, link or address. Control characters and marks that reverse the
-    direction of writing become spaces.
+    In a span of code Markdown has no HTML or links. Unprintable characters become spaces.
     """
     printable = "".join(char if char.isprintable() else " " for char in text)
     line = " ".join(printable.split())

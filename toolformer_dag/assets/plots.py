@@ -5,6 +5,7 @@ The legend is above each plot, in the colors of the curves; numbers are at the e
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 from itertools import groupby, pairwise
 from typing import Any, NamedTuple
@@ -82,13 +83,20 @@ def delta_histogram(deltas: pl.DataFrame, tau_f: float | None) -> str:
     """
     counts = histogram(deltas["delta"]).tolist()
     highest_count = max(*counts, 1)
-    parts = [f"<path d='{_outline(counts, highest_count)}' fill='{BLUE}'/>"]
+    bar_path = _outline(counts, highest_count)
+    parts = [f"<path d='{bar_path}' fill='{BLUE}'/>"]
     legend = {"calls, log scale": BLUE}
     if tau_f is not None:
-        parts.append(_line(f"M{_histogram_x(tau_f)} 0V{HEIGHT}"))
+        parts.append(_threshold_line(tau_f))
         legend[f"tau_f {tau_f:.4g}"] = RED
     axes = _axes("delta, nats", AxisEnds(*CLIPPED), AxisEnds(0, highest_count))
     return _picture("calls by delta", legend, axes, *parts)
+
+
+def _threshold_line(tau_f: float) -> str:
+    """Return the SVG of a vertical line at a threshold in a histogram."""
+    x = _histogram_x(tau_f)
+    return _line(f"M{x} 0V{HEIGHT}")
 
 
 def _histogram_x(delta: float) -> int:
@@ -101,16 +109,20 @@ def _histogram_x(delta: float) -> int:
 def _outline(counts: Sequence[int], highest_count: int) -> str:
     """Return the SVG path around the bars of a histogram; the highest count fills HEIGHT.
 
-    The path goes up or down to a height with `V` and right by a width with `h`. Neighbours with equal counts are one
-    wide bar, which keeps it short.
+    `V` moves to a height, `h` to the right. Neighbours with equal counts are one wide bar.
     """
     bar_width = WIDTH // BINS
     path = f"M0 {HEIGHT}"
     for count, equal_counts in groupby(counts):
-        top = HEIGHT - round(math.log1p(count) / math.log1p(highest_count) * HEIGHT)
+        top = HEIGHT - _log_height(count, highest_count)
         bar_count = len(list(equal_counts))
         path += f"V{top}h{bar_width * bar_count}"
     return f"{path}V{HEIGHT}"
+
+
+def _log_height(count: int, highest_count: int) -> int:
+    """Return the height of a bar in pixels, on a log scale on which `highest_count` has HEIGHT."""
+    return round(math.log1p(count) / math.log1p(highest_count) * HEIGHT)
 
 
 def histogram(deltas: pl.Series) -> np.ndarray:
@@ -125,17 +137,17 @@ def chance_curves(rates: pl.DataFrame) -> str:
     rates: has the columns tau_f, fdr and fdr_high.
     """
     sampled = _sampled(rates.sort("tau_f"))
-    tau_f = sampled["tau_f"].to_list()
-    x_ends = AxisEnds(tau_f[0], tau_f[-1])
-    y_ends = AxisEnds(0, 1)
-    level_y = round(HEIGHT * (1 - LEVEL))
-    parts = [
-        _curve(tau_f, sampled["fdr"].to_list(), BLUE, x_ends, y_ends),
-        _curve(tau_f, sampled["fdr_high"].to_list(), ORANGE, x_ends, y_ends),
-        _line(f"M0 {level_y}H{WIDTH}"),
-    ]
+    area = _PlotArea(AxisEnds(sampled["tau_f"][0], sampled["tau_f"][-1]), AxisEnds(0, 1))
+    rate = area.curve(sampled["tau_f"], sampled["fdr"], BLUE)
+    upper_bound = area.curve(sampled["tau_f"], sampled["fdr_high"], ORANGE)
     legend = {"share by chance": BLUE, "95 % bound": ORANGE, f"{LEVEL:.0%}": RED}
-    return _picture("share by chance", legend, _axes("tau_f", x_ends, y_ends), *parts)
+    return _picture("share by chance", legend, area.axes("tau_f"), rate, upper_bound, _level_line())
+
+
+def _level_line() -> str:
+    """Return the SVG of a horizontal line at LEVEL, on an axis from 0 to 1."""
+    level_y = round(HEIGHT * (1 - LEVEL))
+    return _line(f"M0 {level_y}H{WIDTH}")
 
 
 def frontier_curve(frontier: pl.DataFrame) -> str:
@@ -144,16 +156,13 @@ def frontier_curve(frontier: pl.DataFrame) -> str:
     frontier: has the columns tau_f, today (whether this tau_f applies), nats and cost.
     """
     points = _frontier_points(frontier)
-    costs = points["cost"].to_list()
-    nats = points["nats"].to_list()
-    x_ends = AxisEnds.of(costs)
-    y_ends = AxisEnds.of(nats)
-    rings = _rings(points.filter("today"), x_ends, y_ends)
+    area = _PlotArea(AxisEnds.of(points["cost"]), AxisEnds.of(points["nats"]))
+    curve = area.curve(points["cost"], points["nats"], BLUE)
+    rings = _rings(points.filter("today"), area)
     legend = {"nats that calls gain": BLUE}
     if rings:
         legend["at today's tau_f"] = RED
-    axes = _axes("cost", x_ends, y_ends)
-    return _picture("nats over cost", legend, axes, _curve(costs, nats, BLUE, x_ends, y_ends), *rings)
+    return _picture("nats over cost", legend, area.axes("cost"), curve, *rings)
 
 
 def _frontier_points(frontier: pl.DataFrame) -> pl.DataFrame:
@@ -164,31 +173,40 @@ def _frontier_points(frontier: pl.DataFrame) -> pl.DataFrame:
     return with_today.sort("tau_f", descending=True)
 
 
-def _rings(points: pl.DataFrame, x_ends: AxisEnds, y_ends: AxisEnds) -> list[str]:
+def _rings(points: pl.DataFrame, area: "_PlotArea") -> list[str]:
     """Return the SVG of a red ring around each distinct point of cost and nats."""
+    distinct = points.unique(("cost", "nats"))
+    x = area.columns(distinct["cost"])
+    y = area.rows(distinct["nats"])
     rings = []
-    for point in points.unique(("cost", "nats")).iter_rows(named=True):
-        [x] = _pixels([point["cost"]], x_ends, WIDTH)
-        [from_below] = _pixels([point["nats"]], y_ends, HEIGHT)
-        rings.append(f"<circle cx='{x}' cy='{HEIGHT - from_below}' r='5' fill='none' stroke='{RED}'/>")
+    for column, row in zip(x, y, strict=True):
+        rings.append(f"<circle cx='{column}' cy='{row}' r='5' fill='none' stroke='{RED}'/>")
     return rings
 
 
 def loss_curve(curve: pl.DataFrame) -> str:
-    """Return training loss and held-out perplexity over steps as Markdown, each measure on a scale of its own.
+    """Return training loss (blue) and held-out perplexity (orange) over steps as Markdown, each on its own scale.
 
-    curve: has the columns step, measure and value. The first measure is blue with its scale on the left, the second
-    orange with its scale on the right; further measures and values that are not finite are left out.
+    curve: has the columns step, measure and value. Only its first two measures and finite values are drawn.
     """
     finite = curve.filter(pl.col("value").is_finite())
-    steps = AxisEnds(0, max(finite["step"].to_list(), default=0))
-    by_measure = finite.group_by("measure", maintain_order=True)
+    steps = AxisEnds(0, max(finite["step"], default=0))
     parts: list[str] = []
     legend: dict[str, str] = {}
-    for ((measure,), points), style in zip(by_measure, LOSS_CURVES, strict=False):
+    for points, style in zip(_by_measure(finite), LOSS_CURVES, strict=False):
         parts += _curve_with_scale(points, steps, style)
-        legend[str(measure).removeprefix("training ")] = style.color
+        legend[_short_measure(points)] = style.color
     return _picture("curves", legend, _axes("steps", steps), *parts)
+
+
+def _by_measure(curve: pl.DataFrame) -> list[pl.DataFrame]:
+    """Return the points of each measure, in the order in which the measures occur."""
+    return [points for _, points in curve.group_by("measure", maintain_order=True)]
+
+
+def _short_measure(points: pl.DataFrame) -> str:
+    """Return the measure of points, `loss` for "training loss"."""
+    return str(points["measure"][0]).removeprefix("training ")
 
 
 class _CurveStyle(NamedTuple):
@@ -205,13 +223,11 @@ LOSS_CURVES = (_CurveStyle(BLUE, -LEFT), _CurveStyle(ORANGE, WIDTH + 3))
 def _curve_with_scale(points: pl.DataFrame, steps: AxisEnds, style: _CurveStyle) -> list[str]:
     """Return the SVG of a curve and of the numbers at the ends of its scale."""
     sampled = _sampled(points.sort("step"))
-    values = sampled["value"].to_list()
-    scale = AxisEnds.of(values)
-    return [
-        _curve(sampled["step"].to_list(), values, style.color, steps, scale),
-        _text(style.scale_x, _number(scale.high), TEXT_HEIGHT, style.color),
-        _text(style.scale_x, _number(scale.low), HEIGHT, style.color),
-    ]
+    scale = AxisEnds.of(sampled["value"])
+    curve = _PlotArea(steps, scale).curve(sampled["step"], sampled["value"], style.color)
+    highest = _text(style.scale_x, _number(scale.high), TEXT_HEIGHT, style.color)
+    lowest = _text(style.scale_x, _number(scale.low), HEIGHT, style.color)
+    return [curve, highest, lowest]
 
 
 def start_curves(rows: pl.DataFrame) -> str:
@@ -219,16 +235,13 @@ def start_curves(rows: pl.DataFrame) -> str:
 
     rows: has the columns min_probability, accuracy and calls.
     """
-    probabilities = rows["min_probability"].to_list()
-    x_ends = AxisEnds.of(probabilities)
-    y_ends = AxisEnds(0, 100)
+    probabilities = rows["min_probability"]
+    area = _PlotArea(AxisEnds.of(probabilities), AxisEnds(0, 100))
+    right = area.curve(probabilities, rows["accuracy"], BLUE)
+    calls = area.curve(probabilities, rows["calls"], ORANGE)
     legend = {"right, %": BLUE, "calls, %": ORANGE}
-    curves = [
-        _curve(probabilities, rows["accuracy"].to_list(), BLUE, x_ends, y_ends),
-        _curve(probabilities, rows["calls"].to_list(), ORANGE, x_ends, y_ends),
-    ]
-    axes = _axes("min_probability", x_ends, y_ends)
-    return _picture("right answers and calls over min_probability", legend, axes, *curves)
+    axes = area.axes("min_probability")
+    return _picture("right answers and calls over min_probability", legend, axes, right, calls)
 
 
 class Bars(NamedTuple):
@@ -254,19 +267,56 @@ def bars(rows: pl.DataFrame, named: Sequence[str], figure: str) -> str:
 
     - `named`: the columns that name a bar
     - `figure`: the column of its length; rows without it are left out
-
-    The paper's figures are grey.
     """
     bar_rows = rows.drop_nulls(figure).to_dicts()
-    longest = _longest(bar_rows, figure)
+    chart = _BarChart(named, figure, _longest(bar_rows, figure))
     parts: list[str] = []
     for index, row in enumerate(bar_rows):
-        parts += _bar(row, index * BAR, figure, longest)
-        parts.append(_bar_name(row, index * BAR, named, figure))
+        parts += chart.bar(row, top=index * BAR)
     height = len(bar_rows) * BAR
-    unit = f"{figure}, %" if figure == "accuracy" else ""
-    axes = _axes(unit, AxisEnds(0, longest), height=height)
-    return _picture("plot", _bar_legend(bar_rows, figure), axes, *parts, width=2 * WIDTH, height=height)
+    legend = _bar_legend(bar_rows, figure)
+    return _picture("plot", legend, chart.axes(height), *parts, width=2 * WIDTH, height=height)
+
+
+@dataclass(frozen=True, slots=True)
+class _BarChart:
+    """A chart with a horizontal bar per row.
+
+    - `named`: the columns that name a bar
+    - `figure`: the column of its length
+    - `longest`: the value at full width
+    """
+
+    named: Sequence[str]
+    figure: str
+    longest: float
+
+    def bar(self, row: Mapping[str, Any], top: int) -> list[str]:
+        """Return the SVG of a bar, its interval, its number and its name. top: pixels above it."""
+        length = max(self._width(row[self.figure]), 0)
+        y = top + BAR // 2
+        bar = f"<path d='M0 {y}h{length}' stroke='{_bar_color(row)}' stroke-width='12'/>"
+        return [bar, self._interval(row, y), self._label(row, top + TEXT_BELOW)]
+
+    def axes(self, height: int) -> str:
+        """Return the SVG of the axes of a chart of this height."""
+        unit = f"{self.figure}, %" if self.figure == "accuracy" else ""
+        return _axes(unit, AxisEnds(0, self.longest), height=height)
+
+    def _interval(self, row: Mapping[str, Any], y: int) -> str:
+        """Return the SVG of a bar's interval, which begins at 0 if the row has no `low`."""
+        low = self._width(row.get("low"))
+        high = self._width(row.get("high"))
+        return _line(f"M{low} {y}H{high}")
+
+    def _label(self, row: Mapping[str, Any], y: int) -> str:
+        """Return the SVG of a bar's number and name, to the right of the plot."""
+        names = [escape(str(row[column])) for column in self.named if row[column] is not None]
+        return _text(WIDTH + 5, f"{row[self.figure]:,.4g}  {', '.join(names)}", y)
+
+    def _width(self, value: float | None) -> int:
+        """Return the pixels of a value; 0 for None."""
+        return round((value or 0) / self.longest * WIDTH)
 
 
 def _longest(rows: Sequence[Mapping[str, Any]], figure: str) -> float:
@@ -283,29 +333,9 @@ def _bar_legend(rows: Sequence[Mapping[str, Any]], figure: str) -> dict[str, str
     return legend
 
 
-def _bar_name(row: Mapping[str, Any], top: int, named: Sequence[str], figure: str) -> str:
-    """Return the SVG of a bar's number and name, to the right of the plot."""
-    names = [escape(str(row[column])) for column in named if row[column] is not None]
-    return _text(WIDTH + 5, f"{row[figure]:,.4g}  {', '.join(names)}", top + TEXT_BELOW)
-
-
-def _bar(row: Mapping[str, Any], top: int, figure: str, longest: float) -> list[str]:
-    """Return the SVG of a bar and of the interval in it, which begins at 0 if the row has no `low`.
-
-    longest: the value at full width.
-    """
-    length = _width(row[figure], longest)
-    low = _width(row.get("low"), longest)
-    high = _width(row.get("high"), longest)
-    y = top + BAR // 2
-    color = GREY if row.get("figures_of") == FIGURES_OF_PAPER else BLUE
-    bar = f"<path d='M0 {y}h{max(length, 0)}' stroke='{color}' stroke-width='12'/>"
-    return [bar, _line(f"M{low} {y}H{high}")]
-
-
-def _width(value: float | None, longest: float) -> int:
-    """Return the pixels of a value where `longest` has WIDTH; 0 for None."""
-    return round((value or 0) / longest * WIDTH)
+def _bar_color(row: Mapping[str, Any]) -> str:
+    """Return the color of a bar: grey for a figure of the paper, blue for ours."""
+    return GREY if row.get("figures_of") == FIGURES_OF_PAPER else BLUE
 
 
 def _sampled(rows: pl.DataFrame) -> pl.DataFrame:
@@ -314,17 +344,35 @@ def _sampled(rows: pl.DataFrame) -> pl.DataFrame:
     return rows[sorted(chosen)]
 
 
-def _curve(x: Sequence[float], y: Sequence[float], color: str, x_ends: AxisEnds, y_ends: AxisEnds) -> str:
-    """Return the SVG of a line through points. x_ends, y_ends: the values at the ends of the axes."""
-    columns = _pixels(x, x_ends, WIDTH)
-    rows = [HEIGHT - pixels for pixels in _pixels(y, y_ends, HEIGHT)]  # SVG counts from above
-    path = f"M{columns[0]} {rows[0]}"
-    for (column, next_column), (row, next_row) in zip(pairwise(columns), pairwise(rows), strict=True):
-        path += f"l{next_column - column} {next_row - row}"
-    return f"<path d='{path}' fill='none' stroke='{color}'/>"
+class _PlotArea(NamedTuple):
+    """The area of a plot: which values are at the ends of its axes."""
+
+    x_ends: AxisEnds
+    y_ends: AxisEnds
+
+    def axes(self, title: str) -> str:
+        """Return the SVG of the axes. title: what the horizontal one measures."""
+        return _axes(title, self.x_ends, self.y_ends)
+
+    def curve(self, x: Iterable[float], y: Iterable[float], color: str) -> str:
+        """Return the SVG of a line through points."""
+        columns = self.columns(x)
+        rows = self.rows(y)
+        path = f"M{columns[0]} {rows[0]}"
+        for (column, next_column), (row, next_row) in zip(pairwise(columns), pairwise(rows), strict=True):
+            path += f"l{next_column - column} {next_row - row}"
+        return f"<path d='{path}' fill='none' stroke='{color}'/>"
+
+    def columns(self, x: Iterable[float]) -> list[int]:
+        """Return the pixels of values from the left."""
+        return _pixels(x, self.x_ends, WIDTH)
+
+    def rows(self, y: Iterable[float]) -> list[int]:
+        """Return the pixels of values from above, as SVG counts."""
+        return [HEIGHT - pixels for pixels in _pixels(y, self.y_ends, HEIGHT)]
 
 
-def _pixels(values: Sequence[float], ends: AxisEnds, size: int) -> list[int]:
+def _pixels(values: Iterable[float], ends: AxisEnds, size: int) -> list[int]:
     """Return the distance of each value from the lower end of an axis of `size` pixels."""
     extent = ends.high - ends.low or 1
     return [round((value - ends.low) / extent * size) for value in values]
@@ -377,17 +425,20 @@ def _picture(name: str, legend: Mapping[str, str], *parts: str, width: int = WID
     - `legend`: label -> color; the first three are shown
     - `width`, `height`: of the plot, without the margins
     """
-    frame_width = width + 2 * LEFT
-    frame_height = height + ABOVE + BELOW
-    frame = (
-        f"<svg xmlns='http://www.w3.org/2000/svg' width='{frame_width}' height='{frame_height}' "
-        f"viewBox='{-LEFT} {-ABOVE} {frame_width} {frame_height}' "
-        "style='font:12px sans-serif' fill='#888'>"
-    )
-    svg = "".join((frame, *_legend_texts(legend), *parts, "</svg>"))
+    begin = _svg_begin(width + 2 * LEFT, height + ABOVE + BELOW)
+    svg = "".join((begin, *_legend_texts(legend), *parts, "</svg>"))
     ascii_svg = svg.encode("ascii", "xmlcharrefreplace").decode()
     address = "".join(ESCAPED.get(char, char) for char in ascii_svg)
     return f"![{name}](<data:image/svg+xml,{address}>)"
+
+
+def _svg_begin(width: int, height: int) -> str:
+    """Return the opening tag of an SVG of this size; (0, 0) is the upper end of the vertical axis."""
+    return (
+        f"<svg xmlns='http://www.w3.org/2000/svg' width='{width}' height='{height}' "
+        f"viewBox='{-LEFT} {-ABOVE} {width} {height}' "
+        "style='font:12px sans-serif' fill='#888'>"
+    )
 
 
 def _legend_texts(legend: Mapping[str, str]) -> list[str]:

@@ -189,8 +189,7 @@ _current: ContextVar[Running] = ContextVar("current")
 def step(context: dg.AssetExecutionContext, name: str) -> Iterator[Running]:
     """Write down the progress of the step that runs inside the block; `failed: REASON` if the block raises."""
     running = Running(name)
-    if not context.instance.is_ephemeral:
-        running.file = run_folder(context.instance, context.run) / f"{file_name(name)}.json"
+    running.file = _progress_file(context, name)
     token = _current.set(running)
     running.write()
     try:
@@ -203,6 +202,13 @@ def step(context: dg.AssetExecutionContext, name: str) -> Iterator[Running]:
     finally:
         _current.reset(token)
         running.write()
+
+
+def _progress_file(context: dg.AssetExecutionContext, name: str) -> Path | None:
+    """Return the file for the progress of a step; None for an instance that keeps nothing on disk."""
+    if context.instance.is_ephemeral:
+        return None
+    return run_folder(context.instance, context.run) / f"{file_name(name)}.json"
 
 
 @contextmanager
@@ -253,7 +259,7 @@ def progress(
     """Return a function `advance(done, total)` that reports the progress of the running step.
 
     - `unit`: what done and total count, such as "texts"; a total of 0 is unknown
-    - `spent`: returns the tokens and calls of this process so far; a step without it reports its cost at the end
+    - `spent`: returns the tokens and calls of this process so far
     - `ahead`: returns what the units take by the plan
     """
     running = _current.get()
@@ -272,34 +278,33 @@ def runs_alone(context: dg.AssetExecutionContext) -> bool:
 def note_cost(context: dg.AssetExecutionContext, lake: Lake, cost: StepCost) -> None:
     """Add a row to the lake's table of costs, and show the cost as what the running step has spent.
 
-    On an object store the row is written in the background, and an error is logged as a warning; in a folder it raises
-    WriteError.
+    Raises WriteError in a folder; on an object store, an error only becomes a warning in the log.
     """
     total = Spent(cost.tokens, cost.calls)
     _current.get().spent = lambda: total
     asset = context.asset_key.to_user_string()
     warning = f"the cost of {asset} is not in `costs`"
-    _write_log(context, lake, warning, partial(add_cost, lake, context.run.run_id, asset, cost))
+    write = partial(add_cost, lake, context.run.run_id, asset, cost)
+    _write_log(context, lake, warning, write)
 
 
 def note_changes(
     context: dg.AssetExecutionContext, lake: Lake, settings: Sequence[FieldChange], kept: KeptCounts | None
 ) -> None:
-    """Add the settings that a step found changed, and the calls kept before and after, to the lake's table of changes.
+    """Add changed settings, and the calls kept before and after, to the lake's table of changes.
 
-    On an object store the rows are written in the background, and an error is logged as a warning; in a folder it
-    raises WriteError.
+    Raises WriteError in a folder; on an object store, an error only becomes a warning in the log.
     """
     asset = context.asset_key.to_user_string()
     warning = f"what {asset} changed is not in `changes`"
-    _write_log(context, lake, warning, partial(add_changes, lake, context.run.run_id, asset, settings, kept))
+    write = partial(add_changes, lake, context.run.run_id, asset, settings, kept)
+    _write_log(context, lake, warning, write)
 
 
 def _write_log(context: dg.AssetExecutionContext, lake: Lake, warning: str, write: Callable[[], None]) -> None:
     """Call `write`, which adds rows to a table of the lake that logs runs.
 
-    On an object store it is called in the background, and its error is logged after the words of `warning`; in a folder
-    it is called here, and raises its error.
+    On an object store it runs in the background, and its error is logged after `warning`; in a folder it runs here.
     """
     is_object_store = lake.storage.first_wins
 

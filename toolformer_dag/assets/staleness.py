@@ -1,7 +1,6 @@
 """Find out what is out of date, by the records in the lake alone, and report the lake's state to Dagster.
 
-Dagster knows an asset by its last materialization, whose tags hold versions. What another Dagster home or the command
-line has made is reported as a materialization without a run.
+What another Dagster home or the command line has made is reported as a materialization without a run.
 """
 
 import gc
@@ -46,7 +45,6 @@ def stale_assets(outputs: Sequence[AssetDeclaration]) -> dict[str, Reasons]:
 def tell_dagster(outputs: Sequence[AssetDeclaration], instance: dg.DagsterInstance) -> None:
     """Report to Dagster what the lake holds, so that its page marks exactly what `stale_assets` lists.
 
-    Dagster knows only the runs of its own home: a lake that was moved, or filled elsewhere, would look unsynced.
     outputs: each after its dependencies. Call `observe` first, so that the shard files are known.
     """
     versions = _shard_list_version(instance)
@@ -59,24 +57,29 @@ def tell_dagster(outputs: Sequence[AssetDeclaration], instance: dg.DagsterInstan
 def _report_stored(
     instance: dg.DagsterInstance, output: AssetDeclaration, stored_version: str, input_versions: Mapping[str, str]
 ) -> str:
-    """Report a stored asset unless Dagster knows it; return the version that Dagster's page shows from now on.
-
-    - An asset that is up to date is reported with its stored version.
-    - One that is out of date stays as Dagster last saw it, so that the page shows it as stale.
-    - One that is out of date and new to Dagster is reported with the code version OUT_OF_DATE.
-    """
-    key = asset_key(output.name)
+    """Report a stored asset unless Dagster knows it; return the version that Dagster's page shows from now on."""
     tags = {VERSION: stored_version, CODE: output.code_version}
     input_tags = input_version_tags(output, input_versions)
-    if is_known(instance, key, tags, input_tags):
+    if is_known(instance, asset_key(output.name), tags, input_tags):
         return stored_version
-    is_out_of_date = bool(output.reasons())
-    if is_out_of_date:
-        last = last_materialization(instance, key)
-        if last is not None:
-            return _tags(last).get(VERSION, stored_version)
-        tags[CODE] = OUT_OF_DATE
+    if output.reasons():
+        return _report_out_of_date(instance, output, stored_version, input_tags)
     report_materialization(instance, output, tags | input_tags)
+    return stored_version
+
+
+def _report_out_of_date(
+    instance: dg.DagsterInstance, output: AssetDeclaration, stored_version: str, input_tags: Mapping[str, str]
+) -> str:
+    """Report an asset that is out of date if it is new to Dagster; return the version that Dagster's page shows.
+
+    Otherwise it stays as Dagster last saw it, so that the page shows it as stale.
+    """
+    last = last_materialization(instance, asset_key(output.name))
+    if last is not None:
+        return _tags(last).get(VERSION, stored_version)
+    tags = {VERSION: stored_version, CODE: OUT_OF_DATE}
+    report_materialization(instance, output, {**tags, **input_tags})
     return stored_version
 
 
@@ -104,22 +107,25 @@ def report_materialization(
     tags: Mapping[str, str],
     metadata: Mapping[str, Any] | None = None,
 ) -> None:
-    """Report a materialization that no run of this instance has made.
+    """Report a materialization that no run of this instance has made, and again the checks of unchanged rows.
 
     - `tags`: VERSION, CODE and the `input_version_tags`
     - `metadata`: what the page shows; None: what it shows already, if that is of the same rows
-
-    If the rows are the same, their checks are reported again, since Dagster shows checks by materialization.
     """
     key = asset_key(output.name)
     same_rows = _last_of_version(instance, key, tags[VERSION])
     if metadata is None:
-        metadata = {} if same_rows is None else {**same_rows.metadata, UNCHANGED: True}
+        metadata = _shown_again(same_rows)
     all_tags = {**tags, **_event_tags(tags)}
     instance.report_runless_asset_event(dg.AssetMaterialization(key, metadata=metadata, tags=all_tags))
-    if same_rows is not None:
+    if same_rows is not None:  # Dagster shows checks by materialization
         for check_name in output.checks:
             _report_check_again(instance, dg.AssetCheckKey(key, check_name))
+
+
+def _shown_again(last: dg.AssetMaterialization | None) -> dict[str, Any]:
+    """Return the metadata of a materialization, marked UNCHANGED; empty for None."""
+    return {} if last is None else {**last.metadata, UNCHANGED: True}
 
 
 def _last_of_version(instance: dg.DagsterInstance, key: dg.AssetKey, version: str) -> dg.AssetMaterialization | None:
@@ -171,11 +177,14 @@ def is_known(
     last = last_materialization(instance, key)
     if last is None:
         return False
-    last_tags = _tags(last)
-    last_input_tags = {tag: value for tag, value in last_tags.items() if tag.startswith(READ)}
-    has_tags = tags.items() <= last_tags.items()
-    has_input_tags = input_tags is None or last_input_tags == input_tags
+    has_tags = tags.items() <= _tags(last).items()
+    has_input_tags = input_tags is None or _input_tags(last) == input_tags
     return has_tags and has_input_tags
+
+
+def _input_tags(materialization: dg.AssetMaterialization) -> dict[str, str]:
+    """Return the tags of a materialization that hold versions of inputs."""
+    return {tag: value for tag, value in _tags(materialization).items() if tag.startswith(READ)}
 
 
 def _tags(materialization: dg.AssetMaterialization) -> Mapping[str, str]:
@@ -219,14 +228,19 @@ def shard_list(plan: Plan) -> dg.AssetsDefinition:
         description="The shard files: names, sizes and times of change. The sensor `shard_files` looks at them.",
     )
     def files() -> dg.MaterializeResult:
-        stamps = plan.fresh().stamps
-        sizes = {name: stamp.get("bytes", 0) for name, stamp in stamps.items()}
-        return dg.MaterializeResult(
-            data_version=dg.DataVersion(fingerprint(stamps)),
-            metadata={ROWS: len(stamps), "bytes": dg.MetadataValue.md(counts_table("shard", sizes, "bytes"))},
-        )
+        return _listed_shards(plan.fresh())
 
     return files
+
+
+def _listed_shards(plan: Plan) -> dg.MaterializeResult:
+    """Return the version of the shard files, their number and their sizes."""
+    sizes = {name: stamp.get("bytes", 0) for name, stamp in plan.stamps.items()}
+    size_table = counts_table("shard", sizes, "bytes")
+    return dg.MaterializeResult(
+        data_version=dg.DataVersion(fingerprint(plan.stamps)),
+        metadata={ROWS: len(plan.stamps), "bytes": dg.MetadataValue.md(size_table)},
+    )
 
 
 def observe(instance: dg.DagsterInstance, plan: Plan) -> bool:

@@ -1,11 +1,10 @@
 """The assets of the stages: each brings its table up to date, or finds that nothing changed.
 
-A stage is a step of the method, such as loss_deltas. What its asset shows, warns of and refuses is in the stage's own
-file (`Stage.asset`, `Stage.checks`); no stage is named here.
+A stage is a step of the method, such as loss_deltas; its own file says what its asset shows, warns of and refuses.
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -48,13 +47,18 @@ def table(output: TableOutput) -> AssetDeclaration:
         depends_on=(*output.depends_on, *_prepared_tools(output), *_checkpoint_of(output)),
         description=_description(output),
         kinds=stage.kinds,
-        pool=tool_pool(output.lane) if stage.pool == "tools" else stage.pool,
+        pool=_pool(output),
         reasons=partial(table_reasons, output),
         version=output.version,
         make=partial(_bring_up_to_date, output),
         checks=_promises(stage),
         group=_group(output),
     )
+
+
+def _pool(output: TableOutput) -> str:
+    """Return the pool of a table: its stage's, or one per tool for a stage that calls tools."""
+    return tool_pool(output.lane) if output.stage.pool == "tools" else output.stage.pool
 
 
 def _description(output: TableOutput) -> str:
@@ -68,21 +72,29 @@ def _bring_up_to_date(
 ) -> dg.MaterializeResult:
     """Compute what is out of date in a table, log cost and changes, and return what its page shows.
 
-    A stage may end every run at its table, for example if no call was kept: its error is raised once the rows are
-    stored. Raises what `update` raises too.
+    Raises what `update` raises, and once the rows are stored the error at which the stage ends every run, if any.
     """
-    asset = output.stage.asset
     stored_before = _Stored.of(output)
-    for warning in asset.warns(output):
-        context.log.warning(warning)
+    _log_warnings(context, output)
     report = _updated(output, context, compute)
-    refusal = asset.refuses(output)
-    if refusal is not None:
-        raise refusal
+    _refuse(output)
     _log(context, output, report)
     _note_cost(context, lake, report, stored_before)
     _note_changes(context, lake, report, stored_before)
     return _result(context, output, report)
+
+
+def _log_warnings(context: dg.AssetExecutionContext, output: TableOutput) -> None:
+    """Log what a stage warns of before its table is computed."""
+    for warning in output.stage.asset.warns(output):
+        context.log.warning(warning)
+
+
+def _refuse(output: TableOutput) -> None:
+    """Raise the error at which a stage ends every run, for example if no call was kept."""
+    refusal = output.stage.asset.refuses(output)
+    if refusal is not None:
+        raise refusal
 
 
 def _result(context: dg.AssetExecutionContext, output: TableOutput, report: TableReport) -> dg.MaterializeResult:
@@ -198,17 +210,19 @@ def _note_cost(context: dg.AssetExecutionContext, lake: Lake, report: TableRepor
 
 
 def _note_changes(context: dg.AssetExecutionContext, lake: Lake, report: TableReport, before: _Stored) -> None:
-    """Add the changed settings to the lake's table of changes, and the kept calls if they changed.
-
-    Calls that a first run keeps are no change.
-    """
+    """Add the changed settings to the lake's table of changes, and the kept calls if they changed."""
     settings = report.differences.setting_changes()
-    kept = None
-    if before.kept_calls is not None and before.version is not None:
-        kept = KeptCounts(before.kept_calls, sum(report.rows.values()))
+    kept = _kept_counts(report, before)
     calls_changed = kept is not None and report.data_version != before.version
     if settings or calls_changed:
         note_changes(context, lake, settings, kept)
+
+
+def _kept_counts(report: TableReport, before: _Stored) -> KeptCounts | None:
+    """Return the kept calls before and after a step; None for a first run or a table without kept calls."""
+    if before.kept_calls is None or before.version is None:
+        return None
+    return KeptCounts(before.kept_calls, sum(report.rows.values()))
 
 
 def _promises(stage: Stage) -> dict[str, str]:
@@ -262,12 +276,13 @@ def metadata_value(value: ShownValue) -> dg.MetadataValue:
 def _row_metadata(output: TableOutput, report: TableReport) -> dict[str, dg.MetadataValue]:
     """Return what every table shows: counts, what the run cost, rejections, columns and the first rows."""
     filled_parts = [part for part, count in report.rows.items() if count]
+    first_rows = frame_table(_first_rows(output, filled_parts))
     return {
         ROWS: dg.MetadataValue.int(sum(report.rows.values())),
         **this_run(report),
         **_count_tables(report),
         "dagster/column_schema": dg.MetadataValue.table_schema(_table_schema(output.stage)),
-        "first rows": dg.MetadataValue.md(frame_table(_first_rows(output, filled_parts))),
+        "first rows": dg.MetadataValue.md(first_rows),
     }
 
 
@@ -316,20 +331,29 @@ def prepared_tool(lane: Lane) -> AssetDeclaration:
 def _prepare(lane: Lane, settings: Mapping[str, Any], context: dg.AssetExecutionContext) -> dg.MaterializeResult:
     """Let a tool make what it needs before its first call, such as an index of passages.
 
-    The result says that something changed if the tool reported progress; without progress nobody knows.
     settings: what determines the tool's result.
     """
     began = time.monotonic()
-    advance = progress(context, "passages")
-    indexed_passages = 0
-
-    def note(done: int) -> None:
-        nonlocal indexed_passages
-        indexed_passages = done
-        advance(done, 0)
-
-    lane.tool.prepare(note)
+    indexing = _IndexingProgress(progress(context, "passages"))
+    lane.tool.prepare(indexing.note)
     shown: dict[str, Any] = {"seconds": round(time.monotonic() - began, 3)}
-    if indexed_passages:
+    if indexing.passages:  # without progress nobody knows whether something changed
         shown[UNCHANGED] = False
     return dg.MaterializeResult(data_version=dg.DataVersion(fingerprint(settings)), metadata=shown)
+
+
+@dataclass(slots=True)
+class _IndexingProgress:
+    """Reports the passages that a tool has indexed.
+
+    - `advance`: takes the number of indexed passages and of all, 0 for an unknown number
+    - `passages`: indexed so far
+    """
+
+    advance: Callable[[int, int], None]
+    passages: int = 0
+
+    def note(self, passages: int) -> None:
+        """Take the number of passages that are indexed so far."""
+        self.passages = passages
+        self.advance(passages, 0)

@@ -30,22 +30,23 @@ TRACES = "traces/judged"
 
 def trace_outputs(plan: Plan) -> list[AssetDeclaration]:
     """Return the asset of traces.duckdb, a file of views over recorded conversations; empty without such tables."""
-    tables = trace_tables(plan)
-    if not tables:
-        return []
-    database = traces_database(plan.settings)
-    declaration = AssetDeclaration(
+    table_names = tuple(table.name for table in trace_tables(plan))
+    return [_judged_traces(plan, table_names)] if table_names else []
+
+
+def _judged_traces(plan: Plan, table_names: tuple[str, ...]) -> AssetDeclaration:
+    """Return the asset of traces.duckdb, which is built from the tables of these names."""
+    return AssetDeclaration(
         name=TRACES,
         settings={"views": fingerprint([TABLES, VIEWS]), "share": plan.settings.traces.share},
-        depends_on=tuple(table.name for table in tables),
+        depends_on=table_names,
         description="Whether what follows recorded tool calls rests on their results: traces.duckdb.",
         kinds={"duckdb"},
         pool="lake",
         reasons=partial(_reasons, plan),
-        version=partial(made_from, database),
+        version=partial(made_from, traces_database(plan.settings)),
         make=partial(_make, plan),
     )
-    return [declaration]
 
 
 def _reasons(plan: Plan) -> Reasons:

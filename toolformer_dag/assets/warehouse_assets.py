@@ -1,7 +1,6 @@
 """Assets that show the lake to people and programs: the warehouse, C* as a data set, the paper's tables.
 
-The warehouse is a DuckDB file with all tables of the lake. C* are the texts with their tool calls. The paper's tables
-are read from the warehouse in one step and stored nowhere else.
+The warehouse is a DuckDB file with all tables of the lake; C* are the texts with their tool calls.
 """
 
 import sys
@@ -95,8 +94,7 @@ class _Warehouse:
     def make(self, context: dg.AssetExecutionContext, lake: Lake) -> dg.MaterializeResult:
         """Build the file if it is out of date or this Dagster instance has not shown it yet; show its tables."""
         lake.storage.wait_for_writes()  # the costs of the steps before
-        for name, damage in withdraw_damaged(lake).items():
-            context.log.warning(f"{name} is left out until it is made again: {damage}")
+        _withdraw_damaged_tables(context, lake)
         last_shown = last_metadata(context)
         if self.reasons() or not last_shown:
             shown = self._build(lake)
@@ -117,6 +115,12 @@ class _Warehouse:
             "file": dg.MetadataValue.path(str(self._database)),
             UNCHANGED: False,
         }
+
+
+def _withdraw_damaged_tables(context: dg.AssetExecutionContext, lake: Lake) -> None:
+    """Withdraw damaged measurements, which can only be made again, and log a warning for each."""
+    for name, damage in withdraw_damaged(lake).items():
+        context.log.warning(f"{name} is left out until it is made again: {damage}")
 
 
 def warehouse(plan: Plan, inputs: Sequence[str]) -> AssetDeclaration:
@@ -172,17 +176,20 @@ def _export(plan: Plan, form: ExportForm, context: dg.AssetExecutionContext, lak
     """
     current = _current_dataset(plan, form)
     exported = current or _exported_anew(plan, form)
-    return dg.MaterializeResult(
-        data_version=dg.DataVersion(exported.version),
-        metadata={
-            ROWS: sum(exported.rows.values()),
-            "rows": dg.MetadataValue.md(counts_table("split", exported.rows)),
-            "folder": dg.MetadataValue.path(str(asset_folder(plan))),
-            UNCHANGED: current is not None,
-            TOKENS: 0,
-            CALLS: 0,
-        },
-    )
+    shown = {**_shown_export(plan, exported), UNCHANGED: current is not None}
+    return dg.MaterializeResult(data_version=dg.DataVersion(exported.version), metadata=shown)
+
+
+def _shown_export(plan: Plan, exported: Exported) -> dict[str, Any]:
+    """Return what the page of the data set shows: rows by split, and the folder."""
+    split_table = counts_table("split", exported.rows)
+    return {
+        ROWS: sum(exported.rows.values()),
+        "rows": dg.MetadataValue.md(split_table),
+        "folder": dg.MetadataValue.path(str(asset_folder(plan))),
+        TOKENS: 0,
+        CALLS: 0,
+    }
 
 
 def _current_dataset(plan: Plan, form: ExportForm) -> Exported | None:
@@ -227,13 +234,20 @@ def paper_assets(outputs: Sequence[AssetDeclaration], plan: Plan) -> dg.AssetsDe
     @dg.multi_asset(name=step_name, specs=specs, can_subset=True, pool="lake", op_tags=step_tags("lake"))
     def tables(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult]:
         selected = [output for output in outputs if asset_key(output.name) in context.selected_asset_keys]
-        with opened(plan.settings.warehouse, CLOSED) as connection:
-            for output in selected:
-                result = output.make(context, output=output, warehouse=connection)
-                tag_outcome(context, output.name, result.metadata or {})
-                yield result
+        yield from _shown_tables(context, plan, selected)
 
     return tables
+
+
+def _shown_tables(
+    context: dg.AssetExecutionContext, plan: Plan, outputs: Sequence[AssetDeclaration]
+) -> Iterator[dg.MaterializeResult]:
+    """Read tables of the paper from the warehouse, and yield the result of each asset."""
+    with opened(plan.settings.warehouse, CLOSED) as connection:
+        for output in outputs:
+            result = output.make(context, output=output, warehouse=connection)
+            tag_outcome(context, output.name, result.metadata or {})
+            yield result
 
 
 def _paper_spec(output: AssetDeclaration, suffix: str) -> dg.AssetSpec:
@@ -254,7 +268,7 @@ def tell_tables(outputs: Sequence[AssetDeclaration], plan: Plan, instance: dg.Da
     """Report the paper's tables to Dagster if this instance does not know them as the stored warehouse has them.
 
     Does nothing if the warehouse is missing or out of date.
-    outputs: all assets of the plan. Call `tell_dagster` first, so that the warehouse is known.
+    outputs: all assets of the plan. Call `tell_dagster` first.
     """
     output_by_name = {output.name: output for output in outputs}
     stored_warehouse = output_by_name[plan.named(WAREHOUSE)]
@@ -263,9 +277,19 @@ def tell_tables(outputs: Sequence[AssetDeclaration], plan: Plan, instance: dg.Da
         return
     versions = {stored_warehouse.name: warehouse_version}
     paper_tables = [output_by_name[plan.named(name)] for name in SHOWN]
-    unknown_tables = [table for table in paper_tables if not _is_known_table(instance, table, versions)]
+    unknown_tables = _unknown_tables(instance, paper_tables, versions)
     if unknown_tables and not stored_warehouse.reasons():
         _report_tables(instance, plan, unknown_tables, versions)
+
+
+def _unknown_tables(
+    instance: dg.DagsterInstance, tables: Sequence[AssetDeclaration], versions: Mapping[str, str]
+) -> list[AssetDeclaration]:
+    """Return the tables of the paper that Dagster does not know as they are shown now.
+
+    versions: asset name -> version of what they are read from.
+    """
+    return [table for table in tables if not _is_known_table(instance, table, versions)]
 
 
 def _report_tables(
@@ -362,15 +386,24 @@ class _TableContent:
 
     def metadata(self) -> dict[str, Any]:
         """Return the content as Dagster shows it: numbers, Markdown and plots."""
-        wide = self.table.wide(self.rows)
         return {
             ROWS: self.rows.height,
-            "table": dg.MetadataValue.md(frame_table(wide, self.rows.height, EXAMPLE_CHARACTERS)),
+            "table": dg.MetadataValue.md(self._markdown_table()),
             **self._some_tables_only(),
             "notes": dg.MetadataValue.md(self._list_of_notes()),
             "numbers": dg.MetadataValue.json({"rows": self.rows.to_dicts()}),
-            "plot": dg.MetadataValue.md(bars(self.rows, *PLOTTED[self.table.view])),
+            "plot": dg.MetadataValue.md(self._plot()),
         }
+
+    def _markdown_table(self) -> str:
+        """Return all rows in the paper's layout."""
+        wide = self.table.wide(self.rows)
+        return frame_table(wide, rows=self.rows.height, characters=EXAMPLE_CHARACTERS)
+
+    def _plot(self) -> str:
+        """Return a bar chart of the rows, as Markdown."""
+        plotted = PLOTTED[self.table.view]
+        return bars(self.rows, plotted.named, plotted.figure)
 
     def _some_tables_only(self) -> dict[str, dg.MetadataValue]:
         """Return what only tables of benchmarks and Table 9 show; empty for the other tables."""

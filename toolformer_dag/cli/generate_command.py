@@ -17,7 +17,7 @@ from toolformer_dag.settings.sections import Settings
 
 if TYPE_CHECKING:
     from toolformer_dag.computing.plan import Lane
-    from toolformer_dag.decoding.generation import DecodedCall, Generation, WrittenPiece
+    from toolformer_dag.decoding.generation import DecodedCall, Generation, StartChance, WrittenPiece
     from toolformer_dag.decoding.rules import DecodingRules
     from toolformer_dag.model.loading import LanguageModel
 
@@ -188,21 +188,27 @@ def find_model(settings: Settings, name: str, k: int | None) -> ChosenModel:
 
     `k`: as in ChosenModel; None for the settings' value, or for 0 where the model calls no tools.
     """
-    from toolformer_dag.model.weights import model_name
     from toolformer_dag.training.checkpoints import checkpoint_of
 
     named_model = checkpoint_of(settings, name)
     if k is None:
         k = settings.decoding.k if named_model.calls else 0
-    if name == "":
-        folder = _default_folder(settings)
-    elif name == "base":
-        folder = model_name(settings.model)
-    elif named_model.checkpoint is None:
-        folder = _external_folder(settings, name)
+    if named_model.checkpoint is None:
+        folder = _untrained_folder(settings, name)
     else:
         folder = _checkpoint_folder(settings, name, named_model.checkpoint)
     return ChosenModel(name, folder, k)
+
+
+def _untrained_folder(settings: Settings, name: str) -> str:
+    """Return the folder, file or hub id for a name that is no checkpoint's. Raises UserError."""
+    from toolformer_dag.model.weights import model_name
+
+    if name == "":
+        return _default_folder(settings)
+    if name == "base":
+        return model_name(settings.model)
+    return _external_folder(settings, name)
 
 
 def _default_folder(settings: Settings) -> str:
@@ -245,7 +251,7 @@ def _complete_file(options: _DecodingOptions, models: Sequence[ChosenModel], nam
     """Complete the lines of a file, `-` for standard input, with each model; return whether a line was unusable."""
     with open_lines(name) as source:
         bad = BadLines()
-        batches: Iterable[Sequence[ParsedLine[dict[str, Any]]]] = bad.left_out(source, options.parse_line)
+        batches: Iterable[_Lines] = bad.left_out(source, options.parse_line)
         if len(models) > 1:  # the standard input can be read only once
             batches = list(batches)
         for model in models:
@@ -253,12 +259,11 @@ def _complete_file(options: _DecodingOptions, models: Sequence[ChosenModel], nam
     return bad.any
 
 
-def _complete_lines(
-    options: _DecodingOptions,
-    model: ChosenModel,
-    batches: Iterable[Sequence[ParsedLine[dict[str, Any]]]],
-    bad: BadLines,
-) -> None:
+_Lines = Sequence[ParsedLine[dict[str, Any]]]
+"""Lines of JSON, each read as a record."""
+
+
+def _complete_lines(options: _DecodingOptions, model: ChosenModel, batches: Iterable[_Lines], bad: BadLines) -> None:
     """Print an answer as a line of JSON for each line. The loaded model is dropped on return, before the next loads."""
     from toolformer_dag.decoding.greedy import generate as decode
 
@@ -354,9 +359,13 @@ def _print_chances(generation: "Generation", k: int, min_probability: float) -> 
     typer.echo(f"{'p of [':>10} {'rank':>6}  k = {k}{threshold}")
     for chance in generation.chances:
         may_begin = chance.rank < k and chance.probability >= min_probability
-        mark = "<" if may_begin else " "
-        text = json.dumps(chance.text, ensure_ascii=False) if chance.text else "(end)"
-        typer.echo(harmless(f"{chance.probability:10.6f} {chance.rank:6}  {mark} {text}"))
+        typer.echo(harmless(_chance_line(chance, mark="<" if may_begin else " ")))
+
+
+def _chance_line(chance: "StartChance", mark: str) -> str:
+    """Return the chance of a call at a position as a line, with the text before which it would stand."""
+    text = json.dumps(chance.text, ensure_ascii=False) if chance.text else "(end)"
+    return f"{chance.probability:10.6f} {chance.rank:6}  {mark} {text}"
 
 
 class _LiveText:

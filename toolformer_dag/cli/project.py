@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import dagster as dg
 
@@ -139,9 +139,8 @@ class Project:
     def run(self, training: bool, sink: Sink = lambda step: None) -> RunReport:
         """Bring everything up to date, round by round; with `training`, finetune and evaluate too.
 
-        The runs show in the UI. A failed asset stops only what depends on it. `sink` receives the progress of each
-        step. Raises TrainingError before anything runs if finetuning cannot run or does not fit into memory, and
-        KeyboardInterrupt if a signal or the UI ended the run.
+        A failed asset stops only what depends on it. `sink` receives the progress of each step. Raises TrainingError at
+        once if finetuning cannot run or does not fit into memory, and KeyboardInterrupt if a signal or the UI ended it.
         """
         if training:
             self._check_finetuning()
@@ -212,14 +211,21 @@ class Project:
             report.damaged = True  # the first job has to make it again
             return
         assets = _assets_to_make(plan, name, stale)
-        if not assets:
-            return
+        if assets:
+            result = self._completed(plan, name, assets, report, sink)
+            _add_outcome(report, plan, assets, result)
+
+    def _completed(self, plan: Plan, name: str, assets: Sequence[str], report: RunReport, sink: Sink) -> Result:
+        """Run a job for these assets, add what it spent to the report, and return its result.
+
+        Raises KeyboardInterrupt if a signal or the UI ended the run.
+        """
         keys = [asset_key(asset) for asset in assets]
         with completed(plan, self.instance, f"{name}{plan.suffix}", keys, sink) as (result, folder):
             report.spent += take_spent(folder)
         if was_interrupted(result):
             raise KeyboardInterrupt
-        _add_outcome(report, plan, assets, result)
+        return result
 
 
 def stale_in_round(plan: Plan) -> dict[str, Reasons]:
@@ -233,24 +239,43 @@ def _assets_to_make(plan: Plan, job: str, stale: Iterable[str]) -> list[str]:
 
     Before the raw shards, the list of their files is made.
     """
-    by_hand = set(assets_by_hand(plan))
     all_outputs = outputs(plan)
+    scope = _scope(plan, job)
+    first = [asset for asset in stale if asset in scope.begins]
+    assets = [asset for asset in with_descendants(all_outputs, first) if asset in scope.makes]
+    list_of_shards = [SHARD_LIST] if RAW_SHARDS in assets else []
+    return list_of_shards + assets
+
+
+class _JobScope(NamedTuple):
+    """The assets of a job.
+
+    - `begins`: stale assets for which the job runs
+    - `makes`: assets that it may make
+    """
+
+    begins: set[str]
+    makes: set[str]
+
+
+def _scope(plan: Plan, job: str) -> _JobScope:
+    """Return the assets of JOB or TRAINING_JOB."""
+    by_hand = set(assets_by_hand(plan))
     if job == TRAINING_JOB:
-        begins_job = by_hand
-        in_job = by_hand | set(map(plan.named, IN_BOTH_JOBS))
-    else:
-        begins_job = {output.name for output in all_outputs} - by_hand
-        in_job = begins_job
-    first = [asset for asset in stale if asset in begins_job]
-    assets = [asset for asset in with_descendants(all_outputs, first) if asset in in_job]
-    if RAW_SHARDS in assets:
-        assets.insert(0, SHARD_LIST)
-    return assets
+        return _JobScope(begins=by_hand, makes=_training_job_assets(plan))
+    computed = {output.name for output in outputs(plan)} - by_hand
+    return _JobScope(begins=computed, makes=computed)
+
+
+def _training_job_assets(plan: Plan) -> set[str]:
+    """Return the names of the assets that the job TRAINING_JOB may make."""
+    shared = [plan.named(name) for name in IN_BOTH_JOBS]
+    return {*assets_by_hand(plan), *shared}
 
 
 def _is_data_lost(plan: Plan, stale: Mapping[str, Reasons]) -> bool:
     """Return whether an asset that only the first job makes has been damaged since that job ran."""
-    in_second_job = {*assets_by_hand(plan), *map(plan.named, IN_BOTH_JOBS)}
+    in_second_job = _training_job_assets(plan)
     return any(not reasons.retry_only for name, reasons in stale.items() if name not in in_second_job)
 
 
@@ -262,13 +287,19 @@ def _is_untrained(plan: Plan, stale: Mapping[str, Reasons]) -> bool:
 def _add_outcome(report: RunReport, plan: Plan, assets: Sequence[str], result: Result) -> None:
     """Add to a report which assets of a job were made and which failed. `assets`: all that it was to make."""
     outcome = _JobOutcome(result)
-    step_of = dict.fromkeys(map(plan.named, SHOWN), f"{STEP}{plan.suffix}")  # one step makes them all
     for name in assets:
         if not outcome.is_materialized(name):
-            step = step_of.get(name, asset_key(name).to_python_identifier())
-            report.add_failed(name, outcome.causes(step))
+            report.add_failed(name, outcome.causes(_step_of(plan, name)))
         elif not outcome.is_unchanged(name):
             report.add_made(name)
+
+
+def _step_of(plan: Plan, name: str) -> str:
+    """Return the name of the step that makes an asset; one step makes all tables of the paper."""
+    paper_tables = [plan.named(table) for table in SHOWN]
+    if name in paper_tables:
+        return f"{STEP}{plan.suffix}"
+    return asset_key(name).to_python_identifier()
 
 
 class _JobOutcome:
@@ -314,17 +345,18 @@ def _reason(causes: Sequence[Any]) -> str:
 
 
 def home(root: Path) -> Path:
-    """Return the folder of the Dagster instance: $DAGSTER_HOME, or `.dagster` beside toolformer.toml.
+    """Return the folder of the Dagster instance, and make it on first use: $DAGSTER_HOME, or `.dagster` in `root`.
 
-    It is made on first use; `~` is expanded. Raises OSError where it is no folder, and UserError where its name is not
-    UTF-8 or `~` leads nowhere.
+    Raises OSError where it is no folder, and UserError where its name is not UTF-8 or `~` leads nowhere.
     """
-    folder = expanded(Path(os.environ.get("DAGSTER_HOME") or root / ".dagster")).absolute()
+    path = Path(os.environ.get("DAGSTER_HOME") or root / ".dagster")
+    folder = expanded(path).absolute()
     if printable(folder) != str(folder):
         raise UserError(f"{printable(folder)}: the path is not UTF-8; set DAGSTER_HOME to another folder")
+    config_file = folder / "dagster.yaml"
     with locked(folder / "instance.lock"):
-        if not (folder / "dagster.yaml").exists():
-            write_whole(folder / "dagster.yaml", DAGSTER_YAML)
+        if not config_file.exists():
+            write_whole(config_file, DAGSTER_YAML)
     return folder
 
 

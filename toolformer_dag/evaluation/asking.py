@@ -1,7 +1,7 @@
 """Ask models the questions of a benchmark, zero-shot, under each condition (paper, section 4.2).
 
-A condition is a model and a k of decoding: a call may begin if ` [` is among the k likeliest next tokens. Generated
-texts are stored in the lake, so that a later run judges them again without the model.
+A condition is a model and a k of decoding. Generated texts are stored in the lake, so that a later run judges them
+again without the model.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -42,12 +42,12 @@ Result = TypeVar("Result")
 def compared(
     settings: Settings, measure: Callable[[LanguageModel, list[Condition]], Iterable[Result]]
 ) -> Iterator[Result]:
-    """Yield the results of `measure` for each model that is evaluated.
+    """Yield the results of `measure` for each model that is evaluated; its first condition is without calls.
 
-    Models are loaded one after another; only one is in memory unless `measure` keeps a reference. The first condition
-    of each model is without calls.
+    Models are loaded one after another; only one is in memory unless `measure` keeps a reference.
     """
     for compared_model in compared_models(settings):
+        # The loaded model has no name here, so that it is dropped before the next is loaded.
         yield from measure(load_identified(compared_model.settings, compared_model.folder), compared_model.conditions)
 
 
@@ -89,16 +89,19 @@ def _further_models(settings: Settings) -> Iterator[ComparedModel]:
 def _conditions(settings: Settings, model: str, *, calls: bool) -> list[Condition]:
     """Return the conditions under which a model answers; the first is without calls (k = 0).
 
-    calls: whether the model was finetuned to call tools; then conditions with the k of [decoding] and each other k of
-    [evaluation] follow (Table 9).
+    calls: whether the model was finetuned to call tools.
     """
     if not calls:
         return [Condition(model, NO_CALLS)]
-    decoding_k = settings.decoding.k
-    conditions = [Condition(disabled(model), NO_CALLS, model), Condition(model, decoding_k, model)]
-    for k in sorted({*settings.evaluation.decoding_k} - {NO_CALLS, decoding_k}):
-        conditions.append(Condition(f"{model} (k = {k})", k, model))
-    return conditions
+    without_calls = Condition(disabled(model), NO_CALLS, model)
+    as_decoded = Condition(model, settings.decoding.k, model)
+    return [without_calls, as_decoded, *_conditions_of_other_k(settings, model)]
+
+
+def _conditions_of_other_k(settings: Settings, model: str) -> list[Condition]:
+    """Return a condition for each k of [evaluation] that [decoding] does not have (Table 9), by ascending k."""
+    other_k = set(settings.evaluation.decoding_k) - {NO_CALLS, settings.decoding.k}
+    return [Condition(f"{model} (k = {k})", k, model) for k in sorted(other_k)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,13 +156,15 @@ class Asking:
 
     def _tool_identity(self) -> dict[str, Any]:
         """Return what determines the calls that are written and their results: thresholds, tools, withheld tools."""
+        tools = [lane.tool for lane in self.lanes]
         thresholds = start_thresholds(self.lanes)  # tool -> least probability of ` [`; empty if no setting has it
+        # k, tools and min_probability are in another form in this dictionary.
+        decoding = determining(self.settings.decoding, *OF_CALLS, but=("k", "tools", "min_probability"))
         return {
             **({"min_probability": thresholds} if thresholds else {}),
             "k": self.k,
-            # k, tools and min_probability are in another form in this dictionary.
-            **determining(self.settings.decoding, *OF_CALLS, but=("k", "tools", "min_probability")),
-            **offer_identity([lane.tool for lane in self.lanes], self.settings.decoding.tools),
+            **decoding,
+            **offer_identity(tools, self.settings.decoding.tools),
             "max_call_tokens": self.settings.sampling.max_call_tokens,
             "tools": {lane.tool.key: result_settings(lane) for lane in self.lanes},
             "withheld": sorted(self._not_called),
@@ -176,8 +181,14 @@ class Asking:
         """
         rules = self._rules(max_new_tokens)
         brings_functions = self.function_calls > 0 and self.k > 0
-        if not brings_functions:
-            return generate(rules, prompts, contexts)
+        if brings_functions:
+            return self._write_with_functions(rules, prompts, contexts)
+        return generate(rules, prompts, contexts)
+
+    def _write_with_functions(
+        self, rules: DecodingRules, prompts: Sequence[str], contexts: Sequence[str]
+    ) -> list[Generation]:
+        """Generate a text per prompt, each with the functions of its context in place of the lanes' tools."""
         texts = []
         for prompt, context in zip(prompts, contexts, strict=True):
             rules_of_prompt = self._rules_with_functions(rules, offered_functions(context))
@@ -245,28 +256,47 @@ class Generations(NamedTuple):
     texts: list[Generation]
     fresh: pl.DataFrame
 
+    @property
+    def new_tokens(self) -> int:
+        """The number of tokens that were generated now."""
+        return int(self.fresh["tokens"].sum())
+
+    @property
+    def new_calls(self) -> int:
+        """The number of calls that were made now."""
+        return int(self.fresh["calls"].list.len().sum())
+
 
 def generations(
     store: RowStore, asking: Asking, questions: Sequence[BenchmarkQuestion], advance: Callable[[int], None]
 ) -> Generations:
     """Return a generated text per question, from the store where it has one, else from the model.
 
-    advance: called with the number of questions answered so far.
-
-    Texts with a lost call (time limit, connection, outage) are not stored, so that the next run retries them. Raises
-    StorageError, WriteError.
+    Texts with a lost call (time limit, connection, outage) are not stored, so that the next run retries them.
+    advance: called with the number of questions answered so far. Raises StorageError, WriteError.
     """
     requested = _distinct_prompts(questions)
-    missing = requested.join(store.stored(requested), on=KEY, how="anti", maintain_order="left")
+    missing = _not_stored(store, requested)
     answered_before = len(questions) - missing.height
     fresh = _generate_missing(store, asking, missing, lambda generated: advance(answered_before + generated))
     generation_of = _generations_by_key(pl.concat([fresh, store.stored(requested)]))
-    # A stored row that is damaged since it was looked up above is in neither frame.
-    if len(generation_of) < requested.height:
-        damaged = requested.height - len(generation_of)
-        raise StorageError(f"{damaged} rows of {store.name} were damaged during reading; run again")
+    _check_complete(store, requested.height, len(generation_of))
     texts = [generation_of[question.prompt, question.context] for question in questions]
     return Generations(texts, fresh)
+
+
+def _not_stored(store: RowStore, requested: pl.DataFrame) -> pl.DataFrame:
+    """Return the requested prompts (KEY) for which the store has no text, in order."""
+    return requested.join(store.stored(requested), on=KEY, how="anti", maintain_order="left")
+
+
+def _check_complete(store: RowStore, requested: int, available: int) -> None:
+    """Raise StorageError if fewer texts are available than were requested.
+
+    A stored row that was damaged after it was looked up is neither generated nor read.
+    """
+    if available < requested:
+        raise StorageError(f"{requested - available} rows of {store.name} were damaged during reading; run again")
 
 
 def _distinct_prompts(questions: Sequence[BenchmarkQuestion]) -> pl.DataFrame:
@@ -303,13 +333,18 @@ def _generated(store: RowStore, asking: Asking, chunk: pl.DataFrame) -> pl.DataF
     A text with a lost call (time limit, broken connection) is returned but not stored, so that the next run asks again.
     """
     texts = asking.write(chunk["prompt"].to_list(), chunk["context"].to_list())
+    rows = _generation_rows(chunk, texts)
+    is_whole = [not _has_lost_call(text) for text in texts]
+    store.append(rows.filter(pl.Series(is_whole, dtype=pl.Boolean)))
+    return rows
+
+
+def _generation_rows(chunk: pl.DataFrame, texts: Sequence[Generation]) -> pl.DataFrame:
+    """Return the rows (ROW) of generated texts. chunk: the prompt and context of each (KEY)."""
     rows = []
     for key, text in zip(chunk.to_dicts(), texts, strict=True):
         rows.append({**key, **asdict(text)})
-    frame = pl.DataFrame(rows, schema=ROW)
-    is_whole = [not _has_lost_call(text) for text in texts]
-    store.append(frame.filter(pl.Series(is_whole, dtype=pl.Boolean)))
-    return frame
+    return pl.DataFrame(rows, schema=ROW)
 
 
 def _has_lost_call(text: Generation) -> bool:
@@ -355,8 +390,8 @@ def benchmark_outcomes(
 ) -> BenchmarkOutcomes:
     """Ask a model a benchmark's questions and judge the answers; stored texts of earlier runs are judged again.
 
-    The model may call the tools of all `lanes` that the benchmark does not withhold. Raises StorageError, WriteError.
-    advance: called with the number of questions answered so far.
+    lanes: the tools that it may call, unless the benchmark withholds them. advance: called with the number of questions
+    answered so far. Raises StorageError, WriteError.
     """
     asking = Asking(
         settings=settings,
@@ -371,8 +406,8 @@ def benchmark_outcomes(
     return BenchmarkOutcomes(
         outcomes=_judged(benchmark, condition, written.texts, lanes),
         store=store.name,
-        tokens=int(written.fresh["tokens"].sum()),
-        calls=int(written.fresh["calls"].list.len().sum()),
+        tokens=written.new_tokens,
+        calls=written.new_calls,
     )
 
 

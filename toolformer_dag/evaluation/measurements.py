@@ -1,7 +1,6 @@
 """Measure accuracy and perplexity: the settings that the tables depend on, and why they are out of date.
 
-Imports torch only to measure. A plan is the settings with the tables and the model that follow from them; a lane is a
-tool with its settings.
+Imports torch only to measure. A lane is a tool with its settings.
 """
 
 import json
@@ -123,9 +122,10 @@ def _decoding_identity(plan: Plan) -> dict[str, Any]:
     """Return the settings of decoding and of the tools that a model may call."""
     decoding = determining(plan.settings.decoding, but=("min_probability",))
     thresholds = start_thresholds(plan.lanes)  # tool -> least probability of ` [`; empty if no setting has it
+    tools = [lane.tool for lane in plan.inference_lanes]
     return {
         "decoding": {**decoding, "version": DECODING},
-        **offer_identity([lane.tool for lane in plan.inference_lanes], plan.settings.decoding.tools),
+        **offer_identity(tools, plan.settings.decoding.tools),
         **({"min_probability": thresholds} if thresholds else {}),
         "max_call_tokens": plan.settings.sampling.max_call_tokens,
         "lanes": {lane.tool.key: result_settings(lane) for lane in plan.inference_lanes},
@@ -210,18 +210,19 @@ def _record_now(plan: Plan, name: str) -> dict[str, Any]:
 
 
 def _texts_version(plan: Plan, name: str) -> dict[str, str]:
-    """Return {MEASURED_ON: the fingerprint of the texts} for PERPLEXITY; {} for ACCURACY, which reads no texts.
-
-    If the texts are missing or damaged, the recorded fingerprint is returned, or {} without one: this is reported
-    elsewhere, and must not count as a change of the texts.
-    """
+    """Return {MEASURED_ON: the fingerprint of the texts} for PERPLEXITY; {} for ACCURACY, which reads no texts."""
     if name != PERPLEXITY:
         return {}
     try:
         return {MEASURED_ON: _measured_texts(plan).fingerprint}
-    except StorageError:
-        inputs = plan.lake.table(name).record(WHOLE)["inputs"]
-        return {MEASURED_ON: inputs[MEASURED_ON]} if MEASURED_ON in inputs else {}
+    except StorageError:  # reported elsewhere; must not count as a change of the texts
+        return _recorded_texts_version(plan)
+
+
+def _recorded_texts_version(plan: Plan) -> dict[str, str]:
+    """Return {MEASURED_ON: the fingerprint in the record of PERPLEXITY}; {} without one."""
+    inputs = plan.lake.table(PERPLEXITY).record(WHOLE)["inputs"]
+    return {MEASURED_ON: inputs[MEASURED_ON]} if MEASURED_ON in inputs else {}
 
 
 class _MeasuredTexts(NamedTuple):
@@ -262,8 +263,7 @@ def publish(
     """Replace a table of measurements by new rows; return the version of its content. Raises WriteError.
 
     table: such as "evaluation/accuracy".
-    settings: all settings that the rows depend on, as the functions in SETTINGS return them.
-    inputs: the fingerprints of the measured checkpoints and texts, by name.
+    settings: all settings that the rows depend on. inputs: the fingerprints of checkpoints and texts, by name.
     stores: the names of the row stores of generated texts, which `clean` keeps as long as the table is there.
     left_out: benchmark -> reason -> number of records without a question.
     """
@@ -324,10 +324,9 @@ def _table_of(lake: Lake, name: str, checkpoint: str, version: str | None) -> pl
 
 
 def measure_accuracy(plan: Plan, progress: Progress) -> Measurement:
-    """Let all models answer all benchmarks with and without calls; return the accuracies and their cost.
+    """Let all models answer all benchmarks with and without calls; publish and return the accuracies.
 
-    Three tables are published: every question's outcome, the accuracies, and which questions occur in the training
-    texts of C* (paper, section 4.2). Raises ToolDown, BenchmarkError.
+    Raises ToolDown, BenchmarkError.
     """
     benchmarks = chosen_benchmarks(plan.settings.evaluation, _synthetic_kinds(plan))
     versions = checkpoint_versions(plan)  # first: replacing a checkpoint meanwhile makes the table stale
@@ -338,8 +337,13 @@ def measure_accuracy(plan: Plan, progress: Progress) -> Measurement:
     scores = score_table(outcomes, questioning.weights)
     publish_table = partial(publish, plan.lake, settings=accuracy_settings(plan), inputs=versions)
     publish_table(OUTCOMES, outcomes, stores=questioning.stores(), left_out=questioning.left_out())
-    publish_table(OVERLAP, question_overlap(benchmarks, corpus_batches(plan.lake)))
+    publish_table(OVERLAP, question_overlap(benchmarks, corpus_batches(plan.lake)))  # paper, section 4.2
     version = publish_table(ACCURACY, scores)
+    return _measured_accuracy(version, scores, questioning)
+
+
+def _measured_accuracy(version: str, scores: pl.DataFrame, questioning: "_Questioning") -> Measurement:
+    """Return the accuracies with what their answers cost."""
     return Measurement(
         version=version,
         rows=scores,
@@ -384,15 +388,21 @@ class _Questioning:
 
         Raises ToolDown if a tool was down, or too many of its calls were lost.
         """
-        from toolformer_dag.evaluation.asking import compared, compared_models
+        from toolformer_dag.evaluation.asking import compared
 
-        settings = self._plan.settings
-        conditions = sum(len(model.conditions) for model in compared_models(settings))
-        self._total = conditions * sum(len(benchmark.questions) for benchmark in self._benchmarks)
-        for answers in compared(settings, self._ask):  # loads a model at a time and yields all that `_ask` yields
+        self._total = self._question_count()
+        for answers in compared(self._plan.settings, self._ask):  # loads a model at a time
             check_outage(answers.outcomes)
             self.answers.append(answers)
             self._advance(0)  # reports progress; the new answers are counted already
+
+    def _question_count(self) -> int:
+        """Return the number of questions under all conditions of all models."""
+        from toolformer_dag.evaluation.asking import compared_models
+
+        conditions = sum(len(model.conditions) for model in compared_models(self._plan.settings))
+        questions = sum(len(benchmark.questions) for benchmark in self._benchmarks)
+        return conditions * questions
 
     @property
     def tokens(self) -> int:
@@ -426,13 +436,17 @@ class _Questioning:
         from toolformer_dag.evaluation.asking import benchmark_outcomes
 
         settings = self._plan.settings
+        lanes = self._plan.inference_lanes
         for condition in conditions:
-            model_settings = settings.evaluation.models.get(condition.of_model, settings.model)
-            self.weights[condition.of_model] = Weights(folder_name(model_settings.name), model.parameters)
+            self._note_weights(condition.of_model, model.parameters)
             for benchmark in self._benchmarks:
-                yield benchmark_outcomes(
-                    settings, self._plan.inference_lanes, model, condition, benchmark, self._advance
-                )
+                yield benchmark_outcomes(settings, lanes, model, condition, benchmark, self._advance)
+
+    def _note_weights(self, model_name: str, parameters: int) -> None:
+        """Add the size of a model to `weights`. model_name: as in `Condition`."""
+        settings = self._plan.settings
+        model_settings = settings.evaluation.models.get(model_name, settings.model)
+        self.weights[model_name] = Weights(folder_name(model_settings.name), parameters)
 
     def _advance(self, answered: int) -> None:
         """Report progress. answered: questions of the benchmark at hand, which is not in `answers` yet."""
@@ -441,17 +455,13 @@ class _Questioning:
 
 
 def measure_perplexity(plan: Plan, progress: Progress) -> Measurement:
-    """Measure and publish the perplexity of all models on held-out texts of C (section 4.3), with calls disabled.
+    """Measure and publish the perplexity of all models, with calls disabled, on held-out texts of C (section 4.3).
 
-    WikiText is measured too if the settings name its file. The table (PERPLEXITY_COLUMNS) has a row per model and
-    source of texts. Raises MissingPart, DamagedPart, BenchmarkError.
+    WikiText is measured too if the settings name its file. Raises MissingPart, DamagedPart, BenchmarkError.
     """
     versions = checkpoint_versions(plan)  # first: replacing a checkpoint meanwhile makes the table stale
     measured_texts = _measured_texts(plan)
-    sources = {HELDOUT_C: measured_texts.read()}
-    wikitext_file = plan.settings.evaluation.wikitext
-    if wikitext_file:
-        sources["WikiText"] = wikitext(wikitext_file)
+    sources = {HELDOUT_C: measured_texts.read(), **_wikitext_source(plan)}
     table = _perplexity_table(plan, sources, progress)
     inputs = {**versions, MEASURED_ON: measured_texts.fingerprint}
     version = publish(plan.lake, PERPLEXITY, table, perplexity_settings(plan), inputs)
@@ -465,13 +475,20 @@ def measure_perplexity(plan: Plan, progress: Progress) -> Measurement:
     )
 
 
+def _wikitext_source(plan: Plan) -> dict[str, list[str]]:
+    """Return {"WikiText": its texts} if the settings name its file, else {}. Raises BenchmarkError."""
+    wikitext_file = plan.settings.evaluation.wikitext
+    return {"WikiText": wikitext(wikitext_file)} if wikitext_file else {}
+
+
 def _perplexity_table(plan: Plan, sources: Mapping[str, list[str]], progress: Progress) -> pl.DataFrame:
     """Return the perplexity of each model on each source of texts; one model at a time is loaded."""
     from toolformer_dag.evaluation.asking import compared, compared_models
 
-    rows: list[dict[str, object]] = []
+    measure = partial(_perplexities, sources)
     total = len(compared_models(plan.settings)) * len(sources)
-    for row in compared(plan.settings, partial(_perplexities, sources)):
+    rows: list[dict[str, object]] = []
+    for row in compared(plan.settings, measure):
         rows.append(row)
         progress(len(rows), total)
     return pl.DataFrame(rows, schema=PERPLEXITY_COLUMNS)

@@ -114,7 +114,6 @@ def write_splits(folder: Path, schema: pa.Schema, rows: Iterable[Mapping[str, An
     """Write rows to Parquet files in `folder/data`, named by the rows' column `split`; return the rows per split.
 
     `train` comes before `heldout`. A split without rows has no file, since `load_dataset` cannot read an empty one.
-    Memory holds about GROUP_ROWS rows per split.
     """
     splits = _SplitFiles(folder / DATA, schema)
     for batch in _batches(rows):
@@ -165,8 +164,8 @@ def _by_split(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[Mapping[str, 
 def replacing(folder: Path) -> Iterator[Path]:
     """Yield an empty folder to write to; it replaces `folder` if the block ends without an error.
 
-    After an error `folder` is as it was. Call `refuse_foreign` first: what `folder` held is lost. Raises ExportError if
-    another export is writing to `folder`, and WriteError.
+    Call `refuse_foreign` first: what `folder` held is lost. Raises WriteError, and ExportError if another export is
+    writing to `folder`.
     """
     folder = folder.resolve()
     lock = folder.with_name(f".{folder.name}.lock")
@@ -202,12 +201,8 @@ def write_record(folder: Path, rows: Mapping[str, int], made_from: Mapping[str, 
     It holds no time: equal inputs give equal bytes. rows, made_from: as in `Exported`.
     """
     exported = Exported(_exported_files(folder), dict(rows), dict(made_from))
-    content = {
-        "layout": LAYOUT,
-        "rows": exported.rows,
-        "files": {path: [file.size, file.hash] for path, file in exported.files.items()},
-        "made_from": exported.made_from,
-    }
+    files = {path: [file.size, file.hash] for path, file in exported.files.items()}
+    content = {"layout": LAYOUT, "rows": exported.rows, "files": files, "made_from": exported.made_from}
     write_whole(folder / RECORD, sealed(str(folder), content))
     return exported
 
@@ -258,13 +253,18 @@ def _foreign_content(folder: Path) -> str | None:
     exported = read_exported(folder)
     if exported is None:
         return f"{folder} is not empty, and no export wrote it"
-    names = _files(folder)
-    foreign = sorted(names.keys() - exported.files.keys() - {RECORD})
+    names = _files(folder).keys()
+    foreign = sorted(names - exported.files.keys() - {RECORD})
     if foreign:
         return f"{folder} holds {foreign[0]}, which no export wrote"
-    if CARD in names and stream_hash(folder / CARD) != exported.files[CARD].hash:
+    if CARD in names and _is_edited(folder / CARD, exported.files[CARD]):
         return f"{folder / CARD} was edited since it was exported"
     return None
+
+
+def _is_edited(path: Path, exported: ExportedFile) -> bool:
+    """Return whether a file is not as it was exported."""
+    return stream_hash(path) != exported.hash
 
 
 SIZES = (
@@ -293,9 +293,8 @@ def header(
 ) -> str:
     """Return the YAML header of a card, which `load_dataset` and the hub read.
 
-    folder: of the data set, whose data files are written already.
-    languages: codes such as `en`. rows: of all files. task: the hub's name of a task.
-    configs: those that have files, as `load_dataset` reads them.
+    folder: of the data set, whose data files are written already. languages: codes such as `en`. task: the hub's name.
+    configs: those that have files, as `load_dataset` reads them. rows: of all files.
     """
     from huggingface_hub import DatasetCardData
 

@@ -106,10 +106,6 @@ def shared_columns(text: CorpusText) -> dict[str, Any]:
 
 def text_form() -> ExportForm:
     """Return the form of x* and x as texts (paper, section 2), which the project's own finetuning trains on."""
-
-    def rows(text: CorpusText) -> Iterator[Mapping[str, Any]]:
-        yield {"text": text.text, "plain": text.plain, **shared_columns(text)}
-
     schema = pa.schema(
         [
             column("text", pa.string(), "x*: the text with its calls"),
@@ -122,16 +118,19 @@ def text_form() -> ExportForm:
         "Plain language modelling on `text` is what the paper trains; on `plain` it gives the paper's baseline.\n"
         "Results are predicted too, as in the paper; the form `masked` leaves them out of the loss."
     )
-    return ExportForm("text", schema, rows, about)
+    return ExportForm(name="text", schema=schema, rows=_text_row, card=about)
+
+
+def _text_row(text: CorpusText) -> Iterator[Mapping[str, Any]]:
+    """Yield the row of a text in the form `text`."""
+    yield {"text": text.text, "plain": text.plain, **shared_columns(text)}
 
 
 def masked_form(encoding: "Encoding", tokenizer: str, *, sequence_length: int) -> ExportForm:
     """Return the form of token sequences for training, in which tokens of results have the label -100.
 
-    Results are read, but not predicted; the paper predicts them too. A text of more than `sequence_length` tokens
-    becomes several rows (`window`), each beginning with the last token of the row before.
-
-    tokenizer: its name for people.
+    A text of more than `sequence_length` tokens becomes several rows, each beginning with the last token of the row
+    before. tokenizer: its name for people.
     """
     about = (
         f"Tokens are those of {tokenizer}, at most {sequence_length:,} in a row. Results have the label -100: a tool\n"
@@ -169,11 +168,12 @@ def _masked_rows(encoding: "Encoding", sequence_length: int, text: CorpusText) -
     labels = _labels(tokens, text, encoding.markers)
     id_windows = windows(_with_ends(encoding, tokens.ids), sequence_length)
     label_windows = windows(_with_ends(encoding, labels), sequence_length)
-    for number, (ids, window_labels) in enumerate(zip(id_windows, label_windows, strict=True)):
+    pairs = zip(id_windows, label_windows, strict=True)
+    for number, (window_ids, window_labels) in enumerate(pairs):
         yield {
-            "input_ids": ids,
+            "input_ids": window_ids,
             "labels": window_labels,
-            "attention_mask": [1] * len(ids),
+            "attention_mask": [1] * len(window_ids),
             "window": number,
             **shared_columns(text),
         }
@@ -256,17 +256,19 @@ def preference_form(tau_f: Mapping[str, float], markers: CallMarkers = PAPER_MAR
     - tau_f: lane (a tool with its settings) -> the threshold that its calls were kept by
     - markers: the texts around a call, such as `[` and `]`
     """
-
-    def rows(text: CorpusText) -> Iterator[Mapping[str, Any]]:
-        for pair in preference_pairs(text, tau_f, markers):
-            yield {**pair, **shared_columns(text)}
-
+    thresholds = dict(tau_f)
     return ExportForm(
         name="preference",
         schema=PREFERENCES,
-        rows=rows,
+        rows=partial(_preference_rows, thresholds, markers),
         card=ABOUT_PREFERENCES,
-        settings={"tau_f": dict(tau_f)},
+        settings={"tau_f": thresholds},
         join=join_of_calls("rejected_call"),
         preferences=True,
     )
+
+
+def _preference_rows(tau_f: Mapping[str, float], markers: CallMarkers, text: CorpusText) -> Iterator[Mapping[str, Any]]:
+    """Yield a row per pair of a text."""
+    for pair in preference_pairs(text, tau_f, markers):
+        yield {**pair, **shared_columns(text)}

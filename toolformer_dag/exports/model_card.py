@@ -35,23 +35,27 @@ NO_FIGURES = "Only what stands under Figures and Evaluation was measured; safety
 def add_evaluation(folder: Path, accuracy: pl.DataFrame | None, perplexity: pl.DataFrame | None) -> None:
     """Replace the last part of a card, the figures of evaluation; do nothing in a folder without a whole card.
 
-    accuracy: a row per benchmark; None if nothing was measured.
-    perplexity: a row per source and condition; None if nothing was measured.
-
+    accuracy: a row per benchmark. perplexity: a row per source and condition. Either is None if it was not measured.
     Raises WriteError.
     """
     card = read_card(folder)
     if card is None:
         return
+    text = card.partition(EVALUATION)[0]
+    sections = _evaluation_sections(accuracy, perplexity)
+    if sections:
+        text += EVALUATION + "\n" + "\n".join(sections)
+    write_card(folder, text)
+
+
+def _evaluation_sections(accuracy: pl.DataFrame | None, perplexity: pl.DataFrame | None) -> list[str]:
+    """Return a section per table that was measured."""
     sections = []
     if accuracy is not None:
         sections.append(_section("Right answers in per cent, with 95 % intervals (Wilson).", accuracy))
     if perplexity is not None:
         sections.append(_section("Perplexity, calls disabled.", perplexity))
-    text = card.partition(EVALUATION)[0]
-    if sections:
-        text += EVALUATION + "\n" + "\n".join(sections)
-    write_card(folder, text)
+    return sections
 
 
 def _section(title: str, rows: pl.DataFrame) -> str:
@@ -62,8 +66,6 @@ def _section(title: str, rows: pl.DataFrame) -> str:
 def write_model_card(plan: Plan, name: str, report: TrainingReport, choosing: int) -> None:
     """Write the card (README.md) of a trained checkpoint into its folder, without figures of evaluation.
 
-    - name: the checkpoint's name
-    - report: what the finetuning measured
     - choosing: the number of held-out texts that chose the step of the checkpoint
 
     Raises MissingPart, DamagedPart, WriteError.
@@ -93,15 +95,13 @@ class _TrainedCard:
 
     def text(self) -> str:
         """Return the card. Raises MissingPart, DamagedPart."""
-        from toolformer_dag.training.recipe import objective_of
-
         return CARD_TEXT.substitute(
             title=f"{folder_name(self.plan.settings.model.name)} {self.checkpoint.card.title}",
             about=self._about(),
             use=self.checkpoint.card.use,
             data=self._data(),
             tools=table((*TOOL_TITLES, "training texts"), _tools(self.plan)),
-            objective=objective_of(self.checkpoint.recipe(self.plan)).described,
+            objective=self._objective(),
             settings=_settings_table(self.record["settings"]),
             figures=self._figures(),
             metric=self.report.best.measure,
@@ -112,6 +112,12 @@ class _TrainedCard:
             citation=CITATION.strip(),
         )
 
+    def _objective(self) -> str:
+        """Return a sentence that says what the training minimizes."""
+        from toolformer_dag.training.recipe import objective_of
+
+        return objective_of(self.checkpoint.recipe(self.plan)).described
+
     def _about(self) -> str:
         """Return what the checkpoint is, with the markers around a call as the settings have them."""
         markers = {field: marker.rstrip() for field, marker in self.plan.settings.model.markers}
@@ -119,18 +125,24 @@ class _TrainedCard:
 
     def _data(self) -> str:
         """Return a Markdown table of what the checkpoint was trained on: texts, tokens, fingerprints of the data."""
-        corpus = self.plan.settings.corpus
         lines = [
             ("training texts", self._training_texts()),
             ("tokens", f"{self.report.tokens:,}"),
             ("fingerprint of the training texts", f"`{self.record['texts']}`"),
             ("fingerprint of the texts that chose the step", f"`{self.record['heldout']}`"),
             ("fingerprint of the documents and kept calls", f"`{self._corpus_fingerprint()}`"),
+            *self._document_lines(),
+        ]
+        return table(("data", "value"), lines)
+
+    def _document_lines(self) -> list[tuple[str, str]]:
+        """Return the lines of the table of data that say which documents were taken."""
+        corpus = self.plan.settings.corpus
+        return [
             ("shards of documents", f"{len(self.plan.shards):,}"),
             ("equal documents left out", "yes" if corpus.deduplicate else "no"),
             ("documents of benchmarks left out", "yes" if corpus.decontaminate else "no"),
         ]
-        return table(("data", "value"), lines)
 
     def _training_texts(self) -> str:
         """Return `1,200`, or `1,200, 30 of them without calls`."""
@@ -147,10 +159,9 @@ class _TrainedCard:
     def _figures(self) -> str:
         """Return a Markdown table of held-out measures, steps, time and fingerprints."""
         report = self.report
-        of_base = [point.value for point in report.heldout if point.step == 0]
         lines = [
             (f"held-out {report.best.measure}", f"{report.best.value:.3f}"),
-            ("of the base model", f"{of_base[0]:.3f}" if of_base else "not measured"),
+            ("of the base model", self._base_value()),
             ("step, of all steps", f"{report.best_step:,} of {report.steps:,}"),
             ("sequences", f"{report.examples:,}"),
             ("seconds, processes", f"{report.seconds:,.0f}, {report.processes}"),
@@ -158,6 +169,13 @@ class _TrainedCard:
             ("fingerprint of the base model", f"`{fingerprint(self.record['base'])}`"),
         ]
         return table(("figure", "value"), lines)
+
+    def _base_value(self) -> str:
+        """Return the held-out metric of the base model, which is step 0."""
+        for point in self.report.heldout:
+            if point.step == 0:
+                return f"{point.value:.3f}"
+        return "not measured"
 
     def _limits(self) -> str:
         """Return the limits of the checkpoint as a Markdown list."""

@@ -30,10 +30,8 @@ INSTRUCTION = "Continue the text. Call a tool where its result helps to write wh
 def chat_form(lanes: Sequence[Lane], encoding: "Encoding") -> ExportForm:
     """Return the form of conversations with structured calls: `messages` and `tools`, as chat templates take them.
 
-    A web text has no user, so the user's message is made up: an instruction and the text before the first call.
-
-    lanes: the tools with their settings.
-    encoding: counts the tokens of messages and tools written as JSON, in place of a chat template.
+    The user's message is made up. lanes: the tools with their settings. encoding: counts the tokens of messages and
+    tools written as JSON.
     """
     conversations = _ChatRows(lanes, encoding)
     schema = pa.schema(
@@ -89,7 +87,19 @@ def functions_form(lanes: Sequence[Lane]) -> ExportForm:
     The query is the text before the call, so it is a context and no question.
     """
     tools = [_function(lane)["function"] for lane in lanes]
-    schema = pa.schema(
+    about = "A row per kept call: the text before it, the tools, and the call as JSON. Texts without calls have no row."
+    return ExportForm(
+        name="functions",
+        schema=_functions_schema(),
+        rows=partial(_function_rows, _json(tools), _schemas(lanes)),
+        card=about,
+        settings={"tools": tools},
+    )
+
+
+def _functions_schema() -> pa.Schema:
+    """Return the columns of the form `functions`."""
+    return pa.schema(
         [
             column("query", TEXT, "the text before the call"),
             column("tools", TEXT, "JSON: name, description and parameters of every tool"),
@@ -97,14 +107,6 @@ def functions_form(lanes: Sequence[Lane]) -> ExportForm:
             CALLS,
             *ORIGIN,
         ]
-    )
-    about = "A row per kept call: the text before it, the tools, and the call as JSON. Texts without calls have no row."
-    return ExportForm(
-        name="functions",
-        schema=schema,
-        rows=partial(_function_rows, _json(tools), _schemas(lanes)),
-        card=about,
-        settings={"tools": tools},
     )
 
 
@@ -151,21 +153,24 @@ def conversation(text: CorpusText, schemas: Mapping[str, Schema] = MappingProxyT
         tool: "42"
         assistant: "42 in all."
 
-    Independent calls at one offset are in one message. A text without calls is cut at a space in its middle.
-
     schemas: the tool's name in the text -> the JSON schema of its arguments.
     """
-    position = text.calls[0].offset if text.calls else _middle(text.plain)
+    position = _end_of_question(text)
     yield {"role": "user", "content": INSTRUCTION + text.plain[:position]}
-    calls_before = 0
+    call_count = 0
     for calls in _parallel_calls(text.calls):
-        offset = calls[0].offset
-        tool_calls = _tool_calls(calls, schemas, first_number=calls_before)
-        yield {"role": "assistant", "content": text.plain[position:offset], "tool_calls": tool_calls}
+        tool_calls = _tool_calls(calls, schemas, first_number=call_count)
+        before_calls = text.plain[position : calls[0].offset]
+        yield {"role": "assistant", "content": before_calls, "tool_calls": tool_calls}
         yield from _tool_messages(calls, tool_calls)
-        position = offset
-        calls_before += len(calls)
+        position = calls[0].offset
+        call_count += len(calls)
     yield {"role": "assistant", "content": text.plain[position:]}
+
+
+def _end_of_question(text: CorpusText) -> int:
+    """Return the character at which the user's message ends: at the first call, else at a space in the middle."""
+    return text.calls[0].offset if text.calls else _middle(text.plain)
 
 
 def _middle(text: str) -> int:

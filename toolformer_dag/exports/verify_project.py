@@ -1,7 +1,6 @@
 """Verify a project's files: the lake, checkpoints, the data set, the warehouse, shards.
 
-A record is the file of a folder with the hashes of its other files. A plan is the settings with the tables and the
-model that follow from them.
+A record is the file of a folder with the hashes of its other files.
 """
 
 import os
@@ -63,19 +62,25 @@ class Verification:
 
 
 def verified(plan: Plan) -> Verification:
-    """Read every published file, computed row, record, checkpoint, data set, index, the warehouse and the shards.
+    """Check all files of a project and its shards; touch damaged files, so that the next run looks at them.
 
-    Damaged files of the project are touched, so that the next run looks at them; in an object store they are set aside.
-    Models, passages and other files that users supply are not covered: they are checked whenever they are loaded.
+    In an object store damaged files are set aside. Models, passages and other files that users supply are not covered.
     """
-    written = [*checked_files(plan.lake), *_files_beside_tables(plan), *_warehouse(plan)]
-    for index in _indexes(plan):
-        written += _recorded(index / MANIFEST)
+    written = list(_written_files(plan))
     verification = _verification([*written, *_shards(plan)])
     for file in written:
         if file.reason is not None:
             _mark_damaged(plan.lake, file)
     return verification
+
+
+def _written_files(plan: Plan) -> Iterator[CheckedFile]:
+    """Check every file that the project has written: published files, rows, the warehouse, indexes."""
+    yield from checked_files(plan.lake)
+    yield from _files_beside_tables(plan)
+    yield from _warehouse(plan)
+    for index in _indexes(plan):
+        yield from _recorded(index / MANIFEST)
 
 
 def _mark_damaged(lake: Lake, file: CheckedFile) -> None:
@@ -159,15 +164,19 @@ def _pins(lake: Lake) -> Iterator[CheckedFile]:
     If a pin is damaged, the next run asks the hub for the commit again.
     """
     for name in sorted(lake.storage.names(lake.root / PINS)):
-        path = lake.root / PINS / name
-        content = b""
-        reason = None
-        try:
-            content, _version = lake.storage.read(path)
-            unsealed(content)  # raises ValueError for a damaged record
-        except (OSError, ValueError):
-            reason = NOT_WRITTEN
-        yield CheckedFile(path, len(content), reason)
+        yield _checked_pin(lake, lake.root / PINS / name)
+
+
+def _checked_pin(lake: Lake, path: Path) -> CheckedFile:
+    """Return the file of a pin with its size and its damage."""
+    content = b""
+    reason = None
+    try:
+        content, _version = lake.storage.read(path)
+        unsealed(content)  # raises ValueError for a damaged record
+    except (OSError, ValueError):
+        reason = NOT_WRITTEN
+    return CheckedFile(path, len(content), reason)
 
 
 def _recorded(record: Path) -> Iterator[CheckedFile]:
@@ -220,10 +229,9 @@ def _checked_shard(plan: Plan, file: ShardFile, pointer: Pointer) -> CheckedFile
 
 
 def _shard_damage(plan: Plan, file: ShardFile, pointer: Pointer) -> str | None:
-    """Return the damage of a shard file, None if it is whole. pointer: to the rows that were read from it.
+    """Return the damage of a shard file, None if it is whole or was replaced on purpose. Raises OSError.
 
-    A file whose content, size and time have changed was replaced on purpose, if it can be read to its end. Raises
-    OSError.
+    pointer: to the rows that were read from it.
     """
     if stream_hash(file.path) == pointer.record[CONTENT]:
         return None

@@ -43,20 +43,17 @@ TITLE = "Toolformer: every proposed call, scored"
 def export_warehouse(database: Path, folder: Path, license: str, views: str) -> Exported:
     """Replace `folder` by the tables of the warehouse, each a config of the data set, with a card and a record.
 
-    A column's comment is in the metadata of its Arrow field (`comment`), a table's in the schema's. `load.sql` makes
-    the warehouse again in DuckDB.
-
-    views: the SQL of the views, as `views_sql` returns it.
-
-    Raises WarehouseError, ExportError, WriteError.
+    Comments of tables and columns are in the metadata of the Arrow schemas. views: the SQL of the views, as `views_sql`
+    returns it, for `load.sql`, which makes the warehouse again. Raises WarehouseError, ExportError, WriteError.
     """
     refuse_foreign(folder)
     with opened(database) as connection, replacing(folder) as fresh:
         tables = [_write(table, fresh) for table in tables_to_export(connection)]
         (fresh / "load.sql").write_text(_load_sql(connection, tables, views), "utf-8")
         (fresh / CARD).write_text(_card(fresh, tables, license), "utf-8")
+        row_counts = {table.name: table.rows for table in tables}
         made_from = {"settings": {"license": license}, "inputs": _versions(connection)}
-        return write_record(fresh, rows={table.name: table.rows for table in tables}, made_from=made_from)
+        return write_record(fresh, row_counts, made_from)
 
 
 class _WrittenTable(NamedTuple):
@@ -133,14 +130,17 @@ def _load(tables: Sequence[_WrittenTable]) -> str:
 
 def _table_statements(table: _WrittenTable) -> list[str]:
     """Return the SQL statements that make a table of its Parquet files, and give it and its columns their comments."""
-    statements = [
-        f"CREATE TABLE \"{table.name}\" AS FROM read_parquet('{DATA}/{table.name}-*.parquet');",
-        f'COMMENT ON TABLE "{table.name}" IS {quoted(table.comment)};',
-    ]
-    for field in table.schema:
-        comment = quoted(field.metadata[b"comment"].decode())
-        statements.append(f'COMMENT ON COLUMN "{table.name}"."{field.name}" IS {comment};')
-    return statements
+    files = f"{DATA}/{table.name}-*.parquet"
+    create = f"CREATE TABLE \"{table.name}\" AS FROM read_parquet('{files}');"
+    comment = f'COMMENT ON TABLE "{table.name}" IS {quoted(table.comment)};'
+    column_comments = [_column_comment(table.name, field) for field in table.schema]
+    return [create, comment, *column_comments]
+
+
+def _column_comment(table_name: str, field: pa.Field) -> str:
+    """Return the SQL statement that gives a column its comment."""
+    comment = field.metadata[b"comment"].decode()
+    return f'COMMENT ON COLUMN "{table_name}"."{field.name}" IS {quoted(comment)};'
 
 
 def _view_comments(connection: duckdb.DuckDBPyConnection) -> list[str]:

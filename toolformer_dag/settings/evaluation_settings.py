@@ -58,6 +58,10 @@ class EvaluatedModel(SettingsTable):
         False, description="Whether it is asked with tools too, as a Toolformer of another size is for Figure 4."
     )
 
+    def under(self, root: Path) -> Self:
+        """Return the model with an absolute path if its name is one; an id stays as it is."""
+        return self.model_copy(update={"name": folder_or_id(root, self.name)})
+
 
 def _as_table(value: object) -> object:
     """Return a model that is written as its name only as a table."""
@@ -122,7 +126,5 @@ class EvaluationSettings(SettingsTable):
         """Return the table with absolute paths of benchmarks, texts and models."""
         benchmarks = {name: root / path for name, path in self.benchmarks.items()}
         wikitext = None if self.wikitext is None else root / self.wikitext
-        models = {}
-        for name, model in self.models.items():
-            models[name] = model.model_copy(update={"name": folder_or_id(root, model.name)})
+        models = {name: model.under(root) for name, model in self.models.items()}
         return self.model_copy(update={"benchmarks": benchmarks, "wikitext": wikitext, "models": models})

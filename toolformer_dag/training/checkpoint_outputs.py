@@ -65,19 +65,26 @@ def checkpoint_reasons(plan: Plan, name: str) -> list[str]:
 
     Also empty where its tables are missing, which have reasons of their own.
     """
-    checkpoint = checkpoints(plan.settings)[name]
     folder = checkpoint_folder(plan.settings, name)
     lost = _lost_files(folder)
     if lost is not None:
         return [lost]
-    try:
-        data, recipe = checkpoint.trained_on(plan)
-        identity = run_identity(checkpoint.base(plan), data, recipe)
-    except (StorageError, ModelError):  # what it is trained from is missing, which has reasons of its own
+    identity = _identity_now(plan, name)
+    if identity is None:
         return []
     if plan.lake.table(CURVE).whole_pointer(name) is None:
         return [f"{CURVE} lacks it"]
     return _changes_since(folder, identity)
+
+
+def _identity_now(plan: Plan, name: str) -> Mapping[str, object] | None:
+    """Return the identity of the run that would train a checkpoint now; None where its tables or base are missing."""
+    checkpoint = checkpoints(plan.settings)[name]
+    try:
+        data, recipe = checkpoint.trained_on(plan)
+        return run_identity(checkpoint.base(plan), data, recipe)
+    except (StorageError, ModelError):
+        return None
 
 
 def _changes_since(folder: Path, identity: Mapping[str, object]) -> list[str]:
@@ -116,13 +123,18 @@ def publish_curve(plan: Plan, name: str, report: TrainingReport) -> pl.DataFrame
 
     Raises WriteError.
     """
-    training_rows = _curve_rows(name, report, "training", report.losses)
-    rows = [*training_rows, *_curve_rows(name, report, "held-out", report.heldout)]
-    schema = {column: declared.dtype for column, declared in CURVE_COLUMNS.items()}
-    curve_rows = pl.DataFrame(rows, schema=schema)
+    rows = _curve_table(name, report)
     inputs = {name: report.fingerprint}
-    plan.lake.table(CURVE).publish(name, [curve_rows], lambda: record({}, inputs, stage="training_curve", tool=None))
-    return curve_rows
+    plan.lake.table(CURVE).publish(name, [rows], lambda: record({}, inputs, stage="training_curve", tool=None))
+    return rows
+
+
+def _curve_table(name: str, report: TrainingReport) -> pl.DataFrame:
+    """Return the training losses of the checkpoint `name`, then its held-out metric, with CURVE_COLUMNS."""
+    training_rows = _curve_rows(name, report, "training", report.losses)
+    heldout_rows = _curve_rows(name, report, "held-out", report.heldout)
+    schema = {column: declared.dtype for column, declared in CURVE_COLUMNS.items()}
+    return pl.DataFrame([*training_rows, *heldout_rows], schema=schema)
 
 
 def _curve_rows(name: str, report: TrainingReport, kind: str, points: Sequence[Point]) -> list[dict[str, Any]]:

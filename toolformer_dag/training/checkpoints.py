@@ -92,13 +92,11 @@ def _recipe_with_seed(recipe: Callable[[Plan], TrainingSettings], seed: int, pla
 
 
 def _on_corpus(condition: str, *, calls: bool, column: str, description: str, card: CardText) -> Checkpoint:
-    """Return a checkpoint that is trained on texts of C*, the corpus with calls in it.
+    """Return a checkpoint that is trained on texts of C*, the corpus with calls, and chosen on held-out texts of C.
 
     - `condition`: the row of the paper's tables that it stands for, such as "Toolformer".
     - `calls`: whether it calls tools when it is evaluated.
-    - `column`: the column of the corpus that is trained on: the texts with their calls, or the same without (C).
-
-    Held-out texts of C choose the best of the checkpoints along the way.
+    - `column`: of the corpus: the texts with their calls, or the same without (C).
     """
     return Checkpoint(
         condition=condition,

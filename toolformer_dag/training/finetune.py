@@ -40,22 +40,16 @@ def finetune(
     progress: StepProgress | None = None,
     measured: Measured | None = None,
 ) -> TrainingReport:
-    """Train `base` in this process and publish the checkpoint that the objective finds best on the held-out rows.
+    """Train `base` in this process and publish the checkpoint that is best on the held-out rows in the folder `out`.
 
-    - `out` gets safetensors, tokenizer and training.json.
-    - A run that `out` already holds is not repeated. A killed run resumes from its last checkpoint.
-    - Another run replaces `out` once it is finished.
-    - On a CPU with the same number of threads, an interrupted run ends in the same weights as an uninterrupted run.
+    - A run that `out` already holds is not repeated; another one replaces it once it is finished.
+    - A killed run resumes from its last checkpoint; on a CPU it ends in the same weights as an uninterrupted one.
     - Under torchrun, every process calls this, and process 0 publishes; `train` starts them.
     - The dtype and token budget of `base` have no effect; its device only matters if it is `cpu`, which avoids GPUs.
 
     Raises TrainingError, also for a full disk and a damaged checkpoint, and ModelError where `base` cannot be loaded.
     """
-    if not data.train or not data.heldout:
-        raise TrainingError(
-            f"nothing to finetune on: {len(data.train)} texts, {len(data.heldout)} held-out texts; lower tau_f or add "
-            "shards"
-        )
+    _check_rows(data)
     check_recipe(base, settings, world_size())
     identity = run_identity(base, data, settings)
     name = fingerprint(identity)
@@ -67,7 +61,7 @@ def finetune(
     began = time.monotonic()
     run = prepare(base, data, settings, folder, progress, measured)
     with _disk_errors_explained(folder, run.checkpoint):
-        run.trainer.train(resume_from_checkpoint=str(run.checkpoint) if run.checkpoint else None)
+        run.train()
         report = _report(run, name, seconds=time.monotonic() - began)
         run.trainer.accelerator.wait_for_everyone()
         if run.trainer.is_world_process_zero():
@@ -76,6 +70,15 @@ def finetune(
             publish(final, out)
         run.trainer.accelerator.wait_for_everyone()
     return report
+
+
+def _check_rows(data: TrainingData) -> None:
+    """Raise TrainingError where there are no rows to train on, or none held out."""
+    if not data.train or not data.heldout:
+        raise TrainingError(
+            f"nothing to finetune on: {len(data.train)} texts, {len(data.heldout)} held-out texts; lower tau_f or add "
+            "shards"
+        )
 
 
 def _versions() -> dict[str, str]:
@@ -109,8 +112,7 @@ def _disk_errors_explained(folder: Path, checkpoint: Path | None) -> Iterator[No
 def _disk_error(folder: Path, checkpoint: Path | None, error: Exception) -> TrainingError | None:
     """Return the error to raise where a checkpoint could not be written or read; None for an error of another cause."""
     message = " ".join(str(error).split())[:200]
-    checkpoint_is_damaged = isinstance(error, EOFError | UnpicklingError) or "PytorchStreamReader" in message
-    if checkpoint_is_damaged:
+    if _is_of_damaged_checkpoint(error, message):
         return TrainingError(
             f"the checkpoint {checkpoint} is damaged ({message}); remove it and run again, which goes on from the one "
             "before"
@@ -119,6 +121,11 @@ def _disk_error(folder: Path, checkpoint: Path | None, error: Exception) -> Trai
     if reason is None:
         return None
     return TrainingError(f"weights in {folder} cannot be written or read ({reason}); free disk space and run again")
+
+
+def _is_of_damaged_checkpoint(error: Exception, message: str) -> bool:
+    """Return whether reading a damaged checkpoint caused an error. message: the error's text on one line."""
+    return isinstance(error, EOFError | UnpicklingError) or "PytorchStreamReader" in message
 
 
 def _disk_reason(error: Exception, message: str) -> str | None:

@@ -1,7 +1,6 @@
 """Check that finetuning fits into memory; train in this process, or start processes that train together.
 
-A job is a finetuning run in processes of its own: a folder with its description, its log, and the events that its first
-process appends for this one.
+Such processes are a job: a folder with its description, its log, and events that tell this process how far it is.
 """
 
 import copy
@@ -79,10 +78,8 @@ def memory_need(
 ) -> MemoryNeed:
     """Return the bytes that finetuning takes at least on each device, with sequences of `length` tokens.
 
-    config: the config of the base model, of which no weights are read.
-
-    Not covered: weights that several processes gather for a layer, copies within a step of the optimizer, operations
-    of a layer that are not fused, the allocator's fragments, and what torch and the driver take (about 1 GB).
+    config: of the base model, whose weights are not read. Gathered layers, fragments, and torch's own share (about
+    1 GB) are not covered.
     """
     counts = _parameter_counts(config, settings, trust_remote_code=trust_remote_code)
     return MemoryNeed(
@@ -134,20 +131,25 @@ def _needs_base_model(settings: TrainingSettings) -> bool:
 
 
 def _activation_bytes(config: Any, settings: TrainingSettings, length: int, processes: int, *, on_gpu: bool) -> int:
-    """Estimate the most bytes that activations take on a device while it trains.
+    """Estimate the most bytes that activations take on a device, in the backward pass of a layer or at the loss.
 
-    The peak is in the backward pass of a layer, or at the loss, where logits over the vocabulary are held.
-
-    config: of the model, as transformers loads it. length: tokens of the longest sequence.
+    length: tokens of the longest sequence.
     """
     text_config = config.get_text_config()
-    tokens = device_batch(settings, processes) * objective_of(settings).sequences_per_item * length
+    tokens = _tokens_per_pass(settings, length, processes)
     # The bytes of one value per token and unit of width.
     value_bytes: int = tokens * text_config.hidden_size * DTYPES[settings.weights_dtype].itemsize
-    kept_by_layers: int = text_config.num_hidden_layers * value_bytes * _kept_values(settings, on_gpu=on_gpu)
+    layer_bytes = value_bytes * _kept_values(settings, on_gpu=on_gpu)
     within_layer = LAYER_VALUES * value_bytes
     at_loss: int = _bytes_per_logit(settings) * tokens * text_config.vocab_size
+    kept_by_layers: int = text_config.num_hidden_layers * layer_bytes
     return kept_by_layers + max(within_layer, at_loss)
+
+
+def _tokens_per_pass(settings: TrainingSettings, length: int, processes: int) -> int:
+    """Return the most tokens that a forward pass on one device reads, with sequences of `length` tokens."""
+    sequences = device_batch(settings, processes) * objective_of(settings).sequences_per_item
+    return sequences * length
 
 
 def _kept_values(settings: TrainingSettings, *, on_gpu: bool) -> int:
@@ -178,20 +180,19 @@ def check_finetuning(model: ModelSettings, settings: TrainingSettings) -> None:
     need = _need_of_model(model, settings, processes, on_gpu=on_gpu)
     available = _available_bytes(processes, on_gpu=on_gpu)
     if need.total > available:
-        remedies = _memory_remedies(settings, need, on_gpu=on_gpu)
+        remedies = ", or ".join(_memory_remedies(settings, need, on_gpu=on_gpu))
         raise TrainingError(
             f"finetuning {model.name} needs {need.total / GB:.0f} GB on each of {processes} devices "
-            f"({need.in_parts}), and there are {available / GB:.0f}; set {', or '.join(remedies)}, or take a smaller "
-            "model"
+            f"({need.in_parts}), and there are {available / GB:.0f}; set {remedies}, or take a smaller model"
         )
 
 
 def _need_of_model(model: ModelSettings, settings: TrainingSettings, processes: int, *, on_gpu: bool) -> MemoryNeed:
     """Read the config of a model and return the bytes that finetuning it takes on each device. Raises ModelError."""
-    source = {"revision": model.revision, "trust_remote_code": model.trust_remote_code}
-    config = from_hub(AutoConfig, model_name(model), source)
+    remote_code = model.trust_remote_code
+    config = from_hub(AutoConfig, model_name(model), {"revision": model.revision, "trust_remote_code": remote_code})
     length = min(settings.sequence_length, context_length(config))
-    return memory_need(config, settings, length, processes, on_gpu=on_gpu, trust_remote_code=model.trust_remote_code)
+    return memory_need(config, settings, length, processes, on_gpu=on_gpu, trust_remote_code=remote_code)
 
 
 def _available_bytes(processes: int, *, on_gpu: bool) -> int:
@@ -262,15 +263,21 @@ def train(
         return finetune(base, data, settings, out, progress, measured)
 
     check_recipe(base, settings, count)
-    if count > gpus > 0:
-        raise TrainingError(f"{count} processes need as many GPUs, and there are {gpus}; lower training.processes")
-    finished = finished_run(fingerprint(run_identity(base, data, settings)), out)
+    _check_enough_gpus(count, gpus)
+    name = fingerprint(run_identity(base, data, settings))
+    finished = finished_run(name, out)
     if finished:
         return finished
     with _job_folder(out) as folder:
         _write_job(folder, base, data, settings, out)
         _follow(folder, count, _Watch(progress, measured))
     return _published_report(out)
+
+
+def _check_enough_gpus(processes: int, gpus: int) -> None:
+    """Raise TrainingError where a machine with GPUs has fewer of them than training has processes."""
+    if processes > gpus > 0:
+        raise TrainingError(f"{processes} processes need as many GPUs, and there are {gpus}; lower training.processes")
 
 
 def _published_report(out: Path) -> TrainingReport:
@@ -368,10 +375,9 @@ class _Watch:
 
 
 def _follow(folder: Path, count: int, watch: _Watch) -> None:
-    """Run a job in a process group of its own until it ends, and pass its events to `watch`.
+    """Run a job in a group of `count` processes until it ends, and pass its events to `watch`.
 
-    The group has `count` training processes, and ends with this process. Raises TrainingError where the job fails, and
-    what `watch` raises.
+    The group ends with this process. Raises TrainingError where the job fails, and what `watch` raises.
     """
     (folder / EVENTS).touch()
     with (
@@ -380,9 +386,10 @@ def _follow(folder: Path, count: int, watch: _Watch) -> None:
         _process_group(_job_command(folder, count), log, one_gpu=count == 1) as processes,
     ):
         _pass_on_events(processes, events, watch)
-    if processes.returncode:
+    exit_code = processes.returncode
+    if exit_code:
         reason = _last_lines(folder / LOG) if watch.error is None else watch.error
-        raise TrainingError(f"{count} processes that train together ended with {processes.returncode}: {reason}")
+        raise TrainingError(f"{count} processes that train together ended with {exit_code}: {reason}")
 
 
 def _job_command(folder: Path, count: int) -> list[str]:
@@ -454,10 +461,10 @@ def _end_group(leader: subprocess.Popen[bytes]) -> None:
 
 
 def run_job(file: Path) -> None:
-    """Train as one of the processes of a job that `train` described in `file`.
+    """Train as one of the processes of a job that `train` described in `file`; end with the process that started it.
 
-    Process 0 appends steps and curves to the job's events. Every process appends an error that the user can mend, and
-    then exits with 1. The process ends with the one that started the job.
+    Process 0 appends steps and curves to the job's events. An error that the user can mend is appended too, and exits
+    with 1.
     """
     job = json.loads(file.read_text(encoding="utf-8"))
     end_with_parent(job["parent"])

@@ -1,11 +1,7 @@
 """Objectives of finetuning: the loss of a run, its training sequences, and the metric that chooses the checkpoint.
 
-Plain language modelling (paper, section 2): every token of a text is predicted but the first, the results of calls too,
-and the checkpoint with the lowest perplexity of the held-out texts is published.
-
-Plain finetuning on a small C* also learns its texts by heart, at the cost of all other text. With `training.keep_base`,
-the target of a token outside calls is that share times the base model's prediction plus the rest times the token of the
-text. The paper has no such term; its C* has a hundred thousand texts.
+Plain language modelling is the paper's (section 2). With `training.keep_base`, which the paper lacks, text outside
+calls is also learned from the base model, since a small C* would be learned by heart.
 """
 
 import math
@@ -93,11 +89,9 @@ class LanguageModeling(Objective):
     def collate(sequences: Sequence[Sequence[list[int]]]) -> dict[str, Tensor]:
         """Return `input_ids`, `labels` and a tensor that keeps texts apart, each [sequences, longest], padded right.
 
-        sequences: each a list of texts, which are lists of token ids. As an example, a sequence of the texts [5, 6, 7]
-        and [8, 9] gives the input_ids 5 6 7 8 9, the labels IGNORED 6 7 IGNORED 9 and the position_ids 0 1 2 0 1.
-
-        Where every sequence has one text, `attention_mask` is 0 for padding. Where some are packed, `position_ids`
-        begin at 0 with each text; transformers' masks follow them, so that no token attends to another text.
+        sequences: each a list of texts, which are lists of token ids. The texts [5, 6, 7] and [8, 9] in a sequence give
+        input_ids 5 6 7 8 9, labels IGNORED 6 7 IGNORED 9 and position_ids 0 1 2 0 1, which the masks of transformers
+        follow. Without packing, `attention_mask` is 0 for padding instead.
         """
         batch = {"input_ids": padded(sequences, 0), "labels": padded(map(_labels, sequences), IGNORED)}
         is_packed = any(len(texts) > 1 for texts in sequences)
@@ -168,13 +162,12 @@ def row_losses(logits: Tensor, labels: Tensor) -> Tensor:
     logits: [rows, tokens, vocabulary]; they need not be kept afterwards.
     labels: [rows, tokens]; those that are IGNORED are not predicted.
     """
-    # The logits at a token predict the next one.
-    scores = logits[:, :-1].float()
+    scores = logits[:, :-1].float()  # the logits at a token predict the next one
     targets = labels[:, 1:]
-    losses = torch.nn.functional.cross_entropy(scores.flatten(0, 1), targets.flatten(), reduction="none")
-    summed = losses.view_as(targets).sum(-1)  # the loss of an ignored label is 0
+    token_losses = torch.nn.functional.cross_entropy(scores.flatten(0, 1), targets.flatten(), reduction="none")
+    row_sums = token_losses.view_as(targets).sum(-1)  # the loss of an ignored label is 0
     predicted = (targets != IGNORED).sum(-1)
-    return torch.stack([summed, predicted], -1)
+    return torch.stack([row_sums, predicted], -1)
 
 
 LEARNED_AFTER = len(WINDOW_WEIGHTS)
@@ -188,7 +181,6 @@ def in_or_after_calls(
 
     A call goes from ` [` to the `]` that closes it, as in `It is [Add(1, 2) -> 3] 3.`; any text in brackets counts.
 
-    row: token ids of a sequence.
     start: the tokens of ` [`.
     may_end: for each token of `row`, whether it holds a `]`.
     has_ended: whether the tokens after ` [`, up to one that holds a `]`, are a whole call.
@@ -208,47 +200,67 @@ def _calls(
 
     opening: the tokens of ` [`; the other arguments are those of `in_or_after_calls`.
     """
-    call_start: int | None = None  # while a call is open, the first token of its ` [`
-    for position in range(len(tokens)):
-        if call_start is None:
-            opening_start = position - len(opening) + 1
-            if tokens[opening_start : position + 1] == opening:
-                call_start = opening_start
-        elif may_end[position] and has_ended(tokens[call_start + len(opening) : position + 1]):
-            yield range(call_start, position + 1)
-            call_start = None
-    if call_start is not None:
-        yield range(call_start, len(tokens))
+    position = 0
+    while position < len(tokens):
+        content_start = _after_opening(tokens, opening, position)
+        if content_start is None:
+            return
+        end = _call_end(tokens, content_start, may_end, has_ended)
+        yield range(content_start - len(opening), end)
+        position = end
+
+
+def _after_opening(tokens: list[int], opening: list[int], position: int) -> int | None:
+    """Return the index after the first ` [` whose last token is at `position` or later; None without one."""
+    for end in range(position + 1, len(tokens) + 1):
+        if tokens[end - len(opening) : end] == opening:
+            return end
+    return None
+
+
+def _call_end(
+    tokens: list[int], content_start: int, may_end: Sequence[bool], has_ended: Callable[[Sequence[int]], bool]
+) -> int:
+    """Return the index after the `]` that closes a call; the number of tokens if it is not closed.
+
+    content_start: the index after the call's ` [`.
+    """
+    for position in range(content_start, len(tokens)):
+        if may_end[position] and has_ended(tokens[content_start : position + 1]):
+            return position + 1
+    return len(tokens)
 
 
 class KeepingBase(LanguageModeling):
-    """Language modelling that keeps the base model's predictions outside calls (`training.keep_base`).
-
-    Outside calls, the target of a token is a mix: the base model's distribution with weight `keep_base`, and the token
-    of the text with the rest. In a call and in the tokens after it, only the token of the text counts.
-    """
+    """Keep the base model's predictions outside calls (`training.keep_base`); learn calls like `LanguageModeling`."""
 
     without_base = "training.keep_base = 0"
 
     def loss(self, model: Any, batch: Mapping[str, Tensor]) -> Tensor:
         """Return the cross entropy with mixed targets in nats, summed over the predicted tokens.
 
-        The target of a token is (1 - s) * the token itself + s * the base model's distribution, with s = `keep_base`;
-        within and just after calls, which the model is to learn, s = 0. Needs `base`, the frozen base model.
+        The target of a token is (1 - s) * the token itself + s * the distribution of `base`, the frozen base model. s
+        is `keep_base`, but 0 within and just after calls.
         """
         inputs = without_labels(batch)
         targets = batch["labels"][:, 1:]
         log_p = _next_logits(model, inputs).log_softmax(-1)
-        with torch.no_grad():
-            base_p = _next_logits(self.base, inputs).softmax(-1)
-
         # Both losses and the shares are [rows, tokens - 1]: the first token is not predicted.
         text_losses = _token_losses(log_p, targets)
-        base_losses = -(base_p * log_p).sum(-1)
+        base_losses = self._base_losses(log_p, inputs)
         base_share = self._base_share(inputs["input_ids"])[:, 1:]
         losses = (1 - base_share) * text_losses + base_share * base_losses
         summed: Tensor = losses[targets != IGNORED].sum()
         return summed
+
+    def _base_losses(self, log_p: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
+        """Return the cross entropy of the base model's distribution and the trained one, [rows, tokens - 1].
+
+        log_p: of the trained model, [rows, tokens - 1, vocabulary].
+        """
+        with torch.no_grad():
+            base_p = _next_logits(self.base, inputs).softmax(-1)
+        return -(base_p * log_p).sum(-1)
 
     def _base_share(self, ids: Tensor) -> Tensor:
         """Return for each token of `ids`, [rows, tokens], the share of the base model in its target."""

@@ -6,7 +6,7 @@ Weights that are divided among processes (FSDP2) and their optimizer moments are
 import importlib.util
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -108,12 +108,10 @@ def _require(library: str, *, extra: str, without: str) -> None:
 def trained_model(base: ModelSettings, settings: TrainingSettings, world: int, checkpoint: Path | None) -> Any:
     """Load the base model in the form in which it is trained; with `lora_rank`, frozen weights with adapters.
 
-    world: the number of processes that divide the weights. Above 1, each process loads its share of every weight (FSDP2
-        of torch, by transformers).
+    world: the number of processes that divide the weights (FSDP2); above 1, each loads its share of every weight.
     checkpoint: where a run with divided weights resumes, the folder from which they are read; None reads the base.
 
-    Sets the number of torch threads of the process. Raises ModelError, and TrainingError for packing with a model that
-    does not keep packed texts apart.
+    Sets the process's torch threads. Raises ModelError, and TrainingError if the model cannot keep packed texts apart.
     """
     model = _loaded(base, settings, world, checkpoint)
     _make_trainable(model)
@@ -126,7 +124,7 @@ def trained_model(base: ModelSettings, settings: TrainingSettings, world: int, c
 
 
 def _loaded(base: ModelSettings, settings: TrainingSettings, world: int, checkpoint: Path | None) -> Any:
-    """Load the weights of the base model, or this process's share of them where `world` processes divide them.
+    """Load the base model's weights, or this process's share of them where `world` processes divide them.
 
     checkpoint: where a run with divided weights resumes; its weights are read then. Raises ModelError.
     """
@@ -173,8 +171,13 @@ def layers(config: Any, source: dict[str, Any]) -> str:
     parameter_counts: dict[str, int] = {}
     for name, module in skeleton.base_model.named_modules():
         if isinstance(module, nn.ModuleList):
-            parameter_counts[name] = sum(weight.numel() for weight in module.parameters())
+            parameter_counts[name] = _parameter_count(module)
     return max(parameter_counts, key=parameter_counts.__getitem__)
+
+
+def _parameter_count(module: nn.Module) -> int:
+    """Return the number of parameters of a module."""
+    return sum(weight.numel() for weight in module.parameters())
 
 
 def with_adapters(model: Any, rank: int) -> Any:
@@ -201,7 +204,6 @@ def merged(base: ModelSettings, settings: TrainingSettings, adapters: Path) -> A
 def optimizer(settings: TrainingSettings, *, on_cpu: bool) -> tuple[type, dict[str, Any]] | None:
     """Return AdamW with moments of 8 bits and its options for bfloat16 weights; None where the Trainer's default fits.
 
-    It rounds stochastically: at a learning rate of 1e-5, a rounded bfloat16 step would leave most weights as they were.
     On a CPU, turns torch.compile off for the process.
     """
     if not has_short_moments(settings):
@@ -210,30 +212,53 @@ def optimizer(settings: TrainingSettings, *, on_cpu: bool) -> tuple[type, dict[s
 
     if on_cpu:
         torch.compiler.set_stance("force_eager")  # compiling its step takes longer there than a small training
-    return AdamW8bit, {"lr": settings.learning_rate, "weight_decay": 0.0, "bf16_stochastic_round": True}
+    options = {
+        "lr": settings.learning_rate,
+        "weight_decay": 0.0,
+        "bf16_stochastic_round": True,  # rounded to the nearest, a step of 1e-5 would leave most weights as they were
+    }
+    return AdamW8bit, options
 
 
 @torch.no_grad()
 def check_apart(model: Any, tokens: Sequence[int]) -> None:
     """Raise TrainingError for a model in which packed texts see each other: its masks do not follow position ids.
 
-    The logits of the second text are compared in three passes: by itself, packed after the first, and joined with the
-    first as a single text. Packed, they have to be much closer to the first than to the last.
-
     tokens: of two short texts, as `trial_tokens` returns them.
     """
     first = list(tokens[:TRIAL_ENDS])
     second = list(tokens[TRIAL_ENDS:TRIAL])
-    both = first + second
-    positions_of_two_texts = [*range(len(first)), *range(len(second))]
-    alone = _last_logits(model, second, len(second))
-    packed = _last_logits(model, both, len(second), positions_of_two_texts)
-    joined = _last_logits(model, both, len(second))
-    if _largest_difference(packed, alone) > 0.1 * _largest_difference(joined, alone):
+    logits = _second_text_logits(model, first, second)
+    from_alone = _largest_difference(logits.packed, logits.alone)
+    if from_alone > 0.1 * _largest_difference(logits.joined, logits.alone):
         raise TrainingError(
             f"{type(model).__name__} does not keep packed texts apart: a text changes what follows in its sequence; "
             "set training.packing = false"
         )
+
+
+class _SecondTextLogits(NamedTuple):
+    """The logits at the tokens of a second text, [tokens, vocabulary], in three passes.
+
+    - `alone`: without the first text
+    - `packed`: after the first text, as a text of its own, with positions from 0
+    - `joined`: after the first text, as its continuation
+    """
+
+    alone: Tensor
+    packed: Tensor
+    joined: Tensor
+
+
+def _second_text_logits(model: Any, first: list[int], second: list[int]) -> _SecondTextLogits:
+    """Run a model on a second text alone, packed after the first one, and joined with it."""
+    both = first + second
+    positions_of_two_texts = [*range(len(first)), *range(len(second))]
+    return _SecondTextLogits(
+        alone=_last_logits(model, second, len(second)),
+        packed=_last_logits(model, both, len(second), positions_of_two_texts),
+        joined=_last_logits(model, both, len(second)),
+    )
 
 
 def _largest_difference(logits: Tensor, others: Tensor) -> float:
@@ -274,10 +299,9 @@ def is_divided(parameters: Sequence[Any]) -> bool:
 def save_shares(args: Any, folder: Path, model: Any, optimizer: Any, schedule: Any) -> None:
     """Write the optimizer's moments, the schedule and the random states to a checkpoint; every process calls this.
 
-    The Trainer saves an optimizer as one process sees it, which is only a share where weights are divided.
-
     args: the Trainer's arguments. folder: the checkpoint.
     """
+    # The Trainer saves an optimizer as one process sees it, which is only a share where weights are divided.
     save(_state(args, model, optimizer, schedule), checkpoint_id=folder / SHARES)
 
 
@@ -298,12 +322,17 @@ class RestoredShares(TrainerCallback):  # type: ignore[misc]  # mypy does not fo
         model = trained["model"]
         optimizer = trained["optimizer"]
         schedule = trained["lr_scheduler"]
-        restored = _state(args, model, optimizer, schedule)  # `load` replaces its tensors by those on disk
-        folder = Path(args.output_dir) / f"checkpoint-{state.global_step}" / SHARES
-        load(restored, checkpoint_id=folder, planner=DefaultLoadPlanner(allow_partial_load=True))
+        restored = _state(args, model, optimizer, schedule)
+        _load_shares(args, state.global_step, restored)
         set_optimizer_state_dict(model, _plain(optimizer), restored["optimizer"])
         schedule.load_state_dict(restored["schedule"])
         _set_random_states(args, restored)
+
+
+def _load_shares(args: Any, step: int, state: dict[str, Any]) -> None:
+    """Replace the tensors of a state (`_state`) by those in the checkpoint of a step."""
+    folder = Path(args.output_dir) / f"checkpoint-{step}" / SHARES
+    load(state, checkpoint_id=folder, planner=DefaultLoadPlanner(allow_partial_load=True))
 
 
 def _set_random_states(args: Any, restored: Mapping[str, Any]) -> None:

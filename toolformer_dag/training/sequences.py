@@ -37,14 +37,15 @@ class Examples:
 def examples(encoding: Encoding, texts: Sequence[str], sequence_length: int, packing: bool = False) -> Examples:
     """Tokenize texts to sequences of at most `sequence_length` tokens, with BOS and EOS where the tokenizer has them.
 
-    A longer text becomes several sequences. Each begins with the last token of the one before, so that every token is
-    predicted exactly once. `packing` puts several texts into a sequence; `LanguageModeling.collate` keeps them apart.
+    A longer text becomes several sequences, in which every token is predicted exactly once. `packing` puts several
+    texts into a sequence; `LanguageModeling.collate` keeps them apart.
     """
     tokenized_texts = _tokenized(encoding, texts)
     lengths = [len(ids) for ids in tokenized_texts]
     with_predictions = sum(length > 1 for length in lengths)
+    sequences = _sequences(tokenized_texts, sequence_length, packing)
     return Examples(
-        sequences=tuple(_sequences(tokenized_texts, sequence_length, packing)),
+        sequences=tuple(sequences),
         texts=len(texts),
         split=sum(length > sequence_length for length in lengths),
         empty=len(texts) - with_predictions,
@@ -136,17 +137,16 @@ GROUP_BATCHES = 50
 def training_steps(sequences: int, settings: TrainingSettings) -> int:
     """Return the number of optimizer steps of a run over `sequences` training sequences; at least 1.
 
-    At most `max_steps`, and at most what `passes` and `epochs` allow where they are set. The last batch of an epoch is
-    filled up, so that no sequence misses an epoch; `passes` are rounded down to whole batches.
+    At most `max_steps`, and at most what `passes` and `epochs` allow where they are set.
     """
-    max_steps = settings.max_steps
+    steps = settings.max_steps
     if settings.passes is not None:
         steps_of_passes = settings.passes * sequences // settings.batch_size
-        max_steps = max(1, min(max_steps, steps_of_passes))
-    if settings.epochs is None:
-        return max_steps
-    steps_of_epochs = round(settings.epochs * _batches_per_epoch(sequences, settings.batch_size))
-    return max(1, min(max_steps, steps_of_epochs))
+        steps = max(1, min(steps, steps_of_passes))
+    if settings.epochs is not None:  # the last batch of an epoch is filled up, so that no sequence misses it
+        steps_of_epochs = round(settings.epochs * _batches_per_epoch(sequences, settings.batch_size))
+        steps = max(1, min(steps, steps_of_epochs))
+    return steps
 
 
 def _batches_per_epoch(sequences: int, batch_size: int) -> int:
@@ -167,15 +167,15 @@ def batch_order(lengths: Sequence[int], batch_size: int, steps: int, seed: int) 
 
 
 def _epoch(lengths: Sequence[int], batch_size: int, random: Random) -> list[int]:
-    """Return the order in which an epoch takes the sequences: their indices, batch after batch.
+    """Return the indices of sequences in the order of an epoch: batches of similar lengths, in random order.
 
-    lengths: the tokens of each sequence. Batches hold sequences of similar length, and come in random order; the last
-    batch is filled up with sequences from the beginning.
+    lengths: the tokens of each sequence.
     """
     shuffled = list(range(len(lengths)))
     random.shuffle(shuffled)
-    sequence_count = _batches_per_epoch(len(shuffled), batch_size) * batch_size
-    filled = list(islice(cycle(shuffled), sequence_count))
+    # The last batch is filled up with sequences from the beginning.
+    filled_length = _batches_per_epoch(len(shuffled), batch_size) * batch_size
+    filled = list(islice(cycle(shuffled), filled_length))
     batches = _batches(filled, lengths, batch_size)
     random.shuffle(batches)
     return list(chain.from_iterable(batches))

@@ -24,17 +24,13 @@ POINTS = 200
 def training_arguments(settings: TrainingSettings, folder: Path, steps: int, *, on_cpu: bool, resumed: bool) -> Any:
     """Return the Trainer's arguments for a run of `steps` optimizer steps whose checkpoints are saved in `folder`.
 
-    on_cpu: use no GPU. resumed: the run goes on from a checkpoint, so the base model is not evaluated again.
-
-    Raises TrainingError where the batch cannot be divided by the processes.
+    on_cpu: use no GPU. resumed: the run goes on from a checkpoint. Raises TrainingError where the batch cannot be
+    divided by the processes.
     """
     world = world_size()
     sequences_per_pass = device_batch(settings, world)
     objective = objective_of(settings)
     steps_between_evaluations = min(settings.eval_steps, steps)
-    checkpointing = settings.gradient_checkpointing
-    if checkpointing is None:
-        checkpointing = not on_cpu
     warmup_is_share = settings.warmup < 1  # the Trainer takes a number below 1 as a share of the steps
     return TrainingArguments(
         output_dir=str(folder),
@@ -42,7 +38,7 @@ def training_arguments(settings: TrainingSettings, folder: Path, steps: int, *, 
         per_device_train_batch_size=sequences_per_pass,
         per_device_eval_batch_size=sequences_per_pass,
         gradient_accumulation_steps=settings.batch_size // (sequences_per_pass * world),
-        gradient_checkpointing=checkpointing,
+        gradient_checkpointing=_checkpoints_gradients(settings, on_cpu=on_cpu),
         gradient_checkpointing_kwargs={"use_reentrant": False},  # with it, adapters before frozen layers learn nothing
         learning_rate=settings.learning_rate,
         warmup_steps=settings.warmup if warmup_is_share else steps,
@@ -57,7 +53,7 @@ def training_arguments(settings: TrainingSettings, folder: Path, steps: int, *, 
         remove_unused_columns=False,
         eval_strategy="steps",
         eval_steps=steps_between_evaluations,
-        eval_on_start=not resumed,
+        eval_on_start=not resumed,  # a resumed run has evaluated the base model already
         save_steps=steps_between_evaluations,
         save_total_limit=2,  # the last and the best
         save_only_model=sharded(settings),  # save_shares writes the rest: the Trainer would save one process's share
@@ -69,6 +65,13 @@ def training_arguments(settings: TrainingSettings, folder: Path, steps: int, *, 
         disable_tqdm=True,
         dataloader_pin_memory=not on_cpu and torch.cuda.is_available(),
     )
+
+
+def _checkpoints_gradients(settings: TrainingSettings, *, on_cpu: bool) -> bool:
+    """Return whether layers keep their inputs only, and compute the rest again; by default on a GPU."""
+    if settings.gradient_checkpointing is None:
+        return not on_cpu
+    return settings.gradient_checkpointing
 
 
 def short_passes(settings: TrainingSettings, *, on_cpu: bool) -> bool:
@@ -212,6 +215,11 @@ class PreparedRun(NamedTuple):
     examples: Examples
     checkpoint: Path | None
 
+    def train(self) -> None:
+        """Run the steps, from the checkpoint on if there is one."""
+        resumed_from = str(self.checkpoint) if self.checkpoint else None
+        self.trainer.train(resume_from_checkpoint=resumed_from)
+
 
 def prepare(
     base: ModelSettings,
@@ -229,39 +237,67 @@ def prepare(
     disable_progress_bar()
     encoding = load_encoding(base)
     objective = objective_of(settings)(encoding, settings)
-    length = min(settings.sequence_length, context_length(load_config(base)))
-    train = objective.examples(data.train, length, settings.packing)
-    heldout = objective.examples(data.heldout, length, False)
-    if not train.sequences or not heldout.sequences:
-        raise TrainingError("all texts, or all held-out texts, are empty for this tokenizer; use longer texts")
-
-    steps = training_steps(len(train.sequences), settings)
+    sequences = _sequences(objective, base, data)
+    steps = training_steps(len(sequences.train.sequences), settings)
     on_cpu = base.device == "cpu" or not torch.accelerator.is_available()
-    divided = sharded(settings)
-    checkpoint = last_complete_checkpoint(folder, divided)
+    checkpoint = last_complete_checkpoint(folder, sharded(settings))
     arguments = training_arguments(settings, folder, steps, on_cpu=on_cpu, resumed=checkpoint is not None)
     _ = arguments.device  # reading it joins the processes, which has to happen before weights are divided among them
 
-    processes = world_size() if divided else 1
-    model = trained_model(base, settings, processes, checkpoint)
-    _drop_unknown_padding(encoding.tokenizer, model)
-    callbacks: list[TrainerCallback] = [ProgressCallback(objective.metric, progress, measured)]
-    if divided:
-        callbacks.append(RestoredShares())
     trainer = _Trainer(
         objective,
-        model=model,
+        model=_model(base, settings, checkpoint, encoding.tokenizer),
         args=arguments,
-        train_dataset=_in_training_order(train, steps, settings),
-        eval_dataset=sorted(heldout.sequences, key=tokens_of),
+        train_dataset=_in_training_order(sequences.train, steps, settings),
+        eval_dataset=sorted(sequences.heldout.sequences, key=tokens_of),
         processing_class=encoding.tokenizer,
-        callbacks=callbacks,
+        callbacks=_callbacks(objective, settings, progress, measured),
         optimizer_cls_and_kwargs=optimizer(settings, on_cpu=on_cpu),
     )
     if objective.without_base:
         objective.base = _frozen_base(base, settings, arguments.device)
     trainer.remove_callback(PrinterCallback)  # the report holds the curves
-    return PreparedRun(trainer, train, checkpoint)
+    return PreparedRun(trainer, sequences.train, checkpoint)
+
+
+class _Sequences(NamedTuple):
+    """The sequences that a run trains on, and those held out."""
+
+    train: Examples
+    heldout: Examples
+
+
+def _sequences(objective: Objective, base: ModelSettings, data: TrainingData) -> _Sequences:
+    """Tokenize the rows of a run to sequences that fit into the model's context. Held-out rows are not packed.
+
+    Raises TrainingError if there is none, and ModelError.
+    """
+    settings = objective.settings
+    length = min(settings.sequence_length, context_length(load_config(base)))
+    train = objective.examples(data.train, length, packing=settings.packing)
+    heldout = objective.examples(data.heldout, length, packing=False)
+    if not train.sequences or not heldout.sequences:
+        raise TrainingError("all texts, or all held-out texts, are empty for this tokenizer; use longer texts")
+    return _Sequences(train, heldout)
+
+
+def _model(base: ModelSettings, settings: TrainingSettings, checkpoint: Path | None, tokenizer: Any) -> Any:
+    """Load the model to train, or this process's share of it, and fit the tokenizer's padding to it.
+
+    checkpoint: where a run with divided weights resumes. Raises ModelError, TrainingError.
+    """
+    processes = world_size() if sharded(settings) else 1
+    model = trained_model(base, settings, processes, checkpoint)
+    _drop_unknown_padding(tokenizer, model)
+    return model
+
+
+def _callbacks(
+    objective: Objective, settings: TrainingSettings, progress: StepProgress | None, measured: Measured | None
+) -> list[TrainerCallback]:
+    """Return what the Trainer calls: reports of progress and, where weights are divided, the restoring of shares."""
+    report = ProgressCallback(objective.metric, progress, measured)
+    return [report, RestoredShares()] if sharded(settings) else [report]
 
 
 def _drop_unknown_padding(tokenizer: Any, model: Any) -> None:

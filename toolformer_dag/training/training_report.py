@@ -65,12 +65,18 @@ def run_identity(base: ModelSettings, data: TrainingData, settings: TrainingSett
         "texts": fingerprint(list(data.train)),
         "heldout": fingerprint(list(data.heldout)),
     }
-    if settings.keep_base and _hold_named_arguments(data.train):
-        # In earlier releases, such calls ended at the first bracket. Other checkpoints stay up to date.
-        identity["calls_end"] = "by quotes"
-    if settings.keep_base and len(WINDOW_WEIGHTS) != PAPER_WINDOW:
-        # KeepingBase learns so many tokens after a call.
-        identity["learned_after"] = len(WINDOW_WEIGHTS)
+    if settings.keep_base:
+        identity |= _identity_of_kept_base(data)
+    return identity
+
+
+def _identity_of_kept_base(data: TrainingData) -> dict[str, object]:
+    """Return what determines the weights with `keep_base` besides; empty where earlier releases trained the same."""
+    identity: dict[str, object] = {}
+    if _hold_named_arguments(data.train):
+        identity["calls_end"] = "by quotes"  # in earlier releases, such calls ended at the first bracket
+    if len(WINDOW_WEIGHTS) != PAPER_WINDOW:
+        identity["learned_after"] = len(WINDOW_WEIGHTS)  # so many tokens after a call are learned
     return identity
 
 
@@ -97,8 +103,7 @@ NOT_WEIGHTS = (
 def last_complete_checkpoint(folder: Path, sharded: bool = False) -> Path | None:
     """Return the newest checkpoint in `folder` from which a run can resume; None without any.
 
-    Incomplete checkpoints, of a run that was killed while saving, are skipped. A checkpoint with the other kind of
-    optimizer state is skipped with a warning.
+    Incomplete checkpoints are skipped; one with the other kind of optimizer state is skipped with a warning.
 
     sharded: whether the run divides its weights among processes.
     """
@@ -263,9 +268,9 @@ def _whole_record(folder: Path) -> dict[str, Any] | None:
 
 
 def write_card(folder: Path, text: str) -> None:
-    """Write or replace the card beside a checkpoint, with a last line that holds the hash of `text`.
+    """Write or replace the card beside a checkpoint, with a last line that holds the hash of `text`. Raises WriteError.
 
-    training.json does not name the card, so that figures which are measured later can be added. Raises WriteError.
+    training.json does not name the card, so that figures which are measured later can be added.
     """
     write_whole(folder / CARD, _sealed_card(text))
 
@@ -320,10 +325,9 @@ def checkpoint_files(settings: Settings, name: str = "finetuned_checkpoint") -> 
 
 
 def finetuned_or_base(settings: Settings) -> str:
-    """Return the folder of the finetuned checkpoint where it comes from the settings' model, else that model's name.
+    """Fetch the finetuned checkpoint; return its folder if it comes from the settings' model, else that model's name.
 
-    Fetches the checkpoint from the lake first. Raises ModelError where the model is a path without a model, and
-    DamagedCheckpoint.
+    Raises ModelError where the model is a path without a model, and DamagedCheckpoint.
     """
     checkpoint_files(settings).receive()
     base = model_name(settings.model)
