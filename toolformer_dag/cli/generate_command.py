@@ -296,7 +296,7 @@ def _answer(line: ParsedLine[dict[str, Any]], model_name: str, generation: "Gene
     head: dict[str, Any] = {"line": line.number}
     if model_name:
         head["model"] = model_name
-    in_order = {**head, **line.value}
+    in_order = {**head, **line.value}  # fixes the order of the fields; the next line their values
     return {**in_order, **head, **_answer_fields(line.value["text"], generation)}
 
 

@@ -367,7 +367,7 @@ class Workers:
     def _receive(self, future: "Future[ChunkAnswer]") -> _Outcome | None:
         """Take the answer of a worker, give the worker the next waiting chunk, and return the outcome of its task.
 
-        Returns None where the worker died.
+        A task that failed gets no next chunk. If the worker died, its task waits for another one, and None is returned.
         """
         worker, assignment = self._busy.pop(future)
         try:

@@ -301,7 +301,8 @@ class WrittenText:
     def _tools_of_new_call(self) -> frozenset[str]:
         """Return the tools that a call after the last token may name; after a failed call, only others.
 
-        A call to a tool that needs a likelier start may begin, and is removed once its name is written.
+        A tool may be offered where ` [` is less likely than it needs (`decoding.min_probability`): its call is removed
+        once the name is written. After a failed call, only tools remain for which ` [` is likely enough.
         """
         token_index = self.since_call.token_count
         failed_tools = self.since_call.first_token.failed_tools

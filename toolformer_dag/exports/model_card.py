@@ -232,14 +232,14 @@ def _limit_of_training(texts: TextsOfCalls) -> str:
 
 def _limit_of_decoding(rules: DecodingSettings) -> str:
     """Return how many calls and which chains an answer may have, as a sentence."""
-    places = "one call" if rules.calls == 1 else f"up to {rules.calls} calls"
+    calls = "one call" if rules.calls == 1 else f"up to {rules.calls} calls"
     if rules.depth == 1:
         chains = "no chained calls, and no second look at results"
     else:
         chains = f"chains of up to {rules.depth} calls"
-    is_papers = rules.calls == 1 and rules.depth == 1
-    compared = ", as in the paper" if is_papers else "; the paper has one call and no chain"
-    return f"An answer has {places}, {chains}{compared} (`decoding.calls`, `decoding.depth`)."
+    is_as_in_paper = rules.calls == 1 and rules.depth == 1
+    comparison = ", as in the paper" if is_as_in_paper else "; the paper has one call and no chain"
+    return f"An answer has {calls}, {chains}{comparison} (`decoding.calls`, `decoding.depth`)."
 
 
 def texts_of_calls(plan: Plan) -> TextsOfCalls:

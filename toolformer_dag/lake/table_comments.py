@@ -26,8 +26,8 @@ def write_comments(
         kind = "VIEW" if table.name in views else "TABLE"
         connection.execute(f'COMMENT ON {kind} "{table.name}" IS {quoted(table.comment)}')
         _comment_columns(connection, table.name, table.columns)
-    tables_read = {**derived, **views}
-    for name, sources in tables_read.items():
+    sources_by_name = {**derived, **views}
+    for name, sources in sources_by_name.items():
         _inherit_comments(connection, name, sources)
 
 

@@ -289,11 +289,12 @@ def _rows_after_calls(lane: Lane, calls_before: pl.DataFrame, stored: SamplesOfT
     """
     probability_of_place = stored.positions.select("p_api", place="text_digest")
     samples = stored.samples.select("sample", "body", "reason", place="text_digest")
-    table = calls_before.drop("sample", "p_api", "input", "called", "before")
-    table = table.join(probability_of_place, on="place", maintain_order="left")
-    table = table.join(samples.sort("place", "sample"), on="place", maintain_order="left_right")
+    places = calls_before.drop("sample", "p_api", "input", "called", "before")  # those of the call before
+    places = places.join(probability_of_place, on="place", maintain_order="left")
+    table = places.join(samples.sort("place", "sample"), on="place", maintain_order="left_right")
     parsed = _parsed_samples(lane, table)
-    return table.drop("sample", "body", "reason").hstack(parsed).rename({"chain": "before"})
+    of_places = table.drop("sample", "body", "reason")
+    return of_places.hstack(parsed).rename({"chain": "before"})  # the calls before the sample
 
 
 class _ParsedSample(NamedTuple):

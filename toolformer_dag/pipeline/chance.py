@@ -149,15 +149,15 @@ def _why_nothing(plan: Plan, lane: Lane) -> str:
     If no call has a delta, say at which stage texts or calls ended.
     """
     with _database(plan, lane) as connection:
-        best_place = rows(connection, "SELECT count(*) AS places, max(delta) AS delta FROM places").row(0, named=True)
+        all_places = rows(connection, "SELECT count(*) AS places, max(delta) AS delta FROM places").row(0, named=True)
         statistics = rows(connection, "FROM swapped_statistics ORDER BY tau_f").rows(named=True)
-    if not best_place["places"]:
+    if not all_places["places"]:
         hint = '`toolformer-dag sql "from funnel"` counts what each stage left'
         return f"no call is kept, for {_none_judged(plan, lane)}; {hint}"
     counts = ", ".join(map(_count_at_threshold, statistics))
     return (
-        f"no call is kept{_at_threshold(lane)}. Of {best_place['places']} places the best gains "
-        f"{best_place['delta']:.3f}; kept are {counts}. {REMEDY}"
+        f"no call is kept{_at_threshold(lane)}. Of {all_places['places']} places the best gains "
+        f"{all_places['delta']:.3f}; kept are {counts}. {REMEDY}"
     )
 
 

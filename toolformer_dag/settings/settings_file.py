@@ -110,7 +110,8 @@ def _toml(file: Path, *, must_exist: bool = False) -> dict[str, Any]:
     """
     try:
         fault = _path_fault(file, must_exist=must_exist)
-        values = _toml_values(file) if fault is None else {}
+        if fault is None:
+            values = _toml_values(file)
     except (OSError, RecursionError, ValueError) as error:
         raise SettingsError(f"{printable(file)}: {_reading_fault(error)}") from error
     if fault is not None:

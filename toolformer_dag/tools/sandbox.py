@@ -446,7 +446,7 @@ def _bubblewrap(tool: Tool, section: ToolSettings, root: Path) -> tuple[str, ...
 
 
 def _visible_paths(tool: Tool, section: ToolSettings, root: Path) -> list[Path]:
-    """Return the files and folders that a tool sees behind the wall."""
+    """Return what a tool sees in its sandbox: the system, Python, its code, paths in its options, `sandbox.reads`."""
     network_files = NETWORK_FILES if section.sandbox.network else ()
     settings_paths = [under(root, path).absolute() for path in section.sandbox.reads]
     return _outermost(
