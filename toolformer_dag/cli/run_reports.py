@@ -149,8 +149,10 @@ def _cost_of_all_shards(plan: Plan, all_shards: Plan) -> str:
 
 def _spent_before_training(plan: Plan) -> pl.DataFrame:
     """Return tokens and seconds per stage, without finetuning and evaluation."""
-    not_stages = [*checkpoints(plan.settings), "accuracy", "perplexity"]
-    return query(plan.settings.warehouse, SPENT).filter(~pl.col("stage").is_in(not_stages))
+    trained_and_measured = [*checkpoints(plan.settings), "accuracy", "perplexity"]
+    # A checkpoint of a seed that the settings no longer have begins with the name of another one.
+    is_later = pl.any_horizontal(pl.col("stage").str.starts_with(name) for name in trained_and_measured)
+    return query(plan.settings.warehouse, SPENT).filter(~is_later)
 
 
 def _size_ratio(stamps: Stamps, all_stamps: Stamps) -> float:

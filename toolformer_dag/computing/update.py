@@ -357,9 +357,8 @@ def _check_inputs(output: TableOutput, part: str) -> None:
 
 def _check_input(output: TableOutput, part: str, name: str, lane_inputs: Sequence[str]) -> None:
     """Raise StaleInput where the input `name` was made from other versions of the lane's inputs than the present."""
-    versions_read = _versions_read(output, name, part)
-    for source in lane_inputs:
-        if source in versions_read and versions_read[source] != _present_version(output, source, part):
+    for source, version in _versions_read(output, name, part).items():
+        if source in lane_inputs and version != _present_version(output, source, part):
             raise StaleInput(output.name, part, f"{name} was made from other rows of {source}", name)
 
 

@@ -98,9 +98,12 @@ def _question(right_calls: Mapping[str, Any], record: Any) -> QuestionOrReason:
         return "nobody_asks"
     if record["id"] not in right_calls:
         return "no_ground_truth"
-    functions = [_function(declaration) for declaration in declarations]
-    if not all(map(_can_be_written, functions)):
-        return "function_cannot_be_written"
+    functions = []
+    for declaration in declarations:
+        function = _function(declaration)
+        if not _can_be_written(function):
+            return "function_cannot_be_written"
+        functions.append(function)
     answer = _json(right_calls[record["id"]])
     return BenchmarkQuestion(prompt, (answer,), context=_json(functions))
 

@@ -7,7 +7,6 @@ package: its prompts, its rule of correctness.
 """
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -174,7 +173,7 @@ def harness_task(benchmark: Benchmark, name: str, max_new_tokens: int) -> dict[s
         "output_type": "generate_until",
         "doc_to_text": lambda document: document["prompt"],
         "doc_to_target": lambda document: document["answers"][0],
-        "process_results": partial(_judged, benchmark),
+        "process_results": lambda document, results: _judged(benchmark, document, results),
         "generation_kwargs": {"until": [], "max_gen_toks": max_new_tokens, "do_sample": False},
         "metric_list": [{"metric": METRIC, "aggregation": "mean", "higher_is_better": True}],
         "metadata": {},

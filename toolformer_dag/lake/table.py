@@ -295,16 +295,11 @@ class Table:
         with suppress(MissingPart, DamagedPart):
             pointer = self.pointer(part)
             for file in pointer.files:
-                checked = self._checked_file(part, file, since)
-                if checked.reason and self._was_replaced(part, pointer):
+                damage = self.storage.damage(self._file(part, file), file.bytes, file.hash, since)
+                if damage and self._was_replaced(part, pointer):
                     return
-                if checked.reason or not since:
-                    yield checked
-
-    def _checked_file(self, part: str, file: PartFile, since: int) -> CheckedFile:
-        """Check a file by its hash, or only by its size where it is older than `since`."""
-        reason = self.storage.damage(self._file(part, file), file.bytes, file.hash, since)
-        return CheckedFile(self.file_path(part, file), file.bytes, reason)
+                if damage or not since:
+                    yield CheckedFile(self.file_path(part, file), file.bytes, damage)
 
     def _was_replaced(self, part: str, pointer: Pointer) -> bool:
         """Return whether the manifest in the storage has another pointer by now.

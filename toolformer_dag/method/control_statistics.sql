@@ -1,5 +1,5 @@
 -- What all controls keep: swapped_statistics for each of them. Reads decisions, thresholds, filter_statistics, control_sizes
--- and the tables of the controls ($names; $swaps: their rows, with the name as `control`).
+-- and the tables of the controls, whose names and rows (with the name as `control`) are put in.
 
 CREATE VIEW control_statistics AS
 WITH controls AS (

@@ -139,16 +139,17 @@ def _rows_of_shards(output: TableOutput, shards: Sequence[str]) -> pl.DataFrame:
 def _annotate_sample(
     worker: Worker, lane: Lane, sample: pl.DataFrame, stages: _MeasuredStages, progress: Progress
 ) -> "_SampleCost":
-    """Annotate a sample in GROUPS groups, then run the controls over the whole sample; return what each cost.
+    """Annotate a sample in GROUPS groups, then the whole sample without the controls, then with them; return the costs.
 
     The controls (calls scored again with other results) need the calls of many texts. When they run, all other rows of
-    the sample are stored, so that the second run only computes the controls.
+    the sample are stored.
     """
     worker.engine("proposer" if lane.sources.sampled else "judge")  # loaded before anything is timed
     group_size = sample.height // GROUPS
     groups = [_annotate(worker, lane, group, stages.annotating, progress) for group in sample.iter_slices(group_size)]
+    joined = _annotate(worker, lane, sample, stages.annotating, progress)
     cost_of_controls = _annotate(worker, lane, sample, stages.all, progress)
-    return _SampleCost(groups, cost_of_controls, control_count=len(stages.controls))
+    return _SampleCost(groups, joined, cost_of_controls, control_count=len(stages.controls))
 
 
 def _shuffled_texts(rows: pl.DataFrame, seed: int | None) -> pl.DataFrame:
@@ -206,22 +207,22 @@ def _scaled(lane: Lane, counts: _Counts, cost: "_SampleCost") -> LaneForecast:
     """Scale the cost of the sample to all texts that a run will annotate.
 
     Tokens, seconds and stored rows grow with the distinct texts that were not sampled, those of the controls with their
-    number of texts.
+    number of texts. What joining the groups cost is added once: the run joins the sample to all other texts.
     """
     factor = _factor(counts, cost)
     stored_bytes = factor.scaled(
         _stored_bytes(cost.groups),
         _stored_bytes([cost.controls]),
-        fixed=_table_bytes(cost, counts, factor),
+        fixed=_stored_bytes([cost.joined]) + _table_bytes(cost, counts, factor),
     )
     return LaneForecast(
         lane=lane.key,
         texts=counts.distinct,
         sampled=counts.sampled,
-        tokens=factor.scaled(cost.group_tokens, cost.controls.tokens),
+        tokens=factor.scaled(cost.group_tokens, cost.controls.tokens, fixed=cost.joined.tokens),
         bytes=stored_bytes,
-        seconds=factor.scaled(cost.group_seconds, cost.controls.seconds),
-        spent=cost.group_tokens + cost.controls.tokens,
+        seconds=factor.scaled(cost.group_seconds, cost.controls.seconds, fixed=cost.joined.seconds),
+        spent=cost.group_tokens + cost.joined.tokens + cost.controls.tokens,
         shards=counts.shards,
     )
 
@@ -269,12 +270,15 @@ class _SampleCost(NamedTuple):
     """What annotating the sample cost.
 
     - groups: the cost of each part of the sample, without the controls
-    - controls: the cost of annotating the whole sample after that. Everything but the controls was stored by then, so
+    - joined: the cost of annotating the whole sample after that, without the controls. Most of it is stored by then; a
+      score of chains is computed again, since it depends on the other chains of its shard
+    - controls: the cost of annotating the whole sample again with the controls. Everything else was stored by then, so
       its tokens, seconds and stored rows are those of the controls; its bytes are those of all tables
     - control_count: how many of these tables, the last ones, are those of controls
     """
 
     groups: Sequence[_Cost]
+    joined: _Cost
     controls: _Cost
     control_count: int
 

@@ -106,15 +106,11 @@ class _ServerLanes:
         self._sections = sections
         self._key_of_tool = _keys_by_tool(name, tools, sections)
         self._patterns = [str(pattern) for pattern in server.get("tools", ["*"])]
+        self._wanted = {*self._patterns, *self._key_of_tool}  # names of tools, and patterns for them
         self._connection = _without_tools(server)
         self._requires_section = _some_have_sections(self._connection, tools, {*sections, *self._key_of_tool})
         self._tool_of_key: dict[str, str] = {}  # the first tool with each key
         self._without_examples: list[str] = []
-
-    @property
-    def _wanted(self) -> set[str]:
-        """The names of wanted tools, and patterns for them."""
-        return {*self._patterns, *self._key_of_tool}
 
     def add(self) -> None:
         """Add the lane of each wanted tool, in the order of the list; values of sections win over the server's.
