@@ -106,9 +106,11 @@ class _StoredMeasurement:
 
     def _unchanged(self, context: dg.AssetExecutionContext, lake: Lake) -> dg.MaterializeResult:
         """Return the result of a step that had nothing to measure: what the page showed last."""
-        stored = stored_measurement(lake, self.name)
-        shown = last_metadata(context) or self._shown(context, lake, stored)  # empty: another home has measured
-        return _result(stored.version, {**shown, UNCHANGED: True})
+        shown = last_metadata(context)
+        if not shown:  # another Dagster home has measured
+            shown = self._shown(context, lake, stored_measurement(lake, self.name))
+        version = lake.table(self.name).pointer(WHOLE).data_version
+        return _result(version, {**shown, UNCHANGED: True})
 
     def _measure(self, context: dg.AssetExecutionContext, lake: Lake) -> Measurement:
         """Measure, publish the table and note the cost."""

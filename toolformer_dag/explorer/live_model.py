@@ -21,7 +21,7 @@ from toolformer_dag.explorer.warehouse_reader import WarehouseReader
 from toolformer_dag.files import UserError
 from toolformer_dag.lake.warehouse_building import build
 from toolformer_dag.method.call_warehouse import CallWarehouse
-from toolformer_dag.model.requests import LossRequest
+from toolformer_dag.model.requests import WINDOW_WEIGHTS, LossRequest
 from toolformer_dag.pipeline import heuristic_subset
 from toolformer_dag.pipeline.sample_store import SampleStore
 from toolformer_dag.pipeline.stages import lane_stages, table_outputs, warehouse_tables
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from toolformer_dag.serving.shared_decoder import SharedDecoder
     from toolformer_dag.serving.writings import TextRequest
 
-SHOWN_TOKENS = 24
-"""How many tokens after a call are shown with their losses; the first five decide."""
+SHOWN_TOKENS = max(24, len(WINDOW_WEIGHTS))
+"""How many tokens after a call are shown with their losses; those in the window (WINDOW_WEIGHTS) decide."""
 MOST_CHARACTERS = 4_000
 """The most characters of a text that a user types."""
 TYPED = "typed"

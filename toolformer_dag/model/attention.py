@@ -69,12 +69,10 @@ class AttentionLayer:
         - scores: [B, H, T, S], or [B, G, R, S] for one query per sequence, where H heads are G groups of R.
         - bias: minus infinity where a key is hidden, else zero; broadcasts to the scores.
         """
-        biased = self._capped(scores) + bias
+        scores = self._capped(scores) + bias  # the scores without them are freed
         if self.sinks is None:
-            weights = biased.softmax(-1, torch.float32)
-        else:
-            weights = _softmax_with_sinks(biased, self.sinks)
-        return weights.to(biased.dtype)
+            return scores.softmax(-1, torch.float32).to(scores.dtype)
+        return _softmax_with_sinks(scores, self.sinks)
 
     def _capped(self, scores: Tensor) -> Tensor:
         """Return the scores bounded by the layer's soft cap, if it has one."""
@@ -84,14 +82,14 @@ class AttentionLayer:
 
 
 def _softmax_with_sinks(scores: Tensor, sinks: Tensor) -> Tensor:
-    """Return the softmax of scores [B, H, T, S] or [B, G, R, S] over S keys and a sink, less the sink's weight.
+    """Return the softmax of scores [B, H, T, S] or [B, G, R, S] over S keys and a sink, without the sink's weight.
 
     sinks: the score of each head's sink, [H].
     """
     sink_by_head = sinks.to(scores.dtype).view(1, scores.shape[1], -1, 1)  # [1, H, 1, 1] or [1, G, R, 1]
     sink_column = sink_by_head.expand(*scores.shape[:-1], 1)
-    with_sink = torch.cat([scores, sink_column], -1)  # [..., S + 1]
-    return with_sink.softmax(-1, torch.float32)[..., :-1]
+    weights_with_sink = torch.cat([scores, sink_column], -1).softmax(-1, torch.float32)  # [..., S + 1]
+    return weights_with_sink[..., :-1].to(scores.dtype)
 
 
 Attend = Callable[[AttentionLayer, Tensor, Tensor, Tensor], Tensor]

@@ -734,7 +734,7 @@ def _cut_with_states(
 ) -> CutCache:
     """Return a cache with rows of a model with linear attention, each cut to its final length.
 
-    States are stored after every 16 tokens (STATE_INTERVAL) of a text: to cut after 20, 4 tokens run again.
+    States are stored after every STATE_INTERVAL tokens of a text: with 16, to cut after 20, 4 tokens run again.
     """
     tokens_to_run = [_after_stored_states(beginning) for beginning in beginnings]
     run_counts = [len(tokens) for tokens in tokens_to_run]

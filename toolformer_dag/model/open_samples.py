@@ -180,7 +180,7 @@ class OpenSamples:
         return tokens
 
     def _draw(self, features: Tensor, drawing: Numbers, drawn_counts: Numbers) -> NextTokens:
-        """Draw a token for some open samples, and append it to their `drawn`; return these tokens, [drawing].
+        """Draw a token for some open samples, and append it to their `drawn`; return these tokens and ends.
 
         - features: the last hidden state of each branch, [R, F].
         - drawing: the indices of these samples.

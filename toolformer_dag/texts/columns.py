@@ -277,9 +277,12 @@ def _documents_batch(raw: Batch, digests_so_far: set[str]) -> Batch:
     digests = _digests(with_text.records)
     with_digest = with_text.records.with_columns(digests.alias("digest"))
     unique = _unique(with_digest, digests_so_far)
-    documents = _completed(unique.records, raw.layout)
+    record_dates = _record_dates(unique.records["date"]) if raw.layout.steps["date"] else None
+    documents = _completed(unique.records, record_dates)
     rejections = _by_line(raw.rejections, with_text.rejections, unique.rejections)
-    ignored = {**raw.ignored, **_unread_dates(unique.records["date"], raw.layout)}
+    ignored = dict(raw.ignored)
+    if record_dates is not None:
+        ignored |= _unread_dates(unique.records["date"], record_dates, raw.layout)
     return Batch(raw.layout, documents, rejections, ignored)
 
 
@@ -319,34 +322,34 @@ def _unique(records: pl.DataFrame, digests_so_far: set[str]) -> _Accepted:
     return _Accepted(records.filter(~is_repeated), rejections)
 
 
-def _completed(records: pl.DataFrame, layout: Layout) -> pl.DataFrame:
-    """Return records in the columns DOCUMENTS: the domain and the date may come from the URL, empty texts are ""."""
+def _completed(records: pl.DataFrame, record_dates: pl.Series | None) -> pl.DataFrame:
+    """Return records in the columns DOCUMENTS: the domain and the date may come from the URL, empty texts are "".
+
+    record_dates: the dates in the records' field `date`; None where they have no such field.
+    """
     host = pl.col("url").str.extract(HOST)
     documents = records.with_columns(
         pl.col("url", "title").fill_null(""),
         pl.coalesce("domain", host, pl.lit("")).alias("domain"),
-        _dates(records, layout).alias("date"),
+        _dates(records["url"], record_dates).alias("date"),
     )
     return documents.select(DOCUMENTS.names())
 
 
-def _dates(records: pl.DataFrame, layout: Layout) -> pl.Series:
+def _dates(urls: pl.Series, record_dates: pl.Series | None) -> pl.Series:
     """Return the date of each record, or else the date in its URL; null where it has neither."""
-    dates_in_url = url_dates(records["url"])
-    if not layout.steps["date"]:
+    dates_in_url = url_dates(urls)
+    if record_dates is None:
         return dates_in_url
-    record_dates = _record_dates(records["date"])
     return record_dates.zip_with(record_dates.is_not_null(), dates_in_url)
 
 
-def _unread_dates(texts: pl.Series, layout: Layout) -> dict[str, int]:
+def _unread_dates(texts: pl.Series, record_dates: pl.Series, layout: Layout) -> dict[str, int]:
     """Return how many texts of the field `date` hold no date, by a message; an empty dict if all hold one.
 
     {"meta.day: expected a date, YYYY-MM-DD until 2026-12-31": 2}
     """
-    if not layout.steps["date"]:
-        return {}
-    is_unread = _record_dates(texts).is_null() & (texts != "")
+    is_unread = record_dates.is_null() & (texts != "")
     count = int(is_unread.sum())
     if not count:
         return {}

@@ -107,12 +107,6 @@ class _PlacedNumbers:
     smallest: int  # of the values; 0 without any
     largest: int
 
-    def rounded_result(self, numerator: int, denominator: int) -> int | None:
-        """Return a quotient rounded half up to two decimals, if it has decimals and the text has it; else None."""
-        rounded = _rounded_half_up(numerator, denominator, self.unit // 100)
-        is_whole = rounded % self.unit == 0
-        return rounded if not is_whole and rounded in self.positions_of else None
-
 
 def _placed_numbers(text: str, all_numbers: Sequence[Number]) -> _PlacedNumbers:
     """Return the numbers of a text as small integers, with their positions in tokens.
@@ -164,16 +158,20 @@ def _sums(placed: _PlacedNumbers, first_near: int, second: int) -> Iterator[_Ope
     Only results that the text has as a number are yielded, exact or rounded.
     """
     values = placed.values
-    has_finer_values = placed.unit > 100  # else every sum is exact in hundredths
+    positions_of = placed.positions_of
+    unit = placed.unit
+    hundredth = unit // 100
+    has_finer_values = unit > 100  # else every sum is exact in hundredths
     for first in range(first_near, second):
         total = values[first] + values[second]
         difference = abs(values[first] - values[second])
         for exact in (total, difference):
-            if exact in placed.positions_of:
+            if exact in positions_of:
                 yield _Operation(first, exact)
-            rounded = placed.rounded_result(exact, 1) if has_finer_values else None
-            if rounded is not None:
-                yield _Operation(first, rounded)
+            if has_finer_values:
+                rounded = _rounded_half_up(exact, 1, hundredth)
+                if rounded in positions_of and rounded % unit:
+                    yield _Operation(first, rounded)
 
 
 def _products(placed: _PlacedNumbers, first_near: int, second: int) -> Iterator[_Operation]:
@@ -182,27 +180,24 @@ def _products(placed: _PlacedNumbers, first_near: int, second: int) -> Iterator[
     Only results that the text has as a number are yielded, exact or rounded.
     """
     unit = placed.unit
+    hundredth = unit // 100
+    positions_of = placed.positions_of
     # Most results lie outside these bounds, and are skipped before the division, which costs the most.
-    least = placed.smallest - unit // 100
-    most = placed.largest + unit // 100
+    least = placed.smallest - hundredth
+    most = placed.largest + hundredth
     b = placed.values[second]
     for first in range(first_near, second):
         a = placed.values[first]
         fractions = ((a * b, unit), (a * unit, b), (b * unit, a))  # a * b, a / b and b / a
         for numerator, denominator in fractions:
-            if denominator and least * denominator <= numerator <= most * denominator:
-                for result in _quotients_in_text(placed, numerator, denominator):
-                    yield _Operation(first, result)
-
-
-def _quotients_in_text(placed: _PlacedNumbers, numerator: int, denominator: int) -> Iterator[int]:
-    """Yield a quotient if it is whole, and the quotient rounded to two decimals, as far as the text has them."""
-    exact, remainder = divmod(numerator, denominator)
-    if remainder == 0 and exact in placed.positions_of:
-        yield exact
-    rounded = placed.rounded_result(numerator, denominator)
-    if rounded is not None:
-        yield rounded
+            if not denominator or not least * denominator <= numerator <= most * denominator:
+                continue
+            exact, remainder = divmod(numerator, denominator)
+            if remainder == 0 and exact in positions_of:
+                yield _Operation(first, exact)
+            rounded = _rounded_half_up(numerator, denominator, hundredth)
+            if rounded in positions_of and rounded % unit:  # with decimals
+                yield _Operation(first, rounded)
 
 
 def _rounded_half_up(numerator: int, denominator: int, hundredth: int) -> int:

@@ -87,7 +87,7 @@ def best_span(
     span_sums = np.where(_is_span(allowed, max_tokens), sums, -np.inf)
     first, last = np.unravel_index(int(span_sums.argmax()), span_sums.shape)
     score = float(span_sums[first, last] - no_answer_sum)
-    if score <= 0:
+    if not score > 0:  # NaN is no score
         return None
     return TokenSpan(score, int(first), int(last))
 

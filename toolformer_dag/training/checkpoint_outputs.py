@@ -11,10 +11,11 @@ from toolformer_dag.computing.plan import Plan
 from toolformer_dag.computing.stage import Column
 from toolformer_dag.files import StorageError, unsealed
 from toolformer_dag.lake.record import changes, record
-from toolformer_dag.model.weights import ModelError, checkpoint_folder
+from toolformer_dag.model.weights import checkpoint_folder
 from toolformer_dag.pipeline import raw_shards
 from toolformer_dag.pipeline.augmented_corpus import corpus_rows
 from toolformer_dag.pipeline.merging import TRAIN
+from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.training.checkpoints import checkpoints
 from toolformer_dag.training.training_report import (
     CARD,
@@ -63,28 +64,30 @@ def training_text_counts(plan: Plan) -> TextCounts:
 def checkpoint_reasons(plan: Plan, name: str) -> list[str]:
     """Return why a checkpoint is missing or out of date, a sentence per reason; empty if it is up to date.
 
-    Also empty where its tables are missing, which have reasons of their own.
+    Also empty where something that it is trained from is missing, a table or another checkpoint: it has reasons of its
+    own. Raises ModelError if the model of the settings cannot be found.
     """
     folder = checkpoint_folder(plan.settings, name)
     lost = _lost_files(folder)
     if lost is not None:
         return [lost]
-    identity = _identity_now(plan, name)
-    if identity is None:
-        return []
-    if plan.lake.table(CURVE).whole_pointer(name) is None:
-        return [f"{CURVE} lacks it"]
-    return _changes_since(folder, identity)
-
-
-def _identity_now(plan: Plan, name: str) -> Mapping[str, object] | None:
-    """Return the identity of the run that would train a checkpoint now; None where its tables or base are missing."""
     checkpoint = checkpoints(plan.settings)[name]
     try:
         data, recipe = checkpoint.trained_on(plan)
-        return run_identity(checkpoint.base(plan), data, recipe)
-    except (StorageError, ModelError):
-        return None
+    except StorageError:
+        return []
+    if plan.lake.table(CURVE).whole_pointer(name) is None:
+        return [f"{CURVE} lacks it"]
+    base = checkpoint.base(plan)
+    if _is_untrained_checkpoint(plan, base):
+        return []
+    return _changes_since(folder, run_identity(base, data, recipe))
+
+
+def _is_untrained_checkpoint(plan: Plan, base: ModelSettings) -> bool:
+    """Return whether a base model is another checkpoint of the plan that does not exist yet."""
+    folders = [checkpoint_folder(plan.settings, name) for name in checkpoints(plan.settings)]
+    return Path(base.name) in folders and not Path(base.name).exists()
 
 
 def _changes_since(folder: Path, identity: Mapping[str, object]) -> list[str]:

@@ -332,8 +332,7 @@ def _can_be_divided(base: ModelSettings, settings: TrainingSettings) -> bool:
     """Return whether several GPUs can divide the weights among them. Raises ModelError."""
     has_moments_of_8_bits = settings.precision == "bfloat16"
     has_frozen_weights = settings.lora_rank is not None
-    is_more_than_a_language_model = is_composite(base)
-    return not (has_moments_of_8_bits or has_frozen_weights or is_more_than_a_language_model)
+    return not (has_moments_of_8_bits or has_frozen_weights or is_composite(base))  # the config is read if need be
 
 
 def _gpus(base: ModelSettings) -> int:
