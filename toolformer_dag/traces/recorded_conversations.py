@@ -96,10 +96,10 @@ def rows_by_number(plan: Plan, table: str, shard: str, numbers: pl.Series) -> pl
     if numbers.is_empty():
         return rows.head(0).collect()
     first = int(numbers[0])
-    count = int(numbers[-1]) - first + 1
-    number_of_row = first + pl.int_range(pl.len())
-    is_wanted = number_of_row.is_in(numbers.implode())
-    return rows.slice(first, count).filter(is_wanted).collect()
+    last = int(numbers[-1])
+    numbers_in_slice = first + pl.int_range(pl.len())
+    is_wanted = numbers_in_slice.is_in(numbers.implode())
+    return rows.slice(first, last - first + 1).filter(is_wanted).collect()
 
 
 REJECTIONS_SCHEMA = pl.Schema(dict.fromkeys(RejectedRecord._fields, pl.String()))

@@ -96,16 +96,23 @@ def _literal_values(result: str) -> Iterator[ResultValue]:
     keys = [""]
     lexemes = list(LEXEME.finditer(result))
     for lexeme, following in zip_longest(lexemes, lexemes[1:]):
-        mark = lexeme["mark"]  # a bracket, colon or comma; None for a string, a number or a word
-        is_key = mark is None and following is not None and following["mark"] == ":"
-        if is_key:
+        if lexeme["mark"]:
+            _open_or_close(keys, lexeme["mark"])
+        elif following is not None and following["mark"] == ":":
             keys[-1] = _unquoted(lexeme[0])
-        elif mark is None:
+        else:
             yield _literal_value(lexeme, keys[-1])
-        elif mark in "{[":
-            keys.append(keys[-1])
-        elif mark in "}]" and len(keys) > 1:
-            keys.pop()
+
+
+def _open_or_close(keys: list[str], mark: str) -> None:
+    """Add the key of a list or object that a bracket opens, or drop that of the one it closes.
+
+    keys: the last key in each open list or object, changed in place. mark: a bracket, colon or comma.
+    """
+    if mark in "{[":
+        keys.append(keys[-1])
+    elif mark in "}]" and len(keys) > 1:
+        keys.pop()
 
 
 def _literal_value(lexeme: re.Match[str], key: str) -> ResultValue:

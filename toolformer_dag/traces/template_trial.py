@@ -50,6 +50,11 @@ def _fault(trial: str) -> str | None:
     """Return the fault of a template over a conversation, None without one. trial: the input of `main`, as JSON."""
     command = [sys.executable, "-c", BEGIN, json.dumps(sys.path)]
     child = subprocess.run(command, input=trial, capture_output=True, encoding="utf-8", errors="replace")
+    return _fault_of(child)
+
+
+def _fault_of(child: "subprocess.CompletedProcess[str]") -> str | None:
+    """Return the fault of a template by how the process that tried it ended; None if it ended well."""
     status = child.returncode
     if status == 0:
         return None

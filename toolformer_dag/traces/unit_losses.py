@@ -116,11 +116,12 @@ class UnitLosses:
         """
         units = self._units_of_shard(output, shard)
         to_judge = _units_to_judge(units, loss_stores(worker).units, claimed)
+        work = Work(
+            computed=Counter(judged=to_judge.height),
+            reused=Counter(judged=units.height - to_judge.height),
+        )
         chunks = _unit_chunks(to_judge, shard, chunk_size(output.plan.settings))
-        planned = [Chunk(units=chunk.units.height, payload=chunk) for chunk in chunks]
-        computed = Counter(judged=to_judge.height)
-        reused = Counter(judged=units.height - to_judge.height)
-        return Planned(planned, Work(computed=computed, reused=reused))
+        return Planned([Chunk(units=chunk.units.height, payload=chunk) for chunk in chunks], work)
 
     def _units_of_shard(self, output: TableOutput, shard: str) -> pl.DataFrame:
         """Return the units of a shard as `keys` yields them, each with the number of its `row`, counted from 0."""
