@@ -131,11 +131,16 @@ def _judged_sources(judgement: Judgement) -> Iterator[Source]:
 
     Raises UserError if a file has changed since it was judged.
     """
-    table = judgement.plan.lake.table(recorded_conversations.NAME).scan(judgement.plan.conversations)
-    names = set(table.select(pl.col("source").unique()).collect()["source"])
+    names = _judged_file_names(judgement)
     for shard_name, shard in judgement.plan.conversations.items():
         _require_unchanged(judgement, shard_name)
         yield from (source for source in shard.files() if source.name in names)
+
+
+def _judged_file_names(judgement: Judgement) -> set[str]:
+    """Return the names of the files from which a conversation was read."""
+    table = judgement.plan.lake.table(recorded_conversations.NAME).scan(judgement.plan.conversations)
+    return set(table.select(pl.col("source").unique()).collect()["source"])
 
 
 def _require_unchanged(judgement: Judgement, shard: str) -> None:

@@ -85,10 +85,10 @@ def sample_rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     A donor is a result that other calls may get in place of their own. The column `lacks` is true if the shard has too
     few donors of the tool for its own calls. It then borrows donors from the samples of the other shards.
     """
+    swaps = output.plan.settings.traces.swaps
     samples: list[dict[str, Any]] = []
     for tool, donors in sorted(_donors(output, shard).of_tools()):
-        lacks = lacks_donors(donors, output.plan.settings.traces.swaps)
-        shared_columns = {"shard": shard, "tool": tool, "lacks": lacks}
+        shared_columns = {"shard": shard, "tool": tool, "lacks": lacks_donors(donors, swaps)}
         samples += [{**shared_columns, **donor._asdict()} for donor in donors[:LENT]]
     return PartRows([pl.DataFrame(samples, schema=output.stage.schema)])
 

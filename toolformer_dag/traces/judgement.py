@@ -149,7 +149,7 @@ def update_tables(plan: Plan, advance: Advance, *, with_losses: bool = True) -> 
     model is loaded. Other commands may update the same tables at the same time. Raises UserError if no conversation
     could be read, or if no conversation has a call.
     """
-    tables = [table for table in trace_tables(plan) if with_losses or not _has_losses(table)]
+    tables = _tables_to_update(plan, with_losses=with_losses)
     start_executor = partial(executor_of, trace_tables)  # worker processes find their table with `trace_tables`
     worker = Worker(plan)
     work = Work()
@@ -158,6 +158,12 @@ def update_tables(plan: Plan, advance: Advance, *, with_losses: bool = True) -> 
             work += update(worker, workers, table, partial(advance, table)).work
             _refuse_without_rows(plan, table.name)
     return work
+
+
+def _tables_to_update(plan: Plan, *, with_losses: bool) -> Sequence[TableOutput]:
+    """Return the tables of a plan's conversations, each after the tables that it reads."""
+    tables = trace_tables(plan)
+    return tables if with_losses else [table for table in tables if not _has_losses(table)]
 
 
 def _has_losses(table: TableOutput) -> bool:

@@ -161,17 +161,16 @@ def label_agreement(database: Path, labels: Sequence[Label]) -> Agreement:
     """
     labelled = _labelled_calls(database, labels)
     compared = _compared_calls(labelled, label_count=len(labels))
+    ratings = _Ratings.of(compared)
     interval = _auc_interval(compared)
     choice = _choose_threshold(compared)
-    resting = [call.rests_on_result for call in compared]
-    helping = [call.helps for call in compared]
     return Agreement(
         labels=len(labels),
         unmatched=len(labels) - len(labelled),
         undecided=len(labelled) - len(compared),
-        base_rate=sum(resting) / len(compared),
-        agree=_share_of_equal(resting, helping),
-        kappa=kappa(resting, helping),
+        base_rate=ratings.base_rate,
+        agree=ratings.agreement,
+        kappa=ratings.kappa,
         auc=auc_of(compared),
         low=interval.low,
         high=interval.high,
@@ -192,6 +191,42 @@ def _compared_calls(labelled: Sequence[LabelledCall], label_count: int) -> list[
             f"{len(compared)} of {label_count} labels are of calls that can be told; label some of either kind"
         )
     return compared
+
+
+@dataclass(frozen=True)
+class _Ratings:
+    """Two ratings of the same calls, at least one.
+
+    Attributes:
+        labels: for each call, whether the answer rests on its result, as a person says.
+        verdicts: for each call, whether it helps, as the judge says.
+    """
+
+    labels: Sequence[bool]
+    verdicts: Sequence[bool]
+
+    @staticmethod
+    def of(calls: Sequence[LabelledCall]) -> "_Ratings":
+        """Return the labels and verdicts of calls."""
+        return _Ratings(
+            labels=[call.rests_on_result for call in calls],
+            verdicts=[call.helps for call in calls],
+        )
+
+    @property
+    def base_rate(self) -> float:
+        """The share of calls whose label says that the answer rests on the result."""
+        return sum(self.labels) / len(self.labels)
+
+    @property
+    def agreement(self) -> float:
+        """The share of calls on which label and verdict agree."""
+        return _share_of_equal(self.labels, self.verdicts)
+
+    @property
+    def kappa(self) -> float:
+        """Cohen's kappa of labels and verdicts."""
+        return kappa(self.labels, self.verdicts)
 
 
 class _ThresholdChoice(NamedTuple):

@@ -108,11 +108,16 @@ class VariantWriter:
 
         As an example, 0.5 for the result "17 degrees" and the message "17 today". A long text is cut before (`cut`).
         """
+        words = self._weighted_words(unit)
+        shared_words = [words & _words(self.cut(text)) for text in unit.texts]
+        return tuple(len(shared) / max(1, len(words)) for shared in shared_words)
+
+    def _weighted_words(self, unit: UnitToJudge) -> set[str]:
+        """Return the words of the weighted messages after a unit, in lower case."""
         words: set[str] = set()
         for number in self.window.weighted_messages(unit.messages, unit.following):
             words |= _words(_content_and_arguments(unit.messages[number]))
-        shared_words = [words & _words(self.cut(text)) for text in unit.texts]
-        return tuple(len(shared) / max(1, len(words)) for shared in shared_words)
+        return words
 
     def cut(self, result: str) -> str:
         """Return the first `traces.result_tokens` tokens of a result as text, with " ..." if there is more."""

@@ -214,13 +214,9 @@ class WrittenConversation:
         local = self._local_text
         if local is not None and number - 1 in local.starts:
             messages = self._messages[number - 1]
-            without_prompt = self._alone(messages)
-            with_prompt = self._alone(messages, generation_prompt=True)
-        else:
-            beginning = _flat(self._messages[:number])
-            without_prompt = self._rendering.text(beginning)
-            with_prompt = self._rendering.text(beginning, generation_prompt=True)
-        return with_prompt[len(without_prompt) :]
+            return self._alone(messages, generation_prompt=True)[len(self._alone(messages)) :]
+        beginning = _flat(self._messages[:number])
+        return self._rendering.text(beginning, generation_prompt=True)[len(self._rendering.text(beginning)) :]
 
     def _local_pieces_of_others(
         self, recorded: Pieces, unit_message: int, replacements: Sequence[TemplateMessages], weighted: Sequence[int]
