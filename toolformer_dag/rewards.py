@@ -117,35 +117,74 @@ def gain(
     Raises UserError if the column `answer` is missing, if a column is no list or has another length than `prompts`, and
     if the swapped results of a row are no list.
     """
-    if answer is None:
-        raise UserError("gain needs a column `answer`: the loss is that of the known answer, not of the policy's")
-    if swapped_results is None:
-        swapped_results = [None] * len(answer)
-    _refuse_other_columns(prompts=prompts, completions=completions, answer=answer, swapped_results=swapped_results)
-    rows = _rows_to_judge(prompts, completions, answers=answer, swapped_results=swapped_results)
+    rows = _batch_rows(prompts, completions, answers=answer, swapped_results=swapped_results)
+    to_judge = _rows_to_judge(rows)
     with ONE_AT_A_TIME:
-        gains = _gains_by_row(rows.rollouts, judge or default_judge())
-    rows.reasons["no_gain"] = list(gains.values()).count(None)
-    _log_reasons(rows.reasons, row_count=len(answer))
-    return [gains.get(row) for row in range(len(answer))]
+        gains = _gains_by_row(to_judge.rollouts, judge or default_judge())
+    to_judge.reasons["no_gain"] = list(gains.values()).count(None)
+    _log_reasons(to_judge.reasons, row_count=len(rows))
+    return [gains.get(row.number) for row in rows]
 
 
-def _rows_to_judge(
+def _batch_rows(
     prompts: Sequence[Any],
     completions: Sequence[Any],
     *,
-    answers: Sequence[Any],
-    swapped_results: Sequence[Sequence[str] | None],
-) -> _RowsToJudge:
-    """Read the rows of a batch; a row that cannot be judged is counted under its reason."""
-    rows = _RowsToJudge(rollouts={}, reasons=Counter())
+    answers: Sequence[Any] | None,
+    swapped_results: Sequence[Sequence[str] | None] | None,
+) -> list["_BatchRow"]:
+    """Return the rows of a batch from its columns. Raises UserError as `gain` does."""
+    if answers is None:
+        raise UserError("gain needs a column `answer`: the loss is that of the known answer, not of the policy's")
+    if swapped_results is None:
+        swapped_results = [None] * len(answers)
+    _refuse_other_columns(prompts=prompts, completions=completions, answer=answers, swapped_results=swapped_results)
     columns = zip(prompts, completions, answers, swapped_results, strict=True)
-    for number, (prompt, completion, answer, swapped) in enumerate(columns):
+    return [_BatchRow(number, *values) for number, values in enumerate(columns)]
+
+
+class _BatchRow(NamedTuple):
+    """A row of a batch, as the trainer gives it.
+
+    Attributes:
+        number: its number in the batch, from 0.
+        prompt: a text, or messages.
+        completion: what the policy wrote, as text or messages.
+        answer: the known answer.
+        swapped: the results to put in place of a call's own; None if the row has none.
+    """
+
+    number: int
+    prompt: Any
+    completion: Any
+    answer: Any
+    swapped: Any
+
+    def rollout(self) -> _Rollout:
+        """Return the conversation with the known answer at its end, in place of the policy's own answer.
+
+        Raises _CannotJudge with a reason, such as no_answer; raises UserError if the swapped results are no list.
+        """
+        if _is_missing(self.answer):
+            raise _CannotJudge("no_answer")
+        messages = _read_messages(self.prompt, self.completion)
+        results = _swapped_texts(_plain(self.swapped), self.number)
+        known_answer = RecordedMessage("assistant", str(self.answer))
+        rollout = _Rollout((*_before_answer(messages), known_answer), results)
+        if not rollout.is_unicode():
+            raise _CannotJudge("half_character")
+        return rollout
+
+
+def _rows_to_judge(rows: Sequence[_BatchRow]) -> _RowsToJudge:
+    """Read the rows of a batch; a row that cannot be judged is counted under its reason."""
+    to_judge = _RowsToJudge(rollouts={}, reasons=Counter())
+    for row in rows:
         try:
-            rows.rollouts[number] = _rollout(prompt, completion, answer, swapped, row=number)
+            to_judge.rollouts[row.number] = row.rollout()
         except _CannotJudge as refusal:
-            rows.reasons[refusal.reason] += 1
-    return rows
+            to_judge.reasons[refusal.reason] += 1
+    return to_judge
 
 
 def _log_reasons(reasons: Counter[str], row_count: int) -> None:
@@ -175,23 +214,6 @@ def _refuse_other_columns(**columns: Any) -> None:
         if row_count is not None and len(column) != row_count:
             raise UserError(f"gain: `{name}` has {len(column)} entries and `prompts` {row_count}; give each row one")
         row_count = len(column)
-
-
-def _rollout(prompt: Any, completion: Any, answer: Any, swapped: Any, *, row: int) -> _Rollout:
-    """Return the conversation of a row with the known answer as its last message, and the row's swapped results.
-
-    An answer of the policy at the end is replaced by the known one. Raises _CannotJudge with a reason, such as
-    no_answer; raises UserError if the swapped results are no list, which names the number `row`.
-    """
-    if _is_missing(answer):
-        raise _CannotJudge("no_answer")
-    messages = _read_messages(prompt, completion)
-    results = _swapped_texts(_plain(swapped), row)
-    known_answer = RecordedMessage("assistant", str(answer))
-    rollout = _Rollout((*_before_answer(messages), known_answer), results)
-    if not rollout.is_unicode():
-        raise _CannotJudge("half_character")
-    return rollout
 
 
 def _before_answer(messages: tuple[RecordedMessage, ...]) -> tuple[RecordedMessage, ...]:
@@ -229,10 +251,9 @@ def _refuse_large_calls(messages: Sequence[RecordedMessage]) -> None:
 
 
 def _swapped_texts(swapped: Any, row: int) -> tuple[str, ...]:
-    """Return the swapped results of a row as texts, () for None.
+    """Return the swapped results of a row as texts, () for None. row: its number, for the message of UserError.
 
-    Raises _CannotJudge with the reason no_swapped_results, too_many_swapped or too_deep; raises UserError, which names
-    the number `row`, if they are no list.
+    Raises _CannotJudge if they cannot be used, and UserError if they are no list.
     """
     if swapped is None:
         return ()
@@ -241,12 +262,17 @@ def _swapped_texts(swapped: Any, row: int) -> tuple[str, ...]:
     if not isinstance(swapped, list):
         kind = type(swapped).__name__
         raise UserError(f"gain: `{SWAPPED}` of row {row} is a {kind}; give a list of results, or None")
-    if len(swapped) > MOST_SWAPPED:
-        raise _CannotJudge("too_many_swapped")
-    if any(_is_missing(result) for result in swapped):
-        raise _CannotJudge("no_swapped_results")
-    _refuse_deep(swapped)
+    _refuse_unusable_results(swapped)
     return tuple(text_of(result) for result in swapped)
+
+
+def _refuse_unusable_results(results: Sequence[Any]) -> None:
+    """Raise _CannotJudge if swapped results are too many or nested too deep, or if one is missing."""
+    if len(results) > MOST_SWAPPED:
+        raise _CannotJudge("too_many_swapped")
+    if any(_is_missing(result) for result in results):
+        raise _CannotJudge("no_swapped_results")
+    _refuse_deep(results)
 
 
 def _is_missing(value: Any) -> bool:
@@ -387,19 +413,21 @@ def _gain_of_row(prompt: Any, completion: Any, answer: Any, swapped: Any) -> flo
 
 
 def _messages_of(response: str) -> Iterator[dict[str, str]]:
-    """Yield the messages of a response in Hermes' form: each <tool_response> is the tool's, the rest the assistant's.
-
-    The marks of a chat template are left out, and so are messages without text.
-    """
+    """Yield the messages of a response in Hermes' form: a <tool_response> is the tool's, the rest the assistant's."""
     position = 0
     while position < len(response):
         begin, end = _next_tool_response(response, position)
-        parts = {"assistant": response[position:begin], "tool": response[begin:end]}
-        for role, part in parts.items():
-            content = _without_role_lines(MARKS.sub("", part)).strip()
-            if content:
-                yield {"role": role, "content": content}
+        yield from _messages_of_part("assistant", response[position:begin])
+        yield from _messages_of_part("tool", response[begin:end])
         position = end
+
+
+def _messages_of_part(role: str, part: str) -> Iterator[dict[str, str]]:
+    """Yield the message with the text of a part; nothing if only marks of a chat template stand there."""
+    without_marks = MARKS.sub("", part)
+    content = _without_role_lines(without_marks).strip()
+    if content:
+        yield {"role": role, "content": content}
 
 
 def _next_tool_response(response: str, position: int) -> tuple[int, int]:

@@ -77,9 +77,7 @@ def judge(
     from toolformer_dag.traces.judgement import judged, refuse_other_judge, traces_database
     from toolformer_dag.traces.label_agreement import agreement_lines, label_agreement, read_labels
 
-    sources = source or list(settings.traces.source)
-    if not sources:
-        raise UserError("name a file, a folder or a data set of the hub with conversations, or set traces.source")
+    sources = _sources(source, settings)
     labels_of_people = read_labels(labels) if labels is not None else []
     names_judge = any(override.startswith("model.name=") for override in overrides)
     database = traces_database(settings)
@@ -97,6 +95,14 @@ def judge(
     if agreement is not None:
         for line in agreement_lines(agreement):
             typer.echo(line)
+
+
+def _sources(named: list[str] | None, settings: "Settings") -> list[str]:
+    """Return the named sources of conversations, by default those of the settings. Raises UserError without any."""
+    sources = named or list(settings.traces.source)
+    if not sources:
+        raise UserError("name a file, a folder or a data set of the hub with conversations, or set traces.source")
+    return sources
 
 
 def _overrides(pairs: Sequence[str], model: str | None, share: float | None) -> list[str]:

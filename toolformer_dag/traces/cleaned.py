@@ -94,11 +94,16 @@ def write_cleaned(judgement: Judgement, folder: FilePath, dropped: Dropped, forc
     for source in _judged_sources(judgement):
         verdicts_of_file = _verdicts_by_conversation(verdicts, source.name)
         cleaning = _FileCleaning(FileReading(source), verdicts_of_file, dropped, cleaned)
-        output.write(file_name(SUFFIX.sub("", source.name)), cleaning.records())
+        output.write(_stem(source), cleaning.records())
     pairs = _pairs(judgement)
     if pairs:
         output.write("pairs", pairs)
     return cleaned
+
+
+def _stem(source: Source) -> str:
+    """Return the name of the file to write for a source, without its ending."""
+    return file_name(SUFFIX.sub("", source.name))
 
 
 @dataclass(frozen=True)
@@ -126,13 +131,16 @@ def _judged_sources(judgement: Judgement) -> Iterator[Source]:
 
     Raises UserError if a file has changed since it was judged.
     """
-    table = judgement.plan.lake.table(recorded_conversations.NAME).scan(judgement.plan.conversations)
-    names = set(table.select(pl.col("source").unique()).collect()["source"])
+    names = _judged_file_names(judgement)
     for shard_name, shard in judgement.plan.conversations.items():
         _require_unchanged(judgement, shard_name)
-        for source in shard.files():
-            if source.name in names:
-                yield source
+        yield from (source for source in shard.files() if source.name in names)
+
+
+def _judged_file_names(judgement: Judgement) -> set[str]:
+    """Return the names of the files from which a conversation was read."""
+    table = judgement.plan.lake.table(recorded_conversations.NAME).scan(judgement.plan.conversations)
+    return set(table.select(pl.col("source").unique()).collect()["source"])
 
 
 def _require_unchanged(judgement: Judgement, shard: str) -> None:
@@ -151,18 +159,24 @@ def _write_lines(file: FilePath, rows: Iterable[Mapping[str, Any]], force: bool)
     if file.exists() and not force:
         raise UserError(f"--out {file}: there is such a file, and it stays; name another, or replace it with --force")
     fresh = beside(file)
-    lines = 0
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with fresh.open("wb") as stream:
-            for row in rows:
-                stream.write(_line(row))
-                lines += 1
+        lines = _write_new_file(fresh, rows)
         replace_whole(fresh, file)
     except OSError as error:
         raise WriteError(file, error) from error
     finally:
         fresh.unlink(missing_ok=True)
+    return lines
+
+
+def _write_new_file(file: FilePath, rows: Iterable[Mapping[str, Any]]) -> int:
+    """Write rows as JSON lines into a new file, in a folder that is made if needed; return the number of lines."""
+    lines = 0
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("wb") as stream:
+        for row in rows:
+            stream.write(_line(row))
+            lines += 1
     return lines
 
 
@@ -331,13 +345,19 @@ def _left_out(conversation: ReadConversation, verdicts: Sequence[Verdict], dropp
     """
     messages = conversation.messages
     if dropped == "conversations":
-        return _whole(messages) if any(_is_unhelpful(verdict) for verdict in verdicts) else NOTHING_LEFT_OUT
+        is_unhelpful = any(_is_unhelpful(verdict) for verdict in verdicts)
+        return _whole(messages) if is_unhelpful else NOTHING_LEFT_OUT
     verdicts_left_out = [verdict for verdict in verdicts if _is_dropped(verdict, dropped)]
     if not verdicts_left_out:
         return NOTHING_LEFT_OUT
     _require_droppable_calls(conversation.form, dropped)
-    calls = [messages[verdict["turn"]].calls[verdict["call"]] for verdict in verdicts_left_out]
-    return _LeftOut(calls, _unsupported_messages(messages, verdicts_left_out))
+    return _calls_left_out(messages, verdicts_left_out)
+
+
+def _calls_left_out(messages: Sequence[RecordedMessage], verdicts: Sequence[Verdict]) -> _LeftOut:
+    """Return that the calls with these verdicts are left out, with the answers that rested on them alone."""
+    calls = [messages[verdict["turn"]].calls[verdict["call"]] for verdict in verdicts]
+    return _LeftOut(calls, _unsupported_messages(messages, verdicts))
 
 
 def _require_droppable_calls(form: str, dropped: Dropped) -> None:
@@ -387,9 +407,13 @@ def _unsupported_messages(messages: Sequence[RecordedMessage], left_out: Sequenc
         left_out_here = [verdict for verdict in left_out if verdict["turn"] in numbers]  # `turn`: number of the message
         if left_out_here and _loses_support(messages, numbers, left_out_here):
             first = min(verdict["turn"] for verdict in left_out_here)
-            following = messages[first : numbers.stop]
-            unsupported += [message for message in following if message.role == "assistant"]
+            unsupported += _of_assistant(messages[first : numbers.stop])
     return unsupported
+
+
+def _of_assistant(messages: Sequence[RecordedMessage]) -> list[RecordedMessage]:
+    """Return the messages that the assistant wrote."""
+    return [message for message in messages if message.role == "assistant"]
 
 
 def _loses_support(messages: Sequence[RecordedMessage], numbers: range, left_out: Sequence[Verdict]) -> bool:

@@ -85,25 +85,12 @@ def sample_rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     A donor is a result that other calls may get in place of their own. The column `lacks` is true if the shard has too
     few donors of the tool for its own calls. It then borrows donors from the samples of the other shards.
     """
-    donors = _donors(output, shard)
-    results_per_call = output.plan.settings.traces.swaps
+    swaps = output.plan.settings.traces.swaps
     samples: list[dict[str, Any]] = []
-    for tool, donors_of_tool in sorted(donors.of_tools()):
-        lacks = lacks_donors(donors_of_tool, results_per_call)
-        samples += [_sample(donor, shard, tool, lacks=lacks) for donor in donors_of_tool[:LENT]]
+    for tool, donors in sorted(_donors(output, shard).of_tools()):
+        shared_columns = {"shard": shard, "tool": tool, "lacks": lacks_donors(donors, swaps)}
+        samples += [{**shared_columns, **donor._asdict()} for donor in donors[:LENT]]
     return PartRows([pl.DataFrame(samples, schema=output.stage.schema)])
-
-
-def _sample(donor: Donor, shard: str, tool: str, *, lacks: bool) -> dict[str, Any]:
-    """Return the row of a lent result; lacks: whether its shard has too few results of the tool itself."""
-    return {
-        "shard": shard,
-        "tool": tool,
-        "hash": donor.hash,
-        "document": donor.document,
-        "result": donor.result,
-        "lacks": lacks,
-    }
 
 
 def inputs(output: TableOutput) -> InputsOf:
@@ -130,18 +117,23 @@ def _inputs_of_shard(calls: Table, fingerprints: Mapping[str, Any], shard: str) 
 def _borrowed_hashes(output: TableOutput, shards: Sequence[str]) -> dict[str, str]:
     """Return, by shard, a fingerprint of the results that it borrows; shards that borrow nothing are left out.
 
-    A shard borrows for each tool of which it has too few results (`lacks`): the results of the tool with the smallest
-    hashes in the other shards. shards: the ones whose samples are published.
+    shards: the ones whose samples are published.
     """
     if not shards:
         return {}
-    samples = output.plan.lake.table(SAMPLES).scan(shards)
+    borrowed = _borrowed_by_shard(output.plan.lake.table(SAMPLES).scan(shards))
+    return {shard: fingerprint(results_of_tools) for shard, results_of_tools in borrowed.items()}
+
+
+def _borrowed_by_shard(samples: pl.LazyFrame) -> dict[str, list[object]]:
+    """Return, by shard, what identifies the results that it borrows, an item per tool of which it has too few."""
     borrowers = _borrowers(samples)
     samples_of_tool = _samples_of_tools(samples, borrowers["tool"])
     borrowed: dict[str, list[object]] = {}
     for shard, tool in borrowers.iter_rows():
-        borrowed.setdefault(shard, []).append(_borrowed_of_tool(samples_of_tool[(tool,)], shard, tool))
-    return {shard: fingerprint(results_of_tools) for shard, results_of_tools in borrowed.items()}
+        results_of_tool = _borrowed_of_tool(samples_of_tool[(tool,)], shard, tool)
+        borrowed.setdefault(shard, []).append(results_of_tool)
+    return borrowed
 
 
 def _borrowers(samples: pl.LazyFrame) -> pl.DataFrame:
@@ -330,16 +322,19 @@ def _donors(output: TableOutput, shard: str) -> Donors:
 
 def _borrowed_circles(output: TableOutput, shard: str) -> dict[str, Circle]:
     """Return, by tool, a circle of the results that a shard borrows; only for tools of which it has too few results."""
-    samples = output.plan.lake.table(SAMPLES)
-    lacking_tools = samples.read(shard).filter("lacks")["tool"].unique()
+    samples_of_tool = _lendable_samples(output, shard).group_by("tool", maintain_order=True)
+    return {str(tool): _borrowed_circle(samples) for [tool], samples in samples_of_tool}
+
+
+def _lendable_samples(output: TableOutput, shard: str) -> pl.DataFrame:
+    """Return the samples of other shards, of tools of which this shard has too few results, sorted by tool and hash."""
+    table = output.plan.lake.table(SAMPLES)
+    samples_of_shard = table.read(shard)
+    lacking_tools = samples_of_shard.filter("lacks")["tool"].unique()
     other_shards = [part for part in output.parts if part != shard]
     if lacking_tools.is_empty() or not other_shards:
-        return {}
-    lendable = _sorted_samples(samples.scan(other_shards), lacking_tools)
-    circles = {}
-    for [tool], samples_of_tool in lendable.group_by("tool", maintain_order=True):
-        circles[str(tool)] = _borrowed_circle(samples_of_tool)
-    return circles
+        return samples_of_shard.clear()
+    return _sorted_samples(table.scan(other_shards), lacking_tools)
 
 
 def _borrowed_circle(samples: pl.DataFrame) -> Circle:

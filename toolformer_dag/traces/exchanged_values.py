@@ -152,7 +152,8 @@ def exchanged_result(result: str, tool: str, seed: str, before: str, pools: Stri
     """
     said_before = _words(before)
     for attempt in range(ATTEMPTS):
-        changed = _with_other_values(result, tool, f"{seed} {attempt}", said_before, pools)
+        draw = _Draw(tool, f"{seed} {attempt}", said_before, pools)
+        changed = draw.with_other_values(result)
         if changed == result:  # no value that could be replaced
             return None
         has_same_fields = _keys(changed) == _keys(result)
@@ -169,37 +170,50 @@ def _keys(result: str) -> list[str]:
     return [value.key for value in result_values(result)]
 
 
-def _with_other_values(result: str, tool: str, seed: str, said_before: Collection[str], pools: StringPools) -> str:
-    """Return a result with every value replaced that `_replacement` replaces; see `exchanged_result`."""
-    pieces: list[str] = []
-    written = 0
-    for value in result_values(result):
-        replacement = _replacement(value, tool, seed, said_before, pools)
-        if replacement is not None:
-            pieces += [result[written : value.start], _escaped(replacement, value.quote)]
-            written = value.end
-    return "".join([*pieces, result[written:]])
+@dataclass(frozen=True)
+class _Draw:
+    """A draw of other values for a result; see `exchanged_result`.
 
-
-def _replacement(
-    value: ResultValue, tool: str, seed: str, said_before: Collection[str], pools: StringPools
-) -> str | None:
-    """Return the text to put in place of a value; None if the value stays.
-
-    By the kind of the value (`kind_of`): a boolean becomes its opposite, digits of codes and confirmations are redrawn,
-    names and prose come from the pools. Values whose words were all said before the call stay.
+    Attributes:
+        tool: the tool that gave the result.
+        seed: a text from which all choices follow.
+        said_before: words that were said before the call; values of such words alone stay.
+        pools: the strings to choose from.
     """
-    kind = kind_of(value)
-    if kind in ("empty", "state"):
-        return None
-    if kind == "boolean":
-        return _opposite(value)
-    if _all_said(value.text, said_before):
-        return None
-    value_seed = f"{seed} {value.text}"  # the same for equal values
-    if kind in ("coded", "confirmation"):
-        return redrawn(value.text, value_seed, said_before)
-    return pools.replacement(tool, value, value_seed, said_before)
+
+    tool: str
+    seed: str
+    said_before: Collection[str]
+    pools: StringPools
+
+    def with_other_values(self, result: str) -> str:
+        """Return a result with other values; the result itself if none can be replaced."""
+        pieces: list[str] = []
+        end_of_last = 0  # the offset after the last value that was replaced
+        for value in result_values(result):
+            replacement = self._replacement(value)
+            if replacement is not None:
+                pieces += [result[end_of_last : value.start], _escaped(replacement, value.quote)]
+                end_of_last = value.end
+        return "".join([*pieces, result[end_of_last:]])
+
+    def _replacement(self, value: ResultValue) -> str | None:
+        """Return the text to put in place of a value, by its kind (`kind_of`); None if the value stays."""
+        kind = kind_of(value)
+        if kind in ("empty", "state"):
+            return None
+        if kind == "boolean":
+            return _opposite(value)
+        if _all_said(value.text, self.said_before):
+            return None
+        return self._other_text(value, kind)
+
+    def _other_text(self, value: ResultValue, kind: str) -> str | None:
+        """Return a value with other digits if it is coded or a confirmation, else a string of the pools."""
+        value_seed = f"{self.seed} {value.text}"  # the same for equal values
+        if kind in ("coded", "confirmation"):
+            return redrawn(value.text, value_seed, self.said_before)
+        return self.pools.replacement(self.tool, value, value_seed, self.said_before)
 
 
 def _opposite(value: ResultValue) -> str | None:

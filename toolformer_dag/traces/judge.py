@@ -150,11 +150,16 @@ class Judge:
         )
 
     def _losses(self, variants_of_units: Sequence[Mapping[str, Variant]]) -> dict[str, float]:
-        """Return the losses of all variants by digest. Those that are not stored are computed and stored, in chunks."""
+        """Return the losses of all variants by digest; losses that are not stored are computed and stored."""
         wanted = _wanted_losses(variants_of_units)
-        losses = self._stored_losses(wanted)
-        missing = {digest: loss for digest, loss in wanted.items() if digest not in losses}
-        self.counts.update(reused=len(losses), computed=len(missing))
+        stored = self._stored_losses(wanted)
+        missing = {digest: loss for digest, loss in wanted.items() if digest not in stored}
+        self.counts.update(reused=len(stored), computed=len(missing))
+        return stored | self._new_losses(missing)
+
+    def _new_losses(self, missing: Mapping[str, "_WantedLoss"]) -> dict[str, float]:
+        """Compute losses in chunks, store each chunk when it is done, and return all by digest."""
+        losses: dict[str, float] = {}
         for chunk in _chunks(missing, chunk_size(self.settings)):
             computed = self._computed_losses(chunk)
             self._store_losses(computed)
@@ -178,10 +183,10 @@ class Judge:
         queries = [missing.query() for missing in wanted.values()]
         losses: dict[str, float] = {}
         with self._counted_tokens():
-            log_probabilities = self.engine.backend.log_probabilities(queries)
-            for (digest, missing), table in zip(wanted.items(), log_probabilities, strict=True):
-                log_p_of_token = table[:, 0].tolist()  # a row per weighted token; its only column is the token itself
-                losses[digest] = _weighted_loss(missing.variant.weights, log_p_of_token)
+            tables = self.engine.backend.log_probabilities(queries)
+            for (digest, missing), table in zip(wanted.items(), tables, strict=True):
+                log_probabilities = table[:, 0].tolist()  # a row per weighted token, with one column for that token
+                losses[digest] = _weighted_loss(missing.variant.weights, log_probabilities)
         return losses
 
     @contextmanager

@@ -9,6 +9,7 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import polars as pl
@@ -148,7 +149,7 @@ def update_tables(plan: Plan, advance: Advance, *, with_losses: bool = True) -> 
     model is loaded. Other commands may update the same tables at the same time. Raises UserError if no conversation
     could be read, or if no conversation has a call.
     """
-    tables = [table for table in trace_tables(plan) if with_losses or not isinstance(table.stage.make, ByChunk)]
+    tables = _tables_to_update(plan, with_losses=with_losses)
     start_executor = partial(executor_of, trace_tables)  # worker processes find their table with `trace_tables`
     worker = Worker(plan)
     work = Work()
@@ -157,6 +158,17 @@ def update_tables(plan: Plan, advance: Advance, *, with_losses: bool = True) -> 
             work += update(worker, workers, table, partial(advance, table)).work
             _refuse_without_rows(plan, table.name)
     return work
+
+
+def _tables_to_update(plan: Plan, *, with_losses: bool) -> Sequence[TableOutput]:
+    """Return the tables of a plan's conversations, each after the tables that it reads."""
+    tables = trace_tables(plan)
+    return tables if with_losses else [table for table in tables if not _has_losses(table)]
+
+
+def _has_losses(table: TableOutput) -> bool:
+    """Return whether a table holds losses, which a model computes in chunks."""
+    return isinstance(table.stage.make, ByChunk)
 
 
 def _refuse_without_rows(plan: Plan, updated_table: str) -> None:
@@ -170,11 +182,8 @@ def refuse_unread(plan: Plan) -> None:
     """Raise UserError if no conversation could be read; the message has the reason of the first rejection."""
     if any(pointer.rows for pointer in _conversations_read(plan)):
         return
-    rejections = plan.lake.table(REJECTED_RECORDS)
-    why = ""
-    for shard in plan.conversations:
-        for rejection in rejections.read(shard).head(1).iter_rows(named=True):
-            why = why or f" ({rejection['reason']}: {rejection['detail']})"
+    rejection = _first_rejection(plan)
+    why = "" if rejection is None else f" ({rejection['reason']}: {rejection['detail']})"
     raise UserError(f"{', '.join(plan.settings.traces.source)}: no conversation could be read{why}")
 
 
@@ -201,8 +210,14 @@ def _first_conversation(plan: Plan) -> str:
 
 def _first_fault(plan: Plan) -> str:
     """Return a clause with what was not understood first; "" if all was."""
-    rejections = plan.lake.table(REJECTED_RECORDS).scan(plan.conversations).head(1).collect().to_dicts()
-    return f"; not understood: {rejections[0]['detail']}" if rejections else ""
+    rejection = _first_rejection(plan)
+    return "" if rejection is None else f"; not understood: {rejection['detail']}"
+
+
+def _first_rejection(plan: Plan) -> dict[str, Any] | None:
+    """Return the first row of REJECTED_RECORDS, by the order of the shards; None if nothing was rejected."""
+    first = plan.lake.table(REJECTED_RECORDS).scan(plan.conversations).head(1).collect()
+    return first.row(0, named=True) if first.height else None
 
 
 def _conversations_read(plan: Plan) -> list[Pointer]:
@@ -270,15 +285,21 @@ def _fill(plan: Plan, file: Path, version: str) -> None:
     TABLES reads temporary views over the Parquet files of the lake, and the settings as `judge_settings`. VIEWS reads
     the tables.
     """
-    config = {**OFFLINE, "memory_limit": MEMORY, "temp_directory": str(file.with_suffix(".spilled"))}
-    with session(), duckdb.connect(file, config=config) as connection:
-        connection.execute("SET preserve_insertion_order = false")
+    with session(), _connection(file) as connection:
         connection.register("judge_settings", _judge_settings(plan, version).to_arrow())
         for name in SHOWN:
             connection.execute(_view_of_table(plan, name))
         connection.execute(TABLES)
         connection.execute(VIEWS.replace("$share", repr(plan.settings.traces.share)))
         write_out(connection)
+
+
+def _connection(file: Path) -> duckdb.DuckDBPyConnection:
+    """Open a new DuckDB file. At most MEMORY is used; the rest is written to a temporary folder beside the file."""
+    config = {**OFFLINE, "memory_limit": MEMORY, "temp_directory": str(file.with_suffix(".spilled"))}
+    connection = duckdb.connect(file, config=config)
+    connection.execute("SET preserve_insertion_order = false")
+    return connection
 
 
 def _view_of_table(plan: Plan, name: str) -> str:
@@ -310,21 +331,29 @@ def refuse_other_judge(settings: Settings, database: Path) -> None:
     For commands that name no judge, so that they do not replace the file by accident; the message says how to name
     either judge. Files of earlier releases have no dtype: then only the model's name is compared.
     """
-    try:
-        recorded = query(database, "FROM trace_settings").row(0, named=True)
-    except WarehouseError:  # nothing was judged yet
-        return
     model = settings.model
-    judge = recorded["model"]
-    dtype = recorded.get("dtype", model.dtype)
-    if judge == model.name and dtype == model.dtype:
+    recorded = _recorded_judge(database, default_dtype=model.dtype)
+    if recorded is None or recorded == (model.name, model.dtype):
         return
+    judge, dtype = recorded
     dtype_option = "" if dtype == model.dtype else f" --set model.dtype={dtype}"
     raise UserError(
         f"{database} was judged by {judge} in dtype {dtype}, and this command names no judge: the model of "
         f"the settings, {model.name} in dtype {model.dtype}, would judge again and replace it; write "
         f"`--model {judge}{dtype_option}` to stay with the judge, or `--model {model.name}` to change it"
     )
+
+
+def _recorded_judge(database: Path, default_dtype: str) -> tuple[str, str] | None:
+    """Return the name and dtype of the model that judged a file; None if there is no file yet.
+
+    default_dtype: returned for files of earlier releases, which have no dtype.
+    """
+    try:
+        recorded = query(database, "FROM trace_settings").row(0, named=True)
+    except WarehouseError:  # nothing was judged yet
+        return None
+    return recorded["model"], recorded.get("dtype", default_dtype)
 
 
 def traces_database(settings: Settings) -> Path:

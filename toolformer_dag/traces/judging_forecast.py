@@ -71,6 +71,11 @@ class _SampleCost(NamedTuple):
     first: _Cost
     groups: Sequence[_Cost]
 
+    @property
+    def tokens(self) -> int:
+        """How many tokens the whole sample took."""
+        return self.first.tokens + sum(group.tokens for group in self.groups)
+
 
 def forecast_judging(plan: Plan, advance: Advance, seed: int | None = None) -> JudgingForecast:
     """Forecast what judging the conversations of a plan will cost, from a sample of their calls that is judged.
@@ -89,7 +94,7 @@ def forecast_judging(plan: Plan, advance: Advance, seed: int | None = None) -> J
     with session():
         calls = _calls_to_judge(worker, output)
         counts = _counts(plan, calls)
-        group_size = min(_most_of_group(plan), calls.height // SHARE // GROUPS)
+        group_size = _group_size(plan, calls.height)
         if group_size == 0:
             return counts
         sample = _judge_sample(worker, output, calls, group_size=group_size, seed=seed)
@@ -134,10 +139,14 @@ def _row_count(plan: Plan, table: str) -> int:
     return sum(plan.lake.table(table).pointer(shard).rows for shard in plan.conversations)
 
 
-def _most_of_group(plan: Plan) -> int:
-    """Return the maximum size of a group: about as many losses as the model computes at once in a run."""
+def _group_size(plan: Plan, call_count: int) -> int:
+    """Return how many calls a group of the sample has: at most about as many as the model judges at once in a run.
+
+    call_count: how many calls there are to judge. Return 0 if they are too few for a sample.
+    """
     losses_of_call = FIXED_LOSSES + plan.settings.traces.swaps
-    return max(1, chunk_size(plan.settings) // losses_of_call)
+    judged_at_once = max(1, chunk_size(plan.settings) // losses_of_call)
+    return min(judged_at_once, call_count // SHARE // GROUPS)
 
 
 def _judge(worker: Worker, output: TableOutput, calls: pl.DataFrame) -> _Cost:
@@ -159,13 +168,12 @@ def _scaled(counts: JudgingForecast, sample: _SampleCost, group_size: int) -> Ju
     in_groups = GROUPS * group_size
     sampled = 1 + in_groups
     factor = (counts.to_judge - sampled) / in_groups
-    tokens_of_groups = [group.tokens for group in sample.groups]
     return counts._replace(
         sampled=sampled,
         losses=_scaled_range(factor, [group.losses for group in sample.groups]),
-        tokens=_scaled_range(factor, tokens_of_groups),
+        tokens=_scaled_range(factor, [group.tokens for group in sample.groups]),
         seconds=_scaled_range(factor, [group.seconds for group in sample.groups]),
-        spent=sample.first.tokens + sum(tokens_of_groups),
+        spent=sample.tokens,
     )
 
 

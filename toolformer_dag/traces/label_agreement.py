@@ -61,6 +61,11 @@ class LabelledCall:
     helps: bool
     relative_gain: float | None
 
+    @property
+    def gain(self) -> float:
+        """The relative gain; 0 if there is none."""
+        return self.relative_gain or 0.0
+
 
 @dataclass(frozen=True)
 class Agreement:
@@ -94,23 +99,32 @@ class Agreement:
     tested: int
     tested_kappa: float
 
+    @property
+    def compared(self) -> int:
+        """The number of compared calls."""
+        return self.labels - self.unmatched - self.undecided
+
 
 def read_labels(file: Path) -> list[Label]:
     """Return the labels of a file of JSON lines such as FORM; a line without `call` is of the first call.
 
     Raises UserError, with the number of the line, if the file cannot be read or a line is no label.
     """
-    try:
-        lines = file.read_bytes().splitlines()
-    except OSError as error:
-        raise UserError(f"--labels {file}: {error.strerror}; name a file of JSON lines such as {FORM}") from error
     labels: list[Label] = []
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(_lines(file), 1):
         if line.strip():
             labels.append(_label(line, f"--labels {file}, line {number}"))
     if not labels:
         raise UserError(f"--labels {file}: no label; write JSON lines such as {FORM}")
     return labels
+
+
+def _lines(file: Path) -> list[bytes]:
+    """Return the lines of a file. Raises UserError if it cannot be read."""
+    try:
+        return file.read_bytes().splitlines()
+    except OSError as error:
+        raise UserError(f"--labels {file}: {error.strerror}; name a file of JSON lines such as {FORM}") from error
 
 
 def _label(line: bytes, place: str) -> Label:
@@ -147,20 +161,19 @@ def label_agreement(database: Path, labels: Sequence[Label]) -> Agreement:
     """
     labelled = _labelled_calls(database, labels)
     compared = _compared_calls(labelled, label_count=len(labels))
-    low, high = _auc_interval(compared)
+    ratings = _Ratings.of(compared)
+    interval = _auc_interval(compared)
     choice = _choose_threshold(compared)
-    resting = [call.rests_on_result for call in compared]
-    helping = [call.helps for call in compared]
     return Agreement(
         labels=len(labels),
         unmatched=len(labels) - len(labelled),
         undecided=len(labelled) - len(compared),
-        base_rate=sum(resting) / len(compared),
-        agree=_share_of_equal(resting, helping),
-        kappa=kappa(resting, helping),
+        base_rate=ratings.base_rate,
+        agree=ratings.agreement,
+        kappa=ratings.kappa,
         auc=auc_of(compared),
-        low=low,
-        high=high,
+        low=interval.low,
+        high=interval.high,
         share=_share_above(database, choice.threshold),
         tested=choice.tested,
         tested_kappa=choice.tested_kappa,
@@ -180,6 +193,42 @@ def _compared_calls(labelled: Sequence[LabelledCall], label_count: int) -> list[
     return compared
 
 
+@dataclass(frozen=True)
+class _Ratings:
+    """Two ratings of the same calls, at least one.
+
+    Attributes:
+        labels: for each call, whether the answer rests on its result, as a person says.
+        verdicts: for each call, whether it helps, as the judge says.
+    """
+
+    labels: Sequence[bool]
+    verdicts: Sequence[bool]
+
+    @staticmethod
+    def of(calls: Sequence[LabelledCall]) -> "_Ratings":
+        """Return the labels and verdicts of calls."""
+        return _Ratings(
+            labels=[call.rests_on_result for call in calls],
+            verdicts=[call.helps for call in calls],
+        )
+
+    @property
+    def base_rate(self) -> float:
+        """The share of calls whose label says that the answer rests on the result."""
+        return sum(self.labels) / len(self.labels)
+
+    @property
+    def agreement(self) -> float:
+        """The share of calls on which label and verdict agree."""
+        return _share_of_equal(self.labels, self.verdicts)
+
+    @property
+    def kappa(self) -> float:
+        """Cohen's kappa of labels and verdicts."""
+        return kappa(self.labels, self.verdicts)
+
+
 class _ThresholdChoice(NamedTuple):
     """A threshold of the relative gain that one half of the conversations chose, and how it does on the other.
 
@@ -196,15 +245,17 @@ class _ThresholdChoice(NamedTuple):
 
 def _choose_threshold(calls: Sequence[LabelledCall]) -> _ThresholdChoice:
     """Choose the threshold on one half of the conversations, and test it on the other."""
-    choosing: list[LabelledCall] = []
-    tested: list[LabelledCall] = []
-    for call in calls:
-        half = choosing if _is_in_first_half(call.conversation) else tested
-        half.append(call)
+    choosing = [call for call in calls if _is_in_first_half(call.conversation)]
+    tested = [call for call in calls if not _is_in_first_half(call.conversation)]
     threshold = best_threshold(choosing)
-    labels = [call.rests_on_result for call in tested]
-    verdicts = [(call.relative_gain or 0) > threshold for call in tested]
-    return _ThresholdChoice(threshold, tested=len(tested), tested_kappa=kappa(labels, verdicts))
+    return _ThresholdChoice(threshold, tested=len(tested), tested_kappa=_kappa_at(threshold, tested))
+
+
+def _kappa_at(threshold: float, calls: Sequence[LabelledCall]) -> float:
+    """Return Cohen's kappa of the labels, and of verdicts by which a call with a gain above a threshold helps."""
+    labels = [call.rests_on_result for call in calls]
+    verdicts = [call.gain > threshold for call in calls]
+    return kappa(labels, verdicts)
 
 
 def _share_above(database: Path, threshold: float) -> float:
@@ -275,22 +326,32 @@ def auc_of(calls: Sequence[LabelledCall]) -> float:
 
     Ties count half. Return 0.5 if all labels are alike.
     """
-    resting = [call.relative_gain or 0 for call in calls if call.rests_on_result]
-    other = [call.relative_gain or 0 for call in calls if not call.rests_on_result]
-    if not resting or not other:
+    resting_gains = [call.gain for call in calls if call.rests_on_result]
+    other_gains = [call.gain for call in calls if not call.rests_on_result]
+    if not resting_gains or not other_gains:
         return 0.5
-    above = sum((gain > lower) + 0.5 * (gain == lower) for gain in resting for lower in other)
-    return above / (len(resting) * len(other))
+    won = sum(_count_below(gain, other_gains) for gain in resting_gains)
+    return won / (len(resting_gains) * len(other_gains))
 
 
-def _auc_interval(calls: Sequence[LabelledCall]) -> tuple[float, float]:
-    """Return (low, high), the 95 % interval of the AUC over bootstrap samples of conversations."""
+def _count_below(gain: float, others: Sequence[float]) -> float:
+    """Return how many of the other gains are smaller; an equal one counts half."""
+    return sum((gain > other) + 0.5 * (gain == other) for other in others)
+
+
+class _Interval(NamedTuple):
+    """The two ends of an interval."""
+
+    low: float
+    high: float
+
+
+def _auc_interval(calls: Sequence[LabelledCall]) -> _Interval:
+    """Return the 95 % interval of the AUC over bootstrap samples of conversations."""
     groups = _by_conversation(calls)
     chance = random.Random(1)
     aucs = sorted(_auc_of_sample(groups, chance) for _ in range(SAMPLES))
-    low = aucs[round(0.025 * SAMPLES)]
-    high = aucs[round(0.975 * SAMPLES) - 1]
-    return low, high
+    return _Interval(low=aucs[round(0.025 * SAMPLES)], high=aucs[round(0.975 * SAMPLES) - 1])
 
 
 def _auc_of_sample(groups: Sequence[Sequence[LabelledCall]], chance: random.Random) -> float:
@@ -308,17 +369,9 @@ def _by_conversation(calls: Sequence[LabelledCall]) -> list[list[LabelledCall]]:
 
 
 def best_threshold(calls: Sequence[LabelledCall]) -> float:
-    """Return the threshold with the highest kappa, 0 without calls; a call above it counts as helpful."""
-    labels = [call.rests_on_result for call in calls]
-    gains = [call.relative_gain or 0 for call in calls]
-    best = 0.0
-    best_kappa = float("-inf")
-    for threshold in sorted(set(gains)):
-        agreement = kappa(labels, [gain > threshold for gain in gains])
-        if agreement > best_kappa:
-            best = threshold
-            best_kappa = agreement
-    return best
+    """Return the gain that is the best threshold, by Cohen's kappa; of several the lowest, 0 without calls."""
+    thresholds = sorted({call.gain for call in calls})
+    return max(thresholds, key=lambda threshold: _kappa_at(threshold, calls), default=0.0)
 
 
 def _is_in_first_half(conversation: str) -> bool:
@@ -328,17 +381,28 @@ def _is_in_first_half(conversation: str) -> bool:
 
 def agreement_lines(agreement: Agreement) -> list[str]:
     """Return the three lines of `judge --labels`: what was compared, how it agrees, and which share fits the labels."""
-    compared = agreement.labels - agreement.unmatched - agreement.undecided
-    counts = (
+    return [_counts_line(agreement), _agreement_line(agreement), _choice_line(agreement)]
+
+
+def _counts_line(agreement: Agreement) -> str:
+    """Return a line that says how many labels there are, and how many were compared."""
+    return (
         f"{agreement.labels:,} labels: {agreement.unmatched:,} of no recorded call, {agreement.undecided:,} of calls "
-        f"that cannot be told, {compared:,} compared, of which {agreement.base_rate:.0%} rest on their result"
+        f"that cannot be told, {agreement.compared:,} compared, of which {agreement.base_rate:.0%} rest on their result"
     )
-    agreements = (
+
+
+def _agreement_line(agreement: Agreement) -> str:
+    """Return a line that says how verdicts and gains agree with the labels."""
+    return (
         f"verdict and label agree on {agreement.agree:.0%}, kappa {agreement.kappa:.2f}; AUC of the relative gain "
         f"{agreement.auc:.2f} ({agreement.low:.2f}-{agreement.high:.2f})"
     )
-    choice = (
+
+
+def _choice_line(agreement: Agreement) -> str:
+    """Return a line that says which share the labels choose, and how it does on other calls."""
+    return (
         f"half of the conversations chooses --share {agreement.share:.3g}; on the other half ({agreement.tested:,} "
         f"calls) kappa {agreement.tested_kappa:.2f}"
     )
-    return [counts, agreements, choice]

@@ -142,15 +142,13 @@ def _steps_to_other(documents: Sequence[str]) -> list[int]:
 
     As 2, 1 and 1 for the documents a a b: after the last comes the first.
     """
-    count = len(documents)
-    steps = [0] * count
+    steps = [0] * len(documents)
     if len(set(documents)) < 2:
         return steps
-    for position in range(2 * count - 1, -1, -1):  # backwards and twice round, since the last looks at the first
-        index = position % count
-        following = (index + 1) % count
-        is_other = documents[following] != documents[index]
-        steps[index] = 1 if is_other else steps[following] + 1
+    backwards = range(-1, -len(documents) - 1, -1)  # negative indices: the one after the last, -1, is 0, the first
+    for index in [*backwards, *backwards]:  # twice round, since the last looks at the first
+        is_other = documents[index + 1] != documents[index]
+        steps[index] = 1 if is_other else steps[index + 1] + 1
     return steps
 
 

@@ -96,10 +96,14 @@ def rows_by_number(plan: Plan, table: str, shard: str, numbers: pl.Series) -> pl
     if numbers.is_empty():
         return rows.head(0).collect()
     first = int(numbers[0])
-    count = int(numbers[-1]) - first + 1
-    number_of_row = first + pl.int_range(pl.len())
-    is_wanted = number_of_row.is_in(numbers.implode())
-    return rows.slice(first, count).filter(is_wanted).collect()
+    last = int(numbers[-1])
+    count = last - first + 1
+    return rows.slice(first, count).filter(_has_row_number(numbers - first)).collect()
+
+
+def _has_row_number(numbers: pl.Series) -> pl.Expr:
+    """Return an expression that is true for the rows of a frame with these numbers, counted from 0."""
+    return pl.int_range(pl.len()).is_in(numbers.implode())
 
 
 REJECTIONS_SCHEMA = pl.Schema(dict.fromkeys(RejectedRecord._fields, pl.String()))

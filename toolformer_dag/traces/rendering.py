@@ -46,9 +46,14 @@ class Rendering:
         self.ids = lru_cache(REMEMBERED_TEXTS)(self._ids)
         self._tokenizer = tokenizer
         self._special_tokens = [str(token) for token in tokenizer.all_special_tokens]
+        self.end = self._text_after_words()
+
+    def _text_after_words(self) -> str:
+        """Return the text that the template writes after the words of the assistant. Raises RenderingError."""
         question = {"role": "user", "content": "?"}
         answer = {"role": "assistant", "content": PLACEHOLDER}
-        _, _, self.end = self.text([question, answer]).partition(PLACEHOLDER)
+        _, _, end = self.text([question, answer]).partition(PLACEHOLDER)
+        return end
 
     def text(self, messages: Sequence[TemplateMessage], generation_prompt: bool = False) -> str:
         """Return messages as the template writes them, as text.

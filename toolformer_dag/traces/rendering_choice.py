@@ -70,9 +70,7 @@ def _templates(setting: str, tokenizer: Any) -> dict[str, str]:
     "auto" tries the model's own template, "hermes" if the model has a token <|im_start|>, and "plain".
     """
     templates = {}
-    model_template = tokenizer.chat_template
-    if isinstance(model_template, dict):  # several templates by name
-        model_template = model_template.get("tool_use")
+    model_template = _model_template(tokenizer)
     if model_template and setting in ("auto", "template"):
         templates["template"] = model_template
     knows_chatml = "<|im_start|>" in tokenizer.get_vocab()
@@ -81,6 +79,12 @@ def _templates(setting: str, tokenizer: Any) -> dict[str, str]:
     if setting in ("auto", "plain"):
         templates["plain"] = PLAIN
     return templates
+
+
+def _model_template(tokenizer: Any) -> str | None:
+    """Return the chat template of a model; of several by name the one for tools. None if it has none."""
+    template: str | dict[str, str] | None = tokenizer.chat_template
+    return template.get("tool_use") if isinstance(template, dict) else template
 
 
 def _require_end(template: str, tokenizer: Any) -> None:

@@ -96,16 +96,23 @@ def _literal_values(result: str) -> Iterator[ResultValue]:
     keys = [""]
     lexemes = list(LEXEME.finditer(result))
     for lexeme, following in zip_longest(lexemes, lexemes[1:]):
-        mark = lexeme["mark"]  # a bracket, colon or comma; None for a string, a number or a word
-        is_key = mark is None and following is not None and following["mark"] == ":"
-        if is_key:
+        if lexeme["mark"]:
+            _open_or_close(keys, lexeme["mark"])
+        elif following is not None and following["mark"] == ":":
             keys[-1] = _unquoted(lexeme[0])
-        elif mark is None:
+        else:
             yield _literal_value(lexeme, keys[-1])
-        elif mark in "{[":
-            keys.append(keys[-1])
-        elif mark in "}]" and len(keys) > 1:
-            keys.pop()
+
+
+def _open_or_close(keys: list[str], mark: str) -> None:
+    """Add the key of a list or object that a bracket opens, or drop that of the one it closes.
+
+    keys: the last key in each open list or object, changed in place. mark: a bracket, colon or comma.
+    """
+    if mark in "{[":
+        keys.append(keys[-1])
+    elif mark in "}]" and len(keys) > 1:
+        keys.pop()
 
 
 def _literal_value(lexeme: re.Match[str], key: str) -> ResultValue:
@@ -140,15 +147,19 @@ def value_words(text: str) -> tuple[str, ...]:
     `$1,150.50`, `1150.5 USD` and `1150.5` all give ("1150.5",). A number that begins with 0, as 0042, is a code and
     keeps its zeros. Affirmations are words such as "ok" and "successfully".
     """
-    words: list[str] = []
-    for written in WORD.findall(text.casefold().replace("_", " ")):
-        word = written.rstrip(".,:/+-")
-        number, unit = _number_and_unit(word)
-        if number and (not unit or unit in UNITS):
-            words.append(normalized_number(number))
-        elif word not in UNITS and word not in AFFIRMATIONS:
-            words.append(word)
-    return tuple(words)
+    written_words = WORD.findall(text.casefold().replace("_", " "))
+    words = [_value_word(word.rstrip(".,:/+-")) for word in written_words]
+    return tuple(word for word in words if word)
+
+
+def _value_word(word: str) -> str:
+    """Return a word in one spelling, as "12" for "12kg"; "" for a unit or an affirmation."""
+    number, unit = _number_and_unit(word)
+    is_number = number and (not unit or unit in UNITS)
+    if is_number:
+        return normalized_number(number)
+    is_value = word not in UNITS and word not in AFFIRMATIONS
+    return word if is_value else ""
 
 
 def _number_and_unit(word: str) -> tuple[str, str]:

@@ -50,6 +50,11 @@ def _fault(trial: str) -> str | None:
     """Return the fault of a template over a conversation, None without one. trial: the input of `main`, as JSON."""
     command = [sys.executable, "-c", BEGIN, json.dumps(sys.path)]
     child = subprocess.run(command, input=trial, capture_output=True, encoding="utf-8", errors="replace")
+    return _fault_of(child)
+
+
+def _fault_of(child: "subprocess.CompletedProcess[str]") -> str | None:
+    """Return the fault of a template by how the process that tried it ended; None if it ended well."""
     status = child.returncode
     if status == 0:
         return None
@@ -90,14 +95,21 @@ def _try_to_render(render: Callable[[], object]) -> None:
 
 
 def _limit() -> None:
-    """Limit processor time and, on Linux, memory of this process from now on.
+    """Limit processor time and, on Linux, memory of this process from now on."""
+    _limit_processor_time()
+    _limit_memory()
 
-    The kernel ends the process with SIGXCPU if it takes more time; more memory raises MemoryError.
-    """
+
+def _limit_processor_time() -> None:
+    """Let the kernel end this process with SIGXCPU after CPU_SECONDS more of processor time."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     seconds_so_far = usage.ru_utime + usage.ru_stime
     _lower(resource.RLIMIT_CPU, ceil(seconds_so_far) + CPU_SECONDS)
     _lower(resource.RLIMIT_CORE, 0)  # the kernel writes no file when it ends this process
+
+
+def _limit_memory() -> None:
+    """Let this process raise MemoryError when it takes MEMORY_MIB more than now; does nothing outside of Linux."""
     sizes = Path("/proc/self/statm")
     if sizes.exists():
         pages_so_far = int(sizes.read_text().split()[0])

@@ -7,7 +7,7 @@ store traces/losses). So nothing is computed again when a file was moved or a se
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
@@ -116,11 +116,12 @@ class UnitLosses:
         """
         units = self._units_of_shard(output, shard)
         to_judge = _units_to_judge(units, loss_stores(worker).units, claimed)
+        work = Work(
+            computed=Counter(judged=to_judge.height),
+            reused=Counter(judged=units.height - to_judge.height),
+        )
         chunks = _unit_chunks(to_judge, shard, chunk_size(output.plan.settings))
-        planned = [Chunk(units=chunk.units.height, payload=chunk) for chunk in chunks]
-        computed = Counter(judged=to_judge.height)
-        reused = Counter(judged=units.height - to_judge.height)
-        return Planned(planned, Work(computed=computed, reused=reused))
+        return Planned([Chunk(units=chunk.units.height, payload=chunk) for chunk in chunks], work)
 
     def _units_of_shard(self, output: TableOutput, shard: str) -> pl.DataFrame:
         """Return the units of a shard as `keys` yields them, each with the number of its `row`, counted from 0."""
@@ -136,10 +137,7 @@ class UnitLosses:
         stores = loss_stores(worker)
         judge = _judge(worker, stores.losses)
         judged_units = judge.judged(self.read(output.plan, chunk))
-        rows = []
-        for key, unit in zip(chunk.units["key"], judged_units, strict=True):
-            rows.append({"key": key, **_measured(unit)})
-        stores.units.append(pl.DataFrame(rows, schema=JUDGED))
+        stores.units.append(_measured_frame(chunk.units["key"], judged_units))
         return _work_of(judge)
 
     def rows(self, worker: Worker, output: TableOutput, shard: str) -> PartRows:
@@ -216,6 +214,12 @@ def _work_of(judge: Judge) -> Work:
 def _variant_writer(worker: Worker) -> VariantWriter:
     """Load the writer of variants, which turns conversations into tokens; it is kept for later chunks."""
     return load_variant_writer(worker.plan.settings)
+
+
+def _measured_frame(keys: Iterable[str], units: Iterable[JudgedUnit]) -> pl.DataFrame:
+    """Return a frame with the key of each unit and what was measured of it."""
+    rows = [{"key": key, **_measured(unit)} for key, unit in zip(keys, units, strict=True)]
+    return pl.DataFrame(rows, schema=JUDGED)
 
 
 def _measured(unit: JudgedUnit) -> dict[str, Any]:

@@ -108,11 +108,16 @@ class VariantWriter:
 
         As an example, 0.5 for the result "17 degrees" and the message "17 today". A long text is cut before (`cut`).
         """
+        words = self._weighted_words(unit)
+        shared_words = [words & _words(self.cut(text)) for text in unit.texts]
+        return tuple(len(shared) / max(1, len(words)) for shared in shared_words)
+
+    def _weighted_words(self, unit: UnitToJudge) -> set[str]:
+        """Return the words of the weighted messages after a unit, in lower case."""
         words: set[str] = set()
         for number in self.window.weighted_messages(unit.messages, unit.following):
             words |= _words(_content_and_arguments(unit.messages[number]))
-        shared_words = [words & _words(self.cut(text)) for text in unit.texts]
-        return tuple(len(shared) / max(1, len(words)) for shared in shared_words)
+        return words
 
     def cut(self, result: str) -> str:
         """Return the first `traces.result_tokens` tokens of a result as text, with " ..." if there is more."""
@@ -196,19 +201,19 @@ class VariantWriter:
         return self.rendering.last_ids(text, self.traces.context_tokens)
 
     def _variant(self, name: str, pieces: Pieces, before: tuple[int, ...]) -> Variant:
-        """Return the tokens of a variant, up to the last weighted one.
+        """Return the variant with this text, as tokens up to the last weighted one.
 
-        They are the token that begins a text, unless the template wrote it; then `before`; then the pieces `unit`
-        and `words`. before: the tokens that are read of `pieces.before`.
+        before: the tokens that are read of `pieces.before`.
         """
-        ids_before = self._ids_before_words(pieces, before)
-        words_ids = [self.rendering.ids(text) for text in pieces.words]
-        positions = _weighted_positions(words_ids, start=len(ids_before))[: self.window.tokens]
+        tokens = _VariantTokens(
+            before_words=self._ids_before_words(pieces, before),
+            words=[self.rendering.ids(text) for text in pieces.words],
+        )
+        positions = tokens.weighted_positions()[: self.window.tokens]
         end = positions[-1] + 1 if positions else 0
-        ids = [*ids_before, *chain.from_iterable(words_ids)]
         return Variant(
             kind=TOKEN_COUNTERS.get(name, OTHER_COUNTER),
-            ids=tuple(ids[:end]),
+            ids=tuple(tokens.ids()[:end]),
             positions=tuple(positions),
             weights=self.window.token_weights(len(positions)),
         )
@@ -222,20 +227,36 @@ class VariantWriter:
         return [*([] if has_bos else bos), *before, *unit_ids]
 
 
-def _weighted_positions(words_ids: Sequence[Sequence[int]], start: int) -> list[int]:
-    """Return the indices of the weighted tokens, if the first token of `words_ids` has the index `start`.
+class _VariantTokens(NamedTuple):
+    """The token ids of a variant.
 
-    words_ids: the tokens of `Pieces.words`: weighted words and the text between them in turn. For the words "It is 17",
-    "<user>Thanks<assistant>", "Bye" of 3, 5 and 1 tokens, from 20 on, the indices are 20, 21, 22 and 28.
+    Attributes:
+        before_words: the tokens before the first weighted words.
+        words: for each text of `Pieces.words` its tokens: weighted words and the text between them in turn.
     """
-    positions: list[int] = []
-    for number, text_ids in enumerate(words_ids):
-        end = start + len(text_ids)
-        is_weighted = number % 2 == 0
-        if is_weighted:
-            positions += range(start, end)
-        start = end
-    return positions
+
+    before_words: Sequence[int]
+    words: Sequence[Sequence[int]]
+
+    def ids(self) -> list[int]:
+        """Return all token ids in their order."""
+        return [*self.before_words, *chain.from_iterable(self.words)]
+
+    def weighted_positions(self) -> list[int]:
+        """Return the indices of the weighted tokens in `ids`.
+
+        For the words "It is 17", "<user>Thanks<assistant>", "Bye" of 3, 5 and 1 tokens, after 20 tokens, they are 20,
+        21, 22 and 28.
+        """
+        positions: list[int] = []
+        start = len(self.before_words)
+        for number, text_ids in enumerate(self.words):
+            end = start + len(text_ids)
+            is_weighted = number % 2 == 0
+            if is_weighted:
+                positions += range(start, end)
+            start = end
+        return positions
 
 
 @dataclass(frozen=True, slots=True)

@@ -166,11 +166,18 @@ class WrittenConversation:
         try:
             opening = self._rendering.text(_flat(self._messages[:first]))
             whole = self._rendering.text(_flat(self._messages))
-            alone = [self._message_alone(messages) for messages in self._messages[first:]]
+            local = self._joined_messages(opening, first)
         except RenderingError:
             return None
-        local = _LocalText.of(opening, alone, first)
         return local if local.text == whole else None
+
+    def _joined_messages(self, opening: str, first: int) -> _LocalText:
+        """Return the text of the opening and of all messages from number `first` on, each of them rendered alone.
+
+        Raises RenderingError.
+        """
+        alone = [self._message_alone(messages) for messages in self._messages[first:]]
+        return _LocalText.of(opening, alone, first)
 
     def _message_alone(self, messages: Sequence[TemplateMessage]) -> "_MessageAlone":
         """Render a message and its results alone. Raises RenderingError if results change the message."""
@@ -207,11 +214,9 @@ class WrittenConversation:
         local = self._local_text
         if local is not None and number - 1 in local.starts:
             messages = self._messages[number - 1]
-            with_prompt = self._alone(messages, generation_prompt=True)
-            return with_prompt[len(self._alone(messages)) :]
+            return self._alone(messages, generation_prompt=True)[len(self._alone(messages)) :]
         beginning = _flat(self._messages[:number])
-        with_prompt = self._rendering.text(beginning, generation_prompt=True)
-        return with_prompt[len(self._rendering.text(beginning)) :]
+        return self._rendering.text(beginning, generation_prompt=True)[len(self._rendering.text(beginning)) :]
 
     def _local_pieces_of_others(
         self, recorded: Pieces, unit_message: int, replacements: Sequence[TemplateMessages], weighted: Sequence[int]
