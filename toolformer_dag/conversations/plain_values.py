@@ -110,7 +110,7 @@ def _has_text_as_value(part: Mapping[str, Any]) -> bool:
 
 
 def _part_text(part: Any) -> str:
-    """Return the text of a content part; "[image]" for an image, and so for other media."""
+    """Return the text of a content part; for a medium its type in brackets, as "[image]"."""
     if not isinstance(part, Mapping):
         return str(part)
     text = first_of(part, ("text", "text.value", "thinking"))
@@ -120,6 +120,11 @@ def _part_text(part: Any) -> str:
         return text_of(part["json"])
     if _has_text_as_value(part) and isinstance(part["value"], str):
         return part["value"]
+    return _instead_of_text(part)
+
+
+def _instead_of_text(part: Mapping[str, Any]) -> str:
+    """Return what stands for a content part without text: its type in brackets, or the part in JSON."""
     kind = part.get("type")
     return json.dumps(part, ensure_ascii=False) if kind is None else f"[{kind}]"
 

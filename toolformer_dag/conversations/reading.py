@@ -204,7 +204,7 @@ def _conversations_of(number: int, form: Form, value: Any, *, record_count: int 
         yield _unread(NumberedRecord(number, value), "unknown_form", _without_content(form, value, "conversation"))
     for part, stored in enumerate(conversations):
         read = _read_messages(stored)
-        if not read.messages and not read.faults:
+        if read.is_empty:
             read.faults.append(("unknown_form", _without_content(form, value, "message")))
         yield ReadConversation(
             number=number,
@@ -227,6 +227,11 @@ class _Messages(NamedTuple):
 
     messages: tuple[RecordedMessage, ...]
     faults: list[Fault]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there are neither messages nor faults."""
+        return not self.messages and not self.faults
 
 
 def _read_messages(stored: Sequence[StoredMessage]) -> _Messages:

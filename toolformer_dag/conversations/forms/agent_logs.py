@@ -97,13 +97,18 @@ def adp_items(record: Any) -> Iterator[StoredMessage]:
 
 
 def _adp_item(item: Mapping[str, Any], path: Path) -> StoredMessage:
-    """Return an action as a call or as words, an observation as words of the user or as a result."""
-    content = item.get("content")
+    """Return an action as a call or as words of the assistant, an observation as words of the user or as a result."""
     call = _adp_call(item)
     if call is not None:
         return StoredMessage(path, item, call=call)
     if item.get("class_") == "message_action":
-        return StoredMessage(path, str(content), "assistant")
+        return StoredMessage(path, str(item.get("content")), "assistant")
+    return _adp_observation(item, path)
+
+
+def _adp_observation(item: Mapping[str, Any], path: Path) -> StoredMessage:
+    """Return a text of the user as words, any other observation, such as a web page, as a result."""
+    content = item.get("content")
     if item.get("source") == "user" and isinstance(content, str):
         return StoredMessage(path, content, "user")
     if content is None:

@@ -56,13 +56,11 @@ def _bfcl_message(path: Path, message: Any) -> Iterator[StoredMessage]:
     role = message.get("role") if isinstance(message, Mapping) else None
     if role not in ("user", "assistant", "tool", "system"):
         return
-    content = message.get("content")
-    calls = list(_bfcl_calls(content)) if role == "assistant" else []
+    calls = list(_bfcl_calls(message.get("content"))) if role == "assistant" else []
     if not calls:
         yield StoredMessage(path, message)
     for call in calls:
-        call_path: Path = (*path, "content", call.item) if isinstance(content, list) else path
-        yield StoredMessage(call_path, message, call=call.fields)
+        yield _bfcl_call_message(message, path, call)
 
 
 class _BfclCall(NamedTuple):
@@ -70,6 +68,13 @@ class _BfclCall(NamedTuple):
 
     item: int
     fields: FoundCall
+
+
+def _bfcl_call_message(message: Mapping[str, Any], path: Path, call: _BfclCall) -> StoredMessage:
+    """Return a call of a message; its path is that of the message where the content is no list of calls."""
+    is_list = isinstance(message.get("content"), list)
+    call_path: Path = (*path, "content", call.item) if is_list else path
+    return StoredMessage(call_path, message, call=call.fields)
 
 
 def _bfcl_calls(content: Any) -> Iterator[_BfclCall]:

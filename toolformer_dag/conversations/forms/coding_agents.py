@@ -234,7 +234,7 @@ def _sdk_event(event: Mapping[str, Any], path: Path) -> Iterator[StoredMessage]:
     """Yield the words, the call or the result of an event, by its kind; nothing for an event of another kind."""
     kind = event.get("kind")
     if kind == "SystemPromptEvent":
-        yield StoredMessage((*path, "system_prompt"), text_of([event.get("system_prompt")]), "system")
+        yield _sdk_system_prompt(event, path)
     elif kind == "MessageEvent":
         yield StoredMessage((*path, "llm_message"), event.get("llm_message"))
     elif kind == "ActionEvent":
@@ -242,6 +242,12 @@ def _sdk_event(event: Mapping[str, Any], path: Path) -> Iterator[StoredMessage]:
         yield StoredMessage(path, event, call=_sdk_call(event))
     elif kind in SDK_RESULTS:
         yield StoredMessage(path, event, result=_sdk_result(event))
+
+
+def _sdk_system_prompt(event: Mapping[str, Any], path: Path) -> StoredMessage:
+    """Return the prompt of an event as words of the system; it is a content part."""
+    prompt = text_of([event.get("system_prompt")])
+    return StoredMessage((*path, "system_prompt"), prompt, "system")
 
 
 def _sdk_call(event: Mapping[str, Any]) -> FoundCall:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple
 
-from toolformer_dag.conversations.plain_values import parsed_field
+from toolformer_dag.conversations.plain_values import BEGINS_JSON, parsed_field
 from toolformer_dag.conversations.raw_messages import StoredMessage
 from toolformer_dag.conversations.record_paths import Path, value_at
 
@@ -174,8 +174,7 @@ def _matches(value: Any, steps: tuple[str, ...], path: Path, most: int | None = 
         if value is not None:
             yield _Match(path, value)
         return
-    may_be_json = isinstance(value, str) and value[:1] in ("[", "{")
-    if may_be_json and len(path) <= OPENED_STEPS:
+    if isinstance(value, str) and len(path) <= OPENED_STEPS and value[:1] in BEGINS_JSON:
         yield from _matches(parsed_field(value), steps, (*path, None), most)
         return
     for key in _keys_of_step(value, steps, most):
@@ -189,10 +188,12 @@ def _keys_of_step(value: Any, steps: Sequence[str], most: int | None) -> Sequenc
         return (step,) if step in value else ()
     if not isinstance(value, list):
         return ()
-    if step == ANY:
-        is_last = len(steps) == 1
-        return range(len(value[:most])) if is_last or _holds_containers(value) else ()
-    return (int(step),) if step.isdecimal() and int(step) < len(value) else ()
+    if step != ANY:
+        return (int(step),) if step.isdecimal() and int(step) < len(value) else ()
+    has_inner_steps = len(steps) > 1
+    if has_inner_steps and not _holds_containers(value):
+        return ()
+    return range(len(value[:most]))
 
 
 def _holds_containers(items: Sequence[Any]) -> bool:
