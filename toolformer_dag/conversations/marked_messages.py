@@ -157,14 +157,12 @@ class _MessageCutter:
         between = text[start:end]
         if not between.strip(BETWEEN_CALLS):
             return
-        if self.messages[-1].results:
-            self._begin_message(self.messages[-1].path)
+        self._end_results(self.messages[-1].path)
         self.add_words(Words(between.strip(), (*path, _stripped(text, span))))
 
     def _add_call(self, call: MarkedCall, path: Path) -> None:
         """Add a call. Behind a result it begins a new message."""
-        if self.messages[-1].results:
-            self._begin_message(self.messages[-1].path)
+        self._end_results(self.messages[-1].path)
         call_path = (*path, call.span, *call.inside)
         self.messages[-1].calls.append(CallAt(call.fields, (call_path,)))
 
@@ -174,13 +172,14 @@ class _MessageCutter:
         if not rest.strip(BETWEEN_CALLS):
             return
         span = (start, len(text))
-        if self.messages[-1].results:
-            self._begin_message((*path, span))
+        self._end_results((*path, span))
         self.add_words(Words(rest.strip(), (*path, _stripped(text, span))))
 
-    def _begin_message(self, path: Path) -> None:
-        """Begin another message of the assistant, with the same number."""
-        self.messages.append(RawMessage(self.messages[-1].number, "assistant", path))
+    def _end_results(self, path: Path) -> None:
+        """Begin another message with the same number if the last one has results. path: of the new message."""
+        last = self.messages[-1]
+        if last.results:
+            self.messages.append(RawMessage(last.number, "assistant", path))
 
 
 def _stripped(text: str, span: Span) -> Span:

@@ -118,10 +118,13 @@ class _MessageOfTurn:
         says_something = bool(words.strip()) and message.role != "tool"
         if not self.calls and not says_something:
             return None
-        calls = tuple(call.recorded() for call in self.calls)
-        recorded = RecordedMessage(message.role, words, calls, message.path)
         thoughts = self._thoughts(has_marks=words is not text)
-        return _with_thoughts(recorded, thoughts) if thoughts else recorded
+        return _with_thoughts(self._with_words(words), thoughts)
+
+    def _with_words(self, words: str) -> RecordedMessage:
+        """Return the message with these words and its paired calls, without thoughts."""
+        calls = tuple(call.recorded() for call in self.calls)
+        return RecordedMessage(self.message.role, words, calls, self.message.path)
 
     def _thoughts(self, has_marks: bool) -> list[Thought]:
         """Return the thoughts of the assistant before the message. has_marks: whether some stand in its words."""
@@ -133,7 +136,9 @@ class _MessageOfTurn:
 
 
 def _with_thoughts(message: RecordedMessage, thoughts: Sequence[Thought]) -> RecordedMessage:
-    """Return a message with the thoughts before it."""
+    """Return a message with the thoughts before it; unchanged without any."""
+    if not thoughts:
+        return message
     return replace(
         message,
         thoughts=joined_thoughts([thought.text for thought in thoughts]),
@@ -249,8 +254,12 @@ class _Pairing:
         if _are_results_of_calls(items, call_count):
             return [_result_of_item(result, item, index) for index, item in enumerate(items)]
         if call_count > 1:
-            self._faults.append(("one_result_for_calls", f"{call_count} calls wait: {result.text[:SHOWN]}"))
+            self._report_undivided(result, call_count)
         return [result]
+
+    def _report_undivided(self, result: ResultAt, call_count: int) -> None:
+        """Add a fault about a result for several calls."""
+        self._faults.append(("one_result_for_calls", f"{call_count} calls wait: {result.text[:SHOWN]}"))
 
 
 def _are_results_of_calls(items: Sequence[Any], call_count: int) -> bool:

@@ -2,7 +2,7 @@
 
 import ast
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import lru_cache
 from typing import Any
@@ -56,16 +56,21 @@ def is_too_deep(value: Any) -> bool:
     """Return whether lists and objects are nested more than DEEPEST levels deep, without recursion."""
     level = [value]
     for _ in range(DEEPEST):
-        inner = list[Any]()
-        for item in level:
-            if isinstance(item, Mapping):
-                inner.extend(item.values())
-            elif isinstance(item, list | tuple):
-                inner.extend(item)
-        level = [item for item in inner if isinstance(item, Mapping | list | tuple)]
+        level = _containers_inside(level)
         if not level:
             return False
     return True
+
+
+def _containers_inside(level: Iterable[Any]) -> list[Any]:
+    """Return the objects and lists that are fields or items of these values."""
+    inner = list[Any]()
+    for item in level:
+        if isinstance(item, Mapping):
+            inner.extend(item.values())
+        elif isinstance(item, list | tuple):
+            inner.extend(item)
+    return [item for item in inner if isinstance(item, Mapping | list | tuple)]
 
 
 def first_of(value: Any, paths: tuple[str, ...]) -> Any:

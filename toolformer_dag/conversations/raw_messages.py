@@ -443,8 +443,7 @@ class _MessageReader:
 
     def _read_shaped(self, shaped: ShapedObject, part: Mapping[str, Any], path: Path) -> None:
         """Read a part that is a call or a result by its type or key."""
-        holds_json = bool(shaped.shape.tool) and isinstance(first_of(shaped.fields, ("value",)), str)
-        if holds_json:
+        if shaped.holds_json:
             self._read_listed(shaped.fields["value"], path)
             return
         call = shaped.call()

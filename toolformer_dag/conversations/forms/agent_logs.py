@@ -47,15 +47,20 @@ def smolagents_steps(record: Any) -> Iterator[StoredMessage]:
 
 def _smolagents_step(step: Mapping[str, Any], path: Path) -> Iterator[StoredMessage]:
     """Yield the task of a step, then its final answer, or else its call and result."""
-    for key, role in (("system_prompt", "system"), ("task", "user")):
-        if isinstance(step.get(key), str):
-            yield StoredMessage((*path, key), step[key], role)
+    yield from _smolagents_task(step, path)
     final_answer = _final_answer(step)
     if final_answer is not None:
         answer_path = (*path, "tool_calls", 0, "function", "arguments", "answer")
         yield StoredMessage(answer_path, final_answer, "assistant")
     else:
         yield from _smolagents_action(step, path)
+
+
+def _smolagents_task(step: Mapping[str, Any], path: Path) -> Iterator[StoredMessage]:
+    """Yield the system prompt and the task in a step, which the first steps of a run have."""
+    for key, role in (("system_prompt", "system"), ("task", "user")):
+        if isinstance(step.get(key), str):
+            yield StoredMessage((*path, key), step[key], role)
 
 
 def _final_answer(step: Mapping[str, Any]) -> str | None:

@@ -57,13 +57,9 @@ def autogen_messages(record: Any) -> Iterator[StoredMessage]:
         if not isinstance(message, Mapping) or "type" not in message:
             yield StoredMessage(message_path, message)
             continue
-        event = _Event(
-            fields=message,
-            path=message_path,
-            role=_role_of(message, people),
-            type=_type_of(message),
-            next_type=_type_at(messages, number + 1),
-        )
+        role = _role_of(message, people)
+        next_type = _type_at(messages, number + 1)
+        event = _Event(message, message_path, role, type=_type_of(message), next_type=next_type)
         yield from _messages_of(event, call_ids)
 
 

@@ -79,12 +79,12 @@ def _bfcl_call_message(message: Mapping[str, Any], path: Path, call: _BfclCall) 
 
 def _bfcl_calls(content: Any) -> Iterator[_BfclCall]:
     """Yield the calls of a content: a text with calls, or a list, maybe in JSON, with a call per item."""
-    opened = parsed(content) if isinstance(content, str) else content
-    if isinstance(content, str) and opened is None:
+    items = parsed(content) if isinstance(content, str) else content
+    if isinstance(content, str) and items is None:
         for index, marked in enumerate(marked_calls(content).calls):
             yield _BfclCall(index, marked.fields)
-    elif isinstance(opened, list):
-        for index, item in enumerate(opened):
+    elif isinstance(items, list):
+        for index, item in enumerate(items):
             for call in _calls_of_item(item):
                 yield _BfclCall(index, call)
 
@@ -127,9 +127,11 @@ def api_bank_messages(lines: Any) -> Iterator[StoredMessage]:
         if not isinstance(line, Mapping) or "api_name" not in line:
             yield StoredMessage((number,), line)
             continue
-        call = FoundCall(str(line["api_name"]), line.get("param_dict"), id=str(number))
+        call_id = str(number)
+        call = FoundCall(str(line["api_name"]), line.get("param_dict"), id=call_id)
+        result = _api_bank_result(line.get("result"), call_id)
         yield StoredMessage((number,), line, call=call)
-        yield StoredMessage((number,), line, result=_api_bank_result(line.get("result"), call_id=str(number)))
+        yield StoredMessage((number,), line, result=result)
 
 
 def _api_bank_result(result: Any, call_id: str) -> FoundResult:
