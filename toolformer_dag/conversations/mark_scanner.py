@@ -199,10 +199,8 @@ def _closed_behind_json(text: str, pair: Enclosed, closing: str) -> Enclosed:
     if json_end is None or json_end <= pair.body_end:
         return pair
     closing_start = text.find(closing, json_end)
-    if closing_start < 0:
-        return pair
     text_before_mark = text[json_end:closing_start]
-    if text_before_mark.strip():
+    if closing_start < 0 or text_before_mark.strip():
         return pair
     return pair._replace(body_end=closing_start, end=closing_start + len(closing))
 

@@ -179,9 +179,9 @@ class RawMessage:
         if call.id is not None:
             self._index_by_id.setdefault(call.id, len(self.calls))
         self.calls.append(CallAt(call, (path,)))
-        held_result = call.held_result()
-        if held_result is not None:
-            self.results.append(ResultAt(held_result, path))
+        result = call.held_result()
+        if result is not None:
+            self.results.append(ResultAt(result, path))
 
     def _index_of_copy(self, call: FoundCall) -> int | None:
         """Return the index of the same call with the same id in `calls`; None without one."""
@@ -397,16 +397,17 @@ class _MessageReader:
 
     def _read_parts(self, content: Any, path: Path) -> None:
         """Read a text, a part, a list of parts, or an object with such a list (Gemini's `{"parts": [...]}`)."""
-        if isinstance(content, Mapping) and isinstance(content.get("parts"), list):
-            path = (*path, "parts")
-            content = content["parts"]
         if isinstance(content, list):
-            for index, part in enumerate(content):
-                self._read_part(part, (*path, index))
-        elif isinstance(content, Mapping):
-            self._read_part(content, path)
+            self._read_list_of_parts(content, path)
+        elif isinstance(content, Mapping) and isinstance(content.get("parts"), list):
+            self._read_list_of_parts(content["parts"], (*path, "parts"))
         else:
-            self._add_words(text_of(content), path)
+            self._read_part(content, path)
+
+    def _read_list_of_parts(self, parts: Sequence[Any], path: Path) -> None:
+        """Read the parts of a content one by one. path: of their list."""
+        for index, part in enumerate(parts):
+            self._read_part(part, (*path, index))
 
     def _read_part(self, part: Any, path: Path) -> None:
         """Read a part of a content: a text, or an object such as `{"type": "text", "text": "Warm."}`."""

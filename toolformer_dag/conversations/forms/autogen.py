@@ -54,13 +54,12 @@ def autogen_messages(record: Any) -> Iterator[StoredMessage]:
     call_ids = _call_ids(messages)
     for number, message in enumerate(messages):
         message_path = (*path, number)
-        if not isinstance(message, Mapping) or "type" not in message:
+        if isinstance(message, Mapping) and "type" in message:
+            next_type = _type_at(messages, number + 1)
+            event = _Event.of(message, message_path, people, next_type)
+            yield from _messages_of(event, call_ids)
+        else:
             yield StoredMessage(message_path, message)
-            continue
-        role = _role_of(message, people)
-        next_type = _type_at(messages, number + 1)
-        event = _Event(message, message_path, role, type=_type_of(message), next_type=next_type)
-        yield from _messages_of(event, call_ids)
 
 
 def _type_at(messages: Sequence[Any], number: int) -> str | None:
@@ -76,6 +75,11 @@ class _Event(NamedTuple):
     role: str
     type: str
     next_type: str | None
+
+    @staticmethod
+    def of(fields: Mapping[str, Any], path: Path, people: Collection[str], next_type: str | None) -> "_Event":
+        """Return the event of a message. people: the names of the agents that are people."""
+        return _Event(fields, path, _role_of(fields, people), type=_type_of(fields), next_type=next_type)
 
     @property
     def content(self) -> Any:

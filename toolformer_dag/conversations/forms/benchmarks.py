@@ -127,9 +127,8 @@ def api_bank_messages(lines: Any) -> Iterator[StoredMessage]:
         if not isinstance(line, Mapping) or "api_name" not in line:
             yield StoredMessage((number,), line)
             continue
-        call_id = str(number)
-        call = FoundCall(str(line["api_name"]), line.get("param_dict"), id=call_id)
-        result = _api_bank_result(line.get("result"), call_id)
+        call = FoundCall(str(line["api_name"]), line.get("param_dict"), id=str(number))
+        result = _api_bank_result(line.get("result"), call_id=str(number))
         yield StoredMessage((number,), line, call=call)
         yield StoredMessage((number,), line, result=result)
 
