@@ -104,9 +104,12 @@ def _without_stretches(text: str, by_step: Mapping[Step, list[Path]]) -> _TextLe
     by_step: the paths to remove inside each stretch; () removes it whole.
     """
     stretches_left = dict[Span, str]()
-    for start, end in _spans(by_step):
-        stretches_left[start, end] = _stretch_without(text[start:end], by_step[start, end])
-    has_emptied = any(not left and () not in by_step[span] for span, left in stretches_left.items())
+    has_emptied = False
+    for span in _spans(by_step):
+        stretch_left = _stretch_without(text[slice(*span)], by_step[span])
+        stretches_left[span] = stretch_left
+        if not stretch_left and () not in by_step[span]:
+            has_emptied = True
     return _TextLeft(_with_stretches(text, stretches_left), has_emptied)
 
 
