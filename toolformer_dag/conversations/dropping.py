@@ -27,10 +27,10 @@ def drop(record: Any, calls: Collection[RecordedCall], messages: Collection[Path
         return record
     dropped_paths = {*messages, *_paths_of(calls)}
     dropped_paths.update(_emptied_messages(form, record, dropped_paths))
-    left = without(record, dropped_paths)
-    if left is GONE:
+    rest = without(record, dropped_paths)
+    if rest is GONE:
         return [] if isinstance(record, list) else {}
-    return form.after_drop(left, record) if form.after_drop is not None else left
+    return rest if form.after_drop is None else form.after_drop(rest, record)
 
 
 def _paths_of(calls: Collection[RecordedCall]) -> Iterator[Path]:

@@ -6,7 +6,7 @@ Scans only go forward with `str.find`, so that they are linear in the length of 
 import json
 import sys
 from bisect import bisect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 END_OF_TEXT = "<|endoftext|>"
@@ -39,6 +39,11 @@ class Enclosed(NamedTuple):
     def span(self) -> Span:
         """The stretch with its marks."""
         return self.start, self.end
+
+    @property
+    def body_span_in_pair(self) -> Span:
+        """The stretch between the marks, by offsets from the first character of the opening mark."""
+        return self.body_start - self.start, self.body_end - self.start
 
     def whole(self, text: str) -> str:
         """Return the text with its marks. text: the text that was searched."""
@@ -125,21 +130,29 @@ def outermost(text: str, marks: Marks) -> list[Enclosed]:
 
     Where a mark has no partner, the pairs of `enclosed` are returned.
     """
+    marks_in_text = _marks_in_order(text, marks)
+    if not _are_balanced(marks_in_text):
+        return list(enclosed(text, marks))
     pairs = list[Enclosed]()
     depth = 0
     outer_opening = 0
-    for mark in _marks_in_order(text, marks):
-        if mark.is_opening:
-            if depth == 0:
-                outer_opening = mark.position
-            depth += 1
-            continue
-        depth -= 1
-        if depth < 0:  # a closing mark without a partner
-            break
+    for mark in marks_in_text:
+        if depth == 0:
+            outer_opening = mark.position
+        depth += mark.depth_change
         if depth == 0:
             pairs.append(_pair_of(marks, opening=outer_opening, closing=mark.position))
-    return pairs if depth == 0 else list(enclosed(text, marks))
+    return pairs
+
+
+def _are_balanced(marks: Iterable["_Mark"]) -> bool:
+    """Return whether every opening mark is closed, and every closing mark has an opening one before it."""
+    depth = 0
+    for mark in marks:
+        depth += mark.depth_change
+        if depth < 0:
+            return False
+    return depth == 0
 
 
 class _Mark(NamedTuple):
@@ -147,6 +160,11 @@ class _Mark(NamedTuple):
 
     position: int
     is_opening: bool
+
+    @property
+    def depth_change(self) -> int:
+        """1 for an opening mark, -1 for a closing one."""
+        return 1 if self.is_opening else -1
 
 
 def _marks_in_order(text: str, marks: Marks) -> list[_Mark]:
@@ -172,14 +190,17 @@ def enclosed_json(text: str, marks: Marks) -> Iterator[Enclosed]:
 
 
 def _closed_behind_json(text: str, pair: Enclosed, closing: str) -> Enclosed:
-    """Return a pair of marks, with the closing mark behind its JSON where the JSON goes on behind the pair."""
-    body = pair.body(text)
-    json_end = _json_end(text, pair.body_end - len(body.lstrip()))
+    """Return a pair of marks, closed behind its JSON where the JSON itself contains the closing mark.
+
+    Nothing but white space may stand between the JSON and that mark; else the pair is returned as it is.
+    """
+    json_start = pair.body_end - len(pair.body(text).lstrip())
+    json_end = _json_end(text, json_start)
     if json_end is None or json_end <= pair.body_end:
         return pair
     closing_start = text.find(closing, json_end)
-    follows_json = closing_start >= 0 and not text[json_end:closing_start].strip()
-    if not follows_json:
+    text_before_mark = text[json_end:closing_start]
+    if closing_start < 0 or text_before_mark.strip():
         return pair
     return pair._replace(body_end=closing_start, end=closing_start + len(closing))
 

@@ -46,8 +46,13 @@ def with_marked_calls(messages: Sequence[RawMessage], faults: list[Fault]) -> li
         faults += _marks_beside_fields(messages)
     if has_call_fields and has_result_fields:
         return list(messages)
+    return _searched(messages, reads_calls=not has_call_fields, faults=faults)
+
+
+def _searched(messages: Sequence[RawMessage], *, reads_calls: bool, faults: list[Fault]) -> list[RawMessage]:
+    """Return the messages with the results in their texts, and with the calls if `reads_calls`."""
     has_searches = any(SEARCH_RESULT in message.text for message in messages)
-    reader = _MarkReader(reads_calls=not has_call_fields, has_searches=has_searches, faults=faults)
+    reader = _MarkReader(reads_calls=reads_calls, has_searches=has_searches, faults=faults)
     return list(chain.from_iterable(map(reader.read, messages)))
 
 
@@ -99,13 +104,17 @@ class _MarkReader:
         cutter = _MessageCutter(message)
         for words in message.words:
             marked = marked_calls(words.text, self._has_searches)
-            for text in marked.unread:
-                self._faults.append(("unreadable_call", f"message {message.number}: {text[:SHOWN]}"))
+            self._report_unread(marked.unread, message.number)
             if words.path is None or not marked.calls:
                 cutter.add_words(words)
             else:
                 cutter.add_text(words.text, words.path, _with_results(words.text, marked.calls))
         return cutter.messages
+
+    def _report_unread(self, stretches: Sequence[str], message_number: int) -> None:
+        """Add a fault for each stretch of a message with marks of a call that cannot be read."""
+        for stretch in stretches:
+            self._faults.append(("unreadable_call", f"message {message_number}: {stretch[:SHOWN]}"))
 
 
 def _with_results(text: str, calls: Sequence[MarkedCall]) -> list[MarkedCall | MarkedResult]:
@@ -148,14 +157,12 @@ class _MessageCutter:
         between = text[start:end]
         if not between.strip(BETWEEN_CALLS):
             return
-        if self.messages[-1].results:
-            self._begin_message(self.messages[-1].path)
+        self._end_results(self.messages[-1].path)
         self.add_words(Words(between.strip(), (*path, _stripped(text, span))))
 
     def _add_call(self, call: MarkedCall, path: Path) -> None:
         """Add a call. Behind a result it begins a new message."""
-        if self.messages[-1].results:
-            self._begin_message(self.messages[-1].path)
+        self._end_results(self.messages[-1].path)
         call_path = (*path, call.span, *call.inside)
         self.messages[-1].calls.append(CallAt(call.fields, (call_path,)))
 
@@ -165,13 +172,14 @@ class _MessageCutter:
         if not rest.strip(BETWEEN_CALLS):
             return
         span = (start, len(text))
-        if self.messages[-1].results:
-            self._begin_message((*path, span))
+        self._end_results((*path, span))
         self.add_words(Words(rest.strip(), (*path, _stripped(text, span))))
 
-    def _begin_message(self, path: Path) -> None:
-        """Begin another message of the assistant, with the same number."""
-        self.messages.append(RawMessage(self.messages[-1].number, "assistant", path))
+    def _end_results(self, path: Path) -> None:
+        """Begin another message with the same number if the last one has results. path: of the new message."""
+        last = self.messages[-1]
+        if last.results:
+            self.messages.append(RawMessage(last.number, "assistant", path))
 
 
 def _stripped(text: str, span: Span) -> Span:
@@ -199,14 +207,19 @@ def _divided_by_marks(result: ResultAt) -> list[ResultAt]:
     text = result.fields.content
     if not isinstance(text, str):
         return [result]
-    marked = marked_results(text)
+    tagged = marked_results(text)
     text_path = _text_path(result)
-    if consists_of(marked, text) and text_path is not None:
-        if len(marked) > 1:
-            return [_result_at(part, text_path) for part in marked]
-        return [_with_content(result, marked[0].text, tool=marked[0].tool)]
+    if consists_of(tagged, text) and text_path is not None:
+        return _of_tags(result, tagged, text_path)
     untagged = untagged_result(text)
     return [result] if untagged is None else [_with_content(result, untagged.text)]
+
+
+def _of_tags(result: ResultAt, tagged: Sequence[MarkedResult], text_path: Path) -> list[ResultAt]:
+    """Return the results between the tags of a result's text; a single one keeps the id and path of the result."""
+    if len(tagged) > 1:
+        return [_result_at(part, text_path) for part in tagged]
+    return [_with_content(result, tagged[0].text, tool=tagged[0].tool)]
 
 
 def _with_content(result: ResultAt, content: str, tool: str | None = None) -> ResultAt:
@@ -226,17 +239,21 @@ def _text_path(result: ResultAt) -> Path | None:
 
 def _read_user(message: RawMessage) -> RawMessage:
     """Return a message with the results in its texts taken out of its words."""
-    read = replace(message, words=[], results=list(message.results))
+    divided = replace(message, words=[], results=list(message.results))
     for words in message.words:
         results = _results_in(words.text)
         if words.path is None or not results:
-            read.words.append(words)
+            divided.words.append(words)
             continue
-        read.results += [_result_at(result, words.path) for result in results]
-        rest = without_spans(words.text, [result.span for result in results]).strip()
-        if rest:
-            read.words.append(Words(rest, None))
-    return read
+        divided.results += [_result_at(result, words.path) for result in results]
+        divided.words += _words_left(words.text, results)
+    return divided
+
+
+def _words_left(text: str, results: Sequence[MarkedResult]) -> list[Words]:
+    """Return the words of a text beside its results, without a path; an empty list where there are none."""
+    rest = without_spans(text, [result.span for result in results]).strip()
+    return [Words(rest, None)] if rest else []
 
 
 def _results_in(text: str) -> list[MarkedResult]:

@@ -1,6 +1,6 @@
 """Find calls and results between marks in texts, for conversations without fields for calls."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from toolformer_dag.conversations.call_bodies import FUNCTION, ONE_WORD_TOOLS, calls_in, function_call
@@ -62,8 +62,8 @@ class MarkedCall(NamedTuple):
     """A call in a text.
 
     - `fields`: its tool, arguments and id
-    - `span`: the stretch of the text with its marks
-    - `inside`: the path from that stretch to the call, where several calls stand between the marks
+    - `span`: the start and end of the stretch of text with its marks, by character offsets
+    - `inside`: the path from that stretch to the call; () where it is the only call between its marks
     """
 
     fields: FoundCall
@@ -148,13 +148,13 @@ def _add_functions(marked: Marked, text: str, thoughts: Sequence[Span]) -> None:
 def _calls_of_pair(text: str, pair: Enclosed, opening: str) -> list[MarkedCall]:
     """Return the calls between a pair of marks; an empty list where they cannot be read.
 
-    Each of several calls gets its path from the marks on, so that one of them can be left out alone.
+    Each of several calls gets a path inside the pair. In `<tool_call>[{...}, {...}]</tool_call>` the second call has
+    ((11, 25), None, 1): the text between the marks, opened as JSON, item 1.
     """
     calls = calls_in(pair.body(text), opening)
     if len(calls) == 1:
         return [MarkedCall(calls[0].fields, pair.span)]
-    body_in_span = (pair.body_start - pair.start, pair.body_end - pair.start)
-    return [MarkedCall(call.fields, pair.span, inside=(body_in_span, *call.path)) for call in calls]
+    return [MarkedCall(call.fields, pair.span, inside=(pair.body_span_in_pair, *call.path)) for call in calls]
 
 
 def _listed_python_calls(text: str, thoughts: Sequence[Span]) -> Iterator[MarkedCall]:
@@ -182,7 +182,13 @@ def marked_results(text: str) -> list[MarkedResult]:
     """Return the results between tags in a text; a result inside another one is part of it."""
     results = list[MarkedResult]()
     for marks in RESULT_TAGS:
-        results += [_result_between(text, pair) for pair in outermost(text, marks)]
+        for pair in outermost(text, marks):
+            results.append(_result_between(text, pair))
+    return _outer_results(results)
+
+
+def _outer_results(results: Iterable[MarkedResult]) -> list[MarkedResult]:
+    """Return the results that begin in no other result, in the order of the text."""
     outer_results = list[MarkedResult]()
     end_of_last = 0
     for result in sorted(results, key=lambda result: result.span):
@@ -221,14 +227,19 @@ def untagged_result(text: str) -> MarkedResult | None:
     """
     words = text.strip()
     span = (0, len(text))
-    if words in EMPTY_RESULTS:
-        return MarkedResult(words, None, span)
-    for beginning in RESULT_BEGINNINGS:
-        if words.startswith(beginning):
-            body = words.removeprefix(beginning).removesuffix(END_OF_TEXT)
-            return MarkedResult(body.strip(), None, span)
     if words.startswith(NAMED_RESULT.opening):
         return _named_result(words.removeprefix(NAMED_RESULT.opening), span)
+    result_text = _unnamed_result(words)
+    return None if result_text is None else MarkedResult(result_text, tool=None, span=span)
+
+
+def _unnamed_result(words: str) -> str | None:
+    """Return the result in words such as `Observation: 17 degrees`; None where they are no result."""
+    if words in EMPTY_RESULTS:
+        return words
+    for beginning in RESULT_BEGINNINGS:
+        if words.startswith(beginning):
+            return words.removeprefix(beginning).removesuffix(END_OF_TEXT).strip()
     return None
 
 

@@ -91,13 +91,18 @@ def _openai_messages(message: RecordedMessage) -> Iterator[dict[str, Any]]:
     if message.role == "user" and message.calls:  # chat templates accept calls of the assistant only
         yield {"role": "user", "content": _content_with_calls(message)}
         return
-    openai_message: dict[str, Any] = {"role": message.role, "content": message.content}
-    if message.calls:
-        openai_message["tool_calls"] = [_openai_call(call) for call in message.calls]
-    yield openai_message
+    yield _openai_message(message)
     for call in message.calls:
         if call.result is not None:
             yield _openai_result(call)
+
+
+def _openai_message(message: RecordedMessage) -> dict[str, Any]:
+    """Return a message in OpenAI's form with its calls, without their results."""
+    openai_message: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.calls:
+        openai_message["tool_calls"] = [_openai_call(call) for call in message.calls]
+    return openai_message
 
 
 def _openai_call(call: RecordedCall) -> dict[str, Any]:

@@ -118,20 +118,27 @@ class _MessageOfTurn:
         says_something = bool(words.strip()) and message.role != "tool"
         if not self.calls and not says_something:
             return None
-        calls = tuple(call.recorded() for call in self.calls)
-        recorded = RecordedMessage(message.role, words, calls, message.path)
         thoughts = self._thoughts(has_marks=words is not text)
-        return _with_thoughts(recorded, thoughts) if thoughts else recorded
+        return _with_thoughts(self._with_words(words), thoughts)
+
+    def _with_words(self, words: str) -> RecordedMessage:
+        """Return the message with these words and its paired calls, without thoughts."""
+        calls = tuple(call.recorded() for call in self.calls)
+        return RecordedMessage(self.message.role, words, calls, self.message.path)
 
     def _thoughts(self, has_marks: bool) -> list[Thought]:
         """Return the thoughts of the assistant before the message. has_marks: whether some stand in its words."""
         if self.message.role != "assistant":
             return []
-        return [*self.message.thoughts, *(self.message.marked_thoughts() if has_marks else ())]
+        if not has_marks:
+            return self.message.thoughts
+        return [*self.message.thoughts, *self.message.marked_thoughts()]
 
 
 def _with_thoughts(message: RecordedMessage, thoughts: Sequence[Thought]) -> RecordedMessage:
-    """Return a message with the thoughts before it."""
+    """Return a message with the thoughts before it; unchanged without any."""
+    if not thoughts:
+        return message
     return replace(
         message,
         thoughts=joined_thoughts([thought.text for thought in thoughts]),
@@ -142,23 +149,34 @@ def _with_thoughts(message: RecordedMessage, thoughts: Sequence[Thought]) -> Rec
 def _with_turns(messages: Sequence[RawMessage]) -> list[_MessageOfTurn]:
     """Return the messages of a conversation with their turns and calls."""
     turns = _turns_of(messages)
-    call_counts = Counter[int]()  # by message number: a stored message may have been cut into several messages
+    calls = _waiting_calls(messages, turns)
+    followers = messages[1:]
     messages_of_turns = []
     for index, message in enumerate(messages):
-        calls = _waiting_calls(message, turns[index], first_index=call_counts[message.number])
-        call_counts[message.number] += len(calls)
-        results_follow = index + 1 < len(messages) and bool(messages[index + 1].results)
-        messages_of_turns.append(_MessageOfTurn(message, turns[index], results_follow, calls))
+        results_follow = index < len(followers) and bool(followers[index].results)
+        messages_of_turns.append(_MessageOfTurn(message, turns[index], results_follow, calls[index]))
     return messages_of_turns
 
 
-def _waiting_calls(message: RawMessage, turn_number: int, first_index: int) -> list[WaitingCall]:
+def _waiting_calls(messages: Sequence[RawMessage], turns: Sequence[int]) -> list[list[WaitingCall]]:
+    """Return the calls of each message. turns: the number of the turn of each message."""
+    call_counts = Counter[int]()  # by message number: a stored message may have been cut into several messages
+    calls_by_message = []
+    for message, turn_number in zip(messages, turns, strict=True):
+        calls = _calls_of_message(message, turn_number, first_index=call_counts[message.number])
+        call_counts[message.number] += len(calls)
+        calls_by_message.append(calls)
+    return calls_by_message
+
+
+def _calls_of_message(message: RawMessage, turn_number: int, first_index: int) -> list[WaitingCall]:
     """Return the calls of a message. first_index: the index of its first call in the stored message."""
     caller = "user" if message.role == "user" else "assistant"
     turn = Turn(caller, turn_number)
-    return [
-        WaitingCall(call, turn, number=(message.number, index)) for index, call in enumerate(message.calls, first_index)
-    ]
+    calls = []
+    for index, call in enumerate(message.calls, first_index):
+        calls.append(WaitingCall(call, turn, number=(message.number, index)))
+    return calls
 
 
 def _turns_of(messages: Sequence[RawMessage]) -> list[int]:
@@ -196,12 +214,12 @@ class _Pairing:
         for call in message.calls:
             self._waiting.add(call)
         for result in self._results_of(message):
-            call_of_result = self._waiting.call_of(result)
-            if call_of_result is None:
+            answered_call = self._waiting.call_of(result)
+            if answered_call is None:
                 self._early_results.append(result)
                 continue
-            self._waiting.answer(call_of_result, result)
-            if call_of_result.turn.number < message.turn:
+            self._waiting.answer(answered_call, result)
+            if answered_call.turn.number < message.turn:
                 self._report("late_result", result)
 
     def pair_early_results(self) -> None:
@@ -230,21 +248,30 @@ class _Pairing:
         """Return the items of a result that is a list with an item per waiting call; else the result."""
         next_call = self._waiting.in_order(result.caller, result.fields.tool)
         call_count = self._waiting.count_in_turn_of(next_call)
-        items = _items_of(result) if call_count > 0 else []
+        if call_count == 0:
+            return [result]
+        items = _items_of(result)
         if _are_results_of_calls(items, call_count):
-            return [
-                ResultAt(_item_result(item), _item_path(result, index), result.caller)
-                for index, item in enumerate(items)
-            ]
+            return [_result_of_item(result, item, index) for index, item in enumerate(items)]
         if call_count > 1:
-            self._faults.append(("one_result_for_calls", f"{call_count} calls wait: {result.text[:SHOWN]}"))
+            self._report_undivided(result, call_count)
         return [result]
+
+    def _report_undivided(self, result: ResultAt, call_count: int) -> None:
+        """Add a fault about a result for several calls."""
+        self._faults.append(("one_result_for_calls", f"{call_count} calls wait: {result.text[:SHOWN]}"))
 
 
 def _are_results_of_calls(items: Sequence[Any], call_count: int) -> bool:
     """Return whether items are the results of this many calls; a single item has to name its tool."""
-    are_named = bool(items) and all(map(_is_named_result, items))
-    return len(items) == call_count and (call_count > 1 or are_named)
+    if len(items) != call_count:
+        return False
+    return call_count > 1 or all(map(_is_named_result, items))
+
+
+def _result_of_item(result: ResultAt, item: object, index: int) -> ResultAt:
+    """Return an item of a result that is a list, as a result with its path in the record."""
+    return ResultAt(_item_result(item), _item_path(result, index), result.caller)
 
 
 class _WaitingCalls:
@@ -262,17 +289,26 @@ class _WaitingCalls:
         """By id: a queue for each turn that has calls with this id, the earliest first."""
 
     def add(self, call: WaitingCall) -> None:
-        """Add a call that was made."""
+        """Add a call to the queues of its turn, and to those of its id if it has one."""
+        calls_of_turn = self._turn_of(call)
+        self._open(calls_of_turn)
+        calls_of_turn.add(call)
+        if call.id is not None:
+            self._add_by_id(call, call.id)
+
+    def _turn_of(self, call: WaitingCall) -> "_CallsOfTurn":
+        """Return the calls of a call's turn; a turn without calls so far is created."""
         calls_of_turn = self._turns.get(call.turn)
         if calls_of_turn is None:
             calls_of_turn = _CallsOfTurn(call.turn.caller)
             self._turns[call.turn] = calls_of_turn
+        return calls_of_turn
+
+    def _open(self, calls_of_turn: "_CallsOfTurn") -> None:
+        """Search a turn for waiting calls again; `in_order` closes a turn once all its calls have results."""
         if not calls_of_turn.is_open:
             calls_of_turn.is_open = True
             self._open_turns.append(calls_of_turn)
-        calls_of_turn.add(call)
-        if call.id is not None:
-            self._add_by_id(call, call.id)
 
     def _add_by_id(self, call: WaitingCall, call_id: str) -> None:
         """Add a call to the queue of its id and its turn number."""

@@ -2,7 +2,7 @@
 
 import ast
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import lru_cache
 from typing import Any
@@ -56,16 +56,21 @@ def is_too_deep(value: Any) -> bool:
     """Return whether lists and objects are nested more than DEEPEST levels deep, without recursion."""
     level = [value]
     for _ in range(DEEPEST):
-        inner = list[Any]()
-        for item in level:
-            if isinstance(item, Mapping):
-                inner.extend(item.values())
-            elif isinstance(item, list | tuple):
-                inner.extend(item)
-        level = [item for item in inner if isinstance(item, Mapping | list | tuple)]
+        level = _containers_inside(level)
         if not level:
             return False
     return True
+
+
+def _containers_inside(level: Iterable[Any]) -> list[Any]:
+    """Return the objects and lists that are fields or items of these values."""
+    inner = list[Any]()
+    for item in level:
+        if isinstance(item, Mapping):
+            inner.extend(item.values())
+        elif isinstance(item, list | tuple):
+            inner.extend(item)
+    return [item for item in inner if isinstance(item, Mapping | list | tuple)]
 
 
 def first_of(value: Any, paths: tuple[str, ...]) -> Any:
@@ -110,7 +115,7 @@ def _has_text_as_value(part: Mapping[str, Any]) -> bool:
 
 
 def _part_text(part: Any) -> str:
-    """Return the text of a content part; "[image]" for an image, and so for other media."""
+    """Return the text of a content part; for a medium its type in brackets, as "[image]"."""
     if not isinstance(part, Mapping):
         return str(part)
     text = first_of(part, ("text", "text.value", "thinking"))
@@ -120,6 +125,11 @@ def _part_text(part: Any) -> str:
         return text_of(part["json"])
     if _has_text_as_value(part) and isinstance(part["value"], str):
         return part["value"]
+    return _instead_of_text(part)
+
+
+def _instead_of_text(part: Mapping[str, Any]) -> str:
+    """Return what stands for a content part without text: its type in brackets, or the part in JSON."""
     kind = part.get("type")
     return json.dumps(part, ensure_ascii=False) if kind is None else f"[{kind}]"
 

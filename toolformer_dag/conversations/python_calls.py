@@ -14,6 +14,9 @@ from toolformer_dag.conversations.shapes import FoundCall
 
 SEPARATORS = (",", "]")
 """Characters that may follow a call in such a list."""
+QUOTES = "'\""
+OPENING_BRACKETS = "([{"
+CLOSING_BRACKETS = ")]}"
 
 
 class PythonCall(NamedTuple):
@@ -21,6 +24,11 @@ class PythonCall(NamedTuple):
 
     fields: FoundCall
     span: Span
+
+    def moved_by(self, offset: int) -> "PythonCall":
+        """Return the call with its span moved by this many characters."""
+        start, end = self.span
+        return self._replace(span=(start + offset, end + offset))
 
 
 class NotPython(ValueError):
@@ -33,11 +41,11 @@ def python_calls(text: str) -> list[PythonCall]:
     Arguments are named literals. The span of a single call is the whole text.
     """
     expression = text.strip()
-    is_in_brackets = expression.startswith("[") and expression.endswith("]")
-    if not is_in_brackets or len(expression) > LONGEST_LITERAL:
+    if not _may_be_list(expression):
         return []
+    offset = text.index(expression)
     try:
-        calls = list(_calls_of(expression, offset=text.index(expression)))
+        calls = [call.moved_by(offset) for call in _calls_of(expression)]
     except NotPython:
         return []
     if len(calls) == 1:
@@ -45,17 +53,22 @@ def python_calls(text: str) -> list[PythonCall]:
     return calls
 
 
-def _calls_of(expression: str, offset: int) -> Iterator[PythonCall]:
+def _may_be_list(expression: str) -> bool:
+    """Return whether an expression stands in square brackets and is short enough to be read."""
+    is_in_brackets = expression.startswith("[") and expression.endswith("]")
+    return is_in_brackets and len(expression) <= LONGEST_LITERAL
+
+
+def _calls_of(expression: str) -> Iterator[PythonCall]:
     """Yield the calls of `[a(x=1), b(y=2)]`; a comma may follow the last. Raises NotPython.
 
-    offset: where the expression begins in the text, for the spans.
+    The span of a call contains the comma behind it, so the next call begins where it ends.
     """
     start = 1  # behind the opening bracket
     while expression[start:-1].strip():
-        found = _next_call(expression, start)
-        _, end = found.span
-        yield found._replace(span=(offset + start, offset + end))
-        start = end
+        call = _next_call(expression, start)
+        yield call
+        _, start = call.span
 
 
 def _next_call(expression: str, start: int) -> PythonCall:
@@ -64,40 +77,54 @@ def _next_call(expression: str, start: int) -> PythonCall:
     Raises NotPython where there is none, or where an argument is no named literal.
     """
     opening = expression.find("(", start)
-    closing = _closing_bracket(expression, opening)
-    if opening < 0 or closing < 0:
+    if opening < 0:
         raise NotPython
+    brackets_end = _brackets_end(expression, opening)
     tool = expression[start:opening].strip()
-    separator = expression[closing + 1 : closing + 2]
-    if not tool or separator not in SEPARATORS:
+    if not tool:
         raise NotPython
-    arguments = _named_literals(expression[opening : closing + 1])
-    end = closing + 1 + (separator == ",")
+    end = _end_of_separator(expression, brackets_end)
+    arguments = _named_literals(expression[opening:brackets_end])
     return PythonCall(FoundCall(tool, arguments, id=None), span=(start, end))
 
 
-def _closing_bracket(expression: str, opening: int) -> int:
-    """Return the position where the bracket at `opening` is closed, outside of quotes; -1 where it is not."""
+def _end_of_separator(expression: str, position: int) -> int:
+    """Return the offset behind a comma at this position, or the position itself before the last bracket.
+
+    Raises NotPython where neither stands there.
+    """
+    separator = expression[position : position + 1]
+    if separator not in SEPARATORS:
+        raise NotPython
+    return position + 1 if separator == "," else position
+
+
+def _brackets_end(expression: str, opening: int) -> int:
+    """Return the offset behind the bracket that closes the one at `opening`. Raises NotPython where none does."""
     depth = 0
-    quote = ""  # the quotation mark that is open
-    position = opening
-    while 0 <= position < len(expression):
+    for position in _bracket_positions(expression, opening):
+        depth += 1 if expression[position] in OPENING_BRACKETS else -1
+        if depth == 0:
+            return position + 1
+    raise NotPython
+
+
+def _bracket_positions(expression: str, start: int) -> Iterator[int]:
+    """Yield the offsets of the brackets of any kind from `start` on, outside of quotes."""
+    open_quote = ""  # the quotation mark of the text in which the position is; "" outside of texts
+    position = start
+    while position < len(expression):
         character = expression[position]
         if character == "\\":
             position += 1  # the next character is escaped
-        elif quote:
-            if character == quote:
-                quote = ""
-        elif character in "'\"":
-            quote = character
-        elif character in "([{":
-            depth += 1
-        elif character in ")]}":
-            depth -= 1
-            if depth == 0:
-                return position
+        elif open_quote:
+            if character == open_quote:
+                open_quote = ""
+        elif character in QUOTES:
+            open_quote = character
+        elif character in OPENING_BRACKETS or character in CLOSING_BRACKETS:
+            yield position
         position += 1
-    return -1
 
 
 def _named_literals(brackets: str) -> dict[str, Any]:

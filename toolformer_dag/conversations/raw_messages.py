@@ -112,6 +112,10 @@ class CallAt(NamedTuple):
     fields: FoundCall
     paths: tuple[Path, ...]
 
+    def with_copy(self, path: Path) -> "CallAt":
+        """Return the call with the path to one more copy of it."""
+        return self._replace(paths=(*self.paths, path))
+
 
 class ResultAt(NamedTuple):
     """A result with the path to it.
@@ -168,17 +172,16 @@ class RawMessage:
 
     def add_call(self, call: FoundCall, path: Path) -> None:
         """Add a call, and the result that its object holds; for a copy of an earlier call, add only the path."""
-        index = self._index_of_copy(call)
-        if index is not None:
-            first = self.calls[index]
-            self.calls[index] = CallAt(first.fields, (*first.paths, path))
+        copied_index = self._index_of_copy(call)
+        if copied_index is not None:
+            self.calls[copied_index] = self.calls[copied_index].with_copy(path)
             return
         if call.id is not None:
             self._index_by_id.setdefault(call.id, len(self.calls))
         self.calls.append(CallAt(call, (path,)))
-        held_result = call.held_result()
-        if held_result is not None:
-            self.results.append(ResultAt(held_result, path))
+        result = call.held_result()
+        if result is not None:
+            self.results.append(ResultAt(result, path))
 
     def _index_of_copy(self, call: FoundCall) -> int | None:
         """Return the index of the same call with the same id in `calls`; None without one."""
@@ -237,6 +240,13 @@ def _unwrapped(path: Path, value: Any) -> tuple[Path, Any]:
         if isinstance(inner, Mapping) and ("content" in inner or "role" in inner or "type" in inner):
             return (*path, key), inner
     return path, value
+
+
+def _path_of_text(stored: StoredMessage, text: str) -> Path:
+    """Return the path to a message that is a text, with the stretch that it takes in a longer text."""
+    if stored.offset is None:
+        return stored.path
+    return (*stored.path, (stored.offset, stored.offset + len(text)))
 
 
 def _role_of(envelope: Any, message: Mapping[str, Any]) -> str:
@@ -328,11 +338,8 @@ class _MessageReader:
         part = self._begin(str(stored.role), stored.path)
         if part.role == "tool":
             part.results.append(ResultAt(FoundResult(text), stored.path))
-            return
-        path = stored.path
-        if stored.offset is not None:
-            path = (*path, (stored.offset, stored.offset + len(text)))
-        part.words.append(Words(text, path))
+        else:
+            part.words.append(Words(text, _path_of_text(stored, text)))
 
     def _read_object(self, message: Mapping[str, Any], path: Path, role: str) -> None:
         """Read a message that is an object; nothing where its type says that it is silent."""
@@ -390,16 +397,17 @@ class _MessageReader:
 
     def _read_parts(self, content: Any, path: Path) -> None:
         """Read a text, a part, a list of parts, or an object with such a list (Gemini's `{"parts": [...]}`)."""
-        if isinstance(content, Mapping) and isinstance(content.get("parts"), list):
-            path = (*path, "parts")
-            content = content["parts"]
         if isinstance(content, list):
-            for index, part in enumerate(content):
-                self._read_part(part, (*path, index))
-        elif isinstance(content, Mapping):
-            self._read_part(content, path)
+            self._read_list_of_parts(content, path)
+        elif isinstance(content, Mapping) and isinstance(content.get("parts"), list):
+            self._read_list_of_parts(content["parts"], (*path, "parts"))
         else:
-            self._add_words(text_of(content), path)
+            self._read_part(content, path)
+
+    def _read_list_of_parts(self, parts: Sequence[Any], path: Path) -> None:
+        """Read the parts of a content one by one. path: of their list."""
+        for index, part in enumerate(parts):
+            self._read_part(part, (*path, index))
 
     def _read_part(self, part: Any, path: Path) -> None:
         """Read a part of a content: a text, or an object such as `{"type": "text", "text": "Warm."}`."""
@@ -436,15 +444,15 @@ class _MessageReader:
 
     def _read_shaped(self, shaped: ShapedObject, part: Mapping[str, Any], path: Path) -> None:
         """Read a part that is a call or a result by its type or key."""
-        holds_json = bool(shaped.shape.tool) and isinstance(first_of(shaped.fields, ("value",)), str)
-        if holds_json:
+        if shaped.holds_json:
             self._read_listed(shaped.fields["value"], path)
             return
         call = shaped.call()
-        result = shaped.result()
         if call is not None:
             self._add_call(call, path)
-        elif result is not None:
+            return
+        result = shaped.result()
+        if result is not None:
             self.parts[-1].results.append(ResultAt(result, path))
         else:
             self._add_unreadable(part)
@@ -458,11 +466,9 @@ class _MessageReader:
         if call is not None and call.arguments is not None:
             self._add_call(call, path)
             return True
-        call_id = id_in(part, ANSWERED_IDS)
-        content = first_of(part, RESULT)
-        if call_id is None or content is None:
+        result = _untyped_result(part)
+        if result is None:
             return False
-        result = FoundResult(content=content, id=call_id, status_fields=part)
         self.parts[-1].results.append(ResultAt(result, path))
         return True
 
@@ -479,14 +485,14 @@ class _MessageReader:
         if key is None:
             return
         content = message[key]
+        content_path = (*path, key)
         calls = content
         if isinstance(content, str):
             calls = visible(content)
-            self.parts[-1].thoughts += marked_thoughts(content, (*path, key))
-        has_thoughts = calls is not content
-        # The calls of a list lie in it; a single call, or one behind thoughts, is the message.
-        calls_path = path if has_thoughts or not _is_list(content) else (*path, key)
-        self._read_listed(calls, calls_path)
+            self.parts[-1].thoughts += marked_thoughts(content, content_path)
+        is_only_list = calls is content and _is_list(content)  # without thoughts before it
+        # The calls of a list can be dropped one by one; a single call, or one behind thoughts, with the message.
+        self._read_listed(calls, content_path if is_only_list else path)
 
     def _read_results(self, message: Mapping[str, Any], path: Path) -> None:
         """Read a message of a tool: a list of results, each a content part, or a single result."""
@@ -623,15 +629,27 @@ def _words_of(part: Mapping[str, Any], path: Path) -> Words | None:
     return None
 
 
+def _untyped_result(part: Mapping[str, Any]) -> FoundResult | None:
+    """Return the result in a part without a type, by its fields for an id and a content; None without either."""
+    call_id = id_in(part, ANSWERED_IDS)
+    content = first_of(part, RESULT)
+    if call_id is None or content is None:
+        return None
+    return FoundResult(content=content, id=call_id, status_fields=part)
+
+
 def _result_content(message: Mapping[str, Any]) -> Any:
     """Return the answer in a message of a tool, or the error in place of it."""
     content = first_of(message, (*CONTENTS, *RESULT))
     error = first_of(message, ("error.message",))
     if error is not None and not content:
         content = error
-    if isinstance(content, list):  # OpenInference has an object around each part
-        return [part.get("message_content", part) if isinstance(part, Mapping) else part for part in content]
-    return content
+    return [_openinference_part(part) for part in content] if isinstance(content, list) else content
+
+
+def _openinference_part(part: Any) -> Any:
+    """Return the content part inside the object that OpenInference puts around it; any other part unchanged."""
+    return part.get("message_content", part) if isinstance(part, Mapping) else part
 
 
 def _is_result_part(part: Any) -> bool:
@@ -657,7 +675,8 @@ def _requestor(result: Any) -> str | None:
 
 def _is_list(content: Any) -> bool:
     """Return whether a content is a list, or a list in JSON."""
-    return isinstance(parsed(content) if isinstance(content, str) else content, list)
+    opened = parsed(content) if isinstance(content, str) else content
+    return isinstance(opened, list)
 
 
 def _vercel_value(content: Any) -> Any:

@@ -65,6 +65,11 @@ class ReadConversation:
     faults: tuple[Fault, ...]
     record_count: int = 1
 
+    @property
+    def has_calls_or_faults(self) -> bool:
+        """Whether a call was read, or a fault tells that something could not be read."""
+        return bool(self.faults) or any(message.calls for message in self.messages)
+
 
 def read_conversations(records: Iterable[NumberedRecord]) -> Iterator[ReadConversation]:
     """Yield the conversations in the records of one file, in order.
@@ -140,10 +145,7 @@ def _with_unread_call(first: ReadConversation, others: Sequence[ReadConversation
 
     No fault is added where there is one already.
     """
-    conversations = [first, *others]
-    has_calls = any(message.calls for conversation in conversations for message in conversation.messages)
-    has_faults = any(conversation.faults for conversation in conversations)
-    if has_calls or has_faults:
+    if any(conversation.has_calls_or_faults for conversation in (first, *others)):
         return first
     call_path = unread_call(record)
     if call_path is None:
@@ -203,16 +205,16 @@ def _conversations_of(number: int, form: Form, value: Any, *, record_count: int 
     if not conversations:
         yield _unread(NumberedRecord(number, value), "unknown_form", _without_content(form, value, "conversation"))
     for part, stored in enumerate(conversations):
-        read = _read_messages(stored)
-        if not read.messages and not read.faults:
-            read.faults.append(("unknown_form", _without_content(form, value, "message")))
+        messages = _read_messages(stored)
+        if messages.is_empty:
+            messages.faults.append(("unknown_form", _without_content(form, value, "message")))
         yield ReadConversation(
             number=number,
             part=part,
             record_id=_id_of_part(form, value, part),
             form=form.name,
-            messages=read.messages,
-            faults=tuple(read.faults),
+            messages=messages.messages,
+            faults=tuple(messages.faults),
             record_count=record_count,
         )
 
@@ -227,6 +229,11 @@ class _Messages(NamedTuple):
 
     messages: tuple[RecordedMessage, ...]
     faults: list[Fault]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there are neither messages nor faults."""
+        return not self.messages and not self.faults
 
 
 def _read_messages(stored: Sequence[StoredMessage]) -> _Messages:

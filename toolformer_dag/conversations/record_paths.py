@@ -7,7 +7,9 @@ from typing import Any, NamedTuple
 
 from toolformer_dag.conversations.plain_values import parsed
 
-Step = str | int | None | tuple[int, int]
+Span = tuple[int, int]
+"""A stretch of text: the offsets of its first character and of the one behind its last."""
+Step = str | int | None | Span
 """A step from a value to one inside it:
 
 - a key of an object, or an index of a list
@@ -101,19 +103,26 @@ def _without_stretches(text: str, by_step: Mapping[Step, list[Path]]) -> _TextLe
 
     by_step: the paths to remove inside each stretch; () removes it whole.
     """
-    pieces = []
-    position = 0
+    stretches_left = dict[Span, str]()
     has_emptied = False
     for span in _spans(by_step):
-        start, end = span
-        is_removed = () in by_step[span]
-        stretch_left = "" if is_removed else _stretch_without(text[start:end], by_step[span])
-        if not stretch_left and not is_removed:
+        stretch_left = _stretch_without(text[slice(*span)], by_step[span])
+        stretches_left[span] = stretch_left
+        if not stretch_left and () not in by_step[span]:
             has_emptied = True
-        pieces += [text[position:start], stretch_left]
+    return _TextLeft(_with_stretches(text, stretches_left), has_emptied)
+
+
+def _with_stretches(text: str, replacements: Mapping[Span, str]) -> str:
+    """Return a text with other text in place of some stretches, which are in its order and may overlap."""
+    pieces = []
+    position = 0
+    for (start, end), replacement in replacements.items():
+        pieces.append(text[position:start])
+        pieces.append(replacement)
         position = max(position, end)
     pieces.append(text[position:])
-    return _TextLeft("".join(pieces), has_emptied)
+    return "".join(pieces)
 
 
 def _stretch_without(stretch: str, paths: Collection[Path]) -> str:
@@ -128,7 +137,7 @@ def _stretch_without(stretch: str, paths: Collection[Path]) -> str:
     return "" if left.has_emptied or not left.text.strip() else left.text
 
 
-def _spans(steps: Iterable[Step]) -> list[tuple[int, int]]:
+def _spans(steps: Iterable[Step]) -> list[Span]:
     """Return the steps that are stretches of text, in the order of the text."""
     return sorted(step for step in steps if isinstance(step, tuple))
 

@@ -230,6 +230,11 @@ class ShapedObject(NamedTuple):
         """Return the call of the object; None where it is only a result, or names no tool."""
         return found_call(self.shape, self.fields) if self.shape.tool else None
 
+    @property
+    def holds_json(self) -> bool:
+        """Whether the object is a call whose fields stand as JSON in its field `value`."""
+        return bool(self.shape.tool) and isinstance(first_of(self.fields, ("value",)), str)
+
     def result(self) -> FoundResult | None:
         """Return the result of the object; None where it is a call."""
         is_only_result = bool(self.shape.result) and not self.shape.tool

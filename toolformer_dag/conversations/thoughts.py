@@ -104,7 +104,8 @@ def thought_beside_content(message: Mapping[str, Any], path: Path) -> Thought | 
     """
     names = [name for name in THOUGHT_FIELDS if name in message and thought_text(message[name])]
     if names:
-        return Thought(thought_text(message[names[0]]), tuple((*path, name) for name in names))
+        paths = tuple((*path, name) for name in names)
+        return Thought(thought_text(message[names[0]]), paths)
     langchain_fields = message.get(LANGCHAIN_FIELDS)
     if isinstance(langchain_fields, Mapping):
         return thought_beside_content(langchain_fields, (*path, LANGCHAIN_FIELDS))

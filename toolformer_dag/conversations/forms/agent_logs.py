@@ -47,15 +47,20 @@ def smolagents_steps(record: Any) -> Iterator[StoredMessage]:
 
 def _smolagents_step(step: Mapping[str, Any], path: Path) -> Iterator[StoredMessage]:
     """Yield the task of a step, then its final answer, or else its call and result."""
-    for key, role in (("system_prompt", "system"), ("task", "user")):
-        if isinstance(step.get(key), str):
-            yield StoredMessage((*path, key), step[key], role)
+    yield from _smolagents_task(step, path)
     final_answer = _final_answer(step)
     if final_answer is not None:
         answer_path = (*path, "tool_calls", 0, "function", "arguments", "answer")
         yield StoredMessage(answer_path, final_answer, "assistant")
     else:
         yield from _smolagents_action(step, path)
+
+
+def _smolagents_task(step: Mapping[str, Any], path: Path) -> Iterator[StoredMessage]:
+    """Yield the system prompt and the task in a step, which the first steps of a run have."""
+    for key, role in (("system_prompt", "system"), ("task", "user")):
+        if isinstance(step.get(key), str):
+            yield StoredMessage((*path, key), step[key], role)
 
 
 def _final_answer(step: Mapping[str, Any]) -> str | None:
@@ -97,13 +102,18 @@ def adp_items(record: Any) -> Iterator[StoredMessage]:
 
 
 def _adp_item(item: Mapping[str, Any], path: Path) -> StoredMessage:
-    """Return an action as a call or as words, an observation as words of the user or as a result."""
-    content = item.get("content")
+    """Return an action as a call or as words of the assistant, an observation as words of the user or as a result."""
     call = _adp_call(item)
     if call is not None:
         return StoredMessage(path, item, call=call)
     if item.get("class_") == "message_action":
-        return StoredMessage(path, str(content), "assistant")
+        return StoredMessage(path, str(item.get("content")), "assistant")
+    return _adp_observation(item, path)
+
+
+def _adp_observation(item: Mapping[str, Any], path: Path) -> StoredMessage:
+    """Return a text of the user as words, any other observation, such as a web page, as a result."""
+    content = item.get("content")
     if item.get("source") == "user" and isinstance(content, str):
         return StoredMessage(path, content, "user")
     if content is None:

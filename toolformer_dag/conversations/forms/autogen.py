@@ -53,14 +53,13 @@ def autogen_messages(record: Any) -> Iterator[StoredMessage]:
     people = _people(messages)
     call_ids = _call_ids(messages)
     for number, message in enumerate(messages):
+        message_path = (*path, number)
         if isinstance(message, Mapping) and "type" in message:
-            role = _role_of(message, people)
-            event = _Event(
-                message, (*path, number), role, type=_type_of(message), next_type=_type_at(messages, number + 1)
-            )
+            next_type = _type_at(messages, number + 1)
+            event = _Event.of(message, message_path, people, next_type)
             yield from _messages_of(event, call_ids)
         else:
-            yield StoredMessage((*path, number), message)
+            yield StoredMessage(message_path, message)
 
 
 def _type_at(messages: Sequence[Any], number: int) -> str | None:
@@ -76,6 +75,11 @@ class _Event(NamedTuple):
     role: str
     type: str
     next_type: str | None
+
+    @staticmethod
+    def of(fields: Mapping[str, Any], path: Path, people: Collection[str], next_type: str | None) -> "_Event":
+        """Return the event of a message. people: the names of the agents that are people."""
+        return _Event(fields, path, _role_of(fields, people), type=_type_of(fields), next_type=next_type)
 
     @property
     def content(self) -> Any:
@@ -113,17 +117,29 @@ def _people(messages: Sequence[Any]) -> set[str]:
 
 
 def _messages_of(event: _Event, call_ids: Collection[str | None]) -> Iterator[StoredMessage]:
-    """Yield the words, calls or results of an event; an event of an unknown type gets its type as role.
+    """Yield the words, calls or results of an event. call_ids: of all calls, except those that summaries repeat.
 
-    A summary that repeats calls of no event, as where the events were not kept, gets an unknown role, too.
+    A summary that repeats other calls than these gets an unknown role, which is reported as a fault.
     """
     if event.has_calls:
         yield from _call_messages(event)
     elif event.has_results:
-        yield StoredMessage(event.path, {"content": [_typed_result(part) for part in event.content]}, "tool")
+        yield _result_message(event)
     elif _has_other_calls(event.fields, call_ids):
         yield event.words(role=f"{event.type} with calls of no event")
-    elif event.has_words:
+    else:
+        yield from _other_messages(event)
+
+
+def _result_message(event: _Event) -> StoredMessage:
+    """Return the results of an event as one message of a tool."""
+    results = [_typed_result(part) for part in event.content]
+    return StoredMessage(event.path, {"content": results}, "tool")
+
+
+def _other_messages(event: _Event) -> Iterator[StoredMessage]:
+    """Yield the words or the code of an event; one of an unknown type gets its type as role, which is a fault."""
+    if event.has_words:
         yield event.words(event.role)
     elif event.type in CODE_TYPES:
         yield _code_message(event)

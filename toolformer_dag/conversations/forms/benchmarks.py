@@ -56,13 +56,11 @@ def _bfcl_message(path: Path, message: Any) -> Iterator[StoredMessage]:
     role = message.get("role") if isinstance(message, Mapping) else None
     if role not in ("user", "assistant", "tool", "system"):
         return
-    content = message.get("content")
-    calls = list(_bfcl_calls(content)) if role == "assistant" else []
+    calls = list(_bfcl_calls(message.get("content"))) if role == "assistant" else []
     if not calls:
         yield StoredMessage(path, message)
     for call in calls:
-        call_path: Path = (*path, "content", call.item) if isinstance(content, list) else path
-        yield StoredMessage(call_path, message, call=call.fields)
+        yield _bfcl_call_message(message, path, call)
 
 
 class _BfclCall(NamedTuple):
@@ -72,14 +70,21 @@ class _BfclCall(NamedTuple):
     fields: FoundCall
 
 
+def _bfcl_call_message(message: Mapping[str, Any], path: Path, call: _BfclCall) -> StoredMessage:
+    """Return a call of a message; its path is that of the message where the content is no list of calls."""
+    is_list = isinstance(message.get("content"), list)
+    call_path: Path = (*path, "content", call.item) if is_list else path
+    return StoredMessage(call_path, message, call=call.fields)
+
+
 def _bfcl_calls(content: Any) -> Iterator[_BfclCall]:
     """Yield the calls of a content: a text with calls, or a list, maybe in JSON, with a call per item."""
-    opened = parsed(content) if isinstance(content, str) else content
-    if isinstance(content, str) and opened is None:
+    items = parsed(content) if isinstance(content, str) else content
+    if isinstance(content, str) and items is None:
         for index, marked in enumerate(marked_calls(content).calls):
             yield _BfclCall(index, marked.fields)
-    elif isinstance(opened, list):
-        for index, item in enumerate(opened):
+    elif isinstance(items, list):
+        for index, item in enumerate(items):
             for call in _calls_of_item(item):
                 yield _BfclCall(index, call)
 
@@ -123,8 +128,9 @@ def api_bank_messages(lines: Any) -> Iterator[StoredMessage]:
             yield StoredMessage((number,), line)
             continue
         call = FoundCall(str(line["api_name"]), line.get("param_dict"), id=str(number))
+        result = _api_bank_result(line.get("result"), call_id=str(number))
         yield StoredMessage((number,), line, call=call)
-        yield StoredMessage((number,), line, result=_api_bank_result(line.get("result"), call_id=str(number)))
+        yield StoredMessage((number,), line, result=result)
 
 
 def _api_bank_result(result: Any, call_id: str) -> FoundResult:

@@ -92,11 +92,11 @@ def _messages_with_commands(messages: Sequence[Any], messages_path: Path) -> Ite
         path: Path = (*messages_path, number)
         command = _command_of(message)
         if command is not None:
-            awaits_result = True
             yield from _words_and_command(message["content"], command, (*path, "content"))
+            awaits_result = True
         elif awaits_result and _is_text_of(message, "user"):
-            awaits_result = False
             yield StoredMessage(path, message, result=FoundResult(message["content"]))
+            awaits_result = False
         else:
             yield StoredMessage(path, message)
 
@@ -234,14 +234,25 @@ def _sdk_event(event: Mapping[str, Any], path: Path) -> Iterator[StoredMessage]:
     """Yield the words, the call or the result of an event, by its kind; nothing for an event of another kind."""
     kind = event.get("kind")
     if kind == "SystemPromptEvent":
-        yield StoredMessage((*path, "system_prompt"), text_of([event.get("system_prompt")]), "system")
+        yield _sdk_system_prompt(event, path)
     elif kind == "MessageEvent":
         yield StoredMessage((*path, "llm_message"), event.get("llm_message"))
     elif kind == "ActionEvent":
-        yield from _words(text_of(event.get("thought")), (*path, "thought"))
-        yield StoredMessage(path, event, call=_sdk_call(event))
+        yield from _sdk_action(event, path)
     elif kind in SDK_RESULTS:
         yield StoredMessage(path, event, result=_sdk_result(event))
+
+
+def _sdk_system_prompt(event: Mapping[str, Any], path: Path) -> StoredMessage:
+    """Return the prompt of an event as words of the system; it is a content part."""
+    prompt = text_of([event.get("system_prompt")])
+    return StoredMessage((*path, "system_prompt"), prompt, "system")
+
+
+def _sdk_action(event: Mapping[str, Any], path: Path) -> Iterator[StoredMessage]:
+    """Yield the thought before an action, then the action as a call."""
+    yield from _words(text_of(event.get("thought")), (*path, "thought"))
+    yield StoredMessage(path, event, call=_sdk_call(event))
 
 
 def _sdk_call(event: Mapping[str, Any]) -> FoundCall:

@@ -73,6 +73,11 @@ def attributes_of(span: Mapping[str, Any]) -> dict[str, Attribute]:
     attributes = span.get("attributes")
     if isinstance(attributes, Mapping):
         return {str(name): Attribute(("attributes", name), value) for name, value in attributes.items()}
+    return _otlp_attributes(span)
+
+
+def _otlp_attributes(span: Mapping[str, Any]) -> dict[str, Attribute]:
+    """Return the attributes of a span by name, from the list of pairs that OTLP writes."""
     attributes_by_name = dict[str, Attribute]()
     for index, item in enumerate(list_at(span, "attributes")):
         attribute = _otlp_attribute(item, ("attributes", index))
@@ -104,9 +109,13 @@ def plain_value(value: Any) -> Any:
         return [plain_value(item) for item in list_at(content, "values")]
     if kind == "kvlistValue":
         return dict(map(_plain_pair, list_at(content, "values")))
-    if kind == "intValue" and str(content).lstrip("-").isdecimal():
-        return int(content)
-    return content
+    return _plain_integer(content) if kind == "intValue" else content
+
+
+def _plain_integer(content: Any) -> Any:
+    """Return 4 for "4", since OTLP writes integers as text; any other value unchanged."""
+    is_integer = str(content).lstrip("-").isdecimal()
+    return int(content) if is_integer else content
 
 
 def _plain_pair(pair: Any) -> tuple[str, Any]:
@@ -175,14 +184,21 @@ def listed_messages(value: Any) -> list[StoredMessage]:
 
     It is a list of messages, an object with a list or a message (LISTS_INSIDE), or a message.
     """
-    opened = parsed(value) if isinstance(value, str) else value
-    opened_path: Path = (None,) if isinstance(value, str) and opened is not None else ()
+    if not isinstance(value, str):
+        return _messages_of_value(value)
+    opened = parsed(value)
+    json_path: Path = () if opened is None else (None,)  # the step None opens JSON
+    return _moved_below(json_path, _messages_of_value(opened))
+
+
+def _messages_of_value(value: Any) -> list[StoredMessage]:
+    """Return the messages at the first path of LISTS_INSIDE that leads to objects, or the value as one message."""
     for pattern in LISTS_INSIDE:
-        messages = _messages_matching(opened, pattern)
+        messages = _messages_matching(value, pattern)
         if messages and all(isinstance(message.value, Mapping) for message in messages):
-            return _moved_below(opened_path, messages)
-    message = _single_message(opened)
-    return [] if message is None else [StoredMessage(opened_path, message)]
+            return messages
+    message = _single_message(value)
+    return [] if message is None else [StoredMessage((), message)]
 
 
 def _messages_matching(value: Any, pattern: str) -> list[StoredMessage]:
@@ -275,14 +291,17 @@ def event_messages(span: Mapping[str, Any]) -> list[StoredMessage]:
 
 
 def _event_message(event: Any) -> dict[str, Any] | None:
-    """Return the message of an event; None where it has none."""
+    """Return the message of an event such as `gen_ai.user.message` or `gen_ai.choice`; None where it has none."""
     name = str(event.get("name")) if isinstance(event, Mapping) else ""
     if not name.startswith("gen_ai."):
         return None
     role = name.split(".")[1]
     body = first_of(event, ("body",)) or attribute_values(event)
-    if role != "choice":
-        return _message_of_body(role, body)
+    return _message_of_choice(body) if role == "choice" else _message_of_body(role, body)
+
+
+def _message_of_choice(body: Any) -> dict[str, Any] | None:
+    """Return the message of the assistant in the body of the event `gen_ai.choice`; None where it has none."""
     answer = body.get("message") if isinstance(body, Mapping) else body
     return _message_of_body("assistant", answer)
 
@@ -297,18 +316,26 @@ def _message_of_body(role: str, body: Any) -> dict[str, Any] | None:
 
 def tool_span(span: Mapping[str, Any], path: Path) -> list[StoredMessage]:
     """Return the call and the result of a span that runs a tool; an empty list for another span."""
+    call = _call_of_span(span)
+    if call is None:
+        return []
+    messages = [StoredMessage(path, span, call=call)]
+    content = _first_value(attribute_values(span), TOOL_RESULTS)
+    if content is not None:
+        result = FoundResult(content, id=call.id, tool=call.tool)
+        messages.append(StoredMessage(path, span, result=result))
+    return messages
+
+
+def _call_of_span(span: Mapping[str, Any]) -> FoundCall | None:
+    """Return the call of a span that runs a tool, with the span's id if the call has none; None for another span."""
     values = attribute_values(span)
     tool = values.get("gen_ai.tool.name") or values.get("tool.name")
     if not isinstance(tool, str):
-        return []
-    call_id = str(values.get("gen_ai.tool.call.id", first_of(span, ("spanId", "span_id"))))
-    call = FoundCall(tool, _first_value(values, TOOL_ARGUMENTS), id=call_id)
-    messages = [StoredMessage(path, span, call=call)]
-    content = _first_value(values, TOOL_RESULTS)
-    if content is not None:
-        result = FoundResult(content, id=call_id, tool=tool)
-        messages.append(StoredMessage(path, span, result=result))
-    return messages
+        return None
+    span_id = first_of(span, ("spanId", "span_id"))
+    call_id = values.get("gen_ai.tool.call.id", span_id)
+    return FoundCall(tool, _first_value(values, TOOL_ARGUMENTS), id=str(call_id))
 
 
 def _first_value(values: Mapping[str, Any], names: Sequence[str]) -> Any:
@@ -329,17 +356,22 @@ def conversation_of(spans: Sequence[TraceSpan]) -> list[StoredMessage]:
     Each request of an agent repeats the messages before it, so of spans with equally many the last one counts. Where no
     span has messages, the spans that run tools give the calls.
     """
-    longest = list[StoredMessage]()
-    for span in spans:
-        messages = _moved_below(span.path, span_messages(span.fields))
-        if len(messages) >= len(longest):
-            longest = messages
+    longest = _longest(_moved_below(span.path, span_messages(span.fields)) for span in spans)
     if longest:
         return longest
     calls = list[StoredMessage]()
     for span in spans:
         calls += tool_span(span.fields, span.path)
     return calls
+
+
+def _longest(conversations: Iterable[list[StoredMessage]]) -> list[StoredMessage]:
+    """Return the conversation with the most messages, the last one of equally long ones; [] where there is none."""
+    longest = list[StoredMessage]()
+    for messages in conversations:
+        if len(messages) >= len(longest):
+            longest = messages
+    return longest
 
 
 def by_trace(spans: Sequence[TraceSpan]) -> Iterator[list[StoredMessage]]:
@@ -386,18 +418,20 @@ def spans_in(record: Any) -> Iterator[list[StoredMessage]]:
 
 
 def langfuse_trace(record: Any) -> Iterator[StoredMessage]:
-    """Yield the messages of a trace of Langfuse: those of the generation with most of them, else those of the trace.
+    """Yield the messages of the longest generation of a Langfuse trace, or the trace's own messages without one.
 
-    Of generations with equally many the last one counts, since each repeats the messages before it.
+    Each generation repeats the messages before it, so of equally long generations the last one counts.
     """
-    longest = list[StoredMessage]()
+    yield from _longest(_generations(record)) or _input_and_output(record)
+
+
+def _generations(record: Any) -> Iterator[list[StoredMessage]]:
+    """Yield the messages of each observation of a Langfuse trace that is a generation or an agent's run."""
     for path in paths_matching(record, "observations.*"):
         observation = value_at(record, path)
-        if isinstance(observation, Mapping) and str(observation.get("type")).upper() in ("GENERATION", "AGENT"):
-            messages = _moved_below(path, _input_and_output(observation))
-            if len(messages) >= len(longest):
-                longest = messages
-    yield from longest or _input_and_output(record)
+        kind = str(first_of(observation, ("type",)))
+        if kind.upper() in ("GENERATION", "AGENT"):
+            yield _moved_below(path, _input_and_output(observation))
 
 
 def langsmith_run(record: Any) -> Iterator[StoredMessage]:
@@ -427,10 +461,16 @@ def request_and_response(record: Any) -> Iterator[StoredMessage]:
     yield from messages_in(record, ("system", "request.system", "request.body.system"))
     yield from messages_in(record, REQUESTS)
     yield from messages_in(record, RESPONSES)
-    has_body = first_of(record, ("response.body",)) is not None
-    path = ("response", "body") if has_body else ("response",)
-    response = first_of(record, (".".join(path),))
-    if isinstance(response, Mapping) and response.get("role") is not None:  # the response is the message
+    response_body = first_of(record, ("response.body",))
+    if response_body is not None:
+        yield from _response_messages(response_body, ("response", "body"))
+    else:
+        yield from _response_messages(first_of(record, ("response",)), ("response",))
+
+
+def _response_messages(response: Any, path: Path) -> Iterator[StoredMessage]:
+    """Yield a response that is itself a message, then the messages in its output (OpenAI) or candidates (Gemini)."""
+    if isinstance(response, Mapping) and response.get("role") is not None:
         yield StoredMessage(path, response)
     yield from _moved_below(path, messages_in(response, ("output", "candidates.*.content")))
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple
 
-from toolformer_dag.conversations.plain_values import parsed_field
+from toolformer_dag.conversations.plain_values import BEGINS_JSON, parsed_field
 from toolformer_dag.conversations.raw_messages import StoredMessage
 from toolformer_dag.conversations.record_paths import Path, value_at
 
@@ -163,19 +163,17 @@ class _Match(NamedTuple):
 
 
 def _matches(value: Any, steps: tuple[str, ...], path: Path, most: int | None = None) -> Iterator[_Match]:
-    """Yield the values at the ends of all paths that match some steps: keys, indexes or ANY.
+    """Yield the values that steps lead to: ("runs", "*", "id") leads to two in {"runs": [{"id": 1}, {"id": 2}]}.
 
-    As an example, the steps ("runs", "*", "id") match two values of {"runs": [{"id": 1}, {"id": 2}]}. JSON in a text
-    near the record (OPENED_STEPS) is opened, which is the step None of a path: ("runs", None, 0, "id").
+    JSON in a text is opened, at most OPENED_STEPS below the record, which adds the step None to the path.
 
-    path: of `value` in the record. most: items of a list to look into; all by default.
+    path: of `value` in the record. most: items of a list to look into; None for all.
     """
     if not steps:
         if value is not None:
             yield _Match(path, value)
         return
-    may_be_json = isinstance(value, str) and value[:1] in ("[", "{")
-    if may_be_json and len(path) <= OPENED_STEPS:
+    if isinstance(value, str) and len(path) <= OPENED_STEPS and value[:1] in BEGINS_JSON:
         yield from _matches(parsed_field(value), steps, (*path, None), most)
         return
     for key in _keys_of_step(value, steps, most):
@@ -183,16 +181,29 @@ def _matches(value: Any, steps: tuple[str, ...], path: Path, most: int | None = 
 
 
 def _keys_of_step(value: Any, steps: Sequence[str], most: int | None) -> Sequence[str | int]:
-    """Return the keys of an object, or the indexes of a list, that the first of some steps stands for."""
+    """Return the keys of an object, or the indexes of a list, that the first of some steps stands for.
+
+    most: items of a list to look into; None for all.
+    """
     step = steps[0]
     if isinstance(value, Mapping):
         return (step,) if step in value else ()
     if not isinstance(value, list):
         return ()
-    if step == ANY:
-        is_last = len(steps) == 1
-        return range(len(value[:most])) if is_last or _holds_containers(value) else ()
-    return (int(step),) if step.isdecimal() and int(step) < len(value) else ()
+    if step != ANY:
+        return _index_in(value, step)
+    has_inner_steps = len(steps) > 1
+    if has_inner_steps and not _holds_containers(value):
+        return ()
+    return range(len(value[:most]))
+
+
+def _index_in(items: Sequence[Any], step: str) -> tuple[int, ...]:
+    """Return the index that a step such as "2" names, as the only item; () where the list has no such index."""
+    if not step.isdecimal():
+        return ()
+    index = int(step)
+    return (index,) if index < len(items) else ()
 
 
 def _holds_containers(items: Sequence[Any]) -> bool:

@@ -47,15 +47,22 @@ def _pydantic_messages_path(conversation: Any) -> Path:
 
 
 def _pydantic_part(part: Any, path: Path) -> StoredMessage:
-    """Return a part as a message; a retry prompt with the id of a call is its result: the call has failed."""
-    kind = part.get("part_kind") if isinstance(part, dict) else None
-    if kind == "retry-prompt" and part.get("tool_call_id"):
-        call_id = id_in(part, ("tool_call_id",))
-        result = FoundResult(part.get("content"), id=call_id, status_fields={"error": True})
-        return StoredMessage(path, part, result=result)
-    role = "user" if kind == "retry-prompt" else PYDANTIC_ROLES.get(str(kind), "assistant")
-    is_content_block = role == "assistant" or str(kind).startswith("builtin")
+    """Return a part as a message, by its kind, such as "user-prompt", "text" or "builtin-tool-call"."""
+    kind = str(part.get("part_kind")) if isinstance(part, dict) else ""
+    if kind == "retry-prompt":
+        return _pydantic_retry(part, path)
+    role = PYDANTIC_ROLES.get(kind, "assistant")
+    is_content_block = role == "assistant" or kind.startswith("builtin")
     return StoredMessage(path, part, role, is_part=is_content_block)
+
+
+def _pydantic_retry(part: dict[str, Any], path: Path) -> StoredMessage:
+    """Return a prompt to try again: the result of a failed call if it has the call's id, else words of the user."""
+    if not part.get("tool_call_id"):
+        return StoredMessage(path, part, "user")
+    call_id = id_in(part, ("tool_call_id",))
+    result = FoundResult(part.get("content"), id=call_id, status_fields={"error": True})
+    return StoredMessage(path, part, result=result)
 
 
 FORMS = (

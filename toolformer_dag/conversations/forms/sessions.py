@@ -116,13 +116,18 @@ def _parents(records: Sequence[Any]) -> dict[str, str | None]:
     parents = dict[str, str | None]()
     for record in records:
         fields = _id_fields(record) if isinstance(record, Mapping) else None
-        if fields is None:
-            continue
-        parent = record[fields.parent]
-        if parent is None:
-            parent = record.get(LOGICAL_PARENT)
-        parents[str(record[fields.line])] = parent if isinstance(parent, str) else None
+        if fields is not None:
+            line_id = str(record[fields.line])
+            parents[line_id] = _parent_of(record, fields)
     return parents
+
+
+def _parent_of(record: Mapping[str, Any], fields: IdFields) -> str | None:
+    """Return the id of a line's parent, else that of its logical parent; None without either."""
+    parent = record[fields.parent]
+    if parent is None:
+        parent = record.get(LOGICAL_PARENT)
+    return parent if isinstance(parent, str) else None
 
 
 def _id_fields(record: Mapping[str, Any]) -> IdFields | None:

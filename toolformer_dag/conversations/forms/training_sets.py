@@ -92,7 +92,9 @@ def xlam_messages(conversation: Any) -> Iterator[StoredMessage]:
     if isinstance(answers, str):
         calls = parsed(answers)
         calls_path = ("answers", None)  # None opens the JSON
-    for index, call in enumerate(calls if isinstance(calls, list) else ()):
+    if not isinstance(calls, list):
+        return
+    for index, call in enumerate(calls):
         yield StoredMessage((*calls_path, index), call, call=listed_call(call))
 
 
