@@ -211,3 +211,29 @@ def test_a_dropped_call_leaves_the_thoughts_of_the_record_where_they_are() -> No
     left = drop(record, messages[1].calls)
     assert json.dumps(left).count("Oslo is cold.") == 1
     assert read_conversation(left)[0][1] == replace(messages[1], calls=())
+
+
+def test_a_thought_between_marks_without_words_waits_for_the_next_message() -> None:
+    thought = {"role": "assistant", "content": "<think>Oslo is cold.</think>"}
+    call = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+    assert thoughts_of(QUESTION, thought, call, RESULT, ANSWER)[0] == ("", "Oslo is cold.")
+    assert thoughts_of(QUESTION, {**thought, "reasoning": "First."}, call, RESULT)[0] == ("", "First.\n\nOslo is cold.")
+
+
+def test_a_thought_that_the_record_repeats_beside_a_later_part_stays_one() -> None:
+    parts = [
+        {"type": "tool_use", "id": "c1", "name": "weather", "input": {"city": "Oslo"}},
+        {"type": "tool_result", "tool_use_id": "c1", "content": "7 degrees"},
+        {"type": "thinking", "thinking": "Oslo is cold."},
+        {"type": "text", "text": "It is 7 degrees."},
+    ]
+    messages = messages_of(QUESTION, {"role": "assistant", "content": parts, "reasoning": "Oslo is cold."})
+    thinking = [message for message in messages if message.thoughts or message.thought_places]
+    assert [(message.content, message.thoughts) for message in thinking] == [("It is 7 degrees.", "Oslo is cold.")]
+    assert len(thinking[0].thought_places) == 2
+
+
+def test_thoughts_that_overlap_are_one() -> None:
+    text = "<think>a <thinking>b</think> c</thinking> hi"
+    [(content, thoughts)] = thoughts_of(QUESTION, {"role": "assistant", "content": text})
+    assert content == "hi" and all(letter in thoughts for letter in "abc")

@@ -160,8 +160,8 @@ class RawMessage:
 
     @property
     def says_something(self) -> bool:
-        """Whether it has calls or words, thoughts between marks included."""
-        return bool(self.calls) or bool(self.text.strip())
+        """Whether it has calls or words outside of thoughts."""
+        return bool(self.calls) or bool(visible(self.text).strip())
 
     def marked_thoughts(self) -> list[Thought]:
         """Return the thoughts between marks in the words; their paths are lost where words were joined."""
@@ -213,10 +213,12 @@ def _with_thoughts_at_words(messages: Sequence[RawMessage]) -> list[RawMessage]:
     for message in messages:
         if message.role in ("assistant", THOUGHT):
             thoughts = waiting_thoughts + message.thoughts
-            if not thoughts:
-                continue
-            message.thoughts = thoughts if message.says_something else []
-            waiting_thoughts = [] if message.says_something else thoughts
+            if message.says_something:
+                message.thoughts = thoughts
+                waiting_thoughts = []
+            else:
+                message.thoughts = []
+                waiting_thoughts = thoughts + message.marked_thoughts()
         elif message.role != "tool":
             waiting_thoughts = []
     return [message for message in messages if message.role != THOUGHT]
@@ -383,9 +385,13 @@ class _MessageReader:
         if first.role != "assistant" or not isinstance(message, Mapping):
             return
         thought = thought_beside_content(message, path)
-        if thought is not None:
-            is_copy = any(part.thoughts for part in self.parts)
-            first.thoughts.append(thought._replace(text="") if is_copy else thought)
+        if thought is None:
+            return
+        repeated = next((part for part in self.parts if part.thoughts), None)
+        if repeated is None:
+            first.thoughts.append(thought)
+        else:
+            repeated.thoughts.append(thought._replace(text=""))
 
     def _read_content(self, message: Mapping[str, Any], path: Path) -> None:
         """Read the first of the fields CONTENTS that holds something."""

@@ -176,11 +176,14 @@ def _end_of_prompted_thinking(text: str, marks: Marks) -> int:
 
 
 def _outer(spans: Sequence[Span]) -> list[Span]:
-    """Return the stretches that begin in no other one. spans: in the order of the text."""
+    """Return the stretches with those that overlap joined. spans: in the order of the text."""
     outer_spans = list[Span]()
     for start, end in spans:
         if not outer_spans or start >= outer_spans[-1][1]:
             outer_spans.append((start, end))
+        else:
+            first_start, last_end = outer_spans[-1]
+            outer_spans[-1] = (first_start, max(last_end, end))
     return outer_spans
 
 
