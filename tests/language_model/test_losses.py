@@ -9,6 +9,8 @@ import pytest
 from toolformer_dag.model.prefixes import TREE_NODES, Forest
 from toolformer_dag.model.requests import WINDOW_WEIGHTS, CallLosses, LossRequest
 
+WINDOW = len(WINDOW_WEIGHTS)
+
 CALLS = [("Add", "35 + 26", "61"), ("QA", "¿dónde? 中", "a b"), ("Calendar", "", "")]
 
 
@@ -57,10 +59,11 @@ def test_every_distinct_sequence_is_run_once_up_to_the_last_token_read(gpt2: Any
     engine = gpt2.engine(10_000)
     requests = [LossRequest(text, i, "Add", "1", result) for i in (3, 5) for result in ("7", "8")]
     engine.losses(requests * 2)
-    assert len(tokens(text)) > 5 + 4
-    assert engine.counts.loss_empty == 5 + 4
+    to_last_read = 5 + WINDOW - 1  # of the later position
+    assert len(tokens(text)) > to_last_read
+    assert engine.counts.loss_empty == to_last_read
     shared = beginnings(gpt2, [" [Add(1)]", " [Add(1) -> 7]", " [Add(1) -> 8]"])
-    assert engine.counts.loss_call + engine.counts.loss_result == shared + 3 * (5 + 4)
+    assert engine.counts.loss_call + engine.counts.loss_result == shared + 3 * to_last_read
     assert engine.counts.passes == 2
 
 
@@ -74,7 +77,7 @@ def test_calls_that_begin_alike_share_their_beginning(case: Any, texts: tuple[st
     assert np.allclose(found, [expected(case, each) for each in requests], rtol=0, atol=1e-5)
     z = [f" [Add({value}){end}]" for value, result in calls for end in ("", f" -> {result}")]
     apart = sum(len(case.reference.tokens(each)) for each in set(z))
-    behind = 5 * len(set(z)) * 2
+    behind = WINDOW * len(set(z)) * 2
     assert beginnings(case, z) <= engine.counts.loss_call + engine.counts.loss_result - behind < apart
 
 

@@ -1,13 +1,17 @@
 """Calls of several tools in one document -> texts with their calls."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.cuts import fitting, words
-from tests.pipeline.conftest import StaleInput, TableOutput, hand_made, publish, update_one
+from tests.pipeline.conftest import StaleInput, TableOutput, frame_of, hand_made, publish, update_one
+from toolformer_dag.computing.stage import PartRows
+from toolformer_dag.method.decided_calls import DECIDED, DECIDED_SCHEMA
 from toolformer_dag.pipeline.merging import (
     HELDOUT,
     TRAIN,
@@ -99,6 +103,14 @@ def test_calls_found_in_differently_cut_texts_meet_in_one_example(tmp_path: Path
 WORDS = "one two three four five six seven eight nine ten eleven twelve"
 
 
+def publish_filtered(
+    output: TableOutput, kept: Sequence[Mapping[str, object]], reasons: Sequence[Mapping[str, object]]
+) -> None:
+    """Publish kept calls by hand, with the table of reasons beside them."""
+    beside = {DECIDED: pl.DataFrame(reasons, schema=DECIDED_SCHEMA)}
+    output.publish("one", PartRows([frame_of(output, kept)], beside=beside))
+
+
 def plainly(folder: Path, model: Path, share: float) -> dict[str, TableOutput]:
     """Publish twelve texts of the calculator's lane and the calendar's, of which three have a call of the first."""
     outputs = hand_made(folder, *NAMES, shards=["one"], model=model, sections={"training": {"plain_texts": share}})
@@ -116,7 +128,7 @@ def plainly(folder: Path, model: Path, share: float) -> dict[str, TableOutput]:
             | {"input": "1", "result": "1", "delta": 1.0}
             for word in ("one", "two", "three")
         ]
-        publish(filtered, "one", calls if lane == "calculator" else [])
+        publish_filtered(filtered, calls if lane == "calculator" else [], reasons=[])
     return outputs
 
 
@@ -137,6 +149,19 @@ def test_texts_in_which_no_call_helped_stand_as_they_are_in_the_proportion_asked
     assert len(plain[0.0]) == 0 and len(plain[0.9]) in (2, 3)  # 2.7, rounded by a hash
     assert plain[1.0] == {"eight", "eleven", "five"} and len(plain[2.0]) == 6 and len(plain[9.0]) == 9
     assert plain[0.9] <= plain[1.0] <= plain[2.0] <= plain[9.0], "a larger proportion adds texts and drops none"
+
+
+def test_texts_whose_calls_only_a_limit_left_out_do_not_stand_as_texts_in_which_no_call_helped(
+    tmp_path: Path, model: Path
+) -> None:
+    outputs = plainly(tmp_path, model, 9.0)
+    filtered = outputs["calculator/filtered_calls"]
+    key = {"tool": "calculator", "shard": "one", "digest": "four", "segment": 0, "position": 1, "sample": 0}
+    publish(outputs["calculator/loss_deltas"], "one", [{**key, "char_offset": 1}])
+    for reason, stands in (("beyond_examples", False), ("below_tau_f", True)):
+        kept = filtered.table.read("one").to_dicts()
+        publish_filtered(filtered, kept, reasons=[{**key, "reason": reason}])
+        assert ("four" in stored(outputs)) == stands
 
 
 def test_a_proportion_of_texts_without_calls_makes_c_alone_stale(tmp_path: Path, model: Path) -> None:

@@ -1,10 +1,12 @@
 """Files as other people's programs write them: a fault is the file's own, and what is not read is counted."""
 
 import gzip
+import importlib
 import io
 import json
 import random
 import tarfile
+from collections.abc import Iterator
 from datetime import date, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -23,7 +25,8 @@ from toolformer_dag.pipeline.removed_documents import question_texts
 from toolformer_dag.texts.columns import Rejection
 from toolformer_dag.texts.document import Document
 from toolformer_dag.texts.formats import AUTO, FormatChoice
-from toolformer_dag.texts.shard_faults import ShardFault
+from toolformer_dag.texts.guarded_batches import library_errors_as_faults
+from toolformer_dag.texts.shard_faults import ShardError, ShardFault
 from toolformer_dag.texts.shard_reader import shard_batches
 from toolformer_dag.tools.passages import read_passages
 from toolformer_dag.tools.registry import load_tool
@@ -57,6 +60,14 @@ def test_a_field_that_is_twice_in_a_struct_refuses_its_file(tmp_path: Path) -> N
     pq.write_table(pa.table({"text": ["a"], "id": ["1"], "metadata": metadata}), tmp_path / "x.parquet")
     documents, [refused] = read(tmp_path / "x.parquet")
     assert (documents, refused.reason) == ([], "unreadable_data") and "url" in refused.detail
+
+
+def test_a_package_that_is_lacking_refuses_a_shard_for_now_and_not_as_damaged() -> None:
+    def reader() -> Iterator[object]:
+        yield importlib.import_module("a_package_that_is_not_installed")
+
+    with pytest.raises(ShardError, match="No module named 'a_package_that_is_not_installed'; install"):
+        list(library_errors_as_faults(reader()))
 
 
 class Odd:

@@ -9,6 +9,8 @@ from toolformer_dag.lake.warehouse_table import WarehouseTable
 
 DECIDED: Final = "decided_calls"
 """The table of a lane that is published beside filtered_calls: every scored call with its reason."""
+LIMITS: Final = ("beyond_examples",)
+"""Reasons of calls that helped and are left out by a limit alone: their texts are no examples of not calling."""
 DECIDED_SCHEMA = pl.Schema(
     {
         "tool": pl.String(),

@@ -16,7 +16,9 @@ import polars as pl
 from toolformer_dag.computing.plan import Lane, Plan
 from toolformer_dag.computing.shown import Shown
 from toolformer_dag.computing.stage import (
+    CALL_KEY,
     DIGEST,
+    SCORED,
     SEGMENT,
     SHARD,
     TEXT_KEY,
@@ -35,6 +37,7 @@ from toolformer_dag.computing.stage import (
 )
 from toolformer_dag.computing.worker import Worker
 from toolformer_dag.lake.table import WHOLE, Lake, MissingPart
+from toolformer_dag.method.decided_calls import DECIDED, LIMITS
 from toolformer_dag.pipeline import raw_shards
 from toolformer_dag.pipeline.document_cuts import DocumentCuts, corpus_cuts, cutting_settings
 from toolformer_dag.pipeline.merging import (
@@ -56,6 +59,8 @@ from toolformer_dag.texts.segments import Segment
 NAME = "training/augmented_corpus"
 DOCUMENT_KEY = ("shard", "digest")
 """The key of a document."""
+PLACE_OF_CALL = ("digest", "char_offset", "tool")
+"""The columns of a call that say where in a document it stands, and of which lane it is."""
 CORPUS_ORDER = ("document_hash", "digest", "segment")
 """The order of C*."""
 
@@ -123,7 +128,10 @@ def _wanted_texts_table(plan: Plan, lane: Lane) -> str:
 
 def inputs(output: TableOutput) -> InputsOf:
     """Return a function from a shard to the versions of the tables that its rows are made from."""
-    return versions({name: output.plan.lake.table(name) for name in output.depends_on})
+    names = list(output.depends_on)
+    if output.plan.settings.training.plain_texts:
+        names += [f"{lane.key}/{DECIDED}" for lane in output.plan.all_lanes]  # published with the kept calls
+    return versions({name: output.plan.lake.table(name) for name in names})
 
 
 def rows(worker: Worker, output: TableOutput, part: str) -> PartRows:
@@ -164,30 +172,49 @@ def _batches(documents: Iterator[_PlacedDocument]) -> Iterator[list[_PlacedDocum
 
 
 def plain_texts(plan: Plan, shard: str, calls: pl.DataFrame) -> pl.DataFrame:
-    """Choose texts of a shard without a kept call for training; return their (shard, digest, offset).
+    """Choose texts of a shard in which no call helped, for training; return their (shard, digest, offset).
 
     With `training.plain_texts` = 0.5, two texts with a call of a tool bring one text without.
 
     calls: the shard's kept calls of all tools.
     """
     chosen = pl.DataFrame(schema={"shard": pl.String, "digest": pl.String, "offset": pl.Int64})
-    if plan.settings.training.plain_texts:
-        for lane in plan.lanes:
-            chosen_for_tool = _plain_texts_of_tool(plan, lane, shard, calls, chosen)
-            chosen = pl.concat([chosen, chosen_for_tool])
+    if not plan.settings.training.plain_texts:
+        return chosen
+    helpful = pl.concat([calls.select(PLACE_OF_CALL), _calls_beyond_limits(plan, shard)])
+    for lane in plan.lanes:
+        chosen_for_tool = _plain_texts_of_tool(plan, lane, shard, calls, helpful, chosen)
+        chosen = pl.concat([chosen, chosen_for_tool])
     return chosen
 
 
-def _plain_texts_of_tool(plan: Plan, lane: Lane, shard: str, calls: pl.DataFrame, chosen: pl.DataFrame) -> pl.DataFrame:
-    """Choose texts of a shard without a kept call for one tool; return rows with the columns of `chosen`.
+def _calls_beyond_limits(plan: Plan, shard: str) -> pl.DataFrame:
+    """Return PLACE_OF_CALL of a shard's calls, of all tools, that helped and are left out by a limit alone."""
+    columns = {"digest": pl.String(), "char_offset": SCORED["char_offset"].dtype, "tool": pl.String()}
+    calls = [pl.DataFrame(schema=columns)]
+    for lane in plan.all_lanes:
+        decided = plan.lake.table(f"{lane.key}/{DECIDED}").read(shard)
+        left_out = decided.filter(pl.col("reason").is_in(LIMITS))
+        if left_out.is_empty():
+            continue
+        for name in lane.scored:
+            scored_calls = plan.lake.table(f"{lane.key}/{name}").read(shard)
+            calls.append(scored_calls.join(left_out, on=CALL_KEY, how="semi").select(PLACE_OF_CALL))
+    return pl.concat(calls)
 
-    calls: the shard's kept calls of all tools. chosen: the texts that were chosen for other tools.
+
+def _plain_texts_of_tool(
+    plan: Plan, lane: Lane, shard: str, calls: pl.DataFrame, helpful: pl.DataFrame, chosen: pl.DataFrame
+) -> pl.DataFrame:
+    """Choose texts of a shard in which no call helped, for one tool; return rows with the columns of `chosen`.
+
+    calls: the shard's kept calls of all tools. helpful: these, and those that are left out by a limit alone.
+    chosen: the texts that were chosen for other tools.
     """
     texts = _wanted_texts(plan, lane, shard)
-    with_calls = _texts_with_calls(texts, calls)
-    without_calls = texts.join(with_calls, on=TEXT_KEY, how="anti")
-    not_chosen = without_calls.join(chosen, on=chosen.columns, how="anti")
-    count = _plain_text_count(plan, lane, shard, with_calls)
+    without_help = texts.join(_texts_with_calls(texts, helpful), on=TEXT_KEY, how="anti")
+    not_chosen = without_help.join(chosen, on=chosen.columns, how="anti")
+    count = _plain_text_count(plan, lane, shard, with_calls=_texts_with_calls(texts, calls))
     return _distinct_by_hash(not_chosen).head(count).select(chosen.columns)
 
 
@@ -211,10 +238,10 @@ def _wanted_texts(plan: Plan, lane: Lane, shard: str) -> pl.DataFrame:
 
 
 def _texts_with_calls(texts: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
-    """Return a row per text and kept call inside it, with the columns of both. Calls of every tool count."""
+    """Return a row per text and call inside it, with the columns of both. Calls of every tool count."""
     text_end = pl.col("offset") + pl.col("length")
     is_inside = pl.col("char_offset").is_between("offset", text_end, closed="left")
-    return texts.join(calls.select("digest", "char_offset", "tool"), on="digest").filter(is_inside)
+    return texts.join(calls.select(PLACE_OF_CALL), on="digest").filter(is_inside)
 
 
 def _count_texts_of_tool(plan: Plan, lane: Lane, with_calls: pl.DataFrame) -> int:

@@ -27,7 +27,7 @@ METHOD = 3
 """Raised when the same model would give other losses; a golden test notices where it was not."""
 KEY = ("text_digest", "position", "input", "result")
 """The key of stored losses: a call with its result at a position of a text."""
-AROUND = 12
+AROUND = 7 + len(WINDOW_WEIGHTS)
 """For estimates: tokens of a call apart from its input and result (name, brackets), and of the window behind it."""
 LOSSES = pl.Schema(
     {

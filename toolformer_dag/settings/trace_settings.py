@@ -25,7 +25,7 @@ class TraceSettings(SettingsTable):
         "next_words",
         description="Which words tell whether a result helped. `next_words`: the next 100 tokens that the assistant "
         "wrote, of at most four messages, with the arguments of their calls; they weigh alike. `next`: those of its "
-        "next message; `answer`: of its last; `paper`: five tokens with falling weights.",
+        "next message; `answer`: of its last; `paper`: the first tokens, with falling weights.",
     )
     swaps: int = Field(
         2,

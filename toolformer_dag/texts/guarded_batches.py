@@ -13,7 +13,8 @@ T = TypeVar("T")
 def library_errors_as_faults(batches: Iterator[T]) -> Iterator[T]:
     """Yield the items of a reader; raise errors of libraries as ShardFault unreadable_data.
 
-    ShardFault, ShardError and OSError are raised unchanged; MemoryError becomes ShardError.
+    ShardFault, ShardError and OSError are raised unchanged. MemoryError and ImportError become ShardError, since the
+    shard can be read with more memory, or once the missing package is installed.
     """
     try:
         yield from batches
@@ -21,6 +22,8 @@ def library_errors_as_faults(batches: Iterator[T]) -> Iterator[T]:
         raise
     except MemoryError as error:
         raise ShardError("the memory does not suffice to read it; free some, or split the file") from error
+    except ImportError as error:
+        raise ShardError(f"{error}; install the package that reads it") from error
     except (Exception, pl.exceptions.PanicException) as error:
         message = " ".join(str(error).split())[:300]
         raise ShardFault("unreadable_data", f"{type(error).__name__}: {message}: no row of it is used") from error
