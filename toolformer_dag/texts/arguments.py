@@ -176,10 +176,10 @@ def _schema_errors(arguments: Mapping[str, Any], schema: Schema) -> list[Any]:
     from referencing.exceptions import Unresolvable
 
     validator = _validator(json.dumps(schema))
-    _budget.begin()  # the validator spends it, and raises BadArguments once it is spent
+    _budget.begin()  # MAX_CHECKS rules: each rule that the validator applies spends one; the next raises BadArguments
     try:
         return list(validator.iter_errors(dict(arguments)))
-    except (RecursionError, TimeoutError) as error:
+    except (RecursionError, TimeoutError) as error:  # TimeoutError: from a pattern with look-around
         raise BadArguments(OVER_BUDGET) from error
     except Unresolvable as error:  # in a keyword that `schema_fault` does not look at
         raise BadArguments("bad_arguments: a reference of the schema leads nowhere") from error
@@ -243,15 +243,16 @@ def _validator(schema: str) -> Any:
 
 
 def _limited_validator_class(validator_class: Any) -> Any:
-    """Return a jsonschema validator class whose checks end for any schema.
+    """Return a copy of a jsonschema validator class whose checks end for any schema.
 
-    Each rule spends 1 of `_budget`, patterns take limited time, and `multipleOf` is exact.
+    - Each rule spends 1 of `_budget`, this module's number of rules per call; beyond it, rules raise BadArguments.
+    - A pattern takes limited time, and `multipleOf` is exact.
     """
     from jsonschema.validators import extend
 
-    rules = {**validator_class.VALIDATORS, "pattern": _matches, "multipleOf": _divides}
+    rules = {**validator_class.VALIDATORS, "pattern": _matches, "multipleOf": _divides}  # keyword -> function
     counted_rules = {keyword: _counted(rule) for keyword, rule in rules.items()}
-    limited_class: Any = extend(validator_class, counted_rules)
+    limited_class: Any = extend(validator_class, counted_rules)  # the class with these rules in place of its own
     # jsonschema calls `evolve` for each schema inside the schema. Without this, those could escape the counted rules.
     limited_class.evolve = _with_same_rules(limited_class.evolve)
     return limited_class
@@ -410,7 +411,7 @@ def _fault_of_values(schema_json: str) -> str | None:
         written = written_values(schema_json, tuple(names))
     except ValueError as error:
         return str(error)
-    if written.required_in_parts:
+    if written.required_in_parts:  # {"id"} for {"anyOf": [{"required": ["id"]}]}: no rule of the grammar would write it
         names_in_parts = ", ".join(sorted(written.required_in_parts))[:100]
         where = "stand under anyOf, oneOf, allOf or $ref alone"
         return f"its arguments {names_in_parts} {where}; a call names those of properties"
@@ -438,9 +439,10 @@ def argument_rules(schema: Schema, rule: str) -> list[str]:
         a0_1v: %json {...}
     """
     names = argument_names(schema)
-    value_schemas = written_values(json.dumps(schema), tuple(names)).schemas
+    value_schemas = written_values(json.dumps(schema), tuple(names)).schemas  # argument -> schema of its value, in JSON
     rule_of_argument = {name: f"{rule}_{number}" for number, name in enumerate(value_schemas)}
-    lines = [f"{rule}: {_in_order(rule_of_argument, _required(schema))}"]
+    arguments_in_order = _in_order(rule_of_argument, _required(schema))  # 'a0_0 (", " a0_1)?'
+    lines = [f"{rule}: {arguments_in_order}"]
     for name, argument_rule in rule_of_argument.items():
         lines += _rules_of_argument(name, argument_rule, value_schemas[name])
     return lines

@@ -38,18 +38,19 @@ class CallPlace(NamedTuple):
 def place_of_token(text: str, token_offsets: TokenOffsets, token: int) -> CallPlace | None:
     """Return the place of a call that is sampled before a token of the text; `token` is its index.
 
-    For `is 215` with the offsets [0, 2, 3], token 1 gives CallPlace(offset=2, token=1, position=2).
+    In `is 215` with the tokens `is`, ` `, `215` at the offsets [0, 2, 3], token 1 gives CallPlace(offset=2, token=1,
+    position=2): the call is written before the space, and its loss begins at the token `215`.
 
     Returns None if only white space follows, or if an earlier token has the same place (token 2 in the example).
     """
-    space = _white_space_around(text, int(token_offsets[token]))
+    space = _white_space_around(text, int(token_offsets[token]))  # empty if none is around the token's beginning
     if space.end == len(text):
         return None
     earlier_token_has_place = token > 0 and token_offsets[token - 1] >= space.start
     if earlier_token_has_place:
         return None
-    position = _token_with(token_offsets, space.end)
-    return CallPlace(offset=space.start, token=token, position=position)
+    first_visible_token = _token_with(token_offsets, space.end)  # holds the first character after the white space
+    return CallPlace(offset=space.start, token=token, position=first_visible_token)
 
 
 class _WhiteSpace(NamedTuple):
@@ -88,10 +89,12 @@ def place_at(text: str, token_offsets: TokenOffsets, offset: int) -> CallPlace |
     if not 0 <= offset < len(text):
         return None
     space = _white_space_around(text, offset)
-    token = _first_token_from(token_offsets, space.start)
-    if token == len(token_offsets) or token_offsets[token] > space.end:
+    token_index = _first_token_from(token_offsets, space.start)
+    if token_index == len(token_offsets):
         return None
-    return place_of_token(text, token_offsets, token)
+    if token_offsets[token_index] > space.end:  # no token begins in the white space or right after it
+        return None
+    return place_of_token(text, token_offsets, token_index)
 
 
 def sampling_token(text: str, token_offsets: TokenOffsets, position: int) -> int:
@@ -106,12 +109,13 @@ def sampling_token(text: str, token_offsets: TokenOffsets, position: int) -> int
 def without_other_tokens(
     text: str, token_offsets: TokenOffsets, probabilities: NDArray[np.float32], tau_s: float
 ) -> NDArray[np.float32]:
-    """Return the probabilities p_i of a call before each token, with 0 where no call may be sampled.
+    """Return the probabilities p_i of a call before each token, with 0 where no call may stand.
 
-    Values up to tau_s are copied unchecked, because no call is sampled there anyway.
+    tau_s: the probability above which calls are sampled before a token. Lower values are copied unchecked.
     """
     allowed = probabilities.copy()
-    for token in np.flatnonzero(probabilities > tau_s).tolist():
-        if place_of_token(text, token_offsets, token) is None:
-            allowed[token] = 0
+    for token_index in np.flatnonzero(probabilities > tau_s).tolist():
+        # None: only white space follows, or the place is that of an earlier token in the same white space.
+        if place_of_token(text, token_offsets, token_index) is None:
+            allowed[token_index] = 0
     return allowed

@@ -103,7 +103,7 @@ def fault(call: Call, markers: CallMarkers = PAPER_MARKERS) -> str | None:
     if not re.fullmatch(NAME, call.tool) or RESULT_ARROW in call.tool:
         return "bad_name"
     written = f"{call.tool}({call.input})"
-    end = input_end(written)
+    end = input_end(written)  # after the ")" of named arguments; 0 for any other input
     if end is None:  # a string of named arguments does not end
         return "open_quote"
     has_named_arguments = end == len(written)
@@ -134,32 +134,36 @@ def call_grammar(
     markers: CallMarkers = PAPER_MARKERS,
     arrow_token: int | None = None,
 ) -> str:
-    """Return a grammar for llguidance of what a model may write after " [": `Name(input) ->` with a name in `tools`.
+    r"""Return a grammar of the calls that a model may write after " [": `Name(input) ->` with a name in `tools`.
 
-    schemas: tool name -> its schema, for tools with named arguments. Names that are not in `tools` are ignored.
-    arrow_token: the id of the arrow's token, if the tokenizer has a special one. No text is encoded to it.
-
-    For a tool Weather with named arguments and others without, its rules are
+    It is written for llguidance, the library of constrained decoding. For a tool Weather with the named argument `city`
+    and a tool QA whose input is text, it is, shortened:
 
         start: t0 | call
         t0: "Weather(" a0 ") ->"
-        a0: ... (`argument_rules`)
+        a0: a0_0
+        a0_0: "city=" a0_0v
+        a0_0v: %json {"type": "string"}
         call: CALL
-        CALL and INPUT: ... (`_text_call_rules`)
+        CALL: /(QA)\(/ INPUT /\) ->/
+        INPUT: /[^\]\n]*/
+
+    schemas: tool name -> its schema, for tools with named arguments. Names that are not in `tools` are ignored.
+    arrow_token: the id of the arrow's token, if the tokenizer has a special one: `<[32000]>` then stands for "->".
     """
-    with_schema = sorted(set(tools) & set(schemas))
-    without_schema = sorted(set(tools) - set(schemas))
+    with_named_arguments = sorted(set(tools) & set(schemas))
+    with_text_input = sorted(set(tools) - set(schemas))
     arrow = _grammar_arrow(markers, arrow_token)
 
     alternatives = []
     rules = []
-    for number, name in enumerate(with_schema):
+    for number, name in enumerate(with_named_arguments):
         alternatives.append(f"t{number}")
         rules += _named_call_rules(number, name, schemas[name], arrow)
-    if without_schema:
+    if with_text_input:
         alternatives.append("call")
-        rules.append(f"call: CALL {arrow.token_rule}")
-        rules += _text_call_rules(without_schema, arrow.text, markers)
+        rules.append(f"call: CALL {arrow.token_rule}")  # CALL ends in the arrow, unless the arrow is a token
+        rules += _text_call_rules(with_text_input, arrow.text, markers)
     options = '%llguidance { "no_forcing": true }'
     start = f"start: {' | '.join(alternatives)}"
     return "\n".join([options, start, *rules])
@@ -202,17 +206,21 @@ def _text_call_rules(tools: Sequence[str], arrow_text: str, markers: CallMarkers
 
 
 def _input_rule(markers: CallMarkers) -> str:
-    """Return the grammar's rule INPUT, which admits a line without `]`, markers, other calls, and named arguments.
+    r"""Return the grammar's rule INPUT, which admits a line without `]`, markers, other calls, and named arguments.
 
-    "f(x[1" is admitted; "a -> b", "[QA(" and 'city="Rome"' are not.
+    "f(x[1" is admitted; "a -> b", "[QA(" and 'city="Rome"' are not. Shortened, the rule is
+
+        INPUT: /[^\]\n]*/ & ~/.*(->|\[NAME\().*/ & ~/NAME=.*".*/
+
+    In llguidance's syntax, /.../ is a pattern, & means that both match, ~ that it does not match.
     """
     excluded_markers = "|".join(_in_pattern(marker) for marker in _markers_excluded_from_input(markers))
     call_beginning = rf"\[\s*{NAME}\("
-    # In llguidance's syntax, /.../ is a pattern, & means that both match, ~ that it does not match. A single pattern
-    # excludes markers and beginnings of calls, because llguidance limits how much a rule excludes.
     one_line = rf"/[^\]{LINE_ENDS}]*/"
-    holds_excluded = rf"/(?s:.*)({excluded_markers}|{call_beginning})(?s:.*)/"
-    return f"INPUT: {one_line} & ~{holds_excluded} & ~/{NAMED_STRING_ARGUMENT}/"
+    # A single pattern for markers and beginnings of calls, because llguidance limits how much a rule excludes.
+    holds_marker_or_call = rf"/(?s:.*)({excluded_markers}|{call_beginning})(?s:.*)/"  # (?s:.*): any text
+    is_named_argument = f"/{NAMED_STRING_ARGUMENT}/"
+    return f"INPUT: {one_line} & ~{holds_marker_or_call} & ~{is_named_argument}"
 
 
 def _markers_excluded_from_input(markers: CallMarkers) -> list[str]:
@@ -262,8 +270,8 @@ def call_opening(tools: Collection[str] | None, begin: str = API_START) -> re.Pa
     elif tools:
         names = "|".join(re.escape(tool) for tool in sorted(tools))
     else:
-        return re.compile(r"(?!)")
-    return re.compile(rf"{re.escape(begin)}(?=(?:{names})\()")
+        return re.compile(r"(?!)")  # matches nowhere
+    return re.compile(rf"{re.escape(begin)}(?=(?:{names})\()")  # (?=...): the name must follow, but is not matched
 
 
 def holds_call(text: str, tools: Collection[str], markers: CallMarkers = PAPER_MARKERS) -> bool:
@@ -356,11 +364,12 @@ def _offsets_without_calls(calls: Iterable["_WrittenCall"]) -> list[int]:
 
 
 def placed_calls(text: str, tools: Collection[str], markers: CallMarkers = PAPER_MARKERS) -> list[PlacedCall]:
-    """Return the calls with results that `splice` put into a text: `splice(take_out(text), calls) == text`.
+    """Return the calls in a text with their results and places, so that `splice(take_out(text), calls) == text`.
 
-    [PlacedCall(offset=1, call=Call("QA", "Who?"), result="She")] for "a [QA(Who?) -> She] b".
+    [PlacedCall(offset=1, call=Call("QA", "Who?"), result="She")] for "a [QA(Who?) -> She] b". Offsets count the
+    characters of the text without these calls.
 
-    Raises MalformedCall for a closed call to one of `tools` that has no result.
+    Raises MalformedCall for a call to one of `tools` that has its closing marker but no result.
     """
     written_calls = list(_closed_calls(text, call_opening(tools, markers.begin), markers))
     offsets = _offsets_without_calls(written_calls)
@@ -378,7 +387,7 @@ def in_markers(text: str, markers: CallMarkers) -> str:
     "It is [Add(1, 2) -> 3] three." becomes "It is <call>Add(1, 2) = 3</call> three." with begin " <call>", arrow " = "
     and end "</call>".
     """
-    opening = re.compile(rf" ?\[(?={NAME}\()")
+    opening = re.compile(rf" ?\[(?={NAME}\()")  # the "[" of a call, and one space before it if there is one
     replacements = []
     for call in _closed_calls(text, opening, PAPER_MARKERS):
         rewritten = _rewritten(call, markers)
@@ -405,8 +414,9 @@ def in_paper_form(body: str, markers: CallMarkers) -> str:
     if arguments_end is None:  # they have no end yet: 'QA(question="Wh'
         return body
     rest = body[arguments_end:]
+    # Stripped, so that the white space around a marker stays as the model wrote it.
     rest = rest.replace(markers.arrow.strip(), RESULT_ARROW)
-    rest = rest.replace(markers.begin.strip(), API_START.strip())
+    rest = rest.replace(markers.begin.strip(), API_START.strip())  # of another call that begins inside this one
     return body[:arguments_end] + rest
 
 
@@ -455,32 +465,45 @@ class _WrittenCall:
 
 
 def _closed_calls(text: str, opening: re.Pattern[str], markers: CallMarkers) -> Iterator[_WrittenCall]:
-    """Yield the closed calls of a text in order, in linear time, without calls inside other calls.
+    """Yield the calls of a text that have a closing marker, in order, without calls inside other calls.
+
+    Only " [Add(1)]" in "a [Add(1)] [QA(b". It takes linear time.
 
     opening: matches the marker before the name of a call (see `call_opening`).
     """
     openings = list(opening.finditer(text))
-    input_end_of = input_ends(text, [match.end() for match in openings])
-    last_close = text.rfind(markers.end)  # no call is closed after it
-    previous_end = 0
+    search_starts = input_ends(text, [match.end() for match in openings])  # start of a name -> end of the call's input
+    last_closing_marker = text.rfind(markers.end)
+    previous_call_end = 0
     for match in openings:
-        if match.start() < previous_end:  # inside the previous call
+        is_in_previous_call = match.start() < previous_call_end
+        if is_in_previous_call:
             continue
-        input_end = input_end_of[match.end()]
-        if input_end is None or input_end > last_close:  # not closed
+        search_start = search_starts[match.end()]
+        if search_start is None or search_start > last_closing_marker:  # the call has no closing marker
             continue
-        call = _closed_call(text, match, input_end, markers)
+        call = _closed_call(text, match, search_start, markers)
         yield call
-        previous_end = call.end
+        previous_call_end = call.end
 
 
 def _closed_call(text: str, opening: re.Match[str], input_end: int, markers: CallMarkers) -> _WrittenCall:
-    """Return the call after an opening marker. input_end: where the search for the closing marker begins."""
-    name = opening.end()
-    close = text.find(markers.end, input_end)
-    end = close + len(markers.end)
-    # The `)` of named arguments stands right before `input_end`; for other inputs, `input_end` is at the name.
-    search_start = max(input_end - 1, name)
-    parenthesis = text.find(f"){markers.arrow}", search_start, end)
-    arrow = None if parenthesis < 0 else parenthesis + 1
-    return _WrittenCall(text, markers, opening.start(), name, arrow, close, end)
+    """Return the call after an opening marker, with the offsets of its parts; a closing marker follows for certain.
+
+    input_end: right after the `)` of named arguments; for any other input, where the call's name begins.
+    """
+    name_start = opening.end()
+    close_start = text.find(markers.end, input_end)
+    close_end = close_start + len(markers.end)
+    earliest_parenthesis = max(input_end - 1, name_start)
+    parenthesis = text.find(f"){markers.arrow}", earliest_parenthesis, close_end)
+    arrow_start = None if parenthesis < 0 else parenthesis + 1  # a call without a result has no arrow
+    return _WrittenCall(
+        text=text,
+        markers=markers,
+        start=opening.start(),
+        name=name_start,
+        arrow=arrow_start,
+        close=close_start,
+        end=close_end,
+    )

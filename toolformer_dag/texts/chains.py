@@ -63,16 +63,17 @@ class ChainedCall(NamedTuple):
 def other_results(links: Sequence[ChainLink], others: Sequence[str]) -> list[ChainedCall]:
     """Return comparisons that show whether the calls of a chain need the results before them.
 
-    For three calls they swap result 1 before call 2, result 1 before call 3, and result 2 before call 3.
+    Each is a call after its real chain, and after the same chain with one result swapped. For three calls they swap
+    result 1 before call 2, result 1 before call 3, and result 2 before call 3.
 
     others: for each call but the last, the result that replaces its real one.
     """
     comparisons = []
     for index, other_result in enumerate(others):
-        swapped = list(links)
-        swapped[index] = replace(links[index], result=other_result)
-        for later in range(index + 1, len(links)):
-            comparisons.append(_comparison(links, swapped, later))
+        swapped_links = list(links)
+        swapped_links[index] = replace(links[index], result=other_result)
+        for later_index in range(index + 1, len(links)):
+            comparisons.append(_comparison(links, swapped_links, later_index))
     return comparisons
 
 
@@ -92,13 +93,14 @@ def least_need(length: int, gains: Sequence[float]) -> float:
     For three calls with the gains [0.1, 2.0, 0.5], result 1 helps 2.0 and result 2 helps 0.5: the answer is 0.5.
 
     length: how many calls the chain has.
-    gains: for each comparison of `other_results`, how much likelier the later call is after the real result.
+    gains: how much likelier a later call is after the real result than after another: of result 1 for call 2, call 3
+        and so on, then of result 2 for call 3 and so on.
     """
     help_of_results = []
-    start = 0  # index of the result's first gain
+    first_gain = 0  # the index of a result's first gain
     for result_number in range(1, length):
-        later_calls = length - result_number
-        best_gain = max(gains[start : start + later_calls])
-        help_of_results.append(best_gain)
-        start += later_calls
+        later_calls = length - result_number  # the result has a gain for each of them
+        gains_of_result = gains[first_gain : first_gain + later_calls]
+        help_of_results.append(max(gains_of_result))
+        first_gain += later_calls
     return min(help_of_results)

@@ -96,7 +96,7 @@ def raw_batch(
     checked = _CheckedRecords(layout, lines, records)
     texts: dict[str, Column] = {"line": lines}
     for field in FIELDS:
-        texts[field] = checked.texts(field, columns[field])
+        texts[field] = checked.texts(field, columns[field])  # adds to `checked.refused` and `checked.ignored`
     frame = pl.DataFrame(texts, schema=RAW)
     if checked.refused:
         is_refused = pl.col("line").is_in(list(checked.refused))
@@ -120,7 +120,9 @@ class _CheckedRecords:
         self._records = records  # empty for tables
 
     def texts(self, field: str, columns: Sequence[Column]) -> Column:
-        """Return a field of the records as text, None if a record has none; faulty values are judged.
+        """Return a field of the records as text, None if a record has no text there.
+
+        A value that is no text, or null in a required field, adds to `refused` or `ignored`.
 
         columns: the values at each path of the field.
         """
@@ -131,19 +133,22 @@ class _CheckedRecords:
         is_strict = field in self._layout.strict
         texts = [_as_text(field, value, is_strict=is_strict) for value in column]
         for row, text in enumerate(texts):
-            if text is None:
-                self._judge(field, row, column[row])
+            if text is None:  # null, or a value that is no text
+                self._refuse_or_ignore(field, row, column[row])
         return texts
 
-    def _judge(self, field: str, row: int, value: Any) -> None:
-        """Refuse the record of a value that is no text, or count the value as ignored if the field is optional."""
+    def _refuse_or_ignore(self, field: str, row: int, value: Any) -> None:
+        """Add the record of a value that is no text to `refused`; or count the value in `ignored` if it counts as null.
+
+        null in an optional field is no fault.
+        """
         if value is None and field not in self._layout.required:
             return
         reason = "not_utf8" if isinstance(value, bytes) else "wrong_type"
         message = f"{self._layout.paths(field)}: expected text, found {_content_in_words(value)}"
         if _is_refused(field, reason, self._layout):
             rejection = self._rejection(row, reason, message)
-            self.refused.setdefault(rejection.line, rejection)
+            self.refused.setdefault(rejection.line, rejection)  # a record's first rejection counts
         else:
             self.ignored[message] += 1
 
@@ -272,17 +277,20 @@ def documents_of(raw: Iterable[Batch]) -> Iterator[Batch]:
 
 
 def _documents_batch(raw: Batch, digests_so_far: set[str]) -> Batch:
-    """Return a batch of raw columns as documents. digests_so_far: of earlier batches; new digests are added."""
-    with_text = _with_text(raw.frame)
-    digests = _digests(with_text.records)
-    with_digest = with_text.records.with_columns(digests.alias("digest"))
-    unique = _unique(with_digest, digests_so_far)
-    record_dates = _record_dates(unique.records["date"]) if raw.layout.steps["date"] else None
-    documents = _completed(unique.records, record_dates)
-    rejections = _by_line(raw.rejections, with_text.rejections, unique.rejections)
-    ignored = dict(raw.ignored)
+    """Return a batch of raw columns as documents, without blank texts and repeated digests, which are rejected.
+
+    digests_so_far: the digests of earlier batches; those of this batch are added.
+    """
+    records, blank_rejections = _with_text(raw.frame)
+    records = records.with_columns(_digests(records).alias("digest"))
+    records, repeated_rejections = _unique(records, digests_so_far)  # adds to `digests_so_far`
+    has_date_field = bool(raw.layout.steps["date"])
+    record_dates = _record_dates(records["date"]) if has_date_field else None
+    documents = _completed(records, record_dates)
+    rejections = _by_line(raw.rejections, blank_rejections, repeated_rejections)
+    ignored = dict(raw.ignored)  # message about a value that counts as null -> number of values
     if record_dates is not None:
-        ignored |= _unread_dates(unique.records["date"], record_dates, raw.layout)
+        ignored |= _unread_dates(records["date"], record_dates, raw.layout)
     return Batch(raw.layout, documents, rejections, ignored)
 
 
@@ -323,15 +331,19 @@ def _unique(records: pl.DataFrame, digests_so_far: set[str]) -> _Accepted:
 
 
 def _completed(records: pl.DataFrame, record_dates: pl.Series | None) -> pl.DataFrame:
-    """Return records in the columns DOCUMENTS: the domain and the date may come from the URL, empty texts are "".
+    """Return records in the columns DOCUMENTS, with domain and date from the URL where the record has none.
+
+    A missing url, title or domain becomes "".
 
     record_dates: the dates in the records' field `date`; None where they have no such field.
     """
     host = pl.col("url").str.extract(HOST)
+    domain = pl.coalesce("domain", host, pl.lit(""))  # the first that is not null
+    dates = _dates(records["url"], record_dates)  # a record's own date comes first
     documents = records.with_columns(
         pl.col("url", "title").fill_null(""),
-        pl.coalesce("domain", host, pl.lit("")).alias("domain"),
-        _dates(records["url"], record_dates).alias("date"),
+        domain.alias("domain"),
+        dates.alias("date"),
     )
     return documents.select(DOCUMENTS.names())
 
@@ -384,15 +396,17 @@ def url_dates(urls: pl.Series) -> pl.Series:
 
 
 def _digests(frame: pl.DataFrame) -> pl.Series:
-    """Return the id of each record, or a hash of its text where the id is null or ""."""
+    """Return the digest of each record: its id, or a hash of its text where the id is null or ""."""
     ids = frame["id"]
-    rows_without_id = (ids.is_null() | (ids == "")).arg_true()
+    has_no_id = ids.is_null() | (ids == "")
+    rows_without_id = has_no_id.arg_true()  # their row numbers
     if rows_without_id.is_empty():
         return ids
-    hashes = _text_hashes(frame["text"].gather(rows_without_id))
+    texts_without_id = frame["text"].gather(rows_without_id)
+    hashes = _text_hashes(texts_without_id)
     if len(hashes) == len(ids):  # no record has an id; `scatter` cannot write into a column of nulls
         return hashes
-    return ids.scatter(rows_without_id, hashes)
+    return ids.scatter(rows_without_id, hashes)  # the ids, with a hash in each row without one
 
 
 def _text_hashes(texts: pl.Series) -> pl.Series:

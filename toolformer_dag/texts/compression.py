@@ -4,7 +4,6 @@ A file is decompressed in one pass, so a wrong checksum shows only after its las
 """
 
 from collections.abc import Iterable, Iterator
-from functools import partial
 from gzip import BadGzipFile
 from pathlib import Path
 from typing import IO
@@ -149,7 +148,8 @@ def blocks(stream: IO[bytes], kind: str | None) -> Iterator[bytes]:
         return
     content = igzip.open(stream) if kind == "gzip" else stream  # type: ignore[no-untyped-call]
     try:
-        yield from iter(partial(content.read, BLOCK_BYTES), b"")
+        while block := content.read(BLOCK_BYTES):
+            yield block
     except EOFError as error:
         raise _fault("truncated", "gzip") from error
     except (BadGzipFile, igzip_lib.IsalError) as error:  # type: ignore[misc]  # isal's stub has a variable there
@@ -202,6 +202,7 @@ def _zstd_frames(stream: IO[bytes]) -> Iterator[bytes]:
         frame = decompressor.decompressobj()
         while unread and not frame.eof:
             yield frame.decompress(unread)
+            # After the end of the frame `unused_data` is the beginning of the next one; before, it is empty.
             unread = frame.unused_data or stream.read(ZSTD_STEP)
         if not frame.eof:
             raise _fault("truncated", "zstd")

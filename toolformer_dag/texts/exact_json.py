@@ -26,8 +26,8 @@ def exact_value(content: bytes) -> Any:
     if LONG_NUMBER.search(content) is None:
         return value
     try:
-        return json.loads(content)
-    except ValueError:  # a number of thousands of digits, which Python does not read
+        return json.loads(content)  # keeps the digits of a number that orjson rounded
+    except ValueError:  # a number of thousands of digits, which Python refuses: it stays rounded
         return value
 
 

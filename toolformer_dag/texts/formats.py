@@ -171,8 +171,8 @@ def layout_of(choice: FormatChoice, records: Sequence[Mapping[str, Any]]) -> Lay
     the format requires.
     """
     chosen_paths = dict(choice.fields)  # field -> the path that the settings name
-    corpus_format = BY_NAME.get(choice.format) or _recognized(records)
-    if corpus_format is None and "text" in chosen_paths:
+    corpus_format = BY_NAME.get(choice.format) or _recognized(records)  # AUTO is the name of no format
+    if corpus_format is None and "text" in chosen_paths:  # the settings name the one path that every record needs
         corpus_format = CorpusFormat(name="fields", recognized_by=(), fields={})
     if corpus_format is None:
         raise _unknown_format(records)
@@ -203,12 +203,14 @@ def _layout(
 
     Raises ShardFault missing_field if no record has a required or chosen field.
     """
-    paths = _paths_by_field(corpus_format, chosen_paths)
+    paths = _paths_by_field(corpus_format, chosen_paths)  # field -> its dotted paths
+    # A record is refused for a value of these that is no text; in other fields such a value counts as null.
     strict = frozenset({*corpus_format.required, *chosen_paths})
     for field, field_paths in paths.items():
         if field in strict:
             source = f"corpus.fields.{field}" if field in chosen_paths else f"the format {corpus_format.name}"
             _check_has_field(records, field, field_paths, source)
+    # Steps are a path's keys and indices: ("meta", "url") or ("meta.url",) for "meta.url", as the records have it.
     steps = {field: _steps_of_paths(field_paths, records) for field, field_paths in paths.items()}
     return Layout(format=corpus_format.name, steps=steps, required=corpus_format.required, strict=strict)
 
@@ -320,9 +322,10 @@ def values_at(records: Sequence[Any], steps: Steps, absent: Any = None) -> list[
 def _value_below(value: Any, step: str | int, absent: Any) -> Any:
     """Return what a value has under a step, which is a key of an object or an index of a list.
 
-    Returns `absent` if the value is null or lacks the step, and Unread if it is neither an object nor a list.
+    Returns `absent` if the value is null or lacks the step. Returns Unread, which stands for a value that cannot be
+    reached, for a key of anything but an object and for an index of anything but a list.
     """
-    if isinstance(value, Unread):
+    if isinstance(value, Unread):  # an earlier step failed
         return value
     if value is None or value is absent:
         return absent

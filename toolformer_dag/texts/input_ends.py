@@ -14,7 +14,7 @@ NAMED = re.compile(rf"\s*{NAME}\((?=\s*[^\W\d]\w*\s*=)")
 """Matches "Weather(" where `city=` or another name and "=" follow: the beginning of a call with named arguments."""
 NAMED_IN_TEXT = re.compile(rf"(?<![^\s\[\]()]){NAME}+\((?=\s*[^\W\d]\w*\s*=)")
 """The same for a search in a text, in linear time: it tries a name only from its first character."""
-_SIGNS = re.compile(r'"(?:[^"\\]|\\.)*+(?:"|(?P<open>\\?\Z))|[()\[\]]', re.DOTALL)
+_STRING_OR_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*+(?:"|(?P<open>\\?\Z))|[()\[\]]', re.DOTALL)
 """Matches a whole string of JSON, a string that does not end (with the group "open"), or a bracket outside of them."""
 _QUOTE_OR_BRACKET = re.compile(r'["()\[\]]')
 
@@ -22,26 +22,29 @@ _QUOTE_OR_BRACKET = re.compile(r'["()\[\]]')
 def input_end(text: str, start: int = 0) -> int | None:
     """Return the offset from which the closing marker of a call may be searched.
 
-    - With named arguments: after their `)`, or at a `]` without its `[`; None if `text` ends before that.
-      12 for 'W(city="a]") -> b', None for 'W(city="a]'.
-    - Otherwise: `start`, where the call's name begins.
+    Without named arguments, as in "QA(Who?)", this is `start`, where the call's name begins. With named arguments:
+
+    - after their ")": 12 for 'W(city="a]") -> b'
+    - at a "]" that closes no list, where the call breaks off: 8 for "W(days=1] b"
+    - `start` at any other bracket, which JSON does not have there: "W(days=f(1))"
+    - None if `text` ends before such a bracket: 'W(city="a]'
     """
     opening = NAMED.match(text, start)
-    if opening is None:
+    if opening is None:  # no named arguments
         return start
-    open_brackets = 0
-    for sign in _SIGNS.finditer(text, opening.end()):
-        if sign["open"] is not None:  # a string that does not end
+    open_lists = 0
+    for string_or_bracket in _STRING_OR_BRACKET.finditer(text, opening.end()):
+        if string_or_bracket["open"] is not None:  # a string without its closing quote
             return None
-        match sign[0]:
-            case "[":  # of a list: W(days=[
-                open_brackets += 1
-            case "]" if open_brackets:  # W(days=[1]
-                open_brackets -= 1
+        match string_or_bracket[0]:  # a whole string is no case: it is skipped
+            case "[":  # W(days=[
+                open_lists += 1
+            case "]" if open_lists:  # W(days=[1]
+                open_lists -= 1
             case "]":  # W(days=1]
-                return sign.start()
-            case ")" if not open_brackets:  # W(days=1)
-                return sign.end()
+                return string_or_bracket.start()
+            case ")" if not open_lists:  # W(days=1)
+                return string_or_bracket.end()
             case "(" | ")":  # W(days=f(1) or W(days=[1): this is no JSON, so these are no named arguments
                 return start
     return None
@@ -57,17 +60,19 @@ def find_behind_input(sign: str, text: str, start: int = 0) -> int:
 
 
 def input_ends(text: str, starts: Collection[int]) -> dict[int, int | None]:
-    """Return `input_end(text, start)` for many calls in one text: start -> end.
+    """Return from where the closing marker of each call in a text may be searched: start of a call's name -> offset.
 
-    It takes linear time. A loop over `input_end` could read the same long string once per call.
+    An offset is None if named arguments do not end. All calls take linear time together; a loop over `input_end`, which
+    returns the same for one call, could read a long string once per call.
     """
-    ends: dict[int, int | None] = dict(zip(starts, starts, strict=True))
+    ends: dict[int, int | None] = {start: start for start in starts}  # for inputs without named arguments
     openings = [NAMED.match(text, start) for start in starts]
     with_named_arguments = [opening for opening in openings if opening is not None]
     brackets = _deciding_brackets(text, [opening.end() for opening in with_named_arguments])
     for opening in with_named_arguments:
         start = opening.start()
-        ends[start] = _end_of_arguments(brackets[opening.end()], start)
+        deciding_bracket = brackets[opening.end()]
+        ends[start] = _end_of_arguments(deciding_bracket, start)
     return ends
 
 
@@ -84,39 +89,42 @@ class _Bracket(NamedTuple):
 
 
 def _end_of_arguments(bracket: _Bracket, start: int) -> int | None:
-    """Return where the arguments of a call end, by their deciding bracket; None if they do not end.
+    """Return where the named arguments of a call end; None if they do not end.
 
-    Returns `start`, where the call's name begins, if the brackets show that these are no named arguments.
+    bracket: the first bracket of the arguments that stands in no string and belongs to no list such as `[1, 2]`.
+    start: where the call's name begins; returned if the bracket shows that these are no named arguments.
     """
     match bracket.sign:
-        case "":
+        case "":  # W(days=1, where the text ends
             return None
-        case "]":
+        case "]":  # W(days=1], where the call breaks off
             return bracket.position
-        case ")" if not bracket.open_brackets:
+        case ")" if not bracket.open_brackets:  # W(days=1)
             return bracket.position + 1
-    return start
+    return start  # W(days=f(1) or W(days=[1), which is no JSON
 
 
 def _deciding_brackets(text: str, offsets: Collection[int]) -> dict[int, _Bracket]:
-    """Return the deciding bracket (`_Bracket`) after each offset; the offsets stand in no string.
+    """Return for each offset the bracket that decides where arguments which begin there end: offset -> bracket.
 
-    The text is read once, backwards.
+    This is the first bracket after the offset that stands in no string and belongs to no list: the ")" of
+    'city="(]", days=[1, 2])' for offset 0. The offsets stand in no string. The text is read once, backwards.
     """
     if not offsets:
         return {}
-    waiting = sorted(offsets)  # the offsets before the current position
+    remaining_offsets = sorted(offsets)
     brackets: dict[int, _Bracket] = {}
-    scan = _BackwardScan(text)
+    scan = _BackwardScan(text)  # knows the deciding bracket for its position, which moves to the front
     positions = [match.start() for match in _QUOTE_OR_BRACKET.finditer(text)]
     for position in reversed(positions):
-        while waiting and waiting[-1] > position:
-            brackets[waiting.pop()] = scan.if_outside
-        if not waiting:
+        # Offsets between this quote or bracket and the one after it have the scan's present bracket.
+        while remaining_offsets and remaining_offsets[-1] > position:
+            brackets[remaining_offsets.pop()] = scan.bracket_if_outside
+        if not remaining_offsets:
             break
         scan.step_before(position)
-    for offset in waiting:
-        brackets[offset] = scan.if_outside
+    for offset in remaining_offsets:  # before the first quote or bracket
+        brackets[offset] = scan.bracket_if_outside
     return brackets
 
 
@@ -125,41 +133,41 @@ class _BackwardScan:
 
     Whether a position stands in a string shows only further to the front, so both answers are kept:
 
-    - if_outside: the deciding bracket after the current position if it stands outside of strings
-    - if_inside: the same if it stands inside a string
+    - bracket_if_outside: the deciding bracket after the current position if it stands outside of strings
+    - bracket_if_inside: the same if it stands inside a string
     """
 
     def __init__(self, text: str) -> None:
         self._text = text
-        self.if_outside = _Bracket("", len(text))
-        self.if_inside = self.if_outside
+        self.bracket_if_outside = _Bracket("", len(text))
+        self.bracket_if_inside = self.bracket_if_outside
 
     def step_before(self, position: int) -> None:
-        """Move to the offset of a quote or bracket, the last one before the current position."""
+        """Move before the quote or bracket at `position`, the next one to the front; update the deciding bracket.
+
+        The deciding bracket is the first one after a position that belongs to no list such as `[1, 2]`. Inside a string
+        brackets are text, so that only `bracket_if_outside` changes at a bracket.
+        """
         sign = self._text[position]
+        following = self.bracket_if_outside  # decides right after this quote or bracket
         match sign:
             case '"':
                 self._step_before_quote(position)
+            case "[" if following.behind is not None:  # `following` is the "]" of this list: the list is skipped
+                self.bracket_if_outside = following.behind
             case "[":
-                self.if_outside = _before_opening_bracket(self.if_outside)
-            case "]":
-                self.if_outside = _Bracket(sign, position, behind=self.if_outside)
-            case _:
-                self.if_outside = _Bracket(sign, position)
+                self.bracket_if_outside = following._replace(open_brackets=following.open_brackets + 1)
+            case "]":  # decides unless a "[" before it makes it the end of a list; then `behind` decides
+                self.bracket_if_outside = _Bracket(sign, position, behind=following)
+            case _:  # "(" or ")"
+                self.bracket_if_outside = _Bracket(sign, position)
 
     def _step_before_quote(self, position: int) -> None:
         """Move before a quote: outside it begins a string; inside it ends the string unless it is escaped."""
-        outside_after_quote = self.if_outside
-        self.if_outside = self.if_inside
+        outside_after_quote = self.bracket_if_outside
+        self.bracket_if_outside = self.bracket_if_inside
         if not _is_escaped(self._text, position):
-            self.if_inside = outside_after_quote
-
-
-def _before_opening_bracket(following: _Bracket) -> _Bracket:
-    """Return the deciding bracket for the offset before a "[". following: the one for the offset after it."""
-    if following.behind is not None:  # a "]", which closes the "["
-        return following.behind
-    return following._replace(open_brackets=following.open_brackets + 1)
+            self.bracket_if_inside = outside_after_quote
 
 
 def _is_escaped(text: str, quote: int) -> bool:

@@ -93,9 +93,9 @@ class TextUnits:
         offset: the character at which x_i, the token after the call, begins.
         """
         # Not covered: numbers that are words in the input, names in scripts without capitals or in another spelling.
-        later_units: dict[str, str] = {}  # key -> as the input has it first
-        for unit in _units(input):
-            is_relevant = unit.is_number or unit.key in self.names
+        later_units: dict[str, str] = {}  # key (equal for "1,240.50" and "1240.5") -> as the input has it first
+        for unit in _units(input):  # its numbers and words
+            is_relevant = unit.is_number or unit.key in self.names  # the text's names
             if is_relevant and self._is_only_after(offset, unit.key):
                 later_units.setdefault(unit.key, unit.written)
         return list(later_units.values())

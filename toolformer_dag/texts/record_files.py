@@ -105,15 +105,15 @@ def _document_or_line_records(first_block: bytes, content: Iterator[bytes]) -> I
 
     Raises ShardFault document_too_large for a JSON list of more than LARGEST_DOCUMENT bytes.
     """
-    loaded = _loaded(first_block, content)
-    if loaded.next_block is None:
-        return _document_records(loaded.beginning)
-    if loaded.beginning.lstrip().startswith(b"["):
+    beginning, next_block = _loaded(first_block, content)  # the content up to LARGEST_DOCUMENT, and what comes next
+    if next_block is None:  # `beginning` is the whole content
+        return _document_records(beginning)
+    if beginning.lstrip().startswith(b"["):
         raise ShardFault(
             "document_too_large",
             f"a JSON list of more than {LARGEST_DOCUMENT:,} bytes; write a record per line, as `jq -c '.[]'` does",
         )
-    return _line_records(chain([loaded.beginning, loaded.next_block], content))
+    return _line_records(chain([beginning, next_block], content))
 
 
 def _document_records(content: bytes) -> Iterator[NumberedRecord | Rejection]:

@@ -183,12 +183,13 @@ class _Cutter:
             if united.tokens <= self.max_tokens:
                 yield united
                 continue
-            parts = group if len(group) > 1 else _parts(self.text, group[0])
+            parts = group if len(group) > 1 else _parts(self.text, group[0])  # pieces, else sentences, else words
             if len(parts) == 1:  # a single word
                 yield united
             else:
-                half = len(parts) // 2
-                yield from self.joined([parts[:half], parts[half:]])
+                first_half = parts[: len(parts) // 2]
+                second_half = parts[len(parts) // 2 :]
+                yield from self.joined([first_half, second_half])
 
     def _united(self, groups: Sequence[Sequence[Piece]]) -> list[Piece]:
         """Return each group of pieces as one piece, with the tokens counted anew."""

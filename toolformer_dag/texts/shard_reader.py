@@ -63,7 +63,7 @@ def shard_batches(path: Path | str, choice: FormatChoice | None = None) -> Itera
 
     choice: the format that the settings name; None to recognize it.
 
-    Memory: a few times 16 MB, a block, and 100 bytes per document for its digest.
+    Memory: a few blocks of 16 MB, and 100 bytes per document for its digest.
 
     Raises ShardFault, after the documents before the fault, if nothing of the shard may be used:
     - It is damaged: see `blocks`, `whole_parquet`, `parquet_batches`.
@@ -78,8 +78,9 @@ def shard_batches(path: Path | str, choice: FormatChoice | None = None) -> Itera
     choice = choice or FormatChoice()
     try:
         with BufferedReader(cast(RawIOBase, path.open("rb", buffering=0)), READ_BYTES) as stream:
-            raw_batches = _raw_batches(path, stream, choice)
-            yield from library_errors_as_faults(documents_of(raw_batches))
+            raw_batches = _raw_batches(path, stream, choice)  # the fields of each record as text
+            documents = documents_of(raw_batches)  # without blank and repeated texts
+            yield from library_errors_as_faults(documents)
     except OSError as error:
         reason = error.strerror or error
         raise ShardError(f"shard {printable(path)} cannot be read ({reason}); correct its path, or the disk") from error
@@ -106,7 +107,7 @@ def _container_batches(content: Iterator[bytes], choice: FormatChoice) -> Iterat
 
 
 def compression(head: bytes, suffix: str) -> str | None:
-    """Return how a file is compressed: "gzip", "zstd", or None if it is not.
+    """Return how a file that is not Parquet is compressed: "gzip", "zstd", or None if it is not.
 
     head: its first bytes. suffix: the ending of its name, such as ".gz".
 
@@ -120,7 +121,7 @@ def compression(head: bytes, suffix: str) -> str | None:
         return None
     if kind is None and suffix in COMPRESSION_BY_ENDING:
         raise ShardFault(f"not_{COMPRESSION_BY_ENDING[suffix]}", f"the file is named {suffix} but {_in_words(head)}")
-    if suffix == PARQUET:
+    if suffix == PARQUET:  # compressed or not: a Parquet file is never compressed as a whole
         raise ShardFault("not_parquet", f"the file is named .parquet but {_in_words(head)}")
     return kind
 

@@ -23,7 +23,7 @@ FACTOR = np.uint64(0x9E3779B97F4A7C15)
 """An odd number with its bits spread, by which hashes of words are mixed to hashes of passages."""
 BITS = np.uint64(2**22 - 1)
 """The low bits of a hash, by which most passages are ruled out at once."""
-PAIRS = pl.Schema({"place": pl.Int64(), "text": pl.Int64()})
+PAIR_COLUMNS = pl.Schema({"place": pl.Int64(), "text": pl.Int64()})
 """Two texts that share a passage, by number: the searched text (`place`) and the text of the passage (`text`)."""
 Hashes64 = NDArray[np.uint64]
 TextNumbers = NDArray[np.int64]
@@ -33,24 +33,24 @@ class _Words(NamedTuple):
     """The words of some texts, one after another; both arrays have an entry per word."""
 
     hashes: Hashes64
-    texts: TextNumbers  # the number of the text that the word is from, ascending: [0, 0, 1] for ["a b", "c"]
+    text_of_word: TextNumbers  # the number of the text that the word is from, ascending: [0, 0, 1] for ["a b", "c"]
 
 
-class _Passages(NamedTuple):
+class _Runs(NamedTuple):
     """Runs of one length, from all texts; both arrays have an entry per run."""
 
     length: int  # words of each run
     hashes: Hashes64
-    texts: TextNumbers  # the number of the text that the run is from
+    text_of_run: TextNumbers  # the number of the text that the run is from
 
-    def chosen(self, is_chosen: NDArray[np.bool_]) -> "_Passages":
+    def chosen(self, is_chosen: NDArray[np.bool_]) -> "_Runs":
         """Return the runs whose entry in `is_chosen` is True."""
-        return _Passages(self.length, self.hashes[is_chosen], self.texts[is_chosen])
+        return _Runs(self.length, self.hashes[is_chosen], self.text_of_run[is_chosen])
 
-    def sorted_by_hash(self) -> "_Passages":
+    def sorted_by_hash(self) -> "_Runs":
         """Return the same runs in ascending order of their hashes."""
         order = np.argsort(self.hashes, kind="stable")
-        return _Passages(self.length, self.hashes[order], self.texts[order])
+        return _Runs(self.length, self.hashes[order], self.text_of_run[order])
 
 
 def _words(texts: Sequence[str]) -> _Words:
@@ -60,11 +60,11 @@ def _words(texts: Sequence[str]) -> _Words:
     words = lists.explode("word").filter(pl.col("word").is_not_null())  # null: a text without words
     return _Words(
         hashes=words["word"].hash().to_numpy(),
-        texts=words["text"].cast(pl.Int64).to_numpy(),
+        text_of_word=words["text"].cast(pl.Int64).to_numpy(),
     )
 
 
-def _passages(words: _Words) -> Iterator[_Passages]:
+def _runs_by_length(words: _Words) -> Iterator[_Runs]:
     """Hash every run of consecutive words within a text; yield all runs of 8 words, then all of 9, up to 13."""
     longest = min(PASSAGE_WORDS, len(words.hashes))
     run_hashes = words.hashes  # at each word, the hash of the run that begins there
@@ -72,15 +72,15 @@ def _passages(words: _Words) -> Iterator[_Passages]:
         # A run of `length` words is a run of one word less and the word after it.
         run_hashes = run_hashes[:-1] * FACTOR + words.hashes[length - 1 :]
         if length >= FEWEST_WORDS:
-            yield _runs_within_texts(length, run_hashes, words.texts)
+            yield _runs_within_texts(length, run_hashes, words.text_of_word)
 
 
-def _runs_within_texts(length: int, run_hashes: Hashes64, text_of_word: TextNumbers) -> _Passages:
+def _runs_within_texts(length: int, run_hashes: Hashes64, text_of_word: TextNumbers) -> _Runs:
     """Return the runs whose words are all of one text. run_hashes: at each word, the run that begins there."""
     text_of_first_word = text_of_word[: len(run_hashes)]
     text_of_last_word = text_of_word[length - 1 :]
     is_within_text = text_of_first_word == text_of_last_word
-    return _Passages(length, run_hashes, text_of_first_word).chosen(is_within_text)
+    return _Runs(length, run_hashes, text_of_first_word).chosen(is_within_text)
 
 
 class SharedPassages:
@@ -99,13 +99,15 @@ class SharedPassages:
     def __init__(self, texts: Sequence[str]) -> None:
         """Hash the passages of `texts` and group them by their number of words."""
         words = _words(texts)
-        words_per_text = np.bincount(words.texts, minlength=len(texts))
+        words_per_text = np.bincount(words.text_of_word, minlength=len(texts))
         self.words = words_per_text.tolist()
-        self._tables: dict[int, _PassageTable] = {}  # by the number of words
-        for runs in _passages(words):
-            passages = runs
-            if runs.length < PASSAGE_WORDS:  # a short run is a passage only if it is its whole text
-                passages = runs.chosen(words_per_text[runs.texts] == runs.length)
+        self._tables: dict[int, _PassageTable] = {}  # number of words -> the passages with so many
+        for runs in _runs_by_length(words):  # all sequences of 8 consecutive words, then all of 9, up to 13
+            if runs.length == PASSAGE_WORDS:
+                passages = runs
+            else:  # a shorter run is a passage only if it is its whole text
+                is_whole_text = words_per_text[runs.text_of_run] == runs.length
+                passages = runs.chosen(is_whole_text)
             if len(passages.hashes):
                 self._tables[runs.length] = _PassageTable(passages)
 
@@ -114,28 +116,29 @@ class SharedPassages:
 
         Columns: `place`, the index in `others`; `text`, the index of the text of this object. Sorted by both.
         """
-        pairs = [PAIRS.to_frame()]  # no rows, so that the columns are there without any pair
-        if self._tables:
-            for runs in _passages(_words(others)):
+        pairs = [PAIR_COLUMNS.to_frame()]  # no rows, so that the columns are there without any pair
+        if self._tables:  # number of words -> the passages of this object with so many
+            for runs in _runs_by_length(_words(others)):  # all sequences of 8 consecutive words, then of 9, up to 13
                 if runs.length in self._tables:
-                    pairs.append(self._tables[runs.length].pairs(runs))
-        return pl.concat(pairs).unique().sort(PAIRS.names())
+                    passage_table = self._tables[runs.length]
+                    pairs.append(passage_table.pairs(runs))
+        return pl.concat(pairs).unique().sort(PAIR_COLUMNS.names())
 
 
 class _PassageTable:
     """Passages with the same number of words, in which runs of other texts are looked up."""
 
-    def __init__(self, passages: _Passages) -> None:
+    def __init__(self, passages: _Runs) -> None:
         self._passages = passages.sorted_by_hash()
         self._occurring_low_bits = _occurring_low_bits(passages.hashes)
 
-    def pairs(self, runs: _Passages) -> pl.DataFrame:
-        """Return the pairs (PAIRS) of a run and a passage that are equal; pairs may repeat."""
+    def pairs(self, runs: _Runs) -> pl.DataFrame:
+        """Return the pairs (PAIR_COLUMNS) of a run and a passage that are equal; pairs may repeat."""
         may_be_passage = self._occurring_low_bits[runs.hashes & BITS]  # rules out most runs at once
         candidates = runs.chosen(may_be_passage)
-        searched = pl.DataFrame({"hash": candidates.hashes, "place": candidates.texts})
-        stored = pl.DataFrame({"hash": self._passages.hashes, "text": self._passages.texts})
-        return searched.join(stored, on="hash").select(PAIRS.names())
+        searched = pl.DataFrame({"hash": candidates.hashes, "place": candidates.text_of_run})
+        stored = pl.DataFrame({"hash": self._passages.hashes, "text": self._passages.text_of_run})
+        return searched.join(stored, on="hash").select(PAIR_COLUMNS.names())
 
 
 def _occurring_low_bits(hashes: Hashes64) -> NDArray[np.bool_]:

@@ -84,12 +84,12 @@ def unwritable(value_schema: str) -> str | None:
     """Return why llguidance cannot compile a JSON schema (given as JSON), in its words; None if it can."""
     from llguidance import LLMatcher
 
-    grammar = f"%llguidance {{}}\nstart: v\nv: %json {value_schema}"
+    grammar = f"%llguidance {{}}\nstart: v\nv: %json {value_schema}"  # admits the values of this schema
     failed, messages = LLMatcher.validate_grammar_with_warnings(grammar)
     if not failed:
         return None
-    reason = _compile_error(" ".join(messages))
-    return reason or "it is too large"  # only the message about a schema that is too large has another form
+    reason = _compile_error(" ".join(messages))  # "" for a message without a reason: only if the schema is too large
+    return reason or "it is too large"
 
 
 def _compile_error(message: str) -> str:
@@ -114,7 +114,7 @@ class WrittenValues(NamedTuple):
 
 @cache
 def written_values(text: str, names: tuple[str, ...]) -> WrittenValues:
-    """Return the schemas by which decoding writes the arguments of a call.
+    """Return the schema of each argument of a call, by which decoding writes its value.
 
     text: the tool's whole schema, as JSON. names: its arguments (`argument_names`).
 
@@ -122,16 +122,17 @@ def written_values(text: str, names: tuple[str, ...]) -> WrittenValues:
     finite, patternProperties, and a required argument for which no value is valid.
     """
     schema = json.loads(text)
-    copied = _copied(schema)
+    copied = _copied(schema)  # without keywords that llguidance cannot keep to
     schemas = {}
     for name in names:
         value_schema = copied.value_schema(name)
-        if value_schema is not None:
+        if value_schema is not None:  # None: no value is valid
             schemas[name] = value_schema
     for name in schema.get("required") or ():
         if name not in schemas:
             raise ValueError(f"{name}: every call needs it, and no value fits")
-    return WrittenValues(schemas, _required_in_parts(copied, set(names)))
+    required_in_parts = _required_in_parts(copied, set(names))  # only parts such as `anyOf` name these arguments
+    return WrittenValues(schemas, required_in_parts)
 
 
 class _CopiedSchema(NamedTuple):
@@ -151,14 +152,17 @@ class _CopiedSchema(NamedTuple):
 
 
 def _copied(schema: Mapping[str, Any]) -> _CopiedSchema:
-    """Copy a schema without the keywords that decoding leaves out. Raises ValueError, see `written_values`."""
+    """Copy a schema without the keywords that decoding leaves out: annotations, and what llguidance does not support.
+
+    Raises ValueError, see `written_values`.
+    """
     from referencing import Registry
     from referencing.jsonschema import DRAFT202012, specification_with
 
-    dialect = specification_with(str(schema.get("$schema")), default=DRAFT202012)
+    dialect = specification_with(str(schema.get("$schema")), default=DRAFT202012)  # the version of JSON Schema
     copier = _SchemaCopier(dialect)
-    resolver = Registry().resolver_with_root(dialect.create_resource(schema))
-    root = copier.copy(schema, resolver)
+    resolver = Registry().resolver_with_root(dialect.create_resource(schema))  # looks up "$ref" in this schema
+    root = copier.copy(schema, resolver)  # also collects the schemas that "$ref" leads to in `copier.shared`
     return _CopiedSchema(root, copier.shared)
 
 
@@ -175,9 +179,9 @@ class _SchemaCopier:
         self._names: dict[int, str] = {}  # id of a referred schema -> its name in `shared`
 
     def copy(self, schema: Any, resolver: Any) -> Any:
-        """Return a copy of a schema, or of a schema inside of it, with the keywords of `_is_for_decoding`.
+        """Return a copy of a schema, or of a schema inside of it, with only the keywords that llguidance gets.
 
-        resolver: looks up the references in this schema.
+        resolver: looks up the references in this schema; from the library `referencing`.
 
         Raises ValueError for a reference that leads nowhere, and for patternProperties.
         """
@@ -190,8 +194,8 @@ class _SchemaCopier:
         copied = self._copied_keywords(schema, inner_resolver)
         reference = schema.get("$ref")
         if isinstance(reference, str):
-            copied["$ref"] = self._shared_reference(reference, inner_resolver)
-        self._check_dynamic_reference(schema, inner_resolver)
+            copied["$ref"] = self._shared_reference(reference, inner_resolver)  # "#/$defs/d0", a copy in `shared`
+        self._check_dynamic_reference(schema, inner_resolver)  # raises ValueError if it leads nowhere
         return copied
 
     def _copied_keywords(self, schema: Mapping[str, Any], resolver: Any) -> dict[str, Any]:
@@ -227,9 +231,9 @@ class _SchemaCopier:
         """
         target = _target(reference, resolver)
         new_name = f"d{len(self._names)}"
-        name = self._names.setdefault(id(target.contents), new_name)
+        name = self._names.setdefault(id(target.contents), new_name)  # by identity: several references may lead to it
         if name not in self.shared:
-            self.shared[name] = True  # marks it as copied: it may refer to itself
+            self.shared[name] = True  # a placeholder while it is copied, because it may refer to itself
             self.shared[name] = self.copy(target.contents, target.resolver)
         return f"#/$defs/{name}"
 
@@ -247,16 +251,19 @@ def _target(reference: str, resolver: Any) -> Any:
 def _required_in_parts(schema: _CopiedSchema, names: set[str]) -> set[str]:
     """Return arguments that every call needs but that are not among `names`, the properties of the whole schema.
 
-    {"id", "name"} for {"anyOf": [{"required": ["id"]}, {"required": ["name"]}]}.
+    {"id", "name"} for {"anyOf": [{"required": ["id"]}, {"required": ["name"]}]}. Of several such parts of the schema
+    the first counts, because one is enough to refuse the schema.
     """
-    for alternatives in _groups_of_alternatives(schema.root):
-        required = []
+    # Without any name the tool would seem to take no arguments, so the optional ones of the parts count too, as in
+    # {"anyOf": [{"properties": {"id": {}}}]}.
+    takes_no_arguments = not names
+    for alternatives in _groups_of_alternatives(schema.root):  # a call has to fit one alternative of each group
+        unnamed_by_alternative = []
         for part in alternatives:
-            # A schema that names no argument itself would seem to be for a tool without arguments.
-            part_names = _required_names(part, schema.shared, or_all_properties=not names)
-            required.append(part_names - names)
-        if required and all(required):  # whichever alternative a call takes, it needs such an argument
-            return set.union(*required)
+            part_names = _required_names(part, schema.shared, or_all_properties=takes_no_arguments)
+            unnamed_by_alternative.append(part_names - names)
+        if unnamed_by_alternative and all(unnamed_by_alternative):  # each alternative needs such an argument
+            return set.union(*unnamed_by_alternative)
     return set()
 
 
@@ -288,9 +295,11 @@ def _is_for_decoding(keyword: str, value: Any) -> bool:
     Raises ValueError for a pattern that no engine reads, and for a multipleOf that is not finite.
     """
     if keyword == "pattern":
-        matches(value, "")
+        matches(value, "")  # only to raise ValueError
     if keyword == "multipleOf" and not math.isfinite(value):
         raise ValueError(f"its multipleOf is no number but {value}")
     if keyword in _LEFT_OUT:
         return False
-    return keyword not in _PARTLY_SUPPORTED or unwritable(json.dumps({keyword: value})) is None
+    if keyword in _PARTLY_SUPPORTED:  # llguidance has to compile this value
+        return unwritable(json.dumps({keyword: value})) is None
+    return True

@@ -47,13 +47,15 @@ def _mended_escape(match: re.Match[bytes]) -> bytes:
 def pass_on(limit: int, message: str, command: list[str]) -> int:
     """Run a program to its end, copy the lines that it prints to the standard output, and return its exit code.
 
-    A line longer than `limit` bytes is replaced by an error that says `message`, and half surrogate pairs are replaced.
+    In place of a line longer than `limit` bytes it prints a JSON-RPC error that says `message`; in place of an escaped
+    half of a surrogate pair, which strict readers of JSON refuse, U+FFFD.
     """
+    # Kills this process and the program once the process that started this one has ended.
     threading.Thread(target=end_after_parent, args=(os.getppid(),), daemon=True).start()
     with subprocess.Popen(command, stdout=subprocess.PIPE) as program:
         assert program.stdout is not None
         for line in bounded_lines(program.stdout, limit, message):
-            sys.stdout.buffer.write(mended(line))
+            sys.stdout.buffer.write(mended(line))  # without half surrogate pairs
             sys.stdout.buffer.flush()
     return program.returncode
 

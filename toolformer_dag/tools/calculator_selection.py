@@ -67,10 +67,11 @@ def holds_operation(text: str, all_numbers: Sequence[Number]) -> bool:
 
     all_numbers: the numbers of the text, in order. Raises OverBudget for more than MAX_PAIRS pairs of operands.
     """
-    placed = _placed_numbers(text, all_numbers)
+    placed = _placed_numbers(text, all_numbers)  # with positions in tokens
     budget = WorkBudget(MAX_PAIRS)
+    # Each number is tried as the second operand, with all numbers in the window before it as the first.
     for second, position in enumerate(placed.positions):
-        first_near = bisect_right(placed.positions, position - WINDOW)  # the first number within the window before
+        first_near = bisect_right(placed.positions, position - WINDOW)  # index of the first number in the window
         budget.spend(second - first_near)
         if _is_last_operand(placed, first_near, second):
             return True
@@ -113,7 +114,8 @@ def _placed_numbers(text: str, all_numbers: Sequence[Number]) -> _PlacedNumbers:
 
     2.5 and 3 become 250 and 300 with the unit 100; 2.125 and 3 become 2125 and 3000 with the unit 1000.
     """
-    # The greatest step that divides all values and a hundredth.
+    # `Number.value` is a whole number of units of 1 / UNIT. The step is the greatest that divides all values; and a
+    # hundredth too, because results are rounded to hundredths.
     step = gcd(UNIT // 100, *(number.value for number in all_numbers))
     values = [number.value // step for number in all_numbers]
     positions = _token_positions(text, all_numbers)
@@ -142,12 +144,15 @@ def _has_result_nearby(placed: _PlacedNumbers, operation: _Operation, second: in
     """
     first_position = placed.positions[operation.first]
     second_position = placed.positions[second]
+    # The result has to stand between these two, which are not included.
+    after = second_position - WINDOW
+    before = first_position + WINDOW
     result_positions = placed.positions_of[operation.result]  # ascending
-    start = bisect_right(result_positions, second_position - WINDOW)
+    start = bisect_right(result_positions, after)
     # Three are enough: at most two of them are the operands themselves, as in "4 - 2".
     for position in result_positions[start : start + 3]:
         is_operand = position in (first_position, second_position)
-        if not is_operand and position < first_position + WINDOW:
+        if not is_operand and position < before:
             return True
     return False
 
@@ -155,10 +160,10 @@ def _has_result_nearby(placed: _PlacedNumbers, operation: _Operation, second: in
 def _sums(placed: _PlacedNumbers, first_near: int, second: int) -> Iterator[_Operation]:
     """Yield the sums and differences of number `second` and each number from index `first_near` up to it.
 
-    Only results that the text has as a number are yielded, exact or rounded.
+    Only results that the text has as a number are yielded: exact, or rounded to hundredths if they have decimals.
     """
-    values = placed.values
-    positions_of = placed.positions_of
+    values = placed.values  # integers in units of 1 / unit: with the unit 1000, 2.125 is 2125 and 3 is 3000
+    positions_of = placed.positions_of  # its keys are the values that the text has
     unit = placed.unit
     hundredth = unit // 100
     has_finer_values = unit > 100  # else every sum is exact in hundredths
@@ -170,33 +175,35 @@ def _sums(placed: _PlacedNumbers, first_near: int, second: int) -> Iterator[_Ope
                 yield _Operation(first, exact)
             if has_finer_values:
                 rounded = _rounded_half_up(exact, 1, hundredth)
-                if rounded in positions_of and rounded % unit:
+                if rounded in positions_of and rounded % unit:  # not for a whole number, which has to be exact
                     yield _Operation(first, rounded)
 
 
 def _products(placed: _PlacedNumbers, first_near: int, second: int) -> Iterator[_Operation]:
     """Yield the products and quotients of number `second` and each number from index `first_near` up to it.
 
-    Only results that the text has as a number are yielded, exact or rounded.
+    Only results that the text has as a number are yielded: exact, or rounded to hundredths if they have decimals.
     """
+    # All values are integers >= 0 in units of 1 / unit: with the unit 100, 2.5 is 250 and 3 is 300.
     unit = placed.unit
     hundredth = unit // 100
-    positions_of = placed.positions_of
-    # Most results lie outside these bounds, and are skipped before the division, which costs the most.
-    least = placed.smallest - hundredth
-    most = placed.largest + hundredth
+    positions_of = placed.positions_of  # its keys are the values that the text has
+    # Most results lie outside the values of the text, and are skipped before the division, which costs the most.
+    least_result = placed.smallest - hundredth
+    most_result = placed.largest + hundredth
     b = placed.values[second]
     for first in range(first_near, second):
         a = placed.values[first]
-        fractions = ((a * b, unit), (a * unit, b), (b * unit, a))  # a * b, a / b and b / a
+        # a * b, a / b and b / a as numerator and denominator; the quotient is in units of 1 / unit again.
+        fractions = ((a * b, unit), (a * unit, b), (b * unit, a))
         for numerator, denominator in fractions:
-            if not denominator or not least * denominator <= numerator <= most * denominator:
+            if not denominator or not least_result * denominator <= numerator <= most_result * denominator:
                 continue
             exact, remainder = divmod(numerator, denominator)
             if remainder == 0 and exact in positions_of:
                 yield _Operation(first, exact)
             rounded = _rounded_half_up(numerator, denominator, hundredth)
-            if rounded in positions_of and rounded % unit:  # with decimals
+            if rounded in positions_of and rounded % unit:  # not for a whole number, which has to be exact
                 yield _Operation(first, rounded)
 
 
@@ -209,13 +216,14 @@ def _rounded_half_up(numerator: int, denominator: int, hundredth: int) -> int:
 def _token_positions(text: str, all_numbers: Sequence[Number]) -> list[int]:
     """Return the position of each number in tokens: [1, 4] for "3 men and 4 women".
 
-    Between numbers that are further apart than WINDOW, fewer tokens may be counted.
+    Between numbers that are more than WINDOW tokens apart, not all tokens are counted: no operation connects them.
     """
     positions = []
     position = 0
     end_of_last = 0
     for number in all_numbers:
-        position += _token_count(text, end_of_last, number.start) + 1
+        tokens_between = _token_count(text, end_of_last, number.start)
+        position += tokens_between + 1
         positions.append(position)
         end_of_last = number.end
     return positions

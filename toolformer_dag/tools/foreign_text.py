@@ -51,10 +51,10 @@ def foreign_chunks(text: str, identifier: Identifier) -> Iterator[str]:
     """
     budget = WorkBudget(MAX_CHARACTERS)
     chunks = list(chain.from_iterable(paragraph_chunks(paragraph) for paragraph in text.splitlines()))
-    foreign = _foreign(chunks, identifier, budget)
+    foreign = _foreign(chunks, identifier, budget)  # those that are surely in another language
     if not foreign:
         return
-    borders = english_borders(chunks, identifier, budget)
+    borders = english_borders(chunks, identifier, budget)  # the numbers of the first and the last English chunk
     for chunk in foreign:
         if borders.first < chunk.number < borders.last:
             yield chunk.text
@@ -98,7 +98,7 @@ def paragraph_chunks(paragraph: str) -> list[list[str]]:
     if not tokens:
         return []
     chunks = [tokens[:CHUNK_TOKENS]]
-    # No chunk starts in the last STRIDE tokens: the chunk before has all of them.
+    # No chunk starts in the last STRIDE tokens, because the chunk before, of twice as many tokens, has all of them.
     for start in range(STRIDE, len(tokens) - STRIDE, STRIDE):
         chunks.append(tokens[start : start + CHUNK_TOKENS])
     return chunks
@@ -139,7 +139,7 @@ def english_borders(chunks: Sequence[list[str]], identifier: Identifier, budget:
     if first is None:
         return EnglishBorders(first=len(chunks), last=-1)
     last = _first_english(chunks, reversed(numbers), identifier, budget)
-    assert last is not None  # `first` at the latest
+    assert last is not None  # there is an English chunk: the one with the number `first`
     return EnglishBorders(first, last)
 
 

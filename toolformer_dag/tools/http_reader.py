@@ -66,9 +66,10 @@ class Endpoint:
         """
         import httpx
 
-        answer = asyncio.run_coroutine_threadsafe(self._answer(content), self._loop)
+        # The event loop of another thread sends the request, and ends it at its deadline.
+        future = asyncio.run_coroutine_threadsafe(self._answer(content), self._loop)
         try:
-            return answer.result()
+            return future.result()  # raises what `_answer` raises, also NoResult
         except TimeoutError as error:
             raise RetryableError(f"{self.shown}: no whole answer within {self._seconds:g} s") from error
         except httpx.TransportError as error:

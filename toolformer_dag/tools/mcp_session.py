@@ -49,7 +49,7 @@ class McpSession:
         try:
             answer: CallToolResult = self.portal.call(_answer, self.client, self.options.tool, arguments)
         except MCPError as error:
-            raise self._error_of(error) from error
+            raise self._error_of(error) from error  # SessionLost, RetryableError or NoResult
         except RuntimeError as error:  # another call's timeout closed the session, or the server deferred too often
             raise RetryableError(f"MCP server: {self.options.public(error)}") from error
         if not self._fits_schema(answer):
@@ -161,12 +161,12 @@ def _session_on(stack: ExitStack, target: "Transport | StdioServerParameters", o
     from anyio.from_thread import start_blocking_portal
     from mcp import Client
 
-    schemas: dict[str, ToolSchemas] = {}  # by tool; `mended_streams` fills it while the list of tools is read
-    streams = mended_streams(target, schemas)
+    schemas: dict[str, ToolSchemas] = {}  # name of a tool -> its schemas as the server declares them
+    streams = mended_streams(target, schemas)  # fills `schemas` while the list of tools is read
     portal = stack.enter_context(start_blocking_portal())
     unopened_client = Client(streams, read_timeout_seconds=options.start_timeout_s)
     client = stack.enter_context(portal.wrap_async_context_manager(unopened_client))
-    listed_tools = portal.call(_listed_tools, client, options)
+    listed_tools = portal.call(_listed_tools, client, options)  # now `schemas` is complete
     tools = _with_input_schemas(listed_tools, schemas)
     return McpSession(options, stack, portal, client, schemas, tools)
 
@@ -202,7 +202,7 @@ async def _answer(client: "Client", name: str, arguments: dict[str, Any]) -> "Ca
     _ = client.session  # raises the RuntimeError of a closed client here, before it looks like a malformed answer
     try:
         return await client.call_tool(name, arguments, CALL_SECONDS)
-    except InputRequiredRoundsExceededError:  # the server deferred its answer too often
+    except InputRequiredRoundsExceededError:  # a RuntimeError too, but no malformed answer
         raise
     except (ValidationError, RuntimeError) as error:  # violations of the protocol or of the output schema
         raise NoResult("malformed_response") from error

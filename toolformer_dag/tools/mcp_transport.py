@@ -123,9 +123,12 @@ def _bounded_stream(body: Any, *, is_event_stream: bool) -> Any:
 
 
 async def _whole_lines(blocks: Any, *, is_event_stream: bool) -> AsyncIterator[bytes]:
-    """Yield the bytes of an answer's body in whole lines, with half surrogate pairs replaced (`mended`).
+    """Yield the body of an HTTP answer in whole lines, with U+FFFD for half surrogate pairs.
 
-    Raises StreamError beyond MAX_ANSWER_BYTES: of a line in an endless stream of events, else of the whole body.
+    Raises StreamError if the body has more than MAX_ANSWER_BYTES. The body of an event stream may be endless; there
+    it raises StreamError if a line has more.
+
+    blocks: the body as it is received, an asynchronous iterable of bytes.
     """
     import httpx2
 
@@ -137,10 +140,10 @@ async def _whole_lines(blocks: Any, *, is_event_stream: bool) -> AsyncIterator[b
         bounded_bytes = len(unfinished) if is_event_stream else total_bytes
         if bounded_bytes > MAX_ANSWER_BYTES:
             raise httpx2.StreamError(TOO_LONG)
-        lines, line_end, rest = unfinished.rpartition(b"\n")
-        if line_end:
-            yield mended(lines + line_end)
-            unfinished = rest
+        whole_lines, last_line_end, next_line = unfinished.rpartition(b"\n")
+        if last_line_end:
+            yield mended(whole_lines + last_line_end)
+            unfinished = next_line
     yield mended(unfinished)
 
 

@@ -76,16 +76,18 @@ NO_SPAN = AnswerSpan(score=0.0, text="")
 def best_span(
     starts: NDArray[np.float32], ends: NDArray[np.float32], allowed: NDArray[np.bool_], max_tokens: int
 ) -> TokenSpan | None:
-    """Return the span of tokens that most likely is the answer; None if no span scores above 0, that of no answer.
+    """Return the span of tokens that most likely is the answer; None if no span scores above 0.
+
+    The score is the sum of the logits of its first and last token, less that of token 0, which stands for no answer.
 
     - starts, ends [n]: for each token of the input, the logits that the answer begins and ends there.
     - allowed [n]: whether the token belongs to the passage.
     - max_tokens: the most tokens of a span.
     """
     sums = starts[:, None] + ends[None, :]  # [n, n]: a row per first token, a column per last token
-    no_answer_sum = sums[0, 0]  # token 0 stands for no answer
+    no_answer_sum = sums[0, 0]
     span_sums = np.where(_is_span(allowed, max_tokens), sums, -np.inf)
-    first, last = np.unravel_index(int(span_sums.argmax()), span_sums.shape)
+    first, last = np.unravel_index(int(span_sums.argmax()), span_sums.shape)  # row and column of the highest sum
     score = float(span_sums[first, last] - no_answer_sum)
     if not score > 0:  # NaN is no score
         return None
@@ -149,8 +151,8 @@ class ExtractiveReader:
         spans = []
         for row, pair in enumerate(pairs):
             is_of_passage = np.array([sequence == 1 for sequence in batch.sequence_ids(row)])  # 0 is the question
-            tokens = best_span(logits.starts[row], logits.ends[row], is_of_passage, self._options.max_answer_tokens)
-            spans.append(_answer_span(tokens, offsets[row], pair.text))
+            token_span = best_span(logits.starts[row], logits.ends[row], is_of_passage, self._options.max_answer_tokens)
+            spans.append(_answer_span(token_span, offsets[row], pair.text))  # NO_SPAN for None
         return spans
 
     def _logits(self, batch: Any) -> SpanLogits:

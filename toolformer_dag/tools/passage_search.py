@@ -69,8 +69,11 @@ class PassageSearch:
         while True:
             results = self._searcher.search(query, requested, count=False)
             hits = [Hit(*hit) for hit in results.hits]
-            has_all = len(hits) < requested
-            if has_all or _rounded(hits[-1]) < _rounded(hits[limit - 1]):
+            if len(hits) < requested:  # there are no others
+                return hits
+            score_at_limit = _rounded(hits[limit - 1])
+            lowest_score = _rounded(hits[-1])
+            if lowest_score < score_at_limit:  # no further hit has the score at the limit
                 return hits
             requested *= 4
 

@@ -79,6 +79,7 @@ def read_chain_prompt(tool: Tool, option: str | None, root: Path) -> str:
     """
     if option is None:
         return tool.prompt
+    # The embedded prompt is the file KEY_chain.txt. For a file of the user's, the name is only for messages.
     name = f"{tool.key}_chain" if option == EMBEDDED else tool.key
     prompt = _read_prompt(name, type(tool), option, root)
     has_example = "\nInput:" in prompt.text and "\nOutput:" in prompt.text

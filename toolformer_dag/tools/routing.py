@@ -71,7 +71,7 @@ class Router:
         query = any_term(self._schema, "terms", _terms(text))
         if query is None:
             return {}
-        scores = self._best_scores(query, most)
+        scores = self._best_scores(query, most)  # may be of more tools, with equal scores
         ranked = sorted(scores.items(), key=_rank)
         return dict(ranked[:most])
 
@@ -81,10 +81,10 @@ class Router:
         results = self._searcher.search(query, limit=len(self._keys))
         for score, address in results.hits:  # the best comes first
             has_enough = len(scores) >= most
-            if has_enough and score < min(scores.values()):
+            if has_enough and score < min(scores.values()):  # below the last of the tools so far
                 break
-            key = self._keys[self._text_number(address)]
-            scores.setdefault(key, float(score))  # the tool's best text comes first
+            key = self._keys[self._text_number(address)]  # of the tool that the text describes
+            scores.setdefault(key, float(score))  # a tool has several texts; the best of them comes first
         return scores
 
     def _text_number(self, address: tantivy.DocAddress) -> int:
@@ -135,8 +135,9 @@ def offer(tools: Mapping[str, Tool], most: int) -> Offer | None:
     """
     if not _chooses(tool_count=len(tools), most=most):
         return None
-    names = {tool.key: name for name, tool in tools.items()}
-    return _Choice(Router(list(tools.values())), names, most)
+    router = Router(list(tools.values()))  # ranks all tools by how well they fit a text
+    names_by_key = {tool.key: name for name, tool in tools.items()}
+    return _Choice(router, names_by_key, most)  # is called as a function
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +145,7 @@ class _Choice:
     """Chooses the `most` tools that fit a text best."""
 
     router: Router  # ranks all tools
-    names: Mapping[str, str]  # the tools' names in texts, by their keys
+    names_by_key: Mapping[str, str]  # the tools' names in texts, by their keys
     most: int
 
     def __call__(self, text: str, allowed: frozenset[str]) -> frozenset[str]:
@@ -156,10 +157,10 @@ class _Choice:
 
     def _ranked_names(self, text: str) -> list[str]:
         """Return the names of all tools that share a word with the last LAST_WORDS words of a text, the best first."""
-        words = take_out(text, self.names.values()).split()
+        words = take_out(text, self.names_by_key.values()).split()
         last_words = " ".join(words[-LAST_WORDS:])
-        scores = self.router.top(last_words, most=len(self.names))
-        return [self.names[key] for key in scores]
+        scores = self.router.top(last_words, most=len(self.names_by_key))
+        return [self.names_by_key[key] for key in scores]
 
 
 def _chooses(*, tool_count: int, most: int) -> bool:

@@ -157,8 +157,9 @@ class TimedWorker:
         future: Future[object] = Future()
         self._jobs.put(Job(function, future))
         try:
-            error = future.exception(seconds)
+            error = future.exception(seconds)  # waits for the function to end
         except TimeoutError:
+            # Python cannot end a thread: it is told to end after this function, and a new one takes its place.
             self.close()
             self._jobs = _start_thread()
             raise
@@ -262,9 +263,10 @@ class Runner:
             answers = {}
         if calls:
             self._prepare_once()
-        # Calls whose arguments cannot be parsed are answered here, in `answers`; the others are left to run.
-        distinct = self._with_arguments(dict.fromkeys(calls), answers)
-        self._run_in_batches(distinct, answers)
+        distinct_calls = dict.fromkeys(calls)
+        # Each call gets its answer in `answers` from one of these two: the first answers those that cannot be parsed.
+        parsed_calls = self._with_arguments(distinct_calls, answers)
+        self._run_in_batches(parsed_calls, answers)
         return [answers[call] for call in calls]
 
     def _run_in_batches(self, calls: CallBatch, answers: dict[ToolCall, ToolResult]) -> None:
@@ -291,17 +293,18 @@ class Runner:
         Calls that cannot be parsed are left out and get a reason in `answers`. Raises ToolDown if parsing raises
         anything but BadArguments.
         """
-        readable = []
+        parsed_calls = []
         for call in calls:
             try:
-                with blamed(self._tool, "Arguments"):
+                with blamed(self._tool, "Arguments"):  # turns any exception but BadArguments into ToolDown
                     arguments = self._tool.read(call.input)
             except BadArguments as error:
-                answers[call] = ToolResult(None, error.reason)
-                self._count(answers[call])
+                answer = ToolResult(None, error.reason)
+                answers[call] = answer
+                self._count(answer)
             else:
-                readable.append(replace(call, arguments=arguments))
-        return readable
+                parsed_calls.append(replace(call, arguments=arguments))
+        return parsed_calls
 
     def _run_in_threads(self, thread_count: int, queue: BatchQueue, answers: dict[ToolCall, ToolResult]) -> None:
         """Let threads run the queue's batches. Raises the first error, after all threads have ended."""
@@ -338,7 +341,7 @@ class Runner:
             for call in batch:
                 yield from self._results([call], worker)
         else:
-            seconds = time.monotonic() - start_time
+            seconds = time.monotonic() - start_time  # with all retries
             lost_result = ToolResult(None, f"{LOST}{outcome.reason}", seconds)
             yield batch[0], lost_result
 
@@ -374,19 +377,22 @@ class Runner:
         return self._run_in_time(batch, worker)
 
     def _run_in_time(self, batch: CallBatch, worker: TimedWorker) -> list[ToolResult] | BatchFailure:
-        """Run a batch in the worker's thread within its time limit; return the checked results, or why it failed."""
+        """Run a batch in the worker's thread within its time limit; return the checked results, or why it failed.
+
+        Raises ToolDown if the tool raised a UserError, or returned anything but a result per call.
+        """
         most_seconds = self._limits.timeout_s * len(batch)
         start_time = time.monotonic()
         try:
-            outcome = worker.outcome(lambda: self._tool.run(batch), most_seconds)
+            results_or_error = worker.outcome(lambda: self._tool.run(batch), most_seconds)
         except TimeoutError:
-            self._tool.timed_out()
+            self._tool.timed_out()  # lets the tool release what hangs, such as a connection
             self._warn_of_lost(batch, f"no answer in {most_seconds:g} s")
             return BatchFailure("timeout")
-        if isinstance(outcome, BaseException):
-            return self._failure(batch, outcome)
+        if isinstance(results_or_error, BaseException):  # what the tool raised, returned by the worker
+            return self._failure(batch, results_or_error)
         seconds = time.monotonic() - start_time
-        return check_results(self._tool, batch, outcome, self._limits.max_result_characters, seconds)
+        return check_results(self._tool, batch, results_or_error, self._limits.max_result_characters, seconds)
 
     def _wait_for_rate(self, call_count: int) -> None:
         """Sleep until `call_count` further calls may start; the calls of this process are spread evenly over time."""

@@ -19,7 +19,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from secrets import randbelow
 from typing import IO, Any, NamedTuple
@@ -162,13 +162,16 @@ class Wall:
         process = self._take_or_start()
         request = {"calls": [(call.input, call.context) for call in calls]}
         most_seconds = self._timeout_s * len(calls) + GRACE_SECONDS
-        answer = process.ask(request, most_seconds)
-        met_a_limit = answer.get("spent")  # memory may be short now, or processes of the tool left over
-        if met_a_limit:
+        answer = process.ask(request, most_seconds)  # {"results": [...]} or {"raised": [...], "spent": True}
+        may_have_met_a_limit = answer.get("spent")  # memory may be short now, or processes of the tool left over
+        if may_have_met_a_limit:
             process.end()
         else:
             self._idle.append(process)
-        return [ToolResult(*fields) for fields in _results(answer)]
+        results = []
+        for result, reason, seconds, cost in _results(answer):  # raises what the tool raised
+            results.append(ToolResult(result, reason, seconds, cost))
+        return results
 
     def _take_or_start(self) -> "WalledProcess":
         """Take an idle process that is still running, or start one."""
@@ -184,12 +187,13 @@ class Wall:
         """Start a process and let it load the tool. Raises ToolDown if nothing can run behind a wall."""
         self._check_possible()
         process = self._launched()
-        # The kernel counts limits by user, so each process of root's becomes a user that no other process has.
+        # The kernel counts limits by user, so each process of root's becomes a user that no other process has: a random
+        # number of a billion, above those of real users.
         unused_user = FIRST_USER + randbelow(FIRST_USER)
-        answer = process.ask({**self._setup, "user": unused_user})
-        if "raised" in answer:
+        answer = process.ask({**self._setup, "user": unused_user})  # the setup names the tool, its options and limits
+        if "raised" in answer:  # the tool could not be loaded
             process.end()
-        _results(answer)  # raises what the tool raised while it was loaded
+            _results(answer)  # raises what the tool raised
         return process
 
     def _check_possible(self) -> None:
@@ -328,10 +332,12 @@ def _started(words: Sequence[str], variables: Mapping[str, str], descriptors: Se
 
 
 def _checked_answer(answer: Any, number: str) -> dict[str, Any]:
-    """Return the answer to the request with this number, without its key `number`.
+    """Return the answer to the request with this number, without its key `number`, once its form was checked.
 
-    {"results": [["18 degrees", None, 0.1, None]]}, the fields of a ToolResult per call, or {"raised": ["ToolDown", "no
-    network"]}. Raises ValueError for any other answer, since a hostile tool may have written it.
+    - {"results": [["18 degrees", None, 0.1, None]]}: per call the result, reason, seconds and cost of a ToolResult
+    - {"raised": ["ToolDown", "no network"]}: the type and the message of an exception
+
+    Raises ValueError for any other answer, since a hostile tool may have written it.
     """
     if not isinstance(answer, dict) or answer.pop("number", None) != number:
         raise ValueError("it is no answer to this request")  # a process that the tool has forked may answer too
@@ -392,13 +398,13 @@ def _end_all(processes: Sequence[WalledProcess]) -> None:
 
 
 def _copy_error_output(error_output: IO[bytes]) -> None:
-    """Copy what a tool writes to its standard error to this one, at most MOST_ERROR_OUTPUT bytes.
+    """Copy what a tool writes to its standard error to that of this process, at most MOST_ERROR_OUTPUT bytes.
 
     Control characters, which could change the terminal, become U+FFFD.
     """
     bytes_left = MOST_ERROR_OUTPUT
-    with error_output, suppress(OSError, ValueError):
-        for line in iter(partial(error_output.readline, 4096), b""):
+    with error_output, suppress(OSError, ValueError):  # one of the two streams may be closed
+        while line := error_output.readline(4096):
             bytes_left -= len(line)
             if bytes_left > 0:  # else read on without copying, or the tool would wait for a reader
                 sys.stderr.write(_without_control_characters(line.decode(errors="replace")))
@@ -417,6 +423,8 @@ def _results(answer: Mapping[str, Any]) -> list[Any]:
     """Return the results in an answer: for each call a list of ToolResult's fields, [result, reason, seconds, cost].
 
     Raises what the tool raised: RetryableError, ToolDown, UserError, or a new type of Exception with the same name.
+
+    answer: {"results": [...]} or {"raised": [name, message]}.
     """
     if "raised" not in answer:
         return list(answer.get("results") or ())
@@ -435,18 +443,26 @@ def _bubblewrap(tool: Tool, section: ToolSettings, root: Path) -> tuple[str, ...
     sandbox = section.sandbox
     scratch_bytes = sandbox.scratch_mib * 2**20
     visible_paths = _visible_paths(tool, section, root)
+    is_root = os.geteuid() == 0
+    network_options = () if sandbox.network else ("--unshare-net",)
+    user_options = ROOT_CAPABILITIES if is_root else ()  # root's process becomes another user before it runs the tool
+    scratch_options = ("--size", str(scratch_bytes), "--perms", "1777", "--tmpfs", SCRATCH_FOLDER)
+    last_options = ("--remount-ro", "/", "--chdir", SCRATCH_FOLDER, "--")
     return (
         *NAMESPACES,
-        *(() if sandbox.network else ("--unshare-net",)),
-        *(ROOT_CAPABILITIES if os.geteuid() == 0 else ()),
-        *("--size", str(scratch_bytes), "--perms", "1777", "--tmpfs", SCRATCH_FOLDER),
+        *network_options,
+        *user_options,
+        *scratch_options,
         *_binds(visible_paths),
-        *("--remount-ro", "/", "--chdir", SCRATCH_FOLDER, "--"),
+        *last_options,
     )
 
 
 def _visible_paths(tool: Tool, section: ToolSettings, root: Path) -> list[Path]:
-    """Return what a tool sees in its sandbox: the system, Python, its code, paths in its options, `sandbox.reads`."""
+    """Return what a tool sees in its sandbox: the system, Python, its code, paths in its options, `sandbox.reads`.
+
+    Paths that do not exist, or that lie in another of these folders, are left out.
+    """
     network_files = NETWORK_FILES if section.sandbox.network else ()
     settings_paths = [under(root, path).absolute() for path in section.sandbox.reads]
     return _outermost(
@@ -454,7 +470,7 @@ def _visible_paths(tool: Tool, section: ToolSettings, root: Path) -> list[Path]:
             *(Path(path) for path in SYSTEM_FILES),
             *(Path(path) for path in network_files),
             *_python_folders(),
-            *_code_of(tool),
+            *_code_of(tool),  # the folder of its package, or the modules beside its own
             *_paths_among(tool.options),
             *settings_paths,
         ]

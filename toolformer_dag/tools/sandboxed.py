@@ -111,12 +111,12 @@ def _limit(sandbox: Mapping[str, Any], user: int) -> None:
     """
     _become(user)
     tool_memory = int(sandbox["memory_gib"] * 2**30)
-    _lower(resource.RLIMIT_AS, _memory_in_use() + tool_memory)
-    _lower(resource.RLIMIT_NPROC, sandbox["processes"])
-    _lower(resource.RLIMIT_FSIZE, sandbox["scratch_mib"] << 20)  # a file in memory counts for no folder's size
-    _lower(resource.RLIMIT_CORE, 0)
-    _lower(resource.RLIMIT_MSGQUEUE, 0)
-    _lower(resource.RLIMIT_NOFILE, MOST_OPEN_FILES)
+    _lower(resource.RLIMIT_AS, _memory_in_use() + tool_memory)  # bytes of address space
+    _lower(resource.RLIMIT_NPROC, sandbox["processes"])  # processes and threads of the user
+    _lower(resource.RLIMIT_FSIZE, sandbox["scratch_mib"] << 20)  # bytes of a file, also of one in memory alone
+    _lower(resource.RLIMIT_CORE, 0)  # no dump of memory after a crash
+    _lower(resource.RLIMIT_MSGQUEUE, 0)  # no POSIX message queues, which take memory of the kernel
+    _lower(resource.RLIMIT_NOFILE, MOST_OPEN_FILES)  # files, sockets and pipes
 
 
 def _become(user: int) -> None:
@@ -162,7 +162,7 @@ def _results(tool: Tool, calls: Sequence[tuple[str, str]], limits: ToolLimits) -
         arguments = tool.read(input)  # the named arguments; None for a tool without a schema
         batch.append(ToolCall(input, context, arguments))
     results = tool.run(batch)
-    # The process outside measures the time.
+    # The process outside this sandbox measures the seconds of a result that has 0.
     checked = check_results(tool, batch, results, limits.max_result_characters, seconds=0.0)
     return [(result.result, result.reason, result.seconds, result.cost) for result in checked]
 

@@ -118,17 +118,20 @@ def refusing_filter(machine: str = "", names: Sequence[str] = REFUSED) -> bytes 
     if architecture is None:
         return None
     numbers = sorted(architecture.calls[name] for name in names)
-    # Each jump leads to REFUSE, the last instruction. It passes over all instructions between itself and REFUSE.
-    last_index = len(numbers) + 5  # of REFUSE: four instructions, one for each number, and ALLOW stand before it
+    refuse_index = len(numbers) + 5  # four instructions, one for each number, and ALLOW stand before REFUSE
+
+    def to_refuse(index: int) -> int:
+        """Return the length of a jump from the instruction `index` to REFUSE: how many instructions it passes over."""
+        return refuse_index - index - 1
+
     program = [
         _instruction(LOAD, OFFSET_OF_ARCHITECTURE),
-        _instruction(JUMP_IF_EQUAL, architecture.audit_number, if_false=last_index - 2),
+        _instruction(JUMP_IF_EQUAL, architecture.audit_number, if_false=to_refuse(index=1)),
         _instruction(LOAD, OFFSET_OF_NUMBER),
-        _instruction(JUMP_IF_AT_LEAST, NUMBERS_OF_X32, if_true=last_index - 4),
+        _instruction(JUMP_IF_AT_LEAST, NUMBERS_OF_X32, if_true=to_refuse(index=3)),
     ]
-    for number in numbers:
-        instructions_between = last_index - len(program) - 1
-        program.append(_instruction(JUMP_IF_EQUAL, number, if_true=instructions_between))
+    for index, number in enumerate(numbers, start=len(program)):
+        program.append(_instruction(JUMP_IF_EQUAL, number, if_true=to_refuse(index)))
     program.append(_instruction(RETURN, ALLOW))
     program.append(_instruction(RETURN, REFUSE))
     return b"".join(program)

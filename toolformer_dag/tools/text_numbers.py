@@ -56,11 +56,11 @@ def numbers(text: str) -> list[Number]:
     # Not covered: digits joined to letters (20th, 1990s, x86, 5kg), versions and addresses (1.2.3), account and
     # telephone numbers, whole numbers that begin with a zero (007), more than 15 digits before or 12 after the point.
     all_numbers: list[Number] = []
-    for run in _runs(text):
-        for piece in _pieces(run[0]):
+    for run in _runs(text):  # a match of digits, points and commas together
+        for piece in _pieces(run[0]):  # the whole run, or 1, 2 and 3 of the list `1,2,3`
             match = SINGLE_NUMBER.fullmatch(piece)
             if match:
-                whole, decimals, percent = match.groups("")
+                whole, decimals, percent = match.groups("")  # as written: "1,234", "5" and "%" of `1,234.5%`
                 value = _value(whole, decimals, percent)
                 all_numbers.append(Number(run.start(), run.end(), value))
     return all_numbers

@@ -266,8 +266,9 @@ class Tool(ABC):
         """
         source = self.description or type(self).__doc__ or self.prompt
         text = one_line(source[:MOST_DESCRIBED])
-        before_examples, _, _ = text.partition(" Input: ")
+        before_examples, _, _ = text.partition(" Input: ")  # with which the examples of a prompt begin
         sentences = re.split(r"(?<=[.!?]) ", before_examples)
+        # In a prompt, the sentence with the form of a call says the most about the tool.
         sentences_with_call = [sentence for sentence in sentences if f"[{self.name}(" in sentence]
         best_sentences = sentences_with_call or sentences
         return best_sentences[0][:LONGEST_ABOUT]
@@ -434,14 +435,14 @@ def _two_quotations(opening: str, closing: str) -> re.Pattern[str]:
 
     The outer marks are cut off already. `He said "hi" to me` does not match: its first mark opens a quotation.
     """
-    # In `Hamlet" or "Macbeth` the five pieces match `Hamlet`, `"`, ` or `, `"` and `Macbeth`.
-    apostrophe = rf"(?<=\w)[{opening}{closing}](?=\w)"  # a mark between two letters counts as text
+    # In `Hamlet" or "Macbeth` the five parts match `Hamlet`, `"`, ` or `, `"` and `Macbeth`.
+    apostrophe = rf"(?<=\w)[{opening}{closing}](?=\w)"  # a mark between two letters, as in `don't`, is part of a word
     # Possessive (`*+`): what matched is not tried again in other ways, so matching takes linear time.
-    without_marks = rf"(?:[^{opening}{closing}]|{apostrophe})*+"
-    closes = rf"(?<=\S){closing}(?!\w)"
-    between = r"(?:.*(?<!\w))?"  # nothing, or a text that does not end in a letter
-    opens = rf"{opening}(?=\S)"
-    return re.compile(f"{without_marks}{closes}{between}{opens}{without_marks}", re.DOTALL)
+    quoted = rf"(?:[^{opening}{closing}]|{apostrophe})*+"
+    closing_mark = rf"(?<=\S){closing}(?!\w)"  # right after a visible character, and before no letter: `Hamlet" or`
+    between = r"(?:.*(?<!\w))?"  # nothing, or a text that does not end in a letter: ` or `
+    opening_mark = rf"{opening}(?=\S)"  # right before a visible character: `"Macbeth`
+    return re.compile(f"{quoted}{closing_mark}{between}{opening_mark}{quoted}", re.DOTALL)
 
 
 def _first_mistake(error: ValidationError) -> str:

@@ -68,12 +68,13 @@ def _with_languages(tokenizer: Any, sentencepiece_model: Path) -> Any:
 
     backend = tokenizer.backend_tokenizer
     description = json.loads(backend.to_str())["model"]
+    # The weights' order of ids: pieces of words, then languages, then the mask.
     piece_count = _piece_count(sentencepiece_model)
     vocabulary = {piece: token_id for piece, token_id in description["vocab"].items() if token_id < piece_count}
     vocabulary |= _language_ids(tokenizer.mask_token, first_id=piece_count)
     merges = [tuple(merge) for merge in description["merges"]]
     complete = NllbTokenizer(vocab=vocabulary, merges=merges)
-    complete.backend_tokenizer.normalizer = backend.normalizer
+    complete.backend_tokenizer.normalizer = backend.normalizer  # which is neither in the vocabulary nor in the merges
     return complete
 
 

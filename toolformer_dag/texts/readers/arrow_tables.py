@@ -39,6 +39,10 @@ MAY_HOLD_TEXT = (
 """Functions that say whether a column of a type may hold text."""
 IS_LIST_TYPE = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
 """Functions that say whether a column's type is a list."""
+TypeTree = Any
+"""The types of a table in the form of a row: {"text": string, "meta": {"url": string}, "lang": [string, ...]}.
+
+A pa.DataType, a dict for the columns of a table or the fields of a struct, or a list for a list."""
 
 
 def table_rows(table: pa.Table | pa.RecordBatch) -> Iterator[Any]:
@@ -66,34 +70,39 @@ class TableRecords:
 
         Raises ShardFault: unknown_format, missing_field, wrong_type (a column of a required field holds no text).
         """
-        types = _types_as_row(schema)  # so that paths are followed in it as in a row
-        rows = _first_rows(first, columns_with_hidden_fields(schema, choice))
-        self.layout = layout_of(choice, [types, *rows])
-        self._paths_by_field = _paths_in_schema(self.layout, types)
-        _check_texts(types, self._paths_by_field, self.layout.strict)
+        # {"meta": {"url": string}}: the schema in the form of a row, so that paths are followed in it as in the rows.
+        type_tree = _type_tree(schema)
+        rows = _first_rows(first, columns_with_hidden_fields(schema, choice))  # show the keys of maps and of JSON texts
+        self.layout = layout_of(choice, [type_tree, *rows])
+        self._paths_by_field = _paths_in_schema(self.layout, type_tree)  # {"url": [("meta", "url")]}
+        _check_texts(type_tree, self._paths_by_field, self.layout.strict)
 
+        # The path ("meta", "url") is read of a file as the column "meta.url", and found in a table under "meta".
         all_paths = list(chain.from_iterable(self._paths_by_field.values()))
-        self.columns = sorted({_column_to_read(path, types) for path in all_paths})
-        self._top_columns = sorted({str(path[0]) for path in all_paths})  # without the fields of structs
-        self._rows_so_far = 0
+        self.columns = sorted({_column_to_read(path, type_tree) for path in all_paths})
+        self._top_columns = sorted({str(path[0]) for path in all_paths})
+        self._rows_so_far = 0  # of the tables that `batch` took
 
     def batch(self, table: pa.Table) -> Batch:
-        """Return the rows of the next table as a batch of raw columns; rows are numbered from 1 through all tables."""
+        """Return the rows of the next table as a batch of raw columns: what each row has in each field of a document.
+
+        Rows are numbered from 1 through all tables.
+        """
         frame = _frame(table.select(self._top_columns))
         first_row = self._rows_so_far + 1
         self._rows_so_far += len(frame)
         row_numbers = range(first_row, first_row + len(frame))
         columns = {}
-        for field, paths in self._paths_by_field.items():
+        for field, paths in self._paths_by_field.items():  # {"url": [("meta", "url"), ("url",)]}
             columns[field] = [_values_at_path(frame, path) for path in paths]
         return raw_batch(self.layout, row_numbers, columns)
 
 
-def _paths_in_schema(layout: Layout, types: Any) -> dict[str, list[Steps]]:
-    """Return for each field the paths of a layout that the schema has, in order. types: see `_types_as_row`."""
+def _paths_in_schema(layout: Layout, type_tree: TypeTree) -> dict[str, list[Steps]]:
+    """Return for each field the paths of a layout that the schema has, in order."""
     paths_by_field = {}
     for field, paths in layout.steps.items():
-        paths_by_field[field] = [path for path in paths if value_at(types, path) is not None]
+        paths_by_field[field] = [path for path in paths if value_at(type_tree, path) is not None]
     return paths_by_field
 
 
@@ -101,12 +110,13 @@ def _first_rows(tables: Iterable[pa.Table], columns: list[str]) -> list[dict[str
     """Return the first FIRST_ROWS rows of the first table as dicts of these columns; [] without columns or tables."""
     if not columns:
         return []
-    for table in tables:
-        frame = _frame(table.select(columns)[:FIRST_ROWS])
-        values = [_python_list(column) for column in frame]
-        rows = zip(*values, strict=True)
-        return [dict(zip(frame.columns, row, strict=True)) for row in rows]
-    return []
+    first_table = next(iter(tables), None)
+    if first_table is None:
+        return []
+    frame = _frame(first_table.select(columns)[:FIRST_ROWS])
+    values_of_columns = [_python_list(column) for column in frame]
+    rows = zip(*values_of_columns, strict=True)
+    return [dict(zip(frame.columns, row, strict=True)) for row in rows]
 
 
 def _frame(table: pa.Table) -> pl.DataFrame:
@@ -157,29 +167,30 @@ def _is_list(kind: pa.DataType) -> bool:
     return any(is_list(kind) for is_list in IS_LIST_TYPE)
 
 
-def _types_as_row(kind: Any) -> Any:
+def _type_tree(schema_or_type: pa.Schema | pa.DataType) -> TypeTree:
     """Return a schema or a type in the form of a row, with types in place of values.
 
     {"text": string, "meta": {"url": string}, "lang": [string, string, ...]}. A list has MOST_LIST_ITEMS items, so
     that a path such as `lang.0` leads to their type.
     """
-    if isinstance(kind, pa.Schema | pa.StructType):
-        return {field.name: _types_as_row(field.type) for field in kind}
-    if _is_list(kind):
-        return [_types_as_row(kind.value_type)] * MOST_LIST_ITEMS
-    return kind
+    if isinstance(schema_or_type, pa.Schema | pa.StructType):
+        return {field.name: _type_tree(field.type) for field in schema_or_type}
+    if _is_list(schema_or_type):
+        item_type = _type_tree(schema_or_type.value_type)
+        return [item_type] * MOST_LIST_ITEMS
+    return schema_or_type
 
 
 def _values_at_path(frame: pl.DataFrame, path: Steps) -> Column:
-    """Return what each row of a frame has at the end of a path: a series of text, or else a list of any values.
+    """Return what each row of a frame has at the end of a path: row["meta"]["url"] for ("meta", "url").
 
-    For ("meta", "url"), row["meta"]["url"] of each row. Null where a row has nothing there.
+    A polars series if all values are texts or null, else a list. Null where a row has nothing there.
     """
     column, *steps = path
     values = frame[str(column)]
     for number, step in enumerate(steps):
         values_below = _values_below(values, step)
-        if values_below is None:  # the rest is looked up row by row
+        if values_below is None:  # maps, or texts with JSON, which polars cannot step into: they are read row by row
             remaining_steps = tuple(steps[number:])
             return values_at(_python_list(values), remaining_steps)
         values = values_below
@@ -226,43 +237,49 @@ def _field_with_bytes(field: pa.Field) -> pa.Field:
     return field.with_type(_with_bytes(field.type))
 
 
-def _check_texts(types: Any, paths_by_field: Mapping[str, Sequence[Steps]], strict: Collection[str]) -> None:
-    """Raise ShardFault wrong_type if a field in `strict` has a path to a type that does not fit it (`_fits`).
+def _check_texts(type_tree: TypeTree, paths_by_field: Mapping[str, Sequence[Steps]], strict: Collection[str]) -> None:
+    """Raise ShardFault wrong_type if a field that must hold text is read from a column that cannot hold it.
 
-    types: the schema's types, see `_types_as_row`.
+    - type_tree: the types of the schema in the form of a row: {"meta": {"url": string}}.
+    - paths_by_field: field of a document -> where its values stand: {"url": [("meta", "url")]}.
+    - strict: the fields that must hold text.
     """
     for field, paths in paths_by_field.items():
         if field not in strict:
             continue
         for path in paths:
-            kind = value_at(types, path)
-            if not _fits(field, kind):
-                content = kind if isinstance(kind, pa.DataType) else "structs or lists"
+            column_type = value_at(type_tree, path)
+            if not _fits(field, column_type):
+                content = column_type if isinstance(column_type, pa.DataType) else "structs or lists"
                 raise ShardFault("wrong_type", f"{dotted(path)}: expected text, the column holds {content}")
 
 
-def _fits(field: str, kind: Any) -> bool:
-    """Return whether a field of a document may be read from a column of a type.
+def _fits(field: str, column_type: pa.DataType | TypeTree | Unread) -> bool:
+    """Return whether a field of a document, such as "text" or "id", may be read from a column of a type.
 
-    kind: a type, a dict (a struct), a list, or Unread where the schema does not show what stands there.
+    Text fits every field, whole numbers fit an id, and anything fits a date.
+
+    column_type: a dict for a struct, a list for a list, Unread for what lies in a map or in a text with JSON.
     """
-    if isinstance(kind, Unread) or field == "date":  # the values decide later; a date may have any type
+    if isinstance(column_type, Unread) or field == "date":  # each value is checked when it is read
         return True
-    if not isinstance(kind, pa.DataType):
+    if not isinstance(column_type, pa.DataType):
         return False
-    return _may_hold_text(kind) or (field == "id" and pa.types.is_integer(kind))
+    return _may_hold_text(column_type) or (field == "id" and pa.types.is_integer(column_type))
 
 
-def _column_to_read(path: Steps, types: Any) -> str:
+def _column_to_read(path: Steps, type_tree: TypeTree) -> str:
     """Return the name of the column that pyarrow has to read for a path: "meta.url" for ("meta", "url").
 
-    Lists, maps and texts are read whole: "lang" for ("lang", 0). types: see `_types_as_row`.
+    Lists, maps and texts are read whole: "lang" for ("lang", 0).
+
+    type_tree: the types of the schema in the form of a row: {"meta": {"url": string}, "lang": [string, ...]}.
     """
     names: list[str] = []
-    kind = types
+    types_below = type_tree  # what stands below the steps so far
     for step in path:
-        if not isinstance(kind, dict):  # no struct
+        if not isinstance(types_below, dict):  # no struct: pyarrow cannot read a part of it
             break
         names.append(str(step))
-        kind = kind[step]
+        types_below = types_below[step]
     return ".".join(names)

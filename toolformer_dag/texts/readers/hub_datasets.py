@@ -58,8 +58,8 @@ def resolve(hub: str, configuration: str | None, split: str, revision: str | Non
     paths = [_path_in_dataset(url, hub, is_local=is_local) for url in urls]
     shard_count = opened.stream.num_shards
     shards_are_files = len(paths) == shard_count  # an archive may hold several shards
-    files = paths if shards_are_files else _numbered_shards(split, shard_count)
-    fixed_revision = commit or _files_hash(urls, paths)
+    shard_names = paths if shards_are_files else _numbered_shards(split, shard_count)
+    fixed_revision = commit or _files_hash(urls, paths)  # the hash for a folder, which has no commits
     return HubSplit(
         hub=hub,
         configuration=configuration,
@@ -67,7 +67,7 @@ def resolve(hub: str, configuration: str | None, split: str, revision: str | Non
         revision=fixed_revision,
         local=is_local,
         named=shards_are_files,
-        files=tuple(files),
+        files=tuple(shard_names),
     )
 
 
@@ -127,7 +127,11 @@ def _raw_batches(split: HubSplit, number: int, choice: FormatChoice) -> Iterator
 
 
 def _tables(split: HubSplit, number: int) -> Iterator[pa.Table]:
-    """Yield the rows of a data file as Arrow tables. Raises ShardFault unreadable_data, ShardError."""
+    """Yield the rows of a data file of a split as Arrow tables. number: the number of the file, from 0.
+
+    Raises ShardFault unreadable_data if the content cannot be parsed, and ShardError if the file or the hub cannot be
+    reached.
+    """
     from datasets.exceptions import DatasetsError
 
     try:
@@ -206,13 +210,13 @@ def _path_in_dataset(url: str, hub: str, *, is_local: bool) -> str:
 
     url: the address of the file, as `datasets` names it.
     """
-    address = _without_chain(url)
+    address = _without_chain(url)  # "/data/a.gz" of "gzip://a::/data/a.gz"
     if is_local:
         folder = Path(hub).resolve()
         return Path(address).resolve().relative_to(folder).as_posix()
     _, _, commit_and_path = address.partition("@")
     _, _, path = commit_and_path.partition("/")
-    return path or address
+    return path or address  # an address of another form, without "@", stays whole
 
 
 def _without_chain(url: str) -> str:

@@ -34,7 +34,7 @@ def json_batches(content: Iterable[bytes], choice: FormatChoice) -> Iterator[Bat
     """
     layout: Layout | None = None  # where records keep each field; the first records show it
     first_number = 1  # the number of the first line of a batch
-    for lines in line_batches(content):
+    for lines in line_batches(content):  # never an empty list
         if layout is None:
             lines[0] = lines[0].removeprefix(BOM_UTF8)
             layout = layout_of(choice, _first_records(lines))
@@ -156,20 +156,20 @@ def line_batches(content: Iterable[bytes], longest: int = MAX_LINE_BYTES) -> Ite
     [b"a"] and [b"bc", b"d"] for the blocks b"a\nb", b"c\n" and b"d". A line of more than `longest` bytes may be cut to
     longest + 1.
     """
-    # A list waits until the next one has begun: a last line without an end joins the lines before it.
+    # Each list waits until the next one is there, because the last of all also gets a last line without an end.
     waiting_lines: list[bytes] = []
-    open_line = b""  # what follows the last line end so far
+    unfinished_line = b""  # what follows the last line end so far
     for block in content:
         lines = block.split(b"\n")
-        lines[0] = open_line + lines[0]
-        open_line = lines.pop()[: longest + 1]
-        if not lines:
+        lines[0] = unfinished_line + lines[0]
+        unfinished_line = lines.pop()[: longest + 1]  # cut, so that no line takes more memory
+        if not lines:  # no line ends in this block
             continue
         if waiting_lines:
             yield waiting_lines
         waiting_lines = lines
-    if open_line:
-        waiting_lines = [*waiting_lines, open_line]
+    if unfinished_line:
+        waiting_lines = [*waiting_lines, unfinished_line]
     if waiting_lines:
         yield waiting_lines
 
@@ -187,7 +187,7 @@ def _parsed(line: bytes) -> Any:
         value = read_json(line.removeprefix(BOM_UTF8).decode("utf-8", "surrogatepass"))
     except (ValueError, RecursionError):
         return MISSING
-    return value if isinstance(value, dict) else MISSING
+    return value if isinstance(value, dict) else MISSING  # a line such as NaN, which only Python reads, is no JSON
 
 
 class _LineFault(NamedTuple):

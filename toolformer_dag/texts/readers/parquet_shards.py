@@ -40,12 +40,13 @@ def whole_parquet(path: Path, stream: IO[bytes]) -> Path | IO[bytes]:
 
 
 def parquet_batches(source: Path | str | IO[bytes], choice: FormatChoice) -> Iterator[Batch]:
-    """Yield the rows of a Parquet file as batches of raw columns, in the memory of a batch and its pages.
+    """Yield the rows of a Parquet file as batches of raw columns; one batch and its pages are in memory at a time.
 
     Raises ShardFault: corrupt_parquet, empty_shard, and the reasons of TableRecords. Raises OSError if the file cannot
     be read.
     """
     with opened_parquet(source) as file:
+        # The first rows show fields that the schema does not, such as those of texts that hold JSON.
         records = TableRecords(file.schema_arrow, choice, _first_tables(file, choice))
         for batch in file.iter_batches(rows_per_batch(file), columns=records.columns, use_threads=False):
             yield records.batch(pa.Table.from_batches([batch]))

@@ -174,12 +174,14 @@ class _Parser:
 
         Raises NoResult("unbalanced") at the end of the expression inside a parenthesis, else NoResult("syntax").
         """
-        if self._take("("):
+        if self._take("("):  # moves past it
             return self._rest_of_parenthesis()
         token = self._tokens[self._next]
-        if not token and self._depth:
+        is_end = token == ""  # the last token
+        is_inside_parenthesis = self._depth > 0
+        if is_end and is_inside_parenthesis:
             raise NoResult("unbalanced")
-        if not token or token in KNOWN:  # no number
+        if is_end or token in KNOWN:  # an operator or a parenthesis, no number
             raise NoResult("syntax")
         self._next += 1
         return _number(token)
@@ -187,15 +189,16 @@ class _Parser:
     def _rest_of_parenthesis(self) -> Fraction:
         """Return the value of `sum ")"`, after the opening parenthesis.
 
-        Raises NoResult: "too_deep", or "unbalanced" or "syntax" without a closing parenthesis.
+        Raises NoResult: "too_deep" beyond MAX_DEPTH open parentheses; without a closing parenthesis "unbalanced" at the
+        end of the expression, else "syntax". The parser is not used again then.
         """
-        self._depth += 1
+        self._depth += 1  # parentheses that are open
         if self._depth > MAX_DEPTH:
             raise NoResult("too_deep")
         value = self._sum()
         if not self._take(")"):
-            has_unread = bool(self._tokens[self._next])
-            raise NoResult("syntax" if has_unread else "unbalanced")
+            is_end = self._tokens[self._next] == ""  # the last token
+            raise NoResult("unbalanced" if is_end else "syntax")
         self._depth -= 1
         return value
 

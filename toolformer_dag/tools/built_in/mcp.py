@@ -126,7 +126,8 @@ class McpTool(Tool):
         self.description = options.description or " ".join(words)
         self.version = options.version
         self.server = options.server
-        self.routed = options.wants is None  # else `wants` selects its texts, not a comparison of tools
+        # Without the regular expression `wants`, the tool gets the texts that fit it better than most other tools.
+        self.routed = options.wants is None
         self._session: McpSession | None = None
         self._lock = threading.Lock()  # held while the session is opened or closed
 
@@ -193,16 +194,16 @@ class McpTool(Tool):
     def _answer(self, call: ToolCall) -> ToolResult:
         """Call the server's tool and return its answer as a text, or the reason why it has none.
 
-        Raises RetryableError if no answer came, ToolDown if no session can be opened.
+        Raises RetryableError if no answer came, also as SessionLost; ToolDown if no session can be opened.
         """
         session = self._opened()
         try:
             answer = session.call(call.arguments)
             return self._result(call, answer)
-        except SessionLost:
+        except SessionLost:  # a RetryableError: the next try opens another session
             self.close(session)
             raise
-        except NoResult as error:
+        except NoResult as error:  # of the session, or of a result template that does not fit the answer
             self._warn_of_cause(call, error)
             return ToolResult(None, error.reason)
 

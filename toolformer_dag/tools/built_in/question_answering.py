@@ -66,12 +66,12 @@ class QuestionAnswering(Tool):
         An input without a letter or digit has the reason `no_question`. Raises PassageError and ModelError where
         passages or model cannot be read, and what the reader raises.
         """
-        self.prepare(lambda done: None)
+        self.prepare(lambda done: None)  # without a report of progress
         results = [ToolResult(None, "no_question")] * len(calls)
-        questions_by_call = _questions_by_call(calls)
-        if questions_by_call:
-            answers = self._answers(list(questions_by_call.values()))
-            for index, answer in zip(questions_by_call, answers, strict=True):
+        question_by_index = _question_by_index(calls)  # index of a call -> its question
+        if question_by_index:
+            answers = self._answers(list(question_by_index.values()))
+            for index, answer in zip(question_by_index, answers, strict=True):
                 results[index] = answer
         return results
 
@@ -103,11 +103,11 @@ class QuestionAnswering(Tool):
         return {**self.options.weights_identity(), **determining(self.options, "max_input_tokens", "max_answer_tokens")}
 
 
-def _questions_by_call(calls: Sequence[ToolCall]) -> dict[int, str]:
+def _question_by_index(calls: Sequence[ToolCall]) -> dict[int, str]:
     """Return the questions of calls by the call's index; an input without a letter or digit is no question."""
-    questions_by_call = {}
+    question_by_index = {}
     for index, call in enumerate(calls):
         question = unquote(call.input)
         if any(map(str.isalnum, question)):
-            questions_by_call[index] = question
-    return questions_by_call
+            question_by_index[index] = question
+    return question_by_index

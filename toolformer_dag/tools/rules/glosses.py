@@ -35,9 +35,9 @@ def glosses(text: str) -> Iterator[ProposedCall]:
 
     In `"la tortuga" means "the turtle"` the input is `la tortuga`, and the call stands before `the turtle`.
     """
-    for match in GLOSS.finditer(text):
-        phrase_end = match.end("phrase") + 1  # after its closing quote
-        meaning_quote = match.end() - 1  # which opens the meaning
-        is_explained = ANNOUNCED.search(text, phrase_end, meaning_quote) is not None
+    for match in GLOSS.finditer(text):  # `"la tortuga" means "`, up to the quote that opens the meaning
+        after_phrase = match.end("phrase") + 1  # one more for its closing quote
+        meaning_quote = match.end() - 1
+        is_explained = ANNOUNCED.search(text, after_phrase, meaning_quote) is not None  # a word, bracket or dash
         if is_explained:
             yield ProposedCall(match.end(), match["phrase"].strip())

@@ -63,10 +63,10 @@ def propose_sums(text: str, strict: bool) -> Iterator[ProposedCall]:
     the operands 0, 1 and 2.
     """
     text_numbers = sorted([*_in_digits(text), *_in_words(text)])
-    positions = _token_positions(text, text_numbers)
+    token_positions = _token_positions(text, text_numbers)
     for index, result in enumerate(text_numbers):
         if _may_be_result(text, result, strict=strict):
-            first_operand = _first_operand(positions, index)
+            first_operand = _first_operand(token_positions, index)  # operands stand in a window of tokens before
             operands = text_numbers[first_operand:index]
             calls = _calls_with_result(result, operands, strict=strict)
             for call in islice(calls, MOST_CALLS):
@@ -211,6 +211,8 @@ def _rounds_to(result: int, *, numerator: int, denominator: int) -> bool:
     """Return whether the calculator prints numerator / denominator, rounded half up to two decimals, as this result.
 
     A whole result has to be exact, because 2001 / 1999 is 1.00 for any two years. The denominator is positive.
+
+    result, numerator: in units of 1 / UNIT, so that 2.5 is 2.5 * UNIT.
     """
     # result - 0.005 <= value < result + 0.005, with all sides multiplied by the denominator, so nothing is rounded.
     difference = numerator - result * denominator
