@@ -63,6 +63,7 @@ def add_changes(
     }
     rows_of_settings = [_setting_values(change) for change in settings] or [_NO_SETTING]
     new_rows = pl.DataFrame([{**step, **row} for row in rows_of_settings], schema=_CHANGE_SCHEMA)
+    # `revise` calls `revised` with the asset's rows so far, and again where another run has added some meanwhile.
     lake.table(CHANGES).revise(asset, revised=partial(_with_rows, new_rows), record=_record_of_changes)
 
 

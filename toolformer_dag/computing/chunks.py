@@ -49,17 +49,20 @@ class Task:
 
 
 def perform(worker: Worker, tables: Tables, task: Task) -> Work:
-    """Carry out a task: compute a chunk and store its rows, or make and publish a shard (ByShard); return what it cost.
+    """Carry out a task: compute a chunk and store its rows, or make and publish the rows of a shard.
+
+    Returns the work to count: tokens of the model, computed rows. Nothing is counted for a shard.
 
     Raises WorkerError where this process has read other settings than the run, and what the stage raises.
     """
     output = _table_of_task(tables, task)
     make = output.stage.make
     if isinstance(make, ByChunk):
-        return make.compute(worker, output, task.payload)
+        return make.compute(worker, output, task.payload)  # the payload: what the stage put into the chunk
     assert isinstance(make, ByShard)
-    shard = task.payload
-    output.publish(shard, make.rows(worker, output, shard))
+    shard = task.payload  # a name
+    rows = make.rows(worker, output, shard)
+    output.publish(shard, rows)
     return Work()
 
 

@@ -211,13 +211,13 @@ def _with_distinct_names(files: Iterable[ConversationFile]) -> list[Conversation
 
     The first file of a name keeps it; later ones are named by their whole path.
     """
-    names: set[str] = set()
+    taken_names: set[str] = set()
     distinct = []
     for path, file in sorted(_by_path(files).items()):
-        is_taken = file.name in names
-        name = path if is_taken else file.name
-        names.add(file.name)
-        distinct.append(ConversationFile(printable(name), path, file.folder.absolute()))
+        is_taken = file.name in taken_names
+        name = printable(path if is_taken else file.name)
+        taken_names.add(file.name)
+        distinct.append(ConversationFile(name=name, path=path, folder=file.folder.absolute()))
     return distinct
 
 
@@ -288,7 +288,7 @@ def _groups(folder: Path, files: Sequence[_HashedFile], prefix: str) -> Iterator
     if _fit_in_one_group(files):
         yield _group(folder, [hashed.file for hashed in files], prefix)
         return
-    for bit in "01":
+    for bit in "01":  # ends at a single file at the latest: names differ, and so do their hashes
         half = [hashed for hashed in files if _bit(hashed.hash, len(prefix)) == bit]
         if half:
             yield from _groups(folder, half, prefix + bit)
@@ -332,15 +332,16 @@ def _hub_shards(source: str, storage: Storage) -> list[HubShard]:
 def _pinned_splits(hub: str, storage: Storage) -> list[HubSplit]:
     """Return the splits of a data set of the hub, at the commit of the first use.
 
-    A file of the lake (a pin) remembers them. Raises HubError.
+    A file of the lake (a pin) remembers them. Raises HubError, and over an object store Overtaken where another run has
+    written the pin meanwhile.
     """
     path = storage.root / PINS / f"{fingerprint({'conversations': hub})}.json"
     pin = _read_pin(path, hub, storage)
     if pin.splits is not None:
         return pin.splits
-    splits = resolve_splits(hub)
-    content = sealed(hub, {"splits": [asdict(split) for split in splits]})
-    storage.replace(path, content, pin.version)
+    splits = resolve_splits(hub)  # at the present commit: this is the first use, or the pin is damaged
+    new_pin = sealed(hub, {"splits": [asdict(split) for split in splits]})
+    storage.replace(path, new_pin, pin.version)
     return splits
 
 
@@ -352,16 +353,16 @@ class _Pin(NamedTuple):
 
 
 def _read_pin(path: Path, hub: str, storage: Storage) -> _Pin:
-    """Read the file that remembers the commit of a data set; warn where it is damaged."""
-    version = NO_FILE  # of a file that is not there
+    """Read a pin, the file that remembers the splits and commit of a data set; warn where it is damaged."""
     try:
         content, version = storage.read(path)
+    except FileNotFoundError:
+        return _Pin(splits=None, version=NO_FILE)  # the first use
+    try:
         return _Pin(_splits_in(content), version)
-    except FileNotFoundError:  # the first use
-        pass
     except (ValueError, KeyError, TypeError):
         log.warning("%s is damaged: %s is looked up anew, and may be another commit", storage.shown(path), hub)
-    return _Pin(None, version)
+        return _Pin(splits=None, version=version)  # the version that the caller will replace
 
 
 def _splits_in(pin: bytes) -> list[HubSplit]:

@@ -112,18 +112,19 @@ class Lane:
 
 
 def lanes(settings: Settings) -> list[Lane]:
-    """Return a lane per enabled section under `[tools]`, in the order of the file.
+    """Return a lane (a tool with its settings) per enabled section under `[tools]`, in the order of the file.
 
     Loads the tools' code. Raises ToolError, and SettingsError where sections contradict each other.
     """
-    single_lanes = {}  # without chains
+    single_lanes = {}  # without chains, by the tool's key
     for key, tool in enabled_tools(settings).items():
         single_lanes[key] = _lane(tool, settings.tools[key], settings)
+    # A chain may go on with the tools of other lanes, so all lanes have to be known.
     all_lanes = [_with_chains(lane, single_lanes, settings) for lane in single_lanes.values()]
     floor = settings.filtering.loss_floor
     if floor is not None:
         for lane in all_lanes:
-            _refuse_loss_floor(lane, floor)
+            _refuse_loss_floor(lane, floor)  # raises where the lane's filter needs a loss that the floor leaves out
     return all_lanes
 
 
@@ -168,9 +169,10 @@ def start_thresholds(lanes: Sequence[Lane]) -> dict[str, float]:
 def _with_chains(lane: Lane, single_lanes: Mapping[str, Lane], settings: Settings) -> Lane:
     """Return the lane (a tool with its thresholds) with the settings of its chains; the same lane where it has none.
 
-    In a chain, several calls stand at one position, each sampled after the results of the calls before it.
+    In a chain, several calls stand at one position, each sampled after the results of the calls before it. Of two calls
+    (`depth = 2`), the first is the lane's tool, and the second this tool again or one that `then` names.
 
-    single_lanes: the lanes of all enabled tools, by key, whose tools may be called in a chain.
+    single_lanes: the lanes of all enabled tools, by key, which `then` may name.
 
     Raises SettingsError where the section contradicts itself, names an unknown tool, or another model samples.
     """
@@ -216,9 +218,10 @@ def _refuse_unknown_next_tools(tool: Tool, section: ToolSettings, other_lanes: M
 
 
 def _lane(tool: Tool, section: ToolSettings, settings: Settings) -> Lane:
-    """Return the lane of a tool, without chains of calls.
+    """Return the lane of a tool (the tool with its settings), without chains of calls. Raises SettingsError.
 
-    A threshold that the section does not set is the tool's default. Raises SettingsError.
+    Each text gets m sampled calls at the k most probable positions for a call, whose probability is at least tau_s; the
+    filter keeps calls that score at least tau_f. Where the section leaves one of them out, the tool's default counts.
     """
     defaults = tool.defaults
     return Lane(
@@ -226,7 +229,7 @@ def _lane(tool: Tool, section: ToolSettings, settings: Settings) -> Lane:
         tau_s=_set_or(section.tau_s, defaults.tau_s),
         k=_set_or(section.k, defaults.k),
         m=_set_or(section.m, defaults.m),
-        tau_f=defaults.tau_f if section.tau_f is None else section.tau_f,
+        tau_f=defaults.tau_f if section.tau_f is None else section.tau_f,  # of two types, unlike the others
         limits=section.limits,
         look_ahead=section.look_ahead,
         sources=call_sources(tool, section, settings),
@@ -245,10 +248,12 @@ def _set_or(value: _Value | None, default: _Value) -> _Value:
 
 
 def _score(tool: Tool, section: ToolSettings, settings: Settings) -> str:
-    """Return the SQL expression over the columns of a call that is compared with tau_f: "loss_minus - loss_plus".
+    """Return the SQL expression that scores a call: "loss_minus - loss_plus"; with a cost weight "(...) - 0.1 * cost".
 
-    With a cost weight it becomes "(loss_minus - loss_plus) - 0.1 * cost". Raises SettingsError for an expression that
-    is no score, and for one other than the paper's where `filtering.loss_floor` leaves losses out.
+    A call is kept where its score is at least tau_f. The tool's own cost weight counts before that of `[filtering]`.
+
+    Raises SettingsError for an expression that is no score, and for one other than the paper's where
+    `filtering.loss_floor` is set: then losses are left out that it may need.
     """
     score = _score_without_cost(tool, section, settings)
     if score != PAPER_SCORE:
@@ -258,7 +263,7 @@ def _score(tool: Tool, section: ToolSettings, settings: Settings) -> str:
 
 
 def _score_without_cost(tool: Tool, section: ToolSettings, settings: Settings) -> str:
-    """Return the score that the tool's section names, else that of `[filtering]`.
+    """Return the SQL expression that scores a call, before its cost is subtracted: the tool's, else `[filtering]`'s.
 
     A rule that reads the text behind a call could copy from it. So where the paper's score would hold for it, it is
     OVER_ECHO instead: by how much the call is better than one that only repeats what follows.
@@ -320,22 +325,23 @@ def _proposer_identity(settings: Settings, base_identity: Mapping[str, object]) 
         return _checkpoint_identity(settings.start, settings)
     if settings.proposer is None:
         return base_identity
-    if is_served(settings):
+    if is_served(settings):  # at a server, whose files nobody here can hash
         return {"served": settings.proposer.name}
     return _identity(settings.proposer)
 
 
-def _checkpoint_identity(start: Settings, settings: Settings) -> Mapping[str, object]:
-    """Return the identity of the checkpoint that the round `start` finetunes; empty where there is none yet.
+def _checkpoint_identity(earlier_round: Settings, this_round: Settings) -> Mapping[str, object]:
+    """Return everything that determines the values of the checkpoint that the earlier round finetunes.
 
-    settings: of the later round. Raises SettingsError where it names servers: they hold the base model.
+    Empty where there is no such checkpoint yet. Raises SettingsError where this round names servers: they hold the base
+    model.
     """
-    if settings.model.url:
+    if this_round.model.url:
         raise SettingsError(
             "rounds.count: later rounds sample from a checkpoint, and the servers of model.url have the base model; "
             "remove model.url, or annotate once"
         )
-    checkpoint = _checkpoint_of(start)
+    checkpoint = _checkpoint_of(earlier_round)  # a model whose name is the path of its folder
     is_finetuned = Path(checkpoint.name, CHECKPOINT).is_file()
     return _identity(checkpoint) if is_finetuned else {}
 
@@ -379,7 +385,7 @@ class Plan:
 
         Raises ModelError, ToolError, SettingsError, and StorageError where the lake or the warehouse cannot be used.
         """
-        refuse_other_markers(settings.model)
+        refuse_other_markers(settings.model)  # others than the model was finetuned with
         identity = _identity(settings.model)
         plan = Plan(
             settings=settings,
@@ -387,10 +393,10 @@ class Plan:
             lanes=tuple(lanes(settings)),
             model=identity,
             proposer=_proposer_identity(settings, identity),
-            start=Plan.of(settings.start) if settings.start else None,
+            start=Plan.of(settings.start) if settings.start else None,  # of the round before
         )
         plan.lake.require_access()
-        refuse_other_file(settings.warehouse)  # a run would find out at its end
+        refuse_other_file(settings.warehouse)  # one that was not built here; a run would find out at its end
         return plan
 
     @staticmethod
@@ -443,24 +449,25 @@ class Plan:
 
         Raises ModelError where that is the checkpoint of an earlier round, which does not exist yet.
         """
-        if self._is_base(role):  # `[model]`
+        if self._is_base(role):  # `[model]`: judges in the first round, and samples there without `[proposer]`
             return self.settings.model
-        if self.has_own_proposer:  # `[proposer]`
+        if self.has_own_proposer:  # `[proposer]` samples in the first round
             assert self.settings.proposer is not None
             return self.settings.proposer
-        assert self.start is not None  # a later round, which samples with the checkpoint of the round before
+        assert self.start is not None  # a later round, which starts from the checkpoint of the round before
         self._require_checkpoint(self.start)
         return _checkpoint_of(self.start.settings)
 
-    def _require_checkpoint(self, start: "Plan") -> None:
-        """Raise ModelError where the round before (`start`) has no checkpoint yet."""
-        has_checkpoint = bool(self.proposer)
+    def _require_checkpoint(self, round_before: "Plan") -> None:
+        """Raise ModelError where the round before has not finetuned its checkpoint yet, which samples in this one."""
+        has_checkpoint = bool(self.proposer)  # the proposer's identity is empty without one
         if has_checkpoint:
             return
-        round = self.settings.rounds.count
+        number = self.settings.rounds.count
+        checkpoint = round_before.named("training/finetuned_checkpoint")
         raise ModelError(
-            f"round {round} annotates with the checkpoint of round {round - 1}, and there is none; run "
-            f"`toolformer-dag run --round {round}`, or materialize {start.named('training/finetuned_checkpoint')}"
+            f"round {number} annotates with the checkpoint of round {number - 1}, and there is none; run "
+            f"`toolformer-dag run --round {number}`, or materialize {checkpoint}"
         )
 
     @property

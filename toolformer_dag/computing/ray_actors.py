@@ -27,14 +27,14 @@ from toolformer_dag.settings.sections import Settings
 
 
 def ray_executor(settings: Settings, tables_of: TablesOf) -> Executor:
-    """Return the executor over the cluster at `execution.address`, whose workers are actors.
+    """Return what starts and watches workers on the Ray cluster at `execution.address`: actors, processes of it.
 
     Raises ClusterError where there is no cluster or no room; `Executor.count` raises it too, once no machine is left.
     """
     ray = _connected(settings.execution.address)
-    actor_class = _actor_class(ray, _share(ray, settings))
+    actor_class = _actor_class(ray, _worker_share(ray, settings))
     return Executor(
-        count=lambda: _share(ray, settings).count,
+        count=lambda: _worker_share(ray, settings).count,  # counted anew at each call: machines come and go
         start=partial(_start, ray, actor_class, (settings, tables_of)),
         deaths=(ray.exceptions.RayActorError,),
         lost=partial(_is_machine_lost, ray),
@@ -52,8 +52,11 @@ def _actor_class(ray: Any, share: Share) -> Any:
     return as_actor(ChunkServer)
 
 
-def _share(ray: Any, settings: Settings) -> Share:
-    """Return how many workers the machines have room for that are alive now. Raises ClusterError."""
+def _worker_share(ray: Any, settings: Settings) -> Share:
+    """Return how many workers the machines alive now have room for, with the cores and GPUs of each.
+
+    Raises ClusterError.
+    """
     return share_of([node["Resources"] for node in ray.nodes() if node["Alive"]], settings)
 
 

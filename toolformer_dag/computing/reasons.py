@@ -147,7 +147,8 @@ def difference(output: TableOutput, part: str, inputs_of: InputsOf | None = None
     except MissingPart:
         return [NEVER_MADE]
     except DamagedPart as error:
-        return [str(error).partition(";")[0]]
+        reason, _, _ = str(error).partition(";")  # what to do follows
+        return [reason]
     lacking = _tables_that_lack(part, output)
     if lacking:
         return [f"{lacking[0]} lacks it"]
@@ -170,9 +171,10 @@ def _changes_since(record: Mapping[str, Any], output: TableOutput, part: str, in
 
 
 def _naming_the_file(place: str, changed: Sequence[FieldChange]) -> Sequence[Reason]:
-    """Return the changes with "/web/en_0.json.gz: 1200 -> 1300 bytes" in place of the size and time of a shard's file.
+    """Return the changes with one reason that names the shard's file in place of those of its size and time.
 
-    Where the time alone differs, a Touched stands there.
+    That is "/web/en_0.json.gz: 1200 -> 1300 bytes", or a Touched, which `lines` lists, where the time alone differs.
+    place: where the file lies.
     """
     other_changes = [change for change in changed if change.field not in (STAMP_BYTES, STAMP_TIME)]
     if len(other_changes) == len(changed):

@@ -123,12 +123,12 @@ class _Match(NamedTuple):
 
 
 def shard_files(settings: Settings) -> list[ShardFile]:
-    """Return the files of `corpus.shards`, or those of the small web where there are none, sorted by name.
+    """Return the files that the patterns `corpus.shards` match, sorted by name; the small web's without patterns.
 
-    - A folder stands for the files of JSON lines and Parquet below it. Hidden files, names that begin with `_` and
-      what is published beside documents (SIDE_FILE, Dolma's `attributes`) are left out.
-    - A shard's name is its path below the folder that a pattern begins with, without its suffixes. Files that would
-      share a name keep their suffixes and more of their path. Names over LONGEST_NAME bytes are shortened.
+    - A pattern is a file, a path with wildcards, or a folder: the files of JSON lines and Parquet below it. Hidden
+      files and what is published beside documents are left out.
+    - A shard is named by its path below the pattern's folder, without suffixes: "en/head_0000". Files that would share
+      a name keep their suffixes and more of their path.
     - A file that two patterns match is a shard once, named by the first pattern.
 
     Raises SettingsError where a pattern matches nothing, or something named like data that is no regular file.
@@ -181,7 +181,8 @@ def _split_of_corpus(settings: Settings) -> HubSplit:
 def _pinned_split(corpus: CorpusSettings, storage: Storage) -> HubSplit:
     """Return the data files of a data set of the hub, at the commit of the first use.
 
-    A file of the lake (a pin) remembers the commit. Raises HubError.
+    A file of the lake (a pin) remembers the commit. Raises HubError, and over an object store Overtaken where another
+    run has written the pin meanwhile.
     """
     hub = str(corpus.hub)
     request = _request(corpus)
@@ -189,9 +190,9 @@ def _pinned_split(corpus: CorpusSettings, storage: Storage) -> HubSplit:
     pin = _read_pin(path, hub, storage)
     if pin.split is not None:
         return pin.split
-    split = resolve(hub, corpus.configuration, corpus.split, corpus.revision)
-    content = sealed("corpus.hub", {"asked": request, "resolved": asdict(split)})
-    storage.replace(path, content, pin.version)
+    split = resolve(hub, corpus.configuration, corpus.split, corpus.revision)  # the first use, or the pin is damaged
+    new_pin = sealed("corpus.hub", {"asked": request, "resolved": asdict(split)})
+    storage.replace(path, new_pin, pin.version)
     return split
 
 
@@ -212,22 +213,22 @@ class _Pin(NamedTuple):
     version: Version
 
 
-def _read_pin(pin: Path, hub: str, storage: Storage) -> _Pin:
-    """Read the file that remembers the commit of a data set; warn where it is damaged."""
-    version = NO_FILE  # of a file that is not there
+def _read_pin(path: Path, hub: str, storage: Storage) -> _Pin:
+    """Read a pin, the file that remembers the split and commit of a data set; warn where it is damaged."""
     try:
-        content, version = storage.read(pin)
+        content, version = storage.read(path)
+    except FileNotFoundError:
+        return _Pin(split=None, version=NO_FILE)  # the first use
+    try:
         return _Pin(_split_in(content), version)
-    except FileNotFoundError:  # the first use
-        pass
     except (ValueError, KeyError, TypeError) as error:
         log.warning(
             "%s is damaged (%s): %s is resolved anew, and may be another commit than before; corpus.revision fixes one",
-            storage.shown(pin),
+            storage.shown(path),
             error,
             hub,
         )
-    return _Pin(None, version)
+        return _Pin(split=None, version=version)  # the version that the caller will replace
 
 
 def _split_in(pin: bytes) -> HubSplit:
@@ -290,9 +291,9 @@ def _matches(root: Path, pattern: str) -> list[_Match]:
     root: the folder at which a relative pattern begins. Raises SettingsError where nothing matches.
     """
     path = Path(rooted(pattern, root))
-    is_file = os.path.lexists(path) and not path.is_dir()
+    is_file = os.path.lexists(path) and not path.is_dir()  # also a broken link, which is reported when it is read
     if is_file:
-        return [_Match(path.parent, _require_regular(path))]
+        return [_Match(folder=path.parent, path=_require_regular(path))]
     if path.parent == path:
         raise SettingsError(f"corpus.shards: {pattern!r} is the root folder; name the folder of the corpus")
     matches = _matches_below(_folder_before_wildcards(path), path)
@@ -320,9 +321,10 @@ def _matches_below(folder: Path, pattern: Path) -> list[_Match]:
 
 
 def _files_below(folder: Path, pattern: Path) -> Iterator[Path]:
-    """Yield the paths that a pattern matches: a folder, or a path with wildcards.
+    """Yield the files below a folder that a pattern matches, such as `/web/*/en*.json` with the folder `/web`.
 
-    folder: the part of the pattern before the first wildcard.
+    A pattern without wildcards is the folder itself: all files in it that are named like documents. Folders are left
+    out, but for those that a wildcard matches and that are named like documents: the caller refuses them.
     """
     if folder == pattern:
         yield from _data_files_below(folder)
@@ -331,7 +333,7 @@ def _files_below(folder: Path, pattern: Path) -> Iterator[Path]:
     if wildcards.endswith("**"):  # alone it matches folders only
         wildcards = f"{wildcards}/*"
     for path in folder.glob(wildcards):
-        if _is_named_as_data(path) or not path.is_dir():  # a folder named as a file is refused later, by name
+        if _is_named_as_data(path) or not path.is_dir():
             yield path
 
 

@@ -89,7 +89,7 @@ def lane_of(lake: Lake, asset: str) -> str | None:
 def add_cost(lake: Lake, run: str, asset: str, cost: StepCost) -> None:
     """Add a row with the cost of a step that ends now to the costs of an asset, such as "calculator/loss_deltas".
 
-    run: the id of the Dagster run. Raises WriteError. What a killed step spent has no row, which `run` shows.
+    run: the id of the Dagster run. Raises WriteError. A step that is killed adds no row.
     """
     row = {
         "run": run,
@@ -99,6 +99,7 @@ def add_cost(lake: Lake, run: str, asset: str, cost: StepCost) -> None:
         **asdict(cost),
     }
     new_row = pl.DataFrame([row], schema=_COST_SCHEMA)
+    # `revise` calls `revised` with the asset's rows so far, and again where another run has added some meanwhile.
     lake.table(COSTS).revise(asset, revised=partial(_with_row, new_row), record=_record_of_costs)
 
 

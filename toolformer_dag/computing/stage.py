@@ -24,7 +24,8 @@ from toolformer_dag.computing.worker import Worker
 from toolformer_dag.files import UserError, as_json
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.manifest import Pointer
-from toolformer_dag.lake.record import STORES, record
+from toolformer_dag.lake.record import STORES
+from toolformer_dag.lake.record import record as output_record
 from toolformer_dag.lake.session import News
 from toolformer_dag.lake.table import WHOLE, DamagedPart, Table, part_phrase
 from toolformer_dag.lake.warehouse_table import ROWS, WarehouseTable
@@ -482,9 +483,10 @@ class TableOutput:
         if not has_parts_of_other_plans:
             return self.table.version()
         try:
-            versions_of_parts = {part: pointer.data_version for part, pointer in self.pointers().items()}
+            own_pointers = self.pointers()  # without the parts of other plans
         except DamagedPart:
             return None
+        versions_of_parts = {part: pointer.data_version for part, pointer in own_pointers.items()}
         return fingerprint(versions_of_parts) if versions_of_parts else None
 
     @property
@@ -498,17 +500,18 @@ class TableOutput:
         return [TableOutput(stage, self.plan, self.lane_or_none) for stage in self.stage.inner]
 
     def inputs_of(self) -> InputsOf:
-        """Return a function from a part to its inputs, the present versions of what it is made from.
+        """Return a function from a part (a shard, or WHOLE) to the present versions of what that part is made from.
 
-        As an example, the function returns {"loss_deltas": "<version>"} for a shard.
+        For a shard of filtered_calls, say, the function returns {"loss_deltas": "<version of the shard's rows>"}.
         """
         inputs = self.stage.inputs
         if callable(inputs):  # the stage tells its inputs itself
             return inputs(self)
-        names = self._whole_names(inputs) or self.depends_on
+        names = self._whole_names(inputs) or self.depends_on  # such as "calculator/loss_deltas"; default: all it reads
         tables = {name: self.plan.lake.table(name) for name in names}
         if self.stage.sharded:  # a part per shard, made from the parts of the same shard
-            return versions({_last_part(name): table for name, table in tables.items()})
+            tables_by_short_name = {_last_part(name): table for name, table in tables.items()}  # "loss_deltas"
+            return versions(tables_by_short_name)
         return partial(_versions_of_all_parts, tables)  # one part, made from all parts of the inputs
 
     def publish(self, part: str, rows: PartRows) -> Pointer:
@@ -516,13 +519,14 @@ class TableOutput:
 
         part: the name of a shard, or WHOLE. `rows.frames` is read once, to its end; after that `rows.rejected` and
         `rows.facts` are complete and go into the record. Where it raises UnusableRows, such as for a file that turns
-        out to be damaged at its end, the part is published without rows. Tables that are published with this one
-        (`Stage.beside`) get their part first.
+        out to be damaged at its end, the part is published without rows, but with what was rejected. Tables that are
+        published with this one (`Stage.beside`) get their part first.
 
-        The record has the versions of the inputs before the first frame: where one changes meanwhile, the next update
-        makes the part again. Raises what `Table.publish` and `rows.frames` raise.
+        Raises what `Table.publish` and `rows.frames` raise.
         """
-        inputs = self.inputs_of()(part)
+        # The versions before the first frame: where an input changes meanwhile, the next update makes the part again.
+        inputs_of = self.inputs_of()
+        inputs = inputs_of(part)
         for name, rows_beside in rows.beside.items():
             self._publish_beside(name, part, rows_beside, inputs)
         try:
@@ -539,17 +543,18 @@ class TableOutput:
         """Publish a part of a table beside this one. Its record has no settings: those of this table determine it."""
         [whole_name] = self._whole_names([name])
         facts = {MADE_BY: name, "tool": self.lane_or_none.key if self.lane_or_none else None}
-        self.plan.lake.table(whole_name).publish(part, [rows], lambda: record({}, inputs, **facts))
+        self.plan.lake.table(whole_name).publish(part, [rows], lambda: output_record({}, inputs, **facts))
 
     def warehouse_table(self, sources: Sequence[str], scores: Mapping[str, str]) -> WarehouseTable:
         """Return the stage's table in the warehouse.
 
-        sources: the lake tables whose rows it has. scores: of lanes with another score than the paper's.
+        sources: the lake tables whose rows it has.
+        scores: the key of a lane -> the SQL of its score, for lanes with another score than the paper's.
         """
         stage = self.stage
         in_warehouse = stage.in_warehouse
         comments = _warehouse_comments(stage)
-        holds_scored_calls = "delta_is_bound" in stage.columns
+        holds_scored_calls = "delta_is_bound" in stage.columns  # one of SCORED, which only those tables have
         return WarehouseTable(
             name=in_warehouse.name or stage.name,
             comment=stage.description,
@@ -636,7 +641,7 @@ class _PublishedRows:
             **self._rows.facts,  # may have another RETRY
         }
         return {
-            **record(self._output.settings, self._inputs, **facts),
+            **output_record(self._output.settings, self._inputs, **facts),
             STORES: list(self._rows.stores),
             REJECTIONS: encoded(self._rows.rejected),
             VIOLATIONS: {"unique_keys": self._rows_with_shared_key(), **self._violations},
@@ -650,9 +655,11 @@ class _PublishedRows:
 
 
 def versions(tables: Mapping[str, Table], over_all: Table | None = None) -> InputsOf:
-    """Return a function from a shard to its inputs, such as {"loss_deltas": "<version>"}, by the names in `tables`.
+    """Return a function from a shard to its inputs: the version of the shard's rows in each table, by name.
 
-    over_all: a table with one part, whose record has a fingerprint per shard (BY_SHARD), which is an input too.
+    over_all: a table with one part for all shards, whose record has a fingerprint per shard (BY_SHARD): an input too.
+
+    The function returns {"raw_shards": "<version>", "removed_documents": "<fingerprint>"}, the latter by `over_all`.
     """
     fingerprints = _fingerprints_by_shard(over_all) if over_all else {}
 

@@ -68,9 +68,11 @@ def _most_tokens(model: ModelSettings) -> float:
 def text_chunks(texts: pl.DataFrame, lacking: pl.DataFrame, size: int, tokens: float = inf) -> list[pl.DataFrame]:
     """Cut the texts of a shard that have to be computed into chunks; return a frame per chunk, with `texts`' columns.
 
-    The shard is cut as if every text had to be computed, so that a first run always has the same chunks. Chunks of
-    which nothing is stored stay; the lacking texts of the others are pooled and cut anew. With size 2, the texts
-    a b c d e f are cut into ab, cd, ef; where a and c are stored, the result is ef, bd.
+    For example with size 2 and the texts a b c d e f, of which a and c are stored:
+
+    1. All texts are cut, so that a run without stored rows always has the same chunks: ab, cd, ef
+    2. Chunks of which nothing is stored stay: ef
+    3. The lacking texts of the other chunks are cut again: bd
 
     texts: every text of the shard once, in a fixed order: text_digest, other columns, and `tokens` where limited.
     lacking: the texts to compute: text_digest, and `whole`, false where some of the text is stored.
@@ -114,13 +116,14 @@ def claim(claimed: Claimed, store: str, keys: pl.DataFrame) -> pl.DataFrame:
 
     So a text that stands in two shards is computed once. Call it once per shard and row store, in the order of shards.
 
+    claimed: by row store, the keys of each earlier shard, a frame per shard.
     store: the name of the row store (computed rows, by key) for which the rows are computed.
     """
-    keys_of_shards = claimed.setdefault(store, [])
+    claimed_before = claimed.setdefault(store, [])
     free = keys
-    if keys_of_shards:
-        free = keys.join(pl.concat(keys_of_shards), on=keys.columns, how="anti", maintain_order="left")
-    keys_of_shards.append(free)
+    if claimed_before:
+        free = keys.join(pl.concat(claimed_before), on=keys.columns, how="anti", maintain_order="left")
+    claimed_before.append(free)
     return free
 
 

@@ -106,8 +106,8 @@ def update(worker: Worker, workers: Workers, output: TableOutput, progress: Prog
     """
     began = time.monotonic()
     worker.close_rows()  # a step that failed left them open
-    with session():
-        for inner in output.inner:
+    with session():  # what is read of the lake is remembered until the end of the block
+        for inner in output.inner:  # tables that only this one reads
             _bring_up_to_date(worker, workers, inner, progress)
         updated = _bring_up_to_date(worker, workers, output, progress)
         return _report(output, updated, seconds=time.monotonic() - began)
@@ -122,7 +122,7 @@ class _Updated(NamedTuple):
 
 def _bring_up_to_date(worker: Worker, workers: Workers, output: TableOutput, progress: Progress) -> _Updated:
     """Plan the parts of one table, let workers compute their chunks, publish part after part; return what that cost."""
-    reasons = table_differences(output)
+    reasons = table_differences(output)  # by part that is out of date
     with session():
         for part in reasons.parts:
             _check_inputs(output, part)
@@ -130,21 +130,23 @@ def _bring_up_to_date(worker: Worker, workers: Workers, output: TableOutput, pro
         # Limits and pauses of a tool hold within one process, so its chunks are computed in this one.
         workers = Workers(worker, {output.name: output}, in_process)
     work = _compute_parts(worker, workers, output, reasons, progress)
-    return _Updated(reasons, work + Work(damaged=worker.close_rows()))
+    damaged_files = worker.close_rows()  # a sentence for each file of stored rows that was found damaged
+    return _Updated(reasons, work + Work(damaged=damaged_files))
 
 
 def _compute_parts(worker: Worker, workers: Workers, output: TableOutput, reasons: Reasons, progress: Progress) -> Work:
     """Compute and publish the parts that are out of date, remove those that are to go; return what that cost.
 
-    After an error, published parts are still written to the lake.
+    Parts that workers compute are cut into chunks, a task each. After an error, what was published is still written.
     """
     lake = output.plan.lake
     parts = _PartsUnderWay(worker, output, list(reasons.parts))
+    # In a batch, published parts wait to be written together: some seconds at most (flush), or until the block ends.
     with lake.batch(), closing(workers.map_chunks(parts.tasks())) as ended_tasks:
         _remove_parts(output, reasons.removed)
         for ended in ended_tasks:
             if ended is not None:  # None comes about once a second, so that batches are written in time
-                parts.end(ended.number, ended.work)
+                parts.end(ended.number, ended.work)  # publishes the parts that are complete now
             lake.flush(due=True)
             forecast = parts.forecast
             progress(forecast.done, forecast.total)
@@ -212,7 +214,10 @@ class _PartsUnderWay:
     """
 
     def __init__(self, worker: Worker, output: TableOutput, parts: Sequence[str]) -> None:
-        """Begin with all parts waiting. parts: the names of those that are out of date, in the table's order."""
+        """Begin with all parts waiting: not planned yet. Then a part is open (planned, not published), then published.
+
+        parts: the names of those that are out of date, in the table's order.
+        """
         self.work = Work()  # what the tasks that ended have cost
         self.forecast = _Forecast(len(parts))
         self._worker = worker
@@ -234,14 +239,14 @@ class _PartsUnderWay:
 
         Call `end` for each task that ended, by its number: the first one is 0.
         """
-        step = uuid4().hex  # tells workers which tasks are of one step
+        step = uuid4().hex  # tells workers which tasks are of this update
         for number, part in enumerate(self._parts):
             if number % AT_ONCE == 0:
                 self._bring_inputs(self._parts[number : number + AT_ONCE])
             chunks = self._plan_part(part)
-            self._publish_complete()
+            self._publish_complete()  # a part without chunks is complete now
             for chunk in chunks:
-                self._part_chunks.append(_PartChunk(part, chunk))
+                self._part_chunks.append(_PartChunk(part, chunk))  # at the index that is the task's number
                 yield self._task(chunk, step)
 
     def _task(self, chunk: Chunk, step: str) -> Task:
@@ -289,8 +294,8 @@ class _PartsUnderWay:
 
     def _publish_complete(self) -> None:
         """Publish planned parts in their order, up to the first with a chunk that is not computed yet."""
-        while self._open_chunks:
-            part = next(iter(self._open_chunks))  # the first that is not published
+        while self._open_chunks:  # by part that is planned and not published: how many chunks are not computed
+            part = next(iter(self._open_chunks))  # the first of them
             if self._open_chunks[part] > 0:
                 return
             del self._open_chunks[part]
@@ -343,19 +348,20 @@ class _PartsUnderWay:
 
 
 def _check_inputs(output: TableOutput, part: str) -> None:
-    """Raise StaleInput where two inputs of a lane's table do not fit each other.
+    """Raise StaleInput where two inputs of a table of a lane (a tool with its settings) do not fit each other.
 
-    For example, calls were scored on an earlier version of the texts.
+    For example, the table reads texts and scored calls, and these were scored on an earlier version of the texts.
     """
     has_lane = output.lane_or_none is not None
     if not (output.stage.sharded and has_lane):
         return
-    lane_inputs = [name for name in output.depends_on if name.startswith(f"{output.group}/")]
+    tables_of_lane = f"{output.group}/"  # how their names begin: "calculator/"
+    lane_inputs = [name for name in output.depends_on if name.startswith(tables_of_lane)]
     for name in lane_inputs:
-        _check_input(output, part, name, lane_inputs)
+        _require_present_sources(output, part, name, lane_inputs)
 
 
-def _check_input(output: TableOutput, part: str, name: str, lane_inputs: Sequence[str]) -> None:
+def _require_present_sources(output: TableOutput, part: str, name: str, lane_inputs: Sequence[str]) -> None:
     """Raise StaleInput where the input `name` was made from other versions of the lane's inputs than the present."""
     for source, version in _versions_read(output, name, part).items():
         if source in lane_inputs and version != _present_version(output, source, part):
@@ -374,8 +380,11 @@ def _versions_read(output: TableOutput, name: str, part: str) -> dict[str, Any]:
 
 
 def _report(output: TableOutput, updated: _Updated, seconds: float) -> TableReport:
-    """Return what a table holds after an update, and what the update cost. seconds: wall time of the update."""
-    with session():
+    """Return what a table holds after an update, and what the update cost.
+
+    updated: why which parts were computed, and what that cost. seconds: wall time of the update.
+    """
+    with session():  # both of one state of the table
         pointers = output.pointers()
         version = output.version()
     return TableReport(

@@ -61,10 +61,10 @@ class Worker:
     def __init__(self, plan: Plan) -> None:
         """Begin with nothing loaded."""
         self.plan = plan
-        self.lost_calls: defaultdict[str, list[pl.DataFrame]] = defaultdict(list)
-        self.ahead = Ahead()
-        self.has_small_web = False
-        self._engine: Engine | None = None
+        self.lost_calls: defaultdict[str, list[pl.DataFrame]] = defaultdict(list)  # by lane's key: timed out, say
+        self.ahead = Ahead()  # how much work the update of a table takes
+        self.has_small_web = False  # whether the small web's files (a synthetic corpus) were seen to be whole
+        self._engine: Engine | None = None  # what runs a model; the first use loads it
         self._loaded: ModelSettings | None = None  # the model of `_engine`
         self._tokens_of_released_engines = 0
         self._encoding: Encoding | None = None
@@ -124,24 +124,24 @@ class Worker:
         return self._runners[lane.tool.key]
 
     def close_rows(self) -> tuple[str, ...]:
-        """End an update: forget what is kept for it alone. Returns a sentence for each damaged file of rows."""
+        """End an update: forget what is kept for it alone. Returns a sentence for each damaged file of stored rows."""
         damaged: list[str] = []
         for store in self._stores.values():
             damaged += store.damaged
         self._stores.clear()
-        self.lost_calls.clear()
-        self.ahead = Ahead()
-        self.has_small_web = False
+        self.lost_calls.clear()  # the next run makes them again
+        self.ahead = Ahead()  # no work is left
+        self.has_small_web = False  # look at the synthetic corpus again
         return tuple(damaged)
 
     def spent(self) -> Spent:
         """Return how many tokens this process has run through models, also released ones, and its tool calls so far.
 
-        Other threads may ask.
+        Other threads may ask, to show it.
         """
-        engine = self._engine  # once: another thread may release it meanwhile
+        engine = self._engine  # read once: the main thread may release the model and set this to None meanwhile
         engine_tokens = token_count(engine.counts.as_dict()) if engine is not None else 0
-        runners = list(self._runners.values())
+        runners = list(self._runners.values())  # each runs a lane's tool; a copy, since the main thread may add one
         return Spent(
             tokens=self._tokens_of_released_engines + engine_tokens,
             calls=sum(runner.finished for runner in runners),
@@ -154,7 +154,10 @@ class Worker:
 
 
 def _choose_gpus(model: ModelSettings) -> None:
-    """Take as many GPUs as the model needs for this process, of those that no other process of this user has taken."""
+    """Take as many GPUs as the model needs for this process, of those that no other process of this user has taken.
+
+    Where too few are free, and in the main process with an engine other than torch, nothing is chosen.
+    """
     import torch
 
     visible = visible_gpus(torch.cuda.device_count())
@@ -164,7 +167,7 @@ def _choose_gpus(model: ModelSettings) -> None:
     is_worker_process = parent_process() is not None
     if model.in_torch:
         torch.cuda.set_device(visible.index(taken[0]))
-    elif is_worker_process:  # other engines take the first that are visible; the environment is the process's own
+    elif is_worker_process:  # other engines take the first GPUs that they see; the main process's environment stays
         os.environ[VISIBLE] = ",".join(taken)
 
 
@@ -198,7 +201,7 @@ def own_gpus(visible: tuple[str, ...], count: int) -> OwnGpus:
             if len(taken) < count and locks.enter_context(locked(_lock_of(gpu), wait=False)):
                 taken.append(gpu)
         if len(taken) == count:
-            return OwnGpus(tuple(taken), locks.pop_all())
+            return OwnGpus(tuple(taken), locks.pop_all())  # without pop_all, the end of the block would release them
     return OwnGpus((), ExitStack())
 
 

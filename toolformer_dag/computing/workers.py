@@ -117,14 +117,14 @@ class _Assignment:
     - `number`: of the task
     - `failures`: of the workers that had it before
     - `since`: when it was given (`time.monotonic`)
-    - `is_late`: whether it was given to another worker as well, because this one takes too long
+    - `was_given_again`: whether it waits for another worker as well, or has one, because this one takes too long
     """
 
     number: int
     task: Task
     failures: tuple[_Failure, ...] = ()
     since: float = 0.0
-    is_late: bool = False
+    was_given_again: bool = False
 
     def __str__(self) -> str:
         return f"{self.task.table}, chunk {self.number + 1}"
@@ -132,7 +132,7 @@ class _Assignment:
     def exceeds(self, limit: timedelta) -> bool:
         """Return whether a worker has had it for longer than the limit, and no other worker was given it yet."""
         seconds = time.monotonic() - self.since
-        return seconds > limit.total_seconds() and not self.is_late
+        return seconds > limit.total_seconds() and not self.was_given_again
 
 
 class _Busy(NamedTuple):
@@ -177,7 +177,7 @@ class Workers:
     """
 
     def __init__(self, worker: Worker, tables: Tables, executor_of: ExecutorOf) -> None:
-        """Begin without workers.
+        """Begin without workers. A worker is starting, then idle, then by turns busy (computes a chunk) and idle.
 
         - `worker`: what this process has loaded
         - `tables`: the tables whose chunks are computed, by name
@@ -186,13 +186,13 @@ class Workers:
         self._own_worker = worker
         self._tables = tables
         self._executor_of = executor_of
-        self._decided_executor: Executor | None = None  # until the first chunk is there
+        self._decided_executor: Executor | None = None  # what starts workers; None until the first chunk is there
         self._most_workers = 0  # of a cluster counted anew once a round: machines come and go
         self._starting: list[ChunkWorker] = []
         self._failed_starts = 0  # workers in a row that died before they started
         self._idle: list[ChunkWorker] = []
-        self._busy: dict[Future[ChunkAnswer], _Busy] = {}
-        self._waiting = deque[_Assignment]()  # the next one first
+        self._busy: dict[Future[ChunkAnswer], _Busy] = {}  # by the future of the worker's answer
+        self._waiting = deque[_Assignment]()  # chunks that no worker has yet, the next one first
         self._spent_elsewhere = Spent()  # by workers of other processes
 
     @property
@@ -208,13 +208,13 @@ class Workers:
         Raises WorkerError where workers failed too often over one task, UserError as a task raised it, and TokensSpent
         where `execution.most_tokens` are spent and a task is left.
         """
-        not_taken = (_Assignment(number, task) for number, task in enumerate(tasks))
+        not_taken = (_Assignment(number, task) for number, task in enumerate(tasks))  # used up step by step
         try:
             yield from self._work_off(not_taken)
             self._require_none_left(not_taken)
         finally:
-            self._waiting.clear()
-            self._kill_busy()
+            self._waiting.clear()  # tasks that were taken from the iterator, and given to no worker
+            self._kill_busy()  # workers that still compute a task
 
     def _work_off(self, not_taken: Iterator[_Assignment]) -> Ended:
         """Yield tasks as they end, and None about once a second, until none is left or all tokens are spent."""
@@ -254,13 +254,13 @@ class Workers:
             busy.worker.kill()
 
     def _employ(self, not_taken: Iterator[_Assignment]) -> bool:
-        """Give waiting chunks to idle workers, and start new workers; return whether any chunk is not done.
+        """Give waiting chunks to idle workers, and start new workers; return whether a chunk is still to be awaited.
 
-        not_taken: the chunks that were not taken from the caller yet.
+        not_taken: the chunks that were not taken from the caller yet; one is taken where none waits.
         """
         if self._decided_executor is not None:
             self._most_workers = self._decided_executor.count()
-        if not self._may_spend():
+        if not self._may_spend():  # execution.most_tokens are spent: only chunks that are computed now are awaited
             return bool(self._busy)
         while self._has_room() and self._has_waiting(not_taken):
             self._employ_worker()
@@ -322,24 +322,24 @@ class Workers:
 
         Meanwhile chunks are taken from `not_taken`, and late chunks given to others. seconds: the longest wait.
         """
-        self._plan_ahead(not_taken)
+        self._plan_ahead(not_taken)  # takes chunks that then wait, while no worker has answered
         starts = (worker.started for worker in self._starting)
-        awaited: list[Future[Any]] = [*self._busy, *starts]
+        awaited: list[Future[Any]] = [*self._busy, *starts]  # `_busy` has the future of each worker's answer as key
         wait(awaited, seconds, FIRST_COMPLETED)
-        self._take_in_started()
-        outcomes = self._receive_answers()
-        self._pass_on_late()
+        self._take_in_started()  # from `_starting` to `_idle`
+        outcomes = self._receive_answers()  # from `_busy` to `_idle`, and back with the next chunk that waits
+        self._pass_on_late()  # chunks of late workers wait again, for another one
         return outcomes
 
     def _receive_answers(self) -> list[_Outcome]:
-        """Receive the answers of all workers that are done; return the outcomes of their tasks."""
+        """Receive the answers of all workers that are done; return what their tasks cost, or the errors."""
         outcomes = []
         answered = [future for future in self._busy if future.done()]
         for future in answered:
-            if future not in self._busy:  # its chunk was with two workers, and the other one's answer was received
+            if future not in self._busy:  # its task was with two workers, and `_receive` took the other one's answer
                 continue
             outcome = self._receive(future)
-            if outcome is not None:
+            if outcome is not None:  # None: the worker died, and its task waits for another one
                 outcomes.append(outcome)
         return outcomes
 
@@ -365,9 +365,10 @@ class Workers:
         self._failed_starts += 1
 
     def _receive(self, future: "Future[ChunkAnswer]") -> _Outcome | None:
-        """Take the answer of a worker, give the worker the next waiting chunk, and return the outcome of its task.
+        """Take the answer of a busy worker; return what its task cost, or the error that the task raised.
 
-        A task that failed gets no next chunk. If the worker died, its task waits for another one, and None is returned.
+        Unless the task failed, the worker gets the next chunk that waits. If the worker died, its task waits for
+        another one, and None is returned.
         """
         worker, assignment = self._busy.pop(future)
         try:
@@ -375,8 +376,8 @@ class Workers:
         except self._executor.deaths as death:
             return self._outcome_of_death(worker, assignment, death)
         self._idle.append(worker)
-        self._spent_elsewhere += answer.spent
-        self._forget_other_assignments(assignment.number)
+        self._spent_elsewhere += answer.spent  # tokens and tool calls; none by a worker that is this process
+        self._forget_other_assignments(assignment.number)  # a late task was given to another worker as well
         task_failed = isinstance(answer.outcome, UserError)
         if not task_failed:
             self._give_next()
@@ -410,9 +411,9 @@ class Workers:
         """
         is_machine_lost = self._executor.lost(worker, death)
         worker.kill()
-        if is_machine_lost:
+        if is_machine_lost:  # idle workers of that machine are dead, too
             self._forget_idle_on(worker.started.result().machine)
-        if assignment.is_late:  # another worker has the chunk already
+        if assignment.was_given_again:  # another worker has, or gets, the chunk: this one was late
             return
         if is_machine_lost:
             self._give_again(assignment, LOST, f"{worker} was lost with its machine")
@@ -426,9 +427,10 @@ class Workers:
     def _give_again(self, assignment: _Assignment, failure: _Failure, what_happened: str) -> None:
         """Put a chunk at the head of those that wait, after a worker failed over it, with a warning in the log.
 
-        Raises WorkerError where it failed in this way too often.
+        failure: the way in which it failed (died, late, lost with its machine), each of which may happen `most` times
+            over a chunk. what_happened: for people. Raises WorkerError where that is reached.
         """
-        failures = (*assignment.failures, failure)
+        failures = (*assignment.failures, failure)  # also of workers that had the chunk before
         if failures.count(failure) == failure.most:
             raise WorkerError(
                 f"{assignment}: {failure.most} {failure.sentence}, the last: {what_happened}; what was committed is "
@@ -443,21 +445,21 @@ class Workers:
         Where all workers are late and no other one may be started, they are ended.
         """
         limit = timedelta(hours=self._own_worker.plan.settings.execution.chunk_hours)
-        for future, busy in list(self._busy.items()):
+        for future, busy in list(self._busy.items()):  # future of the answer -> worker and its chunk
             if busy.assignment.exceeds(limit) and not future.done():
-                self._pass_on(future, limit)
+                self._pass_on(future, limit)  # the chunk waits again; its worker stays in `_busy`, marked as late
         if self._all_are_late() and not self._has_room():
-            self._kill_busy()
+            self._kill_busy()  # make room for workers that get the chunks
 
     def _pass_on(self, future: "Future[ChunkAnswer]", limit: timedelta) -> None:
         """Let the chunk of a late worker wait for another one too, and mark it as late. future: of its answer."""
         worker, assignment = self._busy[future]
         self._give_again(assignment, LATE, f"{worker} has not answered for {limit} (execution.chunk_hours)")
-        self._busy[future] = _Busy(worker, replace(assignment, is_late=True))
+        self._busy[future] = _Busy(worker, replace(assignment, was_given_again=True))
 
     def _all_are_late(self) -> bool:
         """Return whether every worker that computes takes too long."""
-        return all(busy.assignment.is_late for busy in self._busy.values())
+        return all(busy.assignment.was_given_again for busy in self._busy.values())
 
 
 def _first_ended(outcomes: deque[_Outcome]) -> EndedTask | None:
@@ -474,12 +476,12 @@ def worker_count(settings: Settings) -> int:
     """Return how many workers (processes that each load the model) this machine gets.
 
     - `execution.workers`, where it is set
+    - one for a model at a URL
     - with GPUs: one per GPU, or per group of `model.gpus`
-    - without: one per core for a small model in torch, which computes on one thread
-    - else one, as for a model at a URL
+    - without: one per core for a small model in torch, which computes on one thread, else one
     """
     if settings.execution.workers is not None:
-        return settings.execution.workers or 1
+        return settings.execution.workers
     model = settings.model
     if model.url:
         return 1

@@ -32,12 +32,14 @@ class RemovedFile:
 def clean(lake: Lake, grace: timedelta, dry_run: bool) -> list[RemovedFile]:
     """Remove files of the lake older than `grace` that nothing names; with `dry_run` only list them.
 
-    A file is the lake's by the form of its name: everything else in the folder stays.
+    A file is the lake's by the form of its name: everything else in the folder stays. The manifest of a table names the
+    files of its parts (one part per shard).
 
     Removed:
-    - files of parts that were withdrawn, or replaced longer than `grace` ago
+    - files of parts that are in no manifest any more, or were replaced in it longer than `grace` ago
     - unfinished files, and files that were set aside as damaged
-    - computed rows under an identity that no published part was made with and no run has opened within `grace`
+    - computed rows under an identity (what determines them, such as a model and a prompt) that no published part was
+      made with and no run has opened within `grace`
 
     Kept: everything that a manifest names; where a manifest is damaged or gone, all files of its table and all computed
     rows.
@@ -66,10 +68,10 @@ def _remove(lake: Lake, unneeded: Sequence[_Unneeded], kept_since: float) -> lis
     row_stores = {file.item.owner for file in unneeded if file.item.kind == "rows"}
     removed = [file for file in unneeded if file.item.owner not in row_stores]
     _remove_files(lake, removed)
-    for store in sorted(row_stores):
+    for store in sorted(row_stores):  # all of its files, or none
         if _is_in_use_again(lake, store, kept_since):
             continue
-        store_files = [file for file in unneeded if file.item.owner == store]
+        store_files = [file for file in unneeded if file.item.owner == store]  # damaged ones, too
         _remove_files(lake, store_files)
         removed += store_files
     return removed
@@ -104,9 +106,12 @@ class _Use:
     any_store: bool = False
 
     def add_table(self, lake: Lake, name: str, items: Sequence[LakeFile], kept_since: float) -> None:
-        """Note the files and row stores that a table uses, by its manifest. items: all files of the lake."""
+        """Note the files and row stores that a table uses, by its manifest. items: all files of the lake.
+
+        Where the manifest is damaged or gone, all files of the table and every row store count as used.
+        """
         table = lake.table(name)
-        if table.damage():  # the lines that were lost may have named any file and any row store
+        if table.damage():  # of the manifest: the lines that it lost may have named any file and any row store
             self.any_store = True
             files_of_table = (item.path for item in items if item.kind == "part" and item.owner == name)
             self.folders.update(path.parent for path in files_of_table)
@@ -161,7 +166,10 @@ def _unneeded(lake: Lake, kept_since: float) -> list[_Unneeded]:
 
 
 def _use_of(lake: Lake, items: Sequence[LakeFile], kept_since: float) -> _Use:
-    """Return what is in use of a lake, by the manifests of its tables and of its local outputs (checkpoints)."""
+    """Return the files and row stores that the manifests of tables and of local outputs (checkpoints) name.
+
+    kept_since: what was replaced since then, and row stores opened since then, count too (seconds since 1970).
+    """
     tables = {item.owner for item in items if item.kind in ("manifest", "part")}
     output_folders = {item.path.parent for item in items if item.kind == "content"}
     use = _Use(stores=_stores_opened_since(kept_since, items))

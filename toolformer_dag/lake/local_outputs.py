@@ -106,8 +106,8 @@ class LocalOutput:
             hashes = self._local_hashes()
             self._upload_contents(storage, hashes)
             manifest = sealed(self.name, {FILES: hashes})
-            storage.mark(self._object(MANIFEST), manifest)
-            write_whole(self._object(MANIFEST), manifest)
+            storage.mark(self._object(MANIFEST), manifest)  # puts the object: other machines receive these files now
+            write_whole(self._object(MANIFEST), manifest)  # this machine's copy says what was sent last
 
     def _upload_contents(self, storage: ObjectStorage, hashes: dict[str, str]) -> None:
         """Upload files, several at once, each as an object that is named by the hash of its content.
@@ -190,8 +190,8 @@ def _download_if_whole(storage: ObjectStorage, stored: Path, path: Path, content
 def contents_in_use(storage: Storage, folder: Path, kept_since: float) -> set[str] | None:
     """Return the names of the objects of a local output (a checkpoint, say) that must not be cleaned away.
 
-    None where all are in use: the manifest in `folder` is damaged or gone, or was put after `kept_since` (seconds since
-    1970). Raises ObjectStoreError.
+    None where every object in `folder` has to stay: its manifest is damaged or gone, or was put after `kept_since`
+    (seconds since 1970), so that readers may still need what it replaced. Raises ObjectStoreError.
     """
     try:
         content, _ = storage.read(folder / MANIFEST)

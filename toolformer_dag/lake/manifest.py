@@ -45,7 +45,7 @@ PAUSES = tuple(min(0.02 * 2**number, 2.0) for number in range(10))
 """The longest pause in seconds after each try to replace a manifest that others replace too."""
 HEAD = re.compile(rb'\{"seal": "[0-9a-f]{32}", "layout": (\d+), "parts": \d+\}')
 """The first line of a manifest, of any layout."""
-LINE = re.compile(rb'\{"seal": "([0-9a-f]{32})", (?="part": ("(?:[^"\\]|\\.)*"))')
+LINE = re.compile(rb'\{"seal": "(?P<seal>[0-9a-f]{32})", (?="part": (?P<part>"(?:[^"\\]|\\.)*"))')
 """The beginning of a part's line: its seal, and the part's name as JSON. The sealed rest begins after the match."""
 
 
@@ -107,7 +107,7 @@ def decode(line: bytes) -> Pointer:
         return Pointer(
             files=tuple(PartFile(**file) for file in value["files"]),
             data_version=value["data_version"],
-            record=_with_shared_values(value["record"]),
+            record=_with_shared_values(value["record"]),  # many parts have equal settings: memory holds them once
             published=value["published"],
         )
     except (KeyError, TypeError) as error:
@@ -120,7 +120,7 @@ def _require_seal(line: bytes) -> None:
     if match is None:
         raise ValueError(DAMAGED)
     sealed_rest = line[match.end() :]
-    if content_hash(sealed_rest).encode() != match[1]:
+    if content_hash(sealed_rest).encode() != match["seal"]:
         raise ValueError(DAMAGED)
 
 
@@ -138,15 +138,18 @@ _last_values: dict[str, Any] = {}
 
 
 def _with_shared_values(record: dict[str, Any]) -> dict[str, Any]:
-    """Replace the record's `settings` and `versions` by equal objects of the last record, to save memory; return it."""
+    """Replace `settings` and `versions` in a record by equal objects of the last record of its table; return it.
+
+    So the records of a table's many parts share these objects, which saves memory.
+    """
     for name in ("settings", "versions"):
         if name not in record:
             continue
-        value_key = f"{record.get('stage')} {record.get('tool')} {name}"
-        if _last_values.get(value_key) == record[name]:
-            record[name] = _last_values[value_key]
+        table_and_name = f"{record.get('stage')} {record.get('tool')} {name}"
+        if _last_values.get(table_and_name) == record[name]:
+            record[name] = _last_values[table_and_name]
         else:
-            _last_values[value_key] = record[name]
+            _last_values[table_and_name] = record[name]
     return record
 
 
@@ -237,14 +240,16 @@ class Manifest:
         return sorted(part for part in names if self.line(part) is not None)
 
     def read(self, anew: bool = True) -> "Manifest":
-        """Read the file into `lines`, `version` and `fault`, and return self; pending changes stay.
+        """Read the file into `lines` (by part), `version` and `fault`, and return self; pending changes stay.
+
+        A missing file gives a manifest without parts.
 
         anew: read what is there now; else, over an object store, a session gives what was there when it began.
 
         Raises ReadError, and StorageError where a later release wrote the file.
         """
-        self.answers = {}
-        self.checked = {}
+        self.answers = {}  # of `Table.remembered`: computed from the lines that were read before
+        self.checked = {}  # parts whose files `Table.checked` has looked at
         try:
             content, self.version = self.storage.manifest(self.path, anew)
         except FileNotFoundError:
@@ -269,8 +274,8 @@ class Manifest:
         line: the new line; None withdraws the part.
         """
         self.answers = {}  # what was remembered of the lines may be wrong now
-        self.checked.pop(part, None)
-        if not self.pending:
+        self.checked.pop(part, None)  # the part's files have to be looked at again
+        if not self.pending:  # the first change since the file was written begins a batch
             self.due = time.monotonic() + BATCH_SECONDS
         if part in self.pending:  # changed twice before the file is written: the line before the first change counts
             line_before = self.pending[part].line_before
@@ -299,7 +304,7 @@ class Manifest:
                 time.sleep(pause * random.random())
                 self.read()
                 continue
-            self._is_written(merged.lines)
+            self._note_written(merged.lines)
             return merged.lost
         self.pending = {}
         raise StorageError(
@@ -307,7 +312,7 @@ class Manifest:
             "conditional puts (If-Match); run again, or take another store"
         )
 
-    def _is_written(self, lines: dict[str, bytes]) -> None:
+    def _note_written(self, lines: dict[str, bytes]) -> None:
         """Note that the file has these lines now: nothing is pending, and nothing is wrong with it."""
         self.lines = lines
         self.pending = {}
@@ -345,7 +350,11 @@ class Manifest:
         return DAMAGED
 
     def _merged(self) -> _Merged:
-        """Return the lines of the next file, and the pending changes that are lost to a faster writer."""
+        """Return the lines of the next file, and the pending changes that are lost to a faster writer.
+
+        In a folder none is lost. Over an object store (`first_wins`) a change is lost where the part's line in the file
+        is not the one that the change replaces.
+        """
         merged = _Merged(lines=dict(self.lines), lost={})
         for part, change in self.pending.items():
             is_lost = self.storage.first_wins and change.came_too_late(self.lines.get(part))
@@ -372,14 +381,17 @@ def _encoded(lines: Mapping[str, bytes]) -> bytes:
 
 
 def _decoded(content: bytes, digest: str) -> _Content:
-    """Split the content of a manifest into the lines of its parts. digest: the hash of the content.
+    """Split the content of a manifest into the lines of its parts, and tell whether lines were lost or changed.
+
+    digest: the hash of the content, to be remembered with it.
 
     Raises StorageError where a later release wrote the content.
     """
     head, _, body = content.partition(b"\n")
     _require_known_layout(head)
     lines = _lines_of_parts(body)
-    fault = None if head == _head(body, len(lines)) else DAMAGED
+    is_whole = head == _head(body, len(lines))  # the first line has a hash of the others, and their number
+    fault = None if is_whole else DAMAGED
     return _Content(digest, lines, fault, answers={})
 
 
@@ -404,14 +416,17 @@ def _require_known_layout(head: bytes) -> None:
 
 
 def _lines_of_parts(body: bytes) -> dict[str, bytes]:
-    """Return the lines of a manifest by part; lines without a readable name of a part are left out."""
+    """Return the lines of a manifest, `{"seal": "<hash>", "part": "en_head_0000", ...}`, by part.
+
+    Lines without a readable name of a part are left out.
+    """
     lines = {}
     for line in body.split(b"\n"):
         match = LINE.match(line)
         if match is None:
             continue
         with suppress(ValueError):  # a flipped bit in the name
-            part = str(orjson.loads(match[2]))
+            part = str(orjson.loads(match["part"]))
             lines[part] = line
     return lines
 

@@ -248,14 +248,14 @@ class ObjectStorage(Storage):
         """
         super().__init__(root)
         self.url = url
-        self._store = impatient
+        self._store = impatient  # until `require_access` has found the store, then the patient one
         self._patient = patient
         self._released: dict[Path, Version] = {}  # path of a claim -> version of its object after the release
         self._releasing: dict[Path, Future[None]] = {}  # path of a claim -> its release, which goes on
         # Python waits for the threads of both pools at its end.
         self._release_pool = ThreadPoolExecutor()
         self._write_pool = ThreadPoolExecutor(1)
-        self._background_write: Future[None] | None = None
+        self._background_write: Future[None] | None = None  # the write of `write_beside` that goes on
 
     def shown(self, path: Path) -> str:
         """Return the address of an object, or of the lake."""
@@ -269,7 +269,10 @@ class ObjectStorage(Storage):
             self._require_conditions(self.root / TRIAL_FOLDER / uuid4().hex)
 
     def _require_conditions(self, path: Path) -> None:
-        """Raise ObjectStoreError where the store does no conditional puts; tried with the new object `path`."""
+        """Raise ObjectStoreError where the store does no conditional puts; tried with the new object `path`.
+
+        That it does is noted in a file of this machine, so that `require_access` tries it once.
+        """
         try:
             created = self.replace(path, b"1", NO_FILE)
         except ObjectStoreError:  # this user may only read
@@ -312,7 +315,7 @@ class ObjectStorage(Storage):
             if copied is not None:
                 return copied
         content, version = self.read(path)
-        self._copy_manifest(path, content, version)
+        self._copy_manifest(path, content, version)  # for later sessions
         return content, version
 
     def _unchanged_copy(self, path: Path, open_session: LakeSession) -> tuple[bytes, Version] | None:
@@ -320,11 +323,13 @@ class ObjectStorage(Storage):
 
         Raises FileNotFoundError where there is no such object.
         """
-        e_tag = self._listed_manifest(path, open_session)["e_tag"]
-        with suppress(OSError, ValueError):
+        e_tag = self._listed_manifest(path, open_session)["e_tag"]  # equal tags: equal content
+        try:
             content, version = self._copied_manifest(path)
-            if version.e_tag and version.e_tag == e_tag:
-                return content, version
+        except (OSError, ValueError):  # missing, damaged
+            return None
+        if version.e_tag and version.e_tag == e_tag:
+            return content, version
         return None
 
     def _listed_manifest(self, path: Path, open_session: LakeSession) -> "ObjectMeta":
@@ -473,12 +478,15 @@ class ObjectStorage(Storage):
         with ExitStack() as local_claim:
             # First among the processes of this machine, by a lock, which takes no request.
             local_claim.enter_context(super().claimed(name, on_wait))
-            renewal = self._start_renewal(path, self._claim(path, on_wait))
+            version = self._claim(path, on_wait)
+            renewal = self._start_renewal(path, version)
             try:
                 yield
             finally:
-                renewal.is_over.set()
-                self._releasing[path] = self._release_pool.submit(_release, renewal, local_claim.pop_all())
+                renewal.is_over.set()  # its thread makes the object empty, then ends
+                # A thread of the pool waits for that and then unlocks; pop_all, so that the end of this block does not.
+                lock = local_claim.pop_all()
+                self._releasing[path] = self._release_pool.submit(_release, renewal, lock)
 
     def _start_renewal(self, path: Path, version: Version) -> "_Renewal":
         """Keep a claim alive in a thread, until `is_over` of the result is set. version: of the claim's object."""
@@ -509,11 +517,13 @@ class ObjectStorage(Storage):
         watched = _WatchedClaim()
         has_named_holder = False
         while True:
-            watched.note(*self._read_claim(path))
-            if watched.is_free:
-                with suppress(Overtaken):  # another process took it: read who
-                    return self.replace(path, _claim_of_this_process(), watched.version)
-                continue
+            holder, version = self._read_claim(path)
+            watched.note(holder, version)
+            if watched.is_free:  # missing, empty, or not renewed for LEASE_SECONDS
+                try:
+                    return self.replace(path, _claim_of_this_process(), version)
+                except Overtaken:  # another process took it: read who
+                    continue
             if not has_named_holder:
                 has_named_holder = True
                 on_wait(watched.holder_name)
@@ -529,14 +539,15 @@ class ObjectStorage(Storage):
     def _renew(self, path: Path, version: Version, is_over: threading.Event) -> None:
         """Replace the object of a claim every few seconds until `is_over` is set, then make it empty.
 
-        version: what this process has put. Ends early where another process has taken the claim.
+        version: of the object as this process has put it. Ends early where another process has taken the claim.
         """
-        with suppress(Overtaken):
+        with suppress(Overtaken):  # another process has replaced the object
             while not is_over.wait(LEASE_SECONDS / 3):
                 with suppress(ObjectStoreError):  # the store is away for a while
                     version = self.replace(path, _claim_of_this_process(), version)
             with suppress(ObjectStoreError):  # the claim expires
-                self._released[path] = self.replace(path, b"", version)
+                empty_version = self.replace(path, b"", version)
+                self._released[path] = empty_version  # the next `_claim` of this process tries to replace that
 
     def write_beside(self, write: Callable[[], None]) -> None:
         """Run a write in the background, one at a time, so that a kill loses only that."""
@@ -627,7 +638,11 @@ class ObjectStorage(Storage):
 
     @contextmanager
     def _errors(self, verb: Literal["read", "write", "delete", "list"], path: Path) -> Iterator[None]:
-        """Raise errors of the store inside the block as FileNotFoundError, Overtaken or ObjectStoreError.
+        """Raise errors of the store inside the block as errors of the lake.
+
+        - Overtaken: the condition of a put does not hold, because another writer was first
+        - FileNotFoundError: there is no such object
+        - ObjectStoreError: anything else, with what to do about it
 
         verb, path: what the block does, and with what, for the message.
         """

@@ -64,10 +64,10 @@ def check(path: Path | str, size: int) -> None:
     except FileNotFoundError as error:
         raise UnreadableFile(error.strerror or str(error)) from error
     except OSError as error:
-        _require_size(path, size)  # says more than the error, where the file has another size
+        _require_size(path, size)  # raises UnreadableFile, which says more, where the file has another size
         raise ReadError(Path(path), error) from error
     if tail != MAGIC:
-        _require_size(path, size)  # the same
+        _require_size(path, size)  # raises UnreadableFile with the two sizes, where they differ
         raise UnreadableFile("has no Parquet footer")
 
 
@@ -100,16 +100,16 @@ def _require_size(path: Path | str, size: int) -> os.stat_result:
 def damage(path: Path | str, size: int, digest: str, since: int = 0, owner: str | None = None) -> str | None:
     """Return what is wrong with a file, in words; None where its content has the hash `digest`.
 
-    since: of a file whose inode is older (nanoseconds since 1970), only the size is compared.
+    since: of a file that did not change since then (nanoseconds since 1970), only the size is compared.
     owner: the row store that the file must have been written for.
 
     Raises ReadError.
     """
     try:
         status = _require_size(path, size)
-        if status.st_ctime_ns < since:
+        if status.st_ctime_ns < since:  # the time of the last change of the file or its metadata
             return None
-        check(path, size)
+        check(path, size)  # the last bytes: a truncated file need not be read whole
         if stream_hash(Path(path)) != digest:
             return DAMAGED
         _require_owner(Path(path), owner)
@@ -164,10 +164,10 @@ def verify(path: Path, size: int, digest: str, owner: str | None = None) -> None
     state = _file_state(path, status)
     if state in _verified:
         return
-    check(path, size)
+    check(path, size)  # the last bytes, before the whole file is read
     _require_content(path, digest, owner)
     if settled(status):  # a file written a moment ago may change again within the same clock tick
-        _verified.add(state)
+        _verified.add(state)  # until the file changes, a later call only looks at its state
 
 
 def _require_content(path: Path, digest: str, owner: str | None) -> None:
@@ -283,10 +283,11 @@ class ContentHash:
 
     def _add_text_bytes(self, stream: str, values: pa.Array) -> None:
         """Add the bytes of all texts of an Arrow array of large strings, without copying them."""
-        _, offsets_buffer, text_buffer = values.buffers()
+        _, offsets_buffer, text_buffer = values.buffers()  # the first says which are null, and is hashed elsewhere
         if text_buffer is None:  # there is no text
             return
-        # Text i of the column lies between offsets i and i + 1; the column may be a slice of its buffers.
+        # `text_buffer` has all texts end to end, text i between offsets i and i + 1. The column may be a slice of its
+        # buffers, which begins at text `values.offset`.
         offsets = np.frombuffer(offsets_buffer, np.int64)
         first = offsets[values.offset]
         end = offsets[values.offset + len(values)]

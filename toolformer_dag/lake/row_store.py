@@ -39,8 +39,8 @@ IDENTITY = "identity.json"
 """The file of a row store that says what determines its values."""
 LOCK = ".merge.lock"
 """The lock of the process that merges files."""
-LOOKS = 20
-"""How often a lookup looks again where files are merged away under it."""
+MOST_TRIES = 20
+"""How often files are looked up, or listed, again where others merge them meanwhile."""
 MERGE_AT = 64
 """From how many small files on they are merged into one."""
 LISTED_AT_ONCE = 900
@@ -105,7 +105,9 @@ class RowStore:
         return self._rows(keys.select(self.key).unique(), self.schema.names())
 
     def append(self, rows: pl.DataFrame) -> None:
-        """Commit rows: they are on the disk when this returns; in a batch the upload goes on in the background.
+        """Store rows; many small files are merged into one.
+
+        They are on the disk when this returns; in a batch over an object store, the upload goes on in the background.
 
         Raises WriteError, ValueError for another schema.
         """
@@ -113,7 +115,7 @@ class RowStore:
             raise ValueError(f"{self.folder}: rows have {rows.schema}, the store has {self.schema}")
         if rows.is_empty():
             return
-        self._write(rows, time.time_ns())
+        self._write(rows, written=time.time_ns())  # where several files have a key, the oldest counts
         if len(self._small_files()) >= MERGE_AT:
             self._merge()
 
@@ -129,8 +131,9 @@ class RowStore:
         """
         for file in self.files():
             path = self.folder / file.name
-            reason = self.storage.damage(str(path), file.bytes, file.hash, since, self.name)
-            if reason is None or self.storage.exists(path):
+            reason = self.storage.damage(str(path), size=file.bytes, digest=file.hash, since=since, owner=self.name)
+            was_merged_away = reason is not None and not self.storage.exists(path)
+            if not was_merged_away:
                 yield CheckedFile(path, file.bytes, reason)
 
     def _rows(self, keys: pl.DataFrame, columns: Sequence[str]) -> pl.DataFrame:
@@ -138,7 +141,7 @@ class RowStore:
 
         Raises StorageError where others merge files all the time.
         """
-        for _ in range(LOOKS):
+        for _ in range(MOST_TRIES):
             paths = self._readable_paths(self._held_files())
             try:
                 if paths is not None:  # None: a file is gone
@@ -178,17 +181,18 @@ class RowStore:
                 self._merge_files(_up_to_full(small_files))
 
     def _merge_files(self, files: Sequence[RowFile]) -> None:
-        """Replace files by one with all their rows; nothing happens where one is gone or damaged.
+        """Replace files by one with all their rows, a row per key; nothing happens where one is gone or damaged.
 
         files: the oldest first. The caller holds the lock.
         """
         paths = self._readable_paths(files)
-        self.refresh()
+        self.refresh()  # the next lookup of this session lists the files again
         if paths is None:
             return
-        merged_name = self._write(self._oldest_rows(paths), files[0].written)
-        self._finish_writes()
-        # Where the other files repeat the rows of the first, the merged file is that one, under the same name.
+        merged_name = self._write(self._oldest_rows(paths), written=files[0].written)
+        self._finish_writes()  # the merged file has to be there before the others go
+        # A name is made of time and hash: where the other files have no row that the first lacks, the merged file has
+        # the name of the first, and is not removed.
         replaced = [self.folder / file.name for file in files if file.name != merged_name]
         self.storage.remove(*replaced)
 
@@ -267,13 +271,16 @@ class RowStore:
         return [file for file in self._held_files() if file.bytes < FULL_BYTES]
 
     def _listed_files(self) -> set[RowFile]:
-        """Return the files of the folder, listed until two listings agree: others may merge files meanwhile."""
-        self._finish_writes()
+        """Return the files of the folder, listed until two listings agree: others may merge files meanwhile.
+
+        After MOST_TRIES listings the last one counts.
+        """
+        self._finish_writes()  # of this session, whose files would be missing
         files = self.files()
         is_listed_at_one_moment = self.storage.lists_at_once and len(files) < LISTED_AT_ONCE  # in one request
         if is_listed_at_one_moment:
             return set(files)
-        for _ in range(LOOKS):
+        for _ in range(MOST_TRIES):
             files_before = files
             files = self.files()
             if files == files_before:

@@ -104,14 +104,16 @@ class LakeSession:
         writes.add(write)
 
     def settle(self, in_order: bool = False) -> None:
-        """Wait until the files that `later` got are written. Raises what a write raised, at each call again.
+        """Wait until the background writes that `later` began have ended.
 
-        in_order: wait only for those that were to be written in order.
+        in_order: wait only for those that `later` got with `in_order`.
+
+        Raises the error of a write that failed; it is kept, so that each further call raises it again.
         """
-        pending = [self._ordered_writes] if in_order else [self._writes, self._ordered_writes]
-        for writes in pending:
+        awaited = [self._ordered_writes] if in_order else [self._writes, self._ordered_writes]
+        for writes in awaited:
             writes.finish()
-        for writes in pending:
+        for writes in awaited:  # only now, so that no write goes on when this raises
             writes.raise_errors()
 
     def take_news(self) -> tuple[News, ...]:

@@ -129,9 +129,12 @@ class Storage:
         return content, _first_line(content)
 
     def replace_manifest(self, path: Path, content: bytes, before: Version) -> Version:
-        """Replace a manifest and return its version. Raises Overtaken where its version is not `before` any more."""
+        """Replace a manifest and return its version: its first line, which has a hash of the others.
+
+        Raises Overtaken where its version is not `before` any more (NO_FILE: where there is a file).
+        """
         with locked(path.with_name(f".{path.name}.lock")):
-            current_version = NO_FILE
+            current_version = NO_FILE  # unless there is a file
             with suppress(FileNotFoundError), path.open("rb") as stream:
                 current_version = _first_line(stream.readline())
             if current_version != before:
@@ -217,11 +220,11 @@ class Storage:
         """
         path = self.root / CLAIMS / f"{file_name(name)}.lock"
         with ExitStack() as locks:
-            is_free = locks.enter_context(self.alone(path, wait=False))
-            if not is_free:
+            was_free = locks.enter_context(self.alone(path, wait=False))  # then this process has locked it
+            if not was_free:
                 on_wait(_holder(path))
-                locks.enter_context(self.alone(path))
-            _write_holder(path)
+                locks.enter_context(self.alone(path))  # waits
+            _write_holder(path)  # for people who wait: who holds the claim
             yield
 
     def write_beside(self, write: Callable[[], None]) -> None:
@@ -248,6 +251,7 @@ def _walk(folder: str, real_path: str, walked: set[str], all_parts: bool) -> Ite
     if real_path in walked:
         return
     walked.add(real_path)
+    # Below PARTS lies a folder per part of a table: one with files shows that there is a table.
     stops_at_first_folder = not all_parts and real_path.endswith(f"/{PARTS}")
     for entry in _entries(folder):
         if not _is_folder(entry):
@@ -257,7 +261,7 @@ def _walk(folder: str, real_path: str, walked: set[str], all_parts: bool) -> Ite
         for file in _walk(entry.path, _real_path(entry, real_path), walked, all_parts):
             has_files = True
             yield file
-        if has_files and stops_at_first_folder:
+        if has_files and stops_at_first_folder:  # the files of one part are enough
             return
 
 

@@ -71,6 +71,11 @@ class LostRace(StorageError):
     """
 
     def __init__(self, table: str, part: str, winner: Pointer | None, changed: Sequence[FieldChange]) -> None:
+        """Say which part another run published first, when, and with which other setting or input.
+
+        winner: the part as that run published it; None where it withdrew the part. changed: what differs between the
+        records of the two runs, which may be nothing.
+        """
         when = f" at {winner.record.get('written')}" if winner else ""
         if changed:
             differs = f" with {changed[0]}"
@@ -117,10 +122,10 @@ class Table:
         Raises WriteError, NotPlain for a record that JSON cannot hold, LostRace where an object store has another part
         by now, and what `frames` raises; the part is then unchanged, and the new files are removed.
         """
-        line_before = self._manifest().line(part)
+        line_before = self._manifest().line(part)  # in the list of the table's parts
         reusable_files = self._reusable_files(part)
         content = ContentHash(volatile)
-        with self._removed_on_error(part, reusable_files) as files:
+        with self._removed_on_error(part, reusable_files) as files:  # a list, which the block fills
             for rows in parquet.pieces(frames):
                 content.update(rows)
                 files.append(self._write_file(part, rows, reusable_files))
@@ -128,20 +133,21 @@ class Table:
                 raise ValueError(f"{self.name}, part {part!r}: publish at least one frame, empty or not")
             pointer = Pointer(tuple(files), content.hexdigest(), record())
             line = pointer.encode(self.name, part)
-        equal_of_another_run = self.commit(part, line_before, line)
-        return equal_of_another_run or pointer
+        pointer_of_faster_run = self.commit(part, line_before, line)  # mostly None; to equal rows, which stay
+        return pointer_of_faster_run or pointer
 
     @contextmanager
     def _removed_on_error(self, part: str, published: Mapping[str, PartFile]) -> Iterator[list[PartFile]]:
         """Yield an empty list, to which the block adds the new files of a part; remove these if it raises.
 
-        published: files that stay, by hash.
+        published: published files with equal rows, by hash, which may be among those of the list: they stay.
         """
         files: list[PartFile] = []
         try:
             yield files
         except BaseException:
-            self._remove_files(part, set(files).difference(published.values()))
+            new_files = set(files).difference(published.values())
+            self._remove_files(part, new_files)
             raise
 
     def revise(
@@ -162,8 +168,10 @@ class Table:
             for _ in range(REVISIONS):
                 self._manifest(anew=True)  # what another writer has published since the last try
                 rows = self._rows_or_none(part)
-                with suppress(LostRace):  # another writer was faster: try again with its rows
+                try:
                     return self.publish(part, [revised(rows)], record)
+                except LostRace:  # another writer was faster: try again with its rows
+                    continue
         raise StorageError(f"{self.name}: others replace {part!r} all the time; run again when they are done")
 
     def _rows_or_none(self, part: str) -> pl.DataFrame | None:
@@ -192,14 +200,15 @@ class Table:
 
         retries: how often the manifest is read again where the part was replaced meanwhile and a file is gone.
         """
-        pointer = self.pointer(part)
-        try:
-            return [str(path) for path in self._verified_paths(part, pointer)]
-        except DamagedPart:
-            # The part may have been replaced, and the files of `pointer` cleaned away, before they were opened.
-            if not self._has_newer_pointer(part, pointer) or retries == 0:
-                raise
-        return self.files(part, retries - 1)
+        while True:
+            pointer = self.pointer(part)
+            try:
+                return [str(path) for path in self._verified_paths(part, pointer)]
+            except DamagedPart:
+                # The part may have been replaced, and the files of `pointer` cleaned away, before they were opened.
+                if not self._has_newer_pointer(part, pointer) or retries == 0:
+                    raise
+            retries -= 1
 
     def _has_newer_pointer(self, part: str, pointer: Pointer) -> bool:
         """Read the manifest again, for later calls too; return whether it has another pointer of the part."""
@@ -285,20 +294,22 @@ class Table:
             return None
 
     def checked_files(self, part: str, since: int = 0) -> Iterator[CheckedFile]:
-        """Check the files of a part by their hashes; yield each file with what is wrong.
+        """Check the files of a part; yield each file with what is wrong.
 
-        since: of files that are older (nanoseconds since 1970) only the size is compared, and only wrong ones are
-            yielded. With 0 every file is read and yielded.
+        since: with 0, the hash of every file is compared, and whole files are yielded too. Else a time (nanoseconds
+            since 1970): only damaged files are yielded, and of files that did not change since, the size alone is
+            compared.
 
         Stops where the part was replaced or withdrawn meanwhile, or its line in the manifest is damaged.
         """
+        yields_whole_files = since == 0
         with suppress(MissingPart, DamagedPart):
             pointer = self.pointer(part)
             for file in pointer.files:
                 damage = self.storage.damage(self._file(part, file), file.bytes, file.hash, since)
                 if damage and self._was_replaced(part, pointer):
                     return
-                if damage or not since:
+                if damage or yields_whole_files:
                     yield CheckedFile(self.file_path(part, file), file.bytes, damage)
 
     def _was_replaced(self, part: str, pointer: Pointer) -> bool:
@@ -411,16 +422,19 @@ class Table:
         self.storage.remove(*(self.file_path(part, file) for file in files))
 
     def _manifest(self, anew: bool = False) -> Manifest:
-        """Return the manifest of the table, the list of its parts, which a session reads once. anew: read it again."""
+        """Return the manifest of the table, the list of its parts. A session reads it once; else every call does.
+
+        anew: read it again in a session, too, and over an object store the object itself.
+        """
         open_session = current_session()
         if open_session is None:
             return Manifest(self.storage, self.name).read(anew)
-        manifest: Manifest | None = open_session.held.get(self._held_key)
+        manifest: Manifest | None = open_session.held.get(self._held_key)  # with changes that are not written yet
         if manifest is None:
             manifest = Manifest(self.storage, self.name).read(anew)
             open_session.held[self._held_key] = manifest
         elif anew:
-            manifest.read()
+            manifest.read()  # changes the object that the session holds
         return manifest
 
     def commit(
@@ -437,15 +451,16 @@ class Table:
             several lines together.
         """
         manifest = self._manifest()
-        manifest.change(part, line_before, line)
+        manifest.change(part, line_before, line)  # in memory; `flush` writes it
         if write_now:
             return self.flush(manifest).get(part)
         open_session = current_session()
-        if open_session and open_session.news is not None:  # in a worker
+        if open_session and open_session.news is not None:  # in a worker: the leading process is told, and writes it
             open_session.news.append(NewPart(table=self.name, part=part, line_before=line_before, line=line))
             return None
-        may_wait = open_session is not None and open_session.batching and not manifest.is_due()
-        return None if may_wait else self.flush(manifest).get(part)
+        if open_session and open_session.batching and not manifest.is_due():  # a later call writes it, with others
+            return None
+        return self.flush(manifest).get(part)
 
     def flush(self, manifest: Manifest | None = None) -> dict[str, Pointer]:
         """Write the pending changes of the manifest, by default of the table's manifest in this session.
@@ -455,25 +470,23 @@ class Table:
         """
         open_session = current_session()
         if open_session:
-            open_session.settle()
-        lost = (manifest or self._manifest()).write()
-        return {part: self._winner(part, line) for part, line in lost.items()}
+            open_session.settle()  # waits until the files that the new lines name are written
+        lost_lines = (manifest or self._manifest()).write()  # this run's, of parts where another run was faster
+        return {part: self._give_way(part, lost_line) for part, lost_line in lost_lines.items()}
 
-    def _winner(self, part: str, line: bytes | None) -> Pointer:
-        """Return what another run published first, where it has the same rows from the same settings and inputs.
+    def _give_way(self, part: str, lost_line: bytes | None) -> Pointer:
+        """Give way to another run that changed a part first: remove this run's files, return the other's pointer.
 
-        line: this run's line, None where it withdrew the part. Raises LostRace where the other run's part differs.
+        lost_line: what this run would have put into the manifest; None where it would have withdrawn the part.
+
+        Raises LostRace unless the other run has published the same rows, from the same settings and inputs.
         """
-        winner = self._pointer_or_none(part)
-        if line is None:  # this run withdrew a part that another run published anew
+        winner = self._pointer_or_none(part)  # None: the other run withdrew the part
+        if lost_line is None:
             raise LostRace(self.name, part, winner, changed=())
-        loser = decode(line)
+        loser = decode(lost_line)
         winner_files = winner.files if winner else ()
         self._remove_files(part, set(loser.files).difference(winner_files))
-        return self._equal_winner(part, winner, loser)
-
-    def _equal_winner(self, part: str, winner: Pointer | None, loser: Pointer) -> Pointer:
-        """Return `winner`. Raises LostRace unless it has the rows of `loser`, from the same settings and inputs."""
         if winner is None:
             raise LostRace(self.name, part, winner=None, changed=())
         changed = changes(loser.record, winner.record)
@@ -491,28 +504,29 @@ class Table:
     def _verified_paths(self, part: str, pointer: Pointer) -> Iterator[Path]:
         """Yield the paths of the files of a part, after their hashes were compared.
 
-        Raises DamagedPart after withdrawing a damaged part, or MissingPart.
+        A part with a damaged file is withdrawn. Raises DamagedPart then, and MissingPart where another run withdrew it.
         """
         for file in pointer.files:
             try:
                 path = self.storage.fetch(self.file_path(part, file), file.bytes, file.hash)
                 parquet.verify(path, file.bytes, file.hash)
             except UnreadableFile as error:
-                raise self._set_aside(part, pointer, file, error) from error
+                self._withdraw_damaged(part, pointer, file)
+                raise DamagedPart(self.name, part, file.name, str(error)) from error
             yield path
 
-    def _set_aside(self, part: str, pointer: Pointer, file: PartFile, error: UnreadableFile) -> StorageError:
-        """Withdraw a part with a damaged file, unless it was published anew since; return the error to raise.
+    def _withdraw_damaged(self, part: str, pointer: Pointer, damaged_file: PartFile) -> None:
+        """Withdraw a part with a damaged file, and rename the file, unless the part was published anew since.
 
-        pointer: the part as it was read.
+        pointer: the part as it was read. Raises MissingPart where another run has withdrawn the part.
         """
-        line = self._manifest(anew=True).line(part)
-        if line is None:
-            return MissingPart(self.name, part)
-        if decode(line) == pointer:
-            self._withdraw_at_once(part, line)
-            self.storage.set_aside(self.file_path(part, file))
-        return DamagedPart(self.name, part, file.name, str(error))
+        line_now = self._manifest(anew=True).line(part)
+        if line_now is None:
+            raise MissingPart(self.name, part)
+        is_still_published = decode(line_now) == pointer
+        if is_still_published:
+            self._withdraw_at_once(part, line_now)
+            self.storage.set_aside(self.file_path(part, damaged_file))
 
     def _withdraw_at_once(self, part: str, line: bytes) -> None:
         """Withdraw a part; nothing happens where another run has published it anew. line: of the part as it was."""
@@ -583,22 +597,23 @@ class Lake:
             try:
                 yield open_session
             finally:
-                open_session.batching = batching_before
-                self.flush()
-                open_session.settle()
+                open_session.batching = batching_before  # of an outer batch, which goes on
+                self.flush()  # writes the manifests
+                open_session.settle()  # waits for the files that are written in the background
 
     def flush(self, due: bool = False) -> None:
-        """Write the manifests with changes that this session has not written yet.
+        """Write the manifests (lists of a table's parts) with changes that this session has not written yet.
 
         due: only those whose changes have waited for some seconds, or are many.
         """
         open_session = current_session()
-        if open_session is None:
+        if open_session is None:  # then every change was written at once
             return
         for manifest in list(open_session.held.values()):
-            if not isinstance(manifest, Manifest) or not manifest.pending:
+            if not isinstance(manifest, Manifest) or not manifest.pending:  # the session holds names of files, too
                 continue
-            if manifest.is_due() or not due:
+            may_wait = due and not manifest.is_due()
+            if not may_wait:
                 Table(manifest.storage, manifest.table).flush(manifest)
 
     def take(self, news: Iterable[News]) -> None:
@@ -619,7 +634,9 @@ class Lake:
         """
         path = f"{name}/{fingerprint(identity)}"
         open_session = current_session()
-        later = open_session.later if open_session and open_session.batching else None
+        later = None
+        if open_session and open_session.batching:
+            later = open_session.later  # over an object store, the identity is then written in the background
         self.storage.mark(self.root / path / IDENTITY, as_json(path, identity, sort_keys=True), later)
         return RowStore(self.storage, path, key, pl.Schema(schema))
 

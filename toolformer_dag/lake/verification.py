@@ -56,12 +56,12 @@ def set_aside_damaged(lake: Lake) -> list[CheckedFile]:
     """
     if isinstance(lake.storage, ObjectStorage) or not lake.root.is_dir():
         return []
-    last_call = lake.root / VERIFIED
-    began = time.time_ns() - CLOCK_LAG_NS
-    damaged = _damaged_since(lake, _verified_until(last_call))
+    time_file = lake.root / VERIFIED  # has the time of the last call
+    began = time.time_ns() - CLOCK_LAG_NS  # a file that changes from now on may show a time of change that much earlier
+    damaged = _damaged_since(lake, _verified_until(time_file))
     for file in damaged:
         set_aside_file(lake, file.path)
-    write_whole(last_call, str(began).encode())
+    write_whole(time_file, str(began).encode())
     return damaged
 
 
@@ -70,10 +70,10 @@ def _damaged_since(lake: Lake, since: int) -> list[CheckedFile]:
     return [file for file in checked_files(lake, since) if file.reason is not None and file.path.exists()]
 
 
-def _verified_until(note: Path) -> int:
-    """Return the time in the file `note`; 0 where it has none, or a time in the future (a clock was set back)."""
+def _verified_until(time_file: Path) -> int:
+    """Return the time in a file; 0 where it has none, or a time in the future (a clock was set back)."""
     try:
-        until = int(note.read_bytes())
+        until = int(time_file.read_bytes())
     except (OSError, ValueError):
         return 0
     is_future = until > time.time_ns()
@@ -81,9 +81,12 @@ def _verified_until(note: Path) -> int:
 
 
 def set_aside_file(lake: Lake, path: Path) -> None:
-    """Set a damaged file of the lake aside, so that it is computed again; other files stay.
+    """Set a damaged file of the lake aside, so that what it held is computed again.
 
-    A manifest is written anew with the parts that can be read; a part with a damaged file is withdrawn.
+    - A manifest (the list of a table's parts) is written anew with the parts that can be read
+    - A part of a table that has the file is withdrawn
+    - A file of a row store (computed rows) is renamed: its rows count as missing
+    - Any other file stays as it is
     """
     item = lake_file_of(lake.storage, path)
     if item is None:
@@ -104,6 +107,8 @@ def _withdraw_damaged_part(table: Table, part: str) -> None:
 
 def _checked_table(lake: Lake, name: str, since: int) -> list[CheckedFile]:
     """Check the manifest of a table (the list of its parts) and the files of the parts; return each with its fault.
+
+    A table without a manifest has no fault, and no entry of it.
 
     since: files that did not change since then (nanoseconds since 1970) are not read.
     """
@@ -136,14 +141,19 @@ def _checked_identity(lake: Lake, path: Path) -> CheckedFile:
 
     Its fingerprint has to be the name of its folder. Raises FileNotFoundError.
     """
-    identity = ""  # no fingerprint is empty
-    content = b""
     try:
         content, _ = lake.storage.read(path)
-        identity = fingerprint(json.loads(content))
     except FileNotFoundError:
         raise
-    except (OSError, ValueError, RecursionError):  # it cannot be read, or is no JSON
-        pass
-    reason = None if identity == path.parent.name else NO_IDENTITY
-    return CheckedFile(path, len(content), reason)
+    except OSError:  # it cannot be read
+        return CheckedFile(path, bytes=0, reason=NO_IDENTITY)
+    names_its_folder = _fingerprint_or_none(content) == path.parent.name
+    return CheckedFile(path, len(content), reason=None if names_its_folder else NO_IDENTITY)
+
+
+def _fingerprint_or_none(content: bytes) -> str | None:
+    """Return the fingerprint of what a JSON file holds; None where it is no JSON."""
+    try:
+        return fingerprint(json.loads(content))
+    except (ValueError, RecursionError):
+        return None

@@ -72,8 +72,8 @@ class WarehouseError(StorageError):
 def query(database: Path, sql: str, gib: float | None = None, folders: Sequence[Path] = ()) -> pl.DataFrame:
     """Run one read-only query over the warehouse (a DuckDB file) and return its rows.
 
-    DESCRIBE shows the comments. Ctrl-C ends the query; where DuckDB does not stop in time, it ends this process. Raises
-    WarehouseError.
+    The answer of DESCRIBE has the comments of tables and columns. Ctrl-C ends the query; where DuckDB does not stop in
+    time, it ends this process. Raises WarehouseError.
 
     gib: the most memory, in GiB, and as much again on the disk; None: no limit.
     folders: folders whose files the query may read too; without them it reaches no other file.
@@ -81,21 +81,25 @@ def query(database: Path, sql: str, gib: float | None = None, folders: Sequence[
     _refuse_half_characters(sql)
     config = _limits(gib)
     if not folders:
-        with opened(database, config | CLOSED) as connection:
+        with opened(database, config | CLOSED) as connection:  # no access to other files
             return _answer_or_stop(connection, sql, QUERIES, database)
     with opened(database, config) as connection:
-        _close_all_but(connection, folders)
+        _close_all_but(connection, folders)  # CLOSED, after the folders were named: then no setting can be changed
         return _answer_or_stop(connection, sql, QUERIES_OVER_FOLDERS, database)
 
 
 def _answer_or_stop(
     connection: duckdb.DuckDBPyConnection, sql: str, kinds: Collection[str], database: Path
 ) -> pl.DataFrame:
-    """Run one statement whose type is among `kinds`, in a thread, so that Ctrl-C is noticed; return its rows."""
+    """Run one statement whose type is among `kinds`, in a thread, so that Ctrl-C is noticed; return its rows.
+
+    Ctrl-C interrupts the statement, and ends this process where DuckDB does not stop in time.
+    """
     with ThreadPoolExecutor(1) as threads:
         answer = threads.submit(_answer, connection, sql, kinds)
         try:
-            while not answer.done():  # DuckDB looks for no signal, and one of its threads may get it
+            # Python raises KeyboardInterrupt only between short waits: a thread of DuckDB may have got the signal.
+            while not answer.done():
                 wait([answer], POLL_SECONDS)
         except KeyboardInterrupt:
             _stop_or_die(connection, answer, database)
@@ -156,9 +160,11 @@ def _answer(connection: duckdb.DuckDBPyConnection, sql: str, kinds: Collection[s
 
 @contextmanager
 def opened(database: Path, config: Mapping[str, Any] = MappingProxyType({})) -> Iterator[duckdb.DuckDBPyConnection]:
-    """Open the file for reading; temporary tables may be made. Raises WarehouseError, for queries in the block too.
+    """Open the warehouse (a DuckDB file) for reading; yield a connection, which may make temporary tables.
 
-    config: of DuckDB, such as CLOSED.
+    config: settings of DuckDB, such as CLOSED.
+
+    Raises WarehouseError where there is no such file, and in place of DuckDB's errors, also those of the block.
     """
     if not database.is_file():
         raise WarehouseError(
@@ -166,7 +172,7 @@ def opened(database: Path, config: Mapping[str, Any] = MappingProxyType({})) -> 
             "warehouse/toolformer_duckdb"
         )
     try:
-        # The order counts: DuckDB takes the folder only once it knows whether external access is closed.
+        # The order counts: before enable_external_access, DuckDB refuses temp_directory.
         settings = {**OFFLINE, **config, "temp_directory": str(_spill_folder(database))}
         with duckdb.connect(database, read_only=True, config=settings) as connection:
             yield connection
@@ -196,7 +202,7 @@ def _spill_folder(database: Path) -> Path:
 def refuse_other_file(database: Path) -> None:
     """Raise WarehouseError where something exists at `database` that was not built by this project.
 
-    A file with a seal was built by it, and is replaced even where it is damaged.
+    A file that lies beside a seal may be replaced, even where it is damaged, unless it is another database.
     """
     if not database.exists():
         return
@@ -205,9 +211,10 @@ def refuse_other_file(database: Path) -> None:
     seal = read_seal(database) if database.is_file() else None
     if seal and seal["bytes"] == database.stat().st_size:
         return
+    # The file is damaged, has lost its seal, or is another one.
     if not (seal or _begins_as_duckdb(database)):
         raise _other_file(database, "no DuckDB file and will not be replaced")
-    _refuse_other_tables(database)
+    _refuse_other_tables(database)  # a damaged file, whose tables nobody can read, passes
 
 
 def _refuse_other_tables(database: Path) -> None:
@@ -233,7 +240,10 @@ def _names(database: Path) -> list[str]:
 
 
 def _begins_as_duckdb(file: Path) -> bool:
-    """Return whether the first bytes of a file are those of a DuckDB file. Raises ReadError."""
+    """Return whether the first bytes of a file are those of a DuckDB file. Raises ReadError.
+
+    They are a checksum (8 bytes), MAGIC (4 bytes), and the version of the format (8 bytes).
+    """
     if not file.is_file():
         return False
     try:
@@ -241,7 +251,7 @@ def _begins_as_duckdb(file: Path) -> bool:
             head = stream.read(20)
     except OSError as error:
         raise ReadError(file, error) from error
-    storage_version = int.from_bytes(head[12:], "little")
+    storage_version = int.from_bytes(head[12:], "little")  # huge in a text that happens to have MAGIC there
     return head[8:12] == MAGIC and storage_version < STORAGE_VERSIONS
 
 

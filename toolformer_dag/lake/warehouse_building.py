@@ -34,7 +34,7 @@ from toolformer_dag.lake.warehouse_table import WarehouseTable
 
 SETTINGS = "settings"
 """The key among the versions of sources that stands for SQL, columns and comments."""
-MOST_CHANGED = 0.5
+MOST_CHANGED_SHARE = 0.5
 """Where more than this share of the shards changed, a file from nothing costs no more than a copy."""
 FULL_DISK_WORDS = ("CHECKPOINT", "No space left", "quota exceeded")
 """What errors of other types than NO_SPACE say where a disk is full."""
@@ -79,29 +79,30 @@ def build(lake: Lake, warehouse: DeclaredWarehouse, database: Path) -> Mapping[s
 
     Where few shards changed, their rows are replaced in a copy of the last file. The file is replaced as a whole.
 
-    Raises DamagedPart, and WarehouseError where the file cannot be written or DuckDB refuses the rows; then the old
-    file stays.
+    Raises DamagedPart, WriteError, and WarehouseError where DuckDB or Polars cannot write the file or refuses the rows;
+    then the old file stays.
     """
     refuse_other_file(database)
     try:
         with session(), build_lock(database), _folder_beside(database) as folder:
             return _built(lake, warehouse, database, folder)
-    except (duckdb.Error, pl.exceptions.ComputeError) as error:  # what Polars calls a full disk
+    except (duckdb.Error, pl.exceptions.ComputeError) as error:  # Polars raises ComputeError where the disk is full
         raise WarehouseError(f"cannot write {database}: {_reason_and_remedy(error)}") from error
     except OSError as error:
         raise WriteError(database, error) from error
 
 
 def _built(lake: Lake, warehouse: DeclaredWarehouse, database: Path, folder: Path) -> Mapping[str, int]:
-    """Build the file in a scratch folder, then put it in place; return table -> rows.
+    """Build the file in a scratch folder, from nothing or from a copy of the present one, then put it in place.
 
-    folder: empty, on the same disk as `database`. The caller holds the lock.
+    folder: empty, on the same disk as `database`. The caller holds the lock. Returns table -> rows.
     """
-    content = _content(lake, warehouse)
+    content = _content(lake, warehouse)  # the versions of everything that the file is built from
     sources = _sources(lake, warehouse.tables, content, _last_content(database))
-    record_files = _write_record_rows(lake, warehouse, content, folder)
+    record_files = _write_record_rows(lake, warehouse, content, folder)  # a Parquet file per table
     fresh = folder / "fresh.duckdb"
-    if sources.changed_shards is not None:
+    updates_copy = sources.changed_shards is not None  # else all tables are built from nothing
+    if updates_copy:
         shutil.copyfile(database, fresh)
     counts = warehouse.fill(fresh, folder, sources.files_with(record_files), sources.changed_shards)
     _put_in_place(fresh, database, content)
@@ -202,13 +203,14 @@ class Content:
     def changed_shards(self, now: "Content") -> list[str] | None:
         """Return the shards whose rows differ between the file (self) and the lake (`now`).
 
-        None where the file is built from nothing: it cannot be updated, or more than MOST_CHANGED of the shards differ.
+        None where the file has to be built from nothing: it cannot be updated, or more than MOST_CHANGED_SHARE of the
+        shards differ.
         """
         if not self._can_be_updated(now):
             return None
         shards = dict.fromkeys([*self.shards, *now.shards])  # each once, in order
         changed = [shard for shard in shards if self.shards.get(shard) != now.shards.get(shard)]
-        if len(changed) > MOST_CHANGED * len(now.shards):
+        if len(changed) > MOST_CHANGED_SHARE * len(now.shards):
             return None
         return changed
 
@@ -231,14 +233,20 @@ def _content(lake: Lake, warehouse: DeclaredWarehouse) -> Content:
 
 
 def _versions_of_shards(lake: Lake, warehouse: DeclaredWarehouse, parts: Sequence["SourcePart"]) -> dict[str, str]:
-    """Return a fingerprint of each shard's rows in all tables. parts: of the tables by shard."""
+    """Return a fingerprint of each shard's rows in all tables of the warehouse that have a part per shard.
+
+    parts: of these tables. Where a table's data version leaves columns out (`tables_by_file`), the hashes of its files
+    count in addition.
+    """
     versions: dict[str, list[object]] = {}
     for source in parts:
+        shard = source.part
         shard_version = _shard_version(warehouse, source.pointer)
-        versions.setdefault(source.part, []).append([source.name, shard_version])
+        versions.setdefault(shard, []).append([source.name, shard_version])
     for source in _source_parts(lake, warehouse.tables_by_file):
+        shard = source.part
         hashes = _file_hashes(source.pointer)
-        versions.setdefault(source.part, []).append([source.name, hashes])
+        versions.setdefault(shard, []).append([source.name, hashes])
     return {shard: fingerprint(shard_versions) for shard, shard_versions in versions.items()}
 
 
@@ -290,12 +298,16 @@ def version(lake: Lake, warehouse: DeclaredWarehouse) -> str:
 
 
 def _source_versions(lake: Lake, warehouse: DeclaredWarehouse) -> dict[str, str]:
-    """Return a version of each lake table that is copied, by name; under SETTINGS that of columns and views."""
+    """Return a version of each lake table that is copied, by name; under SETTINGS that of columns and views.
+
+    Where a table has columns that its data version leaves out (`tables_by_file`, such as costs), the hashes of its
+    files count in addition.
+    """
     names = [name for table in warehouse.tables for name in table.sources]
     versions = {SETTINGS: fingerprint(warehouse.settings)}
     for name in names:
         versions[name] = _table_version(lake.table(name), warehouse)
-    for source in _source_parts(lake, warehouse.tables_by_file):  # such as costs: the hashes of files count too
+    for source in _source_parts(lake, warehouse.tables_by_file):
         version_so_far = versions[source.name]
         versions[source.name] = fingerprint([version_so_far, source.part, _file_hashes(source.pointer)])
     return versions
@@ -319,12 +331,15 @@ def _source_parts(lake: Lake, tables: Sequence[WarehouseTable]) -> Iterator[Sour
 
 
 def _table_version(table: Table, warehouse: DeclaredWarehouse) -> str:
-    """Return a hash of what is copied of a lake table: settings, and the rows, rejections and threshold of parts."""
+    """Return a hash of what the warehouse shows of a lake table: settings, and the rows and records of its parts.
+
+    It is remembered until the table changes.
+    """
 
     def compute_version() -> str:
         pointers = _pointers(table)
-        settings_of_parts = (pointer.record["settings"] for pointer in pointers.values() if pointer)
-        settings = next(settings_of_parts, None)  # all are equal
+        settings_of_parts = (pointer.record["settings"] for pointer in pointers.values() if pointer)  # None: damaged
+        settings = next(settings_of_parts, None)  # of the first part: all are equal
         part_versions = {part: _part_version(warehouse, pointer) for part, pointer in pointers.items()}
         return fingerprint([settings, part_versions])
 
@@ -369,17 +384,18 @@ def _all_files(lake: Lake, tables: Sequence[WarehouseTable]) -> dict[str, list[s
 
 
 def _files_of_shards(
-    lake: Lake, tables: Sequence[WarehouseTable], shards: Collection[str], kept_places: Collection[str]
+    lake: Lake, tables: Sequence[WarehouseTable], shards: Collection[str], copied_shards: Collection[str]
 ) -> dict[str, list[str]]:
     """Return the Parquet files of shards, by table of the warehouse.
 
-    kept_places: shards whose rows a copy has already, in tables whose rows keep their row numbers; they are not read.
+    copied_shards: shards whose rows, in tables whose rows keep their row numbers, are in the copy already: these files
+        are not read.
     """
     files: dict[str, list[str]] = {}
     for table in tables:
         shards_to_read = set(shards)
         if table.keeps_places:
-            shards_to_read.difference_update(kept_places)
+            shards_to_read.difference_update(copied_shards)
         files[table.name] = _files_of_table(lake, table, shards_to_read)
     return files
 
