@@ -456,7 +456,7 @@ class ServiceRows:
         answers = self._backend.run([call.request for call in calls])
         for call, answer in zip(calls, answers, strict=True):
             call.row.set_call(answer.tokens)
-        # A call with its most tokens is incomplete: the caller looks for the best end of its input by scores.
+        # A call with its most tokens may be incomplete: the scores tell where its input ends best.
         self._score_calls([call.row for call in calls if call.is_cut])
 
     def _score_calls(self, rows: Sequence[ServiceRow]) -> None:

@@ -211,7 +211,7 @@ def _name_one_token_more(params: dict[str, Any]) -> None:
     """Add an unused token to those whose log p a server returns; changes `params` in place.
 
     A server returns as many log p as tokens are named, one of them that of the written token: where [5, 6] are named
-    and 9 is written, log p of one named token is missing. With [5, 6, 0] named, none of 5 and 6 is.
+    and 9 is written, log p of 5 or 6 is missing. With [5, 6, 0] named, both come back.
     """
     scored = params.get("logprob_token_ids")
     if scored:
