@@ -79,7 +79,7 @@ def computed_tables(plan: Plan) -> list[TableOutput]:
 
 
 def compute_resource(plan: Plan) -> dg.ResourceDefinition:
-    """Return the resource `compute`: what this process has loaded, and worker processes, which live as long as a run."""
+    """Return the resource `compute`: what this process has loaded, and workers that live as long as a run."""
 
     @dg.resource(description="Workers with warm models, one per GPU; `[execution]` says how many, and where.")
     def compute(_: dg.InitResourceContext) -> Iterator[Compute]:
