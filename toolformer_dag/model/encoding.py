@@ -285,7 +285,7 @@ class Encoding:
         return bool(self.added) or ids[: len(self.start)] != self.start
 
     def _markers_are_apart(self, text: str, tokens: TextTokens) -> bool:
-        """Return whether each ` [` that opens a call has tokens of its own: no " [A" that begins the tool's name too.
+        """Return whether no token spans a ` [` that opens a call and the text beside it, as " [A" would.
 
         False for every text with calls where the vocabulary has tokens added for the markers, because only `_split`
         writes these.
@@ -303,8 +303,8 @@ class Encoding:
     def _split(self, text: str, ids_in_one_piece: list[int]) -> TextTokens | None:
         """Tokenize a text with calls piece by piece, such as "is", " [" and "A(1)] so", and join the tokens.
 
-        Return None if they decode to another text than the tokens of the text in one piece. This is not checked where
-        the vocabulary has tokens added for the markers: only the pieces have these tokens.
+        Return None if they decode to another text than `ids_in_one_piece`, the tokens of the text without cuts. This is
+        not checked where the vocabulary has tokens added for the markers: only the pieces have these tokens.
         """
         tokens = _joined(self._parts(text))
         if self.added:

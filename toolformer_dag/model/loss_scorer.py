@@ -138,7 +138,8 @@ class LossScorer:
         if not self._fits(request):
             return []
         self._compute([request], ALL_LOSSES)  # stores the log p that `_token_loss` reads
-        return [self._token_loss(request, index) for index in self._window(request)]
+        indices = self._window(request)  # of the tokens after the call
+        return [self._token_loss(request, index) for index in indices]
 
     def _token_loss(self, request: LossRequest, index: int) -> dict[str, Any]:
         """Return the token at an index of the text, with its weight and its losses."""
@@ -188,7 +189,7 @@ class LossScorer:
                 scored = _scored(kind, request)  # the text after nothing, the call, or the call with its result
                 indices_so_far = needed[scored].indices if scored in needed else []
                 distinct_indices = list(dict.fromkeys([*indices, *indices_so_far]))
-                needed[scored] = NeededTokens(kind, distinct_indices)
+                needed[scored] = NeededTokens(kind, distinct_indices)  # the prefix has a form of its own for each kind
         return needed
 
     def _query(self, scored: ScoredText, needed: NeededTokens) -> TokenQuery:

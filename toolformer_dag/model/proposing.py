@@ -217,7 +217,8 @@ class ProposalBatch:
         # A branch per place continues the text up to there, with the cached keys, by the tokens of " [".
         branches = self.cached_texts.branches(capacity=place_count, max_tokens=len(self.start_tokens))
         branches.admit([slot] * place_count, range(tokens_before, tokens_before + place_count))
-        for token, next_token in pairwise(self.start_tokens):  # appends `token` to all branches
+        for token, next_token in pairwise(self.start_tokens):
+            # Appends `token` to all branches, and computes p of `next_token` after it.
             p = p * self._probability_after(branches, token, next_token=next_token)
         return p
 
