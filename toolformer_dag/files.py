@@ -187,8 +187,8 @@ def write_output(path: Path, content: bytes, option: str, force: bool) -> None:
 
     Raises UserError where the file exists and must stay, and WriteError.
     """
-    is_stream = irregular(path) not in (None, "folder")
-    if is_stream:
+    is_pipe_or_device = irregular(path) not in (None, "folder")  # None: a regular file, or nothing
+    if is_pipe_or_device:
         _write_to_stream(path, content)
         return
     if path.exists() and not force:
@@ -386,13 +386,14 @@ def files_beside(record: Path, again: bool = False) -> Iterator[tuple[Path, bool
     """
     try:
         require_regular(record)
-        hashes = unsealed(record.read_bytes())[FILES]
+        # By name of the file, its hash: a text, or [size in bytes, hash] (see `_is_whole`).
+        listed_hashes = unsealed(record.read_bytes())[FILES]
     except (OSError, ValueError, KeyError):
         yield record, False
         return
-    for name, hash_or_size_and_hash in hashes.items():
+    for name, listed_hash in listed_hashes.items():
         file = record.parent / name
-        yield file, _is_whole(file, hash_or_size_and_hash, again=again)
+        yield file, _is_whole(file, listed_hash, again=again)
 
 
 def damaged_beside(record: Path, again: bool = False) -> list[Path]:
@@ -400,18 +401,19 @@ def damaged_beside(record: Path, again: bool = False) -> list[Path]:
     return [file for file, is_whole in files_beside(record, again) if not is_whole]
 
 
-def _is_whole(file: Path, hash_or_size_and_hash: str | list[Any], *, again: bool) -> bool:
+def _is_whole(file: Path, listed_hash: str | list[Any], *, again: bool) -> bool:
     """Return whether a file has the hash that a record lists for it; False for a file that cannot be read.
 
-    hash_or_size_and_hash: the `file_hash`, or [size in bytes, `content_hash`]. again: read it in any case.
+    - listed_hash: a text is the file's `file_hash`; a list is [size in bytes, `content_hash`].
+    - again: read the file. Else a hash is trusted that was remembered when it had the same size and times.
     """
     try:
         require_regular(file)
-        if isinstance(hash_or_size_and_hash, str):
-            return file_hash(file, again) == hash_or_size_and_hash
-        _size, listed_hash = hash_or_size_and_hash
-        content = stream_hash(file) if again else remembered_hashes(file).content
-        return bool(content == listed_hash)
+        if isinstance(listed_hash, str):
+            return file_hash(file, again) == listed_hash
+        _size, listed_content_hash = listed_hash
+        content_hash_now = stream_hash(file) if again else remembered_hashes(file).content
+        return bool(content_hash_now == listed_content_hash)
     except OSError:
         return False
 
@@ -494,13 +496,16 @@ def locked(path: Path, wait: bool = True) -> Iterator[bool]:
 
 
 def _open_to_lock(path: Path, stack: ExitStack) -> IO[bytes] | None:
-    """Open a lock file, made where it is missing; return None where it cannot be made. Raises OSError."""
+    """Open a lock file until `stack` ends; it is made where it is missing. Raises OSError.
+
+    A file that this process may only read is opened for reading. Return None where it is missing and cannot be made.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         return stack.enter_context(_lock_files.open(path, "ab"))
     except OSError as error:
         if error.errno not in READ_ONLY:
             raise
-    if path.is_file():  # in a folder that only others may write: a lock needs no right to write
+    if path.is_file():  # a lock needs no right to write
         return stack.enter_context(_lock_files.open(path, "rb"))
     return None

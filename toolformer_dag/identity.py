@@ -61,7 +61,7 @@ def _encode(value: object) -> bytes:
 def _tag_and_body(value: object) -> tuple[str, bytes]:
     """Return the name of a value's type, and its content: a scalar's text, or the encodings of its parts in a row.
 
-    Raises TypeError for an unknown type.
+    3 gives ("int", b"3"), and [3, 4] gives ("sequence", b"int 1 3int 1 4"). Raises TypeError for an unknown type.
     """
     write_scalar = SCALARS.get(type(value))
     if write_scalar is None:
@@ -73,9 +73,9 @@ def _tag_and_body(value: object) -> tuple[str, bytes]:
 def _tag_and_parts(value: object) -> tuple[str, bytes]:
     """Return the tag of a value with parts, and the encodings of its parts, sorted where they have no order.
 
-    Raises TypeError for an unknown type.
+    The parts of a pydantic model or frozen dataclass are its fields. Raises TypeError for an unknown type.
     """
-    if isinstance(value, list | tuple) and type(value) in (list, tuple):  # no named tuple
+    if isinstance(value, list | tuple) and type(value) in (list, tuple):  # named tuples are unknown types
         return "sequence", b"".join(map(_encode, value))
     if isinstance(value, set | frozenset):
         return "set", b"".join(sorted(map(_encode, value)))
@@ -146,6 +146,7 @@ def file_hash(file: Path, again: bool = False) -> str:
     again: read the file even if its size, inode and times did not change, to notice damage on the disk.
     """
     remembered = remembered_hashes(file)
+    # Two hashes are remembered: SHA-256, which is returned, and XXH3 (`content`), with which damage is noticed faster.
     if again and stream_hash(file) != remembered.content:
         return _read(file).sha
     return remembered.sha

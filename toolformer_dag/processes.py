@@ -24,7 +24,10 @@ def end_with_parent(parent: int | None = None) -> None:
 
 
 def _wait_and_end(parent: int | None) -> None:
-    """Wait until the parent of `end_with_parent` has ended, and end this process."""
+    """Wait until another process has ended, then end this one.
+
+    parent: its id; None for the process that started this one by multiprocessing. Without any such, return at once.
+    """
     if parent is not None:
         while exists(parent):
             time.sleep(PAUSE)
@@ -42,7 +45,9 @@ def forked_end_too() -> None:
 
     A child that executes another program is left alone. Further calls change nothing.
     """
-    forking_process = os.getpid()  # set in the parent before each fork, so that the child has its parent's id
+    # Set in the parent before each fork, so that the child has its parent's id. A child inherits the hooks below, which
+    # then work for its own children too.
+    forking_process = os.getpid()
 
     def note_parent() -> None:
         nonlocal forking_process
@@ -63,15 +68,16 @@ def _end_as_orphan(parent: int) -> None:
 
 @contextmanager
 def unfinished(message: str) -> Iterator[None]:
-    """Let a tool that ends this process inside the block make the command fail, with a message.
+    """Make the command fail, with a message, where the code of a tool ends this process inside the block.
 
-    `os._exit` writes it to standard error and never ends with status 0. `os.exec`, and functions of C that end a
-    process, raise RuntimeError. Forked children are not affected.
+    A tool that calls `os._exit(0)` would otherwise end the command as if it had succeeded. Inside the block, `os._exit`
+    writes `message` to standard error and never ends with status 0; `os.exec`, and functions of C that end a process,
+    raise RuntimeError. Forked children are not affected.
     """
     exit_of_os = os._exit
     failing_exit = _FailingExit(os.getpid(), message, _copy_of_standard_error(), exit_of_os)
-    _refuse_other_ends()  # for good, but it only refuses in processes that are in `_unfinished`
-    _unfinished.add(failing_exit.process)
+    _refuse_other_ends()  # adds a hook for good, which refuses in the processes of `_unfinished` alone
+    _unfinished.add(failing_exit.process)  # the id of this process
     os._exit = failing_exit
     try:
         yield
@@ -124,8 +130,9 @@ C_ENDS = {"_exit", "_Exit", "exit", "quick_exit", "execl", "execle", "execlp", "
 
 @cache
 def _refuse_other_ends() -> None:
-    """Make `os.exec*`, and ctypes' look-up of a function of C_ENDS, raise RuntimeError in a process in `_unfinished`.
+    """Make `os.exec*`, and ctypes' look-up of `exit` and the like (C_ENDS), raise RuntimeError while a command runs.
 
+    They would end the process without a message. `_unfinished` holds the ids of the processes in which a command runs.
     Python announces these calls to audit hooks. A hook cannot be removed, so it is added once.
     """
 

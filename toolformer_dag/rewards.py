@@ -123,7 +123,7 @@ def gain(
         gains = _gains_by_row(to_judge.rollouts, judge or default_judge())
     to_judge.reasons["no_gain"] = list(gains.values()).count(None)
     _log_reasons(to_judge.reasons, row_count=len(rows))
-    return [gains.get(row.number) for row in rows]
+    return [gains.get(row.number) for row in rows]  # None for rows that were counted under a reason
 
 
 def _batch_rows(
@@ -133,14 +133,20 @@ def _batch_rows(
     answers: Sequence[Any] | None,
     swapped_results: Sequence[Sequence[str] | None] | None,
 ) -> list["_BatchRow"]:
-    """Return the rows of a batch from its columns. Raises UserError as `gain` does."""
+    """Return the rows of a batch from its columns; without swapped results, each row has None.
+
+    Raises UserError for a missing column of answers, a column that is no list, and columns of different lengths.
+    """
     if answers is None:
         raise UserError("gain needs a column `answer`: the loss is that of the known answer, not of the policy's")
     if swapped_results is None:
         swapped_results = [None] * len(answers)
     _refuse_other_columns(prompts=prompts, completions=completions, answer=answers, swapped_results=swapped_results)
+    rows = []
     columns = zip(prompts, completions, answers, swapped_results, strict=True)
-    return [_BatchRow(number, *values) for number, values in enumerate(columns)]
+    for number, (prompt, completion, answer, swapped) in enumerate(columns):
+        rows.append(_BatchRow(number, prompt=prompt, completion=completion, answer=answer, swapped=swapped))
+    return rows
 
 
 class _BatchRow(NamedTuple):
@@ -161,9 +167,12 @@ class _BatchRow(NamedTuple):
     swapped: Any
 
     def rollout(self) -> _Rollout:
-        """Return the conversation with the known answer at its end, in place of the policy's own answer.
+        """Return the conversation with the known answer at its end, in place of the answer that the policy wrote.
 
-        Raises _CannotJudge with a reason, such as no_answer; raises UserError if the swapped results are no list.
+        The rollout also has the row's swapped results, which are later read in place of a call's own to compare.
+
+        Raises _CannotJudge where answer, messages or swapped results are missing or unfit, with a reason such as
+        no_answer. Raises UserError if the swapped results are no list.
         """
         if _is_missing(self.answer):
             raise _CannotJudge("no_answer")
@@ -235,9 +244,9 @@ def _read_messages(prompt: Any, completion: Any) -> tuple[RecordedMessage, ...]:
         raise _CannotJudge("no_conversation") from error
     except RecursionError as error:
         raise _CannotJudge("too_deep") from error
-    if any(reason == "no_message" for reason, _ in faults):
+    if any(reason == "no_message" for reason, _detail in faults):  # other faults leave a conversation to judge
         raise _CannotJudge("no_conversation")
-    _refuse_large_calls(messages)
+    _refuse_large_calls(messages)  # too many, or arguments too deep
     return messages
 
 
@@ -289,15 +298,18 @@ def _plain(value: Any) -> Any:
 
 
 def _refuse_deep(value: Any) -> None:
-    """Raise _CannotJudge with the reason too_deep if lists and objects are nested more than MOST_DEPTH levels deep."""
-    items: list[Any] = [value]
-    for _ in range(MOST_DEPTH):
-        containers = [item for item in items if isinstance(item, list | tuple | Mapping)]
+    """Raise _CannotJudge with the reason too_deep if lists and objects are nested in MOST_DEPTH levels or more.
+
+    [[1]] has two levels.
+    """
+    values_of_level: list[Any] = [value]
+    for _level in range(MOST_DEPTH):
+        containers = [item for item in values_of_level if isinstance(item, list | tuple | Mapping)]
         if not containers:
             return
-        items = []
+        values_of_level = []
         for container in containers:
-            items += container.values() if isinstance(container, Mapping) else container
+            values_of_level += container.values() if isinstance(container, Mapping) else container
     raise _CannotJudge("too_deep")
 
 
@@ -365,9 +377,10 @@ def _results_of_batch(calls: Sequence[_RolloutCall], swaps: int) -> list[tuple[s
 
 
 def _gain_of_calls(calls: Sequence[JudgedUnit]) -> float | None:
-    """Return the sum of min(delta, gain) of calls, 0 without calls.
+    """Return by how much calls lower the loss of the answer, nats per token: the sum of min(delta, gain).
 
-    Return None if a call was not judged, or compared with fewer than two other results.
+    `delta` compares a call with the conversation without it, `gain` with other results (`swaps` in number) in place of
+    its own. Return None if a call was not judged, or compared with fewer than two other results; 0 without calls.
     """
     total = 0.0
     for call in calls:
@@ -389,7 +402,9 @@ async def verifiers_gain(prompt: Any, completion: Any, answer: Any, info: Any = 
 def compute_score(
     data_source: str, solution_str: str, ground_truth: Any, extra_info: Mapping[str, Any] | None = None, **others: Any
 ) -> float:
-    """Return the gain of a response, for verl; 0 if it cannot be judged (see `gain`).
+    """Return by how much the calls of a response make the known answer likelier, nats per token, as verl's reward.
+
+    Return 0 if this cannot be judged (`gain` lists the reasons).
 
     Not covered: a `<tool_response>` that the policy wrote itself looks like the tool's, so end its turn at
     `</tool_call>`.
@@ -399,7 +414,8 @@ def compute_score(
         solution_str: the response: text with Hermes' `<tool_call>` and `<tool_response>`, decoded with or without the
             special tokens of the chat template.
         ground_truth: the known answer.
-        extra_info: may hold `prompt`, and `swapped_results`, results to put in place of a call's own.
+        extra_info: may hold `prompt`, before the response, and `swapped_results`, results to put in place of a call's
+            own.
     """
     extra = extra_info or {}
     messages = list(_messages_of(solution_str))

@@ -212,7 +212,8 @@ class Backend(Protocol):
 
         1. For each place of a text, the backend computes the probability that a call begins there.
         2. It hands these to the text's `choose`, which returns the points at which to sample.
-        3. At each point it draws a sample per row of `uniforms`. Samples are returned point by point.
+        3. At each point it draws a sample per row of the point's `uniforms`, [samples, max_call_tokens], the random
+           numbers in [0, 1) by which its tokens are drawn. Samples are returned point by point.
 
         Two texts, where the first chooses two points with one sample each and the second none, give
         [[[17, 4], [9]], []].

@@ -65,7 +65,8 @@ class TextTokens:
         place = place_at(text, self.offsets[possible_tokens], offset)
         if place is None:
             return None
-        # `place` numbers the possible tokens alone; the result numbers all tokens.
+        # `place` numbers the possible tokens alone; the result numbers all tokens. The call is sampled before `token`,
+        # which may be white space, and judged from `position` on, the first token that is more than white space.
         return CallPlace(
             place.offset,
             token=int(possible_tokens[place.token]),
@@ -131,14 +132,16 @@ class Encoding:
         """
         self.tokenizer = tokenizer
         self.markers = markers or CallMarkers(**tokenizer.init_kwargs.get(MARKERS, {}))
-        self.added = _added_markers(tokenizer, self.markers)
+        self.added = _added_markers(tokenizer, self.markers)  # marker -> ids, for markers in the vocabulary
         self.bos = _leading_special_tokens(tokenizer)
         self.eos = _eos(tokenizer)
 
+        # Llama 2's tokenizer adds a space before the first word. What stands inside a sequence is tokenized after the
+        # anchor "a", whose ids are cut off again. Other tokenizers need no anchor: it is "".
         self.anchor = self._needed_anchor()
         self._anchor_ids: list[int] = self._ids(self.anchor) if self.anchor else []
-        begin_ids, self.output = self._ids_inside([self.markers.begin, OUTPUT])
-        self.start = self.added.get(self.markers.begin, begin_ids)
+        begin_ids, self.output = self._ids_inside([self.markers.begin, OUTPUT])  # the ids of ` [` and of "Output: "
+        self.start = self.added.get(self.markers.begin, begin_ids)  # the ids with which every call begins
 
         self._call_opening = call_opening(None, self.markers.begin)  # the pattern of ` [` where it opens a call
         self._marker_ids = {self.markers.begin: self.start, **self.added}  # markers that are never merged with text
@@ -157,12 +160,14 @@ class Encoding:
     def texts(self, texts: Sequence[str]) -> list[TextTokens]:
         """Return the tokens of each text, without special tokens, with the character at which each token begins.
 
-        Characters that the tokenizer drops belong to the next token, merged accents to the token of their letter.
+        A character that the tokenizer drops belongs to the next token; an accent that it merges into a letter, to the
+        token of the letter.
         """
         if not texts:
             return []
         encoded = self._encoded(texts, return_offsets_mapping=True)
-        encodings = zip(texts, encoded.input_ids, encoded.offset_mapping, strict=True)
+        spans_of_texts = encoded.offset_mapping  # per text, the first and the end character of each token
+        encodings = zip(texts, encoded.input_ids, spans_of_texts, strict=True)
         return [_text_tokens(text, ids, spans) for text, ids, spans in encodings]
 
     def lengths(self, texts: Sequence[str]) -> list[int]:
@@ -180,15 +185,16 @@ class Encoding:
         if not calls:
             return []
         written_calls = [in_markers(call, self.markers) for call in calls]
-        whole_ids = self._ids_inside(written_calls)
-        return [self._call_ids(call, ids) for call, ids in zip(written_calls, whole_ids, strict=True)]
+        # Tokenized in one piece, a call may begin with another token, such as " [C"; it is then tokenized in pieces.
+        ids_in_one_piece = self._ids_inside(written_calls)
+        return [self._ids_with_start(call, ids) for call, ids in zip(written_calls, ids_in_one_piece, strict=True)]
 
-    def _call_ids(self, call: str, whole: list[int]) -> list[int]:
-        """Return the tokens of a call that begin with `start`, where possible. whole: its tokens in one piece."""
-        if not self._needs_split(call, whole):
-            return whole
-        split = self._split(call, whole)
-        return whole if split is None else split.ids
+    def _ids_with_start(self, call: str, ids_in_one_piece: list[int]) -> list[int]:
+        """Return the tokens of a call that begin with `start`, where possible."""
+        if not self._needs_split(call, ids_in_one_piece):
+            return ids_in_one_piece
+        pieces = self._split(call, ids_in_one_piece)
+        return ids_in_one_piece if pieces is None else pieces.ids
 
     def with_calls(self, texts: Sequence[str]) -> list[TextTokens]:
         """Return the tokens of texts that may hold calls, written with the model's markers, as training texts do.
@@ -196,13 +202,13 @@ class Encoding:
         A call gets the tokens that it has in sampling and decoding: no token spans a marker such as ` [` and the text
         beside it, unless the text would then decode to another one.
         """
-        return [self._split_if_needed(text, whole) for text, whole in zip(texts, self.texts(texts), strict=True)]
+        return [self._split_if_needed(text, tokens) for text, tokens in zip(texts, self.texts(texts), strict=True)]
 
-    def _split_if_needed(self, text: str, whole: TextTokens) -> TextTokens:
-        """Return the tokens of a text with its markers apart, where possible. whole: its tokens in one piece."""
-        if self._markers_are_apart(text, whole):
-            return whole
-        return self._split(text, whole.ids) or whole
+    def _split_if_needed(self, text: str, in_one_piece: TextTokens) -> TextTokens:
+        """Return the tokens of a text with its markers apart, where possible. in_one_piece: its tokens without cuts."""
+        if self._markers_are_apart(text, in_one_piece):
+            return in_one_piece
+        return self._split(text, in_one_piece.ids) or in_one_piece
 
     def keeps_text_tokens(self) -> bool:
         """Return whether a text keeps its tokens where ` [` or "Output: " is appended to it."""
@@ -215,12 +221,12 @@ class Encoding:
         return self._appends_start(self._anchor_ids, start)
 
     def body(self, sampled: Sequence[int]) -> str | None:
-        """Return the call in a sample, in the paper's form without its brackets; None if the call has no end.
+        """Return the text of the call in a sample, without its brackets; None if the call has no end.
 
         sampled: the tokens after " [". "Calculator(2+3)] and" gives "Calculator(2+3)". A "]" inside the input is no
-        end. In the encoding `before_results`, "->" is an end too.
+        end. In the encoding `before_results`, "->" is an end too. Markers of the model are replaced by the paper's.
         """
-        text = self._text([*self.start, *sampled])
+        text = self._text([*self.start, *sampled])  # with the tokens of " [", as the model has read the sample
         begin = self.markers.begin.strip()
         after_begin = text[text.index(begin) + len(begin) :]
         end = self._call_end(after_begin)
@@ -279,9 +285,10 @@ class Encoding:
         return bool(self.added) or ids[: len(self.start)] != self.start
 
     def _markers_are_apart(self, text: str, tokens: TextTokens) -> bool:
-        """Return whether no token of a text spans a ` [` that opens a call and the text beside it.
+        """Return whether no token spans a ` [` that opens a call and the text beside it, as " [A" would.
 
-        False for every text with calls where markers are added tokens, because only `_split` writes these.
+        False for every text with calls where the vocabulary has tokens added for the markers, because only `_split`
+        writes these.
         """
         opening_bounds: set[int] = set()  # the characters at which each ` [` begins and ends
         for match in self._call_opening.finditer(text):
@@ -293,18 +300,17 @@ class Encoding:
         token_starts = set(tokens.offsets[~tokens.inside].tolist())  # `inside`: tokens that begin within a character
         return opening_bounds <= token_starts
 
-    def _split(self, text: str, whole: list[int]) -> TextTokens | None:
-        """Tokenize a text with calls in pieces, such as "is", " [" and "A(1)] so"; an added token is a piece too.
+    def _split(self, text: str, ids_in_one_piece: list[int]) -> TextTokens | None:
+        """Tokenize a text with calls piece by piece, such as "is", " [" and "A(1)] so", and join the tokens.
 
-        whole: the tokens of the text in one piece. Return None if the pieces decode to another text, unless markers are
-        added tokens.
+        Return None if they decode to another text than `ids_in_one_piece`, the tokens of the text without cuts. This is
+        not checked where the vocabulary has tokens added for the markers: only the pieces have these tokens.
         """
         tokens = _joined(self._parts(text))
-        if not self.added:
-            is_other_text = self._text(tokens.ids) != self._text(whole)
-            if is_other_text:
-                return None
-        return tokens
+        if self.added:
+            return tokens
+        is_same_text = self._text(tokens.ids) == self._text(ids_in_one_piece)
+        return tokens if is_same_text else None
 
     def _parts(self, text: str) -> list[TextTokens]:
         """Return the tokens of each text between two markers, and of each marker, in order."""
@@ -327,15 +333,15 @@ class Encoding:
         return TextTokens(ids, offsets=np.full(len(ids), mark.start, np.int32), inside=np.zeros(len(ids), np.bool_))
 
     def _marks(self, text: str) -> Iterator[Mark]:
-        """Yield the markers in a text that are tokenized apart from it, in order: ` [` of each call and added tokens.
+        """Yield the markers of calls in a text that are tokenized apart from it, in order.
 
         Last comes an empty marker at the end of the text.
         """
-        if self.added:
+        if self.added:  # all markers that are tokens of the vocabulary, and ` [`
             for marker, start in marker_places(text, self.markers):
                 if marker in self._marker_ids:
                     yield Mark(marker, start)
-        else:
+        else:  # only the ` [` of each call
             for match in self._call_opening.finditer(text):
                 yield Mark(match[0], match.start())
         yield Mark("", len(text))
@@ -427,11 +433,15 @@ def _text_tokens(text: str, ids: list[int], spans: Sequence[tuple[int, int]]) ->
     spans: the first character of each token and the character after its last, by the tokenizer. They leave gaps where
     the tokenizer drops characters, and overlap where a character is several tokens.
     """
-    # With spans (0, 1), (3, 4), (3, 4) the earlier tokens of each token end at [0, 1, 4]. So tokens begin at [0, 1, 3],
-    # the second one with what was dropped, and the last one inside a character.
+    # For example, the tokenizer drops characters 1 and 2, and writes character 3 in two tokens:
+    #   spans        (0, 1)  (3, 4)  (3, 4)
+    #   ends_before  0       1       4       where the tokens before it end
+    #   offsets      0       1       3       the dropped characters belong to the second token
+    #   inside       False   False   True    the third token begins inside a character
     starts, ends = np.array(spans, np.int32).reshape(-1, 2).T  # [n] each
     ends_before = _ends_of_earlier_tokens(ends)  # [n]
     if not text.isascii():
+        # Dropped accents belong to the letter before them, not to the next token.
         ends_before = _ends_after_accents(text, starts, ends_before)
     return TextTokens(list(ids), offsets=np.minimum(starts, ends_before), inside=starts < ends_before)
 

@@ -49,9 +49,10 @@ class Engine:
         return self.backend.counts
 
     def position_at(self, text: str, offset: int) -> int:
-        """Return the index i of the first token x_i after a call that is put before character `offset` of a text.
+        """Return the index of the first token after a call that is put before character `offset` of a text.
 
-        White space after the call does not count as x_i. Raises OffsetError where no token begins at the character.
+        White space is passed over: for `is 215` with the tokens `is`, ` `, `215`, the offsets 2 and 3 both give 2.
+        Raises OffsetError where no token begins at the character.
         """
         [tokens] = self.encoding.texts([text])
         place = tokens.place_at(text, offset)
@@ -73,7 +74,8 @@ class Engine:
         """Find positions in texts at which the model would begin a call, and sample calls there (paper, section 2).
 
         - prompt: instruction and examples of calls, before each text.
-        - tau_s, k, m: the k most probable positions with p_i > tau_s get m samples each.
+        - tau_s, k, m: the k most probable positions i with p_i > tau_s get m samples each, where p_i is the probability
+          that the model begins a call before token i.
         - finetuned: whether the model learned calls with their results, so that samples end before these.
 
         Returns a proposal per request. It holds a reason instead where the text is empty or does not fit the context,
@@ -81,9 +83,9 @@ class Engine:
         """
         selection = Selection(tau_s, k, m, sampling)
         prompt_tokens = self.encoding.prompt_tokens(prompt)
-        ends = self.encoding.before_results if finetuned else self.encoding
+        ends = self.encoding.before_results if finetuned else self.encoding  # says with which tokens a sample ends
         proposals = self._pending_proposals(requests, selection, prompt_length=len(prompt_tokens))
-        self._run(prompt_tokens, proposals, ends, sampling)
+        self._run(prompt_tokens, proposals, ends, sampling)  # sets the p_i and samples of each proposal
         return [proposal.proposal(ends) for proposal in proposals]
 
     def _pending_proposals(
@@ -101,19 +103,21 @@ class Engine:
         return proposals
 
     def _new_proposal(self, request: ProposalRequest, text: TextTokens, selection: Selection) -> PendingProposal:
-        """Return the empty proposal of a request. text: the tokens of the request's text x.
+        """Return the proposal of a request before the model has run. text: the tokens of the request's text x.
 
-        The model reads the prompt, x, "Output:", and x again. A call may stand before each token of the second x.
+        The model reads the prompt, x, "Output:", and x again, and may begin a call before each token of the second x.
+        `lead` is all between the prompt and the first token before which a call may stand.
         """
         x_and_output = text.ids + self.encoding.output
         if not request.calls:
             return PendingProposal(request, selection, text=text, lead=x_and_output)
-        # The next call of a chain stands right after the earlier calls, so before this token alone.
-        next_token = sampling_token(request.text, text.offsets, request.behind)
-        only_place = text.part(next_token, next_token + 1)
+        # The next call of a chain stands right after the earlier calls of the chain, so before a single token:
+        # for `is 215` with calls before ` 215`, lead is x, "Output:", `is` and these calls.
+        token_after_calls = sampling_token(request.text, text.offsets, request.behind)
+        only_token = text.part(token_after_calls, token_after_calls + 1)
         [earlier_calls] = self.encoding.calls([request.calls])
-        lead = x_and_output + text.ids[:next_token] + earlier_calls
-        return PendingProposal(request, selection, text=only_place, lead=lead)
+        lead = x_and_output + text.ids[:token_after_calls] + earlier_calls
+        return PendingProposal(request, selection, text=only_token, lead=lead)
 
     def _refusal(self, proposal: PendingProposal, prompt_length: int) -> str | None:
         """Return why the model cannot run for a proposal: "empty", or "does_not_fit" the context with a call."""
@@ -127,11 +131,14 @@ class Engine:
     def _run(
         self, prompt: list[int], proposals: Sequence[PendingProposal], ends: Ends, sampling: SamplingSettings
     ) -> None:
-        """Run the model for the proposals that need it. They get their samples, and p_i where it was not stored."""
+        """Run the model for the proposals that need it, and set their samples.
+
+        Their p_i, the probability of a call before each token i, is set too where it was not stored.
+        """
         running = [proposal for proposal in proposals if proposal.needs_model]
         if not running:
             return
-        # The backend calls `choose_points` of each proposal, which stores p_i.
+        # Each of these texts has its proposal's `choose_points`, which the backend calls with p_i, and which stores it.
         token_texts = [proposal.token_text() for proposal in running]
         samples_of_texts = self.backend.propose(prompt, token_texts, self.encoding.start, ends, sampling)
         for proposal, samples in zip(running, samples_of_texts, strict=True):
@@ -165,6 +172,7 @@ class Engine:
         and `other` the same calls with other results. The text ends where the calls stand. Raises ModelError where a
         sequence does not fit into memory.
         """
+        # Two queries per request, in turn: log p of its call after `before`, and after `other`.
         answers = self.backend.log_probabilities(self._need_queries(requests))
         log_p_of_calls = [float(log_p_of_tokens.sum()) for log_p_of_tokens in answers]
         after_before = log_p_of_calls[0::2]
@@ -172,7 +180,10 @@ class Engine:
         return [before - other for before, other in zip(after_before, after_other, strict=True)]
 
     def _need_queries(self, requests: Sequence[NeedRequest]) -> list[TokenQuery]:
-        """Return two queries per request, for log p of its call after the calls `before` and after `other`."""
+        """Return two queries per request, for log p of its call after the earlier calls of its chain.
+
+        In the first query these have their own results (`before`), in the second one other results (`other`).
+        """
         text_tokens = self._tokens_by_text(requests)
         call_tokens = self._tokens_by_call(requests)
         queries = []
@@ -220,9 +231,10 @@ class Engine:
 
 
 def _take_stored_probabilities(proposal: PendingProposal) -> None:
-    """Give a proposal the p_i that its request has stored, if any, and the samples that are missing.
+    """Set a proposal's p_i, the probability of a call before each token i, and its missing samples, from its request.
 
-    Raises ValueError where their number differs from the positions.
+    Nothing is set where the request has no stored p_i. Missing samples are those that are not stored and have to be
+    drawn. Raises ValueError where there is not one p_i per token.
     """
     stored = proposal.request.probabilities
     if stored is None:

@@ -121,8 +121,8 @@ def load_model(model: ModelSettings, name: str | None = None, dtype: str | None 
     """Load the causal language model of the settings, or another one; from safetensors only.
 
     - name: the folder or hub id of another model, such as a checkpoint.
-    - dtype: replaces the settings' data type. Where they say `auto`, another model takes the data type of the settings'
-      model: a checkpoint, which is stored in float32, is measured as its base model is.
+    - dtype: replaces the settings' data type. Without it, where the settings say `auto`, a model `name` gets the data
+      type of the settings' model: a checkpoint, stored in float32, is measured as its base model is.
 
     Lets a GPU compute float32 in TF32, in the whole process. Logs a warning where the tokenizer should add BOS. Raises
     ModelError where a file is missing or unreadable, or the model is not a causal LM with a fast tokenizer.
@@ -148,9 +148,10 @@ def _load_in_torch(model: ModelSettings, dtype: torch.dtype | str) -> LanguageMo
     device = _device(model.device)
     tokenizer = load_encoding(model).tokenizer
     module = _load_module(model, dtype)
+    # Raises for data types outside DTYPES; lets a GPU compute float32 in TF32, in the whole process.
     _prepare_arithmetic(model.name, _dtype_name(module.dtype), device)
     loaded = wrap_language_model(model_name(model), module.to(device), tokenizer)
-    _warn_of_bos(model, loaded)
+    _warn_of_bos(model, loaded)  # the token that begins a sequence, where it is missing and would make texts likelier
     return loaded
 
 
@@ -293,7 +294,7 @@ def check_tokenizer(name: str, tokenizer: Any) -> None:
     """
     if not getattr(tokenizer, "is_fast", False):
         raise ModelError(f"the tokenizer of {name!r} gives no character offsets; save it as a fast tokenizer")
-    _check_brackets(name, tokenizer)
+    _check_brackets(name, tokenizer)  # its tokens of " [a(1)]" decode to this text
     encoding = Encoding(tokenizer)
     if not encoding.keeps_text_tokens():
         raise ModelError(
@@ -301,7 +302,7 @@ def check_tokenizer(name: str, tokenizer: Any) -> None:
             "following ' [', so no call can be tokenized apart from its text; use a model with another tokenizer"
         )
     if encoding.markers != PAPER_MARKERS:
-        _check_markers(name, encoding)
+        _check_markers(name, encoding)  # the same for a call in the tokenizer's own markers, such as "<call>"
 
 
 def _check_brackets(name: str, tokenizer: Any) -> None:
@@ -380,7 +381,8 @@ def from_hub(pretrained: Any, name: str, options: Mapping[str, Any]) -> Any:
 
     Raises ModelError where it cannot load, DamagedModel where a file was damaged since it was hashed.
     """
-    require_whole(name, options.get("revision"), weights="Model" in pretrained.__name__)
+    loads_weights = "Model" in pretrained.__name__  # AutoModelForCausalLM, not AutoConfig or AutoTokenizer
+    require_whole(name, options.get("revision"), weights=loads_weights)
     source = str(Path(name).expanduser()) if name.startswith("~") else name
     try:
         return pretrained.from_pretrained(source, **options)

@@ -66,12 +66,15 @@ class LossScorer:
     def __init__(
         self, backend: Backend, encoding: Encoding, requests: Sequence[LossRequest], window: int = len(WINDOW_WEIGHTS)
     ) -> None:
-        """Tokenize the texts of the requests and the calls before them, each once. No model runs yet."""
+        """Tokenize the texts of the requests and the calls before them, each once. No model runs yet.
+
+        window: how many tokens after a call are scored.
+        """
         self.backend = backend
         self.encoding = encoding
         self.requests = requests
         self.window = window
-        self.log_p: dict[ScoredText, dict[int, float]] = {}
+        self.log_p: dict[ScoredText, dict[int, float]] = {}  # log p by token index; filled by `_compute`
         self.texts = self._encoded_texts()
         self.prefix_tokens = self._encoded_prefixes()
 
@@ -97,6 +100,7 @@ class LossScorer:
 
         Raises ValueError for a position outside its text, ModelError where a sequence does not fit into memory.
         """
+        # `_compute` stores the log p of tokens in `log_p`; `_losses` sums them up.
         fitting = self._fitting_requests()
         if floor is None:
             self._compute(fitting, ALL_LOSSES)
@@ -133,8 +137,9 @@ class LossScorer:
         [request] = self.requests
         if not self._fits(request):
             return []
-        self._compute([request], ALL_LOSSES)
-        return [self._token_loss(request, index) for index in self._window(request)]
+        self._compute([request], ALL_LOSSES)  # stores the log p that `_token_loss` reads
+        indices = self._window(request)  # of the tokens after the call
+        return [self._token_loss(request, index) for index in indices]
 
     def _token_loss(self, request: LossRequest, index: int) -> dict[str, Any]:
         """Return the token at an index of the text, with its weight and its losses."""
@@ -173,25 +178,28 @@ class LossScorer:
     def _needed_tokens(
         self, requests: Iterable[LossRequest], kinds: Sequence[LossKind]
     ) -> dict[ScoredText, NeededTokens]:
-        """Return the tokens whose log p these losses need, by text and prefix.
+        """Return the tokens whose log p these losses need, by text and what stands before the text (its prefix).
 
-        Several requests may have a text and prefix in common at other positions: their tokens are merged.
+        Requests with the same text and prefix may differ in position: their tokens are merged.
         """
         needed: dict[ScoredText, NeededTokens] = {}
         for request in requests:
-            window = self._window(request)
+            indices = self._window(request)  # of the tokens after the call that count in its losses
             for kind in kinds:
-                scored = _scored(kind, request)
+                scored = _scored(kind, request)  # the text after nothing, the call, or the call with its result
                 indices_so_far = needed[scored].indices if scored in needed else []
-                distinct_indices = list(dict.fromkeys([*window, *indices_so_far]))
-                needed[scored] = NeededTokens(kind, distinct_indices)
+                distinct_indices = list(dict.fromkeys([*indices, *indices_so_far]))
+                needed[scored] = NeededTokens(kind, distinct_indices)  # the prefix has a form of its own for each kind
         return needed
 
     def _query(self, scored: ScoredText, needed: NeededTokens) -> TokenQuery:
-        """Return the query to the backend for log p(x_j | prefix, x_<j) at the needed indices j of a text."""
+        """Return the query to the backend for log p of the needed tokens of a text.
+
+        The token at index j is predicted from BOS, the prefix and the tokens of the text before it.
+        """
         ids = self.texts[scored.text].ids
         return TokenQuery(
-            needed.kind,
+            needed.kind,  # the loss under which the tokens that run are counted
             prefix=self.encoding.bos + self.prefix_tokens[scored.prefix],
             text=ids,
             places=needed.indices,
@@ -241,11 +249,11 @@ class LossScorer:
 
         i is the request's position, and z what `kind` puts before the text. Return None if some log p was not computed.
         """
-        window = self._window(request)
-        log_p = self.log_p.get(_scored(kind, request))
-        if log_p is None or set(window) - log_p.keys():
+        indices = self._window(request)  # all j with a weight w_(j-i)
+        log_p = self.log_p.get(_scored(kind, request))  # of x_j by j, after what `kind` puts before the text
+        if log_p is None or set(indices) - log_p.keys():
             return None
-        return -sum(WINDOW_WEIGHTS[j - request.position] * log_p[j] for j in window)
+        return -sum(WINDOW_WEIGHTS[j - request.position] * log_p[j] for j in indices)
 
 
 def _distinct_calls(requests: Iterable[LossRequest]) -> list[str]:

@@ -36,13 +36,15 @@ class Selection:
     ) -> SampleKeys:
         """Return which samples of a text have to be drawn: pairs of a position and a sample number, in order.
 
-        These are m samples at each of the k most probable positions with p_i > tau_s, without the stored ones.
+        These are m samples at each of the k most probable positions i with p_i > tau_s, without the stored ones; p_i is
+        the probability that a call begins before token i.
 
         - offsets: the character at which the token after each position begins, [n].
         - probabilities: p_i of each position, [n].
         """
-        if not request.calls:  # else the next call of a chain is sampled, which stands right after the earlier ones
-            # Set p_i to 0 before tokens where no call may stand, such as white space.
+        # The next call of a chain (`request.calls` are the earlier ones) has only one place, right after these. Else
+        # p_i becomes 0 before tokens where no call may stand, such as white space.
+        if not request.calls:
             probabilities = without_other_tokens(request.text, offsets, probabilities, self.tau_s)
         missing = []
         for position in select_positions(probabilities, self.tau_s, self.k):
@@ -94,13 +96,16 @@ class PendingProposal:
         return self.probabilities is None or bool(self.missing)
 
     def token_text(self) -> TokenText:
-        """Return the text in the form in which the backend, which runs the model, gets it.
+        """Return the text as the backend, which runs the model, gets it.
 
-        Where p_i is not stored, the backend computes it for every position, and passes it to `choose_points`, which
-        returns where to draw samples. Else `place_count` is 0, and only the missing samples are drawn.
+        - Without stored p_i (the probability of a call before token i), the backend computes it for every position,
+          and passes it to `choose_points`, which returns where to draw samples.
+        - With stored p_i, `place_count` is 0: `choose_points` gets an empty array, and returns the points of the
+          missing samples.
         """
         place_count = len(self.text.ids) if self.probabilities is None else 0
         return TokenText(
+            # `lead` is all between the prompt and token 0; p_i is predicted from the tokens before i.
             ids=self.lead + self.text.ids[: self._last_position],
             first_place=len(self.lead),
             place_count=place_count,
@@ -156,13 +161,14 @@ class PendingProposal:
         return uniforms(sampling.seed, self.request.digest, position, sample, sampling.max_call_tokens)
 
     def proposal(self, encoding: Encoding) -> Proposal:
-        """Return the finished proposal: p_i and the sampled calls, or the reason why there are none.
+        """Return the finished proposal: the probability of a call at each position and the sampled calls, or a reason.
 
         Reasons are "does_not_fit" and "empty", where the model never ran, and "not_finite", where some p_i is NaN or
         infinite. encoding: turns the tokens of a sample into the text of its call.
         """
         if self.reason is not None:
             return Proposal(reason=self.reason)
+        # After a run `probabilities` is set: None is checked for the types alone.
         if self.probabilities is None or not np.isfinite(self.probabilities).all():
             return Proposal(reason="not_finite")
         return Proposal(self.probabilities, self.text.offsets, tuple(self._sampled_calls(encoding)))

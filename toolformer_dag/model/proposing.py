@@ -68,23 +68,25 @@ class ProposalBatch:
         self.start_tokens = calls.start
         self.texts = texts
         self.limits = limits
-        self.most_samples = max(1, *(text.most_samples for text in texts))
+        self.most_samples = max(1, *(text.most_samples for text in texts))  # of a single text
         self.cached_texts: Texts = prompt.texts(slots=limits.texts, width=max(len(text.ids) for text in texts))
+        # A branch is a continuation of a text by the tokens of a sample, with its own cached keys.
         branches: Branches = self.cached_texts.branches(capacity=limits.branches, max_tokens=calls.max_tokens)
         self.samples = OpenSamples(backbone, branches, counts, calls, text_count=len(texts))
-        self.waiting = deque(range(len(texts)))
-        self.slot_of_text: dict[int, int] = {}
+        self.waiting = deque(range(len(texts)))  # the indices of the texts that have not started
+        self.slot_of_text: dict[int, int] = {}  # for each text with open samples, the row of the cache with its keys
 
     def run(self) -> list[list[list[int]]]:
         """Sample calls in all texts; return for each text the tokens of each of its samples.
 
-        Every round starts waiting texts that fit into free slots, draws a token of every open sample, or both.
+        Every round starts waiting texts that fit into free slots (rows of the cache for the keys of a text), draws a
+        token of every open sample, or both.
         """
         # This ends, because without open samples all slots are free, so that one text always fits.
         while self.waiting or len(self.samples):
             self._start_waiting()
             if len(self.samples):
-                self.samples.step()
+                self.samples.step()  # appends the drawn tokens to `samples.drawn`, and closes samples that end
                 self._free_slots_of_finished()
         return self.samples.drawn
 
@@ -94,12 +96,16 @@ class ProposalBatch:
         self.slot_of_text = {text: slot for text, slot in self.slot_of_text.items() if text in open_texts}
 
     def _start_waiting(self) -> None:
-        """Start the waiting texts that fit into the caches; none where they are few and open samples can go on."""
+        """Start the waiting texts that fit into the caches: of texts, and of branches, on which samples are drawn.
+
+        None start where they fill less than half of a pass, more texts wait, and open samples can go on meanwhile.
+        """
         free_slots = self._free_slots()
         fitting_count = min(len(free_slots), self._texts_with_branches(), len(self.waiting))
         if not fitting_count:
             return
-        if len(self.samples) and fitting_count < self._worthwhile_count():
+        samples_can_go_on = len(self.samples) > 0
+        if samples_can_go_on and fitting_count < self._worthwhile_count():
             return
         started = [self.waiting.popleft() for _ in range(fitting_count)]
         self._start(free_slots[:fitting_count], started)
@@ -114,9 +120,11 @@ class ProposalBatch:
         return free_branches // self.most_samples
 
     def _start(self, slots: Sequence[int], indices: Sequence[int]) -> None:
-        """Run texts for p_i, by which each text chooses the points at which it is sampled; begin these samples.
+        """Run texts, let each choose points at which calls are sampled, and begin these samples.
 
-        - slots: where the keys of each text are cached.
+        A text chooses by p, the probability of " [", with which a call begins, at each of its places.
+
+        - slots: the row of the cache for the keys of each text.
         - indices: of the texts.
         """
         p_of_texts = self._probabilities(slots, [self.texts[index] for index in indices])
@@ -166,7 +174,9 @@ class ProposalBatch:
             p[part] = self._times_later_tokens(p[part], slot=slot, tokens_before=text.first_place + first)
 
     def _run_pass(self, slots: Sequence[int], texts: Sequence[TokenText]) -> list[Probabilities]:
-        """Run texts in one pass, and cache their keys in `slots`; return p of the first token of " [" at their places.
+        """Run texts in one pass; return p of the first token of " [" at the places of each, where a call may begin.
+
+        slots: the row of the cache for the keys of each text.
 
         A text whose features are not finite runs again alone: in half precision the padding of a pass may overflow, and
         a model's own attention does not hide it from the text.
@@ -175,7 +185,8 @@ class ProposalBatch:
         p_of_texts = self._first_token_probabilities(features, texts)
         if len(texts) > 1:
             for index in features.overflowed(texts):
-                [p_of_texts[index]] = self._run_pass([slots[index]], [texts[index]])  # alone
+                [p_of_text] = self._run_pass([slots[index]], [texts[index]])  # alone
+                p_of_texts[index] = p_of_text
         return p_of_texts
 
     def _features(self, slots: Sequence[int], texts: Sequence[TokenText]) -> "PassFeatures":
@@ -203,9 +214,11 @@ class ProposalBatch:
         - tokens_before: how many tokens of the text stand before the first of these places.
         """
         place_count = len(p)
+        # A branch per place continues the text up to there, with the cached keys, by the tokens of " [".
         branches = self.cached_texts.branches(capacity=place_count, max_tokens=len(self.start_tokens))
-        branches.admit([slot] * place_count, range(tokens_before, tokens_before + place_count))  # a branch per place
+        branches.admit([slot] * place_count, range(tokens_before, tokens_before + place_count))
         for token, next_token in pairwise(self.start_tokens):
+            # Appends `token` to all branches, and computes p of `next_token` after it.
             p = p * self._probability_after(branches, token, next_token=next_token)
         return p
 
@@ -242,12 +255,15 @@ class PassFeatures(NamedTuple):
         return torch.cat(parts)
 
     def overflowed(self, texts: Sequence[TokenText]) -> list[int]:
-        """Return the rows of the texts with NaN or infinite features from the token before their first place on."""
+        """Return the rows of the texts with a feature that is NaN or infinite.
+
+        Checked are a text's tokens from the one before its first place, where a call may begin, to its last.
+        """
         is_finite = self.tensor.isfinite().all(-1).cpu().numpy()  # [B, columns]
         rows = []
         for row, text in enumerate(texts):
             first_column = self.column_before_places(text)
-            end_column = len(text.ids) - self.first_token  # the rest is padding
+            end_column = len(text.ids) - self.first_token  # column 0 is token `first_token`; the rest is padding
             if not is_finite[row, first_column:end_column].all():
                 rows.append(row)
         return rows

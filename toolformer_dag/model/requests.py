@@ -17,7 +17,7 @@ def uniforms(seed: int, digest: str, position: int, sample: int, count: int) -> 
     key = f"{seed}\0{digest}\0{position}\0{sample}".encode()
     stream = shake_128(key).digest(8 * count)
     mantissas = np.frombuffer(stream, "<u8") >> np.uint64(11)  # 53 bits of each 64, as many as a float64 holds
-    return mantissas.astype(np.float64) * 2.0**-53
+    return mantissas.astype(np.float64) * 2.0**-53  # from integers below 2**53 to [0, 1)
 
 
 def select_positions(probabilities: NDArray[np.floating], tau_s: float, k: int) -> list[int]:

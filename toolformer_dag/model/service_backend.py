@@ -110,7 +110,7 @@ class ServiceBackend:
             return []
         answers = self.service.run(requests)
         if kinds:
-            for kind, answer in zip(cycle(kinds), answers, strict=False):
+            for kind, answer in zip(cycle(kinds), answers, strict=False):  # a single kind is repeated
                 self.counts.add(kind, answer.ran)
         return answers
 
@@ -122,7 +122,7 @@ class ServiceBackend:
         ends: Ends,
         sampling: SamplingSettings,
     ) -> list[list[list[int]]]:
-        """Compute p of ` [` at the places of each text, and draw samples where the text chooses by it.
+        """Compute p of ` [` at each place of each text, where a call may begin; draw samples where the text chooses.
 
         Returns for each text a list with the tokens of each of its samples. All texts are in flight at once.
 
@@ -130,12 +130,13 @@ class ServiceBackend:
         - start: the tokens of ` [`.
         - ends: says which tokens end a sample.
         """
-        p_of_texts = self._start_probabilities(prompt, texts, start)
+        p_of_texts = self._start_probabilities(prompt, texts, start)  # of ` [`, at each place of each text
         samples_of_texts = []
-        for text, p in zip(texts, p_of_texts, strict=True):
-            points = text.choose(p)
+        for text, p_of_places in zip(texts, p_of_texts, strict=True):
+            points = text.choose(p_of_places)
             samples_of_texts.append(_samples_to_draw(prompt, text, start, points))
-        self._draw(list(chain.from_iterable(samples_of_texts)), ends, sampling)
+        all_samples = list(chain.from_iterable(samples_of_texts))
+        self._draw(all_samples, ends, sampling)  # fills the `tokens` of each sample
         return [[sample.tokens for sample in samples] for samples in samples_of_texts]
 
     def _draw(self, samples: Sequence[ServedSample], ends: Ends, sampling: SamplingSettings) -> None:
@@ -159,9 +160,10 @@ class ServiceBackend:
     def _start_probabilities(
         self, prompt: Sequence[int], texts: Sequence[TokenText], start: Sequence[int]
     ) -> list[NDArray[np.float32]]:
-        """Return the probability of ` [`, whose tokens are `start`, at each place of each text, [place_count] per text.
+        """Return the probability of ` [` at each place of each text, where a call may begin: [place_count] per text.
 
-        log p of ` [` is the sum of log p of its tokens, each after the earlier ones. prompt: the tokens before a text.
+        - prompt: the tokens before a text.
+        - start: the tokens of ` [`. Their log p, each after the earlier ones, are summed.
         """
         log_p_of_texts = self._first_log_p(prompt, texts, token=start[0])
         for number in range(1, len(start)):
@@ -172,17 +174,18 @@ class ServiceBackend:
     def _first_log_p(
         self, prompt: Sequence[int], texts: Sequence[TokenText], *, token: int
     ) -> list[NDArray[np.float64]]:
-        """Return log p of `token` at each place of each text: an array [place_count] per text.
+        """Return log p of `token` at each place of each text, where a call may begin: an array [place_count] per text.
 
         In one request per text, the engine writes the text itself, and scores `token` at every place. A text without
         places needs no request.
         """
         forced_texts = [_text_over_places(prompt, text, token) for text in texts if text.place_count]
-        steps_of_requests = iter(self.forced_scores(["positions"], forced_texts))
+        # For each request, log p by token at each place; what runs is counted as "positions".
+        scores_of_requests = iter(self.forced_scores(["positions"], forced_texts))
         log_p_of_texts = []
         for text in texts:
-            steps = next(steps_of_requests) if text.place_count else []  # per place, log p by token
-            log_p_of_texts.append(np.array([scores[token] for scores in steps]))
+            scores_of_places = next(scores_of_requests) if text.place_count else []
+            log_p_of_texts.append(np.array([scores[token] for scores in scores_of_places]))
         return log_p_of_texts
 
     def _later_log_p(
@@ -196,9 +199,12 @@ class ServiceBackend:
         for text in texts:
             for tokens_before in _tokens_before_places(text):
                 forced_texts.append(ForcedText.single([*prompt, *tokens_before, *written], token))
-        steps_of_requests = self.forced_scores(["positions"], forced_texts)  # a single step each
-        log_p = np.array([scores[token] for [scores] in steps_of_requests])  # [places of all texts]
-        return _split_by_text(log_p, texts)
+        # For each request a list of one entry, log p by token; what runs is counted as "positions".
+        scores_of_requests = self.forced_scores(["positions"], forced_texts)
+        log_p_of_places = []  # of all texts, in order
+        for [scores] in scores_of_requests:
+            log_p_of_places.append(scores[token])
+        return _split_by_text(np.array(log_p_of_places), texts)
 
     def forced_scores(self, kinds: Sequence[str], texts: Sequence[ForcedText]) -> list[list[Scores]]:
         """Let the engine write texts; return for each text the scores at each of its tokens, before it is written.
@@ -224,7 +230,9 @@ class ServiceBackend:
 def _samples_to_draw(
     prompt: Sequence[int], text: TokenText, start: Sequence[int], points: Sequence[SamplePoint]
 ) -> list[ServedSample]:
-    """Return a text's samples without tokens: one for each row of random numbers of each point where samples begin.
+    """Return the samples to draw in a text, still without tokens: at each point, one per row of `point.uniforms`.
+
+    A row holds the random numbers by which the tokens of a sample are drawn.
 
     - prompt: the tokens before the text.
     - start: the tokens of ` [`, with which each sample begins.
@@ -250,8 +258,8 @@ def _tokens_before_places(text: TokenText) -> list[Sequence[int]]:
 def _text_over_places(prompt: Sequence[int], text: TokenText, token: int) -> ForcedText:
     """Return the request to write a text from its first place to its last, with log p of `token` at every place.
 
-    After prompt [1, 2], let text [5, 6, 7] have places after 1, 2 and 3 tokens. The engine gets [1, 2, 5], and writes
-    6, 7 and `token`, scoring `token` before each.
+    A place is a number of tokens of the text, after which a call may begin. After prompt [1, 2], let text [5, 6, 7]
+    have the places 1, 2 and 3. The engine gets [1, 2, 5], and writes 6, 7 and `token`, scoring `token` before each.
     """
     last_place = text.first_place + text.place_count - 1
     return ForcedText(
@@ -350,14 +358,14 @@ class ServiceRows:
     def step(self, tokens: Sequence[int], forms: Mapping[int, CallForm]) -> None:
         """Append a token to each row, and let the engine write the calls that begin with it to their end.
 
-        forms: the form of each of these calls, by index of the row.
+        forms: the grammar and the most tokens of each of these calls, by index of the row.
         """
         for index, (row, token) in enumerate(zip(self._rows, tokens, strict=True)):
             row.append(token)
             if index in forms:
                 row.in_call = True
         self._write_calls(forms)
-        self._continue()
+        self._continue()  # outside calls, requests some next tokens of each row that has none written ahead
 
     def keep(self, rows: Sequence[int]) -> None:
         """Keep only these rows, in this order."""
@@ -388,13 +396,16 @@ class ServiceRows:
     def _tied_log_p(self, row: ServiceRow, token: int) -> float | None:
         """Return log p of a token that the engine did not score, if it is as likely as the last ones that it scored.
 
-        The engine may cut a tie: where the last two scored tokens have log p -3, further ones may have -3 too.
+        The engine scores the likeliest tokens alone, and may cut a tie: where the last two of them have log p -3,
+        further tokens may have -3 too. Without a tie, or below it, return None.
         """
         if not row.least_log_p_is_tied:
             return None
-        [[scores]] = self._backend.forced_scores([], [ForcedText.single(row.ids, token)])  # nothing is appended
-        least_log_p = min(row.scores.values())
-        return scores[token] if scores[token] >= least_log_p else None
+        # One text of one token, so one score; the row does not change.
+        [[scores]] = self._backend.forced_scores([], [ForcedText.single(row.ids, token)])
+        log_p = scores[token]
+        least_scored_log_p = min(row.scores.values())
+        return log_p if log_p >= least_scored_log_p else None
 
     def rank_of_sequence(self, row: int, tokens: Sequence[int]) -> int:
         """Return how many single tokens, except `tokens[0]`, are more likely than the whole sequence `tokens`."""
@@ -435,15 +446,18 @@ class ServiceRows:
             [row.permitted] = answer.tokens
 
     def _write_calls(self, forms: Mapping[int, CallForm]) -> None:
-        """Let the engine write the whole call that begins in each of some rows; sets `ahead` of these rows.
+        """Let the engine write the whole call that begins in each of some rows, and store it in the row's `ahead`.
 
-        forms: by index of the row, the call's grammar and its most tokens.
+        `ahead` holds the tokens that are written after a row, before the caller chooses them.
+
+        forms: by index of the row, the call's grammar and its most tokens; with 0 tokens nothing is written.
         """
         calls = [_RowWithCall(self._rows[index], form) for index, form in forms.items() if form.most > 0]
         answers = self._backend.run([call.request for call in calls])
         for call, answer in zip(calls, answers, strict=True):
             call.row.set_call(answer.tokens)
-        self._score_calls([call.row for call in calls if call.is_cut])  # the scores tell where its input ends best
+        # A call with its most tokens may be incomplete: the scores tell where its input ends best.
+        self._score_calls([call.row for call in calls if call.is_cut])
 
     def _score_calls(self, rows: Sequence[ServiceRow]) -> None:
         """Let the engine write the calls ahead of these rows once more; sets `ahead` with the scores of each token."""
@@ -454,17 +468,18 @@ class ServiceRows:
         self._write_ahead(rows, requests)
 
     def _continue(self) -> None:
-        """Let the engine write the next tokens of each row outside calls that has none ahead, with their scores.
+        """Request the likeliest next tokens of each row, with scores, and store them in its `ahead`.
 
-        One request for several tokens saves round trips: most of the time the caller chooses the likeliest tokens too.
+        Rows within a call, and rows that still have tokens ahead, are left alone. A request is for several tokens,
+        because the caller mostly chooses the likeliest ones too.
         """
         rows = []
         requests = []
         for row in self._rows:
-            most = row.tokens_to_continue(self._backend.context_length)
-            if most:
+            token_count = row.tokens_to_continue(self._backend.context_length)  # 0 where nothing is to be requested
+            if token_count:
                 rows.append(row)
-                requests.append(TokenRequest(row.ids, most, likeliest=MOST_LIKELY))
+                requests.append(TokenRequest(row.ids, most=token_count, likeliest=MOST_LIKELY))
         self._write_ahead(rows, requests)
 
     def _write_ahead(self, rows: Sequence[ServiceRow], requests: Sequence[TokenRequest]) -> None:
@@ -510,10 +525,10 @@ def _likelier_first(token_and_log_p: tuple[int, float]) -> tuple[float, int]:
 def _query_request(query: TokenQuery) -> TokenRequest:
     """Return the engine's request that answers a query: log p of some tokens at some places of a text after a prefix.
 
-    Where only the text's own tokens are wanted, the engine reads prefix and text as a prompt, which is fastest. Else it
-    writes the text.
+    Where only the text's own tokens are wanted, the engine reads prefix and text, up to the token at the last place, as
+    a prompt, which is fastest. Else prefix and first tokens are the prompt, and it writes the text's other tokens.
     """
-    last_place = max(query.places)  # the number of tokens of the text before it
+    last_place = max(query.places)  # a place is the number of tokens of the text before it
     if _wants_text_only(query):
         return TokenRequest([*query.prefix, *query.text[: last_place + 1]], reads_prompt=True)
     return _writing_request(query)
@@ -530,21 +545,21 @@ def _wants_text_only(query: TokenQuery) -> bool:
 def _writing_request(query: TokenQuery) -> TokenRequest:
     """Return a request to write a text from the first place to the last, with log p of the wanted tokens at each.
 
-    For text [5, 6, 7] with places 1 and 3, the prompt ends with 5, and the engine writes 6, 7 and any token: at place 3
-    the text has ended.
+    A place is a number of tokens of the text. For prefix [1], text [5, 6, 7], and tokens [8] wanted at place 1 and [9]
+    at place 3, where the text has ended: prompt=[1, 5], most=3, forced=[6, 7, 9], scored=[8].
     """
     first_place = min(query.places)
-    written = _tokens_to_write(query)
+    tokens_to_write = _tokens_to_write(query)  # whatever their log p; the engine returns it without `scored`
     return TokenRequest(
         prompt=[*query.prefix, *query.text[:first_place]],
-        most=len(written),
-        forced=written,
-        scored=sorted(_wanted_but_not_written(query, written)),
+        most=len(tokens_to_write),
+        forced=tokens_to_write,
+        scored=sorted(_wanted_but_not_written(query, tokens_to_write)),
     )
 
 
 def _tokens_to_write(query: TokenQuery) -> list[int]:
-    """Return the text's tokens from the first place to the last, with any token at its end, as [6, 7, any] above."""
+    """Return the text's tokens from the first place to the last, with any token at the end of the text."""
     first_place = min(query.places)
     count = max(query.places) - first_place + 1
     any_token = query.tokens[-1][0]

@@ -124,11 +124,11 @@ class LoadService(Protocol):
     def __call__(self, model: ModelSettings, dtype: str, config: Any, context_length: int) -> TokenService:
         """Load a model into the engine in this process, or connect to the servers at `model.url` that run it.
 
-        Without `url` it runs on the first `model.gpus` of the GPUs that this process sees. A checkpoint comes with its
-        folder as `model.name` and without `url`.
+        Without `url` it runs on the first `model.gpus` of the GPUs that this process sees. For a checkpoint,
+        `model.name` is its folder, and `url` is empty.
 
-        - model: of it count the name by `model_name(model)`, `revision`, `quantization`, `trust_remote_code`, `url`,
-          and the engine's options, such as `model.vllm`.
+        - model: the settings. An engine has to follow these: the name `model_name(model)`, `revision`, `quantization`,
+          `trust_remote_code`, `url`, and the engine's own options, such as `model.vllm`.
         - dtype: such as "bfloat16", or "auto" for that of the checkpoint.
         - config: the model's config in transformers.
         - context_length: the most tokens of a sequence.

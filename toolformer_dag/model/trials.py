@@ -40,7 +40,7 @@ def exact_products() -> Iterator[None]:
 
 
 @exact_products()
-@torch.no_grad()  # tables that a model caches in a pass (rotary) must serve training too
+@torch.no_grad()  # no inference_mode: a model may cache tensors in a pass, such as rotary tables, and train with them
 def check_causal(model: Any, tokens: Sequence[int]) -> None:
     """Raise ModelError for a model whose tokens attend to later ones (BERT loads as a causal model too).
 
@@ -49,7 +49,8 @@ def check_causal(model: Any, tokens: Sequence[int]) -> None:
     """
     begin = tokens[:TRIAL_ENDS]
     end = tokens[TRIAL_ENDS:TRIAL]
-    other_end = tokens[TRIAL:]  # equally long: another length rounds differently, which may choose another expert
+    # Equally long, because another length rounds differently, and a mixture of experts may then choose another one.
+    other_end = tokens[TRIAL:]
     logits = own_logits(model, [*begin, *end])[: len(begin)]  # [8, V]
     other_logits = own_logits(model, [*begin, *other_end])[: len(begin)]
     if _differ(logits, other_logits, SAME_ORDER_TOLERANCES[model.dtype]):
@@ -76,9 +77,9 @@ def trial_tokens(encoding: Encoding) -> list[int]:
 
 
 def _ordinary_tokens(encoding: Encoding, count: int) -> list[int]:
-    """Return the tokens of ORDINARY_TEXT; where these are fewer than `count`, all others of the vocabulary follow.
+    """Return the tokens of ORDINARY_TEXT, without special ones, after which a trained model's logits are chaotic.
 
-    Special tokens are left out: after them the logits of a trained model are chaotic.
+    Where these are fewer than `count`, all others of the vocabulary follow: the result may be shorter or longer.
     """
     tokenizer = encoding.tokenizer
     special = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
@@ -120,9 +121,10 @@ MIN_GAIN = 0.1
 
 @torch.no_grad()
 def bos_gain(model: Any, encoding: Encoding, context: int) -> float:
-    """Return by how many nats per token BOS before ordinary text lowers the model's loss; 0 where that is not clear.
+    """Return by how many nats per token BOS before ordinary text lowers the model's loss.
 
-    BOS is the tokenizer's token for the beginning of a text. The result is 0 too where it cannot be added.
+    BOS is the tokenizer's token for the beginning of a text. Return 0 where it cannot be added, or where the gain is
+    small or uncertain (MIN_GAIN, MIN_STANDARD_ERRORS).
 
     context: the most tokens of a sequence.
     """

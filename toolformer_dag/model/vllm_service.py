@@ -208,10 +208,10 @@ def _reason(error: httpx.HTTPError) -> str:
 
 
 def _name_one_token_more(params: dict[str, Any]) -> None:
-    """Add a token to those whose log p a server returns; changes `params` in place.
+    """Add an unused token to those whose log p a server returns; changes `params` in place.
 
-    The server returns as many log p as tokens are named, and the written token takes one of them. With [5, 6] named and
-    9 written, log p of 9 and of one named token would come back.
+    A server returns as many log p as tokens are named, one of them that of the written token: where [5, 6] are named
+    and 9 is written, log p of 5 or 6 is missing. With [5, 6, 0] named, both come back.
     """
     scored = params.get("logprob_token_ids")
     if scored:
@@ -221,8 +221,12 @@ def _name_one_token_more(params: dict[str, Any]) -> None:
 
 
 def _local_answer(output: Any) -> TokenAnswer:
-    """Convert vLLM's output of a request to an answer."""
-    [written] = output.outputs
+    """Convert vLLM's output of a request to an answer.
+
+    It has the written tokens, how many tokens ran, log p by token at each written one (`scores`), and log p of each
+    token of the prompt; the last two are empty where they were not requested. output: a `vllm.RequestOutput`.
+    """
+    [written] = output.outputs  # a single continuation of the prompt
     prompt_length = len(output.prompt_token_ids)
     return TokenAnswer(
         tokens=list(written.token_ids),
@@ -248,9 +252,10 @@ def _local_prompt_log_p(output: Any) -> list[float]:
 def _served_answer(prompt: Sequence[int], response: Any) -> TokenAnswer:
     """Convert the JSON of a vLLM server's response to an answer.
 
-    prompt: the tokens of the request, which the response does not repeat.
+    It has the written tokens, how many tokens ran, log p by token at each written one (`scores`), and log p of each
+    token of the prompt. prompt: the tokens of the request, which the response does not repeat.
     """
-    [choice] = response["choices"]
+    [choice] = response["choices"]  # a single continuation of the prompt
     details = response["usage"]["prompt_tokens_details"] or {}
     return TokenAnswer(
         tokens=choice["token_ids"],

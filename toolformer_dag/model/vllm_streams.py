@@ -26,16 +26,16 @@ def sampling_params(request: TokenRequest, vocabulary: int) -> SamplingParams:
     grammar = StructuredOutputsParams(grammar=request.grammar) if request.grammar else None
     return SamplingParams(
         max_tokens=request.most,
-        temperature=0,
-        ignore_eos=True,
+        temperature=0,  # the likeliest token, unless `Streams` leaves only another one
+        ignore_eos=True,  # EOS ends a request only where it is among `ends`
         detokenize=False,
         stop_token_ids=list(request.ends),
         allowed_token_ids=_allowed_tokens(request, vocabulary),
         structured_outputs=grammar,
         logprobs=_scored_count(request),
         logprob_token_ids=list(request.scored) or None,
-        prompt_logprobs=0 if request.reads_prompt else None,
-        extra_args=_extra_args(request),
+        prompt_logprobs=0 if request.reads_prompt else None,  # 0: log p of the prompt's tokens, of no others
+        extra_args=_extra_args(request),  # for `Streams`: random numbers or forced tokens
     )
 
 
@@ -107,8 +107,8 @@ class Streams(LogitsProcessor):
             return
         for index in batch_update.removed:
             self._rows.pop(index, None)
-        for index, params, _, written in batch_update.added:
-            is_decided_here = bool(params.extra_args)
+        for index, params, _prompt, written in batch_update.added:
+            is_decided_here = bool(params.extra_args)  # random numbers or forced tokens
             self._put(index, BatchRow(params.extra_args, written) if is_decided_here else None)
         for source, target, direction in batch_update.moved:
             self._move(source, target, swaps=direction is MoveDirectionality.SWAP)
@@ -132,40 +132,42 @@ class Streams(LogitsProcessor):
 
         Changes `logits` in place.
         """
-        tokens = self._next_of(FORCED, len(logits)) | self._drawn(logits)
-        if tokens:
-            rows = torch.tensor(list(tokens), device=logits.device)
-            chosen = torch.tensor(list(tokens.values()), device=logits.device)
+        # By row; a request has either forced tokens or random numbers.
+        token_of_row = self._next_of(FORCED, len(logits)) | self._drawn(logits)
+        if token_of_row:
+            rows = torch.tensor(list(token_of_row), device=logits.device)
+            tokens = torch.tensor(list(token_of_row.values()), device=logits.device)
             logits[rows] = -torch.inf
-            logits[rows, chosen] = 0.0
+            logits[rows, tokens] = 0.0
         return logits
 
     def _next_of(self, key: str, row_count: int) -> dict[int, Any]:
-        """Return by row the entry for the next token in the list `key` of the requests' options, where there is one.
+        """Return by row what the list `key` of its request's options has for the next token, where it has an entry.
 
         row_count: how many rows run in this step. Further requests of `_rows` do not run now.
         """
-        values = {}
+        entry_of_row = {}
         for index, row in self._rows.items():
-            value = row.next_of(key)
-            if index < row_count and value is not None:
-                values[index] = value
-        return values
+            entry = row.next_of(key)  # None after the end of the list
+            if index < row_count and entry is not None:
+                entry_of_row[index] = entry
+        return entry_of_row
 
     def _drawn(self, logits: Tensor) -> dict[int, int]:
         """Draw the next token of each request with a random number for it; return the tokens by row.
 
         logits: of the rows that run in this step, [rows, V].
         """
-        numbers = self._next_of(UNIFORMS, len(logits))
-        if not numbers:
+        number_of_row = self._next_of(UNIFORMS, len(logits))  # row -> random number in [0, 1)
+        if not number_of_row:
             return {}
-        options = self._rows[next(iter(numbers))].options  # all have the same temperature and top_p
+        first_row = next(iter(number_of_row))
+        options = self._rows[first_row].options  # all rows have the same temperature and top_p
         drawn = draw(
-            logits[list(numbers)].float(),
-            rows=torch.arange(len(numbers), device=logits.device),
-            uniforms=torch.tensor(list(numbers.values()), dtype=torch.float64, device=logits.device),
+            logits[list(number_of_row)].float(),
+            rows=torch.arange(len(number_of_row), device=logits.device),
+            uniforms=torch.tensor(list(number_of_row.values()), dtype=torch.float64, device=logits.device),
             temperature=options["temperature"],
             top_p=options["top_p"],
         )
-        return dict(zip(numbers, drawn.tolist(), strict=True))
+        return dict(zip(number_of_row, drawn.tolist(), strict=True))

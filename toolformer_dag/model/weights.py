@@ -189,15 +189,20 @@ def require_whole(name: str, revision: str | None = None, weights: bool = True) 
 
 
 def _damaged_file(folder: Path, *, weights: bool) -> Path | None:
-    """Return a file of a model whose content does not fit its recorded hash or its name; None where all files do.
+    """Return a file of a model whose content is not the one that was hashed; None where all files are whole.
+
+    The hash is remembered from an earlier reading, or is the file's name, as in the cache of the Hugging Face hub.
 
     weights: whether to read the weights too.
     """
     files = [file for file in _identifying_files(folder) if weights or file.suffix != ".safetensors"]
-    changed_file = changed_unseen(files)
+    changed_file = changed_unseen(files)  # with another content than the remembered hash, but the same size and times
     if changed_file is not None:
         return changed_file
-    return next(filter(_is_misnamed, files), None)
+    for file in files:
+        if _is_misnamed(file):
+            return file
+    return None
 
 
 def _is_misnamed(file: Path) -> bool:
@@ -423,7 +428,8 @@ def _convert(file: Path, digest: str, folder: Path) -> None:
     building = folder.with_suffix(f".{os.getpid()}.building")
     _run_conversion(file, digest, building)
     replace_folder(folder, building)
-    bos = model_identity(str(folder)).get("bos")  # the token before texts, where the conversion chose one
+    # The conversion notes BOS, the token before texts, where it adds one because that clearly lowers the loss.
+    bos = model_identity(str(folder)).get("bos")
     if bos:
         _log.warning("%s: texts begin with %s, after which they cost clearly less; see model.bos", file.name, bos)
 

@@ -44,9 +44,9 @@ class LakeResource(dg.ConfigurableResource[Lake]):
         if instance is None or run is None or instance.is_ephemeral:
             yield lake
             return
-        if HOME not in run.tags:
+        if HOME not in run.tags:  # only the DAGSTER_HOME of this name may later end the run as killed
             instance.add_run_tags(run.run_id, {HOME: home_name(instance)})
-        with self._marked(instance, run):
+        with self._marked(instance, run):  # holds the lock of the run's folder, unless its command does
             yield lake
 
     def _marked(self, instance: dg.DagsterInstance, run: dg.DagsterRun) -> AbstractContextManager[None]:
@@ -79,13 +79,13 @@ def computed_tables(plan: Plan) -> list[TableOutput]:
 
 
 def compute_resource(plan: Plan) -> dg.ResourceDefinition:
-    """Return the resource `compute`, whose workers live as long as a run."""
+    """Return the resource `compute`: what this process has loaded, and workers that live as long as a run."""
 
     @dg.resource(description="Workers with warm models, one per GPU; `[execution]` says how many, and where.")
     def compute(_: dg.InitResourceContext) -> Iterator[Compute]:
         worker = Worker(plan)
         tables = {output.name: output for output in computed_tables(plan)}
-        # Worker processes call the function themselves: tables are not sent to them.
+        # Worker processes call `computed_tables` themselves: tables are not sent to them.
         workers = Workers(worker, tables, partial(executor_of, computed_tables))
         try:
             yield Compute(worker, workers, tables)

@@ -175,9 +175,10 @@ def take_unfinished(instance: dg.DagsterInstance) -> Spent:
     """
     total = Spent()
     for folder in run_folders(instance).glob("[!.]*"):
-        run = _run_of(instance, folder)
-        is_running = (run is not None and not run.is_finished) or (folder / LOCK).exists()  # its process holds the lock
-        if is_running:
+        run = _run_of(instance, folder)  # None if Dagster has forgotten the run, or has not created it yet
+        is_unfinished = run is not None and not run.is_finished
+        has_lock = (folder / LOCK).exists()  # a command locks it before Dagster has created the run
+        if is_unfinished or has_lock:
             continue
         spent = take_spent(folder)
         if run is not None and not run.is_success:
@@ -194,14 +195,15 @@ def _run_of(instance: dg.DagsterInstance, folder: Path) -> dg.DagsterRun | None:
 
 
 def _is_without_process(instance: dg.DagsterInstance, record: dg.RunRecord) -> bool:
-    """Return whether a run without a lock file has lost its processes, or got none within NEVER_BEGUN.
+    """Return whether an unfinished run without a lock file is dead, by the ids of processes in Dagster's log.
 
+    It is dead if none of these processes exists, or if it has been starting for longer than NEVER_BEGUN without any.
     Not covered: another process that has got the id of a lost one.
     """
     processes = _processes_of(instance, record.dagster_run.run_id)
     if processes:
         return not any(map(exists, processes))
-    is_beginning = record.dagster_run.status in BEGINNING
+    is_beginning = record.dagster_run.status in BEGINNING  # may not have a process yet
     waited = datetime.now(UTC) - record.update_timestamp.astimezone(UTC)
     return is_beginning and waited > NEVER_BEGUN
 

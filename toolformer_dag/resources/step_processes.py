@@ -20,8 +20,8 @@ def step_tags(pool: str) -> dict[str, str]:
 def executor_of(steps_at_once: int) -> dg.ExecutorDefinition:
     """Return the executor: this process for one step at a time, else processes forked from a prepared one.
 
-    One step of each pool runs at a time; the others wait within the run, since Dagster's own pools are asked ever more
-    rarely.
+    One step of each pool runs at a time, and the others wait. Tags limit them instead of Dagster's own pools, because a
+    step that waits for a slot of such a pool asks for it ever more rarely.
     """
     if steps_at_once == 1:
         return dg.in_process_executor
@@ -32,7 +32,7 @@ def executor_of(steps_at_once: int) -> dg.ExecutorDefinition:
             "tag_concurrency_limits": [
                 # One step of each pool at a time.
                 {"key": POOL, "value": {"applyLimitPerUniqueValue": True}, "limit": 1},
-                # One process is kept for a step that asks the model.
+                # Steps that do not ask the model carry BESIDE; one process is kept for a step that does.
                 {"key": BESIDE, "limit": steps_at_once - 1},
             ],
         }

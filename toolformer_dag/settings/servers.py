@@ -84,7 +84,7 @@ def with_server_lanes(values: Values, root: Path) -> Values:
     for name, server in servers.items():
         if name not in listing:
             raise SettingsError(f"[servers.{name}]: its tools are not listed yet; run `toolformer-dag servers`")
-        _ServerLanes(name, server, listing[name], sections).add()
+        _ServerLanes(name, server, listing[name], sections).add()  # to `sections`
     return {**values, "tools": sections}
 
 
@@ -104,13 +104,14 @@ class _ServerLanes:
         self._name = name
         self._tools = tools
         self._sections = sections
-        self._key_of_tool = _keys_by_tool(name, tools, sections)
+        self._key_of_tool = _keys_by_tool(name, tools, sections)  # of the section that names the tool
         self._patterns = [str(pattern) for pattern in server.get("tools", ["*"])]
         self._wanted = {*self._patterns, *self._key_of_tool}  # names of tools, and patterns for them
         self._connection = _without_tools(server)
+        # Whether a tool that only a pattern names needs a section, where its examples would stand, to have a lane.
         self._requires_section = _some_have_sections(self._connection, tools, {*sections, *self._key_of_tool})
         self._tool_of_key: dict[str, str] = {}  # the first tool with each key
-        self._without_examples: list[str] = []
+        self._without_examples: list[str] = []  # tools that `add` leaves out for want of a section, for a warning
 
     def add(self) -> None:
         """Add the lane of each wanted tool, in the order of the list; values of sections win over the server's.
@@ -132,11 +133,14 @@ class _ServerLanes:
             _warn_once(f"{error}. It has no lane.")
 
     def _add_unless_without_examples(self, tool: Listed) -> None:
-        """Add the lane of a tool, or note that it lacks examples. Raises SettingsError where it can have no lane."""
+        """Add the lane of a tool, the section `[tools.KEY]`, or note that the tool lacks examples.
+
+        Raises SettingsError where its key is another tool's, or its calls cannot be written.
+        """
         name = tool["name"]
         key = self._key_of_tool.get(name) or _free_key(name, self._name, self._sections)
         if self._lacks_examples(name, key):
-            self._without_examples.append(name[:SHOWN])
+            self._without_examples.append(name[:SHOWN])  # `add` warns of these
             return
         self._refuse_shared(name, key)
         self._refuse_faulty(tool, key)
@@ -234,15 +238,17 @@ def _refuse_unlisted(server: str, key_of_tool: Mapping[str, str], listed: set[st
 
 
 def _free_key(tool: str, server: str, sections: Values) -> str:
-    """Return the key of a tool's lane: `lane_key`, or with the server's name before it if another server has that key.
+    """Return the key of a tool's lane, from the tool's name: `get_weather` for getWeather.
 
-    Raises SettingsError if the tool's name gives no key.
+    If a section of another server has that key, the server's name stands before it: `office_get_weather`. Raises
+    SettingsError if the name gives no key.
     """
     key = lane_key(tool)
     if not _may_be_key(key):
         raise _needs_section(server, tool, f"has a name that is no lane's (letters, digits and _, at most {MAX_KEY})")
-    server_of_key = sections.get(key, {}).get("server", server)
-    return key if server_of_key == server else f"{server}_{key}"
+    section = sections.get(key, {})
+    is_of_other_server = section.get("server", server) != server  # a section without `server` may be this tool's
+    return f"{server}_{key}" if is_of_other_server else key
 
 
 def _may_be_key(key: str) -> bool:

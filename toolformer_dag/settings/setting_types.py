@@ -76,12 +76,14 @@ class AsBefore:
 
 
 def determining(table: BaseModel, *keys: str, but: Collection[str] = ()) -> dict[str, Any]:
-    """Return the values of a table of settings that records and fingerprints hold, by key, as JSON.
+    """Return the values of a table of settings that determine computed rows, by key, as JSON.
 
-    keys: the keys that count; without any, all keys of the table except `but`.
+    keys: the keys that count; without any, all keys of the table. `but`: keys that do not.
 
-    Keys outside fingerprints (Unfingerprinted) are left out, and keys of later releases with the value of earlier ones
-    (AsBefore), in tables within the table too.
+    Left out too, in tables within the table as well:
+
+    - keys of type Unfingerprinted, which only say how or where work is done, such as a device;
+    - keys marked AsBefore(v) whose value is v: rows are the same as before the key existed.
     """
     counting_keys = set(keys or type(table).model_fields) - {*but}
     return table.model_dump(mode="json", include=counting_keys, exclude=_left_out(table))
@@ -156,7 +158,8 @@ def _lane_name(name: str) -> str:
 def _place(value: object) -> object:
     """Return a folder as a Path, an address of an object store as text without a `/` at its end.
 
-    Raises ValueError for any other address.
+    A value that is neither text nor Path is returned as it is, for pydantic to refuse. Raises ValueError for any other
+    address.
     """
     text = str(value)
     is_address = "://" in text or text.startswith(("s3:", "gs:"))
@@ -191,8 +194,8 @@ class SettingsTable(BaseModel):
     def _number(cls, value: object, handler: ValidatorFunctionWrapHandler, info: ValidationInfo) -> object:
         """Return a key's value. Raises ValueError for true and false in place of a number, and for large integers."""
         field_type = cls.model_fields[str(info.field_name)].annotation
-        takes_bool = bool in (field_type, *get_args(field_type))
-        if isinstance(value, bool) and not takes_bool:
+        takes_bool = bool in (field_type, *get_args(field_type))  # `bool`, or `bool | None`
+        if isinstance(value, bool) and not takes_bool:  # pydantic would read true as 1
             raise ValueError("true and false are no values of this key")
         valid = handler(value)
         if isinstance(valid, int) and valid.bit_length() > 63:
@@ -211,8 +214,9 @@ def tables_in(annotation: Any) -> list[type[SettingsTable]]:
     """
     if isinstance(annotation, type) and issubclass(annotation, SettingsTable):
         return [annotation]
-    has_forms = get_origin(annotation) in (Annotated, Union, UnionType)
+    if get_origin(annotation) not in (Annotated, Union, UnionType):
+        return []
     tables: list[type[SettingsTable]] = []
-    for form in get_args(annotation) if has_forms else ():
-        tables += tables_in(form)
+    for member in get_args(annotation):
+        tables += tables_in(member)
     return tables

@@ -110,11 +110,10 @@ def _toml(file: Path, *, must_exist: bool = False) -> dict[str, Any]:
     """
     try:
         fault = _path_fault(file, must_exist=must_exist)
-        if fault is None:
-            values = _toml_values(file)
+        values = _toml_values(file) if fault is None else {}
     except (OSError, RecursionError, ValueError) as error:
         raise SettingsError(f"{printable(file)}: {_reading_fault(error)}") from error
-    if fault is not None:
+    if fault is not None:  # not raised above, where a SettingsError, as a ValueError, would be caught
         raise SettingsError(f"{printable(file)}: {fault}")
     _refuse_unusable(printable(file), values)
     return values
@@ -187,7 +186,7 @@ def load_settings(
     source = settings_file(file, environment)
     is_named = bool(file or environment.get("TOOLFORMER_CONFIG"))
     in_file = _toml(source, must_exist=is_named)
-    all_overrides = [
+    all_overrides = [  # the first of two for one key wins; all of them win over the file
         *_from_options(profile, shards),
         *_from_pairs(printable(source), overrides),
         *_from_variables(environment, in_file),
@@ -219,9 +218,10 @@ def _from_options(profile: str | None, shards: Sequence[str]) -> list[Override]:
 
 
 def _merged_settings(sources: Sources, in_file: Mapping[str, Any], root: Path) -> Settings:
-    """Return the settings of the overrides and the file's values. root: the folder of toolformer.toml.
+    """Return the settings of the overrides and the file's values; the first override wins, the file last.
 
-    Raises SettingsError, a line per mistake.
+    Each listed tool of an MCP server gets a lane, which is a section under `tools`. root: the folder of
+    toolformer.toml. Raises SettingsError, a line per mistake.
     """
     try:
         values = _merged(*(override.values for override in sources.overrides), in_file)
@@ -247,16 +247,19 @@ def load_servers(file: Path | None = None) -> tuple[dict[str, ServerSettings], P
 
 
 def _settings(sources: Sources, values: Mapping[str, Any], root: Path) -> Settings:
-    """Return the settings of these values and, below them, of the profile that they choose.
+    """Return the settings of these values; keys that they leave out have the value of the profile that they choose.
 
-    values: of all sources, merged. Raises SettingsError, ValidationError.
+    values: of all sources, merged. root: the folder from which relative paths count. Raises SettingsError,
+    ValidationError.
     """
-    written = WrittenSettings.model_validate(values)
-    _refuse_lanes_of_profiles(sources, written)
-    merged = WrittenSettings.model_validate(_merged(values, _chosen_profile(sources, written)))
-    tables = _tables_under(root, merged)
-    tables["tools"] = {key: merged.tools[key] for key in written.tools}  # in the file's order, not the profile's
-    return Settings.model_validate({**tables, "profile": merged.profile, "root": root})
+    without_profile = WrittenSettings.model_validate(values)
+    _refuse_lanes_of_profiles(sources, without_profile)
+    profile_values = _chosen_profile(sources, without_profile)
+    with_profile = WrittenSettings.model_validate(_merged(values, profile_values))  # the first one wins
+    tables = _tables_under(root, with_profile)
+    # In the file's order, not the profile's.
+    tables["tools"] = {key: with_profile.tools[key] for key in without_profile.tools}
+    return Settings.model_validate({**tables, "profile": with_profile.profile, "root": root})
 
 
 def _tables_under(root: Path, settings: WrittenSettings) -> dict[str, Any]:
@@ -338,7 +341,10 @@ def _from_variable(name: str, value: str, in_file: Mapping[str, Any]) -> Overrid
 
 
 def _path_in_file(parts: Sequence[str], in_file: Mapping[str, Any]) -> list[str]:
-    """Return the keys of the settings file that are these parts in small letters: "gpt2" may mean the key "GPT2"."""
+    """Return the path of a key in the settings file, from its parts in small letters: "gpt2" may mean the key "GPT2".
+
+    A part for which the file has no key is returned as it is.
+    """
     path = []
     table: Any = in_file
     for part in parts:
@@ -372,7 +378,7 @@ def _value(origin: str, text: str) -> Any:
     origin: the option or variable, for messages. Raises SettingsError for a value over several lines.
     """
     text = text.strip()
-    parsed = _parsed_line(origin, f"value = {text}") or {"value": text}
+    parsed = _parsed_line(origin, f"value = {text}") or {"value": text}  # what is no TOML is a text
     holds_other_keys = len(parsed) > 1  # lines after the first were read as settings of their own
     is_text_of_lines = parsed["value"] == text and "\n" in text
     if holds_other_keys or is_text_of_lines:
@@ -391,14 +397,16 @@ def _parsed_line(origin: str, line: str) -> dict[str, Any]:
 
 
 def _refuse_unusable(origin: str, value: Any, *path: str) -> None:
-    """Raise SettingsError if a value, a part of it or a key is something that only TOML can hold.
+    """Raise SettingsError if a value, a part of it or a key can be no setting.
+
+    This is so for integers over 64 bits, texts with NUL or invalid UTF-8, and more than MAXIMUM_DEPTH levels.
 
     origin: for messages. path: the keys of the tables around the value.
     """
     if len(path) > MAXIMUM_DEPTH:
         raise SettingsError(f"{origin}: {printable(path[0])}: values are nested too deeply; no setting needs that")
     for key, item in _items(value):
-        _refuse_unusable(origin, key, *path, "a key")
+        _refuse_unusable(origin, key, *path, "a key")  # "a key" stands in the message in place of the unusable text
         _refuse_unusable(origin, item, *path, key)
     reason = _unusable(value)
     if reason is not None:

@@ -103,13 +103,16 @@ class TrainingSettings(SettingsTable):
         return "float32" if self.precision == "mixed" else self.precision
 
     def over(self, texts: int) -> Self:
-        """Return the settings for training on this number of texts, with `passes` set if its default may end training.
+        """Return the settings for training on this number of texts, with `passes` set where its default matters.
 
-        Otherwise `passes` stays unset, so that checkpoints of earlier releases keep their identity.
+        `passes` is how often training may pass over a text. It is set to PASSES if neither it nor `epochs` is chosen,
+        and PASSES may end training before `max_steps`. Else it stays unset, so that checkpoints of earlier releases
+        keep their identity.
         """
         is_chosen = self.passes is not None or self.epochs is not None
-        may_end_earlier = self.packing or self.max_steps * self.batch_size > PASSES * texts
-        if is_chosen or not may_end_earlier:
+        # Without packing, a sequence is one text. With it, how many texts a step reads is not known here.
+        passes_may_end_training = self.packing or self.max_steps * self.batch_size > PASSES * texts
+        if is_chosen or not passes_may_end_training:
             return self
         return self.model_copy(update={"passes": PASSES})
 
