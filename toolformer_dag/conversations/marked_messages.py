@@ -144,17 +144,20 @@ class _MessageCutter:
         self.messages[-1].words.append(words)
 
     def add_text(self, text: str, path: Path, marked_parts: Sequence[MarkedCall | MarkedResult]) -> None:
-        """Add the words, calls and results of a text, in its order. path: of the text in the record."""
-        position = 0
+        """Add the words, calls and results of a text to `messages`, in the order of the text.
+
+        path: of the text in the record. marked_parts: its calls and results, in its order.
+        """
+        added_end = 0  # everything before it is added
         for marked in marked_parts:
-            start, end = marked.span
-            self._add_words_between(text, path, (position, start))
+            start, end = marked.span  # several calls between one pair of marks have the same span
+            self._add_words_between(text, path, (added_end, start))
             if isinstance(marked, MarkedCall):
                 self._add_call(marked, path)
             else:
                 self.messages[-1].results.append(_result_at(marked, path))
-            position = max(position, end)
-        self._add_last_words(text, path, position)
+            added_end = max(added_end, end)
+        self._add_last_words(text, path, added_end)
 
     def _add_words_between(self, text: str, path: Path, span: Span) -> None:
         """Add the words before a call or a result. Behind a result they begin a new message."""
