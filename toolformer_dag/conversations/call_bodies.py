@@ -32,16 +32,22 @@ class BodyCall(NamedTuple):
 
 
 def calls_in(body: str, opening: str) -> list[BodyCall]:
-    """Return the calls of a text between marks; an empty list where it, or a call in its JSON, cannot be read.
+    """Return the calls in a text between marks such as `<tool_call>`; an empty list where they cannot be read.
 
     body: the text between the marks. opening: the first mark.
     """
-    if opening in ONE_WORD_TOOLS:
+    if opening in ONE_WORD_TOOLS:  # `<search>`: the text is the query
         return _one_word_call(body, opening)
-    opened = parsed(body.strip())
-    if opened is not None:
-        return _json_calls(opened)
-    for read in (_tagged_functions, _tagged_invocations, _glm_call, _json_lines):
+    json_value = parsed(body.strip())  # None for a text that is no JSON
+    if json_value is not None:
+        return _json_calls(json_value)
+    readers = (
+        _tagged_functions,  # <function=search>...</function>
+        _tagged_invocations,  # <invoke name="search">...</invoke>
+        _glm_call,  # search<arg_key>query</arg_key><arg_value>Oslo</arg_value>
+        _json_lines,  # {"name": "search", ...} in each line
+    )
+    for read in readers:
         calls = read(body)
         if calls:
             return calls
@@ -58,15 +64,19 @@ def _one_word_call(body: str, opening: str) -> list[BodyCall]:
     return [BodyCall(call, path=())]
 
 
-def _json_calls(opened: object) -> list[BodyCall]:
-    """Return the call, or the list of calls, that JSON holds; an empty list where an item is no call."""
-    items = opened if isinstance(opened, list) else [opened]
+def _json_calls(json_value: object) -> list[BodyCall]:
+    """Return the call, or the list of calls, that JSON holds; an empty list where an item is no call.
+
+    The path (None, 1) leads to the second call of a list: None opens the JSON. A call that is no item of a list gets an
+    index too, since nobody uses the path of a single call.
+    """
+    items = json_value if isinstance(json_value, list) else [json_value]
     calls = []
     for index, item in enumerate(items):
         call = listed_call(item)
         if call is None:
             return []
-        calls.append(BodyCall(call, path=(None, index)))  # None opens the JSON
+        calls.append(BodyCall(call, path=(None, index)))
     return calls
 
 

@@ -19,7 +19,7 @@ def drop(record: Any, calls: Collection[RecordedCall], messages: Collection[Path
 
     A message that is left without words, calls and results is dropped too.
 
-    - `record`: the list of a file's records for a form in which a file is one conversation
+    - `record`: a record; for a form in which a whole file is one conversation, the list of its records
     - `messages`: paths of whole messages to drop (`RecordedMessage.place`)
     """
     form = _form_of(record)
@@ -27,10 +27,12 @@ def drop(record: Any, calls: Collection[RecordedCall], messages: Collection[Path
         return record
     dropped_paths = {*messages, *_paths_of(calls)}
     dropped_paths.update(_emptied_messages(form, record, dropped_paths))
-    rest = without(record, dropped_paths)
-    if rest is GONE:
+    remaining_record = without(record, dropped_paths)
+    if remaining_record is GONE:  # every field or item was dropped
         return [] if isinstance(record, list) else {}
-    return rest if form.after_drop is None else form.after_drop(rest, record)
+    if form.after_drop is None:
+        return remaining_record
+    return form.after_drop(remaining_record, record)  # mends what refers to the dropped parts, such as parents' ids
 
 
 def _paths_of(calls: Collection[RecordedCall]) -> Iterator[Path]:
@@ -43,15 +45,18 @@ def _paths_of(calls: Collection[RecordedCall]) -> Iterator[Path]:
 
 
 def _emptied_messages(form: Form, record: Any, dropped_paths: Collection[Path]) -> list[Path]:
-    """Return the paths of the messages of which nothing is left without what lies at these paths."""
+    """Return the paths of the messages that say nothing any more once `dropped_paths` are removed.
+
+    As an example, {"role": "assistant", "tool_calls": [...]} says nothing without its only call.
+    """
     stored_messages = list(chain.from_iterable(stored_conversations(form, record)))
     dropped_by_message = _by_message(dropped_paths, stored_messages)
-    emptied = []
+    emptied_paths = []
     for stored in stored_messages:
         dropped_inside = dropped_by_message.get(stored.path)
         if dropped_inside and _is_emptied(stored, dropped_inside):
-            emptied.append(stored.path)
-    return emptied
+            emptied_paths.append(stored.path)
+    return emptied_paths
 
 
 def _form_of(record: Any) -> Form | None:
@@ -66,10 +71,10 @@ def can_drop(form_name: str) -> bool:
 
 
 def _by_message(paths: Collection[Path], stored_messages: Sequence[StoredMessage]) -> dict[Path, list[Path]]:
-    """Return the paths inside each message, relative to it, by the path of the message.
+    """Return by the path of each message the paths inside it, relative to it.
 
-    As an example, {("messages", 1): [("tool_calls", 0)]} for the path ("messages", 1, "tool_calls", 0). Paths that are
-    as long as that of a message may be keys too.
+    As an example, {("messages", 1): [("tool_calls", 0)]} for the path ("messages", 1, "tool_calls", 0). Where messages
+    have paths of several lengths, some keys are no message; nobody looks these up.
     """
     message_path_lengths = {len(stored.path) for stored in stored_messages}
     paths_by_message = defaultdict[Path, list[Path]](list)

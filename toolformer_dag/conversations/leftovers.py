@@ -28,7 +28,7 @@ def unread_call(record: Any) -> str | None:
         if outer.is_call:
             return outer.path or "the record"
         for inner in outer.inner_values():
-            if inner.is_call_list:
+            if inner.is_call_list:  # by its field's name, so what it holds need not be looked at
                 return inner.path
             waiting.append(inner)
     return None

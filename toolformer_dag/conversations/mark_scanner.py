@@ -128,7 +128,8 @@ def enclosed_bodies(text: str, marks: Marks) -> list[str]:
 def outermost(text: str, marks: Marks) -> list[Enclosed]:
     """Return the pairs of marks that lie in no other pair: the first `<a>` and the last `</a>` of `<a>x<a>y</a></a>`.
 
-    Where a mark has no partner, the pairs of `enclosed` are returned.
+    Where a mark has no partner, each closing mark is paired with the last opening one before it, as in `enclosed`: of
+    `<a>x<a>y</a>` the pair around y.
     """
     marks_in_text = _marks_in_order(text, marks)
     if not _are_balanced(marks_in_text):
@@ -139,7 +140,7 @@ def outermost(text: str, marks: Marks) -> list[Enclosed]:
     for mark in marks_in_text:
         if depth == 0:
             outer_opening = mark.position
-        depth += mark.depth_change
+        depth += mark.depth_change  # 1 for an opening mark, -1 for a closing one
         if depth == 0:
             pairs.append(_pair_of(marks, opening=outer_opening, closing=mark.position))
     return pairs
@@ -175,14 +176,14 @@ def _marks_in_order(text: str, marks: Marks) -> list[_Mark]:
 
 
 def enclosed_json(text: str, marks: Marks) -> Iterator[Enclosed]:
-    """Yield the pairs of `enclosed`, but do not count marks that JSON between a pair quotes.
+    """Yield each pair of marks in a text; marks inside the JSON between a pair are part of that JSON.
 
     As an example, `<c>{"text": "</c>"}</c>` is one pair, closed by the last mark.
     """
     end_of_last = 0
     for pair in enclosed(text, marks):
-        is_quoted = pair.start < end_of_last  # in the JSON of the last pair
-        if is_quoted:
+        is_inside_last_pair = pair.start < end_of_last
+        if is_inside_last_pair:
             continue
         whole_pair = _closed_behind_json(text, pair, marks.closing)
         end_of_last = whole_pair.end
@@ -190,7 +191,7 @@ def enclosed_json(text: str, marks: Marks) -> Iterator[Enclosed]:
 
 
 def _closed_behind_json(text: str, pair: Enclosed, closing: str) -> Enclosed:
-    """Return a pair of marks, closed behind its JSON where the JSON itself contains the closing mark.
+    """Return a pair of marks, closed by the mark behind its JSON where the JSON itself contains the closing mark.
 
     Nothing but white space may stand between the JSON and that mark; else the pair is returned as it is.
     """
@@ -199,8 +200,10 @@ def _closed_behind_json(text: str, pair: Enclosed, closing: str) -> Enclosed:
     if json_end is None or json_end <= pair.body_end:
         return pair
     closing_start = text.find(closing, json_end)
+    if closing_start < 0:
+        return pair
     text_before_mark = text[json_end:closing_start]
-    if closing_start < 0 or text_before_mark.strip():
+    if text_before_mark.strip():
         return pair
     return pair._replace(body_end=closing_start, end=closing_start + len(closing))
 

@@ -31,7 +31,7 @@ SEARCH_RESULT = "<information>"
 
 
 def with_marked_calls(messages: Sequence[RawMessage], faults: list[Fault]) -> list[RawMessage]:
-    """Return the messages of a conversation with the calls and results in their texts.
+    """Return the messages of a conversation, with calls and results between marks moved from their texts to fields.
 
     - calls and results have fields: no text is searched
     - only calls have fields: texts are searched for results
@@ -100,15 +100,20 @@ class _MarkReader:
         return [message]
 
     def _read_assistant(self, message: RawMessage) -> list[RawMessage]:
-        """Return a message of the assistant, cut behind the results in its texts."""
+        """Return a message of the assistant, with the marked calls and results of its texts in fields.
+
+        It is cut behind results: "Look: CALL RESULT Warm." becomes "Look:" with the call and its result, and "Warm.".
+        """
         cutter = _MessageCutter(message)
         for words in message.words:
             marked = marked_calls(words.text, self._has_searches)
             self._report_unread(marked.unread, message.number)
+            # Without a path (words joined from several values), a call in them could have no path either.
             if words.path is None or not marked.calls:
                 cutter.add_words(words)
             else:
-                cutter.add_text(words.text, words.path, _with_results(words.text, marked.calls))
+                calls_and_results = _with_results(words.text, marked.calls)
+                cutter.add_text(words.text, words.path, calls_and_results)
         return cutter.messages
 
     def _report_unread(self, stretches: Sequence[str], message_number: int) -> None:
@@ -139,17 +144,20 @@ class _MessageCutter:
         self.messages[-1].words.append(words)
 
     def add_text(self, text: str, path: Path, marked_parts: Sequence[MarkedCall | MarkedResult]) -> None:
-        """Add the words, calls and results of a text, in its order. path: of the text in the record."""
-        position = 0
+        """Add the words, calls and results of a text to `messages`, in the order of the text.
+
+        path: of the text in the record. marked_parts: its calls and results, in its order.
+        """
+        added_end = 0  # everything before it is added
         for marked in marked_parts:
-            start, end = marked.span
-            self._add_words_between(text, path, (position, start))
+            start, end = marked.span  # several calls between one pair of marks have the same span
+            self._add_words_between(text, path, (added_end, start))
             if isinstance(marked, MarkedCall):
                 self._add_call(marked, path)
             else:
                 self.messages[-1].results.append(_result_at(marked, path))
-            position = max(position, end)
-        self._add_last_words(text, path, position)
+            added_end = max(added_end, end)
+        self._add_last_words(text, path, added_end)
 
     def _add_words_between(self, text: str, path: Path, span: Span) -> None:
         """Add the words before a call or a result. Behind a result they begin a new message."""
@@ -198,7 +206,7 @@ def _read_tool(message: RawMessage) -> RawMessage:
 
 
 def _divided_by_marks(result: ResultAt) -> list[ResultAt]:
-    """Return the results in the text of a result; a text without marks of results stays as it is.
+    """Return the results in the text of a result; any other text, also one with words beside tags, stays as it is.
 
     - `<tool_response>17</tool_response><tool_response>4</tool_response>`: two results, "17" and "4"
     - `<tool_response>17</tool_response>`: the result "17"
@@ -207,10 +215,10 @@ def _divided_by_marks(result: ResultAt) -> list[ResultAt]:
     text = result.fields.content
     if not isinstance(text, str):
         return [result]
-    tagged = marked_results(text)
-    text_path = _text_path(result)
-    if consists_of(tagged, text) and text_path is not None:
-        return _of_tags(result, tagged, text_path)
+    tagged_results = marked_results(text)
+    text_path = _text_path(result)  # None where the text is no field of the message
+    if consists_of(tagged_results, text) and text_path is not None:
+        return _of_tags(result, tagged_results, text_path)
     untagged = untagged_result(text)
     return [result] if untagged is None else [_with_content(result, untagged.text)]
 
@@ -238,11 +246,14 @@ def _text_path(result: ResultAt) -> Path | None:
 
 
 def _read_user(message: RawMessage) -> RawMessage:
-    """Return a message with the results in its texts taken out of its words."""
+    """Return a message with the results in its texts moved from its words to its results.
+
+    As an example, the words `<tool_response>17</tool_response> Go on.` become the result "17" and the words "Go on.".
+    """
     divided = replace(message, words=[], results=list(message.results))
     for words in message.words:
         results = _results_in(words.text)
-        if words.path is None or not results:
+        if words.path is None or not results:  # without a path (joined words), a result could have none either
             divided.words.append(words)
             continue
         divided.results += [_result_at(result, words.path) for result in results]

@@ -107,30 +107,35 @@ class Marked(NamedTuple):
 
 
 def marked_calls(text: str, has_one_word_tools: bool = False) -> Marked:
-    """Return the calls in a text, outside of its thinking.
+    """Return the calls in a text, outside of its thinking, and the stretches that look like calls and cannot be read.
 
-    has_one_word_tools: whether `<search>` and its like are calls; else they are words.
+    has_one_word_tools: whether `<search>Oslo weather</search>` and its like are calls; else they are words.
     """
     thoughts = thinking_spans(text)
     marked = _tagged_calls(text, thoughts, has_one_word_tools)
     _add_functions(marked, text, thoughts)
-    if marked.is_empty:
+    if marked.is_empty:  # no tags: the text may be `[weather(city="Oslo")]`
         marked.calls.extend(_listed_python_calls(text, thoughts))
-    if marked.is_empty:
+    if marked.is_empty:  # marks of models whose calls are not read
         marked.unread.extend(_other_marks(without_spans(text, thoughts)))
     marked.calls.sort(key=lambda call: call.span)
     return marked
 
 
 def _tagged_calls(text: str, thoughts: Sequence[Span], has_one_word_tools: bool) -> Marked:
-    """Return the calls between CALL_TAGS. thoughts: the stretches of thinking, in which no call counts."""
+    """Return the calls between CALL_TAGS such as `<tool_call>`, and as unread the tags around anything else.
+
+    thoughts: the stretches of thinking, in which no call counts. has_one_word_tools: whether `<search>` is a tag.
+    """
     marked = Marked(calls=[], unread=[])
     for marks in CALL_TAGS:
-        if marks.opening in ONE_WORD_TOOLS and not has_one_word_tools:
+        is_one_word_tool = marks.opening in ONE_WORD_TOOLS  # the tag names the tool: <search>Oslo weather</search>
+        if is_one_word_tool and not has_one_word_tools:
             continue
         for pair in enclosed_json(text, marks):
             if not is_within(pair.start, thoughts):
-                marked.add(pair.whole(text), _calls_of_pair(text, pair, marks.opening))
+                calls = _calls_of_pair(text, pair, marks.opening)
+                marked.add(pair.whole(text), calls)
     return marked
 
 
@@ -149,10 +154,10 @@ def _calls_of_pair(text: str, pair: Enclosed, opening: str) -> list[MarkedCall]:
     """Return the calls between a pair of marks; an empty list where they cannot be read.
 
     Each of several calls gets a path inside the pair. In `<tool_call>[{...}, {...}]</tool_call>` the second call has
-    ((11, 25), None, 1): the text between the marks, opened as JSON, item 1.
+    ((11, 25), None, 1): the characters between the marks, opened as JSON (None), item 1.
     """
     calls = calls_in(pair.body(text), opening)
-    if len(calls) == 1:
+    if len(calls) == 1:  # the pair as a whole is the call
         return [MarkedCall(calls[0].fields, pair.span)]
     return [MarkedCall(call.fields, pair.span, inside=(pair.body_span_in_pair, *call.path)) for call in calls]
 

@@ -38,9 +38,9 @@ def paired(messages: Sequence[RawMessage], faults: list[Fault]) -> tuple[Recorde
     pairing = _Pairing(faults)
     messages_of_turns = _with_turns(messages)
     for message in messages_of_turns:
-        pairing.add(message)
+        pairing.add(message)  # gives its results to the calls so far, which `recorded` reads below
     pairing.pair_early_results()
-    recorded_messages = [message.recorded() for message in messages_of_turns]
+    recorded_messages = [message.recorded() for message in messages_of_turns]  # None for a message of results alone
     return tuple(message for message in recorded_messages if message is not None)
 
 
@@ -111,14 +111,18 @@ class _MessageOfTurn:
     calls: Sequence[WaitingCall]
 
     def recorded(self) -> RecordedMessage | None:
-        """Return the message with its paired calls; None where it says nothing and makes no calls."""
+        """Return the message with its paired calls; None where it says nothing and makes no calls.
+
+        Thoughts between marks such as `<think>` are moved from the words of the assistant to the thoughts.
+        """
         message = self.message
         text = message.text
         words = visible(text) if message.role == "assistant" else text
+        has_marked_thoughts = words != text
         says_something = bool(words.strip()) and message.role != "tool"
         if not self.calls and not says_something:
             return None
-        thoughts = self._thoughts(has_marks=words is not text)
+        thoughts = self._thoughts(has_marks=has_marked_thoughts)
         return _with_thoughts(self._with_words(words), thoughts)
 
     def _with_words(self, words: str) -> RecordedMessage:
@@ -147,14 +151,23 @@ def _with_thoughts(message: RecordedMessage, thoughts: Sequence[Thought]) -> Rec
 
 
 def _with_turns(messages: Sequence[RawMessage]) -> list[_MessageOfTurn]:
-    """Return the messages of a conversation with their turns and calls."""
+    """Return each message of a conversation with the number of its turn and with its calls, none of which has a result.
+
+    A turn is what the assistant and its tools say up to the next message of somebody else.
+    """
     turns = _turns_of(messages)
-    calls = _waiting_calls(messages, turns)
-    followers = messages[1:]
+    calls_by_message = _waiting_calls(messages, turns)
     messages_of_turns = []
     for index, message in enumerate(messages):
-        results_follow = index < len(followers) and bool(followers[index].results)
-        messages_of_turns.append(_MessageOfTurn(message, turns[index], results_follow, calls[index]))
+        is_last = index == len(messages) - 1
+        results_follow = not is_last and bool(messages[index + 1].results)
+        message_of_turn = _MessageOfTurn(
+            message=message,
+            turn=turns[index],
+            results_follow=results_follow,
+            calls=calls_by_message[index],
+        )
+        messages_of_turns.append(message_of_turn)
     return messages_of_turns
 
 
@@ -180,10 +193,10 @@ def _calls_of_message(message: RawMessage, turn_number: int, first_index: int) -
 
 
 def _turns_of(messages: Sequence[RawMessage]) -> list[int]:
-    """Return the number of the turn of each message.
+    """Return the number of the turn of each message: [1, 1, 1, 2] for messages of user, assistant, tool, user.
 
-    A message of somebody other than the assistant and its tools begins a new turn; where it also brings results, as
-    users do in some logs, the new turn begins behind it.
+    A message of anybody but the assistant and its tools begins a turn. In some logs it brings results: then it is still
+    of the turn of their calls, and if it has words too, the next message begins a turn.
     """
     turns = []
     turn = 0
@@ -193,7 +206,7 @@ def _turns_of(messages: Sequence[RawMessage]) -> list[int]:
             turn += 1
         turns.append(turn)
         if is_of_somebody_else and message.results and message.text.strip():
-            turn += 1
+            turn += 1  # for the next message
     return turns
 
 
@@ -210,7 +223,11 @@ class _Pairing:
         self._faults = faults
 
     def add(self, message: _MessageOfTurn) -> None:
-        """Add the calls of a message, then pair its results."""
+        """Let the calls of a message wait for results, then give each of its results to the waiting call it answers.
+
+        A result that answers no call so far is kept for `pair_early_results`. One that comes in a later turn than its
+        call (after somebody else spoke) is reported.
+        """
         for call in message.calls:
             self._waiting.add(call)
         for result in self._results_of(message):
@@ -219,7 +236,8 @@ class _Pairing:
                 self._early_results.append(result)
                 continue
             self._waiting.answer(answered_call, result)
-            if answered_call.turn.number < message.turn:
+            is_late = answered_call.turn.number < message.turn
+            if is_late:
                 self._report("late_result", result)
 
     def pair_early_results(self) -> None:
@@ -245,16 +263,20 @@ class _Pairing:
         return self._divided(results[0])
 
     def _divided(self, result: ResultAt) -> list[ResultAt]:
-        """Return the items of a result that is a list with an item per waiting call; else the result."""
+        """Return the items of a result that is a list with one for each waiting call of a turn; else the result alone.
+
+        As an example, `["7 degrees", "9 degrees"]` is two results where two calls of the turn have none yet. Where
+        several calls wait and the result cannot be divided, it is reported.
+        """
         next_call = self._waiting.in_order(result.caller, result.fields.tool)
-        call_count = self._waiting.count_in_turn_of(next_call)
-        if call_count == 0:
+        waiting_count = self._waiting.count_in_turn_of(next_call)
+        if waiting_count == 0:
             return [result]
         items = _items_of(result)
-        if _are_results_of_calls(items, call_count):
+        if _are_results_of_calls(items, waiting_count):
             return [_result_of_item(result, item, index) for index, item in enumerate(items)]
-        if call_count > 1:
-            self._report_undivided(result, call_count)
+        if waiting_count > 1:
+            self._report_undivided(result, waiting_count)
         return [result]
 
     def _report_undivided(self, result: ResultAt, call_count: int) -> None:
@@ -333,15 +355,19 @@ class _WaitingCalls:
         return self._call_of_other_id(result, call_id) if call is None else call
 
     def _call_of_other_id(self, result: ResultAt, call_id: str) -> WaitingCall | None:
-        """Return the call that a result answers whose id is that of no waiting call.
+        """Return the call that a result answers if no waiting call has its id; None if it answers none.
 
-        The id may be the name of a tool, or mean nothing where the calls have no ids: then order counts.
+        - the id is the name of a tool: the next waiting call to this tool
+        - the calls have ids: None, since the result belongs to another call
+        - the calls have no ids: the next waiting call, by preference to the result's tool
         """
-        next_call = self.in_order(result.caller, tool=call_id)
+        next_call = self.in_order(result.caller, tool=call_id)  # by preference to a tool of this name
         if next_call is None or next_call.tool == call_id:
             return next_call
         calls_have_ids = next_call.id is not None
-        return None if calls_have_ids else self.in_order(result.caller, result.fields.tool)
+        if calls_have_ids:
+            return None
+        return self.in_order(result.caller, result.fields.tool)
 
     def of_id(self, call_id: str) -> WaitingCall | None:
         """Return the first waiting call of an id in the latest turn that has one, since ids may be used again."""
@@ -358,11 +384,12 @@ class _WaitingCalls:
         return result.message_id is not None and self.of_id(result.message_id) is not None
 
     def in_order(self, caller: str | None, tool: str | None) -> WaitingCall | None:
-        """Return the first waiting call in the latest turn that has one, by preference to this tool.
+        """Return the first waiting call in the latest turn that has one, by preference a call to this tool.
 
+        Turns in which no call waits any more are removed on the way, so that each is passed once.
         caller: who made the call, if the result says so.
         """
-        for index in range(len(self._open_turns) - 1, -1, -1):
+        for index in range(len(self._open_turns) - 1, -1, -1):  # the latest turn first
             calls_of_turn = self._open_turns[index]
             if caller is not None and calls_of_turn.caller != caller:
                 continue
@@ -434,16 +461,21 @@ def _item_result(item: object) -> FoundResult:
 
 
 def _item_path(result: ResultAt, index: int) -> Path:
-    """Return the path to an item of a result that is a list, such as (*path, "content", None, 0).
+    """Return the path in the record to an item of a result that is a list of results.
 
-    The step None opens a content that is JSON in a text.
+    For the first item of the result at `path`:
+
+    - `{"role": "tool", "content": [...]}`: (*path, "content", 0)
+    - `{"role": "tool", "content": "[...]"}`: (*path, "content", None, 0); None opens the JSON in the text
+    - a text alone, without an object around it: (*path, None, 0)
     """
-    fields = result.fields.status_fields
-    path = result.path
+    list_path = result.path
+    object_with_result = result.fields.status_fields  # None for a text alone
     for key in ("content", "value", "parts"):
-        if isinstance(fields, Mapping) and key in fields:
-            path = (*path, key)
+        if isinstance(object_with_result, Mapping) and key in object_with_result:
+            list_path = (*list_path, key)
             break
-    if isinstance(result.fields.content, str):
-        path = (*path, None)
-    return (*path, index)
+    is_json_text = isinstance(result.fields.content, str)
+    if is_json_text:
+        list_path = (*list_path, None)
+    return (*list_path, index)

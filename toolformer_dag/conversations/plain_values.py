@@ -135,7 +135,7 @@ def _instead_of_text(part: Mapping[str, Any]) -> str:
 
 
 def arguments_of(recorded: Any) -> Any:
-    """Return recorded arguments as an object; `{"input": recorded}` where they hold none.
+    """Return the recorded arguments of a call as an object; `{"input": recorded}` where they are no object.
 
     - JSON is read, also JSON inside JSON: `"{\\"city\\": \\"Oslo\\"}"`
     - null and empty text become `{}`
@@ -146,13 +146,13 @@ def arguments_of(recorded: Any) -> Any:
     if isinstance(recorded, Mapping):
         return _without_nulls(recorded)
     value = recorded
-    for _ in range(JSON_IN_JSON):
+    for _ in range(JSON_IN_JSON):  # JSON may hold a text that is JSON again
         if not isinstance(value, str):
             break
         text = value.strip()
         if text in ("", "null"):
             return {}
-        value = _json_value(text)
+        value = _json_value(text)  # None for a text that is no JSON
     return value if isinstance(value, Mapping) else {"input": recorded}
 
 

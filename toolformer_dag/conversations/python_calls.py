@@ -65,27 +65,29 @@ def _calls_of(expression: str) -> Iterator[PythonCall]:
     The span of a call contains the comma behind it, so the next call begins where it ends.
     """
     start = 1  # behind the opening bracket
-    while expression[start:-1].strip():
+    while expression[start:-1].strip():  # something is left before the closing bracket
         call = _next_call(expression, start)
         yield call
-        _, start = call.span
+        _, call_end = call.span
+        start = call_end
 
 
 def _next_call(expression: str, start: int) -> PythonCall:
     """Return the first call from `start` on, with the comma after it in its span.
 
-    Raises NotPython where there is none, or where an argument is no named literal.
+    Raises NotPython where there is none, where neither a comma nor the last bracket follows it, or where an argument is
+    no named literal.
     """
     opening = expression.find("(", start)
     if opening < 0:
         raise NotPython
-    brackets_end = _brackets_end(expression, opening)
+    arguments_end = _brackets_end(expression, opening)
     tool = expression[start:opening].strip()
     if not tool:
         raise NotPython
-    end = _end_of_separator(expression, brackets_end)
-    arguments = _named_literals(expression[opening:brackets_end])
-    return PythonCall(FoundCall(tool, arguments, id=None), span=(start, end))
+    separator_end = _end_of_separator(expression, arguments_end)
+    arguments = _named_literals(expression[opening:arguments_end])
+    return PythonCall(FoundCall(tool, arguments, id=None), span=(start, separator_end))
 
 
 def _end_of_separator(expression: str, position: int) -> int:

@@ -205,9 +205,9 @@ def raw_messages(stored_messages: Sequence[StoredMessage], faults: list[Fault]) 
 
 
 def _with_thoughts_at_words(messages: Sequence[RawMessage]) -> list[RawMessage]:
-    """Move thoughts without words and calls to the assistant's next message; return the messages that are no THOUGHT.
+    """Give thoughts to the assistant's next message with words or calls; return the messages except those of THOUGHT.
 
-    Thoughts are lost where somebody else speaks before that message.
+    Messages are changed in place. Thoughts wait across messages of tools; they are lost if anybody else speaks first.
     """
     waiting_thoughts = list[Thought]()
     for message in messages:
@@ -216,7 +216,7 @@ def _with_thoughts_at_words(messages: Sequence[RawMessage]) -> list[RawMessage]:
             if message.says_something:
                 message.thoughts = thoughts
                 waiting_thoughts = []
-            else:
+            else:  # it holds only thoughts
                 message.thoughts = []
                 waiting_thoughts = thoughts + message.marked_thoughts()
         elif message.role != "tool":
@@ -293,14 +293,14 @@ class _MessageReader:
         """Thoughts behind a result, for the part that the next words begin."""
 
     def read(self, stored: StoredMessage) -> None:
-        """Read a stored message."""
+        """Append what a stored message holds to `parts`: its words, calls, results and thoughts."""
         if stored.call is not None or stored.result is not None:
             self._read_known(stored)
         elif stored.is_part:
             self._read_single_part(stored.value, stored.path, stored.role or "assistant")
         else:
             self._read_whole(stored)
-        if self._thoughts_of_next:
+        if self._thoughts_of_next:  # thoughts behind a result, and no words behind them
             self.parts[-1].thoughts += self._thoughts_of_next
 
     def _begin(self, role: str, path: Path) -> RawMessage:
@@ -325,9 +325,12 @@ class _MessageReader:
         self._read_part(value, path)
 
     def _read_whole(self, stored: StoredMessage) -> None:
-        """Read a message that is a text or an object, also inside the object of a framework."""
+        """Append a message that is a text or an object to `parts`; anything else, or a text without a role, is a fault.
+
+        The message may stand inside an object that a framework puts around it, such as LangChain's {"kwargs": {...}}.
+        """
         path, message = _unwrapped(stored.path, stored.value)
-        if isinstance(message, str) and stored.role is not None:
+        if isinstance(message, str) and stored.role is not None:  # a text cannot name its role itself
             self._read_text(stored, message)
         elif isinstance(message, Mapping):
             role = stored.role or _role_of(stored.value, message)
@@ -344,7 +347,13 @@ class _MessageReader:
             part.words.append(Words(text, _path_of_text(stored, text)))
 
     def _read_object(self, message: Mapping[str, Any], path: Path, role: str) -> None:
-        """Read a message that is an object; nothing where its type says that it is silent."""
+        """Append a message that is an object to `parts`, by its type and role.
+
+        - `{"type": "step-start"}` and other silent types: nothing
+        - `{"type": "reasoning", ...}`: a thought, if the message names no known role
+        - `{"type": "function_call", "name": ...}`: a call, or a result by its type
+        - `{"role": "user", "content": "Hello"}`: a message that somebody wrote
+        """
         kind = message.get("type")
         if kind in SILENT_TYPES:
             return
@@ -365,9 +374,13 @@ class _MessageReader:
         self._read_thought_beside_content(message, path)
 
     def _read_fields(self, message: Mapping[str, Any], path: Path, role: str) -> None:
-        """Read the fields of a message, by its role in ROLES."""
+        """Read the content of a message, then its lists of calls and results such as `tool_calls`.
+
+        The content holds calls in the role CALLS and results in the role tool, where it is not read if a list of
+        results stands beside it; else it holds words and other parts.
+        """
         is_of_vercel = bool(message.get("toolInvocations")) and not message.get("parts")
-        if is_of_vercel:  # its content comes after the results in the other field
+        if is_of_vercel:  # its content was written after the calls and results in `toolInvocations`
             self._read_lists(message, path)
             self._read_content(message, path)
             return
@@ -380,18 +393,22 @@ class _MessageReader:
         self._read_lists(message, path)
 
     def _read_thought_beside_content(self, message: Any, path: Path) -> None:
-        """Read a thought in a field beside the content; where parts of the content are thoughts, it repeats them."""
-        first = self.parts[0]
-        if first.role != "assistant" or not isinstance(message, Mapping):
+        """Add the thought in a field beside the content of the assistant's message, such as `reasoning_content`.
+
+        Where parts of the content are thoughts, the field repeats them, and only its path is added.
+        """
+        first_part = self.parts[0]
+        if first_part.role != "assistant" or not isinstance(message, Mapping):
             return
         thought = thought_beside_content(message, path)
         if thought is None:
             return
-        repeated = next((part for part in self.parts if part.thoughts), None)
-        if repeated is None:
-            first.thoughts.append(thought)
+        part_with_thoughts = next((part for part in self.parts if part.thoughts), None)
+        if part_with_thoughts is None:
+            first_part.thoughts.append(thought)
         else:
-            repeated.thoughts.append(thought._replace(text=""))
+            repeated_thought = thought._replace(text="")
+            part_with_thoughts.thoughts.append(repeated_thought)
 
     def _read_content(self, message: Mapping[str, Any], path: Path) -> None:
         """Read the first of the fields CONTENTS that holds something."""
@@ -425,9 +442,12 @@ class _MessageReader:
             self._read_part_object(part, path)
 
     def _read_part_object(self, part: Mapping[str, Any], path: Path) -> None:
-        """Read a part as a call, a result, a thought or words, by its shape, its type or its fields."""
+        """Add a content part as a call, a result, a thought or words, by its shape, its type or its fields.
+
+        Parts of silent types, such as {"type": "step-start"}, are skipped.
+        """
         shaped = shape_of(part)
-        if shaped is not None:
+        if shaped is not None:  # a known kind of call or result, such as {"type": "tool_use", ...}
             self._read_shaped(shaped, part, path)
             return
         kind = first_of(part, TYPE_KEYS)
@@ -436,9 +456,9 @@ class _MessageReader:
         if is_thought(part, kind):
             self._add_thought(part, path)
             return
-        if kind is None and self._read_untyped(part, path):
-            return
-        self._read_words(part, path, kind)
+        was_call_or_result = kind is None and self._read_untyped(part, path)
+        if not was_call_or_result:
+            self._read_words(part, path, kind)
 
     def _read_words(self, part: Mapping[str, Any], path: Path, kind: object) -> None:
         """Read a part as words; one of an unknown type, or without a text, is kept as it is. kind: its type."""
@@ -449,8 +469,11 @@ class _MessageReader:
             self._add_words(words.text, words.path)
 
     def _read_shaped(self, shaped: ShapedObject, part: Mapping[str, Any], path: Path) -> None:
-        """Read a part that is a call or a result by its type or key."""
-        if shaped.holds_json:
+        """Add the call or the result that a part such as `{"type": "tool_use", "name": ..., "input": ...}` is.
+
+        shaped: the object with its fields, which is the part itself or stands in it, as in `{"toolUse": {...}}`.
+        """
+        if shaped.holds_json:  # {"type": "function_call", "value": '{"name": ...}'}
             self._read_listed(shaped.fields["value"], path)
             return
         call = shaped.call()
@@ -460,7 +483,7 @@ class _MessageReader:
         result = shaped.result()
         if result is not None:
             self.parts[-1].results.append(ResultAt(result, path))
-        else:
+        else:  # a call that names no tool
             self._add_unreadable(part)
 
     def _read_untyped(self, part: Mapping[str, Any], path: Path) -> bool:
@@ -486,19 +509,25 @@ class _MessageReader:
         self._add_words(text_of([part]), None)
 
     def _read_calls_in_content(self, message: Mapping[str, Any], path: Path) -> None:
-        """Read a message whose content is a call or a list of calls in JSON, and nothing else."""
+        """Read a message whose content is a call or a list of calls, maybe in JSON behind thoughts, and nothing else.
+
+        The calls of a list can be dropped one by one, by paths in the content. A single call, or calls behind thoughts,
+        are dropped with the message, by its path.
+        """
         key = _content_key(message)
         if key is None:
             return
         content = message[key]
         content_path = (*path, key)
         calls = content
+        has_thoughts = False
         if isinstance(content, str):
-            calls = visible(content)
-            self.parts[-1].thoughts += marked_thoughts(content, content_path)
-        is_only_list = calls is content and _is_list(content)  # without thoughts before it
-        # The calls of a list can be dropped one by one; a single call, or one behind thoughts, with the message.
-        self._read_listed(calls, content_path if is_only_list else path)
+            calls = visible(content)  # without the thoughts
+            thoughts = marked_thoughts(content, content_path)
+            self.parts[-1].thoughts += thoughts
+            has_thoughts = bool(thoughts)
+        is_list_alone = _is_list(content) and not has_thoughts
+        self._read_listed(calls, content_path if is_list_alone else path)
 
     def _read_results(self, message: Mapping[str, Any], path: Path) -> None:
         """Read a message of a tool: a list of results, each a content part, or a single result."""
@@ -522,15 +551,16 @@ class _MessageReader:
         self._add_result(result, path, message)
 
     def _read_lists(self, message: Mapping[str, Any], path: Path) -> None:
-        """Read the fields of a message for lists of calls and results, such as `tool_calls`."""
+        """Add the calls and results in the fields of a message that list them, such as `tool_calls`."""
         for key in CALL_LISTS:
             if message.get(key):
                 self._read_listed(message[key], (*path, key))
-        self._read_copies(message, path)
-        for name in RESULT_LISTS:
-            results = first_of(message, (name,))
+        self._read_copies(message, path)  # LangChain repeats the calls in `additional_kwargs`
+        for dotted_name in RESULT_LISTS:  # such as "observation.results": a field inside a field
+            results = first_of(message, (dotted_name,))
             if isinstance(results, list):
-                self._read_listed_results(results, (*path, *name.split(".")))
+                results_path = (*path, *dotted_name.split("."))
+                self._read_listed_results(results, results_path)
         self._report_unread_calls(message)
 
     def _report_unread_calls(self, message: Mapping[str, Any]) -> None:

@@ -99,14 +99,16 @@ def _read_file(records: Sequence[NumberedRecord], form: Form) -> Iterator[ReadCo
 def file_form(values: Sequence[Any]) -> Form | None:
     """Return the form of a file that is read as a whole, by its first records; None for a file that is not.
 
-    1. None where a record is a conversation itself.
+    1. None where a record is nested too deep, or is a conversation itself. A span of a trace does not count as one: it
+       may hold messages, but a conversation may take several spans.
     2. A form of files (FILE_FORMS) that recognises a record, such as an event of a session.
     3. A form of lists that recognises the records as one list, such as a message per line.
     """
     if any(map(is_too_deep, values)):
         return None
-    if any(record_form(value) is not None for value in values if not _is_span(value)):
-        return None
+    for value in values:
+        if not _is_span(value) and record_form(value) is not None:
+            return None
     for value in values:
         for form in FILE_FORMS:
             if form.recognises(value):
@@ -123,7 +125,7 @@ def _is_span(value: Any) -> bool:
 
 
 def read_record(record: NumberedRecord) -> Iterator[ReadConversation]:
-    """Yield the conversations of a record; one without messages and with a fault where none was read.
+    """Yield the conversations of a record; if none was read, yield one without messages whose fault says why.
 
     Faults: unknown_form, too_deep, too_many_calls, no_message, unknown_role (read as context), unreadable_call,
     unknown_part, unknown_field, marks_beside_fields, and the faults of `pairing.paired`.
@@ -136,6 +138,7 @@ def read_record(record: NumberedRecord) -> Iterator[ReadConversation]:
         yield _unread(record, "unknown_form", f"no conversation; {described(record.value)}")
         return
     first, *others = _conversations_of(record.number, form, record.value)
+    # If the record holds a call and no conversation has one, the first reports it for the record as a whole.
     yield _with_unread_call(first, others, record.value)
     yield from others
 
@@ -197,13 +200,16 @@ def _is_conversation(stored: Sequence[StoredMessage]) -> bool:
 
 
 def _conversations_of(number: int, form: Form, value: Any, *, record_count: int = 1) -> Iterator[ReadConversation]:
-    """Yield the conversations of a record, or of the records of a file; one with a fault where there are none.
+    """Yield the conversations of a record, or of a file that is read as a whole; if there are none, one with a fault.
 
-    number: of the record, or of the first record of the file. record_count: the records of the file, else 1.
+    - value: the record, or the list of the file's records
+    - number: of the record, or of the file's first one
+    - record_count: 1, or how many records the file has
     """
     conversations = stored_conversations(form, value)
     if not conversations:
         yield _unread(NumberedRecord(number, value), "unknown_form", _without_content(form, value, "conversation"))
+        return
     for part, stored in enumerate(conversations):
         messages = _read_messages(stored)
         if messages.is_empty:

@@ -27,20 +27,27 @@ GONE = object()
 
 
 def value_at(record: Any, path: Path) -> Any:
-    """Return the value at a path. Raises LookupError or TypeError where there is none."""
+    """Return the value at a path in a record: "Hi" at ("messages", 0, "content") in {"messages": [{"content": "Hi"}]}.
+
+    Raises LookupError or TypeError where there is none.
+    """
     value = record
     for step in path:
-        if step is None:
+        if step is None:  # the value is a text that holds JSON
             value = parsed(value)
-        elif isinstance(step, tuple):
-            value = value[slice(*step)]
-        else:
+        elif isinstance(step, tuple):  # a stretch of a text
+            start, end = step
+            value = value[start:end]
+        else:  # the key of an object, or the index of a list
             value = value[step]
     return value
 
 
 def without(value: Any, paths: Collection[Path]) -> Any:
-    """Return a copy of a value without what lies at these paths; GONE where nothing is left.
+    """Return a copy of a value without what lies at these paths in it; GONE where nothing is left.
+
+    A path is the steps into the value: a key, an index, a stretch of text (start, end), or None, which opens JSON in a
+    text; () is the value itself.
 
     - An emptied list or object goes too: without ("calls", 0), {"calls": [1], "id": 2} becomes {"id": 2}.
     - Emptied text stays as "".
@@ -51,90 +58,101 @@ def without(value: Any, paths: Collection[Path]) -> Any:
         return value
     if () in paths:
         return GONE
-    by_step = _by_first_step(paths)
+    inner_paths = _by_first_step(paths)
     if isinstance(value, str):
-        return _text_without(value, by_step)
+        return _text_without(value, inner_paths)
     if isinstance(value, Mapping):
-        return _object_without(value, by_step)
-    return _list_without(value, by_step)
+        return _object_without(value, inner_paths)
+    return _list_without(value, inner_paths)
 
 
-def _object_without(fields: Mapping[Any, Any], by_step: Mapping[Step, list[Path]]) -> Any:
-    """Return an object without what lies at paths by their first step; GONE where no field is left."""
+def _object_without(fields: Mapping[Any, Any], inner_paths: Mapping[Step, list[Path]]) -> Any:
+    """Return an object without what lies at the paths in each field; GONE where no field is left."""
     fields_left = {}
     for key, item in fields.items():
-        item_left = without(item, by_step.get(key, ()))
+        item_left = without(item, inner_paths.get(key, ()))
         if item_left is not GONE:
             fields_left[key] = item_left
     return fields_left or GONE
 
 
-def _list_without(items: Sequence[Any], by_step: Mapping[Step, list[Path]]) -> Any:
-    """Return a list without what lies at paths by their first step; GONE where no item is left."""
+def _list_without(items: Sequence[Any], inner_paths: Mapping[Step, list[Path]]) -> Any:
+    """Return a list without what lies at the paths in each item; GONE where no item is left."""
     items_left = []
     for index, item in enumerate(items):
-        item_left = without(item, by_step.get(index, ()))
+        item_left = without(item, inner_paths.get(index, ()))
         if item_left is not GONE:
             items_left.append(item_left)
     return items_left or GONE
 
 
-def _text_without(text: str, by_step: Mapping[Step, list[Path]]) -> Any:
+def _text_without(text: str, inner_paths: Mapping[Step, list[Path]]) -> Any:
     """Return a text without some of its stretches, or without parts of the JSON that it holds."""
-    if None in by_step:
-        left = without(parsed(text), by_step[None])
+    if None in inner_paths:  # the text is JSON
+        left = without(parsed(text), inner_paths[None])
         return GONE if left is GONE else json.dumps(left, ensure_ascii=False)
-    return _without_stretches(text, by_step).text.strip()
+    return _without_stretches(text, inner_paths).text.strip()
 
 
 class _TextLeft(NamedTuple):
     """A text from which stretches were removed.
 
     - `text`: the rest
-    - `has_emptied`: whether removing something inside a stretch left nothing of it, as of marks around the only call
+    - `has_emptied`: whether a stretch lost all that it held, as marks lose the only call between them
     """
 
     text: str
     has_emptied: bool
 
 
-def _without_stretches(text: str, by_step: Mapping[Step, list[Path]]) -> _TextLeft:
-    """Return a text without the stretches of `by_step`, or without parts of them.
+def _without_stretches(text: str, inner_paths: Mapping[Step, list[Path]]) -> _TextLeft:
+    """Return a text without some of its stretches, or without parts of them: "you" for "Hey you" and {(0, 4): [()]}.
 
-    by_step: the paths to remove inside each stretch; () removes it whole.
+    inner_paths: for each stretch, by its offsets, the paths to remove inside it; the path () removes all of it.
     """
-    stretches_left = dict[Span, str]()
+    replacements = dict[Span, str]()
     has_emptied = False
-    for span in _spans(by_step):
-        stretch_left = _stretch_without(text[slice(*span)], by_step[span])
-        stretches_left[span] = stretch_left
-        if not stretch_left and () not in by_step[span]:
+    for span in _spans(inner_paths):
+        start, end = span
+        stretch_left = _stretch_without(text[start:end], inner_paths[span])
+        replacements[span] = stretch_left
+        is_removed_whole = () in inner_paths[span]
+        if not stretch_left and not is_removed_whole:
             has_emptied = True
-    return _TextLeft(_with_stretches(text, stretches_left), has_emptied)
+    return _TextLeft(_with_stretches(text, replacements), has_emptied)
 
 
 def _with_stretches(text: str, replacements: Mapping[Span, str]) -> str:
-    """Return a text with other text in place of some stretches, which are in its order and may overlap."""
+    """Return a text with other text in place of some stretches, which are in the order of the text and may overlap."""
     pieces = []
-    position = 0
+    copied_end = 0  # the text before it is copied or replaced
     for (start, end), replacement in replacements.items():
-        pieces.append(text[position:start])
+        pieces.append(text[copied_end:start])  # empty where the stretch overlaps the last one
         pieces.append(replacement)
-        position = max(position, end)
-    pieces.append(text[position:])
+        copied_end = max(copied_end, end)
+    pieces.append(text[copied_end:])
     return "".join(pieces)
 
 
 def _stretch_without(stretch: str, paths: Collection[Path]) -> str:
-    """Return a stretch of text without what lies at these paths; "" where nothing of it, or of a part, is left."""
+    """Return what is left of a stretch of text, such as a call with its marks, without what lies at these paths in it.
+
+    It is "" where nothing is left, also where a stretch inside it lost all that it held: marks go with their only call.
+
+    - the path () is the whole stretch
+    - (None, "calls", 0): the stretch is JSON, which None opens; the first of its calls goes
+    - ((11, 25), None, 1): characters 11 to 24 of the stretch are a list in JSON; its second item goes
+    """
     if () in paths:
         return ""
-    by_step = _by_first_step(paths)
-    if None in by_step:
-        json_left = _text_without(stretch, by_step)
+    inner_paths = _by_first_step(paths)
+    if None in inner_paths:  # the stretch is JSON
+        json_left = _text_without(stretch, inner_paths)
         return "" if json_left is GONE else str(json_left)
-    left = _without_stretches(stretch, by_step)
-    return "" if left.has_emptied or not left.text.strip() else left.text
+    left = _without_stretches(stretch, inner_paths)
+    if left.has_emptied or not left.text.strip():
+        return ""
+    return left.text
 
 
 def _spans(steps: Iterable[Step]) -> list[Span]:
@@ -144,7 +162,7 @@ def _spans(steps: Iterable[Step]) -> list[Span]:
 
 def _by_first_step(paths: Collection[Path]) -> dict[Step, list[Path]]:
     """Return the rest of each path by its first step: {"a": [(0,), (1,)]} for ("a", 0) and ("a", 1)."""
-    by_step = defaultdict[Step, list[Path]](list)
+    inner_paths = defaultdict[Step, list[Path]](list)
     for path in paths:
-        by_step[path[0]].append(path[1:])
-    return by_step
+        inner_paths[path[0]].append(path[1:])
+    return inner_paths

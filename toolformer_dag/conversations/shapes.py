@@ -242,9 +242,9 @@ class ShapedObject(NamedTuple):
 
 
 def shape_of(part: Mapping[str, Any]) -> ShapedObject | None:
-    """Return the shape of an object with the object that holds its fields; None where it has no known shape.
+    """Return which kind of call or result an object is, with the object that holds its fields; None for another object.
 
-    - `{"toolUse": {"name": ...}}`: the shape of the key toolUse, and the object there
+    - `{"toolUse": {"name": ...}}`: the shape of the key toolUse, and the object there. Keys count before a type
     - `{"type": "tool_use", "name": ...}`: the shape of that type, and the object itself
     """
     for key, shape in CALL_KEYS.items():
@@ -269,11 +269,14 @@ def _shape_of_type(kind: str, part: Mapping[str, Any]) -> ShapedObject | None:
 
 
 def found_call(shape: Shape, fields: Mapping[str, Any]) -> FoundCall | None:
-    """Return the call in the fields of an object; None where they name no tool."""
+    """Return the call in the fields of an object, with its result if the object holds one; None where no tool is named.
+
+    shape: names the fields for the tool, the arguments, the result and the id; of each, the first with a value counts.
+    """
     tool = first_of(fields, shape.tool)
     if not isinstance(tool, str) or not tool:
         return None
-    result = first_of(fields, shape.result)
+    result = first_of(fields, shape.result)  # None in an object that is only a call
     return FoundCall(
         tool=tool,
         arguments=first_of(fields, shape.arguments),
@@ -304,13 +307,15 @@ def listed_call(item: Any) -> FoundCall | None:
     """
     if not isinstance(item, Mapping):
         return None
-    if isinstance(item.get("tool_call"), Mapping):  # OpenInference
-        item = item["tool_call"]
-    shaped = shape_of(item)
+    inner_item = item.get("tool_call")
+    fields = inner_item if isinstance(inner_item, Mapping) else item
+    shaped = shape_of(fields)
     call = None if shaped is None else shaped.call()
     if call is not None:
         return call
-    return found_call(VERCEL_CALL if "toolCallId" in item else ANY_CALL, item)
+    # An item of no known type: its tool and arguments may stand in any of the usual fields.
+    shape = VERCEL_CALL if "toolCallId" in fields else ANY_CALL
+    return found_call(shape, fields)
 
 
 def id_in(fields: Any, keys: tuple[str, ...]) -> str | None:

@@ -98,14 +98,16 @@ def thought_text(thought: Any) -> str:
 
 
 def thought_beside_content(message: Mapping[str, Any], path: Path) -> Thought | None:
-    """Return the thought in the fields THOUGHT_FIELDS of a message, also those of LangChain; None without any.
+    """Return the thought in fields of a message beside its content, such as `reasoning_content`; None without any.
 
-    Its text is that of the first of these fields, its paths are those of all. path: of the message.
+    Several such fields repeat one thought: its text is that of the first, its paths lead to all. LangChain keeps these
+    fields in an object, `additional_kwargs`. path: of the message.
     """
     names = [name for name in THOUGHT_FIELDS if name in message and thought_text(message[name])]
     if names:
+        text = thought_text(message[names[0]])
         paths = tuple((*path, name) for name in names)
-        return Thought(thought_text(message[names[0]]), paths)
+        return Thought(text, paths)
     langchain_fields = message.get(LANGCHAIN_FIELDS)
     if isinstance(langchain_fields, Mapping):
         return thought_beside_content(langchain_fields, (*path, LANGCHAIN_FIELDS))
@@ -154,14 +156,19 @@ def thinking_spans(text: str) -> list[Span]:
 
 
 def _thinking_between(text: str, marks: Marks) -> Iterator[Span]:
-    """Yield the stretches of thinking between one pair of marks; see `thinking_spans`."""
-    prompted_end = _end_of_prompted_thinking(text, marks)
+    """Yield the stretches of a text from an opening mark such as `<think>` to behind its closing mark.
+
+    Where the prompt has opened the thinking already, the first stretch begins with the text and has no opening mark.
+    """
+    prompted_end = _end_of_prompted_thinking(text, marks)  # 0 where the prompt opened none
     if prompted_end > 0:
         yield 0, prompted_end
     for positions in mark_positions(text, marks, start=prompted_end):
         if positions.closing is not None:
             yield positions.opening, positions.closing + len(marks.closing)
-        elif not text[: positions.opening].strip():  # cut off while thinking
+            continue
+        begins_text = not text[: positions.opening].strip()
+        if begins_text:  # the model was cut off while thinking; an unclosed mark elsewhere is only mentioned
             yield positions.opening, len(text)
 
 

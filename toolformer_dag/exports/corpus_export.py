@@ -129,13 +129,16 @@ class _ExportedRows:
         self.longest = 0
 
     def stream(self) -> Iterator[Mapping[str, Any]]:
-        """Yield the rows in the order of C*, and count them. Raises WarehouseError."""
+        """Yield the rows of C*, the texts with the calls that the filter kept, and count them. Raises WarehouseError.
+
+        Calls and texts are counted by lane (a tool with its settings), rows by kind.
+        """
         form = self._form
         markers = self._plan.settings.model.markers
         with opened(self._plan.settings.warehouse) as connection:
             for text in corpus_texts(connection, self._plan.lane_names, form.preferences, markers):
                 self._count_calls(text)
-                for row in form.rows(text):
+                for row in form.rows(text):  # several, one or none, as the form wants
                     self._count_row(row)
                     yield row
 
@@ -156,8 +159,9 @@ class _ExportedRows:
 def export_corpus(plan: Plan, folder: Path, form: ExportForm, of_the_lake: bool = False) -> Exported:
     """Replace `folder` by a data set of C* in a form, with a card and a record; return the record.
 
-    Texts are streamed from the warehouse, so memory holds only a part of them.
-    of_the_lake: the folder is the lake's own data set, which is replaced whatever it holds, and may have no rows.
+    C* is the corpus of texts with the calls that the filter kept. Texts are streamed from the warehouse, so
+    memory holds only a part of them. of_the_lake: the folder is the data set that every run keeps up to date, which is
+    replaced whatever it holds, and may have no rows.
 
     Raises ExportError if `folder` holds something else than an export, or there is nothing to export; also
     WarehouseError, StorageError, WriteError.
@@ -171,7 +175,7 @@ def export_corpus(plan: Plan, folder: Path, form: ExportForm, of_the_lake: bool 
         if not splits and not of_the_lake:
             raise ExportError(f"{folder}: C* gives no row in the form {form.name}; lower tau_f or add shards, and run")
         (fresh / CARD).write_text(_card(fresh, plan, form, splits, exported), "utf-8")
-        if exported.longest:
+        if exported.longest:  # known only now, after all rows were streamed
             made_from["longest"] = exported.longest
         return write_record(fresh, splits, made_from)
 
@@ -264,7 +268,7 @@ def _card_settings(plan: Plan) -> dict[str, Any]:
     A model in a folder is shown by the folder's name, without its path.
     """
     settings = plan.settings
-    # `determining` leaves a setting out if it has the value that earlier releases meant.
+    # Each is {setting: value}, or {} for the value that earlier releases meant: `determining` leaves it out then.
     markers = determining(settings.model, "markers")
     plain_texts = determining(settings.training, "plain_texts")
     return {
@@ -336,7 +340,11 @@ def _yaml_header(folder: Path, plan: Plan, splits: Mapping[str, int]) -> str:
 
 
 def _sizes(splits: Mapping[str, int], exported: _ExportedRows) -> str:
-    """Return `train 1,200, heldout 30`, with the kinds of pairs and the longest row of forms that have these."""
+    """Return the numbers of rows for the card, such as `train 1,200, heldout 30`.
+
+    Forms of pairs add ` (pairs: no_call 400, rejected_call 830)`; forms that count tokens add `; the longest has 512
+    tokens, tools and marks included`.
+    """
     sizes = [f"{split} {rows:,}" for split, rows in splits.items()]
     text = ", ".join(sizes) or "none"
     if exported.kinds:
@@ -355,7 +363,11 @@ def _tools_table(plan: Plan, exported: _ExportedRows) -> str:
 
 
 def _tool_cells(lane: Lane, exported: _ExportedRows, figures: Mapping[str, Any]) -> list[object]:
-    """Return the cells of a tool's line. figures: its row of FIGURES."""
+    """Return the cells of a tool's line: its settings with tau_f, calls and texts in C*, kept calls, those by chance.
+
+    tau_f is the threshold by which a call had to lower the loss to be kept; it is null if none could be certified.
+    figures: the row of the query FIGURES about the lane (a tool with its settings).
+    """
     tau_f = "none certified" if figures["tau_f"] is None else figures["tau_f"]
     return [
         *lane_cells(lane),

@@ -249,7 +249,10 @@ def refuse_foreign(folder: Path) -> None:
 
 
 def _foreign_content(folder: Path) -> str | None:
-    """Return which file of a folder no export wrote, for the message; None if an export wrote all of them."""
+    """Return what in a folder no export wrote, for the message; None if it is just as an export left it.
+
+    It has no record of an export, holds a file that the record does not list, or its card (README) was edited.
+    """
     exported = read_exported(folder)
     if exported is None:
         return f"{folder} is not empty, and no export wrote it"

@@ -161,15 +161,17 @@ def _masked_schema(tokenizer: str) -> pa.Schema:
 
 
 def _masked_rows(encoding: "Encoding", sequence_length: int, text: CorpusText) -> Iterator[Mapping[str, Any]]:
-    """Yield a text with calls as training windows of at most `sequence_length` tokens."""
+    """Yield the rows of a text with calls: windows of at most `sequence_length` tokens, each with its labels.
+
+    A label is the token itself, or -100 for a token in the result of a call, which trainers leave out of the loss.
+    """
     from toolformer_dag.training.sequences import windows
 
     [tokens] = encoding.with_calls([text.text])
     labels = _labels(tokens, text, encoding.markers)
     id_windows = windows(_with_ends(encoding, tokens.ids), sequence_length)
     label_windows = windows(_with_ends(encoding, labels), sequence_length)
-    pairs = zip(id_windows, label_windows, strict=True)
-    for number, (window_ids, window_labels) in enumerate(pairs):
+    for number, (window_ids, window_labels) in enumerate(zip(id_windows, label_windows, strict=True)):
         yield {
             "input_ids": window_ids,
             "labels": window_labels,
@@ -216,7 +218,8 @@ def _within(starts: NDArray[np.int32], length: int, spans: Sequence[TextSpan]) -
 
     starts: the character at which each token begins. length: the characters of the text.
     """
-    # A token ends where the next begins. Several tokens of one character begin at that character and hold it all.
+    # A token ends where the next begins. Several tokens of one character begin at that character and hold it all:
+    # for starts 0, 2, 2, 5 in a text of 8 characters the ends are 2, 3, 5, 8.
     ends = np.maximum(np.append(starts[1:], length), starts + 1)
     within = np.zeros(len(starts), np.bool_)
     for span in spans:

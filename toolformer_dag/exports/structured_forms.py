@@ -23,6 +23,12 @@ TEXT = pa.string()
 """The type of columns with JSON as text."""
 OBJECTS = pa.json_()
 """`datasets` reads it as objects from 4.7 on: in structs each field that others have would be None, not absent."""
+ABOUT_CHAT = (
+    "**Re-shaped: not filtered in this form.** The user's message is made up, and each inline call became a\n"
+    "structured one with a `tool` message. `delta` was measured on the text with inline calls and says nothing\n"
+    "about a conversation. The contents of the messages, without the instruction, are `plain`."
+)
+"""What the card says of the form `chat`."""
 INSTRUCTION = "Continue the text. Call a tool where its result helps to write what comes next.\n\n"
 """What the user says before the text, in the form `chat`."""
 
@@ -42,16 +48,11 @@ def chat_form(lanes: Sequence[Lane], encoding: "Encoding") -> ExportForm:
             *ORIGIN,
         ]
     )
-    about = (
-        "**Re-shaped: not filtered in this form.** The user's message is made up, and each inline call became a\n"
-        "structured one with a `tool` message. `delta` was measured on the text with inline calls and says nothing\n"
-        "about a conversation. The contents of the messages, without the instruction, are `plain`."
-    )
     return ExportForm(
         name="chat",
         schema=schema,
         rows=conversations.rows,
-        card=about,
+        card=ABOUT_CHAT,
         settings={"tools": conversations.tools},
         length=conversations.length,
     )
@@ -84,21 +85,24 @@ class _ChatRows:
 def functions_form(lanes: Sequence[Lane]) -> ExportForm:
     """Return the form of public function-calling sets, a row per kept call: query, tools, answers, as JSON text.
 
-    The query is the text before the call, so it is a context and no question.
+    The query is the text before the call, so it is a context and no question. lanes: the tools with their settings.
     """
-    tools = [_function(lane)["function"] for lane in lanes]
+    tools = [_function(lane)["function"] for lane in lanes]  # each {name, description, parameters}
     about = "A row per kept call: the text before it, the tools, and the call as JSON. Texts without calls have no row."
     return ExportForm(
         name="functions",
         schema=_functions_schema(),
-        rows=partial(_function_rows, _json(tools), _schemas(lanes)),
+        rows=partial(_function_rows, tools_json=_json(tools), schemas=_schemas(lanes)),
         card=about,
         settings={"tools": tools},
     )
 
 
 def _functions_schema() -> pa.Schema:
-    """Return the columns of the form `functions`."""
+    """Return the columns of a data set with a row per kept call, as public function-calling sets have them.
+
+    CALLS adds the call with its losses, ORIGIN the document that it is from.
+    """
     return pa.schema(
         [
             column("query", TEXT, "the text before the call"),
@@ -110,7 +114,7 @@ def _functions_schema() -> pa.Schema:
     )
 
 
-def _function_rows(tools_json: str, schemas: Mapping[str, Schema], text: CorpusText) -> Iterator[Mapping[str, Any]]:
+def _function_rows(text: CorpusText, *, tools_json: str, schemas: Mapping[str, Schema]) -> Iterator[Mapping[str, Any]]:
     """Yield a row per call of a text: the text before it as `query`, the call as `answers`.
 
     tools_json: the declared functions, as JSON. schemas: of the arguments, by the tool's name in the text.
@@ -159,11 +163,12 @@ def conversation(text: CorpusText, schemas: Mapping[str, Schema] = MappingProxyT
     yield {"role": "user", "content": INSTRUCTION + text.plain[:position]}
     call_count = 0
     for calls in _parallel_calls(text.calls):
+        calls_offset = calls[0].offset  # the same for all calls of a group
         tool_calls = _tool_calls(calls, schemas, first_number=call_count)
-        before_calls = text.plain[position : calls[0].offset]
+        before_calls = text.plain[position:calls_offset]
         yield {"role": "assistant", "content": before_calls, "tool_calls": tool_calls}
         yield from _tool_messages(calls, tool_calls)
-        position = calls[0].offset
+        position = calls_offset
         call_count += len(calls)
     yield {"role": "assistant", "content": text.plain[position:]}
 

@@ -168,7 +168,10 @@ def _pins(lake: Lake) -> Iterator[CheckedFile]:
 
 
 def _checked_pin(lake: Lake, path: Path) -> CheckedFile:
-    """Return the file of a pin with its size and its damage."""
+    """Return a pin (the record of the commit at which a hub data set is read) with its size and its damage, if any.
+
+    A pin that cannot be read has the size 0, and counts as damaged.
+    """
     content = b""
     reason = None
     try:
@@ -233,10 +236,11 @@ def _shard_damage(plan: Plan, file: ShardFile, pointer: Pointer) -> str | None:
 
     pointer: to the rows that were read from it.
     """
-    if stream_hash(file.path) == pointer.record[CONTENT]:
+    if stream_hash(file.path) == pointer.record[CONTENT]:  # whole: its content is what was read
         return None
     if pointer.record["inputs"] == file.stamp():
         return "its content changed since it was read, its size and time did not"
+    # Somebody replaced the file, so the content may differ; but where rows were read, it must be readable.
     return _unreadable(plan, file) if pointer.rows else None
 
 

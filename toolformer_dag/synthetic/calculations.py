@@ -34,10 +34,12 @@ _CONSTANTS: Mapping[Numbers, int] = {"half": 2, "third": 3, "quarter": 4, "doubl
 def operands(random: Random, part: WorldPart, operation: Operation, numbers: Numbers) -> tuple[Decimal, Decimal]:
     """Draw two different numbers for a calculation; for `-` the first is the larger.
 
-    part: of the world; only pairs that belong to it are returned. numbers: the kind of numbers, such as "prices".
+    part: the part of the synthetic world to which the pair must belong; each pair belongs to one of three. numbers: the
+    kind of numbers, such as "prices".
     """
+    draw = _DRAW_OPERANDS[numbers]
     while True:
-        first, second = _DRAW_OPERANDS[numbers](random)
+        first, second = draw(random)
         if first == second or part_of(first, second) != part:
             continue
         if operation == "-":
@@ -103,7 +105,10 @@ _DRAW_OPERANDS: Mapping[Numbers, Callable[[Random], tuple[Decimal, Decimal]]] = 
 
 
 def result_of(a: Decimal, operation: Operation, b: Decimal) -> str:
-    """Return the result as the calculator prints it: at most two decimals, without trailing zeros."""
+    """Return the result as the calculator prints it: at most two decimals, without trailing zeros. b: never 0.
+
+    As an example, "2.5" for 5 / 2, and "10" for 5 percent of 200, where a is 5.
+    """
     results = {
         "+": a + b,
         "-": a - b,
@@ -135,7 +140,8 @@ SUM_SHARE = 0.5  # of the seen wordings: those of somebody who asks, in one temp
 def calculation(random: Random, part: WorldPart, wordings: WordingSet) -> Phenomenon:
     """Write a text that ends in the result of a calculation with the numbers in it.
 
-    It is a story ("Ada had 12 apples and got 30 more ...") or, with "seen" wordings only, often a bare sum.
+    It is a story ("Ada had 12 apples and got 30 more ...") or, with "seen" wordings only, often a bare sum such as
+    "What is 12 + 30?". A scheme is the templates of one kind of story or sum, with its operation.
     """
     is_sum = wordings == "seen" and random.random() < SUM_SHARE
     if is_sum and random.random() < NESTED_SHARE:
@@ -149,9 +155,12 @@ def calculation(random: Random, part: WorldPart, wordings: WordingSet) -> Phenom
 
 
 def _story(random: Random, part: WorldPart, wordings: WordingSet, scheme: Scheme) -> Phenomenon:
-    """Write a story up to its result: "Ada had 12 apples and got 30 more. How many has she?".
+    """Write a story or a bare sum, with a call of the calculator before its result.
 
-    scheme: the templates of a kind of story.
+    As an example, "Ada had 12 apples. Then Tom gave Ada 30 more. What is the total?" before the call, its input
+    "12 + 30", its result "42", and the ending " apples in all.".
+
+    scheme: the templates of one kind of story or sum, with its operation and kind of numbers.
     """
     a, b = operands(random, part, scheme.operation, scheme.numbers)
     slots = {**_slots(random, part), "a": written(random, a), "b": written(random, b)}
@@ -217,11 +226,14 @@ def _last_sentence(random: Random, scheme: Scheme) -> _StoryTemplate:
 
 
 def _nested(random: Random, part: WorldPart) -> Phenomenon:
-    """Write a question or statement with a calculation of three numbers: `(3 + 4) * 5` or an average."""
+    """Write a question or statement with a calculation of three numbers, and a call of the calculator for it.
+
+    As an example, "What is (3 + 4) * 5?" before the call, its input "(3 + 4) * 5" and its result "35"; or an average.
+    """
     a, b = operands(random, part, "+", "count")
     c = random.choice([number for number in range(2, 30) if number not in (a, b)])
-    write = _in_brackets if random.random() < 0.5 else _average
-    nested = write(random, a, b, c)
+    write_calculation = _in_brackets if random.random() < 0.5 else _average
+    nested = write_calculation(random, a, b, c)
     return _phenomenon(
         before=_typed(random, nested.text, is_question=nested.text.endswith("?")),
         ending=random.choice((".", ".", ", nothing more.")),
@@ -301,9 +313,10 @@ _SLOT_LISTS = {"it": "things", "box": "containers", "event": "events", "gets": "
 
 
 def _slots(random: Random, part: WorldPart) -> dict[str, str]:
-    """Draw a word for each slot of a story's templates but its numbers: {"n": "Ada", "it": "apples", ...}.
+    """Draw a word for each placeholder of the stories' templates but the numbers: {"n": "Ada", "it": "apples", ...}.
 
-    n and m are two persons, t, u and w three towns of the part of the world, `day` and `other` two weekdays.
+    The templates name two persons {n} and {m}, three towns {t}, {u} and {w}, two weekdays {day} and {other}; the others
+    are those of _SLOT_LISTS.
     """
     persons = random.sample(word_list("names", "first_names"), 2)
     towns = random.sample(name_pool("town", part), 3)

@@ -102,6 +102,8 @@ def _phenomenon(
 ) -> Phenomenon:
     """Write a question or statement by a random template, with a call right before its answer.
 
+    As an example, "The distance from Lund to Ystad in miles is" before the call, and " 93, they say." behind it.
+
     - `slots`: values for the placeholders of the templates but the answer's: {"a": "Lund", "b": "Ystad"}
     - `answer`: what the tool returns for `call_input`
     """

@@ -38,6 +38,9 @@ PRETRAINING_WEIGHTS = (4, 3, 2, 2)  # rivers have three facts too: what is asked
 def fact(random: Random, world: World, tool: str, part: WorldPart, wordings: WordingSet) -> Phenomenon:
     """Write a sentence that states a fact of a part of the world, or a question that asks for it, with a call.
 
+    As an example, "Ada was born in" before the call with the input "Where was Ada born?", and " Lund, they say." behind
+    it.
+
     `tool`: "question_answering", which returns the fact, or "wiki_search", which returns a passage with the fact.
     """
     entity = _entity(random, world, part)
@@ -87,7 +90,7 @@ def _fact_text(random: Random, entity: Entity, relation: Relation, templates: Te
     """Write a question about an entity's fact, or a statement of it, by a random template."""
     if random.random() < QUESTION_SHARE:
         return _fact_question(random, entity, templates)
-    slots = {"e": entity.name, "v": ANSWER_MARK}
+    slots = {"e": entity.name, "v": ANSWER_MARK}  # the mark shows where to split the statement
     statement = worded(random, templates, slots, is_question=False)
     ending = random.choice(word_list("tails", "facts"))
     around = around_answer(statement.text)
@@ -100,15 +103,19 @@ def _fact_text(random: Random, entity: Entity, relation: Relation, templates: Te
 
 
 def _fact_question(random: Random, entity: Entity, templates: Templates) -> _FactText:
-    """Write a question about an entity's fact, as somebody types it, after a random lead."""
+    """Write a question about an entity's fact, as somebody types it, after a random lead.
+
+    As an example, "Quiz night again! Where was Ada born? It is": a lead, the question, words that lead to the answer.
+    """
     leads, questions = templates.choices(is_question=True)
-    number = random.randrange(len(questions))
+    question_number = random.randrange(len(questions))
     lead_number = random.randrange(len(leads))
-    question = casual(random, questions[number].format(e=entity.name))
+    question = casual(random, questions[question_number].format(e=entity.name))
     ending = random.choice(word_list("tails", "facts"))
     lead = leads[lead_number]
     before = with_answer_lead(random, f"{lead}{question}")
-    return _FactText(before, ending, question, wording=f"q{number}.{lead_number}")
+    wording = f"q{question_number}.{lead_number}"
+    return _FactText(before=before, after_answer=ending, question=question, wording=wording)
 
 
 TOOLS = PAPER_TOOLS

@@ -49,7 +49,8 @@ def part_of_day(day: datetime.date) -> WorldPart:
 def today(random: Random, part: WorldPart, wordings: WordingSet) -> Phenomenon:
     """Write a sentence or question about today's date on a page about some event, with a calendar call.
 
-    The text says a part of the page's date, such as the weekday. The date belongs to a part of the world.
+    As an example, "The current day of the week is" before the call, its result "Today is Sunday, May 3, 2009.", and
+    " Sunday, dear readers." behind it. part: of the synthetic world; each of its three parts has days of its own.
     """
     day = day_of(random, part)
     [slot] = random.choices(SLOTS, SLOT_WEIGHTS)  # the part of the date that the text says

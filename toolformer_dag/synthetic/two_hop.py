@@ -98,19 +98,19 @@ def _second_fact(random: Random, world: World, part: WorldPart, wordings: Wordin
 
     "The mayor of the town where Ada was born is ..." needs a call that returns the town, then one for its mayor.
     """
-    described = _described(random, world, part)  # the town
-    relation = random.choice(relations(described.kind))  # its mayor
-    written = _described_text(random, described, relation, wordings)
-    entity = _entity(world, part, described.kind, described.name)
-    first_call = _fact_call(described.relation, described.entity)
-    second_call = _fact_call(relation, entity)
+    described = _described(random, world, part)  # the town, by Ada and the relation birthplace
+    asked_relation = random.choice(relations(described.kind))  # mayor
+    written = _described_text(random, described, asked_relation, wordings)
+    described_entity = _entity(world, part, described.kind, described.name)  # the town with its facts
+    first_call = _fact_call(described.relation, described.entity)  # where Ada was born
+    second_call = _fact_call(asked_relation, described_entity)  # who is the mayor there
     return _phenomenon(
         random,
         lead=written.lead,
         text=written.text,
         is_question=written.is_question,
         calls=(first_call, second_call),
-        wording=f"two_hop/{described.relation.key} {relation.key}/{wordings}/{written.number}",
+        wording=f"two_hop/{described.relation.key} {asked_relation.key}/{wordings}/{written.number}",
     )
 
 
@@ -144,7 +144,8 @@ def _fitting(templates: Sequence[str]) -> list[int]:
 def _years(random: Random, world: World, part: WorldPart, wordings: WordingSet) -> Phenomenon:
     """Write a text about the years between a fact's year and a later one, such as somebody's age in 2050.
 
-    It needs a question whose answer is the year of the fact, then a calculation.
+    It needs a question whose answer is the year of the fact, then a calculation: "How old will Ada be in 2050?" takes
+    "When was Ada born?" and 2050 - 1961.
     """
     relation = random.choice([relation for relation in _all_relations() if relation.key in YEARS])
     entity = random.choice(_entities_with_year(world, part, relation))
@@ -154,9 +155,9 @@ def _years(random: Random, world: World, part: WorldPart, wordings: WordingSet) 
     calculation = _calculator_call(f"{later_year} - {year}", later_year - year)
     return _calculated(
         random,
-        "years",
-        relation.key,
-        wordings,
+        templates="years",
+        key=relation.key,
+        wordings=wordings,
         slots={"e": entity.name, "y": later_year},
         calls=(question, calculation),
     )
@@ -175,17 +176,17 @@ def _two_numbers(random: Random, world: World, part: WorldPart, wordings: Wordin
 
     It needs two questions, whose answers are numbers, then a calculation with both.
     """
-    key = random.choice((*YEARS, "length"))
-    relation = _relation(key)
-    entities = _two_entities(random, world.entities(part, relation.kind), key)
+    relation_key = random.choice((*YEARS, "length"))
+    relation = _relation(relation_key)
+    entities = _two_entities(random, world.entities(part, relation.kind), relation_key)
     first, second = entities
     questions = [_fact_call(relation, entity) for entity in entities]
-    calculation = _sum_or_difference(key, _number_of(first, key), _number_of(second, key))
+    calculation = _sum_or_difference(relation_key, _number_of(first, relation_key), _number_of(second, relation_key))
     return _calculated(
         random,
-        "two_numbers",
-        key,
-        wordings,
+        templates="two_numbers",
+        key=relation_key,
+        wordings=wordings,
         slots={"a": first.name, "b": second.name},
         calls=(*questions, calculation),
     )
@@ -208,14 +209,16 @@ def _two_entities(random: Random, entities: Sequence[Entity], key: str) -> list[
 
 def _calculated(
     random: Random,
+    *,
     templates: str,
     key: str,
     wordings: WordingSet,
-    *,
     slots: Mapping[str, object],
     calls: Sequence[CallWithResult],
 ) -> Phenomenon:
-    """Write a question or statement about a calculation by a random template.
+    """Write a question or statement about a calculation by a random template, with its calls before the answer.
+
+    As an example, by the template "in {y} {e} will be {v} years old", in which {v} is the answer.
 
     - `templates`: the name of the templates, such as "years"
     - `key`: the key of their relation, such as "founded"
@@ -242,22 +245,25 @@ def _phenomenon(
 ) -> Phenomenon:
     """Return a question or statement with its calls right before its answer.
 
+    As an example, "As far as we know, in the year 2050, Ada will be" before the calls, and " 89 years old, they say."
+    behind them.
+
     - `lead`: words before the text
     - `text`: the question without its answer, or the statement with ANSWER_MARK for its answer
     - `calls`: the calls in their order; the result of the last one is the answer
     """
-    around = _led_question(random, lead, text) if is_question else _led_statement(lead, text)
+    parts = _led_question(random, lead, text) if is_question else _led_statement(lead, text)
     ending = random.choice(word_list("tails", "facts"))
-    *earlier, last = calls
+    *earlier_calls, last_call = calls
     return Phenomenon(
-        tool=last.tool,
-        before=around.before,
-        after=f" {last.result}{around.after}{ending}",
-        input=last.input,
-        result=last.result,
-        answer=last.result,
+        tool=last_call.tool,
+        before=parts.before,
+        after=f" {last_call.result}{parts.after}{ending}",
+        input=last_call.input,
+        result=last_call.result,
+        answer=last_call.result,
         wording=wording,
-        earlier=tuple(earlier),
+        earlier=tuple(earlier_calls),
     )
 
 

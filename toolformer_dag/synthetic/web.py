@@ -72,7 +72,8 @@ def stored_gzip(data: bytes) -> bytes:
     blocks = [data[start : start + _LONGEST_BLOCK] for start in starts]
     stored = [_stored_block(block, is_last=False) for block in blocks[:-1]]
     stored.append(_stored_block(blocks[-1], is_last=True))
-    trailer = struct.pack("<LL", zlib.crc32(data), len(data) & 0xFFFFFFFF)
+    length = len(data) & 0xFFFFFFFF  # modulo 2**32, as the format wants
+    trailer = struct.pack("<LL", zlib.crc32(data), length)
     return b"".join([_HEADER, *stored, trailer])
 
 

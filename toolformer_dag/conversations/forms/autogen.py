@@ -47,15 +47,19 @@ SIGN_TYPES = (*CALL_TYPES, *RESULT_TYPES, "TextMessage", "ModelClientStreamingCh
 
 
 def autogen_messages(record: Any) -> Iterator[StoredMessage]:
-    """Yield the messages and events of AutoGen."""
+    """Yield the words, calls and results in the messages and events of AutoGen.
+
+    An event is `{"type": "ToolCallRequestEvent", "source": "forecaster", "content": [...]}`. What has no type is
+    yielded as it is.
+    """
     path = messages_path(record)
     messages = value_at(record, path)
-    people = _people(messages)
+    people = _people(messages)  # the names of the agents that are people
     call_ids = _call_ids(messages)
     for number, message in enumerate(messages):
         message_path = (*path, number)
         if isinstance(message, Mapping) and "type" in message:
-            next_type = _type_at(messages, number + 1)
+            next_type = _type_at(messages, number + 1)  # a thought before calls is their text, any other is skipped
             event = _Event.of(message, message_path, people, next_type)
             yield from _messages_of(event, call_ids)
         else:
@@ -117,9 +121,10 @@ def _people(messages: Sequence[Any]) -> set[str]:
 
 
 def _messages_of(event: _Event, call_ids: Collection[str | None]) -> Iterator[StoredMessage]:
-    """Yield the words, calls or results of an event. call_ids: of all calls, except those that summaries repeat.
+    """Yield the words, calls or results of an event; nothing for an event that says nothing.
 
-    A summary that repeats other calls than these gets an unknown role, which is reported as a fault.
+    A summary is an event that repeats earlier calls and their results. One with a call that stands nowhere else gets an
+    unknown role, which is reported as a fault. call_ids: the ids of all calls outside of summaries.
     """
     if event.has_calls:
         yield from _call_messages(event)
@@ -237,12 +242,14 @@ def _words(content: Any) -> Any:
 def autogen_without_copies(record: Any, before: Any) -> Any:
     """Return a record whose summaries repeat only calls that are left, and their results.
 
-    The state of an agent has no summaries and is returned unchanged. before: the record with all its calls; it is not
-    needed here.
+    The state of an agent has no summaries and is returned unchanged, as is a record without messages. before: the
+    record with all its calls; it is not needed here.
     """
+    # () in a list of messages, ("messages",) in the result of a run, ("llm_context", "messages") in an agent's state
     path = messages_path(record)
-    is_agent_state = len(path) > 1 or (len(path) == 1 and path[0] not in record)
-    if is_agent_state:
+    is_agent_state = len(path) > 1
+    has_no_messages = len(path) == 1 and path[0] not in record
+    if is_agent_state or has_no_messages:
         return record
     messages = value_at(record, path)
     left_ids = _call_ids(messages)

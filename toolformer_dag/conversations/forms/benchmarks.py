@@ -78,8 +78,12 @@ def _bfcl_call_message(message: Mapping[str, Any], path: Path, call: _BfclCall) 
 
 
 def _bfcl_calls(content: Any) -> Iterator[_BfclCall]:
-    """Yield the calls of a content: a text with calls, or a list, maybe in JSON, with a call per item."""
-    items = parsed(content) if isinstance(content, str) else content
+    """Yield the calls of a content, each with the index of the item that holds it.
+
+    - `[weather(city="Oslo"), time(zone="UTC")]`: a text with calls; the index counts the calls
+    - `['weather(city="Oslo")']` or `[{"weather": {"city": "Oslo"}}]`: a list, maybe as JSON in a text
+    """
+    items = parsed(content) if isinstance(content, str) else content  # None for a text that is no JSON
     if isinstance(content, str) and items is None:
         for index, marked in enumerate(marked_calls(content).calls):
             yield _BfclCall(index, marked.fields)
@@ -124,13 +128,14 @@ def api_bank_messages(lines: Any) -> Iterator[StoredMessage]:
     serves as the id of the call.
     """
     for number, line in enumerate(lines):
+        path: Path = (number,)
         if not isinstance(line, Mapping) or "api_name" not in line:
-            yield StoredMessage((number,), line)
+            yield StoredMessage(path, line)
             continue
         call = FoundCall(str(line["api_name"]), line.get("param_dict"), id=str(number))
         result = _api_bank_result(line.get("result"), call_id=str(number))
-        yield StoredMessage((number,), line, call=call)
-        yield StoredMessage((number,), line, result=result)
+        yield StoredMessage(path, line, call=call)
+        yield StoredMessage(path, line, result=result)
 
 
 def _api_bank_result(result: Any, call_id: str) -> FoundResult:

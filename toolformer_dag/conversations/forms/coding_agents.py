@@ -86,7 +86,10 @@ def mini_swe_messages(record: Any) -> Iterator[StoredMessage]:
 
 
 def _messages_with_commands(messages: Sequence[Any], messages_path: Path) -> Iterator[StoredMessage]:
-    """Yield messages in which a command between backquotes is a call, and the user's next message is its result."""
+    """Yield messages in which a command between backquotes is a call, and the user's next text is its result.
+
+    Messages between these two are yielded as they are.
+    """
     awaits_result = False
     for number, message in enumerate(messages):
         path: Path = (*messages_path, number)
@@ -161,10 +164,13 @@ def _events_path(record: Any) -> Path:
 
 
 def _openhands_event(event: Mapping[str, Any], path: Path) -> Iterator[StoredMessage]:
-    """Yield the words, the call or the result of an event."""
+    """Yield the words, the call or the result of an event; nothing for any other event.
+
+    An observation is a result if it has a kind (not "null") and names the action that caused it.
+    """
     action = event.get("action")
-    is_observation = event.get("observation") not in (None, "null") and event.get("cause") is not None
-    if is_observation:
+    has_kind = event.get("observation") not in (None, "null")
+    if has_kind and event.get("cause") is not None:
         yield _openhands_result(event, path)
     elif action in NO_CALLS:
         yield from _openhands_words(event, path)

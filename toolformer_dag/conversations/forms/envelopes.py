@@ -101,7 +101,11 @@ def attribute_values(span: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def plain_value(value: Any) -> Any:
-    """Return a value of OTLP as plain JSON: [4] for `{"arrayValue": {"values": [{"intValue": "4"}]}}`."""
+    """Return a value of OTLP as plain JSON: [4] for `{"arrayValue": {"values": [{"intValue": "4"}]}}`.
+
+    A value of OTLP (OpenTelemetry's protocol) is an object whose only key is its type. Any other value is returned
+    unchanged.
+    """
     if not isinstance(value, Mapping) or len(value) != 1:
         return value
     [(kind, content)] = value.items()
@@ -133,6 +137,8 @@ def span_messages(span: Mapping[str, Any]) -> list[StoredMessage]:
     3. OpenInference: an attribute per field of a message, such as `llm.input_messages.0.message.role`
     4. OpenTelemetry before version 1.37: an event per message
     5. the fields `input` and `output` of the span
+
+    The system prompt in an attribute of its own (SYSTEM_PROMPT) comes before the messages of 1 to 3.
     """
     attributes = attributes_of(span)
     instructions = attributes.get(SYSTEM_PROMPT)
@@ -158,10 +164,11 @@ def _attribute_messages(span: Mapping[str, Any]) -> list[StoredMessage]:
     attributes = attributes_of(span)
     messages = []
     for names in (INPUTS, OUTPUTS):
-        name = next((name for name in names if name in attributes), None)
-        if name is not None:
-            attribute = attributes[name]
-            messages += _moved_below(attribute.path, listed_messages(attribute.value))
+        present_names = [name for name in names if name in attributes]
+        if present_names:
+            attribute = attributes[present_names[0]]
+            messages_of_attribute = listed_messages(attribute.value)  # their paths begin at its value
+            messages += _moved_below(attribute.path, messages_of_attribute)
     return messages
 
 
@@ -186,9 +193,11 @@ def listed_messages(value: Any) -> list[StoredMessage]:
     """
     if not isinstance(value, str):
         return _messages_of_value(value)
-    opened = parsed(value)
-    json_path: Path = () if opened is None else (None,)  # the step None opens JSON
-    return _moved_below(json_path, _messages_of_value(opened))
+    json_value = parsed(value)
+    if json_value is None:  # a text that is no JSON
+        return []
+    json_path: Path = (None,)  # the step None opens JSON
+    return _moved_below(json_path, _messages_of_value(json_value))
 
 
 def _messages_of_value(value: Any) -> list[StoredMessage]:
@@ -233,16 +242,22 @@ def flat_messages(attributes: Mapping[str, Any], prefix: str) -> list[StoredMess
     As an example, `llm.input_messages.0.message.role` is the role of the first message under `llm.input_messages`. The
     paths of these messages do not exist in the record, so no call can be dropped from it.
     """
-    tree = _tree_of(attributes, prefix)
+    messages_by_number = _tree_of(attributes, prefix)  # {"0": {"message": {"role": "user", ...}}, "1": ...}
     messages = []
-    for number in sorted((key for key in tree if key.isdecimal()), key=int):
-        fields = tree[number].get("message", tree[number])
-        messages.append(StoredMessage(("attributes", f"{prefix}.{number}"), _flat_message(fields)))
+    for number in sorted((key for key in messages_by_number if key.isdecimal()), key=int):
+        numbered = messages_by_number[number]
+        fields = numbered.get("message", numbered)  # OpenLLMetry writes no `message` in between
+        path = ("attributes", f"{prefix}.{number}")  # tells where the message comes from
+        messages.append(StoredMessage(path, _flat_message(fields)))
     return messages
 
 
 def _flat_message(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a message whose lists are objects by index, such as its calls, with lists in place of them."""
+    """Return a message in OpenAI's form from one whose lists are objects by index.
+
+    As an example, {"tool_calls": {"0": {"tool_call": {...}}}} becomes {"tool_calls": [{...}]}. The texts of `contents`
+    are joined.
+    """
     calls = fields.get("tool_calls", {})
     return {
         "role": fields.get("role"),
@@ -351,11 +366,12 @@ class TraceSpan(NamedTuple):
 
 
 def conversation_of(spans: Sequence[TraceSpan]) -> list[StoredMessage]:
-    """Return the conversation of a trace: the messages of the span with most of them.
+    """Return the conversation of a trace: the messages of the span with the most messages.
 
-    Each request of an agent repeats the messages before it, so of spans with equally many the last one counts. Where no
-    span has messages, the spans that run tools give the calls.
+    One span is enough, because each request of an agent repeats the messages before it. Of spans with equally many
+    messages the last is taken. Where no span has messages, the spans that run tools give the calls.
     """
+    # Paths of a span's messages begin at the span; _moved_below puts the span's own path before them.
     longest = _longest(_moved_below(span.path, span_messages(span.fields)) for span in spans)
     if longest:
         return longest

@@ -63,11 +63,11 @@ class Form:
         return any(has_sign(record, sign) for sign in self.signs)
 
     def conversations_in(self, record: Any) -> Iterator[list[StoredMessage]]:
-        """Yield the stored messages of each conversation of a record; their paths begin at the record.
+        """Yield a list of stored messages for each conversation of a record, with paths from the record on.
 
         Raises AttributeError, LookupError or TypeError where a value of the record has another type than expected.
         """
-        if self.split is not None:
+        if self.split is not None:  # the form divides its records itself
             yield from self.split(record)
             return
         for path in self._conversation_paths(record):
@@ -102,20 +102,20 @@ def messages_in(conversation: Any, patterns: Sequence[str]) -> Iterator[StoredMe
 
 
 def _messages_of_field(field_name: str, path: Path, value: Any) -> Iterator[StoredMessage]:
-    """Yield the messages in the value of a field; nothing where it holds none."""
-    if field_name in SYSTEM_PROMPTS:
+    """Yield the messages in the value of a field, such as `messages` or `prompt`; nothing where it holds none."""
+    if field_name in SYSTEM_PROMPTS:  # "Be brief."
         yield from system_prompt(path, value)
-    elif isinstance(_opened(value), list):
+    elif isinstance(_json_value(value), list):  # [{"role": "user", ...}, ...], maybe as JSON in a text
         yield from _listed_messages(path, value)
-    elif isinstance(value, str) and field_name in TEXTS:
+    elif isinstance(value, str) and field_name in TEXTS:  # "How warm is it in Oslo?"
         yield StoredMessage(path, value, TEXTS[field_name])
-    elif isinstance(value, Mapping):
+    elif isinstance(value, Mapping):  # {"role": "assistant", ...}
         yield StoredMessage(path, value)
 
 
 def _listed_messages(path: Path, value: Any) -> Iterator[StoredMessage]:
     """Yield the items of a list of messages, maybe in JSON; nothing where no object is among the first items."""
-    messages = _opened(value)
+    messages = _json_value(value)
     if any(isinstance(message, Mapping) for message in messages[:MOST_WITHOUT_MESSAGE]):
         for index, message in enumerate(messages):
             yield StoredMessage((*_list_path(path, value), index), message)
@@ -123,7 +123,7 @@ def _listed_messages(path: Path, value: Any) -> Iterator[StoredMessage]:
 
 def system_prompt(path: Path, value: Any) -> Iterator[StoredMessage]:
     """Yield a system prompt as a message, or each of its parts as one."""
-    parts = _opened(value)
+    parts = _json_value(value)
     if isinstance(parts, list):
         for index, part in enumerate(parts):
             yield StoredMessage((*_list_path(path, value), index), part, "system", is_part=True)
@@ -131,7 +131,7 @@ def system_prompt(path: Path, value: Any) -> Iterator[StoredMessage]:
         yield StoredMessage(path, value, "system")
 
 
-def _opened(value: Any) -> Any:
+def _json_value(value: Any) -> Any:
     """Return a value, or the JSON in a text; None for a text without JSON."""
     return parsed_field(value) if isinstance(value, str) else value
 
@@ -165,14 +165,13 @@ class _Match(NamedTuple):
 def _matches(value: Any, steps: tuple[str, ...], path: Path, most: int | None = None) -> Iterator[_Match]:
     """Yield the values that steps lead to: ("runs", "*", "id") leads to two in {"runs": [{"id": 1}, {"id": 2}]}.
 
-    JSON in a text is opened, at most OPENED_STEPS below the record, which adds the step None to the path.
-
     path: of `value` in the record. most: items of a list to look into; None for all.
     """
-    if not steps:
+    if not steps:  # the value is where the pattern leads
         if value is not None:
             yield _Match(path, value)
         return
+    # A text may hold JSON, if it stands at most OPENED_STEPS below the record: the same steps lead on inside it.
     if isinstance(value, str) and len(path) <= OPENED_STEPS and value[:1] in BEGINS_JSON:
         yield from _matches(parsed_field(value), steps, (*path, None), most)
         return
@@ -181,9 +180,11 @@ def _matches(value: Any, steps: tuple[str, ...], path: Path, most: int | None = 
 
 
 def _keys_of_step(value: Any, steps: Sequence[str], most: int | None) -> Sequence[str | int]:
-    """Return the keys of an object, or the indexes of a list, that the first of some steps stands for.
+    """Return the keys of an object, or the indexes of a list, to which the first of some steps leads.
 
-    most: items of a list to look into; None for all.
+    - "role" in an object: ("role",), or () where it has no such key
+    - "2" in a list: (2,), or () where it has fewer items
+    - ANY in a list: all its indexes, at most `most`
     """
     step = steps[0]
     if isinstance(value, Mapping):
@@ -192,7 +193,7 @@ def _keys_of_step(value: Any, steps: Sequence[str], most: int | None) -> Sequenc
         return ()
     if step != ANY:
         return _index_in(value, step)
-    has_inner_steps = len(steps) > 1
+    has_inner_steps = len(steps) > 1  # they lead into the items, which must be objects or lists
     if has_inner_steps and not _holds_containers(value):
         return ()
     return range(len(value[:most]))

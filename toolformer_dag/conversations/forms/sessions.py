@@ -89,9 +89,10 @@ def _lines_with_messages(records: Sequence[Any]) -> list[SessionLine]:
 
 
 def _last_branch(records: Sequence[Any], lines: Sequence[SessionLine]) -> list[SessionLine]:
-    """Return the lines on the path from the root to the last line; all lines where they have no ids.
+    """Return the lines on the path from the root to the last line; all lines where the last one has no id.
 
-    The results of calls on that path are included, since several calls of one turn have a line each.
+    Several calls of one turn have a line each, which is the parent of the line with the result. A result beside the
+    path is returned too if its parent is on the path.
     """
     parents = _parents(records)
     last_id = _id_of(lines[-1].record) if lines else None
@@ -178,15 +179,16 @@ def reparented(records: list[Any], before: Sequence[Any]) -> list[Any]:
 
 
 def _with_kept_parent(record: Any, parents: Mapping[str, str | None], kept_ids: Collection[str | None]) -> Any:
-    """Return a line with its nearest ancestor of `kept_ids` as parent, None where there is none.
+    """Return the record of a line with its nearest ancestor of `kept_ids` as parent; None where there is none.
 
-    A line without ids, or whose parent is kept, is returned unchanged.
+    As an example, {"uuid": "c", "parentUuid": "b"} gets the parent "a" where b, a child of a, was dropped. A line
+    without ids, or whose parent is kept, is returned unchanged. parents: id of a line -> its parent's.
     """
-    fields = _id_fields(record) if isinstance(record, Mapping) else None
+    fields = _id_fields(record) if isinstance(record, Mapping) else None  # the names of its fields with ids
     if fields is None:
         return record
-    recorded_parent = record[fields.parent]
-    if not isinstance(recorded_parent, str) or recorded_parent in kept_ids:
+    parent_id = record[fields.parent]
+    if not isinstance(parent_id, str) or parent_id in kept_ids:
         return record
     line_id = str(record[fields.line])
     return {**record, fields.parent: _nearest_kept_ancestor(line_id, parents, kept_ids)}
@@ -230,9 +232,9 @@ def _codex_message(record: Any, number: int) -> StoredMessage | None:
     payload = record.get("payload")
     kind = record.get("type")
     if kind == "response_item" and isinstance(payload, Mapping):
-        return StoredMessage((number, "payload"), payload)
+        return StoredMessage(path=(number, "payload"), value=payload)
     if payload is None and kind in ("message", "function_call", "function_call_output"):
-        return StoredMessage((number,), record)
+        return StoredMessage(path=(number,), value=record)
     return None
 
 

@@ -84,8 +84,11 @@ def _glaive_heads(text: str) -> Iterator[TurnHead]:
 
 
 def xlam_messages(conversation: Any) -> Iterator[StoredMessage]:
-    """Yield the question of a record and its calls, which have no results."""
-    yield StoredMessage(("query",), conversation["query"], "user")
+    """Yield the question of a record and its calls, which have no results.
+
+    The record is `{"query": "How warm is it in Oslo?", "answers": '[{"name": "weather", "arguments": {...}}]'}`.
+    """
+    yield StoredMessage(path=("query",), value=conversation["query"], role="user")
     answers = conversation["answers"]
     calls = answers
     calls_path: Path = ("answers",)
@@ -95,7 +98,7 @@ def xlam_messages(conversation: Any) -> Iterator[StoredMessage]:
     if not isinstance(calls, list):
         return
     for index, call in enumerate(calls):
-        yield StoredMessage((*calls_path, index), call, call=listed_call(call))
+        yield StoredMessage(path=(*calls_path, index), value=call, call=listed_call(call))
 
 
 def template_turns(conversation: Any) -> Iterator[StoredMessage]:
@@ -106,6 +109,8 @@ def template_turns(conversation: Any) -> Iterator[StoredMessage]:
     if isinstance(conversation.get("prompt"), list):
         yield from messages_in(conversation, ("prompt",))
     texts = {key: conversation.get(key) for key in TEMPLATE_TEXTS}
+    # Texts that were decoded without special tokens lack the marks, so a line with only a role begins a turn. One text
+    # of the record that shows this counts for all of them.
     has_bare_roles = any(isinstance(text, str) and has_bare_role_lines(text) for text in texts.values())
     for key, text in texts.items():
         if isinstance(text, str):
