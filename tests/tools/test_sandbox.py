@@ -265,6 +265,7 @@ def test_a_call_that_reaches_beyond_the_wall_is_refused_by_the_kernel(tool: Tool
         '[["both", "both", 0, null]]',
         "[[1, null, 0, null]]",
         '[], "raised": 5',
+        '[], "raised": null',
         '[], "raised": ["no name", "message"]',
         '[], "raised": ["a\\\\u0000b", "message"]',
     ],

@@ -341,15 +341,14 @@ def _checked_answer(answer: Any, number: str) -> dict[str, Any]:
     """
     if not isinstance(answer, dict) or answer.pop("number", None) != number:
         raise ValueError("it is no answer to this request")  # a process that the tool has forked may answer too
-    _check_raised(answer.get("raised"))
+    if "raised" in answer:
+        _check_raised(answer["raised"])
     _check_results(answer.get("results") or [])
     return answer
 
 
 def _check_raised(raised: Any) -> None:
-    """Raise ValueError for anything but None, or a Python name and a message: ["ToolDown", "no network"]."""
-    if raised is None:
-        return
+    """Raise ValueError for anything but a Python name and a message: ["ToolDown", "no network"]."""
     are_two_texts = isinstance(raised, list) and len(raised) == 2 and all(isinstance(text, str) for text in raised)
     if not are_two_texts or not raised[0].isidentifier():
         raise ValueError("what was raised is no name with a message")
