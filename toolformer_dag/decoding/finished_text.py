@@ -29,33 +29,40 @@ class FinishedText:
     likelihoods: list[TokenLikelihood] = field(default_factory=list)
     start_probability: float | None = None
 
-    def add_text(self, added: TextSinceCall, last_text: str | None) -> None:
-        """Add the text since the last call, with the number of its tokens and the model's probabilities.
+    def add_text(self, since_call: TextSinceCall, last_text: str | None) -> None:
+        """Append the plain text that was written since the last tool call, with what the model's scores say of it.
 
         `last_text`: what follows it: ` [` before a call, "" at the end of the text, None if plain text goes on there.
         """
-        text = added.text()
-        self.text += text
-        self.plain += text
-        self.token_count += added.token_count
-        self.chances += added.start_chances(last_text)
-        if added.rules.likeliest is not None:
-            self.likelihoods += [added.likelihood(token_index) for token_index in range(added.token_count)]
+        new_text = since_call.text()
+        self.text += new_text  # besides plain text, it has the calls with their results
+        self.plain += new_text
+        self.token_count += since_call.token_count
+        # p of a call before each token, and before `last_text`; empty unless the rules trace it:
+        self.chances += since_call.start_chances(last_text)
+        records_log_p = since_call.rules.likeliest is not None
+        if records_log_p:
+            self.likelihoods += [since_call.likelihood(index) for index in range(since_call.token_count)]
 
     def count_call(self, call: WrittenCall) -> None:
         """Add the tokens of a call that is written, ` [` included, to `token_count`."""
         self.token_count += len(call.vocabulary.start) + len(call.tokens)
 
-    def record_start_probability(self, added: TextSinceCall, *, before_call: bool) -> None:
-        """Set `start_probability` by the text since the last call. To be called before the first call is answered.
+    def record_start_probability(self, since_call: TextSinceCall, *, before_call: bool) -> None:
+        """Set `start_probability`: the model's p of ` [`, which begins a call, where the first call began.
 
-        before_call: whether a call was written after this text: then p of ` [` where the call began counts.
+        While no call began, it is the largest p so far. Only called until the first call is answered.
+
+        - since_call: the plain text since the last call, with p of ` [` before its tokens.
+        - before_call: whether a call began at the end of this text.
         """
-        probabilities = added.scores.start_probabilities
+        p_by_token_index = since_call.scores.start_probabilities
         if before_call:
-            self.start_probability = probabilities.get(added.token_count)
+            call_index = since_call.token_count
+            self.start_probability = p_by_token_index.get(call_index)
         else:
-            self.start_probability = max([self.start_probability or 0.0, *probabilities.values()])
+            largest_so_far = self.start_probability or 0.0
+            self.start_probability = max([largest_so_far, *p_by_token_index.values()])
 
     def generation(self, memory: TextMemory, reason: str | None) -> Generation:
         """Return the text as a `Generation`, with the calls that it remembers.

@@ -103,7 +103,8 @@ def _texts(rules: DecodingRules, prompts: Sequence[str], contexts: Sequence[str]
 def _batches(backend: Backend, texts: Sequence[WrittenText]) -> list[list[WrittenText]]:
     """Split texts into batches for the model, with texts of similar length together; this changes no result.
 
-    A batch has at most `backend.greedy_rows` texts and, in the sum of `_counted_length`, at most BATCH_TOKENS tokens.
+    The number of a batch's texts times its largest counted length is at most BATCH_TOKENS. A text counts at least
+    BATCH_TOKENS / `backend.greedy_rows` tokens, so that a batch has at most `greedy_rows` texts.
     """
     by_length = sorted(texts, key=lambda text: len(text.tokens_to_prefill()))
     counted_lengths = [_counted_length(text, backend) for text in by_length]

@@ -38,15 +38,20 @@ def look_alike_start(text: str, names: Collection[str]) -> int | None:
 def begun_start(text: str) -> int:
     """Return the index from which the end of a text may become a look-alike of a call; the text's length if none may.
 
-    `begun_start("Then <Q")` is 5, because "<Q" may become "<QA(".
+    A look-alike is a tool's name between brackets, such as "<QA(":
+
+        begun_start("Then [ Q")  # 5: "[ Q" may become "[ QA("
+        begun_start("Then <Q")  # 5
+        begun_start("Then Q")  # 6, the length: no bracket is before the name
     """
-    match = BEGUN_BACKWARDS.match(text[::-1])
-    assert match is not None  # it may be empty
-    if match["brackets"]:
-        return len(text) - match.end()
-    name_start = len(text) - match.end("name")
-    opening = OPENING.search(text, name_start)  # `{` or `<`, which a name may contain too
-    return len(text) if opening is None else opening.start()
+    ending = BEGUN_BACKWARDS.match(text[::-1])  # of "Then [ Q" backwards: the name "Q", the brackets " ["
+    assert ending is not None  # the pattern matches the empty text too
+    if ending["brackets"]:
+        return len(text) - ending.end()
+    # The pattern takes `<` and `{` for characters of a name: the name of "Then <Q" is "<Q".
+    name_start = len(text) - ending.end("name")
+    opening_bracket = OPENING.search(text, name_start)
+    return len(text) if opening_bracket is None else opening_bracket.start()
 
 
 @cache
@@ -59,17 +64,17 @@ def _name_pattern(names: frozenset[str]) -> re.Pattern[str]:
 
 
 def _brackets_before(text: str, end: int) -> int:
-    """Return the number of characters from the first of the opening brackets directly before `end` to `end`.
+    """Return the length of the opening brackets and white space that end at `end`, from the first bracket on.
 
-    White space between and after the brackets counts: 3 for "[ (" and its end, 0 if there is no bracket.
+    3 for "Then [ (" and its end: "[ (" without the space before it. 0 if there is no bracket.
     """
-    start = end
+    first_bracket = end
     position = end
     while position > 0 and (text[position - 1].isspace() or OPENING.match(text[position - 1])):
         position -= 1
         if not text[position].isspace():
-            start = position
-    return end - start
+            first_bracket = position
+    return end - first_bracket
 
 
 def closes_unopened_bracket(before: str, text: str) -> bool:

@@ -15,20 +15,23 @@ class PieceFeed:
     """Passes the newly written characters of one text to the watcher, `rules.watch`; does nothing without one.
 
     A text is a sequence of plain texts and calls. The feed remembers how many characters and tokens of each it has
-    passed on, and passes on each once.
+    passed on, and passes on each once. A token is passed on, with log p, once its first character is.
     """
 
     def __init__(self, rules: DecodingRules, prompt: int) -> None:
-        """Make the feed of a text. prompt: the index of its prompt, which the watcher gets."""
+        """Feed the watcher `rules.watch` with a text of which it has got nothing yet.
+
+        prompt: the index of the text's prompt, which the watcher gets with each piece.
+        """
         self._rules = rules
         self._prompt = prompt
-        # Characters that the watcher has got:
-        self._text_characters_sent = 0  # of the plain text since the last call
-        self._call_characters_sent = 0  # of the open call
-        self._characters_sent = 0  # of all plain text
-        # Tokens of all plain text whose log p the watcher has got:
+        # How many characters the watcher has got:
+        self._text_characters_sent = 0  # of the plain text since the last call; `begin_text` sets it to 0
+        self._call_characters_sent = 0  # of the open call; `begin_call` sets it to 0
+        self._plain_characters_sent = 0  # of all plain text, that is without calls
+        # How many tokens of all plain text it has got, with their log p:
         self._tokens_sent = 0
-        self._token_characters_sent = 0  # their characters: the next token begins there in the text without calls
+        self._next_token_start = 0  # where the next of these tokens begins, in characters of all plain text
 
     def begin_text(self) -> None:
         """Start counting the characters of new plain text."""
@@ -38,44 +41,51 @@ class PieceFeed:
         """Start counting the characters of a new call."""
         self._call_characters_sent = 0
 
-    def show_text(self, text: TextSinceCall, earlier: Sequence[TokenLikelihood], *, whole: bool) -> None:
+    def show_text(self, text: TextSinceCall, earlier_tokens: Sequence[TokenLikelihood], *, whole: bool) -> None:
         """Pass the newly written characters since the last tool call to the watcher, if there is one.
 
-        - earlier: the tokens of all text before that call, with log p if the rules ask for it.
-        - whole: whether this text is over. Until then, an end that a later token may change is held back.
+        - text: the text since that call.
+        - earlier_tokens: the tokens before that call, without those of calls: tokens are counted from the first one on.
+          With log p if the rules ask for it, else none.
+        - whole: whether `text` is over. Until then, an end that a later token may change is held back.
         """
         if self._rules.watch is None:
             return
-        added = self._new_characters(text, whole=whole)
-        if added:
-            likelihoods = self._new_likelihoods(text, earlier)
-            self._rules.watch(WrittenPiece(self._prompt, added, in_call=False, likelihoods=likelihoods))
+        new_characters = self._new_characters(text, whole=whole)
+        if new_characters:
+            likelihoods = self._new_likelihoods(text, earlier_tokens)
+            self._rules.watch(WrittenPiece(self._prompt, new_characters, in_call=False, likelihoods=likelihoods))
 
     def _new_characters(self, text: TextSinceCall, *, whole: bool) -> str:
         """Return the characters of the text since the call that are not sent yet, and count them as sent.
 
         whole: whether the text is over; else only the characters that no later token can change.
         """
-        characters = text.text() if whole else shown_text(text.text(), self._rules.stop)
-        added = characters[self._text_characters_sent :]
-        self._text_characters_sent += len(added)
-        self._characters_sent += len(added)
-        return added
+        final_text = text.text() if whole else shown_text(text.text(), self._rules.stop)
+        new_characters = final_text[self._text_characters_sent :]
+        self._text_characters_sent += len(new_characters)  # counted from the last call on
+        self._plain_characters_sent += len(new_characters)  # counted from the prompt on, without calls
+        return new_characters
 
-    def _new_likelihoods(self, text: TextSinceCall, earlier: Sequence[TokenLikelihood]) -> tuple[TokenLikelihood, ...]:
+    def _new_likelihoods(
+        self, text: TextSinceCall, earlier_tokens: Sequence[TokenLikelihood]
+    ) -> tuple[TokenLikelihood, ...]:
         """Return the tokens, with log p, that begin in the characters sent so far, and count them as sent.
 
-        Each token is returned once. Empty unless the rules ask for log p. `earlier`: the tokens before those of `text`.
+        Each token is returned once. Empty unless the rules ask for log p.
+
+        `earlier_tokens`: those before `text`, without the tokens of calls.
         """
         if self._rules.likeliest is None:
             return ()
         new_tokens = []
-        token_count = len(earlier) + text.token_count
-        while self._tokens_sent < token_count and self._token_characters_sent < self._characters_sent:
-            token = _likelihood(text, earlier, self._tokens_sent)
+        token_count = len(earlier_tokens) + text.token_count
+        # A token is sent once its first character is, even if its last ones are still held back.
+        while self._tokens_sent < token_count and self._next_token_start < self._plain_characters_sent:
+            token = _likelihood(text, earlier_tokens, self._tokens_sent)
             new_tokens.append(token)
             self._tokens_sent += 1
-            self._token_characters_sent += len(token.text)
+            self._next_token_start += len(token.text)
         return tuple(new_tokens)
 
     def show_call(self, call: WrittenCall, *, is_over: bool) -> None:
@@ -85,12 +95,12 @@ class PieceFeed:
         """
         if self._rules.watch is None or self._may_be_removed(call):
             return
-        body = call.closed_body() if is_over else call.body()
-        text = shown_call(body, self._rules.vocabulary.encoding.markers.arrow)
-        added = text[self._call_characters_sent :]
-        if added:
-            self._call_characters_sent = len(text)
-            self._rules.watch(WrittenPiece(self._prompt, added, in_call=True))
+        body = call.closed_body() if is_over else call.body()  # a closed body without `->` is cut where `)` was likely
+        final_text = shown_call(body, self._rules.vocabulary.encoding.markers.arrow)
+        new_characters = final_text[self._call_characters_sent :]  # none if it was cut before what was sent
+        if new_characters:
+            self._call_characters_sent = len(final_text)  # 0 again when the next call begins
+            self._rules.watch(WrittenPiece(self._prompt, new_characters, in_call=True))
 
     def _may_be_removed(self, call: WrittenCall) -> bool:
         """Return whether the call may turn out to be too unlikely for its tool, which is not named in full yet."""
@@ -102,11 +112,11 @@ class PieceFeed:
             self._rules.watch(WrittenPiece(self._prompt, "", in_call=True, call=call))
 
 
-def _likelihood(text: TextSinceCall, earlier: Sequence[TokenLikelihood], token_index: int) -> TokenLikelihood:
-    """Return the token at an index of all plain text, which is `earlier` and then the tokens of `text`."""
-    if token_index < len(earlier):
-        return earlier[token_index]
-    return text.likelihood(token_index - len(earlier))
+def _likelihood(text: TextSinceCall, earlier_tokens: Sequence[TokenLikelihood], token_index: int) -> TokenLikelihood:
+    """Return the token at an index of all plain text, which is `earlier_tokens` and then the tokens of `text`."""
+    if token_index < len(earlier_tokens):
+        return earlier_tokens[token_index]
+    return text.likelihood(token_index - len(earlier_tokens))
 
 
 def shown_text(text: str, stop: Sequence[str]) -> str:
@@ -115,18 +125,19 @@ def shown_text(text: str, stop: Sequence[str]) -> str:
     `shown_text("It is\\nQu", stop=["\\nQuestion"])` is "It is": "\\nQu" may become the stop word. So may an end
     become ` [`, a look-alike of a call such as `<QA(`, or another character.
     """
-    longest_beginning = max((_begun_characters(text, word) for word in stop), default=0)
-    text = text[: len(text) - longest_beginning]
-    text = text[: begun_start(text)]  # without the brackets that may begin a call or a look-alike
-    return text.rstrip(f" {INCOMPLETE}")  # without spaces, which may belong to ` [`, and without half a character
+    begun_length = max((_begun_length(text, word) for word in stop), default=0)
+    before_stop_word = text[: len(text) - begun_length]
+    before_brackets = before_stop_word[: begun_start(before_stop_word)]  # they may begin a call or a look-alike
+    return before_brackets.rstrip(f" {INCOMPLETE}")  # spaces may belong to ` [`; INCOMPLETE is half a character
 
 
-def _begun_characters(text: str, word: str) -> int:
-    """Return the length of the end of `text` with which the stop word `word` begins, 0 without one.
+def _begun_length(text: str, word: str) -> int:
+    """Return with how many characters at its end `text` may begin the stop word `word`; 0 for none.
 
-    3 for "It is\\nQu" and "\\nQuestion": the text ends with "\\nQu".
+    3 for "It is\\nQu" and "\\nQuestion": the text ends with "\\nQu". A whole stop word is not looked for: it has ended
+    the text.
     """
-    start = max(0, len(text) - len(word) + 1)
+    start = max(0, len(text) - len(word) + 1)  # from here, the text has fewer characters than the word
     while True:
         start = text.find(word[0], start)
         if start < 0:
@@ -142,11 +153,13 @@ def shown_call(body: str, arrow: str) -> str:
     `shown_call("Calculator(2+3) -", "->")` is " [Calculator(2+3)", because " -" may become " ->".
 
     - body: the text written after ` [`.
-    - arrow: the model's marker for `->`. An end of `body` that may become it, or another character, is left out.
+    - arrow: the model's marker for `->`; `body` may end with the beginning of it.
     """
     arrow_start = find_behind_input(RESULT_ARROW, body)  # a `->` within the input does not count; -1 without one
     if arrow_start >= 0:
         body = body[:arrow_start]
-    characters_before_arrow_ends = arrow.strip()[:-1]  # "-" of "->"
-    uncertain_characters = f" {characters_before_arrow_ends}{INCOMPLETE}"
+    # A later token may change these characters at the end: spaces and "-" may become " ->", and INCOMPLETE stands for
+    # the bytes of an unfinished character.
+    begun_arrow = arrow.strip()[:-1]  # "-" of "->"
+    uncertain_characters = f" {begun_arrow}{INCOMPLETE}"
     return API_START + body.rstrip(uncertain_characters)  # each of these characters, in any order

@@ -131,15 +131,19 @@ class TextSinceCall:
     def may_begin_call(self, token_index: int) -> bool:
         """Return whether the rules let a tool call begin at an index, whatever the rank of ` [` among the next tokens.
 
-        A call must be left and some tool callable, no call directly precedes, except in a chain, and the last character
-        is complete.
+        - Nothing is written since an earlier call (index 0): only in a chain may another call follow.
+        - The limit on calls leaves one more.
+        - Some tool may be called.
+        - The last character is complete.
         """
-        follows_call = token_index == 0 and self.after_call
-        if follows_call and not self.may_chain:
+        nothing_since_call = token_index == 0 and self.after_call
+        if nothing_since_call and not self.may_chain:
             return False
         if not self.has_calls_left(token_index):
             return False
-        return bool(self.callable_tools(token_index)) and not self.is_inside_character(token_index)
+        if not self.callable_tools(token_index):
+            return False
+        return not self.is_inside_character(token_index)
 
     def callable_tools(self, token_index: int) -> frozenset[str]:
         """Return the offered tools whose `min_probability` is reached by the model's p of ` [` at an index."""
@@ -173,28 +177,31 @@ class TextSinceCall:
     # What may come first after the next call or removal
 
     def rules_after_removal(self, *, no_call: bool, no_bracket: bool) -> FirstTokenRules:
-        """Return what may come after the last token, where a call or a look-alike of a call was removed.
+        """Return what may come next where a call was removed, or text that only looks like one, such as `<QA(`.
 
-        A ban on calls at the first token stays while nothing is written.
+        - no_call: no call may begin there. An earlier ban stays while nothing is written after it.
+        - no_bracket: no opening bracket may come there: the model would write the same text again.
         """
-        no_call_yet = self.token_count == 0 and self.first_token.no_call
+        was_banned_before = self.token_count == 0 and self.first_token.no_call
         return FirstTokenRules(
             results_before=self._results_before_next_token,
-            no_call=no_call or no_call_yet,
+            no_call=no_call or was_banned_before,
             no_bracket=no_bracket,
         )
 
     def rules_after_call(self, call: DecodedCall) -> FirstTokenRules:
-        """Return what may come after a call that was just answered, at the end of this text.
+        """Return what may come next after a call that was just answered, at the end of this text.
 
-        After a result a chain may go on. After a failed call another tool is called, unless the call was repeated or
-        itself directly followed a result: then none may begin there.
+        A call without a result is left out of the text, which then goes on where the call began.
         """
-        results_before = self._results_before_next_token
+        results_before = self._results_before_next_token  # directly before this call
+        # With a result: the next call may directly follow, as part of a chain.
         if call.result is not None:
             return FirstTokenRules(results_before=results_before + 1)
-        if self.is_right_after_result or call.reason == REPEATED:
+        # Repeated, or a later call of a chain: the text goes on without a call here.
+        if call.reason == REPEATED or self.is_right_after_result:
             return FirstTokenRules(results_before=results_before, no_call=True)
+        # Otherwise another tool is called here, one that has not failed here.
         failed_tools = self.first_token.failed_tools | {call.tool}
         return FirstTokenRules(results_before=results_before, failed_tools=failed_tools)
 
@@ -224,8 +231,9 @@ class TextSinceCall:
         completes_start = token == last_token and self._ends_with(first_tokens)
         if not completes_start:
             return False
-        start_index = max(self.token_count - len(first_tokens), 0)
-        return not self.may_begin_call(start_index)
+        # Where ` [` begins: below 0 if its first tokens are in `tokens_before`, such as at the end of the prompt.
+        start_index = self.token_count - len(first_tokens)
+        return not self.may_begin_call(max(start_index, 0))
 
     def _ends_with(self, tokens: list[int]) -> bool:
         """Return whether the text so far, the prompt included, ends with `tokens`; True for no tokens."""
@@ -286,12 +294,12 @@ class TextSinceCall:
         The written token has log p UNLISTED if it was not among the recorded likeliest ones.
         """
         token = self.tokens[token_index]
-        log_ps = self.scores.likeliest.get(token_index, {})  # by token; empty where the token was forced
-        likeliest = dict(islice(log_ps.items(), self.rules.likeliest))
-        token_text, *likeliest_texts = self._texts_at(token_index, [token, *likeliest])
+        recorded = self.scores.likeliest.get(token_index, {})  # token -> log p, likeliest first; empty if forced
+        likeliest = dict(islice(recorded.items(), self.rules.likeliest))
+        token_text, *likeliest_texts = self._texts_at(token_index, [token, *likeliest])  # a text for each token
         return TokenLikelihood(
             text=token_text,
-            log_probability=log_ps.get(token, UNLISTED),
+            log_probability=recorded.get(token, UNLISTED),
             likeliest=tuple(zip(likeliest_texts, likeliest.values(), strict=True)),
         )
 
@@ -305,10 +313,10 @@ class TextSinceCall:
         `last_text`: what follows the last token: ` [` before a call, "" at the end, None if nothing is written yet.
         """
         chances = []
-        for token_index, start in self.scores.starts.items():
-            following_text = self._text_after(token_index, last_text)
-            if following_text is not None:
-                chances.append(StartChance(following_text, start.probability, start.rank))
+        for token_index, start_score in self.scores.starts.items():  # p of ` [` and its rank
+            token_text = self._text_after(token_index, last_text)  # None if the token was removed again
+            if token_text is not None:
+                chances.append(StartChance(token_text, start_score.probability, start_score.rank))
         return chances
 
     def _text_after(self, token_count: int, last_text: str | None) -> str | None:

@@ -21,14 +21,14 @@ def write_tokens(batch: GreedyRows, texts: Sequence[WrittenText]) -> list[Writte
     `texts` are the rows of `batch`, in order. A text leaves both when it has ended, waits for its tool, or lost its
     last characters and has to be prefilled again.
     """
-    # Some texts end or begin a tool call, and some open calls end, by the model's scores alone.
-    starts = _call_starts(batch, texts)
-    _keep_scores(batch, texts, starts)
-    _stop_before_sentences(batch, texts)
-    _begin_calls(texts, starts)
-    _measure_closings(batch, texts)
-    _forbid_outside_grammar(batch, texts)
-
+    # Read the model's scores of the next tokens, before any is forbidden:
+    starts = _call_starts(batch, texts)  # how likely ` [` is in each text, which begins a tool call
+    _keep_scores(batch, texts, starts)  # records scores in the texts; a tool may need a least p of ` [`
+    _stop_before_sentences(batch, texts)  # ends texts that may have one sentence only
+    _begin_calls(texts, starts)  # makes ` [` the next tokens of a text
+    _measure_closings(batch, texts)  # records in each open call how likely its input ends here
+    # Forbid tokens in the batch, then choose and write:
+    _forbid_outside_grammar(batch, texts)  # in the rows of open calls; ends a call that no token can follow
     tokens = _append_next_tokens(batch, texts)
     return _run_remaining(batch, texts, tokens)
 
@@ -50,7 +50,9 @@ def _append_next_tokens(batch: GreedyRows, texts: Sequence[WrittenText]) -> list
 def _run_remaining(batch: GreedyRows, texts: Sequence[WrittenText], tokens: Sequence[int]) -> list[WrittenText]:
     """Run the last token of each text that is still being written through the model; return these texts.
 
-    The rows of other texts are removed from `batch`. `tokens`: the last token of each of `texts`.
+    `batch` loses the rows of the other texts, and gets the model's scores for the next tokens of these.
+
+    `tokens`: the last token of each of `texts`, which are the rows of `batch`.
     """
     remaining_rows = [row for row, text in enumerate(texts) if text.is_writing]
     if not remaining_rows:
@@ -59,7 +61,8 @@ def _run_remaining(batch: GreedyRows, texts: Sequence[WrittenText], tokens: Sequ
         batch.keep(remaining_rows)
     remaining_texts = [texts[row] for row in remaining_rows]
     last_tokens = [tokens[row] for row in remaining_rows]
-    batch.step(last_tokens, _forms_of_new_calls(remaining_texts))
+    grammars = _grammars_of_new_calls(remaining_texts)  # of the calls that begin with these tokens, by row
+    batch.step(last_tokens, grammars)
     return remaining_texts
 
 
@@ -102,21 +105,23 @@ def _call_starts(batch: GreedyRows, texts: Sequence[WrittenText]) -> list[_CallS
 
 
 def _keep_scores(batch: GreedyRows, texts: Sequence[WrittenText], starts: Sequence[_CallStart]) -> None:
-    """Let each text, outside calls, keep p of ` [` and log p of the likeliest next tokens, as its rules want.
+    """Record in each text the model's p of ` [`, which begins a call, and log p of the likeliest next tokens.
 
-    starts: ` [`, which begins a call, as the next tokens of each text.
+    p of ` [` is recorded where it is likely enough to matter (`_is_recorded`), log p if the text's rules ask for it.
+
+    starts: ` [` as the next tokens of each text.
     """
     for row, (text, start) in enumerate(zip(texts, starts, strict=True)):
-        if not text.model_chooses_next:
+        if not text.model_chooses_next:  # it is writing a call, or a rule has chosen its next token
             continue
-        if _keeps_score(text.rules, start):
+        if _is_recorded(start, text.rules):
             text.keep_start_score(start.score())
         if text.rules.likeliest is not None:
             text.keep_likeliest(batch.likeliest(row, LISTED))
 
 
-def _keeps_score(rules: DecodingRules, start: _CallStart) -> bool:
-    """Return whether p of ` [` is kept: rules trace every position, a call may begin with it, or it is likely."""
+def _is_recorded(start: _CallStart, rules: DecodingRules) -> bool:
+    """Return whether p of ` [` is recorded: rules trace every position, a call may begin with it, or it is likely."""
     return rules.traced or start.first_rank < RECORDED or start.is_among(rules.k)
 
 
@@ -136,8 +141,8 @@ def _begin_calls(texts: Sequence[WrittenText], starts: Sequence[_CallStart]) -> 
     `starts`: for each text, how likely the tokens of ` [` are to come next.
     """
     for text, start in zip(texts, starts, strict=True):
-        top_k = text.since_call.top_k
-        first_token_is_likely = start.first_rank < top_k  # the cheapest test comes first
+        top_k = text.since_call.top_k  # k of the text's rules; at most 1 right after a call's result
+        first_token_is_likely = start.first_rank < top_k  # its rank counts from 0; the cheapest test comes first
         if first_token_is_likely and text.may_begin_call and start.is_among(top_k):
             text.begin_call()
 
@@ -166,19 +171,20 @@ def _open_calls(texts: Sequence[WrittenText]) -> list[_OpenCall]:
 
 
 def _measure_closings(batch: GreedyRows, texts: Sequence[WrittenText]) -> None:
-    """Let each open tool call remember how likely its input ends here; a call that gets no end is cut there later.
+    """Let each open tool call remember its likeliest end so far; at the limit of tokens, it is cut there.
 
-    Only tokens that close the input, such as `)`, count, if the call's grammar allows them here and they are among the
-    k likeliest next tokens.
+    An end is a token that closes the input, such as `)`. It counts if it is among the k likeliest next tokens and the
+    call's grammar allows it here (`_OpenCall.measure_closing`).
     """
     open_calls = _open_calls(texts)
     if not open_calls:
         return
     vocabulary = texts[0].rules.vocabulary  # all texts of a batch have the same one
-    for token, closing in vocabulary.closings.items():
+    for token, closing in vocabulary.closings.items():  # the texts of these tokens are `)` and `")`
         ranks = batch.ranks(token)  # by row: how many tokens are likelier
         for open_call in open_calls:
-            if ranks[open_call.row] < open_call.top_k:
+            is_among_top_k = ranks[open_call.row] < open_call.top_k
+            if is_among_top_k:
                 open_call.measure_closing(batch, token, closing)
 
 
@@ -192,7 +198,7 @@ def _forbid_outside_grammar(batch: GreedyRows, texts: Sequence[WrittenText]) -> 
 
 
 def _likeliest_tokens(batch: GreedyRows, texts: Sequence[WrittenText]) -> list[int]:
-    """Return for each text the likeliest next token that no rule forbids.
+    """Return for each text the likeliest next token that no rule forbids; likelier ones are masked in `batch`.
 
     A text whose likeliest token would complete something that only looks like a tool call, such as `<QA(`, stops
     writing here. The token of a text that does not write is meaningless.
@@ -201,7 +207,7 @@ def _likeliest_tokens(batch: GreedyRows, texts: Sequence[WrittenText]) -> list[i
         likeliest = batch.best()  # by row
         forbidden = []  # pairs of a row and a token
         for row, text in enumerate(texts):
-            text.stop_before_look_alike(likeliest[row])
+            text.stop_before_look_alike(likeliest[row])  # may change the text's state; then `forbids` is False
             if text.forbids(likeliest[row]):
                 forbidden.append((row, likeliest[row]))
         if not forbidden:
@@ -209,10 +215,10 @@ def _likeliest_tokens(batch: GreedyRows, texts: Sequence[WrittenText]) -> list[i
         batch.forbid(forbidden)
 
 
-def _forms_of_new_calls(texts: Sequence[WrittenText]) -> dict[int, CallForm]:
+def _grammars_of_new_calls(texts: Sequence[WrittenText]) -> dict[int, CallForm]:
     """Return the grammar (form) of each call that begins now, by the index of its text in `texts`."""
-    forms = {}
+    grammars = {}
     for row, text in enumerate(texts):
         if text.call is not None and not text.call.tokens:
-            forms[row] = text.call.form
-    return forms
+            grammars[row] = text.call.form
+    return grammars

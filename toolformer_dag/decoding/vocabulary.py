@@ -31,13 +31,14 @@ class Vocabulary:
         """Read the model's tokenizer, its end tokens, and the markers of tool calls that it writes."""
         self._tokenizer = language_model.tokenizer
         self.encoding = language_model.encoding
-        self.start = self.encoding.start
-        self.ends = _ends(language_model)
-        self.call_signs = self._call_signs()
-        self._hidden = self._special_tokens_without_text()
+        self.start = self.encoding.start  # the tokens of ` [`, which begins a call
+        self.ends = _ends(language_model)  # the tokens that end a text
+        self.call_signs = self._call_signs()  # texts that occur in calls alone, such as ("->",)
+        self._hidden = self._special_tokens_without_text()  # to leave out of texts; None for all special tokens
         # llguidance's table of all tokens, without `slices`, an optional speed-up.
         self._table = llguidance.hf.from_tokenizer(self._tokenizer, n_vocab=len(self._tokenizer), slices=[])
-        self._matchers: dict[str, LLMatcher] = {}  # cache by grammar; `form` copies them
+        # A compiled matcher at the beginning of each grammar of calls so far; `_new_matcher` copies them.
+        self._matchers: dict[str, LLMatcher] = {}
 
     def _call_signs(self) -> tuple[str, ...]:
         """Return the texts that occur in calls alone: ("->",), and the marker of `]` if it is more than brackets."""
@@ -74,13 +75,14 @@ class Vocabulary:
         - max_tokens: the maximum length of the call.
         """
         markers = self.encoding.markers
-        arrow_token = self._tokenizer.get_added_vocab().get(markers.arrow.strip())  # None unless `->` is one token
+        # If the arrow is a token that was added to the tokenizer, the grammar needs its id: no text is encoded to it.
+        arrow_token = self._tokenizer.get_added_vocab().get(markers.arrow.strip())  # else None
         grammar = call_grammar(names, schemas, markers, arrow_token)
         return CallForm(
             grammar=grammar,
-            matcher=self._new_matcher(grammar),
+            matcher=self._new_matcher(grammar),  # the state of the grammar: nothing is written yet
             most=max_tokens,
-            end=self._table.eos_token,
+            end=self._table.eos_token,  # what llguidance allows after a complete call
         )
 
     def _new_matcher(self, grammar: str) -> LLMatcher:

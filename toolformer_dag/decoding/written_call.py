@@ -64,16 +64,18 @@ class WrittenCall:
     def measure_closing(self, log_probability: float, closing: str) -> None:
         """Keep in `likeliest_closing` that the input could end here with `closing`, if no end so far was likelier.
 
-        `closing`: a text such as `)`. Ignored if it would not end the input, as within a string or half a character. A
-        call that reaches the limit of tokens without `->` is cut at its likeliest end.
+        A call that reaches the limit of tokens without `->` is cut at its likeliest end.
+
+        - log_probability: that of `closing`, a text such as `)`, as the next token.
         """
         best = self.likeliest_closing
         if best is not None and log_probability <= best.log_probability:
             return
         body = self.body()
         closed_body = f"{body}{closing} {RESULT_ARROW}"
-        is_inside_character = body.endswith(INCOMPLETE)
-        if _has_arrow(closed_body) and not is_inside_character:
+        ends_input = _has_arrow(closed_body)  # not within a string, in which `)` and `->` are part of the input
+        is_inside_character = body.endswith(INCOMPLETE)  # the last token has only some bytes of a character
+        if ends_input and not is_inside_character:
             self.likeliest_closing = Closing(log_probability, closed_body)
 
 
@@ -85,7 +87,7 @@ def _has_arrow(body: str) -> bool:
 def read_call(body: str) -> DecodedCall:
     """Parse the text of a written tool call; return it without a result, or with the reason why it cannot be run.
 
-    `body`: the text after ` [`. Decoding kept it to the grammar of calls, but its limit of tokens may have cut it:
+    `body`: the text after ` [`, of the form `Name(input) ->` unless the limit of tokens has cut it:
 
         read_call("Calculator(2+3) ->")  # tool "Calculator", input "2+3", no reason
         read_call("Calculator(2+")  # tool "Calculator", input "2+", reason NO_END
@@ -96,7 +98,7 @@ def read_call(body: str) -> DecodedCall:
         return _unfinished_call(body)
     try:
         call = parse_call(body[:arrow_start].rstrip())
-    except MalformedCall as error:  # a string of a named argument may hold what no call may
+    except MalformedCall as error:  # no call after all: what was written is kept, with the reason
         tool, _, input = body.partition("(")
         return DecodedCall(tool, input, result=None, reason=error.reason)
     return DecodedCall(call.tool, call.input, result=None, reason=None)

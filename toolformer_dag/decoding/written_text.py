@@ -72,12 +72,13 @@ class WrittenText:
         self.prompt = prompt
         self.context = context
         self.state = TextState.READY
-        self.memory = TextMemory()
-        self.finished = FinishedText()
-        self.call: WrittenCall | None = None
-        self.reason: str | None = None
+        self.memory = TextMemory()  # the answered calls; grows with each answer
+        self.finished = FinishedText()  # what was written up to the last call
+        self.call: WrittenCall | None = None  # the call that is being written or waits for its tool
+        self.reason: str | None = None  # why nothing can be written
         self._feed = PieceFeed(rules, prompt)  # passes new text to `rules.watch`
         self._forced: list[int] = []  # the next tokens, chosen by a rule and not by the model
+        # The tokens since the prompt; each call, and each removal of text, replaces it by a new one (`_begin_text`).
         self.since_call = self._new_text(list(prompt_tokens), rules.max_new_tokens, FirstTokenRules())
         self._end_if_nothing_fits()
 
@@ -180,11 +181,12 @@ class WrittenText:
         if not self.model_chooses_next:
             return
         text = self._text_without_calls()
-        if not may_have_ended(text):
+        if not may_have_ended(text):  # it does not end with the punctuation of a sentence
             return
+        text_with_token = text + self.since_call.addition(token)
+        ends_before_token = answer_end(text_with_token) == len(text)  # the first sentence is all that is written
         is_end_token = token in self.rules.vocabulary.ends
-        sentence_length = answer_end(text + self.since_call.addition(token))  # None while the first sentence goes on
-        if is_end_token or sentence_length == len(text):
+        if ends_before_token or is_end_token:
             self._end()
 
     def _text_without_calls(self) -> str:
@@ -197,12 +199,12 @@ class WrittenText:
         A look-alike is the name of a tool after another bracket, such as `<QA(`. It is removed with its bracket, and no
         bracket may come there again. Does nothing inside a call.
         """
-        if not self.model_chooses_next:
+        if not self.model_chooses_next:  # a call is being written, or begins with the next tokens
             return
         look_alike_start = self.since_call.look_alike_start(token)  # its first character; None without one
         if look_alike_start is not None:
             self.since_call.shorten_to(look_alike_start)
-            self._show_whole_text()
+            self._show_whole_text()  # the watcher gets what is left now, before new text is counted from 0
             self.finished.look_alikes += 1
             self._go_on_after_removal(no_bracket=True)
 
@@ -227,7 +229,7 @@ class WrittenText:
 
     def _append_to_text(self, token: int) -> None:
         """Append a token outside calls, or end the text at an end token; open a call once ` [` is complete."""
-        del self._forced[:1]  # if a token was forced, it is this one
+        del self._forced[:1]  # the next tokens that a rule has chosen, if any: the first of them is this token
         if token in self.rules.vocabulary.ends:
             self._end()
             return
@@ -292,22 +294,24 @@ class WrittenText:
         The grammar has the tools that the call may name, and the maximum number of its tokens.
         """
         vocabulary = self.rules.vocabulary
-        tokens_to_call = self.since_call.token_count + len(vocabulary.start)
-        context_left = self.since_call.context_left - tokens_to_call
+        start_length = len(vocabulary.start)  # tokens of ` [`, with which the call began
+        context_left = self.since_call.context_left - self.since_call.token_count - start_length
         max_tokens = min(self.rules.max_call_tokens, context_left)
-        form = vocabulary.form(self._tools_of_new_call(), self.rules.schemas, max_tokens=max_tokens)
-        return WrittenCall(vocabulary, form)
+        grammar = vocabulary.form(self._tools_of_new_call(), self.rules.schemas, max_tokens=max_tokens)
+        return WrittenCall(vocabulary, grammar)
 
     def _tools_of_new_call(self) -> frozenset[str]:
-        """Return the tools that a call after the last token may name; after a failed call, only others.
+        """Return the names of the tools that a call, which begins after the last token, may go to.
 
-        A tool may be offered where ` [` is less likely than it needs (`decoding.min_probability`): its call is removed
-        once the name is written. After a failed call, only tools remain for which ` [` is likely enough.
+        - Usually all tools that the rules offer for this text. Some may need a likelier ` [` than it is here
+          (`decoding.min_probability`): a call to them is removed once the name is written.
+        - Where a call just failed: the other tools, if ` [` is as likely as they need.
         """
         token_index = self.since_call.token_count
-        failed_tools = self.since_call.first_token.failed_tools
+        failed_tools = self.since_call.first_token.failed_tools  # called at this place, without a result
         if failed_tools:
-            return self.since_call.callable_tools(token_index) - failed_tools
+            likely_enough = self.since_call.callable_tools(token_index)
+            return likely_enough - failed_tools
         return self.since_call.offered_tools(token_index)
 
     def _append_to_call(self, call: WrittenCall, token: int) -> None:
@@ -363,15 +367,15 @@ class WrittenText:
 
         `call`: the answered call, as `accepted` returns it.
         """
-        text_before = self.since_call
-        first_token = text_before.rules_after_call(call)  # which tools the next token may call
-        self.memory.add(call, follows_result=text_before.is_right_after_result)
-        tokens = text_before.all_tokens() + self._insert_call(call)
+        text_before_call = self.since_call  # the text between the previous call and this one
+        first_token_rules = text_before_call.rules_after_call(call)
+        self.memory.add(call, follows_result=text_before_call.is_right_after_result)
+        all_tokens = text_before_call.all_tokens() + self._insert_call(call)
         self._feed.show_answer(call)
-        self._begin_text(tokens, first_token)
-        has_failed = bool(first_token.failed_tools)
-        if has_failed:
-            self._call_another_tool(call.tool, start_probability=text_before.last_start_probability)
+        self._begin_text(all_tokens, first_token_rules)  # from here on, `self.since_call` is the text after the call
+        another_tool_is_due = bool(first_token_rules.failed_tools)  # empty after a result, or where no call may follow
+        if another_tool_is_due:
+            self._call_another_tool(call.tool, start_probability=text_before_call.last_start_probability)
 
     def _insert_call(self, call: DecodedCall) -> list[int]:
         """Close the open call with its answer; return the tokens that it adds to the text, none without a result."""
@@ -388,11 +392,12 @@ class WrittenText:
         - failed_tool: the tool of the failed call; "" if its name was never completed, which ends the text.
         - start_probability: the model's p of ` [` there.
         """
-        since_call = self.since_call  # without tokens: the failed call was at its index 0
-        since_call.scores.start_probabilities[0] = start_probability
-        remaining_tools = since_call.callable_tools(0) - since_call.first_token.failed_tools
-        if failed_tool and remaining_tools and since_call.has_calls_left(0):
-            self.begin_call()
+        since_call = self.since_call  # begins where the failed call was, and has no tokens yet
+        call_index = 0
+        since_call.scores.start_probabilities[call_index] = start_probability  # `callable_tools` reads it
+        remaining_tools = since_call.callable_tools(call_index) - since_call.first_token.failed_tools
+        if failed_tool and remaining_tools and since_call.has_calls_left(call_index):
+            self.begin_call()  # the next tokens are ` [`, whatever the model's scores
         else:
             self._end()
 
@@ -426,16 +431,19 @@ class WrittenText:
             self._end()
 
     def _go_on_after_removal(self, *, no_call: bool = False, no_bracket: bool = False) -> None:
-        """-> READY: go on after the last token outside calls, without the open call if there is one.
+        """Go on after the last token of plain text, where the open call, or text that looked like one, is removed.
+
+        The text is READY to be prefilled again, or ENDED at a limit.
 
         - no_call: no call may begin there again.
         - no_bracket: no opening bracket may come there again.
         """
-        first_token = self.since_call.rules_after_removal(no_call=no_call, no_bracket=no_bracket)
-        tokens = self.since_call.all_tokens()
-        self._finish_text_since_call(last_text=None if self.call is None else API_START)
+        first_token_rules = self.since_call.rules_after_removal(no_call=no_call, no_bracket=no_bracket)
+        all_tokens = self.since_call.all_tokens()  # with the prompt, and without the open call
+        call_began_here = self.call is not None
+        self._finish_text_since_call(last_text=API_START if call_began_here else None)
         self.call = None
-        self._begin_text(tokens, first_token)
+        self._begin_text(all_tokens, first_token_rules)  # replaces `since_call` by one without tokens
 
     def _end(self) -> None:
         """-> ENDED: nothing more is written."""
@@ -448,13 +456,14 @@ class WrittenText:
         self._feed.show_text(self.since_call, self.finished.likelihoods, whole=True)
 
     def _finish_text_since_call(self, last_text: str | None) -> None:
-        """Add the text since the last call, and the tokens of the open call after it, to `finished`.
+        """Add the text since the last call, and the number of tokens of the open call after it, to `finished`.
 
         `last_text`: what follows the text: ` [` before a call, "" at the end, None if plain text goes on there.
         """
         self.finished.add_text(self.since_call, last_text)
         if self.call is not None:
             self.finished.count_call(self.call)
-        is_before_any_answer = not self.memory.calls
-        if is_before_any_answer:
+        # p of ` [` is recorded where the first call began, so no more once a call was answered.
+        no_call_was_answered = not self.memory.calls
+        if no_call_was_answered:
             self.finished.record_start_probability(self.since_call, before_call=self.call is not None)

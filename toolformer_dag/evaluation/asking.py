@@ -42,12 +42,13 @@ Result = TypeVar("Result")
 def compared(
     settings: Settings, measure: Callable[[LanguageModel, list[Condition]], Iterable[Result]]
 ) -> Iterator[Result]:
-    """Yield the results of `measure` for each model that is evaluated; its first condition is without calls.
+    """Yield the results of `measure` for each model that is evaluated, one after another.
 
-    Models are loaded one after another; only one is in memory unless `measure` keeps a reference.
+    measure: called with a loaded model and the conditions under which it answers. A condition is a model's name with a
+        k of decoding; the first one is without calls. Only one model is in memory unless `measure` keeps a reference.
     """
     for compared_model in compared_models(settings):
-        # The loaded model has no name here, so that it is dropped before the next is loaded.
+        # A variable with the loaded model would keep it in memory while the next one is loaded.
         yield from measure(load_identified(compared_model.settings, compared_model.folder), compared_model.conditions)
 
 
@@ -92,10 +93,10 @@ def _conditions(settings: Settings, model: str, *, calls: bool) -> list[Conditio
     calls: whether the model was finetuned to call tools.
     """
     if not calls:
-        return [Condition(model, NO_CALLS)]
-    without_calls = Condition(disabled(model), NO_CALLS, model)
-    as_decoded = Condition(model, settings.decoding.k, model)
-    return [without_calls, as_decoded, *_conditions_of_other_k(settings, model)]
+        return [Condition(name=model, k=NO_CALLS)]
+    without_calls = Condition(name=disabled(model), k=NO_CALLS, model=model)  # such as "Toolformer (disabled)"
+    with_calls = Condition(name=model, k=settings.decoding.k, model=model)
+    return [without_calls, with_calls, *_conditions_of_other_k(settings, model)]
 
 
 def _conditions_of_other_k(settings: Settings, model: str) -> list[Condition]:
@@ -155,10 +156,11 @@ class Asking:
         }
 
     def _tool_identity(self) -> dict[str, Any]:
-        """Return what determines the calls that are written and their results: thresholds, tools, withheld tools."""
+        """Return what determines the calls that are written and their results, for the key of stored texts."""
         tools = [lane.tool for lane in self.lanes]
         thresholds = start_thresholds(self.lanes)  # tool -> least probability of ` [`; empty if no setting has it
-        # k, tools and min_probability are in another form in this dictionary.
+        # Settings of [decoding] that matter for calls. Three of them are below in another form: k as it is asked for
+        # here, `tools` (how many are offered) by `offer_identity`, and min_probability by tool.
         decoding = determining(self.settings.decoding, *OF_CALLS, but=("k", "tools", "min_probability"))
         return {
             **({"min_probability": thresholds} if thresholds else {}),
@@ -276,9 +278,10 @@ def generations(
     advance: called with the number of questions answered so far. Raises StorageError, WriteError.
     """
     requested = _distinct_prompts(questions)
-    missing = _not_stored(store, requested)
+    missing = _not_stored(store, requested)  # distinct prompts, so that repeated questions count as answered before
     answered_before = len(questions) - missing.height
     fresh = _generate_missing(store, asking, missing, lambda generated: advance(answered_before + generated))
+    # Fresh texts are in the store by now, except those with a lost call.
     generation_of = _generations_by_key(pl.concat([fresh, store.stored(requested)]))
     _check_complete(store, requested.height, len(generation_of))
     texts = [generation_of[question.prompt, question.context] for question in questions]

@@ -39,8 +39,9 @@ def records(file: Path, key: str | None = None, *, lone: bool = False) -> Iterat
     except (ValueError, RecursionError):  # several lines, or an error that reading by line locates
         yield from json_lines(file)
         return
-    may_be_record = lone or file.suffix == ".jsonl"
-    if isinstance(parsed, dict) and may_be_record and key not in parsed:
+    # An object is a record by itself in JSON lines (a file of one line), or with `lone`; with `key` it holds the list.
+    object_is_record = lone or file.suffix == ".jsonl"
+    if isinstance(parsed, dict) and object_is_record and key not in parsed:
         yield parsed
     else:
         yield from _listed_records(parsed, file, key)
@@ -121,13 +122,13 @@ def _cell_answers(cell: str) -> list[str]:
     if not LIST_CELL.fullmatch(cell):
         return [cell]
     answers = []
-    item = LIST_ITEM.match(cell)
+    item = LIST_ITEM.match(cell)  # matches `['a'` or `, 'b'`: what stands before an item, and the group `literal`
     while item:
         try:
             answers.append(str(ast.literal_eval(item["literal"])))
         except (SyntaxError, ValueError):
             return [cell]
-        item = LIST_ITEM.match(cell, item.end())
+        item = LIST_ITEM.match(cell, item.end())  # the next one; None at the `]` that closes the list
     return answers
 
 
@@ -251,16 +252,17 @@ def expect_shape(where: str, details: str = "") -> Iterator[None]:
 
 
 def _converted(where: str, record: Any, convert: Callable[[Any], QuestionOrReason], shapes: str) -> QuestionOrReason:
-    """Return the checked question of a record, or the reason why it has none.
+    """Return the question of a record, without blank and repeated answers, or the reason why it has none.
 
-    where: the file and record, shapes: the known shapes of records; both for messages.
+    where: the file and record. shapes: the known shapes of records. Both are for the message of BenchmarkError, which
+        is raised for a record of another shape.
     """
     details = f": {_described(record)}; known: {shapes}" if shapes else ""
-    with expect_shape(where, details):
-        result = convert(record)
-        if isinstance(result, BenchmarkQuestion):
-            return _answerable(result)
-        return result
+    with expect_shape(where, details):  # turns a KeyError, TypeError and the like into BenchmarkError
+        question_or_reason = convert(record)
+        if isinstance(question_or_reason, BenchmarkQuestion):
+            return _answerable(question_or_reason)
+        return question_or_reason
 
 
 def _answerable(question: BenchmarkQuestion) -> QuestionOrReason:

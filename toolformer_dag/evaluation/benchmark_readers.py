@@ -119,16 +119,19 @@ def templama(file: Path) -> list[Benchmark]:
 
 
 def _templama_question(record: Any) -> QuestionOrReason:
-    """Return the question of a record {"query": "Tom Brady plays for _X_.", "date": "2019", ...}; `_X_` ends it."""
-    statement, blank, after = record["query"].partition("_X_")
-    if not blank or after.strip(" ."):
+    """Return the question of a record {"query": "Tom Brady plays for _X_.", "date": "2019", ...}.
+
+    Returns the reason "mask_not_last" if `_X_`, the blank for the answer, is not at the end.
+    """
+    statement, blank, after_blank = record["query"].partition("_X_")
+    if not blank or after_blank.strip(" ."):
         return "mask_not_last"
     new_year = date.fromisoformat(f"{record['date']}-01-01")  # ValueError if `date` is not a year
     return BenchmarkQuestion(
         prompt=completion(statement.rstrip()),
         answers=_templama_answers(record["answer"]),
         tool="calendar",
-        context=new_year.isoformat(),
+        context=new_year.isoformat(),  # the day that the calendar returns: of the date, only the year is known
         wording=record["relation"],
     )
 
@@ -158,9 +161,9 @@ def natural_questions(file: Path) -> list[Benchmark]:
 
 
 def trivia_qa(file: Path) -> list[Benchmark]:
-    """Read TriviaQA; every alias of an answer is right, and a record may have none. Raises BenchmarkError.
+    """Read TriviaQA as a list of one benchmark; every alias of an answer is right. Raises BenchmarkError.
 
-    Records of these shapes are read:
+    Records of these shapes are read, and aliases may be missing:
 
     - the original: `Question` and `Answer` (`Value`, `Aliases`) in a list under `Data`
     - `context` ("Question: ...\\nAnswer:") or `question`, and `answer`: a text, perhaps with `aliases`, or an object
@@ -168,7 +171,8 @@ def trivia_qa(file: Path) -> list[Benchmark]:
     - `question` with `answers` or `golden_answers`, as in Natural Questions
     """
     shapes = f"Question and Answer under Data; context or question with answer and aliases; {OPEN}"
-    # A .json with one object is the original, whose list is under Data; in other files an object is a single record.
+    # A .json with one object is the original, {"Data": [...]}. In other files, such as a .jsonl of one line, an object
+    # is a record by itself (`lone`).
     records_of_file = records(file, "Data", lone=file.suffix != ".json")
     return _open_benchmark("TriviaQA", file, records_of_file, _trivia, shapes)
 
@@ -226,7 +230,8 @@ def _trivia(record: Any) -> QuestionOrReason:
 def _trivia_with_aliases(record: Any) -> QuestionOrReason:
     """Return the question of {"question": "...", "answer": "Jane Austen", "aliases": ["J. Austen"]}.
 
-    The question may also be a prompt in `context`: "Question: ...\\nAnswer:".
+    - The question may also be a prompt in `context`: "Question: ...\\nAnswer:".
+    - The answer may also be a list, or an object {"value": "Jane Austen", "aliases": ["J. Austen"]}.
     """
     prompt = field_of(record, "context", "question")
     question = prompt.removeprefix("Question: ").removesuffix("\nAnswer:")
@@ -269,8 +274,8 @@ ALL_ENGLISH = ", all En)"
 def mlqa(folder: Path) -> list[Benchmark]:
     """Read the files `...context-en-question-LANGUAGE.json` of LANGUAGES, a benchmark per language.
 
-    With `...context-en-question-en.json`, each has a second one: the same questions in English (Table 6, "All En").
-    Raises BenchmarkError.
+    If `...context-en-question-en.json` is there too, a second benchmark follows each of them, with the same questions
+    in English (Table 6 of the paper, "All En"). Raises BenchmarkError.
     """
     patterns = [f"*context-en-question-{language}.json" for language in LANGUAGES]
     language_files = files(folder, *patterns)

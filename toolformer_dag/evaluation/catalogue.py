@@ -67,12 +67,13 @@ def synthetic_benchmark(tool: str, n: int, seed: int, wordings: Literal["seen", 
     - tool: such as "calculator"; or TWO_HOP, for questions that take two calls of question answering
     - wordings: "seen" takes the sentence templates of the synthetic corpus, "unseen" others
     """
-    generated = [_synthetic_question(tool, phenomenon) for phenomenon in questions(seed, tool, n, wordings)]
+    generated_texts = questions(seed, tool, n, wordings)
+    is_right = number_is_right if tool == "calculator" else in_first_five_words
     return Benchmark(
         name=f"{tool} ({wordings})",
-        questions=tuple(generated),
-        correct=number_is_right if tool == "calculator" else in_first_five_words,
-        withheld=WITHHELD.get(tool, frozenset()),
+        questions=tuple(_synthetic_question(tool, text) for text in generated_texts),
+        correct=is_right,  # judges the texts that models write after the prompts
+        withheld=WITHHELD.get(tool, frozenset()),  # tools that may not be called: they would make it trivial
     )
 
 

@@ -50,19 +50,20 @@ def function_calling(folder: Path) -> list[Benchmark]:
 
 
 def _benchmark_of_set(file: Path) -> Benchmark:
-    """Read a file of the leaderboard as a benchmark.
+    """Read a file of the Berkeley Function-Calling Leaderboard as a benchmark.
 
-    An answer may hold as many calls (`function_calls`) as the question with the most right calls has.
+    A model's text may hold as many calls (`function_calls`) as the question with the most right calls has.
     """
     right_calls = _right_calls(file.parent / "possible_answer" / file.name)
-    of_file = benchmark(
+    without_limit = benchmark(
         name=file.stem,
         sources={file: json_lines(file)},
         convert=partial(_question, right_calls),
         correct=in_first_twenty_words,
     )
-    call_counts = [len(json.loads(question.answers[0])) for question in of_file.questions]
-    return replace(of_file, function_calls=max(call_counts, default=1))
+    # The one answer of a question is the JSON list of its right calls: '[{"area": {"base": [10]}}]'.
+    call_counts = [len(json.loads(question.answers[0])) for question in without_limit.questions]
+    return replace(without_limit, function_calls=max(call_counts, default=1))
 
 
 def _right_calls(file: Path) -> dict[str, Any]:
@@ -179,8 +180,9 @@ def calls_are_right(calls: Sequence[DecodedCall], answer: str) -> bool:
     if is_any_unfinished or len(distinct) != len(right_calls):
         return False
     written_calls = [_with_arguments(call) for call in distinct]
-    fitting = [_fitting(right_call, written_calls) for right_call in right_calls]
-    return _can_be_matched(fitting)
+    # For each right call the indices of the written calls that fit it; a written call may fit several.
+    candidates = [_fitting_calls(right_call, written_calls) for right_call in right_calls]
+    return _can_be_matched(candidates)
 
 
 def _with_arguments(call: DecodedCall) -> dict[str, Any]:
@@ -188,33 +190,38 @@ def _with_arguments(call: DecodedCall) -> dict[str, Any]:
     return {call.tool: read_arguments(call.input, ANYTHING)}
 
 
-def _fitting(right_call: Any, written_calls: Sequence[Any]) -> list[int]:
+def _fitting_calls(right_call: Any, written_calls: Sequence[Any]) -> list[int]:
     """Return the indices of the written calls that fit a right call."""
     return [index for index, call in enumerate(written_calls) if _is_right_value(call, right_call)]
 
 
-def _can_be_matched(fitting: Sequence[Sequence[int]]) -> bool:
+def _can_be_matched(candidates: Sequence[Sequence[int]]) -> bool:
     """Return whether every right call can be paired with a different written call (bipartite matching, Kuhn 1955).
 
-    fitting: per right call, the indices of written calls that fit. [[0, 1], [0]] can be matched, [[0], [0]] cannot.
+    candidates: per right call, the indices of written calls that fit. [[0, 1], [0]] can be matched, [[0], [0]] cannot.
     """
     right_call_of: dict[int, int] = {}  # written call -> right call, as matched so far
-    return all(_match(right_call, fitting, right_call_of, tried=set()) for right_call in range(len(fitting)))
+    return all(_match(right_call, candidates, right_call_of, tried=set()) for right_call in range(len(candidates)))
 
 
-def _match(right_call: int, fitting: Sequence[Sequence[int]], right_call_of: dict[int, int], tried: set[int]) -> bool:
-    """Match a right call with a written call, moving earlier matches if needed; return whether that was possible.
+def _match(
+    right_call: int, candidates: Sequence[Sequence[int]], right_call_of: dict[int, int], tried: set[int]
+) -> bool:
+    """Match a right call with a written call that fits it; return whether that was possible.
 
-    fitting: for each right call, the written calls that fit it.
+    If all that fit are taken, an earlier right call may move to another one: an augmenting path of Kuhn's algorithm for
+    bipartite matching. Calls are indices.
+
+    candidates: for each right call, the written calls that fit it.
     right_call_of: written call -> right call, as matched so far; changed here, like `tried`.
     tried: written calls that this search has looked at.
     """
-    for written_call in fitting[right_call]:
+    for written_call in candidates[right_call]:
         if written_call in tried:
             continue
         tried.add(written_call)
         is_free = written_call not in right_call_of
-        if is_free or _match(right_call_of[written_call], fitting, right_call_of, tried):
+        if is_free or _match(right_call_of[written_call], candidates, right_call_of, tried):
             right_call_of[written_call] = right_call
             return True
     return False

@@ -58,6 +58,7 @@ class HarnessModel(LM):  # type: ignore[misc]  # the extra is not installed wher
         Raises SettingsError, ModelError, ToolError.
         """
         super().__init__()
+        names_not_called = frozenset(withheld.split("+"))  # {""} if there are none: a name that no tool has
         settings = load_settings(Path(config) if config else None)
         # loglikelihood needs the logits of whole texts, which only the engine "transformers" gives.
         model_settings = settings.model.model_copy(update={"engine": "transformers"})
@@ -67,21 +68,21 @@ class HarnessModel(LM):  # type: ignore[misc]  # the extra is not installed wher
             lanes=[lane.at_inference() for lane in lanes(settings)],  # tools with the settings for decoding
             language_model=self._model,
             k=settings.decoding.k if k is None else int(k),  # the harness may hand numbers over as text
-            withheld=frozenset(withheld.split("+")),
+            withheld=names_not_called,
         )
         self._max_new_tokens = int(max_new_tokens or settings.decoding.max_new_tokens)
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
         """Return what the model writes after each prompt, without calls, up to the task's first stop string.
 
-        requests: with `args`, a prompt and options ({"until": ["\\n"], "max_gen_toks": 64}), and `doc`, which may have
-            a `context`: the date of the calendar ("2019-01-01").
+        requests: with `args`, a prompt and options such as {"until": ["\\n"], "max_gen_toks": 64}: stop strings, and
+            the most tokens to write. `doc` may have a `context`: the date of the calendar ("2019-01-01").
 
-        Raises UserError for a task that samples.
+        Raises UserError for a task that samples (`do_sample`, or a temperature above 0).
         """
         texts = [""] * len(requests)
-        for limit, indices in self._indices_by_limit(requests):
-            written = self._written([requests[index] for index in indices], limit)
+        for max_new_tokens, indices in self._indices_by_limit(requests):
+            written = self._written([requests[index] for index in indices], max_new_tokens)
             for index, text in zip(indices, written, strict=True):
                 texts[index] = text
         self._cache(requests, texts)
@@ -128,10 +129,11 @@ class HarnessModel(LM):  # type: ignore[misc]  # the extra is not installed wher
 
         A text that exceeds the model's context loses its beginning.
         """
+        # Both are tokenized as one text, whose last tokens then are the continuation's.
         context_tokens, all_tokens = self._model.encoding.texts([context, context + continuation])
-        continuation_tokens = len(all_tokens.ids) - len(context_tokens.ids)
+        continuation_length = len(all_tokens.ids) - len(context_tokens.ids)
         ids = [*self._model.encoding.bos, *all_tokens.ids]
-        scored_tokens = min(continuation_tokens, len(ids) - 1)  # nothing predicts the first token
+        scored_tokens = min(continuation_length, len(ids) - 1)  # nothing predicts the first token
         if scored_tokens < 1:
             return 0.0, True
         return self._score_last(ids[-self._model.context_length :], scored_tokens)

@@ -70,8 +70,9 @@ def perplexity(
     - A long text is cut into windows of at most the model's context and `PASS_TOKENS` tokens. Each begins with the last
       token of the window before.
     - The first token of a text without BOS is not predicted.
-    - `disabled` sets the probability of ` [` to 0 (of its last token after the others). A ` [` of a text is left out.
-      Compare only models with the same `disabled`.
+    - `disabled`: whether the model may write no tool call. Then the probability of ` [`, with which calls begin, is 0
+      (of its last token after the others), and a ` [` of a text is left out. Compare only models with the same
+      `disabled`.
     - `backend` runs the model; by default the model's own (`backend_of`).
 
     Raises ValueError if nothing can be predicted.
@@ -148,29 +149,32 @@ def _standard_error(nats: NDArray[np.float64], tokens: NDArray[np.int64]) -> flo
 
     nats, tokens: the summed loss and the predicted tokens of each text.
     """
-    n = int((tokens > 0).sum())
-    if n < 2:
+    text_count = int((tokens > 0).sum())
+    if text_count < 2:
         return None
     total_tokens = tokens.sum()
     nats_per_token = nats.sum() / total_tokens
+    # The error is sqrt(n / (n - 1) * sum of residual squares) / sum(tokens), with n texts. The residual of a text: its
+    # loss, less the loss of so many average tokens.
     residuals = nats - nats_per_token * tokens
-    variance = n / (n - 1) * (residuals**2).sum()
-    return float(np.sqrt(variance) / total_tokens)
+    variance_of_sum = text_count / (text_count - 1) * (residuals**2).sum()
+    return float(np.sqrt(variance_of_sum) / total_tokens)
 
 
 def _query(ids: list[int], call_start: Sequence[int]) -> TokenQuery:
     """Return a query for the log probability of every token of a window after its first.
 
-    With `call_start`, the tokens of ` [`, it also asks for the last of these everywhere.
+    With `call_start`, the tokens of ` [`, it also asks for the last of these everywhere: `_losses` sets its probability
+    to 0, so that no tool call begins.
     """
     positions = range(1, len(ids))
-    disabled_token = call_start[-1:]  # a list of one token, or empty
+    last_of_call_start = call_start[-1:]  # a list of one token, or empty
     return TokenQuery(
         kind="perplexity",
         prefix=[],
         text=ids,
         places=positions,
-        tokens=[[ids[position], *disabled_token] for position in positions],
+        tokens=[[ids[position], *last_of_call_start] for position in positions],
     )
 
 
@@ -184,11 +188,12 @@ def _losses(ids: list[int], log_p: NDArray[np.float64], call_start: Sequence[int
     token_log_p = log_p[:, 0]
     if not call_start:
         return -token_log_p
-    *opening, disabled_token = call_start
-    could_begin_call = _follows(ids, opening)
+    *opening, disabled_token = call_start  # 5 and 7
+    could_begin_call = _follows(ids, opening)  # after each 5
     begins_call = could_begin_call & _is_token(ids, disabled_token)
-    log_scale = np.where(could_begin_call, _log_of_rest(log_p[:, 1]), 0)
-    losses: NDArray[np.float64] = (log_scale - token_log_p)[~begins_call]
+    # Without the disabled token, of probability q, the others have p / (1 - q): their loss is log(1 - q) - log p.
+    log_of_rest = np.where(could_begin_call, _log_of_rest(log_p[:, 1]), 0)
+    losses: NDArray[np.float64] = (log_of_rest - token_log_p)[~begins_call]
     return losses
 
 

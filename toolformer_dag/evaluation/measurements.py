@@ -119,8 +119,12 @@ def accuracy_settings(plan: Plan) -> dict[str, Any]:
 
 
 def _decoding_identity(plan: Plan) -> dict[str, Any]:
-    """Return the settings of decoding and of the tools that a model may call."""
-    decoding = determining(plan.settings.decoding, but=("min_probability",))
+    """Return the settings of decoding and of the tools that a model may call, as the record of a table holds them.
+
+    A change of one makes the table out of date. A newer setting is left out at the value under which nothing changes,
+    since older records lack it.
+    """
+    decoding = determining(plan.settings.decoding, but=("min_probability",))  # which is added by tool instead
     thresholds = start_thresholds(plan.lanes)  # tool -> least probability of ` [`; empty if no setting has it
     tools = [lane.tool for lane in plan.inference_lanes]
     return {
@@ -263,7 +267,8 @@ def publish(
     """Replace a table of measurements by new rows; return the version of its content. Raises WriteError.
 
     table: such as "evaluation/accuracy".
-    settings: all settings that the rows depend on. inputs: the fingerprints of checkpoints and texts, by name.
+    settings: all settings that the rows depend on. inputs: the fingerprints of checkpoints and texts, by name. Both are
+        recorded with the table, to tell later whether it is out of date.
     stores: the names of the row stores of generated texts, which `clean` keeps as long as the table is there.
     left_out: benchmark -> reason -> number of records without a question.
     """
@@ -274,7 +279,7 @@ def publish(
         REJECTIONS: encoded(_by_benchmark_and_reason(left_out)),
     }
     table_record = record(settings, inputs, **facts)
-    # `publish` takes a function: tables of other stages know their record only once all rows are written.
+    # A table takes its record from a function: in other stages it is only known once all rows are written.
     published = lake.table(table).publish(WHOLE, [rows], lambda: table_record)
     return published.data_version
 
@@ -326,12 +331,14 @@ def _table_of(lake: Lake, name: str, checkpoint: str, version: str | None) -> pl
 def measure_accuracy(plan: Plan, progress: Progress) -> Measurement:
     """Let all models answer all benchmarks with and without calls; publish and return the accuracies.
 
-    Raises ToolDown, BenchmarkError.
+    Published with them are the judged answers, and which questions occur in the training texts. Raises ToolDown,
+    BenchmarkError.
     """
     benchmarks = chosen_benchmarks(plan.settings.evaluation, _synthetic_kinds(plan))
-    versions = checkpoint_versions(plan)  # first: replacing a checkpoint meanwhile makes the table stale
+    # Read before the models: if a checkpoint is replaced meanwhile, the tables are out of date.
+    versions = checkpoint_versions(plan)
     questioning = _Questioning(plan, benchmarks, progress)
-    questioning.ask_all_models()
+    questioning.ask_all_models()  # collects their answers
 
     outcomes = outcome_table(questioning.outcomes())
     scores = score_table(outcomes, questioning.weights)
@@ -391,10 +398,11 @@ class _Questioning:
         from toolformer_dag.evaluation.asking import compared
 
         self._total = self._question_count()
-        for answers in compared(self._plan.settings, self._ask):  # loads a model at a time
-            check_outage(answers.outcomes)
+        # One model is loaded at a time. It answers a benchmark after another, whose progress `_ask` reports.
+        for answers in compared(self._plan.settings, self._ask):
+            check_outage(answers.outcomes)  # raises ToolDown
             self.answers.append(answers)
-            self._advance(0)  # reports progress; the new answers are counted already
+            self._advance(answered=0)  # none yet of the next benchmark; those in `self.answers` are counted anyway
 
     def _question_count(self) -> int:
         """Return the number of questions under all conditions of all models."""
@@ -457,9 +465,11 @@ class _Questioning:
 def measure_perplexity(plan: Plan, progress: Progress) -> Measurement:
     """Measure and publish the perplexity of all models, with calls disabled, on held-out texts of C (section 4.3).
 
-    WikiText is measured too if the settings name its file. Raises MissingPart, DamagedPart, BenchmarkError.
+    C is the corpus of web texts from which training takes its texts. WikiText is measured too if the settings name its
+    file. Raises MissingPart, DamagedPart, BenchmarkError.
     """
-    versions = checkpoint_versions(plan)  # first: replacing a checkpoint meanwhile makes the table stale
+    # Read before the models: if a checkpoint is replaced meanwhile, the table is out of date.
+    versions = checkpoint_versions(plan)
     measured_texts = _measured_texts(plan)
     sources = {HELDOUT_C: measured_texts.read(), **_wikitext_source(plan)}
     table = _perplexity_table(plan, sources, progress)

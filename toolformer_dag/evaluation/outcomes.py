@@ -53,11 +53,12 @@ def wilson(successes: int, trials: int) -> Interval:
     """Return the 95 % interval of Wilson (1927) for a share; 0 to 1 for no trials."""
     if not trials:
         return Interval(0.0, 1.0)
+    # (p + z²/2n ± z sqrt(p (1 - p)/n + z²/4n²)) / (1 + z²/n), with the share p of n trials
     share = successes / trials
-    z2 = Z_95**2
-    scale = 1 + z2 / trials
-    variance = share * (1 - share) / trials + z2 / (4 * trials**2)
-    centre = (share + z2 / (2 * trials)) / scale
+    z_squared = Z_95**2
+    scale = 1 + z_squared / trials
+    variance = share * (1 - share) / trials + z_squared / (4 * trials**2)
+    centre = (share + z_squared / (2 * trials)) / scale
     half_width = Z_95 * sqrt(variance) / scale
     return Interval(low=max(0.0, centre - half_width), high=min(1.0, centre + half_width))
 
@@ -291,10 +292,12 @@ def _score_row(counts: Mapping[str, Any], weights: Weights | None) -> dict[str, 
 def accuracy_by_condition(scores: pl.DataFrame) -> pl.DataFrame:
     """Return scores for people: a row per benchmark with `benchmark`, `n` and a column per condition, in order.
 
-    Baselines, which answer without a model, share the last column with the best of them: `12.0 (9.1-15.7) a + b`.
+    A last column, "no model", has the best of the baselines, which answer without a model: `12.0 (9.1-15.7) a + b`.
+
+    scores: a row per benchmark and condition.
     """
     cells = scores.with_columns(cell=_accuracy_cell())
-    is_baseline = pl.col("k").is_null()
+    is_baseline = pl.col("k").is_null()  # k of decoding, which only models have
     baselines = cells.filter(is_baseline)
     models = cells.filter(~is_baseline)
     wide = models.pivot("condition", index=["benchmark", "n"], values="cell", maintain_order=True)

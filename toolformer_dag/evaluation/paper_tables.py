@@ -101,12 +101,17 @@ def paper_figures() -> Iterator[PaperFigure]:
 
 
 def _paper_figure(grid: Mapping[str, Any], row: object, column: object, figure: float, row_number: int) -> PaperFigure:
-    """Return the figure in a cell of a grid.
+    """Return the figure in a cell of a grid, a table of the paper, with the headings `row` and `column`.
 
-    Two of measure, model, item and `at` (tau_f or k) are the headings of the row and the column. The others are the
-    same for the whole grid; `at` may be missing.
+    The grid says of what its rows and columns are: two of measure, model, item and `at` (tau_f or k), the others being
+    the same for all cells; `at` may be missing. With the row "calculator" and the column 0.5,
+
+        {"table": 2, "measure": "examples", "model": "GPT-J", "rows_are": "item", "columns_are": "at", ...}
+
+    has a cell of the item "calculator" at 0.5.
     """
-    cell = {**grid, grid["rows_are"]: row, grid["columns_are"]: column}
+    headings = {grid["rows_are"]: row, grid["columns_are"]: column}
+    cell = {**grid, **headings}
     tau_f_or_k = cell.get("at")
     return PaperFigure(
         paper_table=grid["table"],
@@ -120,20 +125,23 @@ def _paper_figure(grid: Mapping[str, Any], row: object, column: object, figure: 
 
 
 def _views() -> str:
-    """Return the SQL of the views: the paper's figures and examples, and the comparing ones of paper_tables.sql."""
-    figures = ", ".join(_sql_row(figure) for figure in paper_figures())
-    columns = list(COLUMN_COMMENTS["paper_examples"])
-    examples = ", ".join(_sql_row(example[column] for column in columns) for example in FIGURES["example"])
-    comparing = sql_text(__package__, "paper_tables.sql").replace("$control_stages", _control_stages())
+    """Return the SQL that makes the views: the paper's figures and its example calls, each as a view of constant rows.
+
+    Then those of paper_tables.sql, which compare them with ours, and the comments on all columns.
+    """
+    figure_rows = ", ".join(_sql_row(figure) for figure in paper_figures())
+    example_columns = list(COLUMN_COMMENTS["paper_examples"])
+    example_rows = ", ".join(_sql_row(example[column] for column in example_columns) for example in FIGURES["example"])
+    comparing_views = sql_text(__package__, "paper_tables.sql").replace("$control_stages", _control_stages())
     return f"""
 CREATE VIEW paper_figures AS
 SELECT paper_table, measure, model, item, "at"::DOUBLE AS "at", figure::DOUBLE AS figure, place
-FROM (VALUES {figures}) AS figures(paper_table, measure, model, item, "at", figure, place);
+FROM (VALUES {figure_rows}) AS figures(paper_table, measure, model, item, "at", figure, place);
 COMMENT ON VIEW paper_figures IS 'What the paper prints, by table: measure of a model on an item (benchmark, tool or corpus), at a tau_f (Table 2) or a k of decoding (Table 9); shares in per cent.';
 CREATE VIEW paper_examples AS
-SELECT * REPLACE (delta::DOUBLE AS delta) FROM (VALUES {examples}) AS examples({", ".join(columns)});
+SELECT * REPLACE (delta::DOUBLE AS delta) FROM (VALUES {example_rows}) AS examples({", ".join(example_columns)});
 COMMENT ON VIEW paper_examples IS 'The calls of Table 10 of the paper in their texts, with L- - L+, in nats.';
-{comparing}
+{comparing_views}
 {_comments_on_columns()}"""  # noqa: E501, a comment of the warehouse is one line
 
 
@@ -231,8 +239,8 @@ def _pivoted(rows: pl.DataFrame, item: str, cell: pl.Expr) -> pl.DataFrame:
     """
     long = rows.select(_model_name(), item, cell.alias("cell"))
     wide = long.pivot(item, index="model", values="cell", maintain_order=True).fill_null(DASH)
-    headings = _headings(rows, item)
-    return wide.select("model", *headings).rename(headings)
+    heading_of_item = _headings(rows, item)  # {"SQuAD": "SQuAD, n = 308"}, in the order of the columns
+    return wide.select("model", *heading_of_item).rename(heading_of_item)
 
 
 def _headings(rows: pl.DataFrame, item: str) -> dict[str, str]:
@@ -256,13 +264,15 @@ _perplexities = partial(_pivoted, item="source", cell=_interval("perplexity"))
 
 
 def _examples(rows: pl.DataFrame) -> pl.DataFrame:
-    """Return Table 2 for people: the number of texts with calls, by tool and tau_f.
+    """Return Table 2 for people: the number of texts with calls, by tool and tau_f, the threshold of the filter.
 
     "kept by chance" is the number of calls that would be kept with results of other calls, "12 (8-17)" with its 95 %
     interval, "?" for too few to tell, a dash if it was not measured.
+
+    rows: of the view table_2; its by_chance, by_chance_low and by_chance_high are null if that was not measured.
     """
     chance = [pl.col(name).cast(pl.String) for name in ("by_chance", "by_chance_low", "by_chance_high")]
-    chance_text = pl.coalesce(pl.format("{} ({}-{})", *chance), pl.lit(DASH))
+    chance_text = pl.coalesce(pl.format("{} ({}-{})", *chance), pl.lit(DASH))  # the format of nulls is null
     kept_by_chance = pl.when("too_few_swaps").then(pl.lit("?")).otherwise(chance_text)
     return rows.select(
         "tool",
@@ -356,7 +366,7 @@ def _averages(rows: pl.DataFrame) -> pl.DataFrame:
         _interval("accuracy").alias("average"),
         "figures_of",
     )
-    return table.select(_model_name(), pl.exclude("model", "figures_of"))
+    return table.select(_model_name(), pl.exclude("model", "figures_of"))  # the name is made of these two columns
 
 
 PAPER_TABLES = (
@@ -411,12 +421,14 @@ PAPERS_MODEL = "The paper's GPT-J has 6.7B parameters; its Toolformer is GPT-J f
 def notes(warehouse: DuckDBPyConnection, table: PaperTable) -> list[str]:
     """Return the sentences that are printed below a table of the paper.
 
-    They say whose figures ours are, what does not compare with the paper, and which benchmarks and records are missing.
+    They say which models were measured here, what does not compare with the paper, and which benchmarks and records are
+    missing.
     """
     lines = []
-    if table.number not in ("2", "10"):  # these two are of the corpus, not of models' answers
+    is_of_corpus = table.number in ("2", "10")  # of calls in the corpus, not of models' answers
+    if not is_of_corpus:
         lines += _measured_models(warehouse)
-    lines.append(COMPARABLE.get(table.number, PAPERS_MODEL))
+    lines.append(COMPARABLE.get(table.number, PAPERS_MODEL))  # why its figures do not compare with the paper's
     if table.is_of_benchmarks:
         ours = table.rows(warehouse).filter(pl.col("figures_of") != FIGURES_OF_PAPER)
         # "All" is no benchmark but the sum of them, which no setting can add.
@@ -481,9 +493,10 @@ def tools_called(warehouse: DuckDBPyConnection, table: PaperTable) -> pl.DataFra
     """
     if not table.is_of_benchmarks:
         return None
-    # Conditions with another k than the settings' are shown in Table 9 only.
+    # Conditions with another k of decoding than the settings' are shown in Table 9 only.
     where = f"paper_table = {table.number} AND NOT only_in_table_9(condition)"
     shares = rows(warehouse, f"SELECT *, condition AS model FROM tool_shares WHERE {where}")
     cells = shares.select("benchmark", _model_name(), _count("n"), "called", _interval("share").alias("cell"))
+    # `called` is the name of a tool; n is the number of questions.
     wide = cells.pivot("called", index=["benchmark", "model", "n"], values="cell", maintain_order=True)
     return wide.fill_null(DASH)

@@ -105,11 +105,16 @@ def _numbered_questions(benchmarks: Sequence[Benchmark]) -> list[_NumberedQuesti
 
 
 def _overlap_row(question: _NumberedQuestion, text: CorpusTextId | None, *, is_long_enough: bool) -> dict[str, Any]:
-    """Return the row (OVERLAP_COLUMNS) of a question. text: the first text of C* that holds it, None without one."""
+    """Return the row (OVERLAP_COLUMNS) of a question, which says whether it occurs in C*, and in which text.
+
+    text: the first text of C* that holds it, None without one.
+    is_long_enough: whether it has words enough to tell; else `in_corpus` is None.
+    """
+    occurs = text is not None
     return {
         "benchmark": question.benchmark,
         "question": question.number,
-        "in_corpus": text is not None if is_long_enough else None,
+        "in_corpus": occurs if is_long_enough else None,
         "shard": text.shard if text else None,
         "digest": text.digest if text else None,
         "segment": text.segment if text else None,
@@ -117,17 +122,18 @@ def _overlap_row(question: _NumberedQuestion, text: CorpusTextId | None, *, is_l
 
 
 def _first_texts(passages: SharedPassages, corpus: Iterable[pl.DataFrame]) -> dict[int, CorpusTextId]:
-    """Return index of a question -> the first training text of C* that holds it.
+    """Return index of a question -> the first training text of C* that holds it: the one with the least id.
 
     passages: the questions, indexed by their words.
     """
     first_texts: dict[int, CorpusTextId] = {}
     for batch in _training_batches(corpus):
         ids = batch.select(CorpusTextId._fields)
-        matches = passages.found_in(batch["text"].to_list())  # rows: index of the text in the batch, of the question
-        for text_index, question in matches.iter_rows():
-            text = CorpusTextId(*ids.row(text_index))
-            first_texts[question] = min(first_texts.get(question, text), text)
+        matches = passages.found_in(batch["text"].to_list())  # a row per text of the batch and question that it holds
+        for text_index, question_index in matches.iter_rows():
+            text_id = CorpusTextId(*ids.row(text_index))
+            first_so_far = first_texts.get(question_index, text_id)
+            first_texts[question_index] = min(first_so_far, text_id)
     return first_texts
 
 

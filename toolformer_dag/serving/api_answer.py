@@ -36,9 +36,11 @@ class NewText:
 def whole_text(index: int, writing: Writing, *, calls_in_text: bool) -> NewText:
     """Return all of a text that has ended, as the text with number `index` of its request.
 
+    calls_in_text: whether its calls with their results stand in the returned text.
+
     Raises the error that ended the text, if there is one.
     """
-    generation = writing.done.result()
+    generation = writing.done.result()  # its `text` has calls in it, `plain` is the same text without them
     tokens = []
     for placed_token in _placed_tokens(generation.likelihoods, first_offset=0):
         is_cut_off = placed_token.offset >= len(generation.plain)  # the tokens of a stop word
@@ -64,10 +66,13 @@ class TextStream:
         self._next_offset = 0  # the characters, without calls, before the next token
 
     def new_text(self, piece: WrittenPiece | Generation) -> NewText:
-        """Return what the next piece adds to the text: the end, a call, or characters.
+        """Return what the next piece adds to the text.
 
-        `piece`: the whole `Generation` at the end of the text, before that each `WrittenPiece`, but not those inside a
-        call: nothing of a call is sent before its answer.
+        - the whole text (`Generation`), which comes last: why it ended
+        - an answered call: the call
+        - characters of plain text: these, and the tokens that begin in them
+
+        Characters within a call are not passed here: nothing of a call is sent before its answer.
         """
         if isinstance(piece, Generation):
             return NewText(self._index, text="", finish_reason=finish_reason(self._writing))

@@ -209,14 +209,15 @@ class ApiRequest(BaseModel, ABC):
     def _with_known_values(cls, fields: dict[str, Any]) -> dict[str, Any]:
         """Return the fields that can change an answer and are not null.
 
-        Raises Refused if a field of `neutral` has another value, and for more than MOST_FIELDS fields.
+        `neutral` has the fields that are accepted at one value only, such as "temperature": 0, under which they change
+        nothing. Raises Refused if such a field has another value, and for more than MOST_FIELDS fields.
         """
         if len(fields) > MOST_FIELDS:
             raise Refused(f"the body has {len(fields):,} fields; send at most {MOST_FIELDS}")
-        for param in cls.neutral.keys() & fields:
-            _require_neutral(param, fields[param], cls.neutral[param])
-        without_effect = cls._fields_without_effect(fields)
-        return {param: value for param, value in fields.items() if param not in without_effect and value is not None}
+        for name in cls.neutral.keys() & fields:
+            _require_neutral(name, fields[name], cls.neutral[name])
+        without_effect = cls._fields_without_effect(fields)  # those of `neutral`, and ignored ones such as "user"
+        return {name: value for name, value in fields.items() if name not in without_effect and value is not None}
 
     @classmethod
     def _fields_without_effect(cls, fields: Mapping[str, Any]) -> Set[str]:

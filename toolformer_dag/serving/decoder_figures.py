@@ -19,14 +19,19 @@ class DecoderFigures:
     """
 
     def __init__(self) -> None:
+        """Register the metrics of a server, without any counts yet."""
         self.registry = CollectorRegistry()
+        # path: as "/v1/completions". status: the HTTP status.
         self._requests = Counter(
             "toolformer_requests", "Requests, by status.", ["path", "status"], registry=self.registry
         )
+        # state: "open" for all texts, and of these "waiting" for a batch or "calling" a tool.
         self._texts = Gauge(
             "toolformer_texts", "Texts now: open; waiting, calling among them.", ["state"], registry=self.registry
         )
+        # kind: "prompt" or "written".
         self._tokens = Counter("toolformer_tokens", "Tokens of finished texts.", ["kind"], registry=self.registry)
+        # tool: its name. got: "result", "lost" (the tool did not answer) or "none" (it had no result).
         self._calls = Histogram(
             "toolformer_call_seconds", "Seconds that texts waited.", ["tool", "got"], registry=self.registry
         )

@@ -132,7 +132,9 @@ class _Server:
         return _json_response(entry)
 
     async def complete(self, kind: type[ApiRequest], request: Request) -> Response:
-        """Return the texts that a request of this kind asks for, or a stream of them.
+        """Return the texts that a request asks for, or a stream of them.
+
+        kind: the form of the request and its answer, such as that of OpenAI's chats.
 
         Ends the texts if the client leaves. Raises Refused, NothingWritten, Busy, ClientDisconnect.
         """
@@ -140,12 +142,13 @@ class _Server:
         api_request = await self._in_tokenizing_thread(request, partial(kind.parse, body))
         if api_request.stream:
             return await self._streamed(request, api_request)
+        # Each writing is a text that the decoder completes from now on.
         writings = await self._in_tokenizing_thread(request, partial(self._begin, api_request))
         try:
             await _wait_until_written(request, writings)
             return _json_response(api_request.answer(writings))
         finally:
-            self._drop(writings)
+            self._drop(writings)  # ends those that are still being written, after an error or without a client
 
     async def _streamed(self, request: Request, api_request: ApiRequest) -> Response:
         """Begin the texts of a request, and return a response that sends them piece by piece."""
@@ -277,16 +280,16 @@ async def _body(request: Request) -> bytes:
 
 async def _wait_until_written(request: Request, writings: Sequence[Writing]) -> None:
     """Wait until all texts have ended. Raises ClientDisconnect if the client leaves before, or the error of a text."""
-    texts = asyncio.gather(*(asyncio.wrap_future(writing.done) for writing in writings))
+    all_texts = asyncio.gather(*(asyncio.wrap_future(writing.done) for writing in writings))
     client_has_left = asyncio.ensure_future(_until_client_leaves(request))
-    await asyncio.wait((texts, client_has_left), return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait((all_texts, client_has_left), return_when=asyncio.FIRST_COMPLETED)
     client_has_left.cancel()
-    if not texts.done():
-        texts.cancel()
+    if not all_texts.done():
+        all_texts.cancel()
         with suppress(asyncio.CancelledError):
-            await texts
+            await all_texts  # until the cancellation has taken effect
         raise ClientDisconnect
-    texts.result()
+    all_texts.result()  # raises the error of a text
 
 
 async def _until_client_leaves(request: Request) -> None:

@@ -112,16 +112,17 @@ class SharedDecoder:
         self._rules = _rules(language_model, lanes, settings, k)
         self._tool_threads = {lane.tool.name: ToolThreads(lane.tool, lane.limits) for lane in lanes}
 
-        self._lock = threading.Lock()
-        self._closed = False
-        self._open: set[Writing] = set()  # begun and not ended; callers add under the lock
-        self._jobs: SimpleQueue[Job | None] = SimpleQueue()  # None ends the decoding thread
-        # Only the decoding thread changes what follows:
+        self._lock = threading.Lock()  # held to add to `_open` and to set `_closed`
+        self._closed = False  # whether no text is taken any more
+        self._open: set[Writing] = set()  # begun and not ended; callers add, the decoding thread removes
+        self._jobs: SimpleQueue[Job | None] = SimpleQueue()  # from other threads; None ends the decoding thread
+        # Once the decoding thread has taken an open text, it is in one of these three, which no other thread changes:
         self._waiting: deque[Writing] = deque()  # texts that are to join a batch, the next one first
         self._calling: set[Writing] = set()  # texts that wait for a tool
-        self._batches: list[TextBatch] = []
+        self._batches: list[TextBatch] = []  # texts that are being decoded
         self._join_timer = _JoinTimer()
         self._mean_seconds = 1.0  # moving mean of the time from a text's request to its end
+        # The metrics show the sizes of these collections whenever they are read.
         self.figures.show_texts({"open": self._open, "waiting": self._waiting, "calling": self._calling})
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._thread.start()
@@ -136,7 +137,8 @@ class SharedDecoder:
     def begin(self, requests: Sequence[TextRequest], watch: Watch | None = None) -> list[Writing]:
         """Begin texts, and return a `Writing` for each; its future `done` gets the text.
 
-        For one thread at a time: it tokenizes the prompts. `watch` gets each piece, in the decoding thread.
+        Call it in one thread at a time: the tokenizer is not safe for several. `watch` gets each piece of text as it is
+        decoded, in the decoding thread.
 
         Raises Busy if too many texts are open, NothingWritten if a prompt is empty or too long, and UserError if
         decoding has ended.
@@ -150,7 +152,8 @@ class SharedDecoder:
             self._open.update(writings)
         for writing in writings:
             writing.done.set_running_or_notify_cancel()  # its future cannot be cancelled now; `drop` ends the text
-            self._jobs.put(partial(self._waiting.append, writing))
+            add_to_waiting = partial(self._waiting.append, writing)
+            self._jobs.put(add_to_waiting)  # the decoding thread runs it: no other may change `_waiting`
         return writings
 
     def require_length(self, characters: int) -> None:
@@ -181,22 +184,25 @@ class SharedDecoder:
         self.require_length(len(request.prompt))  # a cheap test, before a long text is tokenized
         prompt_tokens = self._prompts.tokens(request.prompt)
         writing = Writing(request, self._rules, prompt_tokens, watch)
-        if writing.text.reason is not None:
+        if writing.text.reason is not None:  # a text has ended at once if its prompt is empty or fills the context
             raise NothingWritten(writing.text.reason)
         return writing
 
     # Run in the decoding thread
 
     def _work(self) -> None:
-        """Decode until `close`: take jobs, let texts join, and write a token of each text, in turn."""
+        """Run the decoding thread until `close`: take jobs, let texts join batches, write a token of each text.
+
+        At its end, also by an error, no more texts are taken, and all open ones end with InterruptedError.
+        """
         try:
-            while self._take_jobs():
+            while self._take_jobs():  # False once the decoder was closed
                 self._let_texts_join()
                 for batch in self._batches:
                     self._advance(batch)
                 self._batches = [batch for batch in self._batches if batch.writings]
         finally:
-            with self._lock:
+            with self._lock:  # `begin` adds no text to `_open` after this
                 self._closed = True
             self._fail(list(self._open), InterruptedError("the server ended"))
 
@@ -212,10 +218,10 @@ class SharedDecoder:
                 job = self._jobs.get(block=may_wait, timeout=timeout)
             except Empty:
                 break
-            if job is None:
+            if job is None:  # from `close`
                 return False
-            job()
-            may_wait = False
+            job()  # such as to add a new text to `_waiting`
+            may_wait = False  # the other jobs are run only if they are queued already
         self._end_late_calls()
         return True
 
@@ -257,19 +263,19 @@ class SharedDecoder:
         An error, such as too little memory, ends all texts of this batch and no others.
         """
         try:
-            left = batch.step(self._backend)
-            for writing in left:
-                was_dropped = writing not in self._open
+            texts_that_left = batch.step(self._backend)
+            for writing in texts_that_left:
+                was_dropped = writing not in self._open  # its client has left, which ended the text (`_fail`)
                 if not was_dropped:
-                    self._go_on(writing)
+                    self._dispatch(writing)
         except Exception as error:  # noqa: BLE001 - whatever it is, the other batches go on
             _log.exception("texts were lost")
             self._fail([*batch.writings, *batch.joining], error)
             batch.writings = []
             batch.joining = []
 
-    def _go_on(self, writing: Writing) -> None:
-        """Take the next step for a text that has left its batch: queue it for a batch, run its call, or finish it."""
+    def _dispatch(self, writing: Writing) -> None:
+        """Take the next step for a text that is in no batch: queue it for one, run its call, or finish it."""
         state = writing.text.state
         if state is TextState.READY:
             self._waiting.appendleft(writing)
@@ -283,14 +289,14 @@ class SharedDecoder:
 
         A call that cannot be run, or has no time left, is answered at once with the reason.
         """
-        written_call = writing.text.call  # by this object `_waits_for` recognizes the call later
-        call = writing.text.open_call()
-        reason = self._begin_waiting(writing, call)
+        written_call = writing.text.call  # this object tells the answer of this call from a late one (`_waits_for`)
+        parsed_call = writing.text.open_call()  # the same call: its tool, its input, or why it cannot be run
+        reason = self._begin_waiting(writing, parsed_call)  # the text is in `_calling` from here on
         if reason is not None:
             self._take_answer(writing, written_call, ToolResult(result=None, reason=reason))
             return
-        self._tool_threads[call.tool].submit(
-            writing.text.tool_call(),
+        self._tool_threads[parsed_call.tool].submit(
+            writing.text.tool_call(),  # the input and the context for the tool
             is_wanted=partial(self._waits_for, writing, written_call),
             on_result=partial(self._put_answer, writing, written_call),
         )
@@ -327,16 +333,20 @@ class SharedDecoder:
         # Recorded before the text goes on: then the watcher gets the call, and reads its seconds and offsets here.
         writing.calls.append(answered)
         self.figures.count_call(call.tool, answered.seconds, has_result=call.reason is None, lost=result.lost)
-        writing.text.go_on(call)
-        self._go_on(writing)
+        writing.text.go_on(call)  # changes the text's state; a call with a result becomes part of the text
+        self._dispatch(writing)
 
     def _answered_call(self, writing: Writing, result: ToolResult) -> AnsweredCall:
-        """Return the open call of a text with its result; a repetition of an earlier call has a reason in its place."""
+        """Return the open call of a text with its result, how long it took, and where it stands; changes nothing.
+
+        A call that the text already has with its result gets the reason "repeated_call" in place of the result.
+        """
         text = writing.text
-        parsed_call = text.open_call()
+        parsed_call = text.open_call()  # without a result
         call = replace(parsed_call, result=result.result, reason=result.reason)
+        # All that is finished of the text stands before this call; `plain` is the same without calls.
         return AnsweredCall(
-            text.accepted(call),
+            text.accepted(call),  # `call`, unless it is a repetition
             seconds=time.monotonic() - writing.call_began,
             text_offset=len(text.text),
             plain_offset=len(text.plain),

@@ -66,14 +66,17 @@ class TextBatch:
 
         A text leaves when it has ended, waits for a tool, or has to be prefilled again. Errors of the model are raised.
         """
-        rows = self._rows_with_joining(backend)
-        write_tokens(rows, [writing.text for writing in self.writings])
+        rows = self._rows_with_joining(backend)  # also moves the joining texts to `writings`
+        write_tokens(rows, [writing.text for writing in self.writings])  # row i belongs to `writings[i]`
         left = [writing for writing in self.writings if not writing.text.is_writing]
         self.writings = [writing for writing in self.writings if writing.text.is_writing]
         return left
 
     def _rows_with_joining(self, backend: Backend) -> GreedyRows:
-        """Prefill the texts in `joining`, move them to `writings`, and return the rows of all `writings`."""
+        """Prefill the texts in `joining`, move them to `writings`, and return the rows of all `writings`.
+
+        Row i is the row of `writings[i]`, so new rows and new texts are both appended at the end.
+        """
         prefixes = [writing.text.tokens_to_prefill() for writing in self.joining]
         if self.rows is None:
             self.rows = backend.greedy(prefixes)

@@ -98,15 +98,16 @@ class Writing:
         piece as it is decoded, in the decoding thread.
         """
         if watch is not None:
-            rules = replace(rules, watch=partial(watch, self))
+            rules = replace(rules, watch=partial(watch, self))  # only called once the text is being decoded
         self.request = request
         self.prompt_token_count = len(prompt_tokens)
         self.text = WrittenText(request.rules(rules), prompt_tokens, context=request.context)
-        self.done: Future[Generation] = Future()
-        self.calls: list[AnsweredCall] = []
+        self.done: Future[Generation] = Future()  # gets the finished text, or the error that ended it
         self.began = time.monotonic()
-        self.call_began = 0.0
-        self.call_deadline = 0.0
+        # The decoding thread changes these:
+        self.calls: list[AnsweredCall] = []  # the calls that were answered so far
+        self.call_began = 0.0  # when the text began to wait for its last call; 0 before the first
+        self.call_deadline = 0.0  # until when it waits for this call
 
     def seconds_for_tools(self, limit: float) -> float:
         """Return how many of `limit` seconds are left for waiting for tools; 0 or less if none are."""

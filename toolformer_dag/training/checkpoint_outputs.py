@@ -64,22 +64,22 @@ def training_text_counts(plan: Plan) -> TextCounts:
 def checkpoint_reasons(plan: Plan, name: str) -> list[str]:
     """Return why a checkpoint is missing or out of date, a sentence per reason; empty if it is up to date.
 
-    Also empty where something that it is trained from is missing, a table or another checkpoint: it has reasons of its
-    own. Raises ModelError if the model of the settings cannot be found.
+    Also empty where something that it is trained from is missing, a table or another checkpoint: that has reasons of
+    its own, which are reported with it. Raises ModelError if the model of the settings cannot be found.
     """
     folder = checkpoint_folder(plan.settings, name)
-    lost = _lost_files(folder)
-    if lost is not None:
-        return [lost]
+    missing_or_damaged = _lost_files(folder)
+    if missing_or_damaged is not None:
+        return [missing_or_damaged]
     checkpoint = checkpoints(plan.settings)[name]
     try:
         data, recipe = checkpoint.trained_on(plan)
-    except StorageError:
+    except StorageError:  # the table of its texts is missing or damaged
         return []
     if plan.lake.table(CURVE).whole_pointer(name) is None:
         return [f"{CURVE} lacks it"]
     base = checkpoint.base(plan)
-    if _is_untrained_checkpoint(plan, base):
+    if _is_untrained_checkpoint(plan, base):  # the other checkpoint is missing
         return []
     return _changes_since(folder, run_identity(base, data, recipe))
 

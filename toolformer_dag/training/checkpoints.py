@@ -92,19 +92,21 @@ def _recipe_with_seed(recipe: Callable[[Plan], TrainingSettings], seed: int, pla
 
 
 def _on_corpus(condition: str, *, calls: bool, column: str, description: str, card: CardText) -> Checkpoint:
-    """Return a checkpoint that is trained on texts of C*, the corpus with calls, and chosen on held-out texts of C.
+    """Return a checkpoint that is trained on the paper's corpus C*: web texts (C) with tool calls inserted.
 
     - `condition`: the row of the paper's tables that it stands for, such as "Toolformer".
     - `calls`: whether it calls tools when it is evaluated.
-    - `column`: of the corpus: the texts with their calls, or the same without (C).
+    - `column`: of C*: "text_with_calls", or "text" for the same texts without calls.
     """
     return Checkpoint(
         condition=condition,
         calls=calls,
         description=description,
         card=card,
+        # The assets that it depends on: C*, and the texts of C that are held out to choose the best step.
         reads=lambda plan: (plan.named(augmented_corpus.NAME), heldout_texts.NAME),
         rows=partial(_corpus_data, column=column),
+        # What its rows depend on besides these assets; if it changes, the checkpoint is out of date.
         determined_by=lambda plan: {"column": column, "chosen_on": plan.settings.training.heldout_texts},
     )
 
@@ -187,11 +189,13 @@ def checkpoint_of(settings: Settings, name: str) -> NamedModel:
     - "base": the model of the settings, without tools
     - anything else: another model, which calls tools
     """
-    for checkpoint, declared in checkpoints(settings).items():
-        if name in (checkpoint, declared.condition):
-            return NamedModel(checkpoint, calls=declared.calls or name == checkpoint)
-        if declared.calls and name == disabled(declared.condition):
-            return NamedModel(checkpoint, calls=False)
+    for asset_name, checkpoint in checkpoints(settings).items():
+        if name == asset_name:
+            return NamedModel(asset_name, calls=True)
+        if name == checkpoint.condition:
+            return NamedModel(asset_name, calls=checkpoint.calls)
+        if checkpoint.calls and name == disabled(checkpoint.condition):
+            return NamedModel(asset_name, calls=False)
     return NamedModel(None, calls=name != "base")
 
 

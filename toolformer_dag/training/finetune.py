@@ -176,17 +176,21 @@ def _best_step(state: Any, metric: str) -> int:
 
 
 def _final_folder(trainer: Any, base: ModelSettings, settings: TrainingSettings, final: Path) -> Path:
-    """Make the best checkpoint a folder that transformers loads, without what only a resumed run needs; return `final`.
+    """Write the trained model to the folder `final`, which transformers can load; return `final`.
 
-    LoRA's adapters are merged into the weights.
+    It is the checkpoint that was best on the held-out rows, without files that only a resumed run needs. LoRA's
+    adapters are merged into the weights of `base`.
+
+    trainer: the Trainer of transformers, once it has trained.
     """
     best = Path(trainer.state.best_model_checkpoint)
-    shutil.rmtree(final, ignore_errors=True)
+    shutil.rmtree(final, ignore_errors=True)  # of a run that was killed here
     if settings.lora_rank is None:
         _copy_weights(best, final, base)
-    else:
+    else:  # the checkpoint has adapters alone
         merged(base, settings, best).save_pretrained(final)
-        trainer.processing_class.save_pretrained(final)
+        tokenizer = trainer.processing_class
+        tokenizer.save_pretrained(final)
     return final
 
 

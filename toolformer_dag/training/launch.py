@@ -131,19 +131,22 @@ def _needs_base_model(settings: TrainingSettings) -> bool:
 
 
 def _activation_bytes(config: Any, settings: TrainingSettings, length: int, processes: int, *, on_gpu: bool) -> int:
-    """Estimate the most bytes that activations take on a device, in the backward pass of a layer or at the loss.
+    """Estimate the most bytes that activations take on a device.
+
+    All layers keep values for their backward pass. At the worst moment, either one layer holds all its values besides
+    (the backward pass of a layer), or the loss holds the logits.
 
     length: tokens of the longest sequence.
     """
     text_config = config.get_text_config()
     tokens = _tokens_per_pass(settings, length, processes)
-    # The bytes of one value per token and unit of width.
+    # Layers hold so many values of this size: each has one number per token and unit of the model's width.
     value_bytes: int = tokens * text_config.hidden_size * DTYPES[settings.weights_dtype].itemsize
-    layer_bytes = value_bytes * _kept_values(settings, on_gpu=on_gpu)
-    within_layer = LAYER_VALUES * value_bytes
+    kept_values_per_layer = _kept_values(settings, on_gpu=on_gpu)  # 1 with gradient checkpointing, else LAYER_VALUES
+    kept_by_layers: int = text_config.num_hidden_layers * kept_values_per_layer * value_bytes
+    within_one_layer = LAYER_VALUES * value_bytes
     at_loss: int = _bytes_per_logit(settings) * tokens * text_config.vocab_size
-    kept_by_layers: int = text_config.num_hidden_layers * layer_bytes
-    return kept_by_layers + max(within_layer, at_loss)
+    return kept_by_layers + max(within_one_layer, at_loss)
 
 
 def _tokens_per_pass(settings: TrainingSettings, length: int, processes: int) -> int:
@@ -251,6 +254,8 @@ def train(
 ) -> TrainingReport:
     """Finetune with as many processes as `training.processes` says and publish the checkpoint in the folder `out`.
 
+    If `out` already holds the checkpoint of the same run, nothing is trained.
+
     - `progress`: called after each step. What it raises ends the training.
     - `measured`: called for each point of a curve.
 
@@ -264,13 +269,14 @@ def train(
 
     check_recipe(base, settings, count)
     _check_enough_gpus(count, gpus)
-    name = fingerprint(run_identity(base, data, settings))
-    finished = finished_run(name, out)
+    run_fingerprint = fingerprint(run_identity(base, data, settings))
+    finished = finished_run(run_fingerprint, out)
     if finished:
         return finished
+    # Other processes train: they read the job in this folder, and write their progress there.
     with _job_folder(out) as folder:
         _write_job(folder, base, data, settings, out)
-        _follow(folder, count, _Watch(progress, measured))
+        _follow(folder, count, _Watch(progress, measured))  # until they have ended
     return _published_report(out)
 
 
@@ -356,7 +362,12 @@ class _Watch:
         self.error: str | None = None
 
     def take(self, event: Mapping[str, Any]) -> None:
-        """Handle an event of a training process: keep its error, report its step, or pass on its measured values."""
+        """Handle an event of a training process, of one of three forms:
+
+        - {"error": "..."}: the process ends. The first error is kept in `error`.
+        - {"step": 3, "of": 100}: the third of 100 steps is done.
+        - {"step": 3, "values": {"loss": 2.5}}: a point of a curve.
+        """
         if "error" in event:
             if self.error is None:
                 self.error = event["error"]
@@ -376,18 +387,20 @@ class _Watch:
 def _follow(folder: Path, count: int, watch: _Watch) -> None:
     """Run a job in a group of `count` processes until it ends, and pass its events to `watch`.
 
-    The group ends with this process. Raises TrainingError where the job fails, and what `watch` raises.
+    An error in these events is kept in `watch.error`. The group ends with this process. Raises TrainingError where the
+    job fails, and what `watch` raises.
     """
-    (folder / EVENTS).touch()
+    (folder / EVENTS).touch()  # the processes append to it
     with (
         (folder / LOG).open("wb") as log,
         (folder / EVENTS).open(encoding="utf-8") as events,
         _process_group(_job_command(folder, count), log, one_gpu=count == 1) as processes,
     ):
-        _pass_on_events(processes, events, watch)
+        _pass_on_events(processes, events, watch)  # returns once the processes have ended
     exit_code = processes.returncode
     if exit_code:
-        reason = _last_lines(folder / LOG) if watch.error is None else watch.error
+        wrote_error = watch.error is not None
+        reason = watch.error if wrote_error else _last_lines(folder / LOG)
         raise TrainingError(f"{count} processes that train together ended with {exit_code}: {reason}")
 
 

@@ -87,15 +87,16 @@ class LanguageModeling(Objective):
 
     @staticmethod
     def collate(sequences: Sequence[Sequence[list[int]]]) -> dict[str, Tensor]:
-        """Return `input_ids`, `labels` and a tensor that keeps texts apart, each [sequences, longest], padded right.
+        """Return sequences as a batch of tensors, each [sequences, longest], padded on the right.
 
-        sequences: each a list of texts, which are lists of token ids. The texts [5, 6, 7] and [8, 9] in a sequence give
-        input_ids 5 6 7 8 9, labels IGNORED 6 7 IGNORED 9 and position_ids 0 1 2 0 1, which the masks of transformers
-        follow. Without packing, `attention_mask` is 0 for padding instead.
+        A sequence is a list of texts, which are lists of token ids: one text or, with packing, several. The texts
+        [5, 6, 7] and [8, 9] in one sequence give
+
+            input_ids 5 6 7 8 9, labels IGNORED 6 7 IGNORED 9, position_ids 0 1 2 0 1
         """
         batch = {"input_ids": padded(sequences, 0), "labels": padded(map(_labels, sequences), IGNORED)}
         is_packed = any(len(texts) > 1 for texts in sequences)
-        if is_packed:
+        if is_packed:  # transformers masks attention between texts by positions, which begin again with each text
             batch["position_ids"] = padded(map(_positions, sequences), 0)
         else:
             batch["attention_mask"] = padded(map(_ones, sequences), 0)
@@ -164,8 +165,11 @@ def row_losses(logits: Tensor, labels: Tensor) -> Tensor:
     """
     scores = logits[:, :-1].float()  # the logits at a token predict the next one
     targets = labels[:, 1:]
-    token_losses = torch.nn.functional.cross_entropy(scores.flatten(0, 1), targets.flatten(), reduction="none")
-    row_sums = token_losses.view_as(targets).sum(-1)  # the loss of an ignored label is 0
+    # 0 for a label that is IGNORED:
+    token_losses = torch.nn.functional.cross_entropy(
+        scores.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="none"
+    )
+    row_sums = token_losses.view_as(targets).sum(-1)
     predicted = (targets != IGNORED).sum(-1)
     return torch.stack([row_sums, predicted], -1)
 
@@ -175,37 +179,40 @@ LEARNED_AFTER = len(WINDOW_WEIGHTS)
 
 
 def in_or_after_calls(
-    row: Sequence[int], start: Sequence[int], may_end: Sequence[bool], has_ended: Callable[[Sequence[int]], bool]
+    row: Sequence[int], start: Sequence[int], may_end: Sequence[bool], is_whole_call: Callable[[Sequence[int]], bool]
 ) -> list[bool]:
-    """Return for each token of `row` whether it is in a call or among the LEARNED_AFTER tokens after one.
+    """Return for each token of `row` whether it is in a tool call or among the LEARNED_AFTER tokens after one.
 
     A call goes from ` [` to the `]` that closes it, as in `It is [Add(1, 2) -> 3] 3.`; any text in brackets counts.
 
     start: the tokens of ` [`.
-    may_end: for each token of `row`, whether it holds a `]`.
-    has_ended: whether the tokens after ` [`, up to one that holds a `]`, are a whole call.
+    may_end: for each token of `row`, whether it holds a `]`, with which a call may end.
+    is_whole_call: whether the tokens after ` [`, up to one that may end the call, are all of it. No for a `]` within
+        the call, in a quoted argument.
     """
     tokens = list(row)
-    marked = [False] * len(tokens)
-    for call in _calls(tokens, list(start), may_end, has_ended):
+    is_learned = [False] * len(tokens)
+    for call in _calls(tokens, list(start), may_end, is_whole_call):  # each as a range of indices
         end = min(call.stop + LEARNED_AFTER, len(tokens))
-        marked[call.start : end] = [True] * (end - call.start)
-    return marked
+        is_learned[call.start : end] = [True] * (end - call.start)
+    return is_learned
 
 
 def _calls(
-    tokens: list[int], opening: list[int], may_end: Sequence[bool], has_ended: Callable[[Sequence[int]], bool]
+    tokens: list[int], opening: list[int], may_end: Sequence[bool], is_whole_call: Callable[[Sequence[int]], bool]
 ) -> Iterator[range]:
     """Yield the positions of each call, from its ` [` to its `]`; a call that is not closed ends with the tokens.
 
-    opening: the tokens of ` [`; the other arguments are those of `in_or_after_calls`.
+    opening: the tokens of ` [`.
+    may_end: for each of `tokens`, whether it holds a `]`, with which a call may end.
+    is_whole_call: whether the tokens after ` [`, up to one that may end the call, are all of it.
     """
-    position = 0
+    position = 0  # the end of the previous call
     while position < len(tokens):
-        content_start = _after_opening(tokens, opening, position)
+        content_start = _after_opening(tokens, opening, position)  # the index after the next ` [`
         if content_start is None:
             return
-        end = _call_end(tokens, content_start, may_end, has_ended)
+        end = _call_end(tokens, content_start, may_end, is_whole_call)
         yield range(content_start - len(opening), end)
         position = end
 
@@ -219,14 +226,16 @@ def _after_opening(tokens: list[int], opening: list[int], position: int) -> int 
 
 
 def _call_end(
-    tokens: list[int], content_start: int, may_end: Sequence[bool], has_ended: Callable[[Sequence[int]], bool]
+    tokens: list[int], content_start: int, may_end: Sequence[bool], is_whole_call: Callable[[Sequence[int]], bool]
 ) -> int:
     """Return the index after the `]` that closes a call; the number of tokens if it is not closed.
 
     content_start: the index after the call's ` [`.
+    may_end: for each of `tokens`, whether it holds a `]`: a cheap test, since `is_whole_call` decodes tokens.
+    is_whole_call: whether the tokens after ` [`, up to one that may end the call, are all of it.
     """
     for position in range(content_start, len(tokens)):
-        if may_end[position] and has_ended(tokens[content_start : position + 1]):
+        if may_end[position] and is_whole_call(tokens[content_start : position + 1]):
             return position + 1
     return len(tokens)
 
@@ -239,13 +248,13 @@ class KeepingBase(LanguageModeling):
     def loss(self, model: Any, batch: Mapping[str, Tensor]) -> Tensor:
         """Return the cross entropy with mixed targets in nats, summed over the predicted tokens.
 
-        The target of a token is (1 - s) * the token itself + s * the distribution of `base`, the frozen base model. s
-        is `keep_base`, but 0 within and just after calls.
+        The target of a token is (1 - share) * the token itself + share * the distribution of the frozen base model.
+        share is the setting `keep_base`, but 0 within and just after tool calls, which the base model does not know.
         """
         inputs = without_labels(batch)
+        # Nothing predicts the first token of a row: these tensors are [rows, tokens - 1].
         targets = batch["labels"][:, 1:]
-        log_p = _next_logits(model, inputs).log_softmax(-1)
-        # Both losses and the shares are [rows, tokens - 1]: the first token is not predicted.
+        log_p = _next_logits(model, inputs).log_softmax(-1)  # [rows, tokens - 1, vocabulary]
         text_losses = _token_losses(log_p, targets)
         base_losses = self._base_losses(log_p, inputs)
         base_share = self._base_share(inputs["input_ids"])[:, 1:]

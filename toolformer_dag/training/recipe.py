@@ -54,13 +54,14 @@ def check_recipe(base: ModelSettings, settings: TrainingSettings, processes: int
 
     Raises ModelError where the model's config cannot be read.
     """
-    if has_short_moments(settings):
+    has_adapters = settings.lora_rank is not None
+    if has_short_moments(settings):  # AdamW keeps its moments in 8 bits
         _require("torchao", extra="gpu", without='training.precision = "float32"')
-    if settings.lora_rank is not None:
+    if has_adapters:
         _require("peft", extra="lora", without="no training.lora_rank")
-    if processes > 1 or settings.lora_rank is not None:
+    if processes > 1 or has_adapters:  # an objective that compares with the base model runs in one process without LoRA
         _check_needs_no_base(settings)
-    if processes > 1 and settings.lora_rank is None:
+    if processes > 1 and not has_adapters:  # they divide the weights among them, but not with LoRA
         _check_divisible(base, settings, processes)
 
 
@@ -76,9 +77,11 @@ def _check_needs_no_base(settings: TrainingSettings) -> None:
 
 
 def _check_divisible(base: ModelSettings, settings: TrainingSettings, processes: int) -> None:
-    """Raise TrainingError where weights or moments cannot be divided among several processes.
+    """Raise TrainingError where a model's weights or its optimizer's moments cannot be divided among processes.
 
-    These are the weights of a model that is more than a language model, and moments of 8 bits.
+    These are the weights of a model that is more than a language model, and AdamW's moments if they have 8 bits.
+
+    processes: more than one.
     """
     if is_composite(base):
         raise TrainingError(
@@ -111,12 +114,13 @@ def trained_model(base: ModelSettings, settings: TrainingSettings, world: int, c
     world: the number of processes that divide the weights (FSDP2); above 1, each loads its share of every weight.
     checkpoint: where a run with divided weights resumes, the folder from which they are read; None reads the base.
 
-    Sets the process's torch threads. Raises ModelError, and TrainingError if the model cannot keep packed texts apart.
+    Sets the process's torch threads. Raises ModelError, and TrainingError if texts that are packed into one sequence
+    would attend to each other in this model.
     """
     model = _loaded(base, settings, world, checkpoint)
     _make_trainable(model)
     fit_threads(model)
-    if settings.packing:
+    if settings.packing:  # several texts in a sequence
         check_apart(model, trial_tokens(load_encoding(base)))
     if settings.lora_rank is None:
         return model
@@ -128,14 +132,15 @@ def _loaded(base: ModelSettings, settings: TrainingSettings, world: int, checkpo
 
     checkpoint: where a run with divided weights resumes; its weights are read then. Raises ModelError.
     """
-    source = _source(base)
+    source = _source(base)  # revision, and whether the model's own code may run
     options = {**source, "dtype": DTYPES[settings.weights_dtype], "use_safetensors": True}
-    name = model_name(base)
+    name_or_folder = model_name(base)
     if world > 1:
-        options |= _share_options(name, source, world)
+        options |= _share_options(name_or_folder, source, world)
+        # Undivided weights are read from the base here; the Trainer loads the checkpoint's over them.
         if checkpoint is not None:
-            name = str(checkpoint)
-    return from_hub(AutoModelForCausalLM, name, options)
+            name_or_folder = str(checkpoint)
+    return from_hub(AutoModelForCausalLM, name_or_folder, options)
 
 
 def _make_trainable(model: Any) -> None:
@@ -206,7 +211,7 @@ def optimizer(settings: TrainingSettings, *, on_cpu: bool) -> tuple[type, dict[s
 
     On a CPU, turns torch.compile off for the process.
     """
-    if not has_short_moments(settings):
+    if not has_short_moments(settings):  # they go with training.precision = "bfloat16" without LoRA
         return None
     from torchao.optim import AdamW8bit
 
@@ -222,15 +227,19 @@ def optimizer(settings: TrainingSettings, *, on_cpu: bool) -> tuple[type, dict[s
 
 @torch.no_grad()
 def check_apart(model: Any, tokens: Sequence[int]) -> None:
-    """Raise TrainingError for a model in which packed texts see each other: its masks do not follow position ids.
+    """Raise TrainingError for a model in which texts in one sequence see each other, even with positions of their own.
+
+    Packed after a first text, a second text must give the logits that it gives alone, except for rounding. Joined with
+    the first text, as one text, it gives others; a tenth of that difference is the limit.
 
     tokens: of two short texts, as `trial_tokens` returns them.
     """
-    first = list(tokens[:TRIAL_ENDS])
-    second = list(tokens[TRIAL_ENDS:TRIAL])
-    logits = _second_text_logits(model, first, second)
-    from_alone = _largest_difference(logits.packed, logits.alone)
-    if from_alone > 0.1 * _largest_difference(logits.joined, logits.alone):
+    first_text = list(tokens[:TRIAL_ENDS])
+    second_text = list(tokens[TRIAL_ENDS:TRIAL])
+    logits = _second_text_logits(model, first_text, second_text)
+    packed_difference = _largest_difference(logits.packed, logits.alone)
+    joined_difference = _largest_difference(logits.joined, logits.alone)
+    if packed_difference > 0.1 * joined_difference:
         raise TrainingError(
             f"{type(model).__name__} does not keep packed texts apart: a text changes what follows in its sequence; "
             "set training.packing = false"
@@ -322,9 +331,10 @@ class RestoredShares(TrainerCallback):  # type: ignore[misc]  # mypy does not fo
         model = trained["model"]
         optimizer = trained["optimizer"]
         schedule = trained["lr_scheduler"]
+        # `load` fills tensors that are there already: those of the new run's state are replaced by the checkpoint's.
         restored = _state(args, model, optimizer, schedule)
         _load_shares(args, state.global_step, restored)
-        set_optimizer_state_dict(model, _plain(optimizer), restored["optimizer"])
+        set_optimizer_state_dict(model, _plain(optimizer), restored["optimizer"])  # torch's own, without the wrapper
         schedule.load_state_dict(restored["schedule"])
         _set_random_states(args, restored)
 
@@ -345,10 +355,12 @@ def _set_random_states(args: Any, restored: Mapping[str, Any]) -> None:
 def _state(args: Any, model: Any, optimizer: Any, schedule: Any) -> dict[str, Any]:
     """Return what a training process needs beside the weights to resume exactly: moments, schedule, random states.
 
-    Each process has random states of its own, under a name with its number.
+    args: the Trainer's arguments, which name the device and the number of the process. schedule: of the learning rate.
     """
+    torch_optimizer = _plain(optimizer)  # without the wrapper of Accelerate
+    # Each process has random states of its own, under a key with its number.
     state = {
-        "optimizer": get_optimizer_state_dict(model, _plain(optimizer)),
+        "optimizer": get_optimizer_state_dict(model, torch_optimizer),
         "schedule": schedule.state_dict(),
         _random_key(args): torch.get_rng_state(),
     }

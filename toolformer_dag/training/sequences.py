@@ -40,15 +40,16 @@ def examples(encoding: Encoding, texts: Sequence[str], sequence_length: int, pac
     A longer text becomes several sequences, in which every token is predicted exactly once. `packing` puts several
     texts into a sequence; `LanguageModeling.collate` keeps them apart.
     """
-    tokenized_texts = _tokenized(encoding, texts)
+    tokenized_texts = _tokenized(encoding, texts)  # without texts that have no token
     lengths = [len(ids) for ids in tokenized_texts]
-    with_predictions = sum(length > 1 for length in lengths)
+    texts_to_learn = sum(length > 1 for length in lengths)  # of a single token, nothing is predicted
+    split_texts = sum(length > sequence_length for length in lengths)
     sequences = _sequences(tokenized_texts, sequence_length, packing)
     return Examples(
         sequences=tuple(sequences),
         texts=len(texts),
-        split=sum(length > sequence_length for length in lengths),
-        empty=len(texts) - with_predictions,
+        split=split_texts,
+        empty=len(texts) - texts_to_learn,
     )
 
 

@@ -56,16 +56,17 @@ PAPER_WINDOW = 5
 def run_identity(base: ModelSettings, data: TrainingData, settings: TrainingSettings) -> Mapping[str, object]:
     """Return what determines the weights of a checkpoint: base model, settings, hashes of the rows.
 
-    The markers of calls and BOS count, since they are written into the checkpoint's tokenizer. Raises ModelError.
+    A run is not repeated if a finished checkpoint has its identity. Raises ModelError.
     """
     identity: dict[str, object] = {
+        # The texts that mark calls, and whether texts begin with BOS: both are written into the checkpoint's tokenizer.
         **determining(base, "markers", "bos"),
         "base": dict(model_identity(model_name(base), base.revision)),
         "settings": settings.determining(),
         "texts": fingerprint(list(data.train)),
         "heldout": fingerprint(list(data.heldout)),
     }
-    if settings.keep_base:
+    if settings.keep_base:  # text outside calls is learned from the base model, so it matters where calls end
         identity |= _identity_of_kept_base(data)
     return identity
 
@@ -296,7 +297,7 @@ def card_is_lost(folder: Path) -> bool:
     except OSError:
         return True
     written_here = CARD_TAGS in content or CARD_SEAL.search(content) is not None
-    was_changed = read_card(folder) is None
+    was_changed = read_card(folder) is None  # its seal does not fit its content
     return written_here and was_changed
 
 
@@ -325,15 +326,16 @@ def checkpoint_files(settings: Settings, name: str = "finetuned_checkpoint") -> 
 
 
 def finetuned_or_base(settings: Settings) -> str:
-    """Fetch the finetuned checkpoint; return its folder if it comes from the settings' model, else that model's name.
+    """Return the folder of the finetuned checkpoint; without one, or if it is of another model, the base model's name.
 
-    Raises ModelError where the model is a path without a model, and DamagedCheckpoint.
+    A checkpoint that another machine has sent to the object store is downloaded before. Raises ModelError where the
+    model of the settings is a path without a model, and DamagedCheckpoint.
     """
     checkpoint_files(settings).receive()
     base = model_name(settings.model)
     finetuned = checkpoint_folder(settings)
     _check_whole(finetuned)
-    record = _whole_record(finetuned) or {}
+    record = _whole_record(finetuned) or {}  # of its training; {} without a checkpoint
     is_of_this_base = record.get("base") == model_identity(base, settings.model.revision)
     return str(finetuned) if is_of_this_base else base
 
