@@ -69,15 +69,16 @@ class Commands(typer.Typer):
     """Shows a user's mistake as a one-line message; any other error keeps its traceback."""
 
     def __call__(self, *args: object, **kwargs: object) -> object:
+        """Run the command line. Print an error that the user can fix as one line, and exit with 1; raise any other."""
         _escape_unprintable_output()
-        typed_config.set(None)
+        typed_config.set(None)  # the `--config` of an earlier call
         try:
-            require_threads()
-            with unfinished(ENDED):
+            require_threads()  # raises UserError where this process may not start enough of them
+            with unfinished(ENDED):  # the message if a tool ends this process by `os._exit`
                 return super().__call__(*args, **kwargs)
         except BaseException as error:  # panics of Rust are no Exception
             message = _user_message(error)
-            if message is None:
+            if message is None:  # not for the user to fix
                 raise
             sys.stderr.write(f"error: {harmless(with_config(message))}\n")
             raise SystemExit(1) from error
@@ -91,16 +92,21 @@ def _escape_unprintable_output() -> None:
 
 
 def _user_message(error: BaseException) -> str | None:
-    """Return the message for an error that the user can fix, or None for any other error."""
+    """Return the message for an error that the user can fix, or None for any other error.
+
+    Such errors are mistakes (UserError), a folder that cannot be written, a full disk, a limit of this process
+    (`ulimit`), and a damaged database of Dagster's history of runs.
+    """
     if isinstance(error, UserError):
         return str(error)
     if isinstance(error, OSError) and error.errno in NOT_WRITABLE | FULL:
         return _file_system_message(error)
-    limit = limit_met(error)
-    if limit:
-        return f"{str(error) or type(error).__name__}: {limit} and run again; what was committed is kept"
-    if of_history(error):
-        return damaged_history(error.__cause__ or error)
+    limit_and_remedy = limit_met(error)
+    if limit_and_remedy:
+        return f"{str(error) or type(error).__name__}: {limit_and_remedy} and run again; what was committed is kept"
+    if of_history(error):  # from Dagster's databases
+        database_error = error.__cause__ or error
+        return damaged_history(database_error)
     return None
 
 

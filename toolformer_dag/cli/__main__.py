@@ -23,11 +23,14 @@ def main() -> None:
             _exit_without_teardown(exit_code)
 
     gc.set_threshold(OBJECTS_PER_COLLECTION)
-    atexit.register(exit_now)  # the first to be registered runs last
+    atexit.register(exit_now)  # early, because the first to be registered runs last
     try:
-        app()
+        app()  # always raises SystemExit, or an error
     except SystemExit as error:
-        exit_code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        if isinstance(error.code, int):
+            exit_code = error.code
+        else:
+            exit_code = 0 if error.code is None else 1  # None: success; otherwise a message, which Python prints
         raise
 
 

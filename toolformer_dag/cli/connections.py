@@ -51,16 +51,22 @@ class BoundedConnection(H11Protocol):
         super().connection_lost(exc)
 
     def on_response_complete(self) -> None:
-        """Go on with the next request; a pipelined one waits PIPELINE_SECONDS, and nothing is read meanwhile."""
-        next_request, _ = self.conn.trailing_data
-        self._pipelined_requests = self._pipelined_requests + 1 if next_request else 0
+        """Go on with the next request; a pipelined one waits PIPELINE_SECONDS, and nothing is read meanwhile.
+
+        A request is pipelined if it was sent before this response. The connection is closed after MOST_EARLY in a row.
+        """
+        pipelined_bytes, _ = self.conn.trailing_data  # what was received after the request that is answered now
+        if pipelined_bytes:
+            self._pipelined_requests += 1
+        else:
+            self._pipelined_requests = 0
         if self._pipelined_requests > MOST_EARLY:
             self.transport.close()
-        if not next_request or self.transport.is_closing():
+        if not pipelined_bytes or self.transport.is_closing():
             super().on_response_complete()
             return
         self.flow.pause_reading()
-        self.loop.call_later(PIPELINE_SECONDS, super().on_response_complete)
+        self.loop.call_later(PIPELINE_SECONDS, super().on_response_complete)  # which resumes reading
 
     def _from_same_address(self) -> list["BoundedConnection"]:
         """Return the open connections from this client's address, this one included."""
@@ -89,18 +95,19 @@ class BoundedConnection(H11Protocol):
         return self.cycle is None or self.cycle.response_complete
 
     def _check_progress(self, cycle_before: object, unread_before: int) -> None:
-        """Close the connection if its client has neither sent nor read anything since the last check.
+        """Close the connection if its client stalls: it has not read, or not sent, what was due since the last check.
 
-        cycle_before: the request at the last check, None at the first. unread_before: bytes that waited then.
+        - cycle_before: the request at the last check, None at the first.
+        - unread_before: how many bytes waited for the client to read them then.
         """
         if self._is_lost:
             return
         unread = self.transport.get_write_buffer_size()
-        reads_nothing = 0 < unread_before <= unread
+        reads_nothing = 0 < unread_before <= unread  # bytes waited, and have not become fewer
         if reads_nothing or self._sends_nothing_since(cycle_before):
             self.transport.abort()
         else:
-            self.loop.call_later(HEAD_SECONDS, self._check_progress, self.cycle, unread)
+            self.loop.call_later(HEAD_SECONDS, self._check_progress, self.cycle, unread)  # the next check
 
     def _sends_nothing_since(self, cycle_before: object) -> bool:
         """Return whether the request is still the same and the server waits for the client to send more."""

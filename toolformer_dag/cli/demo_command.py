@@ -160,14 +160,17 @@ def answered_question(benchmark: str, prompt: str, written_without: str, written
 def best_call(plan: "Plan", step: "Step") -> str | None:
     """Return a line with the best call of the table that a step has written.
 
-    After sampling that is the likeliest call, after scoring the most helpful one. None for other steps, and where the
-    table has no call.
+    After sampling that is the likeliest call, after scoring the most helpful one, such as:
+
+        in all there were [Calculator(17 + 25) -> 42] 42 apples  (lowers the loss by 1.25 nats)
+
+    None for other steps, and where the table has no call.
     """
     lane, _, stage = step.name.partition("/")
     example = EXAMPLES.get(stage)
     if example is None:
         return None
-    call = _largest(plan.lake.table(step.name), example.column)
+    call = _largest(plan.lake.table(step.name), example.column)  # the call with the largest number in this column
     if call is None:
         return None
     sentence = example.sentence.format(call[example.column])

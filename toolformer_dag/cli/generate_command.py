@@ -184,15 +184,20 @@ def _names_lines(text: str) -> bool:
 
 
 def find_model(settings: Settings, name: str, k: int | None) -> ChosenModel:
-    """Return the model with a name of the command line; "" stands for the settings' own. Raises UserError.
+    """Return the model that a name on the command line stands for: of a checkpoint, or any other model.
 
-    `k`: as in ChosenModel; None for the settings' value, or for 0 where the model calls no tools.
+    - `name`: "" for the model of the settings.
+    - `k`: a call may start where ` [` is among the k most likely tokens; None for the settings' value, or 0 where the
+      model calls no tools.
+
+    Raises UserError where there is no such model, or no finished checkpoint.
     """
     from toolformer_dag.training.checkpoints import checkpoint_of
 
     named_model = checkpoint_of(settings, name)
+    calls_tools = named_model.calls
     if k is None:
-        k = settings.decoding.k if named_model.calls else 0
+        k = settings.decoding.k if calls_tools else 0
     if named_model.checkpoint is None:
         folder = _untrained_folder(settings, name)
     else:
@@ -250,8 +255,8 @@ def _checkpoint_folder(settings: Settings, name: str, checkpoint: str) -> str:
 def _complete_file(options: _DecodingOptions, models: Sequence[ChosenModel], name: str) -> bool:
     """Complete the lines of a file, `-` for standard input, with each model; return whether a line was unusable."""
     with open_lines(name) as source:
-        bad = BadLines()
-        batches: Iterable[_Lines] = bad.left_out(source, options.parse_line)
+        bad = BadLines()  # reports unusable lines, and remembers whether there were some
+        batches: Iterable[_Lines] = bad.left_out(source, options.parse_line)  # reads lines when they are needed
         if len(models) > 1:  # the standard input can be read only once
             batches = list(batches)
         for model in models:
@@ -264,16 +269,19 @@ _Lines = Sequence[ParsedLine[dict[str, Any]]]
 
 
 def _complete_lines(options: _DecodingOptions, model: ChosenModel, batches: Iterable[_Lines], bad: BadLines) -> None:
-    """Print an answer as a line of JSON for each line. The loaded model is dropped on return, before the next loads."""
+    """Print an answer as a line of JSON for each line. The loaded model is dropped on return, before the next loads.
+
+    `bad`: reports lines for which the model wrote nothing.
+    """
     from toolformer_dag.decoding.greedy import generate as decode
 
     rules = options.rules(model)
     for lines in batches:
         texts = [line.value["text"] for line in lines]
-        contexts = [line.value.get("context", options.context) for line in lines]
+        contexts = [line.value.get("context", options.context) for line in lines]  # for tools, such as the date
         generations = decode(rules, texts, contexts)
         for line, generation in zip(lines, generations, strict=True):
-            _print_answer(line, model.name, generation, bad)
+            _print_answer(line, model.name, generation, bad)  # or reports why nothing was written
 
 
 def _print_answer(line: ParsedLine[dict[str, Any]], model_name: str, generation: "Generation", bad: BadLines) -> None:
@@ -293,11 +301,12 @@ def _answer(line: ParsedLine[dict[str, Any]], model_name: str, generation: "Gene
 
     Fields of the record with these names are replaced.
     """
+    record = line.value
     head: dict[str, Any] = {"line": line.number}
     if model_name:
         head["model"] = model_name
-    in_order = {**head, **line.value}  # fixes the order of the fields; the next line their values
-    return {**in_order, **head, **_answer_fields(line.value["text"], generation)}
+    rest_of_record = {name: value for name, value in record.items() if name not in head}
+    return {**head, **rest_of_record, **_answer_fields(record["text"], generation)}
 
 
 def _answer_fields(text: str, generation: "Generation") -> dict[str, Any]:
@@ -381,29 +390,29 @@ class _LiveText:
         self._failure = failure
         self._console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
         self._held_back = prompt
-        self._call = ""  # the printed part of the call that is being written
+        self._printed_call = ""  # the printed part of the call that is being written
 
     def watch(self, piece: "WrittenPiece") -> None:
         """Print a piece of the text, or the rest of a call that has ended."""
         if piece.call is not None:
             self._end_call(piece.call)
         elif piece.in_call:
-            self._call += piece.text
+            self._printed_call += piece.text
             self.print(piece.text, "cyan")
         else:
             self.print(piece.text)
 
     def _end_call(self, call: "DecodedCall") -> None:
-        """Print the result of a call, or why it has none, after the printed part of the call."""
+        """Print the result of a call, or why it has none, after what was printed of the call while it was written."""
         from toolformer_dag.decoding.generation import call_text
 
-        whole = call_text(call)
-        if not whole:
+        call_with_result = call_text(call)  # "" without a result
+        if not call_with_result:
             self.print(f" ✗ {self._failure(call)}]", "red")
-        elif not whole.startswith(self._call):
+        elif not call_with_result.startswith(self._printed_call):  # it was cut at its limit of tokens: print it anew
             self.print(" ✗ not closed, so it ends earlier:", "red")
-        self.print(whole.removeprefix(self._call), "green")
-        self._call = ""
+        self.print(call_with_result.removeprefix(self._printed_call), "green")
+        self._printed_call = ""
 
     def print(self, text: str, style: str | None = None) -> None:
         """Print a text, after the prompt if it is still held back."""

@@ -35,6 +35,7 @@ def init(
     corpus = list(_corpus(folder))
     models = list(_models(folder))
     settings = folder / SETTINGS
+    # Says what stands in new settings; settings that are there already stay as they are.
     summary = "" if settings.exists() else _summary(corpus, models)
     for name, template in WRITTEN.items():
         _write_unless_there(folder / name, _filled(template, corpus, models))

@@ -49,13 +49,17 @@ Sink = Callable[[Step], None]
 def completed(
     plan: Plan, instance: dg.DagsterInstance, name: str, assets: Sequence[dg.AssetKey], sink: Sink
 ) -> Iterator[tuple[Result, Path]]:
-    """Run a job for these assets, and yield Dagster's result and the folder with the costs of its steps.
+    """Run a job for these assets to its end; then yield Dagster's result and the folder with the costs of its steps.
 
-    Other processes see the run as alive until the block ends. `sink` is called from another thread.
+    Other processes see the run as alive until the block ends.
+
+    - `name`: of the job
+    - `sink`: receives the progress of each step, in another thread
     """
     folder = run_folders(instance) / uuid4().hex
     options = _job_options(instance, assets, folder)
-    with alive(folder):
+    with alive(folder):  # locks the folder
+        # Meanwhile, runs whose processes are gone are ended: this one may wait for what they occupy.
         with _watched(instance, folder, sink), dead_runs_ended(instance):
             result = _run_job(plan, name, options)
             plan.lake.storage.wait_for_writes()
@@ -97,15 +101,19 @@ def _run_in_processes(plan: Plan, name: str, options: dict[str, Any]) -> Result:
 
 
 def _start_quiet_forkserver() -> None:
-    """Start the process that the steps' processes are forked from, so that Dagster writes nothing to the terminal."""
-    terminal = os.dup(2)
+    """Start the process that the steps' processes are forked from, so that Dagster writes nothing to the terminal.
+
+    It inherits the standard error of this process, which leads nowhere while it starts.
+    """
+    standard_error = 2  # the descriptor
+    terminal = os.dup(standard_error)
     try:
         with Path(os.devnull).open("wb") as nowhere:
-            os.dup2(nowhere.fileno(), 2)
+            os.dup2(nowhere.fileno(), standard_error)
         forkserver.set_forkserver_preload(list(PRELOADED))
         forkserver.ensure_running()
     finally:
-        os.dup2(terminal, 2)
+        os.dup2(terminal, standard_error)
         os.close(terminal)
 
 
@@ -164,15 +172,19 @@ class _Watch:
 
 @contextmanager
 def _watched(instance: dg.DagsterInstance, folder: Path, sink: Sink) -> Iterator[None]:
-    """Report the steps of a run to a sink while the block runs, and interrupt the block if the UI cancels the run."""
-    ended = threading.Event()
+    """Report the steps of a run to a sink while the block runs, and interrupt the block if the UI cancels the run.
+
+    A thread reads the files in the run's folder to which the steps write their progress.
+    """
+    block_ended = threading.Event()
+    watch = _Watch(instance, folder, sink)
     with ThreadPoolExecutor(1) as threads:
-        watching = threads.submit(_Watch(instance, folder, sink).until, ended)
+        watching = threads.submit(watch.until, block_ended)  # sends SIGINT to this process if the UI cancels the run
         try:
             yield
         finally:
-            ended.set()
-    watching.result()
+            block_ended.set()
+    watching.result()  # raises an error of the thread
 
 
 def was_interrupted(result: Result) -> bool:

@@ -36,7 +36,10 @@ def verify(
     from toolformer_dag.lake.table import Lake
 
     settings = settings_of(config, profile, set)
-    report = verified(Plan.to_read(settings)) if folder is None else verified_folder(folder)
+    if folder is None:
+        report = verified(Plan.to_read(settings))  # a plan that runs no code of the user and hashes no model
+    else:
+        report = verified_folder(folder)
     for damaged in report.damaged:
         file = Lake.of(settings.paths).shown(damaged.path)
         typer.echo(f"{file}: {damaged.reason}")

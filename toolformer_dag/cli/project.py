@@ -146,11 +146,11 @@ class Project:
             self._check_finetuning()
         report = self._begin()
         for plan in self.rounds():
-            self._run_round(plan, training, report, sink)
-            if report.failed or report.untrained:
+            self._run_round(plan, training, report, sink)  # adds to the report
+            if report.failed or report.untrained:  # a later round needs the checkpoint of this one
                 break
-        with session():
-            tell_of_lake(self.plan, self.instance)
+        with session():  # what is read of the lake is read once
+            tell_of_lake(self.plan, self.instance)  # so that Dagster shows what the lake holds
         report.unfinished = take_unfinished(self.instance)
         return report
 
@@ -179,50 +179,65 @@ class Project:
         return recipes
 
     def _run_round(self, plan: Plan, training: bool, report: RunReport, sink: Sink) -> None:
-        """Run the jobs of a round; start again when one meets a damaged file, which has been set aside by then."""
+        """Run the jobs of a round; start again when one meets a damaged file, which has been set aside by then.
+
+        Adds the outcome to the report; failures are those of the last attempt.
+        """
         for _ in range(REPAIRS):
             report.failed = {}
             report.damaged = False
-            self._run_job(plan, JOB, report, sink)
+            self._run_job(plan, JOB, report, sink)  # sets `failed` and `damaged`
             if training and not report.failed:
-                self._train(plan, report, sink)
+                self._train(plan, report, sink)  # sets them too
             if not report.damaged:
                 break
 
     def _train(self, plan: Plan, report: RunReport, sink: Sink) -> None:
-        """Run the job that finetunes and evaluates, unless there are too few texts to train a checkpoint on."""
+        """Run the job that finetunes and evaluates, unless there are too few texts to train a checkpoint on.
+
+        Adds the outcome to the report. Where training texts are damaged or missing, nothing runs, and `report.damaged`
+        is set: then the job before this one makes them again.
+        """
+        too_few = None  # a message
         try:
-            refusal = too_few_to_train(plan) if _is_untrained(plan, stale_in_round(plan)) else None
-        except (DamagedPart, MissingPart):  # of C*, which the first job makes again
+            if _is_untrained(plan, stale_in_round(plan)):  # a checkpoint has to be made
+                too_few = too_few_to_train(plan)
+        except (DamagedPart, MissingPart):
             report.damaged = True
             return
-        if refusal:
-            report.untrained = f"nothing was finetuned: {refusal}"
+        if too_few:
+            report.untrained = f"nothing was finetuned: {too_few}"
         else:
             self._run_job(plan, TRAINING_JOB, report, sink)
 
     def _run_job(self, plan: Plan, name: str, report: RunReport, sink: Sink) -> None:
         """Run a job for its stale assets and what depends on them, and add the outcome to the report.
 
-        A step skips itself if nothing changed. Raises KeyboardInterrupt if a signal or the UI ended the run.
+        TRAINING_JOB does not run where an asset that only the first job makes was damaged: `report.damaged` is set, so
+        that the first job runs again. A step skips itself if nothing changed. Raises KeyboardInterrupt if a signal or
+        the UI ended the run.
         """
-        stale = stale_in_round(plan)
+        stale = stale_in_round(plan)  # assets with the reasons why they are stale
         if name == TRAINING_JOB and _is_data_lost(plan, stale):
-            report.damaged = True  # the first job has to make it again
+            report.damaged = True
             return
         assets = _assets_to_make(plan, name, stale)
         if assets:
-            result = self._completed(plan, name, assets, report, sink)
-            _add_outcome(report, plan, assets, result)
+            result = self._completed(plan, name, assets, report, sink)  # adds to `report.spent`
+            _add_outcome(report, plan, assets, result)  # which assets were made, and which failed
 
     def _completed(self, plan: Plan, name: str, assets: Sequence[str], report: RunReport, sink: Sink) -> Result:
         """Run a job for these assets, add what it spent to the report, and return its result.
 
         Raises KeyboardInterrupt if a signal or the UI ended the run.
+
+        - name: of the job, without the suffix of the round
+        - sink: receives the progress of each step
         """
         keys = [asset_key(asset) for asset in assets]
-        with completed(plan, self.instance, f"{name}{plan.suffix}", keys, sink) as (result, folder):
-            report.spent += take_spent(folder)
+        job = f"{name}{plan.suffix}"
+        with completed(plan, self.instance, job, keys, sink) as (result, cost_folder):  # the block follows the job
+            report.spent += take_spent(cost_folder)  # reads what the steps spent, and removes the folder
         if was_interrupted(result):
             raise KeyboardInterrupt
         return result
@@ -239,10 +254,10 @@ def _assets_to_make(plan: Plan, job: str, stale: Iterable[str]) -> list[str]:
 
     Before the raw shards, the list of their files is made.
     """
-    all_outputs = outputs(plan)
-    scope = _scope(plan, job)
-    first = [asset for asset in stale if asset in scope.begins]
-    assets = [asset for asset in with_descendants(all_outputs, first) if asset in scope.makes]
+    scope = _scope(plan, job)  # which assets the job begins with if they are stale, and which it may make
+    stale_in_job = [asset for asset in stale if asset in scope.begins]
+    stale_or_downstream = with_descendants(outputs(plan), stale_in_job)
+    assets = [asset for asset in stale_or_downstream if asset in scope.makes]
     list_of_shards = [SHARD_LIST] if RAW_SHARDS in assets else []
     return list_of_shards + assets
 
@@ -331,17 +346,20 @@ class _JobOutcome:
 
 
 def _reason(causes: Sequence[Any]) -> str:
-    """Return the message of the asset's own error, without Dagster's wrapping; NOT_RUN without an error.
+    """Return why an asset was not made: the message of its own error, without Dagster's wrapping.
 
     The traceback is in the run's log in the UI.
+
+    `causes`: the step's error as Dagster's SerializableErrorInfo, then its cause, and so on; empty for NOT_RUN
     """
     if not causes:
         return NOT_RUN
     raised_by_asset = (cause for cause in causes if not (cause.cls_name or "").startswith("Dagster"))
-    error = next(raised_by_asset, causes[-1])
+    innermost = causes[-1]
+    error = next(raised_by_asset, innermost)  # the outermost that is not Dagster's
     if error.cls_name == CRASHED:
         return "its process was killed, as where memory runs out; what it had committed is kept"
-    return re.sub(r"^toolformer_dag\.[\w.]+: ", "", error.message.strip())
+    return re.sub(r"^toolformer_dag\.[\w.]+: ", "", error.message.strip())  # without the name of our class of error
 
 
 def home(root: Path) -> Path:
@@ -351,10 +369,10 @@ def home(root: Path) -> Path:
     """
     path = Path(os.environ.get("DAGSTER_HOME") or root / ".dagster")
     folder = expanded(path).absolute()
-    if printable(folder) != str(folder):
+    if printable(folder) != str(folder):  # `printable` escapes bytes that are not UTF-8
         raise UserError(f"{printable(folder)}: the path is not UTF-8; set DAGSTER_HOME to another folder")
     config_file = folder / "dagster.yaml"
-    with locked(folder / "instance.lock"):
+    with locked(folder / "instance.lock"):  # also makes the folder
         if not config_file.exists():
             write_whole(config_file, DAGSTER_YAML)
     return folder
@@ -367,7 +385,7 @@ def shared_instance(root: Path) -> dg.DagsterInstance:
         try:
             return dg.DagsterInstance.from_config(str(folder))
         except Exception as error:  # of Dagster's checks, of YAML, of its databases
-            if isinstance(error, OSError) or of_history(error):
+            if isinstance(error, OSError) or of_history(error):  # of files or databases: these get a message elsewhere
                 raise
             raise UserError(_unusable_instance(folder, error)) from error
 

@@ -119,14 +119,20 @@ def drawn(rows: "pl.DataFrame", longest: int = 44, width: int = 160, *, typed: b
     """
     import polars as pl
 
-    line_width = width if sys.stdout.isatty() else -1
-    sizes = pl.Config(tbl_rows=-1, tbl_cols=-1, fmt_str_lengths=longest, tbl_width_chars=line_width)
-    one_line = _on_one_line(rows)
-    with sizes, pl.Config(tbl_hide_dataframe_shape=True):
+    unlimited = -1
+    layout = pl.Config(
+        tbl_rows=unlimited,
+        tbl_cols=unlimited,
+        fmt_str_lengths=longest,
+        tbl_width_chars=width if sys.stdout.isatty() else unlimited,
+        tbl_hide_dataframe_shape=True,
+    )
+    one_line_rows = _on_one_line(rows)
+    with layout:  # in effect where polars turns a table into text
         if typed:
-            return harmless(str(one_line))
+            return harmless(str(one_line_rows))
         with pl.Config(tbl_hide_column_data_types=True, tbl_formatting="ASCII_MARKDOWN"):
-            return harmless(str(_markdown_cells(one_line)))
+            return harmless(str(_markdown_cells(one_line_rows)))
 
 
 def _on_one_line(rows: "pl.DataFrame") -> "pl.DataFrame":
@@ -186,7 +192,10 @@ def _flat(rows: "pl.DataFrame") -> "pl.DataFrame":
 
 
 def _json_numbers(rows: "pl.DataFrame") -> "pl.DataFrame":
-    """Turn SQL's HUGEINT (the type of a sum) and DECIMAL into numbers, which polars would write as text."""
+    """Return rows with SQL's HUGEINT (the type of a sum) and DECIMAL as other numbers: polars would write them as text.
+
+    HUGEINT becomes Int64, or Float64 in a column with larger numbers. DECIMAL becomes Float64. Other types stay.
+    """
     import polars as pl
     from polars.exceptions import InvalidOperationError
 
@@ -194,7 +203,7 @@ def _json_numbers(rows: "pl.DataFrame") -> "pl.DataFrame":
     for column in rows:
         try:
             columns.append(column.cast(_json_type(column.dtype, integer=pl.Int64())))
-        except InvalidOperationError:
+        except InvalidOperationError:  # a number does not fit into Int64
             columns.append(column.cast(_json_type(column.dtype, integer=pl.Float64())))
     return pl.DataFrame(columns)
 

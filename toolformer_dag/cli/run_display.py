@@ -39,11 +39,12 @@ class _Progress:
         return Text("\n".join(steps), no_wrap=True, overflow="ellipsis")
 
     def watch(self, step: Step) -> None:
-        """Show the progress of a step, or its end."""
-        self._print_if_it_waits(step)
-        if step.outcome is None:
-            self.running[step.name] = step
-            self._print_progress(step)
+        """Show the progress of a running step, or how it ended, with what `after_step` returns then to be printed."""
+        self._print_if_it_waits(step)  # for another run
+        is_running = step.outcome is None
+        if is_running:
+            self.running[step.name] = step  # the steps in the live display
+            self._print_progress(step)  # now and then, where there is no live display
             return
         self.running.pop(step.name, None)
         self._print(f"{step.name}: {step.outcome}")

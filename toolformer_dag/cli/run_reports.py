@@ -52,25 +52,28 @@ NEXT_ROUND = """Where to go next
 
 
 def first_look(plan: Plan, first: int, options: str, corpus: str) -> str:
-    """Return the report of `run --first`, with what all shards would cost. Raises WarehouseError.
+    """Return the report of `run --first N`, which runs the first N shards alone. Raises WarehouseError.
 
-    `options` and `corpus`: the options of the command and its `--shards`, to repeat them in the next commands; a space
-    stands before each.
+    It has a table with a row per tool, warnings and remarks about tools, the number of texts to train on, what all
+    shards would cost, and the commands to go on with.
+
+    - `first`: N
+    - `options`, `corpus`: the options of the command and its `--shards`, to repeat them in these commands; a space
+      stands before each
     """
     database = plan.settings.warehouse
     all_shards = _plan_of_all_shards(plan)
     counts = training_text_counts(plan)
-    return "\n".join(
-        (
-            f"\nThe first look: {len(plan.shards)} of {len(all_shards.shards)} shards, {counts.documents:,} documents",
-            drawn(query(database, LANES)),
-            *_kept_by_chance(database),
-            *_gains_over_echo(database),
-            f"{too_few_to_train(plan) or _texts_to_train(counts)}.",
-            _cost_of_all_shards(plan, all_shards),
-            NEXT.format(options=options, corpus=corpus, first=f" --first {first}"),
-        )
-    )
+    title = f"The first look: {len(plan.shards)} of {len(all_shards.shards)} shards, {counts.documents:,} documents"
+    table_of_tools = drawn(query(database, LANES))
+    training_texts = too_few_to_train(plan) or _texts_to_train(counts)  # a warning, or how many there are
+    lines = [f"\n{title}", table_of_tools]
+    lines += _kept_by_chance(database)
+    lines += _gains_over_echo(database)
+    lines.append(f"{training_texts}.")
+    lines.append(_cost_of_all_shards(plan, all_shards))
+    lines.append(NEXT.format(options=options, corpus=corpus, first=f" --first {first}"))
+    return "\n".join(lines)
 
 
 def _texts_to_train(counts: TextCounts) -> str:
@@ -89,11 +92,15 @@ def _gains_over_echo(database: Path) -> list[str]:
 
 
 def _kept_by_chance(database: Path) -> list[str]:
-    """Return a warning for each tool whose kept calls may all be kept by chance."""
+    """Return a warning for each tool whose kept calls may all be kept by chance.
+
+    `by_chance` estimates how many calls would be kept with results of other documents; `low` to `high` is its 95 %
+    interval.
+    """
     warnings = []
-    for row in query(database, BY_CHANCE).iter_rows(named=True):
-        is_certain = row["by_chance"] >= row["calls"]
-        keeps = "keeps" if is_certain else "may keep"
+    for row in query(database, BY_CHANCE).iter_rows(named=True):  # the tools whose interval reaches the kept calls
+        estimate_reaches_calls = row["by_chance"] >= row["calls"]
+        keeps = "keeps" if estimate_reaches_calls else "may keep"
         warnings.append(
             f"{row['tool']}: {row['calls']:,} calls are kept, and chance {keeps} as many ({row['by_chance']:,}, 95 %: "
             f"{row['low']:,} to {row['high']:,}): they say nothing about the tool; raise its tau_f or change the model."
@@ -155,13 +162,16 @@ def _spent_before_training(plan: Plan) -> pl.DataFrame:
     return query(plan.settings.warehouse, SPENT).filter(~is_later)
 
 
-def _size_ratio(stamps: Stamps, all_stamps: Stamps) -> float:
+def _size_ratio(first_stamps: Stamps, all_stamps: Stamps) -> float:
     """Return how many times larger all shards are than the first ones: in bytes if all sizes are known, else in number.
 
     A stamp has what identifies the content of a shard, such as the size of its file in `bytes`.
+
+    - first_stamps: of the first shards, by shard; at least one
+    - all_stamps: of all shards, these included
     """
     if not all("bytes" in stamp for stamp in all_stamps.values()):
-        return len(all_stamps) / len(stamps)
-    size = sum(stamp["bytes"] for stamp in stamps.values())
+        return len(all_stamps) / len(first_stamps)
+    size_of_first = sum(stamp["bytes"] for stamp in first_stamps.values())
     size_of_all = sum(stamp["bytes"] for stamp in all_stamps.values())
-    return float(size_of_all / size)
+    return float(size_of_all / size_of_first)

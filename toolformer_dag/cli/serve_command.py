@@ -43,13 +43,14 @@ def serve(
     settings = settings_of(config, profile, set)
     key = _key(host)
     chosen = find_model(settings, model, k=None)
+    calls_tools = chosen.k > 0
     from toolformer_dag.cli.web_server import bound
 
-    with bound(port, "serve", host) as listening:
-        lanes = _prepared_lanes(settings, calls_tools=chosen.k > 0)
+    with bound(port, "serve", host) as listening:  # raises UserError where the port is taken, before the model loads
+        lanes = _prepared_lanes(settings, calls_tools)  # a lane is a tool with its settings
         name = _served_name(settings, chosen)
         app = _loaded_app(settings, chosen, lanes, name=name, key=key)
-        tools = ", ".join(lane.tool.name for lane in lanes) if chosen.k else "no tools"
+        tools = ", ".join(lane.tool.name for lane in lanes) if calls_tools else "no tools"
         typer.echo(f"{name} at http://{host}:{_port(listening)}/v1 with {tools}  (Ctrl-C stops it)")
         _answer_requests(app, listening, host)
 

@@ -36,9 +36,9 @@ def servers(config: Config = None) -> None:
             'there is no [servers.NAME] in toolformer.toml; add one with command = ["program"] or url = "..."'
         )
     listed_before = {name: tools for name, tools in read_listing(root).items() if name in tables}
-    listed_now = _list_servers(tables, root, listed_before)
+    listed_now = _list_servers(tables, root, listed_before)  # without servers that did not answer; prints what changed
     _write_listing(root, {**listed_before, **listed_now})
-    _print_unusable_lanes(config)
+    _print_unusable_lanes(config)  # a lane is a tool with its settings; one of a server may lack examples
     some_failed = len(listed_now) < len(tables)
     if some_failed:
         raise typer.Exit(1)

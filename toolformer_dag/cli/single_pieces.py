@@ -40,14 +40,14 @@ def tool(
     settings = checked_settings(config, profile, set)
     from toolformer_dag.computing.plan import lane_named
 
-    lane = lane_named(settings, name)
+    lane = lane_named(settings, name)  # a tool with its settings
     if prompt:
         typer.echo(lane.tool.prompt, nl=False)
         return
     if input == "-":
         _answer_lines(lane, context)
     else:
-        _answer_input(lane, input, context)
+        _answer_input(lane, input, context)  # exits with 1 where there is no result
 
 
 def _answer_input(lane: "Lane", input: str, context: str) -> None:
@@ -120,11 +120,12 @@ def score(
     from toolformer_dag.model.engine import load_engine
 
     engine = load_engine(settings_of(config, profile=None, pairs=None), model, dtype)
-    bad = BadLines()
+    bad = BadLines()  # reports unusable lines, and remembers whether there were some
+    parse = partial(_parse_call, engine)
     with open_lines(str(file)) as source:
-        for batch in bad.left_out(source, partial(_parse_call, engine)):
+        for batch in bad.left_out(source, parse):  # batches of usable lines
             _score_batch(engine, batch, tokens, bad)
-    raise typer.Exit(int(bad.any))
+    raise typer.Exit(1 if bad.any else 0)
 
 
 def _score_batch(engine: "Engine", batch: "Sequence[ParsedLine[_CallToScore]]", tokens: int, bad: BadLines) -> None:

@@ -94,12 +94,13 @@ def answer(database: Path, line: str, format: Format, gib: float | None = None, 
 
 def query_session(database: Path) -> PromptSession[str]:
     """Return a prompt in which Enter sends a complete query, and otherwise begins another line."""
+    is_complete = Condition(lambda: complete(get_app().current_buffer.text))  # evaluated at each Enter
     return PromptSession(
         history=history_file(),
         completer=DynamicCompleter(lambda: name_completer(database)),
         complete_while_typing=False,
         lexer=PygmentsLexer(SqlLexer),
-        multiline=~Condition(lambda: complete(get_app().current_buffer.text)),
+        multiline=~is_complete,
         prompt_continuation=lambda width, number, wrapped: "...> ".rjust(width),
     )
 

@@ -71,7 +71,9 @@ def with_config(message: str) -> str:
     if config is None:
         return message
     option = f" --config {quote(str(config))}"
-    return "".join(_with_option(part, option) for part in COMMAND_ENDS.split(message))
+    # A backtick or a line end ends a command, so that a `--config` in a part is of a command in this part alone.
+    parts = COMMAND_ENDS.split(message)  # with the backticks and line ends as parts of their own
+    return "".join(_with_option(part, option) for part in parts)
 
 
 def _with_option(text: str, option: str) -> str:
@@ -89,14 +91,16 @@ def settings_of(
 ) -> Settings:
     """Return the settings of the file, the profile and the options of a command.
 
+    - `config`: the settings file, as in `--config`
     - `pairs`: settings as `--set` takes them, `tools.calculator.tau_f=0.8`
     - `shards`: paths or patterns, relative to the current folder
     - `needs_project`: whether to note on standard error that no project was found
     """
-    typed_config.set(config)
+    typed_config.set(config)  # messages with commands repeat it (`with_config`)
     absolute_shards = [rooted(pattern, Path.cwd()) for pattern in shards or ()]
     settings = load_settings(config, profile=profile, overrides=pairs or (), shards=absolute_shards)
-    has_project = settings.corpus.named or profile == "embedded" or settings_file(config).exists()
+    asks_for_demo = profile == "embedded"  # which needs no file
+    has_project = settings.corpus.named or asks_for_demo or settings_file(config).exists()
     if needs_project and not has_project:
         _print_once(NO_PROJECT.format(folder=settings.root))
     return settings
@@ -132,13 +136,17 @@ def damaged_history(reason: object) -> str:
 
 
 def of_history(error: BaseException) -> bool:
-    """Return whether an error comes from Dagster's storage, which holds the history of runs, or from SQLite."""
+    """Return whether an error comes from the databases of Dagster's history of runs.
+
+    That is an error that SQLite caused, or that passed through a module in Dagster's package `storage`.
+    """
     if isinstance(error.__cause__, sqlite3.Error):
         return True
-    if not isinstance(error, Exception):
+    if not isinstance(error, Exception):  # such as KeyboardInterrupt
         return False
     for frame, _ in walk_tb(error.__traceback__):
-        packages = frame.f_globals.get("__name__", "").split(".")
+        module = frame.f_globals.get("__name__", "")
+        packages = module.split(".")  # of dagster._core.storage.runs.base, for example
         if "dagster" in packages and "storage" in packages:
             return True
     return False

@@ -73,15 +73,18 @@ class OwnPages:
             await self._app(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> str | None:
-        """Return why a request is refused, or None if it is answered."""
+        """Return why a request is refused, or None if it is answered.
+
+        Pages of other sites, open in the user's browser, may neither read from this server nor change anything here.
+        """
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         host = headers.get("host", "")
-        hosts = self._hosts or {host}
-        if "host" not in headers or host not in hosts:
-            return f"refused: the Host header must be one of {', '.join(sorted(hosts))}"
-        if _has_other_origin(headers, hosts) or _is_cross_site(headers):
+        accepted_hosts = self._hosts or {host}  # without names of this server, any host that a request names
+        if "host" not in headers or host not in accepted_hosts:  # another site's name may lead to this machine
+            return f"refused: the Host header must be one of {', '.join(sorted(accepted_hosts))}"
+        if _has_other_origin(headers, accepted_hosts) or _is_cross_site(headers):
             return OTHER_ORIGIN
-        if _is_graphql_in_address(scope):
+        if _is_graphql_in_address(scope):  # a link could run it
             return "refused: GraphQL is asked by POST, in the body"
         return None
 
@@ -130,7 +133,7 @@ def serve(root: Path, port: int, environment: Mapping[str, str]) -> int:
     Raises UserError where the port is in use. No process is left behind.
     """
     bound(port, "ui").close()  # only to find out whether the port is free
-    running = partial(_running, root=root, environment=environment)
+    running = partial(_running, root=root, environment=environment)  # runs a command while its `with` block runs
     with TemporaryDirectory() as folder:
         code_socket = Path(folder, "code")
         workspace = _write_workspace(Path(folder), code_socket)

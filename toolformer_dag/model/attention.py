@@ -64,12 +64,14 @@ class AttentionLayer:
         return self.locality is not None and length > self.locality.size
 
     def weights(self, scores: Tensor, bias: Tensor) -> Tensor:
-        """Return the softmax of scores over their S keys, in the same shape. The weight of sinks is dropped.
+        """Return the attention weights: the softmax of scores over their S keys, in the same shape.
+
+        Where the layer has sinks, which are extra keys without values, their weight is dropped.
 
         - scores: [B, H, T, S], or [B, G, R, S] for one query per sequence, where H heads are G groups of R.
         - bias: minus infinity where a key is hidden, else zero; broadcasts to the scores.
         """
-        scores = self._capped(scores) + bias  # the scores without them are freed
+        scores = self._capped(scores) + bias  # under the same name, so that the memory of the old scores is freed
         if self.sinks is None:
             return scores.softmax(-1, torch.float32).to(scores.dtype)
         return _softmax_with_sinks(scores, self.sinks)
@@ -145,15 +147,18 @@ class Visibility:
 
 
 def attention(layer: AttentionLayer, queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor) -> Tensor:
-    """Compute attention of queries [B, H, T, D] over keys and values [B, H_kv, S, D]; return [B, H, T, D].
+    """Compute attention of T queries over S keys in B sequences; return [B, H, T, D], D numbers in each of H heads.
 
-    bias: zero where a query sees a key, else minus infinity; broadcasts to [B, 1, T, S].
+    - queries: [B, H, T, D].
+    - keys, values: [B, H_kv, S, D]. H / H_kv heads of queries share a head of keys.
+    - bias: zero where a query sees a key, else minus infinity; broadcasts to [B, 1, T, S].
     """
     # With a bias, fused GPU kernels do not support several query heads per head of keys.
-    keys = _repeated_heads(keys, queries.shape[1])
+    keys = _repeated_heads(keys, queries.shape[1])  # [B, H, S, D]
     values = _repeated_heads(values, queries.shape[1])
-    if layer.is_plain:
+    if layer.is_plain:  # without soft cap and sinks, which torch's kernel does not know
         return F.scaled_dot_product_attention(queries, keys, values, attn_mask=bias, scale=layer.scale)
+    # The scores, [B, H, T, S], have no name here, so that `weights` can free them.
     return layer.weights(queries @ keys.mT * layer.scale, bias) @ values
 
 
@@ -164,14 +169,18 @@ def _repeated_heads(keys: Tensor, query_heads: int) -> Tensor:
 
 
 def causal(layer: AttentionLayer, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """Compute causal attention of whole sequences, [B, H, T, D]; keys and values are [B, H_kv, T, D].
+    """Compute attention in which each token of B whole sequences sees itself and the tokens before it, [B, H, T, D].
 
     Padding on the right needs no mask: no earlier token attends to it.
+
+    - queries: [B, H, T, D].
+    - keys, values: [B, H_kv, T, D]. H / H_kv heads of queries share a head of keys.
     """
     length = keys.shape[2]
-    if layer.is_plain and not layer.hides_within(length):
+    has_window = layer.hides_within(length)  # also true for chunks
+    if layer.is_plain and not has_window:  # plain: without soft cap and sinks
         return _fused_causal(layer, queries, keys, values)
-    positions = torch.arange(length, device=keys.device)  # [T]
+    positions = torch.arange(length, device=keys.device)  # [T]; a query sees the keys at no later position
     visibility = Visibility(queries=positions, keys=positions, longest=length, dtype=queries.dtype)
     return attention(layer, queries, keys, values, visibility.bias(layer))
 
@@ -242,11 +251,12 @@ def custom_attention(model: Any, attend: Attend, positions: Tensor | None = None
     # Most models look their attention up in transformers' registry, where NAME is our function. The classes in
     # `_METHODS` do not, so their methods are replaced.
     original_name = model.config._attn_implementation
-    replacement = _Replacement(attend, positions, ignores_extras=original_name == "sdpa")
-    reset_token = _replacement.set(replacement)  # read by our attention functions
+    ignores_extras = original_name == "sdpa"  # torch's kernel knows no soft cap and sinks, and we compute the same
+    replacement = _Replacement(attend, positions, ignores_extras)
+    reset_token = _replacement.set(replacement)  # a context variable, which our attention functions read
     model.config._attn_implementation = NAME
     try:
-        with _replaced_methods(model):
+        with _replaced_methods(model):  # for the classes in `_METHODS`
             yield
     finally:
         model.config._attn_implementation = original_name
@@ -281,19 +291,20 @@ def _restore_methods(module: Any) -> None:
 def _interface(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Locality | None, **options: Any
 ) -> tuple[Tensor, None]:
-    """Compute a layer's attention, as transformers asks for it, with the function that `custom_attention` set.
+    """Compute a layer's attention for transformers, which calls this, by the function that `custom_attention` set.
 
-    - query: [B, H, T, D]; key and value: [B, H_kv, T, D].
-    - attention_mask: what `_mask` returned, the layer's sliding window or chunks.
+    - query: of T tokens of B sequences, in H heads of D numbers, [B, H, T, D]; key and value: [B, H_kv, T, D].
+    - attention_mask: no mask, but what `_mask` returned in its place: the layer's sliding window or chunks.
     - options: the layer's scale, soft cap and sinks.
 
     Returns [B, T, H, D] and, in place of the weights, None. Raises NotImplementedError for a position bias.
     """
     if options.get("position_bias") is not None:
         raise NotImplementedError(f"attention of {type(module).__name__} has a position bias")
-    replacement = _replacement.get()
-    layer = replacement.layer(module, query.shape[-1], locality=attention_mask, options=options)
-    answer = replacement.attend(layer, replacement.true_query(module, query), key, value)  # [B, H, T, D]
+    replacement = _replacement.get()  # set for this pass of the model
+    layer = replacement.layer(module, query.shape[-1], locality=attention_mask, options=options)  # its parameters
+    query = replacement.true_query(module, query)  # Llama 4 scales queries by position, as if rows began at 0
+    answer = replacement.attend(layer, query, key, value)  # [B, H, T, D]
     return answer.transpose(1, 2).contiguous(), None
 
 
@@ -340,13 +351,17 @@ def _gptj_layer(module: Any) -> AttentionLayer:
 def _gptj_attention(module: Any, hidden_states: Tensor, *, position_ids: Tensor, **_: Any) -> tuple[Tensor, None]:
     """Run a GPT-J attention layer in place of its `forward`; return its output [B, T, F], and None for the weights.
 
-    hidden_states: the layer's input, [B, T, F]. position_ids: the positions of the tokens, [B, T].
+    Only the step from queries, keys and values to the answer is another: the function that `custom_attention` set.
+
+    - hidden_states: the layer's input, [B, T, F].
+    - position_ids: the positions of the tokens, [B, T].
     """
-    replacement = _replacement.get()
-    rotations = replacement.gptj_rotations(module, position_ids, hidden_states.dtype)
+    replacement = _replacement.get()  # set for this pass of the model
+    rotations = replacement.gptj_rotations(module, position_ids, hidden_states.dtype)  # of rotary embedding, by token
     queries, keys = _rotated_queries_and_keys(module, hidden_states, rotations)  # [B, H, T, D] each
     values = _split_heads(module, module.v_proj(hidden_states)).transpose(1, 2)  # [B, H, T, D]
-    answer = replacement.attend(_gptj_layer(module), queries, keys, values)  # [B, H, T, D]
+    layer = _gptj_layer(module)  # number and scale
+    answer = replacement.attend(layer, queries, keys, values)  # [B, H, T, D]
     return module.out_proj(answer.transpose(1, 2).flatten(2)), None
 
 

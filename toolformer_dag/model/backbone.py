@@ -57,12 +57,12 @@ class Backbone:
         """
         if not self.uses_custom_attention:
             return self._last_hidden(self.body(input_ids=ids, use_cache=False))
-        # `attend` decides what is hidden. A mask of ones only keeps transformers from guessing by the positions that
-        # several sequences are packed into a row.
+        # `attend` alone decides what is hidden; this mask hides nothing. Without a mask, transformers would take
+        # positions that do not rise by one each for several sequences packed into a row.
         options = {"attention_mask": torch.ones_like(ids)}  # [B, T]
         if positions is not None:
             options["position_ids"] = positions
-        with custom_attention(self.model, attend, positions):
+        with custom_attention(self.model, attend, positions):  # every layer calls `attend`
             return self._last_hidden(self.body(input_ids=ids, use_cache=False, **options))
 
     def cached_features(self, ids: Tensor, name: str, cache: Any, **options: Any) -> tuple[Tensor, Any]:
@@ -86,16 +86,17 @@ class Backbone:
         return logits[0].float()
 
     def log_probabilities(self, features: Tensor, targets: Tensor) -> Tensor:
-        """Return log p of next tokens, in float32 nats, in the shape of `targets`.
+        """Return log p (natural logarithm) of next tokens in float32, in the shape of `targets`.
 
-        - features: the hidden states after which the tokens follow, [N, F].
-        - targets: the token after each, [N], or C alternatives for it, [N, C].
+        - features: the N hidden states that predict them, [N, F].
+        - targets: the next token of each, [N], or C alternatives for it, [N, C].
         """
-        columns = targets if targets.ndim > 1 else targets[:, None]  # [N, C]
+        alternatives = targets if targets.ndim > 1 else targets[:, None]  # [N, C]
+        # In parts, because logits have a column per token of the vocabulary: all of them may not fit into memory.
         feature_parts = torch.split(features, LOGIT_ROWS)
-        target_parts = torch.split(columns, LOGIT_ROWS)
+        target_parts = torch.split(alternatives, LOGIT_ROWS)
         log_p_parts = [
-            _log_p(self.logits(part), part_targets)
+            _log_p(self.logits(part), part_targets)  # [rows of the part, C]
             for part, part_targets in zip(feature_parts, target_parts, strict=True)
         ]
         return torch.cat(log_p_parts).view_as(targets)

@@ -178,13 +178,18 @@ class ModelCache:
         return features
 
     def _run_in_passes(self, ids: Tensor, store_every: int | None) -> Tensor:
-        """Run new columns, [B, T], in as many passes as the model needs; return their features, [B, T, F]."""
-        first_column = self.width
+        """Run the next T tokens of B rows, [B, T], in as many passes as the model needs; return features, [B, T, F].
+
+        store_every: after how many of them the states of linear attention are stored, so that rows can be cut there;
+        None for never.
+        """
+        width_before = self.width
         columns_per_pass = self._columns_per_pass(ids.shape[1], store_every)
         features = []
         for pass_ids in torch.split(ids, columns_per_pass, dim=1):
-            features.append(self._forward(pass_ids))  # advances `self.width`
-            if store_every is not None and (self.width - first_column) % store_every == 0:
+            features.append(self._forward(pass_ids))  # adds the pass's columns to `self.width`
+            new_columns = self.width - width_before
+            if store_every is not None and new_columns % store_every == 0:
                 self.store_states()
         return torch.cat(features, 1)
 
@@ -212,32 +217,33 @@ class ModelCache:
     def cut(self, rows: Sequence[int], lengths: Sequence[int]) -> "ModelCache":
         """Return a new cache with copies of some rows, each cut to its first `length` tokens and padded on the left.
 
-        States of linear attention must have been stored after each row's last token (`store_states`).
+        Cut to lengths [3, 5], rows abcdefg and hijklmn become --abc and hijkl, which start in columns [2, 0]. States of
+        linear attention must have been stored after each row's last token that stays (`store_states`).
         """
         width = max(lengths)
-        new_starts = [width - length for length in lengths]
+        new_starts = [width - length for length in lengths]  # by new row: the column of its first token
         cut_rows = _CutRows(
             rows=rows,
             row_index=on_device(rows, self.backbone.device)[:, None],
-            columns=self._source_columns(rows, new_starts, width),
+            columns=self._source_columns(rows, new_starts, width),  # where each new column is copied from
             states=self._states_at_ends(rows, lengths),
         )
         return self._rearranged(cut_rows, starts=new_starts, lengths=list(lengths), width=width)
 
     def _source_columns(self, rows: Sequence[int], new_starts: Sequence[int], width: int) -> Tensor:
-        """Return the column of this cache that each new column is copied from, [new rows, width].
+        """Return the column of this cache that each column of the new one is copied from, [new rows, width].
 
-        For rows that start in column 0 here and in columns 2 and 0 in the new cache of 5 columns:
+        A row starts in the column of its first token, after padding. For rows that start in column 0 here, and in
+        columns 2 and 0 of the new cache, with 5 columns:
 
             [[0, 0, 0, 1, 2],
              [0, 1, 2, 3, 4]]
-
-        Padding may be copied from any column.
         """
         device = self.backbone.device
+        new_columns = torch.arange(width, device=device)
         shifts = [self.starts[row] - new_start for row, new_start in zip(rows, new_starts, strict=True)]
-        columns = on_device(shifts, device)[:, None] + torch.arange(width, device=device)
-        return columns.clamp(min=0)
+        source_columns = new_columns + on_device(shifts, device)[:, None]  # negative for padding
+        return source_columns.clamp(min=0)  # padding may be copied from any column
 
     def _states_at_ends(self, rows: Sequence[int], lengths: Sequence[int]) -> list[list[Tensor]]:
         """Return the states stored after the first `length` tokens of each row; none for a model without states."""
@@ -268,11 +274,12 @@ class ModelCache:
         All rows have the same length. A pass has as many rows as the token budget allows.
         """
         tokens = self._append_to_tokens(ids)  # [B, width + T]
+        width_before = self.width  # `_forward` adds the new columns after this
         rows_per_pass = max(1, self.backbone.budget.tokens // tokens.shape[1])
         new_features = []
         for pass_tokens in torch.split(tokens, rows_per_pass):
             features = self.backbone.features(pass_tokens)  # [rows, width + T, F]
-            new_features.append(features[:, self.width :])
+            new_features.append(features[:, width_before:])
         return torch.cat(new_features)
 
     def _append_to_tokens(self, ids: Tensor) -> Tensor:
@@ -288,16 +295,16 @@ class ModelCache:
     def _padding_arguments(self, ids: Tensor) -> dict[str, Tensor]:
         """Return the model's arguments that mark padding on the left of the rows; none where no row is padded.
 
-        ids: the columns that run next, [B, T].
+        ids: the tokens that run next, [B, T].
         """
-        is_padded = any(self.starts)
+        is_padded = any(self.starts)  # a row's start is the column of its first token
         if not self.has_keys or not is_padded:
             return {}
-        mask = self._token_mask(self.width + ids.shape[1])
+        mask = self._token_mask(self.width + ids.shape[1])  # [B, width + T]: cached columns, then the new ones
         if not self._takes_positions:
             return {"attention_mask": mask}
-        positions = _positions_of_tokens(mask)
-        return {"attention_mask": mask, "position_ids": positions[:, self.width :]}
+        positions = _positions_of_tokens(mask)  # [B, width + T], counted without padding
+        return {"attention_mask": mask, "position_ids": positions[:, self.width :]}  # positions of new tokens alone
 
     def _token_mask(self, width: int) -> Tensor:
         """Return 0 for padding on the left and 1 for tokens, [B, width].
@@ -314,29 +321,34 @@ class ModelCache:
         return "position_ids" in signature(self.backbone.body.forward).parameters
 
     def _state_tensors(self) -> list[Tensor]:
-        """Return the states in the cache, [rows, ...] each, layer by layer; convolution states, then recurrent ones."""
-        if self.is_rwkv:
+        """Return the states of linear attention in the cache, [rows, ...] each, layer by layer.
+
+        A layer has convolution states, then recurrent ones; attention layers have keys instead.
+        """
+        if self.is_rwkv:  # its cache is this list itself, and None before the first token
             return list(self.cache or ())
         tensors = []
         for layer in self.cache.layers:
             if isinstance(layer, LinearAttentionLayer):
                 states = [*layer.conv_states.values(), *layer.recurrent_states.values()]
-                tensors += [state for state in states if state is not None]
+                tensors += [state for state in states if state is not None]  # None: not computed, or not in this layer
         return tensors
 
     def _rearranged(
         self, rearrangement: Rearrangement, *, starts: list[int], lengths: list[int], width: int
     ) -> "ModelCache":
-        """Return a new cache whose keys, values and states `rearrangement` makes from this one's.
+        """Return a new cache with other rows, which `rearrangement` chooses, duplicates or cuts. This one stays.
 
-        It has no stored states yet, and the other arguments are its attributes. This cache stays as it is.
+        - starts: by new row, the column of its first token.
+        - lengths: by new row, the number of its tokens.
+        - width: the number of columns.
         """
         other = copy(self)
         other.starts = starts
         other.lengths = lengths
         other.width = width
-        other.states = {}
-        other.cache = self._rearranged_tensors(rearrangement)
+        other.states = {}  # copies of states at earlier columns stay with this cache
+        other.cache = self._rearranged_tensors(rearrangement)  # keys, values and present states
         return other
 
     def _rearranged_tensors(self, rearrangement: Rearrangement) -> Any:
@@ -366,11 +378,13 @@ def _rearranged_cache(cache: DynamicCache, rearrangement: Rearrangement) -> Dyna
 
 
 def _rearranged_layer(layer: Any, rearrangement: Rearrangement, state_numbers: Iterator[int]) -> Any:
-    """Return a copy of a cache's layer with rearranged keys and values, or states, or both.
+    """Return a copy of a layer of transformers' cache whose keys and values, or states, have other rows.
 
-    state_numbers: shared by all layers; each state takes the next number.
+    - rearrangement: returns such a tensor with rows chosen, duplicated or cut.
+    - state_numbers: yields 0, 1, 2, ... for the states of all layers, by which `rearrangement` tells states apart.
     """
     rearranged = copy(layer)
+    # A layer of linear attention has states, one of attention has keys and values, and some layers have both.
     if isinstance(layer, LinearAttentionLayer):
         rearranged.conv_states = _rearranged_states(layer.conv_states, rearrangement, state_numbers)
         rearranged.recurrent_states = _rearranged_states(layer.recurrent_states, rearrangement, state_numbers)
@@ -383,13 +397,18 @@ def _rearranged_layer(layer: Any, rearrangement: Rearrangement, state_numbers: I
 def _rearranged_states(
     states: Mapping[Any, Tensor | None], rearrangement: Rearrangement, state_numbers: Iterator[int]
 ) -> dict[Any, Tensor | None]:
-    """Return a layer's states with rearranged rows, under the same keys; None stays None.
+    """Return a layer's states of linear attention with other rows, under the same keys.
 
-    state_numbers: shared by all layers; each state takes the next number.
+    - states: None for a state that is not computed; it stays None, and has no number.
+    - rearrangement: returns a state with rows chosen, duplicated or cut.
+    - state_numbers: yields 0, 1, 2, ... for the states of all layers, by which `rearrangement` tells states apart.
     """
     rearranged: dict[Any, Tensor | None] = {}
     for key, state in states.items():
-        rearranged[key] = None if state is None else rearrangement.state(next(state_numbers), state)
+        if state is None:
+            rearranged[key] = None
+        else:
+            rearranged[key] = rearrangement.state(next(state_numbers), state)
     return rearranged
 
 
@@ -408,12 +427,14 @@ def cache_argument(body: Any) -> str:
 def _new_cache(backbone: Backbone, argument: str) -> DynamicCache | None:
     """Return an empty cache for a model; None for RWKV, which creates its states itself.
 
-    argument: the name under which the model takes its cache. Raises NotImplementedError for a model with layers other
-    than attention and linear attention.
+    Raises NotImplementedError for a model with layers other than attention and linear attention.
+
+    argument: the name under which the model takes its cache.
     """
     if argument == RWKV_ARGUMENT:
         return None
     cache = DynamicCache(config=backbone.model.config)
+    # Rows are cut to their beginnings later, so that sliding windows, which drop keys, keep all keys here.
     cache.layers = [_cuttable_layer(layer) for layer in cache.layers]
     return cache
 
@@ -461,13 +482,17 @@ class ModelCacheTexts:
         return len(sequence) + (self.prompt.width if self.prompt.use.recomputes else 0)
 
     def features(self, slots: Sequence[int], sequences: Sequence[Sequence[int]], first: int) -> Tensor:
-        """Run B texts after the prompt, and cache them under the numbers `slots`; return features [B, T - first, F].
+        """Run B texts after the prompt, and cache them; return their last hidden states, [B, T - first, F].
 
+        - slots: for each text, the number under which it is cached, in place of an earlier text.
         - sequences: the tokens of each text; T is the length of the longest. Features after a shorter one mean nothing.
         - first: the index of the token at which the returned features begin.
         """
-        self.sequences.update(zip(slots, sequences, strict=True))
-        slots_of_passes = [[slot] for slot in slots] if self.prompt.use.runs_rows_alone else [slots]
+        self.sequences.update(zip(slots, sequences, strict=True))  # the tokens that the passes run
+        if self.prompt.use.runs_rows_alone:  # this model can run only one text at a time
+            slots_of_passes: list[Sequence[int]] = [[slot] for slot in slots]
+        else:
+            slots_of_passes = [slots]
         features_of_passes = []
         for pass_slots in slots_of_passes:
             features = self._run_in_a_pass(pass_slots)  # [slots of the pass, T, F]
@@ -475,13 +500,13 @@ class ModelCacheTexts:
         return _joined_rows(features_of_passes)
 
     def _run_in_a_pass(self, slots: Sequence[int]) -> Tensor:
-        """Run the texts in these slots after the prompt, and set their `rows`; return features, [slots, T, F].
+        """Run the texts that are stored under these numbers (slots) after the prompt; return features, [slots, T, F].
 
-        States of linear attention are stored before the texts and after every STATE_INTERVAL tokens, so that branches
-        (continuations) can begin there.
+        Notes in `rows` where each text is cached. States of linear attention are stored before the texts and after
+        every STATE_INTERVAL tokens, so that branches (continuations of texts) can begin there.
         """
-        prompt_row = 0
-        cache = self.prompt.select([prompt_row] * len(slots))  # the prompt once per text
+        prompt_row = 0  # the only row of the prompt's cache
+        cache = self.prompt.select([prompt_row] * len(slots))  # a row per text, which holds the prompt so far
         cache.store_states()
         texts = [self.sequences[slot] for slot in slots]
         features = cache.run(texts, store_every=STATE_INTERVAL)
@@ -589,15 +614,18 @@ class ModelCacheBranches:
         return sum(len(group.numbers) for group in self.groups)
 
     def admit(self, slots: Sequence[int], tokens_before: Sequence[int]) -> None:
-        """Append branches: new branch b continues the first `tokens_before[b]` tokens of the text in slot `slots[b]`.
+        """Append branches, each of which continues the beginning of a cached text.
 
         Branches that may share a pass of the model, and whose texts are in one cache, become a group with a new cache.
+
+        - slots: by new branch, the number under which its text is cached.
+        - tokens_before: by new branch, how many tokens of the text it continues.
         """
         new_branches = []
         for number, (slot, text_length) in enumerate(zip(slots, tokens_before, strict=True), start=self.count):
             new_branches.append(self._new_branch(number, slot, text_length))
-        for branches in _batches_of_branches(new_branches, self.texts.prompt.use):
-            self._start_group(branches)
+        for group_branches in _batches_of_branches(new_branches, self.texts.prompt.use):
+            self._start_group(group_branches)  # appends to `groups`
 
     def _new_branch(self, number: int, slot: int, text_length: int) -> "_NewBranch":
         """Return branch `number`, which continues the first `text_length` tokens of the text in a slot."""
@@ -605,29 +633,36 @@ class ModelCacheBranches:
         return _NewBranch(number, text=self.texts.rows[slot], beginning=text_tokens[:text_length])
 
     def _start_group(self, branches: "Sequence[_NewBranch]") -> None:
-        """Append a group of new branches whose texts are in one cache."""
+        """Append a group of branches that step together, with a cache of their own.
+
+        Each branch continues the beginning of a cached text. The texts are rows of one cache, from which their
+        beginnings are copied.
+        """
+        cache_of_texts = branches[0].text.cache  # the same for all of them
         cut = _cut_after_beginnings(
-            branches[0].text.cache,
+            cache_of_texts,
             rows=[branch.text.row for branch in branches],
-            beginnings=[branch.beginning for branch in branches],
+            beginnings=[branch.beginning for branch in branches],  # tokens
             prompt_width=self.texts.prompt.width,
         )
-        self._tokens_run_again += cut.tokens_run
+        self._tokens_run_again += cut.tokens_run  # counted with the next step
         numbers = [branch.number for branch in branches]
         self.groups.append(BranchGroup(numbers, cut.cache))
 
     def add(self, sequences: Sequence[Sequence[int]]) -> Tensor:
-        """Run whole sequences, and append a branch at the end of each; return the features of their last tokens.
+        """Run whole sequences, without the prompt, and append a branch for each, which later steps continue.
 
-        These are [sequences, F]. The sequences do not follow the prompt.
+        Returns the last hidden state of each sequence's last token, [sequences, F].
         """
-        first_number = self.count
-        features_by_number: dict[int, Tensor] = {}  # by branch, [F]
-        for indices in self._use_of_whole_sequences().batches([len(sequence) for sequence in sequences]):
+        first_number = self.count  # branches are numbered in the order in which they are added
+        last_features: dict[int, Tensor] = {}  # by index of a sequence, [F]
+        lengths = [len(sequence) for sequence in sequences]
+        for indices in self._use_of_whole_sequences().batches(lengths):  # sequences that can share a pass, in any order
+            group_sequences = [sequences[index] for index in indices]
             numbers = [first_number + index for index in indices]
-            last_features = self._add_group([sequences[index] for index in indices], numbers)
-            features_by_number.update(zip(numbers, last_features, strict=True))
-        return torch.stack([features_by_number[number] for number in sorted(features_by_number)])
+            group_features = self._add_group(group_sequences, numbers)  # runs them, and appends to `groups`
+            last_features.update(zip(indices, group_features, strict=True))
+        return torch.stack([last_features[index] for index in range(len(sequences))])
 
     def _use_of_whole_sequences(self) -> CacheUse:
         """Return how whole sequences share passes: with states, which cannot be cut, only if they are equally long."""
@@ -637,17 +672,21 @@ class ModelCacheBranches:
         return prompt.use
 
     def _add_group(self, sequences: Sequence[Sequence[int]], numbers: list[int]) -> Tensor:
-        """Run whole sequences in a pass, and append a group of branches with these numbers, one after each sequence.
+        """Run whole sequences in a pass, without the prompt, and append a group of branches, which continue them.
 
-        Returns the features of their last tokens, [sequences, F].
+        A group steps together: each step appends a column to its cache, with a token of every branch. Returns the last
+        hidden state of each sequence's last token, [sequences, F].
+
+        numbers: for each sequence, the number of its branch.
         """
-        prompt = self.texts.prompt
+        prompt = self.texts.prompt  # says only how the model runs
         rows = range(len(sequences))
         cache = ModelCache(prompt.backbone, prompt.use, rows=len(sequences))
-        features = cache.run(sequences)  # [sequences, T, F]
+        features = cache.run(sequences)  # [sequences, T, F]; shorter ones are padded on the right
         last_tokens = [length - 1 for length in cache.lengths]
-        if self._use_of_whole_sequences().batching == "any":
-            cache = cache.cut(rows, cache.lengths)  # moves padding from the right to the left
+        if self._use_of_whole_sequences().batching == "any":  # lengths may differ
+            # Padding moves to the left, so that all sequences end in the last column, and the next tokens follow.
+            cache = cache.cut(rows, cache.lengths)
         self.groups.append(BranchGroup(numbers, cache))
         return features[rows, last_tokens]
 
@@ -724,26 +763,34 @@ def _cut_after_beginnings(
     - beginnings: for each row, the tokens of its text that stay.
     """
     final_lengths = [prompt_width + len(beginning) for beginning in beginnings]
-    if cache.has_states:
+    if cache.has_states:  # of linear attention, which stand for all tokens so far and cannot be cut
         return _cut_with_states(cache, rows=rows, beginnings=beginnings, final_lengths=final_lengths)
-    return CutCache(cache.cut(rows, final_lengths), tokens_run=0)  # keys and values can be cut after any token
+    cut_cache = cache.cut(rows, final_lengths)  # keys and values can be cut after any token
+    return CutCache(cut_cache, tokens_run=0)  # none had to run again
 
 
 def _cut_with_states(
     cache: ModelCache, *, rows: Sequence[int], beginnings: Sequence[Sequence[int]], final_lengths: Sequence[int]
 ) -> CutCache:
-    """Return a cache with rows of a model with linear attention, each cut to its final length.
+    """Return a cache with copies of some rows, each cut after the prompt and the beginning of its text.
 
-    States are stored after every STATE_INTERVAL tokens of a text: with 16, to cut after 20, 4 tokens run again.
+    For models with linear attention. Its states cannot be cut, but they were stored after every STATE_INTERVAL tokens
+    of a text: with 16, to cut after 20 tokens of a text, the row is cut after 16, and 4 run again.
+
+    - beginnings: for each row, the tokens of its text that stay.
+    - final_lengths: for each row, how many tokens stay, with the prompt.
     """
     tokens_to_run = [_after_stored_states(beginning) for beginning in beginnings]
     run_counts = [len(tokens) for tokens in tokens_to_run]
+    # 1. Cut each row after its last stored states.
     stored_lengths = [length - run_count for length, run_count in zip(final_lengths, run_counts, strict=True)]
-    cut = cache.cut(rows, stored_lengths)
-    cut.store_states()
+    cut_at_states = cache.cut(rows, stored_lengths)
+    cut_at_states.store_states()  # for rows that end here
+    # 2. Run the tokens between there and the row's end. Rows end at different ones, so states are stored after each.
     if any(run_counts):
-        cut.run(tokens_to_run, store_every=1)  # so that each row can be cut at its own end
-    cut_at_ends = cut.cut(range(len(rows)), final_lengths)
+        cut_at_states.run(tokens_to_run, store_every=1)
+    # 3. Cut each row at its end, which removes the padding of rows with fewer tokens to run.
+    cut_at_ends = cut_at_states.cut(range(len(rows)), final_lengths)
     return CutCache(cut_at_ends, tokens_run=sum(run_counts))
 
 

@@ -94,15 +94,20 @@ class OpenSamples:
     def __init__(
         self, backbone: Backbone, branches: Branches, counts: TokenCounts, calls: CallSampling, text_count: int
     ) -> None:
-        """Begin without open samples for a batch of `text_count` texts; `branches` has no branch yet."""
+        """Begin without open samples (calls that are being drawn) for a batch of `text_count` texts.
+
+        - branches: cached continuations of texts, on which samples are drawn; there are none yet.
+        - counts: the tokens that run are added to it.
+        - calls: how samples begin, are drawn and end.
+        """
         self.backbone = backbone
         self.branches = branches
         self.counts = counts
         self.calls = calls
-        self.drawn: list[list[list[int]]] = [[] for _ in range(text_count)]
-        self.samples = np.zeros(0, calls.record_type)
-        self.branch_tokens: Numbers = np.zeros(0, np.int64)
-        self.branch_lengths: Numbers = np.zeros(0, np.int64)
+        self.drawn: list[list[list[int]]] = [[] for _ in range(text_count)]  # by text, by sample: the drawn tokens
+        self.samples = np.zeros(0, calls.record_type)  # a record per open sample: its text, its branch, its numbers
+        self.branch_tokens: Numbers = np.zeros(0, np.int64)  # by branch: the token that it runs next
+        self.branch_lengths: Numbers = np.zeros(0, np.int64)  # by branch: how many tokens it has run
 
     def __len__(self) -> int:
         """Return the number of open samples."""
@@ -113,20 +118,20 @@ class OpenSamples:
         return set(self.samples["text"].tolist())
 
     def begin(self, texts: Sequence[StartedText]) -> None:
-        """Open the samples of these texts, with a branch (a cached continuation of the text) for each of their points.
+        """Open the samples (calls to draw) at all points of these texts, the places where calls are sampled.
 
-        All samples of a point begin with its branch. Those that draw different tokens get branches of their own later
-        (`step`).
+        Each point gets a branch: a cached continuation of the text, which all its samples share until they draw
+        different tokens (`step`).
         """
-        slots: list[int] = []  # by new branch
-        tokens_before: list[int] = []  # by new branch, the tokens of its text before the point
+        slots: list[int] = []  # by new branch: the row of the cache that holds its text's keys
+        tokens_before: list[int] = []  # by new branch: how many tokens of its text stand before the point
         for text in texts:
             for point in text.points:
                 slots.append(text.slot)
                 tokens_before.append(point.tokens_before)
         self.branches.admit(slots, tokens_before)
         for text in texts:
-            self._open(text)
+            self._open(text)  # adds the records of its samples, with the numbers of these branches
 
     def _open(self, text: StartedText) -> None:
         """Append a text's samples to `samples`, and its branches, a branch per point; their next token begins " ["."""
@@ -158,19 +163,21 @@ class OpenSamples:
         self._continue_with(tokens[~ended])
 
     def _next_tokens(self, features: Tensor) -> NextTokens:
-        """Return the next token of each open sample: first those of " [", which may be several tokens, then drawn ones.
+        """Return the next token of each of S open samples: first those of " [", which begins a call, then drawn ones.
 
-        features: the last hidden state of each branch, [R, F].
+        Samples with the same tokens so far share a branch, which has run these tokens.
+
+        features: the last hidden state of each of R branches, [R, F].
         """
-        lengths = self.branch_lengths[self.samples["branch"]]  # [S], the tokens that each sample's branch has run
-        tokens = self._start_tokens(lengths)
+        run_counts = self.branch_lengths[self.samples["branch"]]  # [S], the tokens that each sample's branch has run
+        tokens = self._start_tokens(run_counts)  # replaced below where all of " [" has run
         ended = np.zeros(len(tokens), np.bool_)
-        drawn_counts = lengths - len(self.calls.start)
-        drawing = np.flatnonzero(drawn_counts >= 0)  # indices of the samples whose branch has run all of " ["
-        if len(drawing):
-            drawn = self._draw(features, drawing, drawn_counts[drawing])
-            tokens[drawing] = drawn.tokens
-            ended[drawing] = drawn.ended
+        drawn_counts = run_counts - len(self.calls.start)  # [S]; negative where tokens of " [" have not run yet
+        drawing_samples = np.flatnonzero(drawn_counts >= 0)  # their indices
+        if len(drawing_samples):
+            drawn = self._draw(features, drawing_samples, drawn_counts[drawing_samples])
+            tokens[drawing_samples] = drawn.tokens
+            ended[drawing_samples] = drawn.ended
         return NextTokens(tokens, ended)
 
     def _start_tokens(self, lengths: Numbers) -> Numbers:
@@ -179,27 +186,33 @@ class OpenSamples:
         tokens: Numbers = start[np.minimum(lengths, len(start) - 1)]
         return tokens
 
-    def _draw(self, features: Tensor, drawing: Numbers, drawn_counts: Numbers) -> NextTokens:
-        """Draw a token for some open samples, and append it to their `drawn`; return these tokens and ends.
+    def _draw(self, features: Tensor, sample_indices: Numbers, drawn_counts: Numbers) -> NextTokens:
+        """Draw the next token of N of the open samples; return these tokens, and which samples end with them.
 
-        - features: the last hidden state of each branch, [R, F].
-        - drawing: the indices of these samples.
-        - drawn_counts: how many tokens each of them has drawn before, [drawing].
+        - features: the last hidden state of each of R branches (what samples with the same tokens share), [R, F].
+        - sample_indices: which samples, [N].
+        - drawn_counts: how many tokens each of them has drawn before, [N].
         """
-        tokens = self._drawn_tokens(features, drawing, drawn_counts)
-        is_complete = self._record(drawing, tokens)
+        tokens = self._drawn_tokens(features, sample_indices, drawn_counts)
+        is_complete = self._record(sample_indices, tokens)  # appends the tokens to what the samples have drawn
         is_longest = drawn_counts == self.calls.sampling.max_call_tokens - 1  # it may draw no more
         return NextTokens(tokens, ended=is_complete | is_longest)
 
-    def _drawn_tokens(self, features: Tensor, drawing: Numbers, drawn_counts: Numbers) -> Numbers:
-        """Return the next token of some open samples, each drawn by its next random number, [drawing].
+    def _drawn_tokens(self, features: Tensor, sample_indices: Numbers, drawn_counts: Numbers) -> Numbers:
+        """Draw the next token of N of the open samples from the model's logits; return these tokens, [N].
 
-        See `_draw` for the arguments.
+        A sample has a random number in advance for each token that it may draw: the next is number `drawn_counts`.
+
+        - features: the last hidden state of each of R branches (what samples with the same tokens share), [R, F].
+        - sample_indices: which samples, [N].
+        - drawn_counts: how many tokens each of them has drawn before, [N].
         """
-        uniforms = self.samples["uniforms"][drawing, drawn_counts]
+        samples = self.samples
+        uniforms = samples["uniforms"][sample_indices, drawn_counts]  # [N]
+        branches = samples["branch"][sample_indices]  # [N], the row of the logits that each sample draws from
         drawn = draw(
-            self.backbone.logits(features),
-            rows=on_device(self.samples["branch"][drawing], features.device),
+            self.backbone.logits(features),  # [R, V]
+            rows=on_device(branches, features.device),
             uniforms=on_device(uniforms, features.device, torch.float64),
             temperature=self.calls.sampling.temperature,
             top_p=self.calls.sampling.top_p,
@@ -207,31 +220,36 @@ class OpenSamples:
         tokens: Numbers = drawn.cpu().numpy()
         return tokens
 
-    def _record(self, drawing: Numbers, tokens: Numbers) -> NDArray[np.bool_]:
-        """Append a new token to each of some open samples; return whether their calls are complete, [drawing].
+    def _record(self, sample_indices: Numbers, tokens: Numbers) -> NDArray[np.bool_]:
+        """Append a new token to each of N of the open samples; return which of their calls are complete, [N].
 
-        - drawing: the indices of these samples.
-        - tokens: the new token of each, [drawing].
+        - sample_indices: which samples, [N].
+        - tokens: the new token of each, [N].
         """
-        is_complete = np.array(self.calls.ends.may_end(tokens))  # [drawing]; those that may be so are checked below
-        for index, sample in enumerate(self.samples[drawing]):
-            sample_tokens = self.drawn[sample["text"]][sample["sample"]]
+        is_complete = np.array(self.calls.ends.may_end(tokens))  # by the last token alone; checked in full below
+        for index, record in enumerate(self.samples[sample_indices]):
+            drawn_in_text = self.drawn[record["text"]]
+            sample_tokens = drawn_in_text[record["sample"]]
             sample_tokens.append(int(tokens[index]))
             if is_complete[index]:
                 is_complete[index] = self.calls.ends.has_ended(sample_tokens)
         return is_complete
 
     def _continue_with(self, tokens: Numbers) -> None:
-        """Replace the branches by new ones, one per distinct pair of an old branch and a next token, [S].
+        """Give S open samples new branches, one per distinct pair of old branch and next token; other branches end.
 
-        If the samples of branch 0 drew [7, 7, 9], it becomes branch 0 with next token 7 and branch 1 with next token 9.
-        Branches without open samples end.
+        A branch is a cached continuation, which samples with the same tokens share. If the samples of branch 0 drew
+        [7, 7, 9], it becomes branch 0 with next token 7 and branch 1 with next token 9.
+
+        tokens: the next token of each sample, [S].
         """
         new_branches = NewBranches.of_samples(self.samples["branch"], tokens)
+        old_branches = new_branches.old_branches  # for each new branch, the one that it continues
         if not new_branches.all_stay(len(self.branch_tokens)):
-            self.branches.select(new_branches.old_branches.tolist())
+            self.branches.select(old_branches.tolist())  # rearranges the cached keys
+        # Everything that is indexed by branch, or refers to one, takes the new numbers.
         self.samples["branch"] = new_branches.of_sample
-        self.branch_lengths = self.branch_lengths[new_branches.old_branches]
+        self.branch_lengths = self.branch_lengths[old_branches]
         self.branch_tokens = new_branches.next_tokens
 
 
@@ -249,16 +267,21 @@ class NewBranches(NamedTuple):
 
     @classmethod
     def of_samples(cls, branches: Numbers, tokens: Numbers) -> "NewBranches":
-        """Return the new branches for samples on `branches`, [S], that go on with `tokens`, [S].
+        """Return the new branches of samples: one for each distinct pair of a sample's old branch and its next token.
 
-        Comments show the arrays for branches [0, 0, 0] and tokens [7, 7, 9].
+        - branches: the old branch of each sample, [S].
+        - tokens: the next token of each sample, [S].
+
+        Comments show the arrays for branches [0, 0, 0, 1] and tokens [7, 9, 7, 5].
         """
-        pairs, pair_of_sample = np.unique(np.stack([branches, tokens]), axis=1, return_inverse=True)
-        # pairs [2, new branches]: [[0, 0], [7, 9]]; pair_of_sample [S]: [0, 0, 1]
-        order = order_with_few_moves(pairs[0])  # [0, 1]. New branch b is pair `order[b]`.
-        branch_of_pair = np.argsort(order)  # the inverse: [0, 1]
-        old_branches, next_tokens = pairs[:, order]  # [0, 0] and [7, 9]
-        return cls(old_branches, next_tokens, of_sample=branch_of_pair[pair_of_sample])
+        branch_and_token = np.stack([branches, tokens])  # [2, S], a column per sample
+        pairs, pair_of_sample = np.unique(branch_and_token, axis=1, return_inverse=True)
+        # pairs [2, new branches], a column per distinct pair: [[0, 0, 1], [7, 9, 5]]; pair_of_sample [S]: [0, 1, 0, 2]
+        # A branch whose number stays need not be copied in the cache: the pair of branch 1 gets number 1, not 2.
+        pair_of_branch = order_with_few_moves(pairs[0])  # by new branch: [0, 2, 1]
+        branch_of_pair = np.argsort(pair_of_branch)  # the inverse: [0, 2, 1]
+        old_branches, next_tokens = pairs[:, pair_of_branch]  # [0, 1, 0] and [7, 5, 9]
+        return cls(old_branches, next_tokens, of_sample=branch_of_pair[pair_of_sample])  # [0, 2, 0, 1]
 
     def all_stay(self, old_count: int) -> bool:
         """Return whether each of `old_count` old branches goes on once, under its number."""
@@ -273,7 +296,10 @@ def order_with_few_moves(rows: Numbers) -> Numbers:
     """
     is_first = np.r_[True, rows[1:] != rows[:-1]]  # not a duplicate of the row before: [True, True, False, True]
     stays = is_first & (rows < len(rows))  # a number beyond the new count cannot be kept: [True, True, False, True]
-    order = np.full(len(rows), -1)
-    order[rows[stays]] = np.flatnonzero(stays)  # rows 0, 2, 3 are at indices 0, 1, 3: [0, -1, 1, 3]
-    order[order < 0] = np.flatnonzero(~stays)  # the rest, here index 2, fills the gaps: [0, 2, 1, 3]
+    staying_indices = np.flatnonzero(stays)  # [0, 1, 3]
+    other_indices = np.flatnonzero(~stays)  # [2]
+    gap = -1
+    order = np.full(len(rows), gap)
+    order[rows[staying_indices]] = staying_indices  # rows 0, 2, 3 stay at numbers 0, 2, 3: [0, gap, 1, 3]
+    order[order == gap] = other_indices  # [0, 2, 1, 3]
     return order

@@ -90,14 +90,15 @@ class Forest:
     def _add(self, sequence: list[int], shared_count: int) -> None:
         """Add a sequence to `paths` and `new_tokens`, and its nodes to the last tree, or to a new one if it is full.
 
-        shared_count: how many tokens it has in common with the sequence before it, whose nodes it shares; in a new tree
-        it shares none.
+        shared_count: how many tokens it has in common with the sequence before it. It shares that one's nodes for
+        them (a node is a token of a tree), unless a new tree begins.
         """
         if self._is_full(new_tokens=len(sequence) - shared_count):
             self.trees.append(PrefixTree())
             shared_count = 0
-        nodes = self.trees[-1].add(sequence, shared=self._last_nodes[:shared_count])
-        self.paths.append(TreePath(len(self.trees) - 1, nodes))
+        shared_nodes = self._last_nodes[:shared_count]  # of the sequence before
+        nodes = self.trees[-1].add(sequence, shared=shared_nodes)  # shared nodes, then new ones
+        self.paths.append(TreePath(tree=len(self.trees) - 1, nodes=nodes))
         self.new_tokens.append(len(sequence) - shared_count)
 
     @property
@@ -161,24 +162,26 @@ class CachedPrefixes:
     """
 
     def __init__(self, backbone: Backbone, prefixes: Sequence[Sequence[int]], budget: int) -> None:
-        """Merge prefixes into trees of tokens, and run all trees through the model.
+        """Merge prefixes into trees, so that a common beginning is computed once, and run all trees through the model.
+
+        A tree has a node per token; the way from its root to a node is the beginning of a prefix.
 
         - prefixes: sorted, so that neighbours share the longest beginnings.
         - budget: the most tokens of a pass.
         """
         self.backbone = backbone
         forest = Forest(prefixes)
-        self.new_tokens = forest.new_tokens
+        self.new_tokens = forest.new_tokens  # by prefix: how many nodes it does not share with the one before
         order = forest.trees_by_size()  # similar sizes run together, with little padding
-        self.paths = _numbered_paths(forest, order)
+        self.paths = _numbered_paths(forest, order)  # by prefix: its nodes, numbered in the order in which they run
 
         passes_by_layer: PassesByLayer = defaultdict(list)  # filled by each pass
         features_of_passes = []  # [nodes of the pass, F] each
         for trees in forest.batches(order, budget):
             features_of_passes.append(TreePass(trees, backbone.device).run(backbone, passes_by_layer))
         self.passes = len(features_of_passes)
-        self.node_features = torch.cat(features_of_passes) if features_of_passes else None
-        self.layers = _joined(passes_by_layer)
+        self.node_features = torch.cat(features_of_passes) if features_of_passes else None  # [nodes, F]
+        self.layers = _joined(passes_by_layer)  # by layer: the keys and values of all nodes
 
     def features(self, batch: Sequence[int], texts: Sequence[Sequence[int]]) -> Tensor:
         """Run B texts, each after a cached prefix; return their last hidden states, [B, 1 + T, F].
@@ -189,42 +192,47 @@ class CachedPrefixes:
         - batch: for each text, the index of its prefix.
         - texts: their tokens; T is the length of the longest.
         """
-        paths = [self.paths[index] for index in batch]
-        if self.node_features is None:  # all prefixes are empty
-            return F.pad(self._run_texts(texts, paths), (0, 0, 1, 0))  # a column of zeros before the texts
+        paths = [self.paths[index] for index in batch]  # for each text, the numbers of its prefix's cached tokens
+        if self.node_features is None:  # there are no cached tokens: all prefixes are empty
+            text_features = self._run_texts(texts, paths)  # [B, T, F]
+            return F.pad(text_features, (0, 0, 1, 0))  # zeros as column 0
         prefix_features = _last_features(self.node_features, paths)  # [B, 1, F]
         if not any(texts):
             return prefix_features
         return torch.cat([prefix_features, self._run_texts(texts, paths)], 1)
 
     def _run_texts(self, texts: Sequence[Sequence[int]], paths: Sequence[Sequence[int]]) -> Tensor:
-        """Run B texts, each after a cached prefix; return their features, [B, T, F].
+        """Run B texts of at most T tokens, each after a cached prefix; return their last hidden states, [B, T, F].
 
-        paths: for each text, the cached nodes that are its prefix, a node per token.
+        paths: for each text, the number of each token of its prefix in the cache of keys, `layers`.
         """
         ids = padded(texts, self.backbone.device)  # [B, T]
-        nodes = padded(paths, ids.device)  # [B, N], N: the tokens of the longest prefix
-        if not nodes.shape[1]:
-            return self.backbone.features(ids)
-        visibility = self._text_visibility(texts, paths)
-        attend = _TextAttention(self.layers, nodes, visibility)
-        return self.backbone.features(ids, visibility.queries, attend)
+        prefix_nodes = padded(paths, ids.device)  # [B, N], N: the tokens of the longest prefix
+        if not prefix_nodes.shape[1]:
+            return self.backbone.features(ids)  # all prefixes are empty
+        visibility = self._text_visibility(texts, paths)  # which keys each token attends to
+        attend = _TextAttention(self.layers, prefix_nodes, visibility)
+        positions = visibility.queries  # [B, T], of the texts' tokens, counted from the beginning of the prefix
+        return self.backbone.features(ids, positions, attend)
 
     def _text_visibility(self, texts: Sequence[Sequence[int]], paths: Sequence[Sequence[int]]) -> Visibility:
-        """Return which keys the tokens of B texts attend to: N cached tokens of a prefix, and the text up to the token.
+        """Return which keys the T tokens of B texts attend to: those of the prefix, then of the text up to the token.
 
-        paths: for each text, the nodes of its prefix, a cached token each.
+        The keys have a column for each of N tokens of the longest prefix, then for each of T tokens of the text.
+
+        paths: for each text, its prefix, as the numbers of cached tokens; only its length counts here.
         """
         lengths = [len(path) for path in paths]
         prefix_lengths = on_device(lengths, self.backbone.device)[:, None]  # [B, 1]
-        node_positions = torch.arange(max(lengths), device=self.backbone.device)  # [N]
-        positions = _text_positions(texts, prefix_lengths)  # [B, T]
+        prefix_positions = torch.arange(max(lengths), device=self.backbone.device)  # [N]
+        text_positions = _text_positions(texts, prefix_lengths)  # [B, T]
         return Visibility(
-            queries=positions,
-            keys=torch.cat([node_positions.expand(len(texts), -1), positions], 1),  # [B, N + T]
+            queries=text_positions,
+            keys=torch.cat([prefix_positions.expand(len(texts), -1), text_positions], 1),  # [B, N + T]
             longest=_longest_sequence(paths, texts),
             dtype=self.backbone.model.dtype,
-            seen=_prefix_and_text_mask(prefix_lengths, node_positions, text_width=positions.shape[1]),
+            # Hides the padding of shorter prefixes too: [B, T, N + T].
+            seen=_prefix_and_text_mask(prefix_lengths, prefix_positions, text_width=text_positions.shape[1]),
         )
 
 
@@ -285,33 +293,39 @@ class TreePass:
         return features[self.rows, self.columns]
 
     def _visibility(self, dtype: torch.dtype) -> Visibility:
-        """Return which nodes each node attends to, by the positions of the nodes in their sequences."""
-        masks = np.stack([tree.visible(self.ids.shape[1]) for tree in self.trees])  # [trees, width, width]
+        """Return which nodes each node of the trees attends to: itself and those above it.
+
+        A node is a token. The way to it from the root of its tree is a sequence, so that its position in the sequence
+        is its depth: the number of nodes above it.
+        """
+        width = self.ids.shape[1]  # nodes of the largest tree; the others are padded
+        masks = np.stack([tree.visible(width) for tree in self.trees])  # [trees, width, width]
         depths = [tree.depths for tree in self.trees]
         positions = padded(depths, self.ids.device)  # [trees, width]
+        longest_sequence = 1 + max(map(max, depths))
         return Visibility(
             queries=positions,
             keys=positions,
-            longest=1 + max(map(max, depths)),
+            longest=longest_sequence,
             dtype=dtype,
             seen=on_device(masks, self.ids.device, torch.bool),
         )
 
 
 def _numbered_paths(forest: Forest, order: Sequence[int]) -> list[list[int]]:
-    """Return the path of each sequence in nodes that are numbered through all trees.
+    """Return the nodes (tokens of trees) of each sequence, numbered through all trees instead of within their tree.
 
     order: the trees with tokens, in the order in which their nodes are numbered. With [1, 0] and two nodes in tree 1,
     node 0 of tree 0 becomes node 2.
     """
-    first_nodes: dict[int, int] = {}  # by tree, the number of its first node
+    nodes_before: dict[int, int] = {}  # by tree: how many nodes the trees before it in `order` have
     node_count = 0
     for tree in order:
-        first_nodes[tree] = node_count
+        nodes_before[tree] = node_count
         node_count += len(forest.trees[tree].tokens)
     paths = []
     for path in forest.paths:
-        paths.append([first_nodes[path.tree] + node for node in path.nodes])
+        paths.append([nodes_before[path.tree] + node for node in path.nodes])
     return paths
 
 
@@ -324,19 +338,22 @@ def _joined(passes: PassesByLayer) -> dict[int, KeysAndValues]:
     return layers
 
 
-def _prefix_and_text_mask(prefix_lengths: Tensor, node_positions: Tensor, *, text_width: int) -> Tensor:
+def _prefix_and_text_mask(prefix_lengths: Tensor, prefix_positions: Tensor, *, text_width: int) -> Tensor:
     """Return the attention mask of B texts after cached prefixes, [B, T, N + T]: True where a token sees another one.
 
-    A token sees the N nodes of its prefix, without padding, and the text's T tokens up to itself.
+    A token of a text sees all tokens of the prefix, and the T tokens of the text up to itself.
 
-    - prefix_lengths [B, 1]: the number of nodes in each prefix; the others are padding.
-    - node_positions [N]: the numbers from 0 to N - 1.
+    - prefix_lengths [B, 1]: the tokens of each prefix; the rest of its N columns is padding.
+    - prefix_positions [N]: the numbers from 0 to N - 1.
+    - text_width: T.
     """
-    tokens = torch.arange(text_width, device=node_positions.device)
-    sees_nodes = node_positions < prefix_lengths  # [B, N]
-    sees_text = tokens[:, None] >= tokens  # [T, T]
-    shape = (len(prefix_lengths), text_width, -1)
-    return torch.cat([sees_nodes[:, None].expand(shape), sees_text.expand(shape)], -1)
+    batch = len(prefix_lengths)
+    text_tokens = torch.arange(text_width, device=prefix_positions.device)  # [T]
+    is_in_prefix = prefix_positions < prefix_lengths  # [B, N], the same for all T tokens of a text
+    is_not_later = text_tokens[:, None] >= text_tokens  # [T, T], the same for all B texts
+    sees_prefix = is_in_prefix[:, None].expand(batch, text_width, -1)  # [B, T, N]
+    sees_text = is_not_later.expand(batch, text_width, -1)  # [B, T, T]
+    return torch.cat([sees_prefix, sees_text], -1)
 
 
 @dataclass(frozen=True, eq=False)

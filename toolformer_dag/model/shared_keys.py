@@ -53,7 +53,8 @@ class LayerCache(NamedTuple):
         more_tokens = max(0, length - self.keys.shape[2])
         if not more_rows and not more_tokens:
             return self
-        padding = (0, 0, 0, more_tokens, 0, 0, 0, more_rows)  # pairs, from the last dimension to the first
+        # For [rows, heads, tokens, D]: zeros (before, after) each dimension, from the last dimension to the first.
+        padding = (0, 0, 0, more_tokens, 0, 0, 0, more_rows)
         return LayerCache(F.pad(self.keys, padding), F.pad(self.values, padding))
 
     def with_width(self, width: int) -> "LayerCache":
@@ -91,10 +92,11 @@ class CachedPrompt:
         """
         self.backbone = backbone
         self.length = len(ids)
-        self.layers: Layers = {}  # filled by `_attend`, which each layer calls
+        self.layers: Layers = {}
         any_ids = [0]
-        ids_to_run = ids or any_ids
-        backbone.features(padded([ids_to_run], backbone.device), attend=self._attend)
+        ids_to_run = padded([ids or any_ids], backbone.device)
+        # Every layer calls `_attend`, which stores the layer's keys and values in `layers`; the features are not used.
+        backbone.features(ids_to_run, attend=self._attend)
         self._check_layers()
 
     def _check_layers(self) -> None:
@@ -144,32 +146,37 @@ class CachedTexts:
         return len(sequence)
 
     def features(self, slots: Sequence[int], sequences: Sequence[Sequence[int]], first: int) -> Tensor:
-        """Run B texts after the prompt and cache them; return their last hidden states, [B, T - first, F].
+        """Run B texts after the prompt, and cache their keys and values; return their features, [B, T - first, F].
 
-        - slots: the row of the cache for each text, [B]. What was in it is overwritten.
+        - slots: for each text, the row of the cache that it is written to, [B]; an earlier text there is overwritten.
         - sequences: the tokens of each text; T is the length of the longest.
-        - first: the index of the token at which the returned features begin.
+        - first: the index of the token at which the returned features (last hidden states) begin.
         """
         backbone = self.prompt.backbone
         ids = padded(sequences, backbone.device)  # [B, T]
         visibility = self._visibility(width=ids.shape[1])
-        text_pass = _TextPass(
+        # Computes the attention of every layer, and writes the layer's keys and values into the slots.
+        attend = _TextPass(
             texts=self,
             slots=on_device(slots, ids.device),
             padding=_padding(sequences, ids.device),
             visibility=visibility,
         )
-        positions = visibility.queries.expand_as(ids)
-        return backbone.features(ids, positions, text_pass)[:, first:]
+        positions_after_prompt = visibility.queries.expand_as(ids)  # the same T positions for each text
+        return backbone.features(ids, positions_after_prompt, attend)[:, first:]
 
     def _visibility(self, width: int) -> Visibility:
-        """Return which keys the tokens of texts of `width` tokens attend to: the prompt, and the text up to them."""
+        """Return which keys the tokens of texts of `width` tokens attend to: the prompt, and the text up to them.
+
+        It is made from positions: a token attends to the keys at its own position and before it.
+        """
         backbone = self.prompt.backbone
-        key_positions = torch.arange(self.prompt.length + width, device=backbone.device)  # [prompt + T]
+        prompt_length = self.prompt.length
+        positions = torch.arange(prompt_length + width, device=backbone.device)  # [prompt + T]
         return Visibility(
-            queries=key_positions[self.prompt.length :],  # [T]
-            keys=key_positions,
-            longest=len(key_positions),
+            queries=positions[prompt_length:],  # [T], the tokens of the text alone
+            keys=positions,
+            longest=len(positions),
             dtype=backbone.model.dtype,
         )
 
@@ -190,15 +197,17 @@ class CachedTexts:
 
 
 def _padding(sequences: Sequence[Sequence[int]], device: torch.device) -> Tensor | None:
-    """Return which tokens of padded sequences are padding, [B, 1, T, 1]; None where all have the same length.
+    """Return which of the T tokens of each of B padded sequences are padding; None where all have the same length.
 
-    For sequences of 2 and 1 tokens, rows are [False, False] and [False, True].
+    For sequences of 2 and 1 tokens, rows are [False, False] and [False, True]. The shape is [B, 1, T, 1], to mask keys,
+    [B, heads, T, D].
     """
     lengths = [len(sequence) for sequence in sequences]
     width = max(lengths)
     if min(lengths) == width:
         return None
-    is_padding = torch.arange(width, device=device) >= on_device(lengths, device)[:, None]  # [B, T]
+    columns = torch.arange(width, device=device)  # [T]
+    is_padding = columns >= on_device(lengths, device)[:, None]  # [B, T]
     return is_padding[:, None, :, None]
 
 
@@ -218,14 +227,15 @@ class _TextPass:
     visibility: Visibility
 
     def __call__(self, layer: AttentionLayer, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """Store a layer's keys and values of B texts; return the attention to prompt and texts, [B, H, T, D].
+        """Store a layer's keys and values of B texts; return their attention to prompt and text, [B, H, T, D].
 
-        queries [B, H, T, D]; keys, values [B, H_kv, T, D].
+        - queries: [B, H, T, D], of T tokens of each text in H heads.
+        - keys, values: [B, H_kv, T, D], of the same tokens; those of the prompt are cached already.
         """
         text = self._without_padding(LayerCache(keys, values))
-        self._store(layer, text)
-        visible = self._after_prompt(layer, text)
-        if self._is_plain(layer):
+        self._store(layer, text)  # for branches, which continue these texts later
+        visible = self._after_prompt(layer, text)  # [B, H_kv, prompt + T, D]
+        if self._is_plain(layer):  # without window, soft cap and sinks, which the fused kernel does not know
             return _fused_attention(layer, queries, visible)
         return attention(layer, queries, visible.keys, visible.values, self.visibility.bias(layer))
 
@@ -280,20 +290,20 @@ class BranchTable:
     """
 
     def __init__(self, slots: Sequence[int], open_slots: Sequence[int], device: torch.device) -> None:
-        """Give each branch the next free cell in the row of its text.
+        """Give each of B branches, which continue texts, the next free cell in its text's row of the table.
 
-        - slots: for each branch, the slot of its text, which is the text's row in the cache.
-        - open_slots: the slots of the texts that have a row here, in the order of the rows.
+        - slots: for each branch, the number under which its text is cached.
+        - open_slots: these numbers of the texts that have a row here, in the order of the rows.
 
-        Slots [5, 7, 5] and open slots [5, 7] make the example of the class.
+        With slots [5, 7, 5] and open slots [5, 7], branches 0 and 2 are in row 0, and branch 1 is in row 1.
         """
         row_of_slot = {slot: row for row, slot in enumerate(open_slots)}
-        rows = [row_of_slot[slot] for slot in slots]
-        columns = _free_columns(rows)
-        self.is_plain = rows == list(range(len(open_slots)))
-        self.text = on_device(rows, device)[:, None]
-        self.column = on_device(columns, device)[:, None]
-        self.branch_of_cell = self._cells(text_count=len(open_slots), width=max(columns) + 1)
+        rows = [row_of_slot[slot] for slot in slots]  # by branch: [0, 1, 0]
+        columns = _free_columns(rows)  # by branch: [0, 0, 1]
+        self.is_plain = rows == list(range(len(open_slots)))  # each text has one branch, in order: no table is needed
+        self.text = on_device(rows, device)[:, None]  # [B, 1]
+        self.column = on_device(columns, device)[:, None]  # [B, 1]
+        self.branch_of_cell = self._cells(text_count=len(open_slots), width=max(columns) + 1)  # [[[0, 2]], [[1, 0]]]
 
     def _cells(self, text_count: int, width: int) -> Tensor:
         """Return the number of the branch in each cell, 0 in empty ones, [texts, 1, columns]."""
@@ -303,18 +313,21 @@ class BranchTable:
         return cells
 
     def multiply(self, rows: Tensor, shared: Tensor, heads: Tensor) -> Tensor:
-        """Return `rows[b] @ shared[text of b]` for every branch b, [B, H_kv, R, Y].
+        """Return `rows[b] @ shared[text of b]` for every branch b (a continuation of a text), [B, H_kv, R, Y].
+
+        All branches of a text stand in its row of the table, so that their matrices are joined and multiplied at once,
+        without a copy of the text's matrix for each branch.
 
         - rows: a matrix per branch, [B, H_kv, R, X].
-        - shared: a matrix per text, [texts, H_kv, X, Y]. It is not copied for each branch of the text.
+        - shared: a matrix per text, [texts, H_kv, X, Y].
         - heads: the numbers from 0 to H_kv - 1.
         """
-        if self.is_plain:
+        if self.is_plain:  # text b has the single branch b
             return rows @ shared
-        by_text = rows[self.branch_of_cell, heads[:, None]]  # [texts, H_kv, columns, R, X]
-        products = by_text.flatten(2, 3) @ shared  # [texts, H_kv, columns * R, Y]
-        products = products.view(*by_text.shape[:-1], -1)  # [texts, H_kv, columns, R, Y]
-        return products[self.text, heads, self.column]  # back to the order of the branches
+        by_cell = rows[self.branch_of_cell, heads[:, None]]  # [texts, H_kv, columns, R, X]
+        products = by_cell.flatten(2, 3) @ shared  # [texts, H_kv, columns * R, Y]
+        products = products.view(*by_cell.shape[:-1], -1)  # [texts, H_kv, columns, R, Y]
+        return products[self.text, heads, self.column]  # of each branch's cell, [B, H_kv, R, Y]
 
 
 def _free_columns(rows: Sequence[int]) -> list[int]:
@@ -398,18 +411,21 @@ class CachedBranches:
     """
 
     def __init__(self, texts: CachedTexts, capacity: int, max_tokens: int) -> None:
-        """Allocate keys and values for up to `capacity` branches of `max_tokens` tokens; there are no branches yet."""
+        """Allocate keys and values for up to `capacity` branches of `max_tokens` tokens; there are no branches yet.
+
+        texts: the cached texts, whose continuations the branches are.
+        """
         self.texts = texts
         self.backbone = texts.prompt.backbone
         self.device = self.backbone.device
         prompt_layers = texts.prompt.layers
         self.layers: Layers = {number: cache.zeros(capacity, max_tokens) for number, cache in prompt_layers.items()}
-        self.key_heads = {number: cache.head_numbers() for number, cache in prompt_layers.items()}
-        self.branches: list[Branch] = []
-        self.lengths: list[int] = []
-        self.open_texts = NO_TEXTS
-        self.step_tensors: StepTensors | None = None
-        self.tokens_run = 0
+        self.key_heads = {number: cache.head_numbers() for number, cache in prompt_layers.items()}  # by layer
+        self.branches: list[Branch] = []  # branch b has row b of the tensors in `layers`
+        self.lengths: list[int] = []  # by branch: how many of its tokens have run
+        self.open_texts = NO_TEXTS  # the texts that the present branches continue: every step attends to their keys
+        self.step_tensors: StepTensors | None = None  # what the steps of the present branches share; None before any
+        self.tokens_run = 0  # by the last step
 
     @property
     def count(self) -> int:
@@ -417,15 +433,18 @@ class CachedBranches:
         return len(self.branches)
 
     def admit(self, slots: Sequence[int], tokens_before: Sequence[int]) -> None:
-        """Append branches without tokens: new branch b continues the first `tokens_before[b]` tokens of a text.
+        """Append branches, which continue cached texts; they have no tokens of their own yet.
 
-        slots: the row of this text in the cache of texts, by new branch.
+        - slots: by new branch, the number under which its text is cached.
+        - tokens_before: by new branch, how many tokens of its text it continues.
         """
-        self.open_texts = NO_TEXTS  # open texts may be copies of slots that hold other texts by now
         new_branches = [Branch(slot, before) for slot, before in zip(slots, tokens_before, strict=True)]
         new_lengths = [0] * len(new_branches)
+        # Branch b has row b of the caches of keys, which an earlier branch may have used.
         self._clear_rows(slice(self.count, self.count + len(new_branches)))
-        self._set_branches(self.branches + new_branches, self.lengths + new_lengths)
+        # Copies of texts that were made for earlier steps are out of date where slots hold other texts by now.
+        self.open_texts = NO_TEXTS
+        self._set_branches(self.branches + new_branches, self.lengths + new_lengths)  # opens their texts anew
 
     def _clear_rows(self, rows: slice) -> None:
         """Set keys and values in these rows to zero: earlier branches may have left some there."""
@@ -434,14 +453,15 @@ class CachedBranches:
             cache.values[rows] = 0
 
     def add(self, sequences: Sequence[Sequence[int]]) -> Tensor:
-        """Run texts after the prompt, append a branch at the end of each; return the features of their last tokens.
+        """Run texts after the prompt, and append a branch for each, which continues it after its last token.
 
-        These are [texts, F]. The caches of texts and branches grow where the new ones do not fit.
+        Returns the last hidden state of each text's last token, [texts, F]. The caches of texts and branches grow where
+        the new ones do not fit.
         """
         lengths = [len(sequence) for sequence in sequences]
-        new_slots = self._allocate_slots(len(lengths), width=max(lengths))
+        new_slots = self._allocate_slots(len(lengths), width=max(lengths))  # free rows of the cache of texts
         features = self.texts.features(new_slots, sequences, first=0)  # [texts, T, F]
-        self.admit(new_slots, lengths)
+        self.admit(new_slots, tokens_before=lengths)  # appends the branches
         last_tokens = on_device(lengths, features.device) - 1
         return features[range(len(lengths)), last_tokens]
 
@@ -455,15 +475,16 @@ class CachedBranches:
         return free_slots[:text_count]
 
     def step(self, tokens: Tensor) -> Tensor:
-        """Append a token to each branch, [B], and run it; return the features of these tokens, [B, F].
+        """Append a token to each of B branches, [B], and run it; return the features of these tokens, [B, F].
 
         Stores the tokens' keys and values in `layers`, and sets `tokens_run`.
         """
         assert self.step_tensors is not None  # there are branches
         longest = max(self.lengths) + 1  # with the new token
-        self._grow_to(longest)
-        branch_step = _BranchStep(self, self.step_tensors, longest)
+        self._grow_to(longest)  # the caches in `layers`
+        branch_step = _BranchStep(self, self.step_tensors, longest)  # reads `lengths`, still without the new token
         positions = branch_step.visibility.queries  # [B, 1]
+        # In every layer, `branch_step` stores the new keys and values and computes the attention.
         features = self.backbone.features(tokens[:, None], positions, attend=branch_step)  # [B, 1, F]
         self.lengths = [length + 1 for length in self.lengths]
         self.tokens_run = len(tokens)
@@ -502,27 +523,29 @@ class CachedBranches:
         return copied
 
     def _set_branches(self, branches: list[Branch], lengths: list[int]) -> None:
-        """Replace the branches and what follows from them: `open_texts` and `step_tensors`.
+        """Replace the branches, and what their steps use: the texts that they continue, and tensors such as positions.
 
         lengths: how many tokens of each branch have run.
         """
         self.branches = branches
         self.lengths = lengths
-        if not branches:
+        if not branches:  # no step reads `open_texts` and `step_tensors` before there are branches again
             return
         slots = {branch.slot for branch in branches}
-        self.open_texts = self._texts_to_open(slots, width=max(branch.tokens_before for branch in branches))
+        longest_beginning = max(branch.tokens_before for branch in branches)  # tokens of a text before a branch
+        self.open_texts = self._texts_to_open(slots, width=longest_beginning)
         self.step_tensors = self._new_step_tensors()
 
     def _new_step_tensors(self) -> StepTensors:
-        """Return the tensors that all steps of the present branches use.
+        """Return the tensors that all steps of the present branches, which continue cached texts, have in common.
 
-        After a prompt of 10 tokens, branches after 3 and 8 tokens of a text start at positions [[13], [18]], and the
-        positions before branches are 0 to 17.
+        After a prompt of 10 tokens, branches that continue the first 3 and the first 8 tokens of a text start at
+        positions [[13], [18]]. The positions of prompt and text are 0 to 17, for the 10 and these 8 tokens.
         """
-        slots = [branch.slot for branch in self.branches]
-        starts = [self.texts.prompt.length + branch.tokens_before for branch in self.branches]
-        shared_width = self.texts.prompt.length + self.open_texts.width
+        prompt_length = self.texts.prompt.length
+        slots = [branch.slot for branch in self.branches]  # by branch: the number under which its text is cached
+        starts = [prompt_length + branch.tokens_before for branch in self.branches]
+        shared_width = prompt_length + self.open_texts.width  # the tokens of prompt and text that steps attend to
         return StepTensors(
             table=BranchTable(slots, self.open_texts.slots, self.device),
             numbers=torch.arange(self.count, device=self.device),
@@ -531,15 +554,18 @@ class CachedBranches:
         )
 
     def _texts_to_open(self, slots: set[int], width: int) -> OpenTexts:
-        """Return texts for the steps to multiply, with the first `width` tokens of the texts in these slots among them.
+        """Return cached texts whose keys the steps of branches multiply: those in `slots`, perhaps with others.
 
-        Choosing rows of the cache copies them, so multiplying some that are not needed may be cheaper: the texts that
-        are open now, or all texts of the cache, where more than half of them are needed.
+        Choosing rows of the cache copies them. So texts that are not needed are multiplied too where they are fewer.
+
+        - slots: the rows of the cache that hold the needed texts.
+        - width: how many tokens of each are needed.
         """
-        if self.open_texts.holds(slots, width) and 2 * len(slots) > len(self.open_texts.slots):
-            return self.open_texts
-        if 2 * len(slots) > self.texts.slots:
-            return self.texts.all_open(width)
+        needed_count = len(slots)
+        if self.open_texts.holds(slots, width) and 2 * needed_count > len(self.open_texts.slots):
+            return self.open_texts  # as they were chosen for earlier branches
+        if 2 * needed_count > self.texts.slots:
+            return self.texts.all_open(width)  # all texts of the cache, without a copy
         return self.texts.copies(slots, width)
 
 
@@ -561,21 +587,23 @@ class _BranchStep:
         self.visibility = self._new_visibility()
 
     def _new_visibility(self) -> Visibility:
-        """Return which keys each new token sees: the prompt, its text up to the branch, and its branch.
+        """Return which keys the new token of each of B branches (continuations of texts) sees.
 
-        The keys have a column per token of the prompt, of the text and of the longest branch, in this order.
+        The keys have a column per token of the prompt, of the text and of the longest branch, in this order. With 1, 3
+        and 3 tokens, a branch after the text's first token, whose second token is new, sees [1, 1 0 0, 1 1 0].
         """
-        starts = self.tensors.starts  # [B, 1]
-        branch_positions = starts + torch.arange(self.longest, device=starts.device)  # [B, longest]
-        query_positions = starts + self.lengths[:, None]  # [B, 1], of the new tokens
-        sees_shared = self.tensors.shared_positions < starts  # the branch replaces the text from its start on
+        shared_positions = self.tensors.shared_positions  # [B, prompt + text]; in the example, 0 to 3
+        starts = self.tensors.starts  # [B, 1], the position of each branch's first token: 2
+        branch_positions = starts + torch.arange(self.longest, device=starts.device)  # [B, longest]: 2 to 4
+        query_positions = starts + self.lengths[:, None]  # [B, 1], of the new tokens: 3
+        sees_shared = shared_positions < starts  # the branch replaces the text from its start on
         sees_branch = branch_positions <= query_positions
         return Visibility(
             queries=query_positions,
-            keys=torch.cat([self.tensors.shared_positions, branch_positions], 1),  # [B, prompt + text + longest]
+            keys=torch.cat([shared_positions, branch_positions], 1),  # [B, prompt + text + longest]
             longest=self._longest_sequence(),
             dtype=self.branches.backbone.model.dtype,
-            seen=torch.cat([sees_shared, sees_branch], 1)[:, None],
+            seen=torch.cat([sees_shared, sees_branch], 1)[:, None],  # for one new token: [B, 1, keys]
         )
 
     def _longest_sequence(self) -> int:
@@ -588,14 +616,17 @@ class _BranchStep:
     def __call__(self, layer: AttentionLayer, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """Return the attention of the new token of each of B branches in a layer, [B, H, 1, D].
 
-        queries [B, H, 1, D]; keys, values [B, H_kv, 1, D], which are stored in the cache first.
+        R = H / H_kv heads of queries share a head of keys.
+
+        - queries: of the new tokens, [B, H, 1, D].
+        - keys, values: of the new tokens, [B, H_kv, 1, D]; they are stored in the cache first.
         """
-        parts = self._visible_parts(layer, LayerCache(keys, values))
+        parts = self._visible_parts(layer, LayerCache(keys, values))  # prompt, texts and branches, from the cache
         grouped_queries = _grouped(queries, keys.shape[1]) * layer.scale  # [B, H_kv, R, D]
         scores = parts.scores(grouped_queries)  # [B, H_kv, R, all keys]
         weights = layer.weights(scores, self.visibility.bias(layer))  # [B, H_kv, R, all keys]
         answer = parts.weighted_sum(weights)  # [B, H_kv, R, D]
-        return answer.flatten(1, 2)[:, :, None]
+        return answer.flatten(1, 2)[:, :, None]  # heads in one dimension, then one token: [B, H, 1, D]
 
     def _visible_parts(self, layer: AttentionLayer, new_tokens: LayerCache) -> "_VisibleParts":
         """Store the new tokens of a layer in the cache; return prompt, texts and branches, which the new tokens see."""
@@ -608,15 +639,19 @@ class _BranchStep:
         )
 
     def _with_new_tokens(self, layer: AttentionLayer, new_tokens: LayerCache) -> LayerCache:
-        """Store the new token of each branch, [B, H_kv, 1, D], in a layer's cache; return all tokens of the branches.
+        """Store keys and values of each branch's new token in a layer's cache; return those of all its tokens.
 
-        They are views of the cache, [B, H_kv, longest, D], with zeros after the last token of a branch.
+        Returns views of the cache, [B, H_kv, longest, D], with zeros after the last token of a branch.
+
+        new_tokens: [B, H_kv, 1, D].
         """
         cache = self.branches.layers[layer.number]
-        views = cache.beginnings(rows=new_tokens.keys.shape[0], width=self.longest)
-        rows = self.tensors.numbers  # with `lengths`, the row and the column of each new token
-        views.keys[rows, :, self.lengths] = new_tokens.keys[:, :, 0]  # writing into a view fills the cache
-        views.values[rows, :, self.lengths] = new_tokens.values[:, :, 0]
+        branch_count = new_tokens.keys.shape[0]
+        views = cache.beginnings(rows=branch_count, width=self.longest)
+        rows = self.tensors.numbers  # [0, 1, ..., B - 1]: branch b has row b of the cache
+        columns = self.lengths  # [B]: a new token comes after those that its branch had before
+        views.keys[rows, :, columns] = new_tokens.keys[:, :, 0]  # [B, H_kv, D]; writing into a view fills the cache
+        views.values[rows, :, columns] = new_tokens.values[:, :, 0]
         return views
 
 

@@ -80,20 +80,21 @@ Branches = CachedBranches | ModelCacheBranches
 
 
 def choose_sharing(backbone: Backbone, name: str, tokens: Sequence[int]) -> Sharing:
-    """Return the fastest way to share the work on a common beginning that leaves the model's logits as they are.
+    """Return the fastest way to run sequences with a common beginning that leaves the model's logits as they are.
 
-    Each is tried on a short sequence. The choice and its costs are logged, and `backbone` is set to run accordingly.
+    The keys of the beginning are stored once, or copied for each sequence, or recomputed. Each way is tried on a short
+    sequence, and `backbone` is set to run as chosen. The choice and its costs are logged.
 
     - name: the model's name, for the log.
     - tokens: tokens of ordinary text, as `trial_tokens` returns them.
     """
-    sharing = _choose_sharing(backbone, tokens[:TRIAL])
+    sharing = _choose_sharing(backbone, tokens[:TRIAL])  # sets `backbone`
     _log_choice(sharing, model=f"{name!r} ({type(backbone.model).__name__})")
     return sharing
 
 
 def _log_choice(sharing: Sharing, model: str) -> None:
-    """Log how the work on a common beginning is shared, with a warning where it costs time or memory."""
+    """Log how sequences share the keys of their common beginning, with a warning where it costs time or memory."""
     if sharing.method == SHARED:
         _log.info("%s: the keys of prompt and text are computed and stored once for all samples", model)
     elif sharing.cache is not None and sharing.method == OWN_CACHE:
@@ -103,7 +104,7 @@ def _log_choice(sharing: Sharing, model: str) -> None:
             model,
             _costs_of_cache(sharing.cache),
         )
-    else:
+    else:  # RECOMPUTED: nothing is shared
         _log.warning(
             "%s: its cache changes its logits, so prompt and text are recomputed for every token of every sample, "
             "which is slow; use another model where you can",
@@ -130,8 +131,9 @@ def _choose_sharing(backbone: Backbone, tokens: Sequence[int]) -> Sharing:
     """
     expected = own_logits(backbone.model, tokens)  # [T, V]
     backbone.uses_custom_attention = False
-    if _can_be_split(backbone, tokens, expected):
-        if _attention_can_be_replaced(backbone, tokens, expected):
+    if _can_be_split(backbone, tokens, expected):  # sets the body
+        backbone.uses_custom_attention = True
+        if _custom_attention_agrees(backbone, tokens, expected):
             return Sharing(SHARED)
         backbone.uses_custom_attention = False
     else:
@@ -142,11 +144,13 @@ def _choose_sharing(backbone: Backbone, tokens: Sequence[int]) -> Sharing:
 def _own_cache_that_agrees(backbone: Backbone, tokens: Sequence[int], expected: Tensor) -> Sharing | None:
     """Return the fastest use of the model's own cache that reproduces its logits; None if no use does.
 
+    It is tried on a text with several continuations (branches), which have to copy the text's cached keys.
+
     expected: the model's logits of `tokens` without a cache, [T, V].
     """
     expected_of_branches = _expected_of_branches(backbone.model, tokens, expected)
-    for sharing in OWN_CACHES:
-        logits = logits_or_none(partial(_run_branches, sharing.prompt, backbone, tokens))
+    for sharing in OWN_CACHES:  # from the fastest to the slowest
+        logits = logits_or_none(partial(_run_branches, sharing.prompt, backbone, tokens))  # None after an error
         if agrees(expected_of_branches, logits, TOLERANCES[backbone.model.dtype]):
             return sharing
     return None
@@ -162,15 +166,14 @@ def _can_be_split(backbone: Backbone, tokens: Sequence[int], expected: Tensor) -
     return False
 
 
-def _attention_can_be_replaced(backbone: Backbone, tokens: Sequence[int], expected: Tensor) -> bool:
-    """Replace the model's attention by ours; return whether its logits stay the same, with and without cached keys.
+def _custom_attention_agrees(backbone: Backbone, tokens: Sequence[int], expected: Tensor) -> bool:
+    """Return whether our attention, which the backbone now uses, leaves the model's logits as they are.
 
-    False too where the model raises an error with our attention, which the backbone keeps in any case.
+    Tried with and without cached keys. False too where the model raises an error with our attention.
 
     expected: the model's logits of `tokens` with its unchanged attention, [T, V].
     """
     tolerance = TOLERANCES[backbone.model.dtype]
-    backbone.uses_custom_attention = True
     # `logits_or_none` returns None where the model raises an error; None agrees with nothing.
     whole_logits = logits_or_none(partial(_run_whole, backbone, tokens))
     if not agrees(expected, whole_logits, tolerance):
@@ -202,14 +205,20 @@ SHORT = 3
 def _run_branches(
     run_prompt: Callable[[Backbone, Sequence[int]], Prompt], backbone: Backbone, tokens: Sequence[int]
 ) -> Tensor:
-    """Compute the trial's logits with a cached prompt, [TEXT + 6, V].
+    """Compute the trial's logits with cached keys, [TEXT + 6, V]: of a text's tokens, then of two tokens in 3 branches.
 
-    First the text's tokens, then the next two tokens of three continuations of it (branches): a long one, the short
-    one, and a long one again. run_prompt: runs a prompt and caches it as the trial demands.
+    The branches continue the text by the same tokens: one after all of it, one after its first SHORT tokens, and one
+    after all of it again.
+
+    - run_prompt: runs a prompt and caches its keys; the cache is on trial.
+    - tokens: of the prompt, of the text, and 2 of the continuation.
     """
-    texts = run_prompt(backbone, tokens[:PROMPT]).texts(slots=2, width=TEXT + 1)
-    features_of_text = _run_text(texts, text=tokens[PROMPT : PROMPT + TEXT], other_token=tokens[0])
-    features_of_steps = _run_continuation(texts, tokens[PROMPT + TEXT :])
+    prompt = tokens[:PROMPT]
+    text = tokens[PROMPT : PROMPT + TEXT]
+    continuation = tokens[PROMPT + TEXT :]
+    texts = run_prompt(backbone, prompt).texts(slots=2, width=TEXT + 1)  # a cache for two texts
+    features_of_text = _run_text(texts, text=text, other_token=prompt[0])  # the other token follows: no branch sees it
+    features_of_steps = _run_continuation(texts, continuation)  # [3, F] for each of the two tokens
     return backbone.logits(torch.cat([features_of_text, *features_of_steps]))
 
 
@@ -235,17 +244,22 @@ def _run_continuation(texts: Texts, continuation: Sequence[int]) -> list[Tensor]
 
 
 def _expected_of_branches(model: Any, tokens: Sequence[int], whole: Tensor) -> Tensor:
-    """Return the logits that `_run_branches` should compute, by the model itself without a cache, [TEXT + 6, V].
+    """Return the logits that a trial with cached keys should give, computed by the model without a cache.
 
-    whole: the model's logits of `tokens`, which are the long branch, in one pass, [T, V]. The rows of the result:
+    The long sequence is prompt, text and continuation: all of `tokens`. The short one has only the first SHORT tokens
+    of the text. The rows of the result, [TEXT + 6, V]:
 
-        0 to 7    the text's tokens, 6 to 13
-        8 to 10   token 14 of a long branch, of the short one, and of a long one
-        11 to 13  token 15 of the same
+        0 to 7    the text's tokens
+        8 to 10   the continuation's first token: in the long sequence, in the short one, and in the long one again
+        11 to 13  its second token, in the same sequences
+
+    whole: the model's logits of the long sequence, a row per token, [T, V].
     """
-    continuation = tokens[PROMPT + TEXT :]
-    short_branch = own_logits(model, [*tokens[: PROMPT + SHORT], *continuation])
-    rows = list(whole[PROMPT : PROMPT + TEXT])
-    for long_row, short_row in zip(whole[PROMPT + TEXT :], short_branch[PROMPT + SHORT :], strict=True):
+    text_end = PROMPT + TEXT
+    short_text_end = PROMPT + SHORT
+    continuation = tokens[text_end:]
+    short = own_logits(model, [*tokens[:short_text_end], *continuation])  # a row per token
+    rows = list(whole[PROMPT:text_end])
+    for long_row, short_row in zip(whole[text_end:], short[short_text_end:], strict=True):
         rows += [long_row, short_row, long_row]
     return torch.stack(rows)

@@ -76,24 +76,27 @@ class TransformersBackend:
         ends: Ends,
         sampling: SamplingSettings,
     ) -> list[list[list[int]]]:
-        """Compute p of ` [` at the places of each text, and sample calls where the text chooses by it.
+        """Sample calls in texts; return for each text the tokens of each of its samples.
 
-        Returns a list per text with the tokens of each of its samples. Texts run in batches of similar length.
+        A call begins with ` [`. The model computes the probability of ` [` at every place of a text where a call may
+        stand; from these, the text's function `choose` selects the places at which calls are sampled.
 
         - prompt: the tokens before each text, which run once. The last prompt stays cached for the next call.
         - start: the tokens of ` [`.
         - ends: which tokens end a sample.
+        - sampling: temperature, top_p and the most tokens of a call.
 
         Raises ModelError where a single text does not fit into memory.
         """
         run_prompt = self._run_prompt(prompt)
         calls = CallSampling(start, ends, sampling)
-        lengths = [self._stored_tokens(text, prompt_length=len(prompt), max_tokens=calls.max_tokens) for text in texts]
+        sizes = [self._stored_tokens(text, prompt_length=len(prompt), max_tokens=calls.max_tokens) for text in texts]
+        # Runs the texts in batches of similar size, which become smaller when memory runs out.
         return self.budget.run(
-            lengths,
+            sizes,
             partial(self._propose_batch, run_prompt, texts, calls),
-            share=self._budgets_per_batch,
-            lower="segment_tokens, k, m or max_call_tokens",  # for the error message
+            share=self._budgets_per_batch,  # how many times the tokens of a pass a batch may store
+            lower="segment_tokens, k, m or max_call_tokens",  # settings that the error message names
         )
 
     @property
@@ -131,22 +134,25 @@ class TransformersBackend:
 
     @torch.inference_mode()
     def log_probabilities(self, queries: Sequence[TokenQuery]) -> list[LogProbabilities]:
-        """Return log p of the tokens that each query wants at some places of a text after a prefix.
+        """Return for each query log p of the tokens that it asks for, [places, tokens per place].
 
-        Each is [places, tokens per place]. What prefixes have in common runs once. Raises ModelError where a query does
-        not fit into memory.
+        A query has a sequence, cut into prefix and text, and places in the text with the possible next tokens there.
+        What prefixes have in common runs once. Raises ModelError where a query does not fit into memory.
         """
 
         def answers_of_batch(batch: list[int]) -> list[LogProbabilities]:
             return self._answers([queries[index] for index in batch])
 
         prefixes = [list(query.prefix) for query in queries]
+        # Prefixes with a common beginning are neighbours in this order, so that most of them are in one batch.
+        sorted_by_prefix = sorted(range(len(queries)), key=prefixes.__getitem__)
+        # Runs batches of queries in this order; the answers are returned in the order of `queries`.
         return self.budget.run(
             [len(prefix) for prefix in prefixes],
             answers_of_batch,
-            order=sorted(range(len(prefixes)), key=prefixes.__getitem__),
-            share=CACHE_PASSES,
-            lower="max_call_tokens",  # for the error message
+            order=sorted_by_prefix,
+            share=CACHE_PASSES,  # a batch may have the tokens of so many passes
+            lower="max_call_tokens",  # the setting that the error message names
         )
 
     @torch.inference_mode()
@@ -168,14 +174,17 @@ class TransformersBackend:
         return copied_length + text.most_samples * (copied_length + max_tokens)
 
     def _cache_limits(self, texts: Sequence[TokenText], *, prompt_length: int, max_tokens: int) -> CacheLimits:
-        """Return how many texts and samples may have their keys cached at once; at least one text with all its samples.
+        """Return how many texts, and continuations of them, may have their keys cached at once.
+
+        Continuations are branches, on which samples are drawn, and probes, on which the probability of ` [` is computed
+        where it is several tokens. At least one text fits, with a branch for each of its samples.
 
         - prompt_length: the tokens before each text.
-        - max_tokens: the most tokens of a branch, a continuation of a text on which a sample is drawn.
+        - max_tokens: the most tokens of a branch.
         """
         longest = max(len(text.ids) for text in texts)
         most_samples = max(1, *(text.most_samples for text in texts))  # of a text
-        if self._shares_keys:
+        if self._shares_keys:  # the keys of prompt and text are stored once
             return self._shared_key_limits(
                 len(texts), longest=longest, most_samples=most_samples, max_tokens=max_tokens
             )
@@ -184,7 +193,9 @@ class TransformersBackend:
         return CacheLimits(texts=len(texts), branches=len(texts) * most_samples, probes=max(1, fitting_probes))
 
     def _shared_key_limits(self, text_count: int, *, longest: int, most_samples: int, max_tokens: int) -> CacheLimits:
-        """Return the limits for shared keys: half of the memory is for texts, half for branches.
+        """Return how many texts and branches may be cached at once: half of the memory is for texts, half for branches.
+
+        A branch stores what continues a text: a sample, or, as a probe, ` [`, whose probability is computed there.
 
         - longest: the most tokens of a text.
         - most_samples: the most samples of a text.
@@ -192,9 +203,10 @@ class TransformersBackend:
         """
         fitting_texts = max(1, self._tokens_in_half // longest)
         fitting_branches = self._fitting_branches(max_tokens)
+        useful_branches = min(fitting_branches, text_count * most_samples)
         return CacheLimits(
             texts=min(text_count, fitting_texts),
-            branches=max(most_samples, min(fitting_branches, text_count * most_samples)),
+            branches=max(most_samples, useful_branches),  # all samples of a text are drawn at once, even if too many
             probes=max(1, fitting_branches),
         )
 
@@ -210,13 +222,13 @@ class TransformersBackend:
     def _answers(self, queries: Sequence[TokenQuery]) -> list[LogProbabilities]:
         """Return log p of each query, [places, tokens per place]. The queries are sorted by prefix.
 
-        A query whose answer is NaN runs again alone: another sequence of the pass may be the cause, since a mask hides
-        its numbers, but not its NaN.
+        A query whose answer is NaN runs again alone: NaN in another sequence of its pass may be the cause, since the
+        attention mask hides numbers of other sequences, but not NaN.
         """
         if not self._shares_keys:  # each query runs as a text without a prefix
             queries = [_without_prefix(query) for query in queries]
         answers = self._run_queries(queries)
-        if len(queries) > 1:
+        if len(queries) > 1:  # a query that ran alone keeps its NaN
             for index, answer in enumerate(answers):
                 if np.isnan(answer).any():
                     [answers[index]] = self._answers([queries[index]])
@@ -238,15 +250,17 @@ class TransformersBackend:
         return prefixes
 
     def _run_texts(
-        self, prefixes: CachedPrefixes, queries: Sequence[TokenQuery], batch: Sequence[int]
+        self, prefixes: CachedPrefixes, queries: Sequence[TokenQuery], query_indices: Sequence[int]
     ) -> list[LogProbabilities]:
-        """Run the texts of some queries after their cached prefixes, in one pass, and count their tokens.
+        """Run the texts of B of the queries after their cached prefixes, in one pass, and count their tokens.
 
-        Returns log p of each query, [places, tokens per place]. batch: the indices of these queries.
+        Returns for each of them log p of the tokens that it asks for, [places, tokens per place].
+
+        query_indices: which queries, [B].
         """
-        batch_queries = [queries[index] for index in batch]
-        texts = [_text_to_run(query) for query in batch_queries]
-        features = prefixes.features(batch, texts)  # [B, 1 + T, F], a column per place
+        batch_queries = [queries[index] for index in query_indices]
+        texts = [_text_to_run(query) for query in batch_queries]  # up to the last place, T tokens at most
+        features = prefixes.features(query_indices, texts)  # [B, 1 + T, F]; column p predicts the token at place p
         answers = self._log_p_at_places(features, batch_queries)
         self.counts.passes += 1
         for query, text in zip(batch_queries, texts, strict=True):
@@ -254,15 +268,18 @@ class TransformersBackend:
         return answers
 
     def _log_p_at_places(self, features: Tensor, queries: Sequence[TokenQuery]) -> list[LogProbabilities]:
-        """Return log p of the tokens that B queries want, [places, tokens per place] each.
+        """Return for each of B queries log p of the tokens that it asks for, [places, tokens per place].
 
-        features: [B, columns, F]. Column p is the token before place p of a text, and predicts what stands there.
+        A query names places in a text, and the tokens whose probability is wanted at each of them.
+
+        features: the hidden states of the texts, [B, columns, F]. Column p predicts the token at place p.
         """
-        features_at_places = _features_at_places(features, queries)
-        targets: list[Sequence[int]] = []  # the tokens that are wanted at each of these places
+        features_at_places = _features_at_places(features, queries)  # [places of all queries, F]
+        targets: list[Sequence[int]] = []  # [places of all queries, tokens per place]
         for query in queries:
             targets += query.tokens
         log_p = self.backbone.log_probabilities(features_at_places, on_device(targets, features.device))
+        # log_p has the shape of `targets`; its rows are cut into an array per query again.
         ends_of_queries = np.cumsum([len(query.places) for query in queries])
         return np.split(log_p.cpu().numpy(), ends_of_queries[:-1])
 
