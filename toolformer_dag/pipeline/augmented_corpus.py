@@ -135,15 +135,15 @@ def inputs(output: TableOutput) -> InputsOf:
 
 
 def rows(worker: Worker, output: TableOutput, part: str) -> PartRows:
-    """Merge the kept calls of all tools into the documents of a shard; return its rows of C*.
+    """Return a shard's rows of C*: the texts of its documents with the kept calls of all tools in them.
 
-    part: the name of the shard. Raises StaleInput if a document is gone.
+    part: the name of the shard. Raises StaleInput if a document with a kept call is gone.
     """
     merge = _Merge.of_shard(output.plan, part)
-    cuts = corpus_cuts(worker)
+    cuts = corpus_cuts(worker)  # cuts documents into texts, or looks up how they were cut before
     documents = _documents(output.plan, merge.document_keys)
     for document, texts in _with_texts(documents, cuts):
-        merge.add(document, texts)
+        merge.add(document, texts)  # calls that cannot be used are counted in merge.rejected
     table = merge.table(output.stage.schema)
     return PartRows([table], rejected=merge.rejected, stores=[cuts.name])
 
@@ -172,17 +172,19 @@ def _batches(documents: Iterator[_PlacedDocument]) -> Iterator[list[_PlacedDocum
 
 
 def plain_texts(plan: Plan, shard: str, calls: pl.DataFrame) -> pl.DataFrame:
-    """Choose texts of a shard in which no call helped, for training; return their (shard, digest, offset).
+    """Choose texts of a shard in which no call helped, to train on as well; return their (shard, digest, offset).
 
-    With `training.plain_texts` = 0.5, two texts with a call of a tool bring one text without.
+    With `training.plain_texts` = 0.5, two texts with a call of a tool bring one text without. `offset` is the character
+    of the document at which the text begins.
 
-    calls: the shard's kept calls of all tools.
+    calls: the shard's calls, of all tools, that passed the filter.
     """
     chosen = pl.DataFrame(schema={"shard": pl.String, "digest": pl.String, "offset": pl.Int64})
     if not plan.settings.training.plain_texts:
         return chosen
     helpful = pl.concat([calls.select(PLACE_OF_CALL), _calls_beyond_limits(plan, shard)])
-    for lane in plan.lanes:
+    for lane in plan.lanes:  # a lane is a tool with its settings
+        # Texts that were chosen for earlier tools are not chosen again.
         chosen_for_tool = _plain_texts_of_tool(plan, lane, shard, calls, helpful, chosen)
         chosen = pl.concat([chosen, chosen_for_tool])
     return chosen
@@ -206,16 +208,19 @@ def _calls_beyond_limits(plan: Plan, shard: str) -> pl.DataFrame:
 def _plain_texts_of_tool(
     plan: Plan, lane: Lane, shard: str, calls: pl.DataFrame, helpful: pl.DataFrame, chosen: pl.DataFrame
 ) -> pl.DataFrame:
-    """Choose texts of a shard in which no call helped, for one tool; return rows with the columns of `chosen`.
+    """Choose texts of a shard in which no call helped, for one tool; return their (shard, digest, offset).
+
+    They are the first in the order of hashes, in a fixed ratio to the texts with calls (`training.plain_texts`).
 
     calls: the shard's kept calls of all tools. helpful: these, and those that are left out by a limit alone.
-    chosen: the texts that were chosen for other tools.
+    chosen: (shard, digest, offset) of the texts that were chosen for other tools.
     """
     texts = _wanted_texts(plan, lane, shard)
-    without_help = texts.join(_texts_with_calls(texts, helpful), on=TEXT_KEY, how="anti")
-    not_chosen = without_help.join(chosen, on=chosen.columns, how="anti")
+    helped_texts = _texts_with_calls(texts, helpful)
+    without_help = texts.join(helped_texts, on=TEXT_KEY, how="anti")  # TEXT_KEY identifies a text
+    candidates = _distinct_by_hash(without_help.join(chosen, on=chosen.columns, how="anti"))
     count = _plain_text_count(plan, lane, shard, with_calls=_texts_with_calls(texts, calls))
-    return _distinct_by_hash(not_chosen).head(count).select(chosen.columns)
+    return candidates.head(count).select(chosen.columns)
 
 
 def _distinct_by_hash(texts: pl.DataFrame) -> pl.DataFrame:
@@ -286,9 +291,10 @@ def texts_not_given_back(rows: pl.DataFrame, output: TableOutput) -> int:
 
 
 def texts_by_lane(output: TableOutput) -> Shown:
-    """Count the texts of C* for Dagster's page: by tool as in Table 2, all with calls, and all without.
+    """Count the texts of C* (texts with their calls) for Dagster's page: per lane, all with calls, and all without.
 
-    A text with calls of two tools counts for both.
+    A lane is a tool with its settings; the counts per lane are those of the paper's Table 2. A text with calls of two
+    lanes counts for both.
     """
     counts = _TextCounts()
     for batch in corpus_batches(output.plan.lake):
@@ -323,9 +329,9 @@ class _TextCounts:
 
 
 def _documents(plan: Plan, keys: pl.DataFrame) -> Iterator[_PlacedDocument]:
-    """Yield the documents with some keys (shard, digest), each once, shard by shard.
+    """Yield the documents with these keys (shard, digest), each once, shard by shard.
 
-    Raises StaleInput at the end if some are gone: their calls were kept before the corpus changed.
+    Raises StaleInput at the end if some documents are gone: their calls were kept before the corpus changed.
     """
     wanted = keys.unique()
     yielded_count = 0
@@ -334,7 +340,12 @@ def _documents(plan: Plan, keys: pl.DataFrame) -> Iterator[_PlacedDocument]:
         yield document
     gone_count = wanted.height - yielded_count
     if gone_count > 0:
-        raise StaleInput(NAME, WHOLE, f"calls of {gone_count} documents that are gone", "every tool's filtered_calls")
+        raise StaleInput(
+            table=NAME,
+            part=WHOLE,
+            what=f"calls of {gone_count} documents that are gone",
+            asset="every tool's filtered_calls",
+        )
 
 
 def _stored_documents(plan: Plan, wanted: pl.DataFrame) -> Iterator[_PlacedDocument]:
@@ -427,10 +438,10 @@ def _document_keys(calls: pl.DataFrame, plain: pl.DataFrame) -> pl.DataFrame:
 
 
 def _row(document: _PlacedDocument, example: AugmentedText) -> _CorpusRow:
-    """Return the row of C* for a text of a document."""
-    segment = example.segment
+    """Return the row of C* for a text of a document, with calls or without."""
+    segment = example.segment  # the text without calls, and where in the document it stands
     return _CorpusRow(
-        document_hash=int.from_bytes(text_order(document.text), "big"),
+        document_hash=int.from_bytes(text_order(document.text), "big"),  # C* is read in this order
         digest=document.digest,
         segment=segment.index,
         shard=document.shard,
@@ -438,7 +449,7 @@ def _row(document: _PlacedDocument, example: AugmentedText) -> _CorpusRow:
         text=segment.text,
         text_with_calls=example.text_with_calls,
         tools=sorted({call.tool for call in example.calls}),
-        calls=sum(len(call.links) for call in example.calls),
+        calls=sum(len(call.links) for call in example.calls),  # each call of a chain (calls at one position) counts
         split=split_of(document.text),
     )
 

@@ -104,13 +104,13 @@ def _candidate_calls(output: TableOutput, shard: str, level: int) -> pl.DataFram
 def _with_results(output: TableOutput, shard: str, calls: pl.DataFrame, level: int) -> pl.DataFrame:
     """Add the column `result` to calls; it is null for a call whose run gave no result.
 
-    Raises StaleInput if a call was never run.
+    level: 1 for single calls, 2 for calls after one earlier call, and so on. Raises StaleInput if a call was never run.
     """
     table_name = call_tables(level).results
     results = output.lane_table(table_name).read(shard)
     results = results.select("input", "context", "result", called="tool", was_run=pl.lit(True))
     with_results = calls.join(results, on=("called", "input", "context"), how="left")
-    if with_results["was_run"].has_nulls():
+    if with_results["was_run"].has_nulls():  # a call without a row among the results
         raise StaleInput(output.name, shard, "calls that were not run", f"{output.lane.key}/{table_name}")
     return with_results
 
@@ -126,10 +126,10 @@ def chains_of(lane: Lane, calls: pl.DataFrame) -> pl.Series:
 
 
 def units_ahead(lane: Lane, texts: pl.DataFrame, calls: pl.DataFrame) -> pl.Series:
-    """Return for each call the numbers and names of its input that its text says only after the call; null if none.
+    """Return for each call the numbers and names in its input that its text has only after the call; null if none.
 
-    A call with the input "17 + 25", before a text says 17, gives ["17"]. All are null for a tool without the setting
-    `look_ahead`.
+    In "It took [Calculator(17 + 25)] 42 days, 17 of them at sea" the call gives ["17"]: nobody could know the 17 yet.
+    All are null for a tool without the setting `look_ahead`.
 
     texts: (text_digest, text) of the calls. calls: CALL_COLUMNS.
     """
@@ -161,16 +161,16 @@ def _units_of_texts(texts: pl.DataFrame, calls: pl.DataFrame) -> dict[str, TextU
 def _units_ahead_of_call(
     text_units: TextUnits, offset: int, input: str, earlier_calls: Sequence[ChainLink]
 ) -> list[str]:
-    """Return the numbers and names of an input that neither the text before an offset nor an earlier result says.
+    """Return the numbers and names of a call's input that the text has only after the call, at the character `offset`.
 
-    After `[Calculator(20 - 3) -> 17]` the 17 is known.
+    What the result of an earlier call says is left out: after `[Calculator(20 - 3) -> 17]` the 17 is known.
     """
-    in_earlier_results: set[str] = set()
+    known_from_results: set[str] = set()
     for call in earlier_calls:
-        units_of_result = text_units.ahead(offset, call.result)
-        in_earlier_results.update(unit.casefold() for unit in units_of_result)
+        units_of_result = text_units.ahead(offset, call.result)  # the numbers and names that the text has only later
+        known_from_results.update(unit.casefold() for unit in units_of_result)
     units_of_input = text_units.ahead(offset, input)
-    return [unit for unit in units_of_input if unit.casefold() not in in_earlier_results]
+    return [unit for unit in units_of_input if unit.casefold() not in known_from_results]
 
 
 class PlacesAfterCalls(NamedTuple):
@@ -205,13 +205,17 @@ def _distinct_places(calls: pl.DataFrame, texts: pl.DataFrame) -> pl.DataFrame:
 
 
 def _calls_with_places(output: TableOutput, calls: pl.DataFrame, texts: pl.DataFrame) -> pl.DataFrame:
-    """Return the calls (CALL_COLUMNS) after which a further one may stand, with the columns `chain` and `place`.
+    """Return the calls (CALL_COLUMNS) after which a further call may stand, with two more columns.
+
+    - chain: the call and the calls before it at its position, with results, as JSON
+    - place: a hash of text, position and chain, under which the samples of the further call are stored
 
     texts: (text_digest, text) of the calls.
     """
     does_not_look_ahead = units_ahead(output.lane, texts, calls).is_null()
     calls = calls.filter(does_not_look_ahead)
     calls = calls.with_columns(chain=chains_of(output.lane, calls))
+    # Samples that wrote the same call share their place, so what follows them is sampled once.
     calls = calls.unique((*TEXT_KEY, "position", "chain"), keep="first", maintain_order=True)
     return calls.with_columns(place=_place_hashes(calls))
 
@@ -223,18 +227,18 @@ def _place_hashes(calls: pl.DataFrame) -> pl.Series:
 
 
 def settings(plan: Plan, lane: Lane, level: int) -> Mapping[str, Any]:
-    """Return what the calls of a level depend on, apart from the earlier calls.
+    """Return what the calls of a level depend on, apart from the earlier calls; a change makes them out of date.
 
     level: 2 for calls after one other call, 3 after two, and so on.
     """
     # Samples are parsed by the argument schemas of every tool that may be called.
     schemas = {name: called.tool.schema for name, called in lane.chainable.items()}
     return {
-        **samples_identity(plan, lane.chain_prompt),
+        **samples_identity(plan, lane.chain_prompt),  # model, prompt and sampling
         "tau_s": lane.tau_s,  # the least probability of a call
         "m": lane.m,  # samples per place
         "level": level,
-        "parsing": PARSING,  # the version of the code
+        "parsing": PARSING,  # versions of the code
         "look_ahead": look_ahead.VERSION if lane.look_ahead else None,
         "tools": {name: fingerprint(schema) for name, schema in schemas.items()},
     }
@@ -254,15 +258,16 @@ def compute(worker: Worker, output: TableOutput, chunk: TextChunk) -> Work:
 
 
 def rows(worker: Worker, output: TableOutput, shard: str, level: int) -> PartRows:
-    """Return a row per stored sample after each call of the level before: a call, or why the sample is discarded.
+    """Return the calls that the model sampled after other calls: a row per stored sample, with a reason if discarded.
 
-    level: 2 for samples after a single call, and so on. Raises StorageError if stored samples were damaged.
+    level: 2 for samples after a single call, 3 after two. Raises StorageError if stored samples were damaged.
     """
+    # A place is where a further call may stand: right after a call of the level before.
     calls_before, places = places_after_calls(output, shard, level)
     store = ChainedSampleStore(worker, output.lane)
     stored = samples_of_texts(output, store, places)
-    rows_after_calls = _rows_after_calls(output.lane, calls_before, stored)
-    numbered = _numbered(rows_after_calls, level)
+    samples_after_calls = _rows_after_calls(output.lane, calls_before, stored)
+    numbered = _numbered(samples_after_calls, level)
     rejected = counted(numbered) + _count_without_call(calls_before, stored)
     return PartRows([output.stage.shaped(numbered).sort(CALL_KEY)], rejected=rejected, stores=store.names)
 
@@ -283,18 +288,23 @@ def _count_without_call(calls_before: pl.DataFrame, stored: SamplesOfTexts) -> R
 
 
 def _rows_after_calls(lane: Lane, calls_before: pl.DataFrame, stored: SamplesOfTexts) -> pl.DataFrame:
-    """Return a row per sample: the key and text of the call that it stands after, and the sample parsed as a call.
+    """Return a row per sample that was drawn after an earlier call, parsed as a further call of the chain.
 
-    calls_before: see PlacesAfterCalls. stored: what is stored of the places after them.
+    A row has the text and position of the earlier call, `before` (the earlier calls as JSON), `p_api` (the probability
+    of a call after them), and the parsed sample: body, called, input, reason.
+
+    calls_before: the earlier calls, with their `chain` as JSON and the hash of the `place` after it.
+    stored: what is stored of these places; there the hash of a place is the column `text_digest`.
     """
-    probability_of_place = stored.positions.select("p_api", place="text_digest")
+    probabilities = stored.positions.select("p_api", place="text_digest")
     samples = stored.samples.select("sample", "body", "reason", place="text_digest")
-    places = calls_before.drop("sample", "p_api", "input", "called", "before")  # those of the call before
-    places = places.join(probability_of_place, on="place", maintain_order="left")
-    table = places.join(samples.sort("place", "sample"), on="place", maintain_order="left_right")
-    parsed = _parsed_samples(lane, table)
-    of_places = table.drop("sample", "body", "reason")
-    return of_places.hstack(parsed).rename({"chain": "before"})  # the calls before the sample
+    # These columns describe the earlier call; those of the same names are of the sample below.
+    places = calls_before.drop("sample", "p_api", "input", "called", "before")
+    places = places.join(probabilities, on="place", maintain_order="left")  # drops places without a probable call
+    with_samples = places.join(samples.sort("place", "sample"), on="place", maintain_order="left_right")
+    parsed = _parsed_samples(lane, with_samples)
+    without_samples = with_samples.drop("sample", "body", "reason")
+    return without_samples.hstack(parsed).rename({"chain": "before"})
 
 
 class _ParsedSample(NamedTuple):
@@ -325,17 +335,17 @@ def _parsed_samples(lane: Lane, samples: pl.DataFrame) -> pl.DataFrame:
 
 
 def _parsed_sample(lane: Lane, body: str, earlier_calls: Sequence[ChainLink]) -> _ParsedSample:
-    """Parse the text between the brackets as a call of one of the tools that the lane may call.
+    """Parse the text between the brackets as a call of one of the tools that a chain of the lane may call.
 
     Reasons to discard it: other_tool, repeated_call (it is among `earlier_calls`), or a reason of `parsed_call`.
     """
-    for called in lane.chainable.values():
-        parsed = parsed_call(called, body)
+    for called_lane in lane.chainable.values():  # a lane is a tool with its settings
+        parsed = parsed_call(called_lane, body)
         if parsed.reason == "other_tool":
             continue
-        if _is_repeated(called.tool.name, parsed.input, earlier_calls):
-            return _ParsedSample(body=body, called=called.key, reason="repeated_call")
-        return _ParsedSample(body=body, called=called.key, input=parsed.input, reason=parsed.reason)
+        if _is_repeated(called_lane.tool.name, parsed.input, earlier_calls):
+            return _ParsedSample(body=body, called=called_lane.key, reason="repeated_call")
+        return _ParsedSample(body=body, called=called_lane.key, input=parsed.input, reason=parsed.reason)
     return _ParsedSample(body=body, reason="other_tool")
 
 
@@ -345,28 +355,29 @@ def _is_repeated(tool_name: str, input: str | None, earlier_calls: Sequence[Chai
 
 
 def run_chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed, level: int) -> Planned:
-    """Plan the running of a shard's calls, of every tool, whose results are not stored yet.
+    """Plan the running of a shard's calls, of every tool that they call, whose results are not stored yet.
 
+    level: 2 for calls after one other call, and so on.
     claimed: calls that earlier shards of this run plan already; the calls that are planned here are added.
     """
     chunks: list[Chunk] = []
-    work = Work()
-    for calls in _calls_by_tool(output, shard, level):
-        planned_of_tool = tool_results.planned_calls(worker, calls.output, calls.candidates, claimed)
+    work = Work()  # counts the calls to run and the results to reuse
+    for group in _calls_by_tool(output, shard, level):
+        planned_of_tool = tool_results.planned_calls(worker, group.output, group.candidates, claimed)
         chunks += planned_of_tool.chunks
         work += planned_of_tool.work
     return Planned(chunks, work)
 
 
 def run_rows(worker: Worker, output: TableOutput, shard: str, level: int) -> PartRows:
-    """Return the result of each distinct call of a shard, of every tool (see `tool_results.rows`).
+    """Return a row per distinct call of a shard, of every tool: its result, or the reason why there is none.
 
     level: 2 for calls after one other call, and so on.
     """
-    merged = PartRows([output.stage.schema.to_frame()])
-    for calls in _calls_by_tool(output, shard, level):
-        answers = tool_results.answered(worker, calls.output, calls.candidates)
-        merged = _merged(merged, answers)
+    merged = PartRows([output.stage.schema.to_frame()])  # a frame without rows
+    for group in _calls_by_tool(output, shard, level):
+        results_of_tool = tool_results.answered(worker, group.output, group.candidates)
+        merged = _merged(merged, results_of_tool)
     table = pl.concat(merged.frames)
     return replace(merged, frames=[table.sort("tool", *tool_results.RESULT_KEY)])
 

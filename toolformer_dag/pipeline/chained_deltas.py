@@ -38,7 +38,7 @@ def chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed) ->
     claimed: losses that earlier shards of this run compute already. They are left out; the planned ones are added.
     """
     texts = output.lane_table("heuristic_subset").read(shard)
-    chains = _chains_with_results(output, shard, texts)
+    chains = _chains_with_unfit(output, shard, texts)
     to_score = chains.filter(pl.col("unfit").is_null())
     return planned_chains(worker, output, to_score, texts, claimed)
 
@@ -47,27 +47,29 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     """Return the scores of the chains of a shard from the stored losses: a row per chain, keyed by its last call.
 
     A chain is a sequence of calls at one position, each made after the results of the earlier calls, such as
-    `[Calculator(3 * 4) -> 12] [Calculator(12 + 1) -> 13]`. Its row has the input and result of the second call, and the
-    columns of `loss_deltas.rows`.
+    `[Calculator(3 * 4) -> 12] [Calculator(12 + 1) -> 13]`. Its row has the input and result of the last call, the
+    losses in nats and their delta.
 
-    Its reason is one of `loss_deltas.rows`, or idle_first: no later call needed the earlier results (`need` <= 0).
+    `reason` says why a chain may not stay whatever its delta: looks_ahead, does_not_fit, not_finite, a reason of its
+    last tool, or idle_first, where no later call needed the earlier results (`need` <= 0).
     """
     texts = output.lane_table("heuristic_subset").read(shard)
-    chains = _chains_with_results(output, shard, texts)
+    chains = _chains_with_unfit(output, shard, texts)
     to_score = chains.filter(pl.col("unfit").is_null())  # `unfit`: why a chain is not scored
-    scored = with_chains(worker, output, to_score)
+    scored = with_chains(worker, output, to_score)  # adds the stored losses, `need` and `reason`
     unscored = chains.filter(pl.col("unfit").is_not_null())
     return loss_deltas.scored_rows(output, texts, scored=scored.calls, unscored=unscored, stores=scored.stores)
 
 
-def _chains_with_results(output: TableOutput, shard: str, texts: pl.DataFrame) -> pl.DataFrame:
-    """Return the chains of a shard, a row for the last call of each: the columns of `chained_calls`, and two more.
+def _chains_with_unfit(output: TableOutput, shard: str, texts: pl.DataFrame) -> pl.DataFrame:
+    """Return the chains of a shard whose calls have results, a row for the last call of each, with two more columns.
 
-    - ahead: numbers and names of the input that the text says only after the call, else null
+    - ahead: numbers and names of the input that the text has only after the call, else null
     - unfit: why the chain is not scored (looks_ahead), else null
 
     texts: the texts of the shard (text_digest, text, ...).
     """
+    # A chain of level 2 has two calls; the lane's longest has `depth`.
     chains = pl.concat(chained_calls(output, shard, level) for level in range(2, output.lane.depth + 1))
     chains = chains.with_columns(ahead=units_ahead(output.lane, texts, chains))
     looks_ahead = pl.when(pl.col("ahead").is_not_null()).then(pl.lit("looks_ahead"))

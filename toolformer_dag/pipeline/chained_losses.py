@@ -115,15 +115,16 @@ def chained_calls(output: TableOutput, shard: str, level: int) -> pl.DataFrame:
 def _results_of_others(chains: pl.Series, level: int) -> pl.Series:
     """Return for each chain a JSON list of results to swap in, one for each of its calls but the last.
 
-    For results "12", "7", "84" it may be '["15", "9"]'; null where all chains have the same result.
+    For a chain with the results "12", "7", "84" it may be '["15", "9"]': the results of other chains at the same index.
+    It is null where all chains have the same result at an index.
 
     chains: as JSON, each of `level` calls.
     """
-    links_of_chains = [read_chain(chain) for chain in chains]
-    other_result_of = []  # for the first call of a chain, the second, ...: result -> another result
+    links_of_chains = [read_chain(chain) for chain in chains]  # a link is a call with its result
+    other_result_of: list[dict[str, str]] = []  # for the first call of a chain, the second, ...: result -> another one
     for call_index in range(level - 1):
         results = {links[call_index].result for links in links_of_chains}
-        other_result_of.append(_next_in_circle(results))
+        other_result_of.append(_next_in_circle(results))  # empty if there is only one result
     lists = [_swapped_results(links, other_result_of) for links in links_of_chains]
     return pl.Series(lists, dtype=pl.String)
 
@@ -161,13 +162,19 @@ def _stores(worker: Worker, lane: Lane) -> ChainStores:
 def planned_chains(
     worker: Worker, output: TableOutput, chains: pl.DataFrame, texts: pl.DataFrame, claimed: Claimed
 ) -> Planned:
-    """Plan the computation of losses and needs of chains that are not stored yet, in chunks.
+    """Plan what the model has to compute for the chains of a shard, in chunks: losses and needs that are not stored.
 
-    chains: NEED_KEY; `others` is null where no need is to be computed. texts: (text_digest, text) of the chains.
+    Losses are those after the last call, with its result and without; a need is how much the later calls depend on the
+    earlier results.
+
+    chains: (text_digest, position, chain, others). `others` are the results that a need compares the chain's own with,
+        as JSON; null where no need is to be computed.
+    texts: (text_digest, text) of the chains.
     claimed: keys that earlier shards of this run plan already; the keys that are planned here are added.
     """
     stores = _stores(worker, output.lane)
-    loss_keys = chains.select(LOSS_KEY).unique(maintain_order=True)
+    loss_keys = chains.select(LOSS_KEY).unique(maintain_order=True)  # text_digest, position, chain
+    # _claimed_missing leaves out what is stored or claimed, and adds the rest to `claimed`.
     missing = ChainChunk(
         losses=_claimed_missing(claimed, stores.losses, loss_keys),
         needs=_claimed_missing(claimed, stores.needs, _need_keys(chains)),
@@ -188,16 +195,16 @@ def _need_keys(chains: pl.DataFrame) -> pl.DataFrame:
 
 
 def _chunks(plan: Plan, loss_keys: pl.DataFrame, missing: ChainChunk) -> list[Chunk]:
-    """Cut the missing losses and needs into chunks of about equal work; all of a text are in one chunk.
+    """Cut the missing losses and needs into chunks of about equal work; those of a text are in one chunk.
 
-    loss_keys: all chains of the shard (LOSS_KEY).
+    loss_keys: (text_digest, position, chain) of all chains of the shard.
     """
-    limits = chunk_limits(plan, "judge")
+    limits = chunk_limits(plan, "judge")  # the judge is the model that computes losses
     chain_tokens = loss_tokens(pl.col("chain").str.len_bytes())
     texts_with_tokens = loss_keys.group_by("text_digest", maintain_order=True).agg(tokens=chain_tokens)
-    # Something of a text may be stored already (not `whole`): the texts that lack something are pooled, then cut.
+    # Not `whole`: something of the text may be stored. Then text_chunks cuts these texts alone, not the whole shard.
     to_compute = missing.text_digests().with_columns(whole=False)
-    batches = text_chunks(texts_with_tokens, to_compute, *limits)
+    batches = text_chunks(texts_with_tokens, to_compute, size=limits.texts, tokens=limits.tokens)
     return [missing.of_texts(batch) for batch in batches]
 
 
@@ -260,10 +267,12 @@ def _computed_needs(engine: "Engine", keys: pl.DataFrame, text_of: Mapping[str, 
 
 
 def _least_needs(chain_lengths: Sequence[int], gains: Sequence[float]) -> list[float]:
-    """Return the need of each chain: how much its least needed result helps.
+    """Return the need of each chain: how much its least needed result helps a later call, in nats.
+
+    Chains of 2 and 3 calls have 1 and 3 gains: from [0.3, 0.1, 2.0, 0.5] the first takes [0.3], the second the rest.
 
     chain_lengths: the number of calls of each chain.
-    gains: how much a true result helps a later call, in nats, comparison by comparison, chain by chain.
+    gains: how much a true result helps a later call, in nats; those of the first chain, then of the next.
     """
     remaining_gains = iter(gains)
     needs = []
@@ -275,8 +284,14 @@ def _least_needs(chain_lengths: Sequence[int], gains: Sequence[float]) -> list[f
 
 
 def _need_requests(key: _NeedKey, text_of: Mapping[str, str]) -> list[NeedRequest]:
-    """Return a request to the engine for each comparison of a chain: true results against a swapped one."""
-    comparisons = other_results(read_chain(key.chain), orjson.loads(key.others))
+    """Return the requests that compare a chain's later calls after its true results and after swapped ones.
+
+    For `[QA(Who?) -> She] [WikiSearch(She)]` there is one: how much likelier is WikiSearch(She) after "She" than after
+    "Rome"? A longer chain has one for each result and each later call.
+    """
+    true_links = read_chain(key.chain)
+    swapped_in = orjson.loads(key.others)  # for each call but the last, the result in place of its own
+    comparisons = other_results(true_links, swapped_in)
     return [
         NeedRequest(
             text=text_of[key.text_digest],
@@ -290,16 +305,19 @@ def _need_requests(key: _NeedKey, text_of: Mapping[str, str]) -> list[NeedReques
 
 
 def with_chains(worker: Worker, output: TableOutput, chains: pl.DataFrame) -> CallsWithLosses:
-    """Add the columns LOSS_COLUMNS, need and reason to chains, from what is stored of them.
+    """Add to chains (calls at one position, each after the results of the earlier ones) what is stored of them.
 
+    - loss_empty, loss_before, loss_call, loss_result: in nats; null with a reason
     - need: how much the later calls need the earlier results, in nats; null where `others` is null
     - reason: why the losses are null (does_not_fit, not_finite); idle_first if no later call needs the earlier results
 
-    chains: NEED_KEY and other columns. Raises StorageError if rows were damaged since they were computed.
+    chains: text_digest, position, chain (JSON), others (the results that the need compares with, JSON), and more.
+
+    Raises StorageError if rows were damaged since they were computed.
     """
     stores = _stores(worker, output.lane)
-    scored = _with_losses_and_needs(output, stores, chains)
-    shorter = _shorter_chains(worker, output, chains)
+    scored = _with_losses_and_needs(output, stores, chains)  # adds loss_call, loss_result, need, reason
+    shorter = _shorter_chains(worker, output, chains)  # loss_empty, loss_before, first_reason
     scored = scored.join(shorter, on=LOSS_KEY, maintain_order="left")
     scored = _without_incomplete_losses(scored)
     if not worker.plan.settings.filtering.keep_idle_first:
@@ -345,26 +363,30 @@ def _stored_rows(output: TableOutput, store: RowStore, keys: pl.DataFrame, what:
 def _shorter_chains(worker: Worker, output: TableOutput, chains: pl.DataFrame) -> pl.DataFrame:
     """Look up the losses of the shorter chains that each chain begins with; return a row per distinct chain.
 
-    Columns: LOSS_KEY, loss_empty and loss_before (null where none are stored), and first_reason: why the first call has
-    no losses, else null.
+    A chain of three calls begins with its first call and with a chain of two. Columns:
+    - text_digest, position, chain
+    - loss_empty: without calls; loss_before: the smallest after a shorter chain. Null where none are stored
+    - first_reason: why the first call has no losses, else null
     """
     distinct = chains.select(LOSS_KEY).unique(maintain_order=True)
-    links_of_chains = [read_chain(chain) for chain in distinct["chain"]]
-    table = _with_first_calls(worker, output.lane, distinct, links_of_chains)
-    table = _with_loss_before(worker, output.lane, table, links_of_chains)
+    links_of_chains = [read_chain(chain) for chain in distinct["chain"]]  # the calls of each chain
+    table = _with_first_calls(worker, output.lane, distinct, links_of_chains)  # losses of single calls
+    table = _with_loss_before(worker, output.lane, table, links_of_chains)  # and of chains of two or more
     return table.select(*LOSS_KEY, "loss_empty", "loss_before", "first_reason")
 
 
 def _with_loss_before(
     worker: Worker, lane: Lane, table: pl.DataFrame, links_of_chains: Sequence[Sequence[ChainLink]]
 ) -> pl.DataFrame:
-    """Add the column loss_before: the smallest stored loss after a shorter chain.
+    """Add the column loss_before: the smallest stored loss after a shorter chain that the chain begins with.
 
-    table: LOSS_KEY and loss_after_1. links_of_chains: the calls of each chain.
+    table: a row per chain: text_digest, position, chain, and loss_after_1 (after its first call).
+    links_of_chains: the calls of each chain, in the order of the rows.
     """
     store = _stores(worker, lane).losses
     loss_columns = ["loss_after_1"]
     for length in range(2, lane.depth):  # the longest chain has `depth` calls
+        # Adds loss_after_2, ...: null for a chain that has no more than `length` calls, which min_horizontal ignores.
         table = _with_losses_after(store, table, links_of_chains, length)
         loss_columns.append(f"loss_after_{length}")
     return table.with_columns(loss_before=pl.min_horizontal(loss_columns))
@@ -375,9 +397,9 @@ def _with_losses_after(
 ) -> pl.DataFrame:
     """Add the column loss_after_2 (for the length 2): the stored loss after the first 2 calls of each longer chain.
 
-    links_of_chains: the calls of each chain.
+    It is null for chains that are not longer. links_of_chains: the calls of each chain, in the order of the rows.
     """
-    beginnings = [_beginning(links, length) for links in links_of_chains]
+    beginnings = [_beginning(links, length) for links in links_of_chains]  # as JSON; None for chains not longer
     with_beginnings = table.with_columns(beginning=pl.Series(beginnings, dtype=pl.String))
     with_losses = _with_loss_of_beginning(store, with_beginnings, f"loss_after_{length}")
     return with_losses.drop("beginning")
@@ -391,12 +413,15 @@ def _beginning(links: Sequence[ChainLink], length: int) -> str | None:
 def _with_first_calls(
     worker: Worker, lane: Lane, chains: pl.DataFrame, links_of_chains: Sequence[Sequence[ChainLink]]
 ) -> pl.DataFrame:
-    """Add to chains (LOSS_KEY) the input and result of their first call, and its stored losses.
+    """Add to chains (text_digest, position, chain) the input and result of their first call, and its stored losses.
 
-    The columns are loss_empty, loss_after_1 (after its result) and first_reason (why its losses could not be computed).
+    - loss_empty: without the call; loss_after_1: after its result. Null if they are not stored
+    - first_reason: why its losses could not be computed, else null
+
+    links_of_chains: the calls of each chain, in the order of the rows.
     """
-    first_calls = _first_calls(links_of_chains)
-    with_first = chains.hstack(first_calls)
+    with_first = chains.hstack(_first_calls(links_of_chains))
+    # Losses of single calls are stored under text_digest, position, input and result (CALL_LOSS_KEY).
     losses = stored_losses(worker, lane, with_first.select(CALL_LOSS_KEY).unique())
     losses = losses.select(*CALL_LOSS_KEY, "loss_empty", loss_after_1="loss_result", first_reason="reason")
     return with_first.join(losses, on=CALL_LOSS_KEY, how="left", maintain_order="left")
@@ -411,13 +436,14 @@ def _first_calls(links_of_chains: Sequence[Sequence[ChainLink]]) -> pl.DataFrame
 
 
 def _with_loss_of_beginning(store: RowStore, table: pl.DataFrame, loss_column: str) -> pl.DataFrame:
-    """Add the column `loss_column`: the loss stored for the shorter chain in the column `beginning`, else null.
+    """Add the column `loss_column`: the stored loss after the calls that a chain begins with, null if none is stored.
 
-    table: text_digest, position, beginning (as JSON; may be null).
+    table: text_digest, position, and beginning: the first calls of a longer chain as JSON, such as
+        '[{"tool": "QA", "input": "...", "result": "..."}]'; null for a chain without a beginning.
     """
     key = ("text_digest", "position", "beginning")
     beginnings = table.select(key).drop_nulls("beginning").unique()
-    # In the row store a beginning is a chain like any other.
+    # The row store has the beginning under `chain`, like every chain, and its loss after the last result.
     stored = store.stored(beginnings.rename({"beginning": "chain"}))
     losses = stored.rename({"chain": "beginning", "loss_result": loss_column})
     return table.join(losses.select(*key, loss_column), on=key, how="left", maintain_order="left")

@@ -144,12 +144,14 @@ def _has_empty_filter(plan: Plan, lane: Lane) -> bool:
 
 
 def _why_nothing(plan: Plan, lane: Lane) -> str:
-    """Say why no call of a tool was kept: the best delta, and how many calls other thresholds would keep.
+    """Say why no call of a tool was kept: "no call is kept at tau_f = 1. Of 30 places the best gains 0.412; ...".
 
-    If no call has a delta, say at which stage texts or calls ended.
+    It has the best delta, and how many calls other thresholds would keep. If there is no place (a position of a text
+    with a scored call that may stay), it says at which stage texts or calls ended.
     """
     with _database(plan, lane) as connection:
         all_places = rows(connection, "SELECT count(*) AS places, max(delta) AS delta FROM places").row(0, named=True)
+        # A row per threshold: how many calls reach it, with their own results and by chance.
         statistics = rows(connection, "FROM swapped_statistics ORDER BY tau_f").rows(named=True)
     if not all_places["places"]:
         hint = '`toolformer-dag sql "from funnel"` counts what each stage left'
@@ -262,13 +264,13 @@ def _database(
     calls_query = _calls_query(plan, lane, scored_tables, swaps=False)
     swaps_query = _calls_query(plan, lane, control.tables(plan, lane), swaps=True)
     with in_memory() as connection:
-        _create_table(connection, SCORED, CALL_COLUMNS, calls_query)
+        _create_table(connection, SCORED, CALL_COLUMNS, calls_query)  # the table loss_deltas
         _create_table(connection, ESTIMATING_CONTROL, SWAP_COLUMNS, swaps_query)
-        _create_thresholds(connection, lane, by_chance)
-        connection.execute(f"CREATE VIEW scored AS SELECT *, rowid AS row FROM {SCORED}")
-        run_sql(connection, JUDGED)
+        _create_thresholds(connection, lane, by_chance)  # the tables lanes and filter_rules
+        connection.execute(f"CREATE VIEW scored AS SELECT *, rowid AS row FROM {SCORED}")  # what JUDGED reads
+        run_sql(connection, JUDGED)  # the view judged: each call, and whether it is the best of its place
         connection.execute("CREATE TABLE decisions AS FROM judged")  # a table: many views read it
-        run_sql(connection, SWAPPED_PLACES + CHANCE)
+        run_sql(connection, SWAPPED_PLACES + CHANCE)  # the table swapped_places, and the views over all of these
         yield connection
 
 

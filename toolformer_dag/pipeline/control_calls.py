@@ -54,10 +54,11 @@ class SwappedCalls(NamedTuple):
 
 
 def swapped_calls(control: Control, output: TableOutput, shard: str, scored_table: LaneTable) -> SwappedCalls:
-    """Give the scored calls of a shard the other results of a control, before they are scored again.
+    """Give scored calls of a shard other results, which cannot help, so that they can be scored again for comparison.
 
     A call with a reason not to stay gets no other result and is counted by that reason.
 
+    control: chooses the other results, such as results of other documents.
     scored_table: the table with the calls: loss_deltas (single calls) or chained_deltas (chains).
 
     Raises MissingPart, DamagedPart.
@@ -65,13 +66,15 @@ def swapped_calls(control: Control, output: TableOutput, shard: str, scored_tabl
     texts = output.lane_table("heuristic_subset").read(shard)
     calls = _scored_calls(output, shard, scored_table)
     exchangeable = calls.filter(_has_usable_result())
-    places = _candidate_places(output, shard) if scored_table == "loss_deltas" else exchangeable
+    # Only calls at the most probable position of a text give their results to others. Of single calls, those that were
+    # sampled and not scored count too, so that the position is the same for all sampling settings.
+    candidates = _candidate_places(output, shard) if scored_table == "loss_deltas" else exchangeable
     exchanged = exchange(
         exchangeable,
         control=control,
         settings=output.plan.settings.control,
         texts=texts,
-        likeliest=likeliest_places(places),
+        likeliest=likeliest_places(candidates),
         limit=output.plan.settings.evaluation.swapped_texts,
     )
     return SwappedCalls.of(texts, calls, exchanged)
@@ -112,21 +115,26 @@ def exchange(
     likeliest: pl.DataFrame,
     limit: int,
 ) -> pl.DataFrame:
-    """Replace the results of a shard's calls by those that a control chooses; return a row per call and swap.
+    """Replace the results of a shard's calls by other results; return a row per call and swap.
 
     The columns are those of `calls`, with the other result, and `swap`, its number from 0. A call without another
     result has one row with a null result and a `swap_reason`: not_sampled or no_other_result.
 
     calls: (tool, shard, digest, segment, position, input, sample, p_api, result, ...), of one shard. `sample` is
         negative for a call that a rule or a file proposes.
+    control: chooses the other results, up to a few for each call.
     texts: (shard, digest, segment, text_digest), all texts of the shard.
-    likeliest: (shard, digest, segment, position), see `likeliest_places`.
-    limit: calls of so many texts are taken, and of as many among the texts with calls of a rule or a file.
+    likeliest: (shard, digest, segment, position), the most probable position of each text.
+    limit: how many distinct texts are sampled, and how many of the texts with calls of a rule or a file: 200 takes at
+        most 400.
     """
-    proposed = calls.filter(pl.col("sample") < 0).select(TEXT_KEY).unique()
-    calls = calls.join(_sampled_texts(texts, limit, proposed), on=TEXT_KEY, maintain_order="left")
-    distinct = _distinct_calls(calls.with_columns(gives=_gives_result(calls, likeliest)))
-    swaps = _swaps(distinct, control.other_results(distinct, settings))
+    # Choose the texts whose calls are swapped; adds the columns text_digest and sampled.
+    proposed_texts = calls.filter(pl.col("sample") < 0).select(TEXT_KEY).unique()
+    calls = calls.join(_sampled_texts(texts, limit, proposed_texts), on=TEXT_KEY, maintain_order="left")
+    # Mark the calls whose results others may get (`gives`); equal calls become one.
+    distinct_calls = _distinct_calls(calls.with_columns(gives=_gives_result(calls, likeliest)))
+    other_results = control.other_results(distinct_calls, settings)  # a list for each sampled call
+    swaps = _swaps(distinct_calls, other_results)
     return _with_swaps(calls, swaps)
 
 
@@ -175,18 +183,21 @@ def likeliest_places(candidates: pl.DataFrame) -> pl.DataFrame:
     return ordered.unique(TEXT_KEY, keep="first", maintain_order=True).select(PLACE)
 
 
-def _sampled_texts(texts: pl.DataFrame, limit: int, proposed: pl.DataFrame) -> pl.DataFrame:
-    """Return all texts as (shard, digest, segment, text_digest, sampled); calls of `sampled` texts are swapped.
+def _sampled_texts(texts: pl.DataFrame, limit: int, proposed_texts: pl.DataFrame) -> pl.DataFrame:
+    """Sample texts by their hashes; return all texts as (shard, digest, segment, text_digest, sampled).
 
-    Those are the `limit` distinct texts of a shard with the smallest hashes, and as many of its `proposed` texts
-    (shard, digest, segment).
+    `sampled` are those with the `limit` smallest distinct hashes among all texts of their shard, and those with the
+    `limit` smallest among its texts with proposed calls.
+
+    proposed_texts: (shard, digest, segment) of the texts with calls of a rule or a file.
     """
     hashed = texts.with_columns(hash=_hashes("text", texts.select("text_digest")))
-    marked = hashed.join(proposed.with_columns(proposed=True), on=TEXT_KEY, how="left", maintain_order="left")
-    hash_of_proposed = pl.when("proposed").then("hash")  # null for other texts, which then have no rank
-    is_sampled = _is_among_smallest(pl.col("hash"), limit)
-    is_sampled_of_proposed = _is_among_smallest(hash_of_proposed, limit).fill_null(False)
-    return marked.select(*TEXT_KEY, "text_digest", sampled=is_sampled | is_sampled_of_proposed)
+    marked_proposed = proposed_texts.with_columns(proposed=True)
+    marked = hashed.join(marked_proposed, on=TEXT_KEY, how="left", maintain_order="left")
+    hash_if_proposed = pl.when("proposed").then("hash")  # null for other texts, which then have no rank
+    is_among_all = _is_among_smallest(pl.col("hash"), limit)
+    is_among_proposed = _is_among_smallest(hash_if_proposed, limit).fill_null(False)
+    return marked.select(*TEXT_KEY, "text_digest", sampled=is_among_all | is_among_proposed)
 
 
 def _is_among_smallest(hashes: pl.Expr, limit: int) -> pl.Expr:

@@ -49,7 +49,11 @@ SWAP_KEY = (*CALL_KEY, "swap")
 
 @cache
 def control_stage(control: Control) -> Stage:
-    """Return the stage that scores single calls with the results of a control."""
+    """Return the stage that scores a sample of the single calls again, with results that cannot help.
+
+    control: which results those are, such as results of other documents. What passes the filter with them passes by
+        chance.
+    """
     functions = _SingleCalls(control)
     return Stage(
         name=control.name,
@@ -57,13 +61,13 @@ def control_stage(control: Control) -> Stage:
         columns={
             **CALL,
             "swap": Column(pl.Int32(), "number of the swap, of those of this call: each with another result"),
-            **{name: column for name, column in SCORED.items() if name not in CALL},
+            **{name: column for name, column in SCORED.items() if name not in CALL},  # losses, delta, reason, ...
             "result": Column(pl.String(), control.result),
         },
         key=SWAP_KEY,
         settings=functions.settings,
         reads=("heuristic_subset", "loss_deltas", "scored_candidates"),
-        inputs=("heuristic_subset", "loss_deltas"),
+        inputs=("heuristic_subset", "loss_deltas"),  # those whose changes make the rows out of date
         pool="gpu",
         kinds=frozenset({"pytorch", "parquet"}),
         checks={"losses_finite": LOSSES_FINITE},
@@ -74,23 +78,28 @@ def control_stage(control: Control) -> Stage:
 
 @cache
 def chained_control_stage(control: Control) -> Stage:
-    """Return the stage that scores chains with the results of a control as their last results."""
+    """Return the stage that scores a sample of the chains again, with last results that cannot help.
+
+    A chain is a sequence of calls at one position, each made after the results of the earlier ones.
+
+    control: which results those are, such as results of other documents.
+    """
     functions = _Chains(control)
     return replace(
-        control_stage(control),
+        control_stage(control),  # columns, key and settings are those of single calls
         name=control.chains_name,
         description=f"Control: a sample of the chains, scored again with last {control.results}.",
         reads=("heuristic_subset", "chained_deltas"),
         inputs=("heuristic_subset", "chained_deltas"),
         make=ByChunk(functions.chunks, compute_chains, functions.rows),
-        in_warehouse=InWarehouse(control.name),
-        asset=StageAsset(),
+        in_warehouse=InWarehouse(control.name),  # single calls and chains share a table of the warehouse
+        asset=StageAsset(),  # shows nothing: the asset of single calls counts chains too
     )
 
 
 @dataclass(frozen=True, slots=True)
 class _SingleCalls:
-    """The functions of the stage of a control for single calls."""
+    """The functions of the stage of a control for single calls: calls scored again with results that cannot help."""
 
     control: Control
 
@@ -114,11 +123,12 @@ class _SingleCalls:
         return _part_rows(self.control, output, scored, swapped.left_out)
 
     def kept_by_chance(self, output: TableOutput) -> Shown:
-        """Return what Dagster's page shows of the control, by label: how much passes the filter with its results.
+        """Return what Dagster's page shows by label: how many calls pass the filter with results that cannot help.
 
-        Beside single values (`_shown_values`), "kept" is the whole table, a row per threshold, and "kept by chance" the
-        curves over the thresholds, if there are any.
+        Beside single values (`_shown_values`), "kept" is a table with the counts at each threshold, and "kept by
+        chance" the false discovery rate as a curve over the thresholds, if there are any.
         """
+        # Both tables have a row per threshold: counts in `statistics`, false discovery rates in `rates`.
         tables = chance_tables(output.plan, output.lane, self.control)
         shown = _shown_values(tables.statistics)
         shown["kept"] = _shown_statistics(tables.statistics)
@@ -157,12 +167,13 @@ def _part_rows(control: Control, output: TableOutput, scored: CallsWithLosses, l
 def _with_swapped_result(calls: pl.DataFrame) -> pl.DataFrame:
     """Put the swapped result of each call (column `result`) into the last call of its chain (column `chain`, JSON).
 
-    `others` becomes null, so that no need is computed: the last result has no part in it.
+    The column `others` becomes null, by which only losses are computed for the chain, and no need: how much the later
+    calls depend on the earlier results, in which the last result has no part.
     """
     chains = []
-    for chain, result in calls.select("chain", "result").iter_rows():
+    for chain, swapped_result in calls.select("chain", "result").iter_rows():
         *before, last = read_chain(chain)
-        chains.append(written_chain([*before, replace(last, result=result)]))
+        chains.append(written_chain([*before, replace(last, result=swapped_result)]))
     return calls.with_columns(chain=pl.Series(chains, dtype=pl.String), others=pl.lit(None, pl.String))
 
 

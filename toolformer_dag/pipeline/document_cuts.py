@@ -86,9 +86,12 @@ class DocumentCuts:
         self.name = self._store.name
 
     def texts_of(self, documents: Sequence[tuple[str, str]]) -> Iterator[DocumentTexts]:
-        """Yield the texts that each document is cut into. New cuts are stored before the first document is yielded.
+        """Yield for each document the texts that it is cut into, and how many of its words fit no text.
 
-        documents: (place, text) of each, best raw_shards.DOCUMENTS_PER_PLACE at a time, whose cuts are stored together.
+        Where a document is cut is looked up, or found and stored before the first document is yielded.
+
+        documents: (place, text) of each. A place names up to raw_shards.DOCUMENTS_PER_PLACE neighbouring documents of
+            the corpus, whose cuts are stored together; it is fastest to pass these at once.
 
         Raises WriteError.
         """

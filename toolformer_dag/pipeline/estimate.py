@@ -103,15 +103,15 @@ def _measured_stages(plan: Plan, lane: Lane) -> _MeasuredStages:
 
 
 def _forecast(worker: Worker, tables: Mapping[str, TableOutput], progress: Progress, seed: int | None) -> LaneForecast:
-    """Annotate a sample of a lane's texts, and scale what that cost to all of them.
+    """Annotate a sample of the texts of a lane (a tool with its settings), and scale what that cost to all of them.
 
     tables: the lane's tables by the names of their stages.
     """
-    subset = tables[heuristic_subset.STAGE.name]
-    lane = subset.lane
-    stages = _measured_stages(subset.plan, lane)
-    stale_shards = _stale_shards(tables, stages.all)
-    rows = _rows_of_shards(subset, stale_shards)
+    texts_table = tables[heuristic_subset.STAGE.name]
+    lane = texts_table.lane
+    stages = _measured_stages(texts_table.plan, lane)  # from proposing calls to scoring them, and the controls
+    stale_shards = _stale_shards(tables, stages.all)  # those that a run would make again
+    rows = _rows_of_shards(texts_table, stale_shards)
     sample = _sample(lane, rows, seed)
     if sample.is_empty():
         text_count = rows["text_digest"].n_unique()
@@ -139,17 +139,18 @@ def _rows_of_shards(output: TableOutput, shards: Sequence[str]) -> pl.DataFrame:
 def _annotate_sample(
     worker: Worker, lane: Lane, sample: pl.DataFrame, stages: _MeasuredStages, progress: Progress
 ) -> "_SampleCost":
-    """Annotate a sample in GROUPS groups, then the whole sample without the controls, then with them; return the costs.
+    """Annotate a sample three times, and return what each time cost: what is stored then costs the next time nothing.
 
-    The controls (calls scored again with other results) need the calls of many texts. When they run, all other rows of
-    the sample are stored.
+    1. In GROUPS groups of equal size: their different costs show how much the cost varies.
+    2. The whole sample: what is computed over all its texts together.
+    3. With the controls (calls scored again with other results), which need the calls of many texts.
     """
     worker.engine("proposer" if lane.sources.sampled else "judge")  # loaded before anything is timed
-    group_size = sample.height // GROUPS
+    group_size = sample.height // GROUPS  # without a remainder, see `_sample`
     groups = [_annotate(worker, lane, group, stages.annotating, progress) for group in sample.iter_slices(group_size)]
     joined = _annotate(worker, lane, sample, stages.annotating, progress)
-    cost_of_controls = _annotate(worker, lane, sample, stages.all, progress)
-    return _SampleCost(groups, joined, cost_of_controls, control_count=len(stages.controls))
+    with_controls = _annotate(worker, lane, sample, stages.all, progress)
+    return _SampleCost(groups, joined, controls=with_controls, control_count=len(stages.controls))
 
 
 def _shuffled_texts(rows: pl.DataFrame, seed: int | None) -> pl.DataFrame:
@@ -188,31 +189,35 @@ class _Counts(NamedTuple):
 def _counts(plan: Plan, rows: pl.DataFrame, *, sample: pl.DataFrame, stale_shards: int) -> _Counts:
     """Count the texts that were annotated and the texts that a run will annotate.
 
+    A control scores calls of some texts again with other results; its texts are counted apart.
+
     rows: the texts of all stale shards (shard, text_digest, ...), a row per occurrence. sample: the annotated texts.
     """
-    control_texts = plan.settings.evaluation.swapped_texts  # of each shard, at most
+    control_texts = plan.settings.evaluation.swapped_texts  # the most texts of a control in a shard
     distinct = rows.unique("text_digest")
     texts_of_shards = distinct.group_by("shard").len()["len"]
     return _Counts(
         sampled=sample.height,
         distinct=distinct.height,
-        in_shards=rows.select("shard", "text_digest").n_unique(),
-        sampled_control=min(control_texts, sample.height),
+        in_shards=rows.select("shard", "text_digest").n_unique(),  # a text in two shards counts twice
+        sampled_control=min(control_texts, sample.height),  # the sample is annotated as one shard
         control=sum(min(control_texts, count) for count in texts_of_shards),
         shards=stale_shards,
     )
 
 
 def _scaled(lane: Lane, counts: _Counts, cost: "_SampleCost") -> LaneForecast:
-    """Scale the cost of the sample to all texts that a run will annotate.
+    """Forecast what all texts of a lane (a tool with its settings) will cost, from the cost of the sample.
 
-    Tokens, seconds and stored rows grow with the distinct texts that were not sampled, those of the controls with their
-    number of texts. What joining the groups cost is added once: the run joins the sample to all other texts.
+    Tokens, seconds and stored rows are the sum of three parts:
+    - what the sample's groups cost, times the distinct texts that were not sampled per sampled text
+    - what the controls (calls scored again with other results) cost, times their texts per text in the sample
+    - once, what joining the groups to the whole sample cost: the run joins the sample to all other texts
     """
     factor = _factor(counts, cost)
     stored_bytes = factor.scaled(
-        _stored_bytes(cost.groups),
-        _stored_bytes([cost.controls]),
+        of_groups=_stored_bytes(cost.groups),
+        of_controls=_stored_bytes([cost.controls]),
         fixed=_stored_bytes([cost.joined]) + _table_bytes(cost, counts, factor),
     )
     return LaneForecast(
@@ -251,7 +256,7 @@ class _Factor(NamedTuple):
     spread: float  # half of the 95 % interval, as a share
 
     def scaled(self, of_groups: float, of_controls: float, fixed: float = 0) -> Range:
-        """Return the forecast, from what the groups and the controls cost; `fixed` is added as it is."""
+        """Return of_groups * texts + of_controls * control + fixed, with its 95 % interval."""
         value = of_groups * self.texts + of_controls * self.control + fixed
         return range_of(value, self.spread)
 

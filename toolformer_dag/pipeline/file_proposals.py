@@ -83,14 +83,15 @@ def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
 
 
 def rows(worker: Worker, output: TableOutput, part: str) -> PartRows:
-    """Place the calls of a lane's files in its texts; return a row per call and text, over all shards.
+    """Place the calls that stand in a lane's files in its texts; return a row per call and text, over all shards.
 
     part: always WHOLE: a file does not say in which shard a document is. Raises UserError if a file cannot be read.
     """
     file_rows = _read(output.lane)
     placed = _placed_in_shards(worker, output, file_rows.calls)
     rejected = Counter(placed.rejected)
-    rejected.update(_rejected_without_shard(output.plan, file_rows, placed))
+    rejected.update(_rejected_without_shard(output.plan, file_rows, placed))  # rows that are no call or in no text
+    # A hash per shard: when a file changes, later tables are made again only for the shards whose calls changed.
     facts = {BY_SHARD: _fingerprints(output.plan, placed.rows, rejected)}
     return PartRows([placed.rows], rejected, facts=facts)
 
@@ -291,17 +292,20 @@ def _document_name(text: Any, identifier: Any) -> Any:
 
 
 def _with_digests(plan: Plan, calls: pl.DataFrame) -> pl.DataFrame:
-    """Return calls (FILE_CALLS, number) with the digest of their document, without `document_name`.
+    """Fill the column `digest`, the id of a document, of calls that name their document by `document_name` instead.
 
-    A call has a row for each document of that name, or a null digest if there is none.
+    A call gets a row for each document of that name; its digest stays null if there is none. Returned without the
+    column `document_name`.
+
+    calls: FILE_CALLS (digest, document_name, ...) and `number`, the index of the call in the files.
     """
     named = calls.filter(pl.col("document_name").is_not_null())
     calls = calls.drop("document_name")
     if named.is_empty():
         return calls
     matched = _matched_by_name(plan, named, columns=calls.columns)
-    unmatched = calls.join(matched, on="number", how="anti")
-    return pl.concat([unmatched, matched])
+    others = calls.join(matched, on="number", how="anti")  # they have a digest, or name no document of the corpus
+    return pl.concat([others, matched])
 
 
 def _matched_by_name(plan: Plan, calls: pl.DataFrame, columns: Sequence[str]) -> pl.DataFrame:

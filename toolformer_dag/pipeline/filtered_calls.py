@@ -70,14 +70,15 @@ def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
 
 
 def rule_settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
-    """Return the settings and SQL that determine the rule of a lane (a tool with its settings), apart from the calls.
+    """Return what the filter rule of a lane (a tool with its settings) depends on, apart from the calls.
 
-    They are the threshold tau_f, or the false discovery rate by which it is chosen, and the limit on texts per tool.
+    It is the threshold tau_f, or the false discovery rate by which tau_f is chosen, the limit on texts per tool, and
+    hashes of the SQL. If one of them changes, the rule is out of date.
     """
     shared = {
-        **determining(plan.settings.training, "examples_per_tool"),  # name -> value
+        **determining(plan.settings.training, "examples_per_tool"),  # name of the setting -> value
         "sql": fingerprint(RULE_SQL),
-        **scores.settings(lane),
+        **scores.settings(lane),  # the score that is compared with tau_f
     }
     if isinstance(lane.tau_f, ChanceThreshold):
         chance_sql = JUDGED + SWAPPED_PLACES + CHANCE  # estimates how many calls pass a threshold by chance
@@ -96,11 +97,14 @@ def _call_files(output: TableOutput, parts: Sequence[str]) -> CallFiles:
     """Return the Parquet files of the scored calls of some shards, and of the texts that the calls stand in.
 
     A shard without a scored call gives no file. Raises MissingPart, DamagedPart, also for a shard without calls.
+
+    parts: the names of the shards.
     """
     files = CallFiles(calls=[], texts=[])
     for part in parts:
         files_of_part = _files_of_part(output, part)
-        if any(table.pointer(part).rows for table in output.scored):
+        has_scored_calls = any(table.pointer(part).rows for table in output.scored)
+        if has_scored_calls:
             files.calls.extend(files_of_part.calls)
             files.texts.extend(files_of_part.texts)
     return files
@@ -148,24 +152,29 @@ def _in_schema(output: TableOutput, rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def rule_rows(worker: Worker, output: TableOutput, part: str) -> PartRows:
-    """Choose the rule of a lane (a tool with its settings): which threshold applies, and which texts stay.
+    """Choose the filter rule of a lane (a tool with its settings): which threshold applies, and which texts stay.
 
-    The table filter_rule has no rows; the rule is in the record of its single part, under `facts`:
-    - LAST_TEXT, EXAMPLES: see `_chosen_texts`
+    The table filter_rule has no rows; the rule is in the record of its single part, as `facts`:
+    - LAST_TEXT: the hash of the last text that stays, in the order of hashes
+    - EXAMPLES: how many texts of each shard stay
     - CHOSEN: the chosen threshold, as a row of chance_thresholds; only if the settings ask for a false discovery rate
     """
     lane = output.lane
-    if not isinstance(lane.tau_f, ChanceThreshold):
-        return PartRows((), facts=_chosen_texts(output, lane.tau_f))
-    chosen = _chosen_threshold(output.plan, lane, lane.tau_f)
-    return PartRows((), facts={**_chosen_texts(output, chosen["tau_f"]), CHOSEN: chosen})
+    if isinstance(lane.tau_f, ChanceThreshold):
+        chosen = _chosen_threshold(output.plan, lane, lane.tau_f)
+        facts = {**_facts_of_texts(output, chosen["tau_f"]), CHOSEN: chosen}
+    else:
+        facts = _facts_of_texts(output, lane.tau_f)
+    return PartRows((), facts=facts)
 
 
-def _chosen_texts(output: TableOutput, tau_f: float | None) -> dict[str, Any]:
+def _facts_of_texts(output: TableOutput, tau_f: float | None) -> dict[str, Any]:
     """Choose the texts of a lane that stay: the first `training.examples_per_tool` with a call at tau_f, by hash.
 
     - LAST_TEXT: the hash of the last text that stays; None if there is none
     - EXAMPLES: how many texts of each shard stay, such as {"en_head_0000": 12}
+
+    tau_f: the least delta of a call that stays; with None no call stays, and no text.
     """
     files = output.lane_table("scored_texts").all_files()
     if not files:
@@ -173,7 +182,7 @@ def _chosen_texts(output: TableOutput, tau_f: float | None) -> dict[str, Any]:
     most_texts = output.plan.settings.training.examples_per_tool
     parameters = {"files": files, "tau_f": tau_f, "examples": most_texts}
     with _sorting_database() as connection:
-        # Creates the tables last_text, with a single value, and examples (shard, number of texts).
+        # filter_rule.sql creates the tables last_text, with a single value, and examples (shard, number of texts).
         run_sql(connection, RULE_SQL, parameters)
         last_text = answer(connection, "FROM last_text").item()
         examples = dict(answer(connection, "FROM examples ORDER BY shard").iter_rows())
@@ -200,14 +209,15 @@ def _chosen_threshold(plan: Plan, lane: Lane, rule: ChanceThreshold) -> dict[str
 
 
 def rows(worker: Worker, output: TableOutput, parts: Sequence[str]) -> dict[str, PartRows]:
-    """Filter the scored calls of some shards together; return the rows of each part (the name of a shard).
+    """Keep the scored calls whose delta reaches the threshold tau_f, of some shards together: shard -> its rows.
 
+    The PartRows of a shard hold:
     - `frames`: the kept calls, with the applied threshold as `tau_f`
-    - `rejected`: below_tau_f, no_threshold (none has the wanted false discovery rate), not_best_at_position,
-      beyond_examples (the limit on texts per tool), or a reason of loss_deltas
-    - `beside`: the table decided_calls, every scored call with its reason, null where it is kept
+    - `rejected`: how many calls are below_tau_f, not_best_at_position, beyond_examples (the limit on texts per tool),
+      have no_threshold (none has the wanted false discovery rate), or had a reason when they were scored
+    - `beside`: the rows of decided_calls: every scored call with its reason, null where it is kept
 
-    Raises MissingPart, DamagedPart.
+    parts: the names of the shards. Raises MissingPart, DamagedPart.
     """
     files = _call_files(output, parts)
     if not files.calls:
@@ -238,8 +248,10 @@ def _decided_calls(output: TableOutput, parts: Sequence[str], files: CallFiles) 
     tau_f = _applied_threshold(output.lane, rule)
     parameters = {"texts": files.texts, "tau_f": tau_f, "last_text": rule[LAST_TEXT]}
     with scratch() as connection:
+        # Creates the table `scored`, the calls with their score; SQL reads it.
         scores.create_scored(connection, output.plan, output.lane, parts, files.calls)
-        run_sql(connection, SQL, parameters)  # the table `decided`: every scored call
+        # Creates the table `decided`, every scored call and why it is left out; both queries read it.
+        run_sql(connection, SQL, parameters)
         kept = answer(connection, KEPT_QUERY).with_columns(tau_f=pl.lit(tau_f, pl.Float64))
         reasons = answer(connection, REASONS_QUERY).cast(DECIDED_SCHEMA)
     return _DecidedCalls(_in_schema(output, kept), reasons)
@@ -275,14 +287,15 @@ def chosen_threshold(output: TableOutput) -> list[LogLine]:
 def threshold_in_deltas(output: TableOutput) -> Shown:
     """Return what Dagster's page shows of a lane's filter, by label: counts, the threshold, and plots of the deltas.
 
-    Without a scored call there are only the count of kept calls and the threshold.
+    A call is kept if its delta, by which its result lowers the loss, reaches the threshold tau_f. Without a scored call
+    there are only the count of kept calls and the threshold.
     """
     kept_count = sum(pointer.rows for pointer in output.table.pointers().values())
-    tau_f = _shown_threshold(output)
+    tau_f = _shown_threshold(output)  # a number, or None
     shown: dict[str, ShownValue] = {"calls kept": kept_count}
-    chosen = chosen_by_chance(output.plan, output.lane)
-    if chosen is not None:
-        shown["threshold"] = threshold_line(chosen)
+    threshold_by_chance = chosen_by_chance(output.plan, output.lane)  # None if the settings name tau_f
+    if threshold_by_chance is not None:
+        shown["threshold"] = threshold_line(threshold_by_chance)  # a sentence on how tau_f was chosen
     if tau_f is not None:
         shown["tau_f"] = tau_f
     return {**shown, **_shown_deltas(output, kept_count, tau_f)}
@@ -298,7 +311,12 @@ def _shown_threshold(output: TableOutput) -> float | None:
 
 
 def _shown_deltas(output: TableOutput, kept_count: int, tau_f: float | None) -> dict[str, ShownValue]:
-    """Return the share of kept calls, a histogram of all deltas, and the costs where there are some, by label."""
+    """Return the share of kept calls, a histogram of all deltas, and the costs if calls have some, by label.
+
+    A delta is by how much a call's result lowers the loss, in nats. Empty without a scored call.
+
+    tau_f: the threshold that kept calls reach, which the plots mark.
+    """
     deltas = scores.scored_deltas(output.plan, output.lane)
     if deltas.is_empty():
         return {}
@@ -306,7 +324,7 @@ def _shown_deltas(output: TableOutput, kept_count: int, tau_f: float | None) -> 
         "share of the scored calls kept": kept_count / deltas.height,
         "deltas": DeltaHistogram(deltas, tau_f),
     }
-    frontier = scores.cost_frontier(output.plan, output.lane, tau_f)
+    frontier = scores.cost_frontier(output.plan, output.lane, tau_f)  # by threshold: nats gained, and what calls cost
     if frontier is not None:
         shown["nats over cost"] = CostFrontier(frontier)
     return shown
@@ -326,9 +344,9 @@ def inputs(output: TableOutput) -> InputsOf:
     - THRESHOLD: the chosen threshold, `{"tau_f": 0.7, "by_chance": 0.1, "verdict": "certified"}`; only if the settings
       ask for a false discovery rate
     """
-    inputs_of_calls = inputs_of_texts(output)
+    inputs_of_calls = inputs_of_texts(output)  # shard -> the versions of its scored calls, and the hash of their costs
     pointer = output.lane_table("filter_rule").whole_pointer(WHOLE)
-    rule: Mapping[str, Any] = pointer.record if pointer else {}
+    rule: Mapping[str, Any] = pointer.record if pointer else {}  # the rule is in the record of its single part
     threshold = _threshold_input(output.lane, rule)
 
     def inputs_of(shard: str) -> Mapping[str, Any]:
@@ -369,17 +387,22 @@ def rule_reads(plan: Plan, lane: Lane) -> tuple[str, ...]:
 
 
 def rule_inputs(output: TableOutput) -> InputsOf:
-    """Return a function from a part to what the rule depends on: the versions of all shards of the tables it reads.
+    """Return a function from a part to what the filter rule depends on: the versions of all tables that it reads.
 
-    The rule has a single part, so every part gives the same mapping, such as `{"calculator/scored_texts":
-    {"en_head_0000": "3f.."}}`. Of tables with tool results only the costs count, under COST_VERSION.
+    The rule is chosen over all shards and has a single part, so the function always returns the same mapping, such as
+    `{"calculator/scored_texts": {"en_head_0000": "3f.."}}`: table -> shard -> version.
     """
     lake = output.plan.lake
+    # Tables of tool results are read for what calls cost, which their versions leave out. So they have no entries of
+    # their own; the costs have one for all of them, under COST_VERSION.
     cost_tables = {f"{output.lane.key}/{name}" for name in scores.reads(output.lane)}
-    versions_of_all = {name: _part_versions(lake.table(name)) for name in output.depends_on if name not in cost_tables}
+    versions_of_tables = {}
+    for name in output.depends_on:
+        if name not in cost_tables:
+            versions_of_tables[name] = _part_versions(lake.table(name))
     if cost_tables.intersection(output.depends_on):
-        versions_of_all[scores.COST_VERSION] = _cost_versions(output)
-    return lambda part: versions_of_all
+        versions_of_tables[scores.COST_VERSION] = _cost_versions(output)
+    return lambda part: versions_of_tables
 
 
 def _cost_versions(output: TableOutput) -> dict[str, Any]:

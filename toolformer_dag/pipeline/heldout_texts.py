@@ -41,14 +41,14 @@ def settings(plan: Plan, lane: None) -> Mapping[str, Any]:
 
 
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
-    """Cut the held-out documents of a shard as C* is cut; return a row per text.
+    """Cut the held-out documents of a shard as C*, the training corpus, is cut; return a row per text.
 
     Rejected: word_too_long (a piece that cannot be cut to fit).
     """
     cuts = corpus_cuts(worker)
     cutting_shard = _ShardCutting(shard, cuts)
-    documents = removed_documents.documents(worker.plan, shard)
-    frames = cutting_shard.frames(documents)
+    documents = removed_documents.documents(worker.plan, shard)  # those that are not removed
+    frames = cutting_shard.frames(documents)  # lazy: `rejected` is filled while they are read
     return PartRows(frames, rejected=cutting_shard.rejected, stores=[cuts.name])
 
 
@@ -165,13 +165,15 @@ class _Drawn(NamedTuple):
 
 
 def _drawn(plan: Plan, texts: pl.LazyFrame) -> _Drawn:
-    """Draw texts by their hashes: at most half to choose, at most half to measure. A single text does both.
+    """Draw held-out texts by their hashes: the first choose the best checkpoint, the last measure its perplexity.
+
+    Each are at most half of the texts, so that none does both, but for a single text.
 
     texts: a lazy frame with the column `text_digest`.
     """
-    untrained = _untrained_texts(plan, texts)
+    untrained = _untrained_texts(plan, texts)  # sorted by hash
     half = len(untrained) // 2
-    choosing_count = min(plan.settings.training.heldout_texts, max(half, 1))
+    choosing_count = min(plan.settings.training.heldout_texts, max(half, 1))  # a single text chooses too
     measuring_count = min(plan.settings.evaluation.perplexity_texts, len(untrained) - half)
     return _Drawn(
         untrained=untrained,
@@ -207,11 +209,10 @@ def heldout_documents(plan: Plan) -> pl.DataFrame:
     texts = _texts(plan)
     drawn = _drawn(plan, texts)
     documents = _distinct_documents(texts)
-    usable = set(drawn.untrained)  # texts on which C* is not trained
-    free = _with_texts_in(documents, usable - set(drawn.choosing))
-    if free.is_empty():
-        free = _with_texts_in(documents, usable)
-    return free.tail(plan.settings.evaluation.perplexity_texts)
+    untrained_texts = set(drawn.untrained)
+    not_choosing = _with_texts_in(documents, untrained_texts - set(drawn.choosing))
+    candidates = _with_texts_in(documents, untrained_texts) if not_choosing.is_empty() else not_choosing
+    return candidates.tail(plan.settings.evaluation.perplexity_texts)  # the last ones, as `_drawn` takes texts
 
 
 def _distinct_documents(texts: pl.LazyFrame) -> pl.DataFrame:

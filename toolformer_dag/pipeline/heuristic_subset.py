@@ -96,23 +96,28 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
 
     Raises ToolDown if a tool's rule fails, UserError if the prompt leaves too few tokens for a text.
     """
-    count_tokens = worker.encoding().lengths
+    count_tokens = worker.encoding().lengths  # texts -> the number of tokens of each
     cuts = DocumentCuts(worker, _most_tokens(worker, output.lane), count_tokens)
     selection = _Selection(output, cuts, count_tokens)
+    # All three steps are lazy, and count in `rejected` what they leave out while `texts` is read.
     documents = _sampled_documents(worker.plan, shard, selection.rejected)
     texts = _sampled_texts(worker.plan, selection.frames(documents), selection.rejected)
     return PartRows(texts, rejected=selection.rejected, stores=[cuts.name])
 
 
 def _most_tokens(worker: Worker, lane: Lane) -> int:
-    """Return the most tokens of a text with which the tool's prompt fits the model's context. Raises UserError."""
+    """Return the most tokens of a text with which the tool's prompt fits the model's context.
+
+    Raises UserError if the prompt leaves too few.
+    """
     from toolformer_dag.model.loading import context_length, load_config
 
     settings = worker.plan.settings
     encoding = worker.encoding()
     return text_budget(
-        segment_tokens=settings.corpus.segment_tokens,
+        segment_tokens=settings.corpus.segment_tokens,  # the result is never larger
         context_length=context_length(load_config(settings.model)),
+        # The prompt is written around the text; `output` stands between it and the text with calls.
         prompt_tokens=len(encoding.prompt_tokens(lane.tool.prompt)) + len(encoding.output),
         max_call_tokens=settings.sampling.max_call_tokens,
     )
@@ -178,13 +183,14 @@ class _Selection:
     def _texts(self, documents: pl.DataFrame) -> pl.DataFrame:
         """Return the rows (STAGE.columns) of the texts that the tool gets from a batch of documents.
 
-        documents: columns of raw_shards, and `place`, under which the cuts of a document are stored.
+        documents: columns of raw_shards, and `place`, the key under which it is stored where a document is cut.
         """
         if self._tool.asks_language:
             documents = self._with_language(documents)
-        wanted = self._wanted_documents(documents)
+        wanted_documents = self._wanted_documents(documents)
+        cut_documents = self._cut(wanted_documents)  # the texts of each, in the same order
         rows: list[_SelectedText] = []
-        for placed, cut_document in zip(wanted, self._cut(wanted), strict=True):
+        for placed, cut_document in zip(wanted_documents, cut_documents, strict=True):
             rows += self._selected(placed.document, cut_document)
         return self._table(rows)
 
@@ -215,8 +221,9 @@ class _Selection:
         for row in documents.iter_rows(named=True):
             place = row.pop("place")
             document = Document(**row)
-            why = self._by_rule("wants_document", document, shard=document.shard, refusal="document_not_wanted")
-            if why:
+            # A refusal is counted in `rejected` under document_not_wanted.
+            why_wanted = self._by_rule("wants_document", document, shard=document.shard, refusal="document_not_wanted")
+            if why_wanted:
                 wanted.append(_PlacedDocument(place, document))
         return wanted
 
@@ -226,12 +233,12 @@ class _Selection:
         For a tool that works by paragraph the texts are cut further.
         """
         self.rejected[document.shard, "word_too_long"] += cut_document.unfit_words
-        context = self._ask_tool("context", document) or ""
+        context = self._ask_tool("context", document) or ""  # what its results depend on beside the input, as a date
         texts = paragraphs(cut_document.texts) if self._tool.by_paragraph else cut_document.texts
         for text in texts:
-            why = self._why_wanted(document, text.text)
-            if why:
-                yield self._row(document, text, why, context)
+            why_wanted = self._why_wanted(document, text.text)  # None for a text that it has counted in `rejected`
+            if why_wanted:
+                yield self._row(document, text, why_wanted, context)
 
     def _row(self, document: Document, text: Segment, why: str, context: str) -> _SelectedText:
         """Return the row of a text that the tool gets.
@@ -290,13 +297,13 @@ class _Selection:
 
         Raises ToolDown if it fails or returns anything else, OverBudget if it gives up.
         """
-        with blamed(self._tool, method):
+        with blamed(self._tool, method):  # raises exceptions as ToolDown, also those of the lines below
             answer = getattr(self._tool, method)(*arguments)
             if answer is None:
                 return None
             if not isinstance(answer, str):
                 raise TypeError(f"it returned a {type(answer).__name__}, neither a text nor None")
-            # A plain str also of a subclass; fails for half of a surrogate pair, which no file can hold.
+            # A subclass of str becomes a plain str. Half of a surrogate pair, which no file can hold, is an error.
             return str(answer.encode(), "utf-8")
 
 

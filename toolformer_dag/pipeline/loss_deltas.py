@@ -59,12 +59,14 @@ def chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed) ->
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     """Return the scores of a shard's calls from the stored losses: a row per candidate call that has a result.
 
-    `reason` says why a call may not stay whatever its delta: why it is not scored (see `_unfit`), does_not_fit or
-    not_finite from the model, or a reason of `Tool.kept_out`.
+    The score is delta, by how much the result lowers the loss. `reason` says why a call may not stay whatever its
+    delta: why it is not scored (see `_unfit`), does_not_fit or not_finite from the model, or a reason of the tool.
     """
     texts = output.lane_table("heuristic_subset").read(shard)
     calls = _calls_of_shard(output, shard, texts)
     scored = with_losses(worker, output, calls.to_score)
+    # An echo of a call has another result: the tool's for the very words that the text says after the call. Its loss
+    # shows whether these words alone would help as much.
     echoes = with_losses(worker, output, calls.echoes)
     return scored_rows(
         output,
@@ -109,30 +111,33 @@ def scored_rows(
     """Return the rows of a table of scores, for single calls or for chains, in the order of CALL_KEY.
 
     texts: (text_digest, text) of the calls.
-    scored: calls (CALL_COLUMNS) with their losses and `reason`, which is null for most.
+    scored: calls (CALL_COLUMNS) with their losses and `reason`, why the model gave none; null for most.
     unscored: calls with `unfit`, why they were not scored.
     stores: the names of the row stores that the losses come from.
     """
-    reasons_of_tools = _kept_out(output.lane, texts, scored)
-    scored = scored.with_columns(reason=pl.coalesce("reason", reasons_of_tools))
+    reasons_of_tools = _kept_out(output.lane, texts, scored)  # why a tool keeps a call out, else null
+    scored = scored.with_columns(reason=pl.coalesce("reason", reasons_of_tools))  # the model's reason comes first
     unscored = unscored.with_columns(reason=pl.col("unfit"))
     calls = pl.concat([scored, unscored], how="diagonal")
     table = output.stage.shaped(calls).sort(CALL_KEY)
-    # Chains name this stage too, so that what is rejected of single calls and of chains is counted together.
+    # The record of chains names this stage too, so that rejections of single calls and of chains are counted together.
     return PartRows([table], rejected=counted(table), stores=stores, facts={MADE_BY: STAGE.name})
 
 
 def _kept_out(lane: Lane, texts: pl.DataFrame, calls: pl.DataFrame) -> pl.Series:
-    """Ask the tools which calls may not stay whatever their delta; return the reasons, null for most.
+    """Ask the tools which calls may not stay, however much they help; return the reasons, null for most.
 
-    calls: CALL_COLUMNS. texts: (text_digest, text) of the calls. Raises ToolDown if a tool's code fails.
+    calls: CALL_COLUMNS; `called` is the key of the lane (a tool with its settings) whose tool is called.
+    texts: (text_digest, text) of the calls.
+
+    Raises ToolDown if a tool's code fails.
     """
     text_of = dict(texts.select("text_digest", "text").iter_rows())
-    tool_of = {called.key: called.tool for called in lane.chainable.values()}
+    tool_of = {called_lane.key: called_lane.tool for called_lane in lane.chainable.values()}
     columns = calls.select("called", "text_digest", OFFSET_IN_TEXT, "input")
     reasons = []
-    for called, digest, offset, input in columns.iter_rows():
-        reasons.append(_reason_of_tool(tool_of[called], text_of[digest], offset, input))
+    for lane_key, digest, offset, input in columns.iter_rows():
+        reasons.append(_reason_of_tool(tool_of[lane_key], text_of[digest], offset, input))
     return pl.Series(reasons, dtype=pl.String)
 
 
@@ -146,13 +151,13 @@ def _calls_with_unfit(output: TableOutput, shard: str, texts: pl.DataFrame) -> p
     """Return the single calls of a shard that have a result (CALL_COLUMNS), with three more columns.
 
     - echoed: the tool's result for the words that a rule saw in the text after the call
-    - ahead: numbers and names of the input that the text says only after the call
+    - ahead: numbers and names of the input that the text has only after the call
     - unfit: why the call is not scored; null for most
     """
-    calls = calls_with_results(output, shard, level=1)
+    calls = calls_with_results(output, shard, level=1)  # level 2 would be calls after one other call
     calls = calls.join(_echoed(output, shard), on=("words", "context"), how="left", maintain_order="left")
     calls = calls.with_columns(ahead=units_ahead(output.lane, texts, calls))
-    return calls.with_columns(unfit=_unfit())
+    return calls.with_columns(unfit=_unfit())  # computed from `echoed`, `ahead` and columns of CALL_COLUMNS
 
 
 def _echoed(output: TableOutput, shard: str) -> pl.DataFrame:
@@ -165,19 +170,20 @@ def _echoed(output: TableOutput, shard: str) -> pl.DataFrame:
 
 
 def _unfit() -> pl.Expr:
-    """Return why a call is not scored: the first reason that holds, else null.
+    """Return an expression for why a call is not scored: the first reason that holds, else null.
 
-    An echo is the tool's result for the words that a rule saw in the text after the call.
+    A rule proposes a call for `words` that it saw in the text after it, such as "Paris". The call's echo is the tool's
+    result for these words as input, in the column `echoed`.
     """
     has_echo = _holds_words("echoed") & (pl.col("echoed") != pl.col("result"))
-    # Without words the conditions on them are null, and do not hold.
-    is_unfit = {
-        "looks_ahead": pl.col("ahead").is_not_null(),  # the input names what the text says only later
-        "words_not_held": ~_holds_words("result"),
-        "no_echo": ~has_echo,
-        "same_result": _repeats_result(),
+    # For a call without words the conditions on them are null, and do not hold.
+    condition_of_reason = {
+        "looks_ahead": pl.col("ahead").is_not_null(),  # the input names what the text has only later
+        "words_not_held": ~_holds_words("result"),  # the result does not have the words
+        "no_echo": ~has_echo,  # there is no other result with the words to compare with
+        "same_result": _repeats_result(),  # a call of the rule at this position has it already
     }
-    return pl.coalesce(pl.when(holds).then(pl.lit(reason)) for reason, holds in is_unfit.items())
+    return pl.coalesce(pl.when(holds).then(pl.lit(reason)) for reason, holds in condition_of_reason.items())
 
 
 def _holds_words(result: str) -> pl.Expr:
@@ -187,14 +193,15 @@ def _holds_words(result: str) -> pl.Expr:
 
 
 def _repeats_result() -> pl.Expr:
-    """Return whether a call repeats the result of the first call that a rule proposed at its position.
+    """Return whether a call only repeats the result that a rule's first call at its position has.
 
-    Null if no rule proposed this result. The loss cannot tell calls with equal results apart.
+    Of the rule's calls -1, -2, -3 at a position with the results "7", "7", "9" only -2 repeats one; a sampled call with
+    the result "7" does too. Null if no rule proposed a call with this result.
     """
     by_rule = pl.col("source") == RULE
-    calls_with_result = (*TEXT_KEY, "position", "result")
-    # Numbers of proposed calls count down from -1: the largest is the first. Null where no rule proposed the result.
-    first_by_rule = pl.when(by_rule).then("sample").max().over(calls_with_result)
+    same_result_here = (*TEXT_KEY, "position", "result")
+    # `sample` numbers proposed calls from -1 down, so the largest number is the first call.
+    first_by_rule = pl.when(by_rule).then("sample").max().over(same_result_here)
     return pl.col("sample") != first_by_rule
 
 

@@ -104,17 +104,22 @@ def loss_stores(worker: Worker, lane: Lane) -> LossStores:
 def stored_losses(worker: Worker, lane: Lane, keys: pl.DataFrame) -> pl.DataFrame:
     """Return the stored losses of the calls `keys` (KEY), as rows of LOSSES; calls without stored losses are left out.
 
-    With the setting `filtering.loss_floor`, loss_call is null for calls that cannot reach the floor.
+    With the setting `filtering.loss_floor`, loss_call is null for calls whose score, delta, cannot reach this floor.
     """
     stores = loss_stores(worker, lane)
     floor = worker.plan.settings.filtering.loss_floor
     if floor is None:
-        return stores.whole.stored(keys)
+        return stores.whole.stored(keys)  # the row store of calls with all three losses
     return _losses_under_floor(stores, keys, floor)
 
 
 def _losses_under_floor(stores: LossStores, keys: pl.DataFrame, floor: float) -> pl.DataFrame:
-    """Return the stored losses of calls; loss_call is null where the largest possible delta is below the floor."""
+    """Return the stored losses of calls; loss_call is null where delta is below the floor whatever loss_call is.
+
+    delta = min(loss_empty, loss_call) - loss_result: the losses without the call, without its result, and with it.
+
+    stores: `whole` has calls with all three losses, `bounds` calls without loss_call. keys: KEY of the calls.
+    """
     largest_delta = pl.col("loss_empty") - pl.col("loss_result")
     reaches_floor = largest_delta >= floor
     # Null also where loss_call is stored, so that rows do not depend on earlier runs.
@@ -145,6 +150,7 @@ def planned_losses(
     """
     keys = calls.select(KEY).unique(maintain_order=True)
     store = loss_stores(worker, output.lane).whole  # the row store of calls with all three losses
+    # `claim` leaves out what earlier shards compute, and adds the rest to `claimed`.
     missing = claim(claimed, store.name, _missing_losses(worker, output.lane, keys))
     work = planned_work("losses", total=keys.height, missing=missing.height)
     return Planned(_chunks(worker.plan, keys, missing, texts), work)
@@ -166,10 +172,12 @@ def _chunks(plan: Plan, keys: pl.DataFrame, missing: pl.DataFrame, texts: pl.Dat
     missing: the keys among them whose losses have to be computed.
     texts: text_digest and text of at least the texts of the calls.
     """
+    limits = chunk_limits(plan, "judge")  # the judge is the model that computes losses
     call_bytes = pl.col("input").str.len_bytes() + pl.col("result").str.len_bytes()
     texts_with_tokens = keys.group_by("text_digest", maintain_order=True).agg(tokens=loss_tokens(call_bytes))
     distinct_texts = texts.select("text_digest", "text").unique("text_digest")
-    batches = text_chunks(texts_with_tokens, _texts_to_compute(keys, missing), *chunk_limits(plan, "judge"))
+    to_compute = _texts_to_compute(keys, missing)
+    batches = text_chunks(texts_with_tokens, to_compute, size=limits.texts, tokens=limits.tokens)
     return [_chunk(batch, missing, distinct_texts) for batch in batches]
 
 
@@ -193,19 +201,22 @@ def loss_tokens(call_bytes: pl.Expr) -> pl.Expr:
     """Return an aggregation: about how many tokens the model runs for the losses of all calls of a text.
 
     It runs the text up to the last call once without calls, and twice with each call. Use it on calls grouped by text;
-    it reads the column `position`.
+    it reads the column `position`: the index of the token before which a call stands.
 
     call_bytes: the bytes of each call's input and result.
     """
+    # AROUND: a call's name and brackets, and the tokens after it whose loss is computed.
     tokens_with_call = pl.col("position") + call_bytes / TOKEN_BYTES + AROUND
     return 2 * tokens_with_call.sum() + pl.col("position").max()
 
 
 def compute_losses(worker: Worker, output: TableOutput, chunk: LossChunk) -> Work:
-    """Compute the three losses of every call of a chunk with the model, and append them to their row stores.
+    """Compute the losses of every call of a chunk with the model, and append them to their row stores.
 
-    loss_call is left out where delta stays below `filtering.loss_floor` whatever it is. All losses are null, with a
-    reason, if call and text do not fit the context together (does_not_fit), or if a loss is not finite (not_finite).
+    They are the losses of the text without the call (loss_empty), after the call without its result (loss_call), and
+    after its result (loss_result). loss_call is left out where delta = min(loss_empty, loss_call) - loss_result stays
+    below `filtering.loss_floor` whatever it is. All are null, with a reason, if call and text do not fit the context
+    together (does_not_fit), or if a loss is not finite (not_finite).
 
     Returns the tokens that went through the model, and the backend that it ran on.
     """
@@ -256,7 +267,8 @@ def with_losses(worker: Worker, output: TableOutput, calls: pl.DataFrame) -> Cal
     """
     keys = calls.select(KEY).unique(maintain_order=True)
     losses = stored_losses(worker, output.lane, keys)
-    require_whole(output, "losses", keys.height - losses.height)
+    missing_count = keys.height - losses.height
+    require_whole(output, "losses", missing_count)  # raises StorageError if any are missing
     stores = loss_stores(worker, output.lane)
     return CallsWithLosses(calls.join(losses, on=KEY), [stores.whole.name, stores.bounds.name])
 

@@ -99,16 +99,17 @@ def plain_examples(
     names: Sequence[str],
     markers: CallMarkers = PAPER_MARKERS,
 ) -> Iterator[AugmentedText]:
-    """Yield texts of a document that hold no call, unchanged: their x and x* are the same.
+    """Yield texts of a document that hold no call, as they are: training examples without calls.
 
     texts: what the document was cut into, in order.
-    offsets: characters of the document; only texts with one of them, or just before one, are yielded.
+    offsets: characters of the document at which texts without a helpful call begin, as tools cut it; only texts that
+        hold one of them, or end in the white space before one, are yielded.
     calls: the kept calls of the document.
     names, markers: how calls are written.
     """
-    wanted = _text_indices(texts, offsets)
-    with_calls = _text_indices(texts, [call.char_offset for call in calls])
-    for index in sorted(wanted - with_calls):
+    wanted_indices = _text_indices(texts, offsets)
+    indices_with_calls = _text_indices(texts, [call.char_offset for call in calls])
+    for index in sorted(wanted_indices - indices_with_calls):
         text = texts[index]
         if not holds_call(text.text, names, markers):
             yield AugmentedText(segment=text, text_with_calls=text.text, calls=())

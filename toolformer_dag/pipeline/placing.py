@@ -106,17 +106,20 @@ def unplaced_frame(calls: Sequence[UnplacedCall]) -> pl.DataFrame:
 
 
 def placed_at_tokens(worker: Worker, output: TableOutput, calls: pl.DataFrame) -> ProposedCalls:
-    """Find the judge's token before which each call stands; return these calls as rows, and count the others.
+    """Find the token before which each call stands; return calls that have one as rows, and count the others.
+
+    The tokens are those of the judge, the model that computes the losses. A call that is written inside a token, or is
+    no valid call of the tool, is rejected.
 
     calls: UNPLACED_CALLS. A call before a word may stand before or after the white space in front of it.
     """
     rows: list[_PlacedRow] = []
     rejected: Rejected = Counter()
-    for call in _placed_calls(worker, output.lane, calls):
-        if isinstance(call, _Refused):
-            rejected[call.shard, call.reason] += 1
+    for row_or_refusal in _placed_calls(worker, output.lane, calls):  # one of the two for each call
+        if isinstance(row_or_refusal, _Refused):
+            rejected[row_or_refusal.shard, row_or_refusal.reason] += 1
         else:
-            rows.append(call)
+            rows.append(row_or_refusal)
     table = _numbered(pl.DataFrame(rows, schema=output.stage.schema, orient="row"))
     return ProposedCalls(table.sort(CALL_KEY), rejected)
 

@@ -87,18 +87,18 @@ def inputs(output: TableOutput) -> InputsOf:
 
 
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
-    """Return the calls of a shard from all sources of a lane: the model's samples, files, a rule, a server.
+    """Return the calls of a shard from all sources of a tool: the model's samples, files, a rule, a server.
 
-    Samples are numbered (`sample`) from 0 up at each position, other calls from -1 down: so a number stays with its
-    call however many samples there are.
+    The samples of a position have the numbers 0, 1, ... in the column `sample`, its other calls -1, -2, ...: so these
+    keep their numbers if more samples are added.
     """
     sampled = _sampled_calls(worker, output, shard)
-    proposed = _proposed_calls(output, shard)
+    proposed = _proposed_calls(output, shard)  # from the other sources
     numbered = _numbered(output.lane, proposed.rows)
     table = pl.concat([*sampled.frames, numbered]).sort(CALL_KEY)
     rejected: Rejected = Counter(sampled.rejected)
     rejected.update(proposed.rejected)
-    return replace(sampled, frames=[table], rejected=rejected)
+    return replace(sampled, frames=[table], rejected=rejected)  # keeps the names of the samples' row stores
 
 
 def _sampled_calls(worker: Worker, output: TableOutput, shard: str) -> PartRows:
@@ -156,11 +156,15 @@ SAMPLED = replace(scored_candidates.STAGE, asset=StageAsset(warns=_warnings))
 
 
 def stage(lane: Lane) -> Stage:
-    """Return the stage scored_candidates for a lane, with inner tables unless the model alone samples its calls."""
+    """Return the stage that collects the calls proposed for a lane (a tool with its settings): scored_candidates.
+
+    Each source of calls has an inner table, which only this stage reads: file_proposals, rule_proposals, and
+    served_proposals, where a server proposes in the model's place. Sampling with the model itself needs none.
+    """
     sources = lane.sources
     only_samples = sources.names == (MODEL,) and sources.sampled
     if only_samples:
-        return SAMPLED
+        return SAMPLED  # the stage without inner tables
     return _stage(
         has_files=bool(sources.files),
         has_rule=RULE in sources.names,
@@ -176,8 +180,9 @@ def _stage(*, has_files: bool, has_rule: bool, is_served: bool, is_sampled: bool
     Equal arguments give the same object (cached), since stages are compared by identity.
     """
     inner = _inner_stages(has_files=has_files, has_rule=has_rule, is_served=is_served)
+    # Columns and key are those of SAMPLED; `settings`, `inputs` and `rows` are the functions of this module.
     mixed = replace(SAMPLED, settings=settings, inputs=inputs, inner=inner)
-    if is_sampled:
+    if is_sampled:  # the model computes samples in chunks, on a GPU
         return replace(mixed, make=ByChunk(scored_candidates.chunks, scored_candidates.compute, rows))
     # Nothing is computed by the model: the rows of a part are read from the inner tables, and no GPU is needed.
     return replace(mixed, pool="lake", kinds=frozenset({"polars", "parquet"}), make=ByPart(rows))

@@ -84,6 +84,7 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     """
     _write_small_web_once(worker)
     reading = _Reading(worker.plan.shards[shard], format_choice(worker.plan))
+    # The frames are lazy: `rejected` and `facts` are filled while they are read.
     return PartRows(reading.frames(output), rejected=reading.rejected, facts=reading.facts)
 
 
@@ -208,12 +209,12 @@ class _Reading:
         earlier_part = output.table.whole_pointer(self._shard.name)  # what an earlier run read
         try:
             self.facts |= self._shard.facts()
-            self._refuse_changed_content(earlier_part)
+            self._refuse_changed_content(earlier_part)  # raises RottenShard if only the content changed
             for frame in self._documents():
                 yield frame.select(columns)
-        except (ShardFault, ShardError) as error:
-            self._refuse_loss(earlier_part, error)
-            self._give_up(error)
+        except (ShardFault, ShardError) as error:  # damaged, or unreadable
+            self._refuse_loss(earlier_part, error)  # raises RottenShard if an earlier run used documents
+            self._give_up(error)  # one rejection of the shard replaces the rejections of its lines
             self._publish_lines(output)
             raise UnusableRows from error
         self._publish_lines(output)
@@ -226,13 +227,13 @@ class _Reading:
         table.publish(shard, [lines], lambda: record(output.settings, output.inputs_of()(shard)))
 
     def _documents(self) -> Iterator[pl.DataFrame]:
-        """Yield the documents of the file; note what was rejected or ignored, and warn of it at the end.
+        """Yield the documents of the file; warn at the end if it has none, or if fields of them were ignored.
 
         Raises ShardFault, ShardError.
         """
         document_count = 0
         for batch in self._shard.batches(self._choice):
-            self._note(batch)
+            self._note(batch)  # adds to `rejected`, and to `_ignored`: fields that hold no text
             document_count += batch.frame.height
             yield batch.frame.with_columns(shard=pl.lit(self._shard.name))
         if document_count == 0:
@@ -271,12 +272,12 @@ class _Reading:
         A ShardFault (damaged content) has its own reason. After a ShardError (unreadable) the next run tries again.
         """
         self.rejected.clear()
-        self._lines.clear()
+        self._lines.clear()  # the descriptions of rejected lines
         if isinstance(error, ShardFault):
             reason = error.reason
         else:
             reason = "unreadable"
-            self.facts[RETRY] = f"{self._shard.name} could not be read: {error}"
+            self.facts[RETRY] = f"{self._shard.name} could not be read: {error}"  # makes the next run try again
         self._reject(Rejection(line=0, reason=reason, detail=str(error)))
         self._warn_of_no_document()
 

@@ -153,12 +153,13 @@ def _benchmark_texts(files: tuple[_HashedFile, ...]) -> _BenchmarkTexts:
 def question_texts(file: Path) -> list[str]:
     """Return the questions of a benchmark file, with which a document must not share a passage.
 
-    They are the strings of JSON or JSON lines except in ANSWER_FIELDS, or the lines of any other text file.
+    Of JSON or JSON lines they are the strings, except in ANSWER_FIELDS; of any other text file its lines, in which
+    spaces replace markup tags.
 
-    Raises UserError for a file that cannot be read.
+    Raises UserError for a file that cannot be read, or that should be JSON by its name and first character and is not.
     """
     content = _content(file)
-    questions = _json_questions(content)
+    questions = _json_questions(content)  # None if the content is neither JSON nor JSON lines
     if questions is not None:
         return questions
     if file.suffix in JSON_SUFFIXES and content.lstrip().startswith(("{", "[")):

@@ -33,13 +33,14 @@ def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
 
 
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
-    """Return the calls that a tool's rule proposes for the texts of a shard, each before its token.
+    """Return the calls that a tool's rule proposes for the texts of a shard, each at a token of its text.
 
     Texts that cost the rule too much work are rejected as over_budget. Raises ToolDown if the rule fails.
     """
     texts = output.lane_table("heuristic_subset").read(shard)
     proposals = _proposals(output.lane, texts)
     calls = unplaced_frame(proposals.calls)
+    # A rule names the character of a call. Calls inside a token, and calls that the tool cannot read, are rejected.
     placed = placed_at_tokens(worker, output, calls)
     over_budget: Rejected = Counter({(shard, "over_budget"): proposals.over_budget_count})
     return PartRows([placed.rows], rejected=over_budget + placed.rejected)
@@ -65,17 +66,21 @@ def _proposals(lane: Lane, texts: pl.DataFrame) -> _Proposals:
 
 
 def _proposed_calls(lane: Lane, text: Mapping[str, Any]) -> list[UnplacedCall]:
-    """Return the distinct calls that the rule proposes for a text (a row of heuristic_subset). Raises OverBudget."""
+    """Return the distinct calls that the rule proposes for a text. Raises OverBudget.
+
+    text: a row of heuristic_subset: shard, digest, segment, offset (of the text in its document), text, context.
+    """
     proposals = lane.sources.propose(lane.tool, text["text"], text["context"])
+    distinct_proposals = dict.fromkeys(proposals)  # in their order
     return [
         UnplacedCall(
-            **text,
+            **text,  # a call has the fields of its text
             source=RULE,
             char_offset=text["offset"] + proposal.offset,
             input=proposal.input,
             words=proposal.words or None,
         )
-        for proposal in dict.fromkeys(proposals)
+        for proposal in distinct_proposals
     ]
 
 

@@ -163,18 +163,19 @@ class SampleStore:
         return [self.positions.name, self.samples.name]
 
     def requested(self, texts: pl.DataFrame) -> RequestedSamples:
-        """Return the positions and samples that the lane's settings request of `texts`, stored or not.
+        """Return where in `texts` calls are sampled, and the keys of these samples, stored or not.
 
-        Of each text they are the k positions with the highest p_i above tau_s, with m samples each.
+        p_i is the probability that a call begins before the token i of a text. The up to k positions with the highest
+        p_i above the threshold tau_s are chosen in each text, for m samples each.
 
         texts: text_digest, text and other columns.
         """
-        measured = self.positions.stored(texts)
+        measured = self.positions.stored(texts)  # the texts whose p_i are stored
         positions = pl.DataFrame(list(self._chosen(measured, texts)), schema=CHOSEN_POSITIONS, orient="row")
         return RequestedSamples(
             positions=positions,
             keys=self._sample_keys(positions),
-            unmeasured_texts=self._unmeasured(texts, measured),
+            unmeasured_texts=self._unmeasured(texts, measured),  # their p_i must be computed first
         )
 
     def _sample_keys(self, positions: pl.DataFrame) -> pl.DataFrame:
@@ -222,19 +223,22 @@ class SampleStore:
             yield from self._chosen_in_text(text_of[measured_text.text_digest], measured_text)
 
     def _chosen_in_text(self, text: str, measured: MeasuredText) -> Iterator[ChosenPosition]:
-        """Yield the positions of a text at which calls are sampled, in the order of the text."""
+        """Yield the tokens of a text before which calls are sampled, in the order of the text.
+
+        They are the up to k tokens with the highest probabilities p_i of a call above the threshold tau_s.
+        """
         tau_s = self._lane.tau_s
         # p_i becomes 0 where no call may stand before the token.
         probabilities = without_other_tokens(text, measured.offsets, measured.probabilities, tau_s)
-        for token in select_positions(probabilities, tau_s, self._lane.k):
-            call_place = place_of_token(text, measured.offsets, token)
+        for token_index in select_positions(probabilities, tau_s, self._lane.k):
+            call_place = place_of_token(text, measured.offsets, token_index)
             assert call_place is not None  # without_other_tokens leaves out the tokens without a place
             yield ChosenPosition(
                 text_digest=measured.text_digest,
-                position=token,
-                p_api=float(probabilities[token]),
+                position=token_index,
+                p_api=float(probabilities[token_index]),
                 char=call_place.offset,
-                judged_position=call_place.position,
+                judged_position=call_place.position,  # the first token after the call that is not only white space
             )
 
 
@@ -246,9 +250,11 @@ class ChainedSampleStore(SampleStore):
         self._positions_per_text = 1
 
     def _chosen(self, measured: pl.DataFrame, texts: pl.DataFrame) -> Iterator[ChosenPosition]:
-        """Yield the places (PLACES) at which a further call is sampled: its probability is above the threshold tau_s.
+        """Yield the places at which a further call is sampled: its probability there is above the threshold tau_s.
 
-        measured: rows of POSITIONS. A place has a single position, number 0.
+        A place is right after earlier calls. It is stored like a text with a single token, so `position` is always 0.
+
+        measured: rows of POSITIONS, whose text_digest is the hash of a place. texts: not used.
         """
         for digest, probabilities, offsets in _measured_texts(measured):
             is_chosen = bool(select_positions(probabilities, self._lane.tau_s, self._lane.k))

@@ -99,15 +99,20 @@ def chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed) ->
 
 
 def planned_samples(worker: Worker, store: SampleStore, texts: pl.DataFrame, claimed: Claimed) -> Planned:
-    """Plan what the model has to compute for a shard's texts, in chunks: p_i or samples that `store` lacks.
+    """Plan what the model has to compute for a shard's texts, in chunks: what `store` lacks to sample calls in them.
 
-    texts: (text_digest, text) of distinct texts, or PLACES for a ChainedSampleStore.
+    That is p_i, the probability of a call at each position i of a text, or samples: what the model writes as calls at
+    the most probable positions.
+
+    texts: (text_digest, text) of distinct texts; of a ChainedSampleStore places after earlier calls (PLACES), which
+        count as texts.
     claimed: texts that earlier shards of this run plan already; the texts that are planned here are added.
     """
-    requested = store.requested(texts)
-    missing = _missing(store, requested, claimed)
+    limits = chunk_limits(worker.plan, "proposer")
+    requested = store.requested(texts)  # the samples that there should be, stored or not
+    missing = _missing(store, requested, claimed)  # adds its texts to `claimed`
     with_tokens = texts.with_columns(tokens=store.estimated_tokens())
-    batches = text_chunks(with_tokens, missing.texts, *chunk_limits(worker.plan, "proposer"))
+    batches = text_chunks(with_tokens, missing.texts, size=limits.texts, tokens=limits.tokens)
     chunks = [_chunk(store, batch, missing.stored_samples) for batch in batches]
     return Planned(chunks, missing.work(text_count=texts.height))
 
@@ -123,11 +128,11 @@ class _Missing(NamedTuple):
     stored_samples: pl.DataFrame
 
     def work(self, text_count: int) -> Work:
-        """Count the texts whose p_i are to be computed, and the texts and samples to reuse.
+        """Count the texts to compute from scratch, and the texts and samples of which stored values are reused.
 
         text_count: how many texts there are, missing or not.
         """
-        computed_texts = self.texts.filter("whole").height
+        computed_texts = self.texts.filter("whole").height  # `whole`: nothing of the text is stored
         return Work(
             computed=Counter(texts=computed_texts),
             reused=Counter(texts=text_count - computed_texts, samples=self.stored_samples.height),
@@ -171,8 +176,9 @@ def compute(worker: Worker, output: TableOutput, chunk: TextChunk) -> Work:
 
 
 def compute_samples(worker: Worker, lane: Lane, store: SampleStore, chunk: TextChunk) -> Work:
-    """Compute the p_i and samples that the texts of a chunk lack, and append them to the row stores.
+    """Sample calls in the texts of a chunk with the model, and append what is new to the row stores.
 
+    Stored are p_i, the probability of a call at each position i of a text, and the samples at the chosen positions.
     Returns the tokens that went through the model, the number of new samples, and the backend that the model ran on.
     """
     engine = worker.engine("proposer")
@@ -181,41 +187,44 @@ def compute_samples(worker: Worker, lane: Lane, store: SampleStore, chunk: TextC
     proposals = engine.propose(
         store.prompt,
         requests,
-        tau_s=lane.tau_s,
-        k=lane.k,
-        m=lane.m,
+        tau_s=lane.tau_s,  # the least p_i of a position
+        k=lane.k,  # positions per text
+        m=lane.m,  # samples per position
         sampling=worker.plan.settings.sampling,
-        finetuned=worker.plan.start is not None,
+        finetuned=worker.plan.start is not None,  # a later round, which starts from a finetuned model
     )
     return meter.work(samples=store.append(requests, proposals))
 
 
 def _requests(chunk: TextChunk) -> list[ProposalRequest]:
     """Return a request to the engine for each text of a chunk, with what is stored of the text."""
+    # p_i: the probability of a call at each position of a text. Texts for which it was not computed have no entry.
     probabilities_of = dict(zip(chunk.measured["text_digest"], chunk.measured["probabilities"], strict=True))
-    stored_of = chunk.stored_samples.rows_by_key("text_digest")  # digest -> (position, sample)
+    sample_keys_of = chunk.stored_samples.rows_by_key("text_digest")  # text_digest -> [(position, sample), ...]
     requests = []
     for row in chunk.texts.iter_rows(named=True):
         digest = row["text_digest"]
-        stored = frozenset(stored_of.get(digest, ()))
-        requests.append(_request(row, probabilities_of.get(digest), stored))
+        stored_samples = frozenset(sample_keys_of.get(digest, ()))
+        requests.append(_request(row, probabilities_of.get(digest), stored_samples))
     return requests
 
 
 def _request(
-    row: Mapping[str, Any], probabilities: pl.Series | None, stored: frozenset[tuple[int, int]]
+    row: Mapping[str, Any], probabilities: pl.Series | None, stored_samples: frozenset[tuple[int, int]]
 ) -> ProposalRequest:
-    """Return the request for a text, or for a place after calls (a row of PLACES).
+    """Return the request to sample calls in a text, or one further call at a place after earlier calls.
 
-    probabilities: the stored p_i; None where they have to be computed.
-    stored: (position, sample) of the samples that need not be drawn again.
+    row: text_digest and text; a place also has `position`, the token of the text before which the earlier calls stand,
+        and `before`, these calls as JSON.
+    probabilities: the stored p_i, of a call at each position; None where they have to be computed.
+    stored_samples: (position, sample) of the samples that need not be drawn again.
     """
     return ProposalRequest(
         text=row["text"],
         digest=row["text_digest"],
         probabilities=None if probabilities is None else probabilities.to_numpy(),
-        stored=stored,
-        calls=chain_text(read_chain(row.get("before"))),  # a plain text has no earlier calls
+        stored=stored_samples,
+        calls=chain_text(read_chain(row.get("before"))),  # "" for a plain text
         behind=row.get("position", 0),
     )
 
@@ -229,8 +238,11 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     store = SampleStore(worker, output.lane)
     stored = samples_of_texts(output, store, _distinct_texts(subset))
     rows_of_texts = _rows_of_texts(output.lane, subset, stored)
+    # The losses are computed by the judge, which may be another model with other tokens.
     placed = _at_tokens_of_judge(worker, rows_of_texts)
-    rejected = counted(placed.rows) + _without_positions(subset, stored) + placed.rejected
+    discarded_samples = counted(placed.rows)
+    texts_without_position = _without_positions(subset, stored)
+    rejected = discarded_samples + texts_without_position + placed.rejected  # the last are inside a token of the judge
     return PartRows([output.stage.shaped(placed.rows).sort(CALL_KEY)], rejected=rejected, stores=store.names)
 
 
@@ -243,14 +255,17 @@ class SamplesOfTexts(NamedTuple):
 
 
 def samples_of_texts(output: TableOutput, store: SampleStore, texts: pl.DataFrame) -> SamplesOfTexts:
-    """Read what a lane's settings request of distinct texts, or of PLACES for a ChainedSampleStore.
+    """Read the samples (what the model wrote as calls) of texts, the positions they were drawn at, and refused texts.
 
-    Raises StorageError if some samples were damaged since they were computed.
+    Raises StorageError if some were damaged since they were computed: then a sample is missing, or the probabilities of
+    a text, without which its positions are not known.
+
+    texts: (text_digest, text) of distinct texts; of a ChainedSampleStore places after earlier calls (PLACES).
     """
-    requested = store.requested(texts)
+    requested = store.requested(texts)  # the positions and samples that there should be
     samples = store.samples.stored(requested.keys)
-    missing_samples = requested.keys.height - samples.height
-    require_whole(output, "samples", missing_samples + requested.unmeasured_texts.height)
+    missing_count = requested.keys.height - samples.height + requested.unmeasured_texts.height
+    require_whole(output, "samples", missing_count)  # raises StorageError unless it is 0
     return SamplesOfTexts(positions=requested.positions, samples=samples, refused=store.refused(texts))
 
 
@@ -259,15 +274,15 @@ def _rows_of_texts(lane: Lane, subset: pl.DataFrame, stored: SamplesOfTexts) -> 
 
     subset: the texts of a shard (heuristic_subset).
     """
-    samples = _with_calls(lane, stored.samples)
+    samples = _with_calls(lane, stored.samples)  # adds `input`, and `malformed`, why the sample is no call
     texts_with_positions = subset.join(stored.positions, on="text_digest")
     table = texts_with_positions.join(samples, on=("text_digest", "position"))
     return table.with_columns(
-        char_offset=pl.col("offset") + pl.col("char"),
+        char_offset=pl.col("offset") + pl.col("char"),  # of the text in its document, and of the call in the text
         reason=pl.coalesce("reason", "malformed"),  # why the sample was discarded, else why its body is no call
-        position="judged_position",  # the table shows the position at which the judge scores the call
+        position="judged_position",  # the token from which on the loss is computed, not the one sampled before
         source=pl.lit(MODEL),
-        words=pl.lit(None, pl.String),
+        words=pl.lit(None, pl.String),  # only a rule's calls have some
     )
 
 
@@ -294,7 +309,8 @@ class ParsedCall(NamedTuple):
 def parsed_call(lane: Lane, body: str) -> ParsedCall:
     """Parse the text between the brackets, such as `Calculator(1 + 2)`, as a call of the lane's tool.
 
-    The result has an input, or a reason; both for named arguments that a text cannot hold.
+    The result has an input, or the reason why it is no call of the tool. It has both for named arguments that can be
+    read here, but not from a text that the call is written into.
     """
     try:
         call = parse_call(body)
@@ -313,8 +329,10 @@ def _parsed_arguments(lane: Lane, body: str, call: Call) -> ParsedCall:
     schema = lane.tool.schema
     if schema is None:
         return ParsedCall(body, input=call.input, reason=None)
-    input = write_arguments(read_arguments(call.input, schema), schema)
-    return ParsedCall(body, input=input, reason=fault(Call(call.tool, input)))
+    arguments = read_arguments(call.input, schema)
+    uniform_input = write_arguments(arguments, schema)
+    why_unwritable = fault(Call(call.tool, uniform_input))  # why a text cannot hold the call; None for most
+    return ParsedCall(body, input=uniform_input, reason=why_unwritable)
 
 
 def _without_positions(subset: pl.DataFrame, stored: SamplesOfTexts) -> Rejected:
@@ -341,9 +359,10 @@ class _PlacedSamples(NamedTuple):
 
 
 def _at_tokens_of_judge(worker: Worker, table: pl.DataFrame) -> _PlacedSamples:
-    """Move samples to the token positions of the judge, if another model sampled them.
+    """Move samples to the token positions of the judge (the model that computes losses), if another model sampled them.
 
-    A sample is dropped as inside_a_token if no token begins at its character, or if an earlier sample has its position.
+    A sample is dropped as inside_a_token if no token of the judge begins at its character, or if an earlier sample of
+    the same number has moved to the same position.
 
     table: text, offset (of the text in its document), char (of the call in its text), and the columns of STAGE.
     """
@@ -351,7 +370,7 @@ def _at_tokens_of_judge(worker: Worker, table: pl.DataFrame) -> _PlacedSamples:
         return _PlacedSamples(table, rejected=Counter())
     table = _with_places_of_judge(worker, table)
     has_place = pl.col("position").is_not_null()
-    is_first = pl.struct(CALL_KEY).is_first_distinct()
+    is_first = pl.struct(CALL_KEY).is_first_distinct()  # CALL_KEY: text, the new position, and number of the sample
     placed = table.filter(has_place & is_first)
     dropped = table.filter(~(has_place & is_first)).with_columns(reason=pl.lit("inside_a_token"))
     return _PlacedSamples(placed, counted(dropped))

@@ -96,9 +96,10 @@ def scored_deltas(plan: Plan, lane: Lane) -> pl.DataFrame:
 
 
 def cost_frontier(plan: Plan, lane: Lane, tau_f: float | None) -> pl.DataFrame | None:
-    """Return the view cost_frontier of a lane: by threshold, the nats that its calls gain and what they cost.
+    """Return a row per threshold: how much the calls of a lane (a tool) that reach it gain, and what they cost.
 
-    Returns None if no call has a cost. Raises MissingPart, DamagedPart.
+    The columns are those of the view cost_frontier: tool, tau_f (the threshold), today, calls, nats (how much their
+    results lower the loss), cost and seconds. Returns None if no call has a cost. Raises MissingPart, DamagedPart.
 
     tau_f: the threshold that is applied, if any; its row is marked `today`.
     """
@@ -107,9 +108,9 @@ def cost_frontier(plan: Plan, lane: Lane, tau_f: float | None) -> pl.DataFrame |
     parts = _parts(plan, lane)
     with TemporaryDirectory() as spilled, in_memory() as connection:
         connection.execute(f"SET temp_directory = {quoted(spilled)}")
-        _create_cost_tables(connection, plan, lane, parts, tau_f)
-        create_scored(connection, plan, lane, parts, _call_files(plan, lane))
-        run_sql(connection, FRONTIER_SQL)
+        _create_cost_tables(connection, plan, lane, parts, tau_f)  # the tables texts, tool_costs and lanes
+        create_scored(connection, plan, lane, parts, _call_files(plan, lane))  # `scored`: the calls with their deltas
+        run_sql(connection, FRONTIER_SQL)  # the view, which reads them
         return rows(connection, "FROM cost_frontier")
 
 
@@ -152,17 +153,20 @@ def _result_tables(lane: Lane) -> tuple[LaneTable, ...]:
 
 
 def _cost_tables(plan: Plan, lane: Lane, parts: Sequence[str]) -> str:
-    """Return the common table expressions COST_TABLES over the files of some shards.
+    """Return the SQL of three common table expressions (COST_TABLES) over the files of some shards.
 
     They hold texts with their context, the cost of each call, and the tools that a chain of the lane may call.
+
+    parts: the names of the shards.
     """
     texts = plan.lane_table(lane, "heuristic_subset").all_files(parts)
-    called_keys = [called.key for called in lane.chainable.values()]
+    called_names = list(lane.chainable)  # the tools' names in texts
+    called_keys = [called_lane.key for called_lane in lane.chainable.values()]  # and their keys in tables
     return COST_TABLES.format(
         texts=_sql_list(texts),
         results=_sql_list(_result_files(plan, lane, parts)),
         keys=_sql_list(called_keys),
-        names=_sql_list(lane.chainable),
+        names=_sql_list(called_names),
     )
 
 

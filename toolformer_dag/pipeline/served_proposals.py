@@ -67,13 +67,15 @@ def _requested_samples(output: TableOutput, subset: pl.DataFrame) -> pl.DataFram
 
 
 def chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed) -> Planned:
-    """Plan the requests to the server: m samples of each distinct text of a shard that are not stored yet.
+    """Plan the requests to the server: it writes each distinct text of a shard again m times, with calls in it.
+
+    Samples (written texts) that are stored are not requested again.
 
     claimed: samples that earlier shards of this run plan already; the samples that are planned here are added.
     """
     subset = output.lane_table("heuristic_subset").read(shard)
-    requested = _requested_samples(output, subset)
-    missing = _claimed_missing(_store(worker, output.lane), requested, claimed)
+    requested = _requested_samples(output, subset)  # m samples of each text, stored or not
+    missing = _claimed_missing(_store(worker, output.lane), requested, claimed)  # adds them to `claimed`
     work = planned_work("samples", total=requested.height, missing=missing.height)
     return Planned(_chunks(missing, worker.plan.settings.execution.chunk_calls), work)
 
@@ -106,16 +108,16 @@ def compute(worker: Worker, output: TableOutput, chunk: pl.DataFrame) -> Work:
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     """Return the calls that the server wrote into the texts of a shard, each at its place in the original text.
 
-    Calls are rejected as text_changed if the server changed the text before them. Raises StorageError.
+    Calls are rejected as text_changed if the server changed the text before them, and for other reasons if they are no
+    valid calls or stand inside a token. Raises StorageError.
     """
     store = _store(worker, output.lane)
     written_texts = _written_texts(output, store, shard)
     written = _all_written_calls(written_texts, output.lane.tool.name)
     calls = unplaced_frame(written.calls)
     placed = placed_at_tokens(worker, output, calls)
-    changed: Rejected = Counter({(shard, "text_changed"): written.changed})
-    rejected = changed + placed.rejected
-    return PartRows([placed.rows], rejected=rejected, stores=[store.name])
+    text_changed: Rejected = Counter({(shard, "text_changed"): written.changed_count})
+    return PartRows([placed.rows], rejected=text_changed + placed.rejected, stores=[store.name])
 
 
 def _written_texts(output: TableOutput, store: RowStore, shard: str) -> pl.DataFrame:
@@ -124,9 +126,10 @@ def _written_texts(output: TableOutput, store: RowStore, shard: str) -> pl.DataF
     Raises StorageError if samples were damaged since they were computed.
     """
     subset = output.lane_table("heuristic_subset").read(shard)
-    requested = _requested_samples(output, subset)
-    stored = store.stored(requested.select(WRITTEN_KEY))
-    require_whole(output, "samples", requested.height - stored.height)
+    requested = _requested_samples(output, subset)  # m samples of each distinct text
+    stored = store.stored(requested.select(WRITTEN_KEY))  # stored under the text and the number of the sample
+    missing_count = requested.height - stored.height
+    require_whole(output, "samples", missing_count)  # raises StorageError unless it is 0
     texts = subset.select(*TEXT_COLUMNS, "text_digest")
     samples = texts.join(stored, on="text_digest").sort(*TEXT_KEY, "sample")
     return samples.select(*TEXT_COLUMNS, "written")
@@ -136,36 +139,40 @@ class _WrittenCalls(NamedTuple):
     """The calls that the server wrote into a text, or into several."""
 
     calls: list[UnplacedCall]
-    changed: int  # calls without a place: what the server wrote before them is not the text's beginning
+    changed_count: int  # calls without a place: what the server wrote before them is not the text's beginning
 
 
 def _all_written_calls(texts: pl.DataFrame, tool_name: str) -> _WrittenCalls:
-    """Read the calls that the server wrote into texts (TEXT_COLUMNS, written)."""
+    """Read the calls that the server wrote into texts, and count those before which it changed the text.
+
+    texts: TEXT_COLUMNS of the original text, and `written`: the text with calls, as the server wrote it.
+    """
     calls: list[UnplacedCall] = []
-    changed = 0
+    changed_count = 0
     for row in texts.iter_rows(named=True):
-        written = row.pop("written")
-        calls_of_text = _unplaced_calls(row, written, tool_name)
+        written_text = row.pop("written")  # leaves the columns of the original text
+        calls_of_text = _unplaced_calls(row, written_text, tool_name)
         calls += calls_of_text.calls
-        changed += calls_of_text.changed
-    return _WrittenCalls(calls, changed)
+        changed_count += calls_of_text.changed_count
+    return _WrittenCalls(calls, changed_count)
 
 
-def _unplaced_calls(text: Mapping[str, Any], written: str, tool_name: str) -> _WrittenCalls:
+def _unplaced_calls(text: Mapping[str, Any], written_text: str, tool_name: str) -> _WrittenCalls:
     """Read the calls in what the server wrote for a text (TEXT_COLUMNS), with their characters in the document.
 
-    written: the text with calls, as the server wrote it.
+    written_text: the text with calls, as the server wrote it.
     """
-    without_calls = take_out(written, [tool_name])
+    without_calls = take_out(written_text, [tool_name])
     calls = []
-    changed = 0
-    for written_offset, input in written_calls(written, [tool_name]):
+    changed_count = 0
+    # `written_offset` is the character of the server's text without calls before which a call stands.
+    for written_offset, input in written_calls(written_text, [tool_name]):
         offset = _offset_in_text(text["text"], without_calls, written_offset)
-        if offset is None:
-            changed += 1
+        if offset is None:  # the server changed the text before the call
+            changed_count += 1
         else:
             calls.append(_unplaced_call(text, offset, input))
-    return _WrittenCalls(calls, changed)
+    return _WrittenCalls(calls, changed_count)
 
 
 def _unplaced_call(text: Mapping[str, Any], offset: int, input: str) -> UnplacedCall:
@@ -174,12 +181,15 @@ def _unplaced_call(text: Mapping[str, Any], offset: int, input: str) -> Unplaced
 
 
 def _offset_in_text(text: str, server_text: str, offset: int) -> int | None:
-    """Return the character of the original text for a character of the server's text without calls.
+    """Return the character of the original text that stands at a character of the server's text.
 
-    None if the server changed the text before it. With `"  It is 12."` and `"It is 12!"`, 6 gives 8, and 9 gives None.
+    None if the server changed the text before it; white space at the beginning may differ. With `"  It is 12."` and
+    `"It is 12!"`, 6 gives 8, and 9 gives None.
+
+    server_text: the text as the server wrote it, after its calls are taken out. offset: the character in it.
     """
     server_text_before = server_text[:offset].lstrip()
-    start = len(text) - len(text.lstrip())
+    start = len(text) - len(text.lstrip())  # where the text begins after white space
     if not text[start:].startswith(server_text_before):
         return None
     return start + len(server_text_before)

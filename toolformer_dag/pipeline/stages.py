@@ -130,11 +130,12 @@ def warehouse_tables(outputs: Sequence[TableOutput]) -> list[WarehouseTable]:
     The lake has a table for each stage and lane (a tool); the warehouse one per stage over all lanes. Stages of single
     calls and of chains share theirs (`in_warehouse.name`). The last table holds the reason of every scored call.
     """
-    scores = _scores_of_lanes(outputs)
+    scores = _scores_of_lanes(outputs)  # key of the lane -> SQL of its score, where it is not the paper's
     tables = []
     for outputs_of_table in _outputs_by_table(outputs).values():
         sources = [output.name for output in outputs_of_table]
-        tables.append(outputs_of_table[0].warehouse_table(sources, scores))
+        first_output = outputs_of_table[0]  # its columns and comments are those of the warehouse's table
+        tables.append(first_output.warehouse_table(sources, scores))
     return [*tables, _decided_table(outputs)]
 
 

@@ -21,17 +21,19 @@ METHOD = 3
 
 
 def results_of_other_documents(calls: pl.DataFrame, settings: ControlSettings) -> Sequence[Sequence[str]]:
-    """Return up to `settings.swaps` results of other documents for each call to swap, in the order of `calls`.
+    """Return a list for each call to swap, in the order of `calls`: up to `settings.swaps` results of other documents.
 
-    calls: the distinct calls of a shard in the order of a hash, see `OtherResults` in controls.py.
+    calls: the distinct calls of a shard in the order of a hash: digest (of the document), result, p_api (the
+        probability of a call at the position), sampled (whether the call gets other results) and gives (whether others
+        may get its result).
     """
     all_calls = _CallArrays.of(calls)
-    donors = all_calls.where(calls["gives"].to_numpy())
+    donors = all_calls.where(calls["gives"].to_numpy())  # the calls that may give their results to others
     results = calls["result"].to_list()
     other_results: list[list[str]] = []
     for row in calls["sampled"].arg_true():
-        chosen_rows = _chosen_donors(row, all_calls, donors, settings.swaps)
-        other_results.append([results[chosen] for chosen in chosen_rows])
+        donor_rows = _chosen_donors(row, all_calls, donors, settings.swaps)
+        other_results.append([results[donor_row] for donor_row in donor_rows])
     return other_results
 
 
@@ -66,13 +68,15 @@ class _CallArrays:
 
 
 def _chosen_donors(row: int, calls: _CallArrays, donors: _CallArrays, most: int) -> list[int]:
-    """Return the rows of at most `most` donors for the call in a row, all with different results.
+    """Return the rows of at most `most` donors whose results the call in a row gets, all with different results.
 
-    They are the first that fit behind the row, then from the first row on.
+    A donor fits if it is in another document and has another result, at a position where a call is as probable. The
+    search goes on from the row to the last one, and then from the first row to this one.
     """
-    in_order = _starting_behind(row, _fitting(row, calls, donors), donors)
-    first_of_each_result = _first_of_each(donors.result[in_order])
-    chosen = in_order[first_of_each_result[:most]]
+    fitting = _fitting(row, calls, donors)  # indices into `donors`, as all that follow
+    in_order = _starting_behind(row, fitting, donors)
+    first_of_each_result = in_order[_first_of_each(donors.result[in_order])]
+    chosen = first_of_each_result[:most]
     rows: list[int] = donors.row[chosen].tolist()
     return rows
 

@@ -101,7 +101,7 @@ def chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed) ->
 
 
 def planned_calls(worker: Worker, output: TableOutput, candidates: pl.DataFrame, claimed: Claimed) -> Planned:
-    """Plan on which distinct calls the tool of the output's lane has to be run, in chunks.
+    """Plan on which distinct calls the tool of the output's lane (a tool with its settings) has to be run, in chunks.
 
     candidates: RESULT_KEY and other columns.
     claimed: calls that earlier shards of this run plan already; the calls that are planned here are added.
@@ -110,7 +110,7 @@ def planned_calls(worker: Worker, output: TableOutput, candidates: pl.DataFrame,
     done = _done_calls(worker, output, calls)
     not_done = calls.join(done, on=RESULT_KEY, how="anti", maintain_order="left")
     store = _store(worker, output.lane)
-    missing = claim(claimed, store.name, not_done)
+    missing = claim(claimed, store.name, not_done)  # without what earlier shards plan; adds the rest to `claimed`
     chunks = _chunks(worker.plan, output.lane, missing)
     return Planned(chunks, planned_work("calls", total=calls.height, missing=missing.height))
 
@@ -138,7 +138,10 @@ def _done_calls(worker: Worker, output: TableOutput, calls: pl.DataFrame) -> pl.
 
 
 def compute(worker: Worker, output: TableOutput, chunk: CallChunk) -> Work:
-    """Run the tool on a chunk of calls, and store its answers, but not to lost calls (time limit, broken connection).
+    """Run the tool on a chunk of calls, and store its answers.
+
+    Calls that were lost (time limit, broken connection) get no stored answer; the next run tries them again. Returns an
+    empty Work, since no model ran.
 
     Raises ToolDown if the tool stops working; the answers before that are stored.
     """
@@ -183,16 +186,17 @@ def answered(worker: Worker, output: TableOutput, candidates: pl.DataFrame) -> P
     Raises StorageError if results were damaged since they were computed.
     """
     calls = candidates.select(RESULT_KEY).unique()
-    answers = _answers(worker, output, calls)
+    answers = _answers(worker, output, calls)  # also those of lost calls (time limit, broken connection)
     results = answers.all()
-    require_whole(output, "results", calls.height - results.height)
+    missing_count = calls.height - results.height
+    require_whole(output, "results", missing_count)  # raises StorageError unless it is 0
 
     with_results = candidates.drop_nulls("shard").join(results, on=RESULT_KEY)
     return PartRows(
         frames=[_table(output, results)],
         rejected=counted(with_results),
         stores=[_store(worker, output.lane).name],
-        facts=_retry(answers.lost),
+        facts=_retry(answers.lost),  # makes the next run try them again
     )
 
 

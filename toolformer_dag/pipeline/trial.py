@@ -51,7 +51,10 @@ def trial(
     progress: Progress,
     row_lake: Lake | None,
 ) -> Iterator[Trial]:
-    """Run stages over a few texts in a temporary lake (folder of tables), which lasts as long as the `with` block.
+    """Run stages of a lane (a tool with its settings) over a few texts, and yield the tables and what they cost.
+
+    The stages have run when the `with` block begins. The tables are in a temporary lake (a folder of tables), which is
+    deleted at its end.
 
     texts: rows of the table heuristic_subset, of any shards; they become the only shard of the temporary lake.
     row_lake: a lake whose computed rows (samples, results, losses) are reused and added to; None for no such lake.
@@ -66,7 +69,7 @@ def trial(
         trial_worker.plan = plan
         outputs = [TableOutput(stage, plan, lane) for stage in stages]
         reports = [_updated(trial_worker, output, progress) for output in outputs]
-        yield Trial(trial_worker, outputs, reports, lake.appended)
+        yield Trial(trial_worker, outputs, reports, lake.appended)  # appended: the rows that were newly computed
 
 
 def _publish_texts(plan: Plan, lane: Lane, texts: pl.DataFrame) -> None:
@@ -100,13 +103,16 @@ class _TrialLake(Lake):
     def rows(
         self, name: str, identity: Mapping[str, object], key: Sequence[str], schema: Mapping[str, pl.DataType]
     ) -> RowStore:
-        """Open a row store of `row_lake`, or of this lake, that notes appended rows. See `Lake.rows`."""
+        """Open a row store of `row_lake`, or of this lake, that notes appended rows in `appended`.
+
+        So a trial can tell which rows it computed anew. The arguments are those of `Lake.rows`.
+        """
         if self._row_lake is None:
             store = super().rows(name, identity, key, schema)
         else:
             store = self._row_lake.rows(name, identity, key, schema)
         noting_store = _NotingStore(store.storage, store.name, store.key, store.schema)
-        noting_store.appended = self.appended  # shared: the trial hands out what all its stores appended
+        noting_store.appended = self.appended  # one dictionary for all stores: name of the store -> frames
         return noting_store
 
 
