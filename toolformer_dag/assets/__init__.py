@@ -193,11 +193,12 @@ def _sensor_tick(context: dg.SensorEvaluationContext, plan: Plan) -> dg.SensorRe
 def _report_changed_files(instance: dg.DagsterInstance, plan: Plan) -> bool:
     """Report the shard files to Dagster if they changed; return whether they did.
 
-    A change is also the first look at a lake that was moved here, so what the lake holds is reported with it.
+    The first look at shard files counts as a change too. Then the lake may have been moved here, with tables that this
+    Dagster instance does not know; so all that it holds is reported.
     """
     changed = observe(instance, plan)
     if changed:
-        with session():
+        with session():  # what is read of the lake is cached in the block
             tell_of_lake(plan.fresh(), instance)
     return changed
 

@@ -170,7 +170,7 @@ def _observing(context: dg.AssetExecutionContext) -> Callable[[int, Mapping[str,
 
 
 def _shown(folder: Path, report: TrainingReport, curve: pl.DataFrame, heldout_count: int) -> dict[str, Any]:
-    """Return what the page of a checkpoint shows.
+    """Return the metadata of a checkpoint's asset: label -> value, as its page in Dagster shows them.
 
     heldout_count: the number of held-out texts whose loss chose the published step.
     """
@@ -179,8 +179,8 @@ def _shown(folder: Path, report: TrainingReport, curve: pl.DataFrame, heldout_co
         **_shown_training(report),
         **_shown_heldout(heldout_count),
         "texts longer than a sequence": report.split_texts,
-        "already finished before": report.reused,
-        UNCHANGED: report.reused,
+        "already finished before": report.reused,  # for people
+        UNCHANGED: report.reused,  # for the run's count of steps that found nothing to do
         "curves": dg.MetadataValue.md(loss_curve(curve)),
     }
 

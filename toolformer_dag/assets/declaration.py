@@ -69,16 +69,18 @@ class AssetDeclaration:
         return self.group or self.name.partition("/")[0]
 
 
-def shared_reasons(files: LocalOutput, reasons: Callable[[], Sequence[str]]) -> Reasons:
-    """Download newer files of other machines, then return why the files here are out of date.
+def shared_reasons(files: LocalOutput, find_reasons: Callable[[], Sequence[str]]) -> Reasons:
+    """Download newer files of other machines, then return why the files here are out of date; empty if they are not.
 
-    Files that the object store lacks count as out of date. reasons: called after the download; empty for current files.
+    Files that the object store lacks count as out of date.
+
+    find_reasons: called after the download; returns why the files are out of date for other reasons.
     """
     files.receive()
-    outdated = reasons()
-    if not outdated and files.unsent():
-        outdated = ["it is not in the object store yet"]
-    return Reasons({WHOLE: outdated})
+    lines = find_reasons()
+    if not lines and files.unsent():
+        lines = ["it is not in the object store yet"]
+    return Reasons({WHOLE: lines})  # of the files as a whole; other assets have reasons by shard
 
 
 def asset_key(name: str) -> dg.AssetKey:
@@ -87,18 +89,18 @@ def asset_key(name: str) -> dg.AssetKey:
 
 
 def asset_of(output: AssetDeclaration, suffix: str) -> dg.AssetsDefinition:
-    """Return the Dagster asset of an output, with its checks.
+    """Return the Dagster asset of a declared one, with its checks.
 
     suffix: ends the names of the plan's resources, so that two plans can share a code location; empty for most.
     """
-    resource_keys = _resource_keys(output, suffix)
+    resource_keys = _resource_keys(output, suffix)  # parameter of `output.make` -> name of the resource in Dagster
 
     def make(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
-        resources = {name: getattr(context.resources, key) for name, key in resource_keys.items()}
+        resources = {parameter: getattr(context.resources, key) for parameter, key in resource_keys.items()}
         return _run_step(output, context, resources)
 
     declared: dg.AssetsDefinition = dg.asset(
-        **_page(output, suffix),
+        **_page_options(output, suffix),  # group, kinds, owners, description, a link
         key=asset_key(output.name),
         deps=[asset_key(name) for name in output.depends_on],
         code_version=output.code_version,
@@ -110,7 +112,7 @@ def asset_of(output: AssetDeclaration, suffix: str) -> dg.AssetsDefinition:
     return declared
 
 
-def _page(output: AssetDeclaration, suffix: str) -> dict[str, Any]:
+def _page_options(output: AssetDeclaration, suffix: str) -> dict[str, Any]:
     """Return the arguments of `dg.asset` that only determine what the asset's page shows."""
     explorer = dg.MetadataValue.url(explorer_address(output.name, suffix))
     return {
@@ -141,7 +143,11 @@ def _run_step(
     if runs_alone(context):  # this process has no other step, and nobody else ends it
         end_with_parent()
     lake: Lake | None = resources.get("lake")
-    with step(context, output.name) as running, _pool_held(running, output.pool, lake), session():
+    with (
+        step(context, output.name) as running,  # shows the progress
+        _pool_held(running, output.pool, lake),  # makes runs of other Dagster instances wait
+        session(),  # what is read of the lake's manifests is cached
+    ):
         with _failure_noted(context, lake, running):
             result: dg.MaterializeResult = output.make(context, **resources)
         _note_end(context, output, running, result)
@@ -194,9 +200,11 @@ def explorer_address(name: str, suffix: str) -> str:
     """
     group, _, stage = name.partition("/")
     group = group.removesuffix(suffix)
-    if group in MEASURED_GROUPS and stage != "table_2":
+    counts_calls_by_threshold = stage == "table_2"  # though it is a table of the paper
+    if group in MEASURED_GROUPS and not counts_calls_by_threshold:  # training/finetuned_checkpoint
         return f"{EXPLORER}#view=runs"
-    if group in ASSET_GROUPS:
+    if group in ASSET_GROUPS:  # warehouse/dataset
         return f"{EXPLORER}#view=thresholds"
+    # Other groups are tools: calculator/loss_deltas.
     verdict = "&verdict=kept" if stage == "filtered_calls" else ""
     return f"{EXPLORER}#tool={group}{verdict}&view=calls"

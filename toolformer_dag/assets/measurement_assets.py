@@ -113,12 +113,15 @@ class _StoredMeasurement:
         return _result(version, {**shown, UNCHANGED: True})
 
     def _measure(self, context: dg.AssetExecutionContext, lake: Lake) -> Measurement:
-        """Measure, publish the table and note the cost."""
+        """Measure the plan's checkpoints, publish the rows as the lake's table `name`, and return them.
+
+        What it cost is added to the lake's table of costs.
+        """
         _receive_checkpoints(self.plan)
-        measure = MEASURES[self.name]
+        measure_and_publish = MEASURES[self.name]
         unit = "questions" if self.name == ACCURACY else "models"
         began = time.monotonic()
-        measured = measure(self.plan, progress(context, unit))
+        measured = measure_and_publish(self.plan, progress(context, unit))
         seconds = time.monotonic() - began
         note_cost(context, lake, StepCost(seconds, measured.tokens, measured.calls))
         return measured

@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
@@ -92,9 +92,13 @@ class Step:
         return f"{self.done:,} {self.unit}" if self.done else ""
 
     def _time_left(self, seconds: float) -> str:
-        """Return how long the rest takes at the pace of the `seconds` so far; empty if that is unknown."""
-        only_planned = self.tokens and not self.measured  # loading the model took a part of the time
-        if self.expected > self.tokens and only_planned:
+        """Return how long the rest takes at the pace of the `seconds` so far, as "0:01:12 left"; empty if unknown.
+
+        Before the first chunk is finished it is "measuring the time left": loading the model took a part of the time,
+        so there is no pace yet.
+        """
+        no_chunk_is_finished = self.tokens and not self.measured
+        if self.expected > self.tokens and no_chunk_is_finished:
             return "measuring the time left"
         share_done = self._share_done()
         if not 0 < share_done < 1:
@@ -170,15 +174,18 @@ class Running(Step):
         self.measured = self._finished.estimated > 0
 
     def _expected_tokens(self, ahead: Ahead) -> float:
-        """Return the tokens that the step takes in all: spent ones, and the plan's estimate for the rest.
+        """Return the tokens that the step takes in all: those of finished chunks, and an estimate for the rest.
 
-        The estimate is scaled by what finished chunks took in comparison to theirs.
+        The estimate is the plan's, scaled by what finished chunks took in comparison to theirs. `_finished` is updated
+        whenever another chunk has ended. ahead: the plan's estimate for all chunks, and for the finished ones.
         """
-        if ahead.tokens_done != self._finished.estimated:  # another chunk has ended
-            self._finished = _FinishedChunks(ahead.tokens_done, self.tokens)
+        another_chunk_has_ended = ahead.tokens_done != self._finished.estimated
+        if another_chunk_has_ended:
+            self._finished = _FinishedChunks(estimated=ahead.tokens_done, spent=self.tokens)
         finished = self._finished
         scale = finished.spent / finished.estimated if finished.estimated else 1.0
-        return finished.spent + (ahead.tokens - finished.estimated) * scale
+        estimate_for_rest = (ahead.tokens - finished.estimated) * scale
+        return finished.spent + estimate_for_rest
 
 
 _current: ContextVar[Running] = ContextVar("current")
@@ -187,10 +194,13 @@ _current: ContextVar[Running] = ContextVar("current")
 
 @contextmanager
 def step(context: dg.AssetExecutionContext, name: str) -> Iterator[Running]:
-    """Write down the progress of the step that runs inside the block; `failed: REASON` if the block raises."""
+    """Write the progress of the step that runs inside the block to a file, for whoever watches the run.
+
+    The outcome is `failed: REASON` if the block raises; else the caller sets it in the block (`Step.end`).
+    """
     running = Running(name)
     running.file = _progress_file(context, name)
-    token = _current.set(running)
+    token = _current.set(running)  # here `progress` and `note_cost` find the step
     running.write()
     try:
         with _written_now_and_then(running):
@@ -213,7 +223,10 @@ def _progress_file(context: dg.AssetExecutionContext, name: str) -> Path | None:
 
 @contextmanager
 def _written_now_and_then(running: Running) -> Iterator[None]:
-    """Write the step's progress down every TELL_EVERY_SECONDS inside the block, in a thread."""
+    """Write the step's progress to its file every TELL_EVERY_SECONDS inside the block, in a thread.
+
+    An error of writing ends the thread, not the step.
+    """
     ended = threading.Event()
 
     def write_until_the_end() -> None:
@@ -238,7 +251,10 @@ class _Progress:
         self._written_at = 0.0
 
     def advance(self, done: int, total: int) -> None:
-        """Take the number of units that are done and of all units, 0 if unknown."""
+        """Record how many units of the step are done, of `total` in all (0 if that is unknown).
+
+        Writes it to the step's file at most every WRITE_EVERY_SECONDS, and to the log every LOG_EVERY_SECONDS.
+        """
         self._running.done = done
         self._running.total = total
         now = time.monotonic()
@@ -258,14 +274,16 @@ def progress(
 ) -> Callable[[int, int], None]:
     """Return a function `advance(done, total)` that reports the progress of the running step.
 
+    From now on the step's record, which is written to its file, asks `spent` and `ahead` for its figures.
+
     - `unit`: what done and total count, such as "texts"; a total of 0 is unknown
     - `spent`: returns the tokens and calls of this process so far
     - `ahead`: returns what the units take by the plan
     """
-    running = _current.get()
-    spent_before = spent()
+    running = _current.get()  # the record of the step that runs in this thread, set by `step`
+    spent_before_step = spent()
     running.unit = unit
-    running.spent = lambda: spent() - spent_before
+    running.spent = lambda: spent() - spent_before_step
     running.ahead = ahead
     return _Progress(context, running).advance
 
@@ -280,8 +298,9 @@ def note_cost(context: dg.AssetExecutionContext, lake: Lake, cost: StepCost) -> 
 
     Raises WriteError in a folder; on an object store, an error only becomes a warning in the log.
     """
-    total = Spent(cost.tokens, cost.calls)
-    _current.get().spent = lambda: total
+    spent_in_all = Spent(cost.tokens, cost.calls)
+    running = _current.get()
+    running.spent = lambda: spent_in_all  # it is asked whenever the step's progress is written
     asset = context.asset_key.to_user_string()
     warning = f"the cost of {asset} is not in `costs`"
     write = partial(add_cost, lake, context.run.run_id, asset, cost)
@@ -304,16 +323,20 @@ def note_changes(
 def _write_log(context: dg.AssetExecutionContext, lake: Lake, warning: str, write: Callable[[], None]) -> None:
     """Call `write`, which adds rows to a table of the lake that logs runs.
 
-    On an object store it runs in the background, and its error is logged after `warning`; in a folder it runs here.
+    On an object store it runs in the background, and its error is logged after `warning`; in a folder it runs here,
+    and its error is raised.
     """
-    is_object_store = lake.storage.first_wins
+    is_object_store = lake.storage.first_wins  # in a folder the last of two writers wins
 
     def write_or_warn() -> None:
-        with _warned(context, warning) if is_object_store else nullcontext():
+        if is_object_store:
+            with _warned(context, warning):
+                write()
+        else:
             write()
 
     lake.storage.write_beside(write_or_warn)
-    if runs_alone(context):  # the next step runs in another process, which does not wait for it
+    if runs_alone(context):  # the next step runs in another process, which does not wait for the write
         lake.storage.wait_for_writes()
 
 

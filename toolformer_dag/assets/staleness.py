@@ -47,6 +47,7 @@ def tell_dagster(outputs: Sequence[AssetDeclaration], instance: dg.DagsterInstan
 
     outputs: each after its dependencies. Call `observe` first, so that the shard files are known.
     """
+    # Asset name -> the version that Dagster knows of it; first only of the list of shard files, an input of the others.
     versions = _shard_list_version(instance)
     for output in outputs:
         stored_version = output.version()
@@ -57,12 +58,18 @@ def tell_dagster(outputs: Sequence[AssetDeclaration], instance: dg.DagsterInstan
 def _report_stored(
     instance: dg.DagsterInstance, output: AssetDeclaration, stored_version: str, input_versions: Mapping[str, str]
 ) -> str:
-    """Report a stored asset unless Dagster knows it; return the version that Dagster's page shows from now on."""
+    """Report a stored asset unless Dagster knows it; return the version that Dagster's page shows from now on.
+
+    That is the stored version, or for an asset that is out of date the one that Dagster saw last.
+
+    input_versions: asset name -> version, of the assets that it depends on.
+    """
     tags = {VERSION: stored_version, CODE: output.code_version}
     input_tags = input_version_tags(output, input_versions)
     if is_known(instance, asset_key(output.name), tags, input_tags):
         return stored_version
-    if output.reasons():
+    is_out_of_date = bool(output.reasons())
+    if is_out_of_date:
         return _report_out_of_date(instance, output, stored_version, input_tags)
     report_materialization(instance, output, tags | input_tags)
     return stored_version
@@ -71,9 +78,10 @@ def _report_stored(
 def _report_out_of_date(
     instance: dg.DagsterInstance, output: AssetDeclaration, stored_version: str, input_tags: Mapping[str, str]
 ) -> str:
-    """Report an asset that is out of date if it is new to Dagster; return the version that Dagster's page shows.
+    """Let Dagster's page show an asset as out of date; return the version that the page shows.
 
-    Otherwise it stays as Dagster last saw it, so that the page shows it as stale.
+    - An asset that Dagster knows is not reported: the page goes on to show its last version, as stale.
+    - A new asset is reported with its stored version, and with a code version that equals none.
     """
     last = last_materialization(instance, asset_key(output.name))
     if last is not None:
@@ -107,18 +115,21 @@ def report_materialization(
     tags: Mapping[str, str],
     metadata: Mapping[str, Any] | None = None,
 ) -> None:
-    """Report a materialization that no run of this instance has made, and again the checks of unchanged rows.
+    """Report a materialization of an asset that no run of this Dagster instance has made.
+
+    If the last materialization has the same version, and so the same rows, the results of its checks are reported
+    again.
 
     - `tags`: VERSION, CODE and the `input_version_tags`
     - `metadata`: what the page shows; None: what it shows already, if that is of the same rows
     """
     key = asset_key(output.name)
-    same_rows = _last_of_version(instance, key, tags[VERSION])
+    last_of_same_rows = _last_of_version(instance, key, tags[VERSION])
     if metadata is None:
-        metadata = _shown_again(same_rows)
+        metadata = _shown_again(last_of_same_rows)
     all_tags = {**tags, **_event_tags(tags)}
     instance.report_runless_asset_event(dg.AssetMaterialization(key, metadata=metadata, tags=all_tags))
-    if same_rows is not None:  # Dagster shows checks by materialization
+    if last_of_same_rows is not None:  # else the page would show no checks of the new materialization
         for check_name in output.checks:
             _report_check_again(instance, dg.AssetCheckKey(key, check_name))
 
@@ -195,14 +206,17 @@ def _tags(materialization: dg.AssetMaterialization) -> Mapping[str, str]:
 def with_descendants(outputs: Sequence[AssetDeclaration], names: Iterable[str]) -> list[str]:
     """Return `names`, everything that depends on them, and the prepared tools that these need, in order.
 
+    A prepared tool is what a tool makes before its first call, such as an index; without it no call can be made.
+
     outputs: all assets, each after its dependencies.
     """
-    chosen = set(names)
-    for output in outputs:
-        if chosen & set(output.depends_on):
-            chosen.add(output.name)
-    wanted = chosen | _prepared_tools_of([output for output in outputs if output.name in chosen])
-    return [output.name for output in outputs if output.name in wanted]
+    chosen_names = set(names)
+    for output in outputs:  # one pass is enough: what an output depends on was looked at before
+        if chosen_names & set(output.depends_on):
+            chosen_names.add(output.name)
+    chosen = [output for output in outputs if output.name in chosen_names]
+    wanted_names = chosen_names | _prepared_tools_of(chosen)
+    return [output.name for output in outputs if output.name in wanted_names]
 
 
 def _prepared_tools_of(outputs: Sequence[AssetDeclaration]) -> set[str]:

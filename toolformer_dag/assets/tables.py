@@ -39,7 +39,7 @@ from toolformer_dag.tools.tool import Tool
 
 
 def table(output: TableOutput) -> AssetDeclaration:
-    """Return the asset of a stage's table."""
+    """Return the asset of a table that a stage of the method computes, such as "calculator/loss_deltas"."""
     stage = output.stage
     return AssetDeclaration(
         name=output.name,
@@ -47,11 +47,11 @@ def table(output: TableOutput) -> AssetDeclaration:
         depends_on=(*output.depends_on, *_prepared_tools(output), *_checkpoint_of(output)),
         description=_description(output),
         kinds=stage.kinds,
-        pool=_pool(output),
-        reasons=partial(table_reasons, output),
+        pool=_pool(output),  # steps with the same pool run one after another
+        reasons=partial(table_reasons, output),  # why it is out of date
         version=output.version,
         make=partial(_bring_up_to_date, output),
-        checks=_promises(stage),
+        checks=_check_promises(stage),
         group=_group(output),
     )
 
@@ -72,12 +72,13 @@ def _bring_up_to_date(
 ) -> dg.MaterializeResult:
     """Compute what is out of date in a table, log cost and changes, and return what its page shows.
 
-    Raises what `update` raises, and once the rows are stored the error at which the stage ends every run, if any.
+    Raises what `update` raises. Once the rows are stored, raises the error with which the stage ends the run, if it has
+    one for these rows, for example that no call was kept.
     """
     stored_before = _Stored.of(output)
     _log_warnings(context, output)
     report = _updated(output, context, compute)
-    _refuse(output)
+    _raise_refusal(output)
     _log(context, output, report)
     _note_cost(context, lake, report, stored_before)
     _note_changes(context, lake, report, stored_before)
@@ -90,7 +91,7 @@ def _log_warnings(context: dg.AssetExecutionContext, output: TableOutput) -> Non
         context.log.warning(warning)
 
 
-def _refuse(output: TableOutput) -> None:
+def _raise_refusal(output: TableOutput) -> None:
     """Raise the error at which a stage ends every run, for example if no call was kept."""
     refusal = output.stage.asset.refuses(output)
     if refusal is not None:
@@ -115,16 +116,18 @@ def _updated(output: TableOutput, context: dg.AssetExecutionContext, compute: Co
 
 
 def table_reasons(output: TableOutput) -> Reasons:
-    """Return why a table is out of date.
+    """Return why a table is out of date: it differs from its settings and inputs, or its stage refuses its rows.
 
-    A table at which its stage ends every run (`StageAsset.refuses`) is out of date for that reason, so that the next
-    run stops there again and says why.
+    A refusal is an error that ends the run after the table is stored, for example if no call was kept. A refused table
+    counts as out of date, so that the next run stops there again and says why.
     """
     reasons = differences(output)
     if reasons:
         return reasons
     refusal = output.stage.asset.refuses(output)
-    return Reasons({WHOLE: [str(refusal)]}) if refusal is not None else reasons
+    if refusal is not None:
+        return Reasons({WHOLE: [str(refusal)]})  # of the whole table, not of a part
+    return reasons
 
 
 def tool_pool(lane: Lane) -> str:
@@ -148,17 +151,19 @@ def _prepared_name(lane: Lane) -> str:
 
 
 def _checkpoint_of(output: TableOutput) -> list[str]:
-    """Return the name of the checkpoint that computes a table, as a list; empty if another model or no model does.
+    """Return the checkpoint asset that a table depends on, as a list of names; empty if it depends on none.
 
-    A plan of a later round starts from the checkpoint of the round before.
+    In a later round of annotation the checkpoint of the round before proposes the calls; the base model computes other
+    tables, such as their losses.
     """
-    start = output.plan.start
-    asks_a_model = output.stage.pool == "gpu"
-    if start is None or not asks_a_model:
+    earlier_round = output.plan.start
+    runs_a_model = output.stage.pool == "gpu"
+    if earlier_round is None or not runs_a_model:
         return []
-    if output.settings["model"] != output.plan.proposer:  # the base model computes it
+    is_computed_by_checkpoint = output.settings["model"] == output.plan.proposer
+    if not is_computed_by_checkpoint:
         return []
-    return [start.named("training/finetuned_checkpoint")]
+    return [earlier_round.named("training/finetuned_checkpoint")]
 
 
 def _group(output: TableOutput) -> str:
@@ -225,7 +230,7 @@ def _kept_counts(report: TableReport, before: _Stored) -> KeptCounts | None:
     return KeptCounts(before.kept_calls, sum(report.rows.values()))
 
 
-def _promises(stage: Stage) -> dict[str, str]:
+def _check_promises(stage: Stage) -> dict[str, str]:
     """Return check name -> promise for a stage: unique keys, and the stage's own checks."""
     promises = {"unique_keys": f"No two rows have the same {', '.join(stage.key)}."}
     for name, check in stage.checks.items():
@@ -236,7 +241,7 @@ def _promises(stage: Stage) -> dict[str, str]:
 def _check_results(stage: Stage, report: TableReport) -> list[dg.AssetCheckResult]:
     """Return the result of each check of a table; it passed if no row breaks it."""
     results = []
-    for name in _promises(stage):
+    for name in _check_promises(stage):
         broken = report.violations.get(name, 0)
         results.append(dg.AssetCheckResult(passed=not broken, check_name=name, metadata={"rows that break it": broken}))
     return results
@@ -322,7 +327,7 @@ def prepared_tool(lane: Lane) -> AssetDeclaration:
         description=f"What {lane.tool.name} needs before its first call (an index of passages); resumable.",
         kinds={"python"},
         pool=tool_pool(lane),
-        reasons=Reasons,
+        reasons=Reasons,  # none, always: `prepare` itself finds out what is there
         version=partial(fingerprint, settings),
         make=partial(_prepare, lane, settings),
     )
@@ -337,7 +342,8 @@ def _prepare(lane: Lane, settings: Mapping[str, Any], context: dg.AssetExecution
     indexing = _IndexingProgress(progress(context, "passages"))
     lane.tool.prepare(indexing.note)
     shown: dict[str, Any] = {"seconds": round(time.monotonic() - began, 3)}
-    if indexing.passages:  # without progress nobody knows whether something changed
+    # A tool that reports no passages may have changed something or not: then the run counts the step as neither.
+    if indexing.passages:
         shown[UNCHANGED] = False
     return dg.MaterializeResult(data_version=dg.DataVersion(fingerprint(settings)), metadata=shown)
 

@@ -56,19 +56,21 @@ def _reasons(plan: Plan) -> Reasons:
 
 
 def _make(plan: Plan, context: dg.AssetExecutionContext) -> dg.MaterializeResult:
-    """Build the file if it is out of date, and show the verdicts by tool.
+    """Build the file of judged calls if it is out of date; return what the asset's page shows: the verdicts by tool.
 
-    A file that this Dagster instance has not shown yet is built too: another home has made it.
+    It is also built if this Dagster instance has never shown it: then another Dagster home has made the file. If
+    nothing changed, the page shows again what it showed last. Raises UserError if no conversation could be read.
     """
     refuse_unread(plan)
     database = traces_database(plan.settings)
-    last_shown = last_metadata(context)
-    if _reasons(plan) or not last_shown:
+    shown_last = last_metadata(context)
+    if _reasons(plan) or not shown_last:
         _build(plan, database)
         shown = _verdicts(database)
     else:
-        shown = {**last_shown, UNCHANGED: True}
-    return dg.MaterializeResult(data_version=dg.DataVersion(made_from(database) or ""), metadata=shown)
+        shown = {**shown_last, UNCHANGED: True}
+    version = made_from(database) or ""  # the version of what the file was built from
+    return dg.MaterializeResult(data_version=dg.DataVersion(version), metadata=shown)
 
 
 def _build(plan: Plan, database: Path) -> None:

@@ -92,17 +92,20 @@ class _Warehouse:
         return version(self._plan.lake, self._declared)
 
     def make(self, context: dg.AssetExecutionContext, lake: Lake) -> dg.MaterializeResult:
-        """Build the file if it is out of date or this Dagster instance has not shown it yet; show its tables."""
+        """Build the file if it is out of date or this Dagster instance has not shown it yet.
+
+        Returns what the asset's page shows: the number of rows of each table, again as last time if nothing changed.
+        """
         lake.storage.wait_for_writes()  # the costs of the steps before
         _withdraw_damaged_tables(context, lake)
-        last_shown = last_metadata(context)
-        if self.reasons() or not last_shown:
+        shown_last = last_metadata(context)
+        if self.reasons() or not shown_last:
             shown = self._build(lake)
         else:
-            shown = {**last_shown, UNCHANGED: True}
+            shown = {**shown_last, UNCHANGED: True}
         return dg.MaterializeResult(
             data_version=dg.DataVersion(version(lake, self._declared)),
-            metadata={**shown, TOKENS: 0, CALLS: 0},
+            metadata={**shown, TOKENS: 0, CALLS: 0},  # building needs no model and no tool
         )
 
     def _build(self, lake: Lake) -> dict[str, Any]:
@@ -144,7 +147,7 @@ def warehouse(plan: Plan, inputs: Sequence[str]) -> AssetDeclaration:
 
 def dataset(plan: Plan) -> AssetDeclaration:
     """Return the asset of C*, the texts with their tool calls, as a Hugging Face data set."""
-    form = text_form()
+    form = text_form()  # the columns of the data set: texts with and without their calls
     return AssetDeclaration(
         name=plan.named(DATASET),
         settings=corpus_settings(plan, form),
@@ -154,7 +157,7 @@ def dataset(plan: Plan) -> AssetDeclaration:
         pool="lake",
         reasons=partial(_dataset_reasons, plan, form),
         version=partial(_exported_version, asset_folder(plan)),
-        make=partial(_export, plan, form),
+        make=partial(_export, plan, form),  # the step of a run adds `context` and `lake`
     )
 
 
@@ -227,13 +230,17 @@ def paper_table(plan: Plan, name: str) -> AssetDeclaration:
 
 
 def paper_assets(outputs: Sequence[AssetDeclaration], plan: Plan) -> dg.AssetsDefinition:
-    """Return the assets of the paper's tables as one step, which opens the warehouse once for all selected tables."""
+    """Return the assets of the paper's tables as one step, which opens the warehouse once for all selected tables.
+
+    Steps of the pool "lake" run one after another.
+    """
     step_name = f"{STEP}{plan.suffix}"
     specs = [_paper_spec(output, plan.suffix) for output in outputs]
 
     @dg.multi_asset(name=step_name, specs=specs, can_subset=True, pool="lake", op_tags=step_tags("lake"))
     def tables(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult]:
-        selected = [output for output in outputs if asset_key(output.name) in context.selected_asset_keys]
+        selected_keys = context.selected_asset_keys  # a run may make some of the tables only (can_subset)
+        selected = [output for output in outputs if asset_key(output.name) in selected_keys]
         yield from _shown_tables(context, plan, selected)
 
     return tables
@@ -251,7 +258,11 @@ def _shown_tables(
 
 
 def _paper_spec(output: AssetDeclaration, suffix: str) -> dg.AssetSpec:
-    """Return Dagster's specification of a paper's table. suffix: ends the names of the plan's groups."""
+    """Return Dagster's specification of a table of the paper, such as "tables/gsm8k".
+
+    suffix: tells the assets of a later round of annotation from those of the first, as "_round_2"; "" for the first.
+    """
+    explorer = dg.MetadataValue.url(explorer_address(output.name, suffix))
     return dg.AssetSpec(
         asset_key(output.name),
         group_name=f"{STEP}{suffix}",
@@ -260,12 +271,12 @@ def _paper_spec(output: AssetDeclaration, suffix: str) -> dg.AssetSpec:
         kinds=set(output.kinds),
         owners=OWNERS,
         description=output.description,
-        metadata={"explore": dg.MetadataValue.url(explorer_address(output.name, suffix))},
+        metadata={"explore": explorer},  # a link on the asset's page
     )
 
 
 def tell_tables(outputs: Sequence[AssetDeclaration], plan: Plan, instance: dg.DagsterInstance) -> None:
-    """Report the paper's tables to Dagster if this instance does not know them as the stored warehouse has them.
+    """Report those tables of the paper to Dagster that this instance does not know as the stored warehouse has them.
 
     Does nothing if the warehouse is missing or out of date.
     outputs: all assets of the plan. Call `tell_dagster` first.
@@ -278,7 +289,10 @@ def tell_tables(outputs: Sequence[AssetDeclaration], plan: Plan, instance: dg.Da
     versions = {stored_warehouse.name: warehouse_version}
     paper_tables = [output_by_name[plan.named(name)] for name in SHOWN]
     unknown_tables = _unknown_tables(instance, paper_tables, versions)
-    if unknown_tables and not stored_warehouse.reasons():
+    if not unknown_tables:
+        return
+    is_up_to_date = not stored_warehouse.reasons()  # asked last, since it looks at the files
+    if is_up_to_date:
         _report_tables(instance, plan, unknown_tables, versions)
 
 
@@ -295,11 +309,15 @@ def _unknown_tables(
 def _report_tables(
     instance: dg.DagsterInstance, plan: Plan, tables: Sequence[AssetDeclaration], versions: Mapping[str, str]
 ) -> None:
-    """Report tables of the paper to Dagster. versions: asset name -> version of what they are read from."""
-    with opened(plan.settings.warehouse, CLOSED) as warehouse:
+    """Read tables of the paper from the warehouse, and report them to Dagster as materializations without a run.
+
+    versions: asset name -> version of what they are read from.
+    """
+    with opened(plan.settings.warehouse, CLOSED) as warehouse:  # CLOSED: no query reaches another file
         for table in tables:
             last = last_materialization(instance, asset_key(table.name))
-            shown = _shown_table(table, warehouse, last.metadata if last else {})
+            shown_last = last.metadata if last else {}  # it is reported again if the content is the same
+            shown = _shown_table(table, warehouse, shown_last)
             tags = {VERSION: shown.version, CODE: table.code_version, **input_version_tags(table, versions)}
             report_materialization(instance, table, tags, shown.metadata)
 
@@ -345,7 +363,8 @@ def _shown_table(output: AssetDeclaration, warehouse: "DuckDBPyConnection", last
     """
     content = _TableContent.read(_table(output.name), warehouse)
     version = fingerprint([output.code_version, content.identity()])
-    if getattr(last.get("content"), "value", None) == version:
+    last_version = getattr(last.get("content"), "value", None)  # the text in Dagster's metadata value, if there is one
+    if last_version == version:
         return ShownTable(version, {**last, UNCHANGED: True})
     return ShownTable(version, {**content.metadata(), "content": version, UNCHANGED: False})
 
@@ -385,11 +404,14 @@ class _TableContent:
         return [self.rows.write_json(), self.notes, called_json, start_rates_json]
 
     def metadata(self) -> dict[str, Any]:
-        """Return the content as Dagster shows it: numbers, Markdown and plots."""
+        """Return what the asset's page in Dagster shows: the table, its notes, its numbers, and a bar chart.
+
+        Tables of benchmarks also show which tools were called, Table 9 also curves over `decoding.min_probability`.
+        """
         return {
             ROWS: self.rows.height,
             "table": dg.MetadataValue.md(self._markdown_table()),
-            **self._some_tables_only(),
+            **self._called_tools_and_start_curves(),
             "notes": dg.MetadataValue.md(self._list_of_notes()),
             "numbers": dg.MetadataValue.json({"rows": self.rows.to_dicts()}),
             "plot": dg.MetadataValue.md(self._plot()),
@@ -405,7 +427,7 @@ class _TableContent:
         plotted = PLOTTED[self.table.view]
         return bars(self.rows, plotted.named, plotted.figure)
 
-    def _some_tables_only(self) -> dict[str, dg.MetadataValue]:
+    def _called_tools_and_start_curves(self) -> dict[str, dg.MetadataValue]:
         """Return what only tables of benchmarks and Table 9 show; empty for the other tables."""
         shown: dict[str, dg.MetadataValue] = {}
         if self.called is not None:

@@ -138,9 +138,10 @@ def best_calls(shown: Mapping[str, Any]) -> list[Row]:
 
 
 def calls(reader: WarehouseReader, query: Mapping[str, str]) -> dict[str, Any]:
-    """Return the calls of a tool whose delta is nearest to a threshold tau, the nearest call first.
+    """Return the calls of a tool that are nearest to a threshold tau, the nearest call first.
 
-    There are at most NEAR calls at or above tau, NEAR below it, and NEAR without a delta, which come last.
+    A call stays if its delta, by how much it lowers the loss, is at least tau. The result has at most NEAR calls at or
+    above tau, NEAR below it, and NEAR without a delta, which come last.
 
     `query`: such as {"tool": "calculator", "tau": "0.5", "verdict": "kept"}; also `domain`, `reason`, `text`.
 
@@ -170,9 +171,10 @@ def excerpts(reader: WarehouseReader, numbers: Sequence[int]) -> dict[str, Any]:
 
 
 def whole_call(reader: WarehouseReader, key: Mapping[str, Any]) -> Row | None:
-    """Return a call with its whole input and result, and the text that it was scored in; None if it does not exist.
+    """Return a call with its whole input and result; None if it does not exist.
 
-    `key`: the columns KEY. Raises WarehouseError.
+    The row has the columns of `decisions`, the tool's `name`, and the `text` that the call was scored in, which is cut
+    out of its document, with its `context` (such as a date). `key`: the columns KEY. Raises WarehouseError.
     """
     sql = f"""
     SELECT decisions.*, lanes.name, substr(documents.text, texts."offset" + 1, characters::BIGINT) AS text, context
@@ -187,39 +189,40 @@ def text_with_calls(reader: WarehouseReader, key: Mapping[str, Any]) -> dict[str
     """Return a text of a tool with the calls of every tool in it, or None if it does not exist. Raises WarehouseError.
 
     `key`: the columns TEXT_KEY. The result has the text's columns, and lists of rows: `calls`, `samples`, `results`,
-    and `augmented`, the text in C*.
+    and `augmented`, the text in C*, the corpus with calls.
     """
     texts = reader.rows(TEXT, dict(key))
     if not texts:
         return None
     text = texts[0]
-    first = text["offset"]
-    characters = {"digest": key["digest"], "low": first, "high": first + text["characters"]}
+    first_character = text["offset"]
+    end = first_character + text["characters"]
+    part_of_document = {"digest": key["digest"], "low": first_character, "high": end}
     return {
         **text,
-        "calls": _calls_within(reader, {**characters, "shard": key["shard"]}),
+        "calls": _calls_within(reader, {**part_of_document, "shard": key["shard"]}),
         "samples": _samples_of(reader, key),
         "results": _results_of(reader, key),
-        "augmented": _augmented(reader, characters),
+        "augmented": _augmented(reader, part_of_document),
     }
 
 
-def _calls_within(reader: WarehouseReader, characters: Mapping[str, Any]) -> list[Row]:
-    """Return the calls of all tools in a part of a document. `characters`: shard, digest, low and high (excluded)."""
+def _calls_within(reader: WarehouseReader, part_of_document: Mapping[str, Any]) -> list[Row]:
+    """Return the calls of all tools in a part of a document, given by shard, digest, low and high (excluded)."""
     return reader.rows(
         f"SELECT {COLUMNS} FROM decisions "
         "WHERE shard = $shard AND digest = $digest AND char_offset >= $low AND char_offset < $high "
         "ORDER BY char_offset, tool, sample",
-        characters,
+        part_of_document,
     )
 
 
-def _augmented(reader: WarehouseReader, characters: Mapping[str, Any]) -> list[Row]:
-    """Return the text of C* that covers a part of a document, if any. `characters`: digest, low and high (excluded)."""
+def _augmented(reader: WarehouseReader, part_of_document: Mapping[str, Any]) -> list[Row]:
+    """Return the text of C* that covers a part of a document, if any, given by digest, low and high (excluded)."""
     return reader.rows(
         "SELECT text_with_calls, split FROM augmented_corpus "
         'WHERE digest = $digest AND "offset" < $high AND "offset" + length(text) > $low ORDER BY "offset" LIMIT 1',
-        characters,
+        part_of_document,
     )
 
 

@@ -196,10 +196,14 @@ class _PageAnswers:
 def page_overview(reader: WarehouseReader, traces: WarehouseReader) -> dict[str, Any]:
     """Return what every view of the page needs: the `overview` of the warehouse, `traces` and `judge`.
 
-    In the result `traces` says whether the file of `judge` exists, and `judge` names the model that judged. Raises
-    WarehouseError if neither file exists.
+    In the result `traces` says whether there are judged conversations, and `judge` names the model that judged. Raises
+    WarehouseError if there is no file at all.
+
+    reader: reads the warehouse. traces: reads the file of judged conversations that `toolformer-dag judge` writes.
+    Either file may be missing.
     """
-    if not traces.database.is_file():
+    has_judged_conversations = traces.database.is_file()
+    if not has_judged_conversations:
         return {**overview(reader), "traces": False}
     has_warehouse = reader.database.is_file()
     shown = overview(reader) if has_warehouse else {"about": traces.about, "tools": []}

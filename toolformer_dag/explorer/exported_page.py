@@ -21,32 +21,43 @@ MODULE_SYNTAX = re.compile(r'^import \{[^}]*\} from "\./[a-z]+\.js";\n|^export '
 
 
 def export_page(reader: WarehouseReader, traces: WarehouseReader, file: Path, force: bool = False) -> int:
-    """Write the page with the calls nearest each tool's threshold and their texts; return how many calls it holds.
+    """Write the page as an HTML file that needs neither network nor model; return how many calls it holds.
 
-    It also holds some questions of benchmarks and some recorded conversations, and needs neither network nor model.
+    These are the calls nearest each tool's threshold, with their texts, and some recorded calls, each with its
+    conversation. The page also holds some questions of benchmarks.
+
+    reader: reads the warehouse. traces: reads the verdicts on recorded calls; either file may be missing, not both.
 
     Raises WarehouseError, and what `write_output` raises.
     """
     overview = page_overview(reader, traces)
+    has_recorded_calls = overview["traces"]
     proposed = _proposed_calls(reader, overview) if overview["tools"] else {"calls": []}
-    recorded = exported_conversations(traces) if overview["traces"] else {"conversations": []}
-    content = {"overview": {**overview, "live": False}, **proposed, **recorded}
+    recorded = exported_conversations(traces) if has_recorded_calls else {"conversations": []}
+    overview_without_model = {**overview, "live": False}
+    content = {"overview": overview_without_model, **proposed, **recorded}
     write_output(file, _html(content).encode(), "--export", force)
     return len(proposed["calls"]) + len(recorded["conversations"])
 
 
 def _proposed_calls(reader: WarehouseReader, shown: dict[str, Any]) -> dict[str, Any]:
-    """Return the calls near each tool's threshold with their texts, and the outcomes of benchmarks.
+    """Return what an exported page shows of a warehouse, under the names that the page's script reads:
 
-    `shown`: an `overview`. The keys of the result are the names that the page's script reads.
+    - `calls`: those near each tool's threshold, with their `excerpts`, the words before and after each
+    - `texts`: the whole texts of these and of the best calls
+    - `outcomes`: the tables of benchmarks, training and costs
+    - `pairs`, `questions`: how two models compare on a benchmark, and some of its questions
+
+    `shown`: an `overview`.
     """
     near_threshold = _calls_near_thresholds(reader, shown)
+    row_numbers = [call["row"] for call in near_threshold]
     return {
         "calls": near_threshold,
-        "excerpts": excerpts(reader, [call["row"] for call in near_threshold])["rows"],
+        "excerpts": excerpts(reader, row_numbers)["rows"],
         "texts": _texts_of(reader, [*near_threshold, *best_calls(shown)]),
         "outcomes": outcome_tables(reader),
-        **exported_outcomes(reader),
+        **exported_outcomes(reader),  # `pairs` and `questions`
     }
 
 

@@ -76,9 +76,10 @@ class LiveModel:
         return {"tokens": rows, "sums": {kind: _weighted_sum(rows, kind) for kind in LOSSES}}
 
     def line(self, tool: str, text: str, context: str, found_by_chance: float | None = None) -> dict[str, Any]:
-        """Run a tool's stages on a text, over a temporary lake, and return `text_with_calls` of the text.
+        """Propose, make, score and filter a tool's calls in a typed text, and return the text with these calls.
 
-        Added to it are `positions` (p of ` [` at each), tau_s and tau_f.
+        The result is that of `text_with_calls`, and the thresholds: tau_s, the least probability with which a call may
+        begin (at each place it is in `positions`), and tau_f, the least delta of a kept call.
 
         - `context`: the ISO date for the calendar, else empty
         - `found_by_chance`: the tau_f that the filter chose, for a tool whose threshold is chosen by chance
@@ -88,13 +89,14 @@ class LiveModel:
         lane = self._lane(tool)
         _refuse(text)
         _refuse_context(context, [lane])
-        by_chance = isinstance(lane.tau_f, ChanceThreshold)
-        if by_chance:
-            lane = replace(lane, tau_f=cast(float, found_by_chance))  # in SQL, None is null: no call may stay
+        is_found_by_chance = isinstance(lane.tau_f, ChanceThreshold)
+        if is_found_by_chance:
+            # None, if none was found, becomes null in SQL, so that no call is kept; the type does not name it.
+            lane = replace(lane, tau_f=cast(float, found_by_chance))
         with self._lock:
-            with_calls = _run_stages(self._worker, lane, text, context)
-        thresholds = {"tau_s": lane.tau_s, "tau_f": lane.tau_f, "by_chance": by_chance}
-        return {**with_calls, "name": lane.tool.name, **thresholds}
+            text_and_calls = _run_stages(self._worker, lane, text, context)
+        thresholds = {"tau_s": lane.tau_s, "tau_f": lane.tau_f, "by_chance": is_found_by_chance}
+        return {**text_and_calls, "name": lane.tool.name, **thresholds}
 
     def _lane(self, tool: str) -> Lane:
         """Return a tool with its settings. Raises UserError for an unknown tool."""
@@ -177,19 +179,24 @@ def _weighted_sum(tokens: Sequence[Mapping[str, Any]], kind: str) -> float:
 
 
 def _run_stages(worker: Worker, lane: Lane, text: str, context: str) -> dict[str, Any]:
-    """Run the stages of a lane on a typed text, and return its `text_with_calls` with the `positions` of calls.
+    """Run the stages of a lane (a tool with its settings) on a typed text; return the text with its calls.
 
-    Raises UserError for a text that the model cannot take.
+    The result is that of `text_with_calls`, and `positions`: where a call may begin, with its probability. Raises
+    UserError for a text that the model cannot take.
     """
     key = {"tool": lane.key, "shard": ALL, "digest": TYPED, "segment": 0}
     texts = _chosen_texts(key, text, context)
-    stages = lane_stages(worker.plan, lane)[1:]  # the first chooses texts of the corpus
-    with trial(worker, lane, texts, stages, lambda done, total: None, None) as finished:
-        _refuse_unfit(finished)
-        warehouse = _warehouse_of(finished.worker.plan, text)
-        with_calls = text_with_calls(WarehouseReader(warehouse), key) or {}
-        positions = _positions(finished, lane, texts)
-    return {**with_calls, "positions": positions}
+    _, *stages = lane_stages(worker.plan, lane)  # without the first, which chooses texts of the corpus
+
+    def show_no_progress(done: int, total: int) -> None:
+        pass
+
+    with trial(worker, lane, texts, stages, progress=show_no_progress, row_lake=None) as finished_trial:
+        _refuse_unfit(finished_trial)
+        warehouse = _warehouse_of(finished_trial.worker.plan, text)  # a file in the trial's temporary folder
+        text_and_calls = text_with_calls(WarehouseReader(warehouse), key) or {}  # None only for an unknown text
+        positions = _positions(finished_trial, lane, texts)
+    return {**text_and_calls, "positions": positions}
 
 
 def _chosen_texts(key: Mapping[str, Any], text: str, context: str) -> pl.DataFrame:

@@ -77,15 +77,17 @@ def outcome_tables(reader: WarehouseReader) -> dict[str, Any]:
 
 
 def exported_outcomes(reader: WarehouseReader) -> dict[str, Any]:
-    """Return what an exported page shows of questions: `pairs` of conditions, and some `questions` won and lost.
+    """Return what an exported page shows of the questions of benchmarks. Raises WarehouseError.
 
-    Raises WarehouseError.
+    - `pairs`: pairs of conditions (a model and how it may call tools), with how many questions each of the two wins
+    - `questions`: some questions won and lost, of the one pair that the page shows first
     """
     counted_pairs = [{**pair, "rows": pairs(reader, pair)} for pair in reader.rows(COMPARED)]
-    compared = _compared(_conditions(reader))
+    shown_first = _compared(_conditions(reader))
     exported_questions: list[Row] = []
     for pair in counted_pairs:
-        if [pair["one"], pair["other"]] == compared:
+        is_shown_first = [pair["one"], pair["other"]] == shown_first
+        if is_shown_first:
             exported_questions += _questions_won_and_lost(reader, pair)
     return {"pairs": counted_pairs, "questions": exported_questions}
 

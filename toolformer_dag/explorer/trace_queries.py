@@ -99,10 +99,12 @@ def recorded_calls(reader: WarehouseReader, query: Mapping[str, str]) -> dict[st
     are `fitting`, and the `tools` and `verdicts` to filter by.
     """
     filters = {"tool": query.get("tool", ""), "verdict": query.get("verdict", "")}
-    rows = reader.rows(LISTED.format(record_id=_record_id(reader)), filters)
+    sql = LISTED.format(record_id=_record_id(reader))
+    rows = reader.rows(sql, filters)
+    fitting = rows[0]["fitting"] if rows else 0  # every row has the number of calls without the limit
     return {
         "rows": rows,
-        "fitting": rows[0]["fitting"] if rows else 0,
+        "fitting": fitting,
         "tools": [row["tool"] for row in reader.rows(TOOLS_NAMED)],
         "verdicts": [row["verdict"] for row in reader.rows(VERDICTS_NAMED)],
     }
@@ -120,12 +122,13 @@ def conversation(reader: WarehouseReader, key: Mapping[str, Any]) -> dict[str, A
     [extent] = reader.rows(FIRST, {"conversation": key["conversation"], "turn": key["turn"]})
     shown_part = {"conversation": key["conversation"], "first": extent["first"]}
     calls = _calls_around(reader, {**key, **shown_part})
-    if not any(_has_key(call, key) for call in calls):
+    call_exists = any(_has_key(call, key) for call in calls)
+    if not call_exists:
         return None
     [chance] = reader.rows(CHANCE, dict(key))
     return {
-        **extent,
-        **chance,
+        **extent,  # `messages` and `first`
+        **chance,  # `share` and `threshold`
         "said": reader.rows(SAID, shown_part),
         "calls": calls,
         "swapped": reader.rows(SWAPPED, dict(key)),

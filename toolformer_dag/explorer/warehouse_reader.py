@@ -54,9 +54,10 @@ class WarehouseReader:
     def _current(self) -> duckdb.DuckDBPyConnection:
         """Return a new cursor for the caller's thread; open the file again first if it was replaced."""
         with self._lock:
-            stamp = self._stamp_of_file()
-            if stamp is None or stamp != self._stamp:
-                self._stamp = None
+            stamp = self._stamp_of_file()  # of the file as it is now; None without a file
+            was_replaced = stamp is None or stamp != self._stamp
+            if was_replaced:
+                self._stamp = None  # until the file is open again: opening may fail, as without a file
                 self._opened.close()  # while it is open, connecting again would give the old file
                 self._connection = self._opened.enter_context(opened(self.database, CLOSED))
                 self._stamp = stamp

@@ -94,16 +94,17 @@ def corpus_texts(
 
     Raises duckdb.Error, and StorageError if the texts hold other calls than the filter kept.
     """
-    run_sql(connection, SQL, {"preferences": preferences})
+    run_sql(connection, SQL, {"preferences": preferences})  # makes the temporary tables that TEXTS reads
     for batch in connection.sql(TEXTS).to_arrow_reader(BATCH):
         for row in batch.to_pylist():
-            yield _corpus_text(row, tool_names, markers)
+            yield _corpus_text(row, tool_names, markers)  # raises StorageError
 
 
 def _corpus_text(row: Mapping[str, Any], tool_names: Mapping[str, str], markers: CallMarkers) -> CorpusText:
-    """Return the text of a row of the query TEXTS, with its calls.
+    """Return the text of a row of the query TEXTS, a text of the corpus to finetune on, with its calls.
 
-    Raises StorageError if the text holds other calls than the filter kept: one of the tables is older.
+    least_helpful: for each tool and position in the text the scored call that lowers the loss least, for preference
+    pairs. Raises StorageError if the text holds other calls than the filter kept: one of the tables is older.
     """
     try:
         calls = _calls_in_text(row, tool_names, markers)
@@ -132,17 +133,18 @@ def _other_calls(row: Mapping[str, Any], reason: Exception) -> StorageError:
 
 
 def _calls_in_text(row: Mapping[str, Any], tool_names: Mapping[str, str], markers: CallMarkers) -> list[ScoredCall]:
-    """Parse the calls out of a text (a row of TEXTS), and return them with their losses, in the order of the text.
+    """Parse the calls out of a text, and return them with their losses, in the order of the text.
 
-    Raises KeyError for a call that was not kept, ValueError if the row counts other calls, or if the text without its
-    calls differs from x.
+    row: of the query TEXTS, with the text with and without calls, the kept calls and their number. Raises KeyError for
+    a call that was not kept; ValueError if another number of calls is found, or if the text without them differs from
+    the row's text without calls.
     """
-    text = row["text_with_calls"]
+    text_with_calls = row["text_with_calls"]
     names = tool_names.values()
-    kept_calls = _calls_by_place(_scored_calls(row["kept"], row["offset"], tool_names))
-    calls = [kept_calls[placed] for placed in placed_calls(text, names, markers)]
+    kept_call_at = _calls_by_place(_scored_calls(row["kept"], row["offset"], tool_names))
+    calls = [kept_call_at[placed_call] for placed_call in placed_calls(text_with_calls, names, markers)]
     has_all_calls = len(calls) == row["calls"]
-    if not has_all_calls or take_out(text, names, markers) != row["text"]:
+    if not has_all_calls or take_out(text_with_calls, names, markers) != row["text"]:
         raise ValueError(f"it has {row['calls']}, of which {len(calls)} are calls to tools in the settings")
     return calls
 
@@ -157,14 +159,18 @@ def _scored_calls(
 ) -> Iterator[ScoredCall]:
     """Yield the calls of a list of structs, as corpus_texts.sql makes them; each call of a chain by itself.
 
-    structs: a struct per scored call; None if the text has none. Structs of lanes that `tool_names` lacks are left out.
-    text_offset: the character of the document at which the text begins.
+    structs: a struct per scored call or chain (calls that follow each other at one place); None if the text has none.
+    tool_names: key of the lane (a tool with its settings) -> the tool's name in texts; structs of other lanes are left
+    out. text_offset: the character of the document at which the text begins.
     """
     for struct in structs or ():
-        if struct["tool"] not in tool_names:
+        lane = struct["tool"]
+        if lane not in tool_names:
             continue
-        single_call = ChainLink(tool_names[struct["tool"]], struct["input"], struct["result"])
-        for link in read_chain(struct["chain"]) or [single_call]:
+        links = read_chain(struct["chain"])
+        if not links:  # a single call
+            links = [ChainLink(tool_names[lane], struct["input"], struct["result"])]
+        for link in links:
             yield _scored_call(struct, link, text_offset)
 
 
@@ -197,58 +203,61 @@ def preference_pairs(
       " [Calculator(84 - 7) -> 77] 12 weeks". The kept call is better than a rejected one.
     - no_call: after "It is", " late" is chosen over " [Calculator(1 + 1) -> 2] late". No call was kept, and this one
       hurts; `chosen_call` is None.
-    The rejected call is the least helpful one at its position. Positions with a kept chain give no pair.
+    The rejected call is the least helpful one at its position. Positions with a kept chain, several kept calls at one
+    place, give no pair.
 
-    tau_f: key of the lane -> the least delta, by how much a call lowers the loss, of a kept call.
+    tau_f: key of the lane (a tool with its settings) -> the least delta (by how many nats a call lowers the loss) of a
+        kept call.
     """
-    call_counts = Counter(call.offset for call in text.calls)
+    kept_calls_at = Counter(call.offset for call in text.calls)
     kept_call_at = {call.offset: call for call in text.calls}
-    for rival in text.least_helpful:
-        if call_counts[rival.offset] > 1:  # a chain
+    for least_helpful in text.least_helpful:
+        offset = least_helpful.offset
+        if kept_calls_at[offset] > 1:  # a chain
             continue
-        kept_call = kept_call_at.get(rival.offset)
-        if _is_worse(rival, kept_call, tau_f[rival.tool]):
-            yield _pair(text.plain, rival, kept_call, markers)
+        kept_call = kept_call_at.get(offset)
+        if _is_worse(least_helpful, kept_call, tau_f[least_helpful.tool]):
+            yield _pair(text.plain, least_helpful, kept_call, markers)
 
 
-def _is_worse(rival: ScoredCall, kept_call: ScoredCall | None, tau_f: float) -> bool:
+def _is_worse(least_helpful: ScoredCall, kept_call: ScoredCall | None, tau_f: float) -> bool:
     """Return whether a call is worse than what was kept at its position, so that the two make a preference pair.
 
-    - If a call was kept: whether `rival` is a rejected call (delta < tau_f) of the same tool, and another call.
-    - If none was kept: whether `rival` raises the loss over no call, by tau_f or more.
+    - If a call was kept: whether `least_helpful` is another call of the same tool, and was rejected: its delta, by how
+      many nats it lowers the loss, is below the threshold tau_f.
+    - If none was kept: whether `least_helpful` raises the loss over no call, by tau_f or more.
     """
     if kept_call is None:
-        harm = rival.loss_result - rival.loss_empty
-        return harm > 0 and harm >= tau_f
-    is_same_call = (rival.input, rival.result) == (kept_call.input, kept_call.result)
-    return rival.tool == kept_call.tool and rival.delta < tau_f and not is_same_call
+        harm = least_helpful.loss_result - least_helpful.loss_empty
+        return harm > 0 and harm >= tau_f  # tau_f may be 0
+    is_same_call = (least_helpful.input, least_helpful.result) == (kept_call.input, kept_call.result)
+    return least_helpful.tool == kept_call.tool and least_helpful.delta < tau_f and not is_same_call
 
 
-def _pair(plain: str, rival: ScoredCall, kept_call: ScoredCall | None, markers: CallMarkers) -> dict[str, Any]:
+def _pair(plain: str, rejected: ScoredCall, kept_call: ScoredCall | None, markers: CallMarkers) -> dict[str, Any]:
     """Return a preference pair: a text that goes on with a better and with a worse call at the same place.
 
-    plain: the text without calls. rival: the worse call. kept_call: the better call; None if no call is better.
+    plain: the text without calls. rejected: the worse call. kept_call: the better call; None to go on without a call.
 
     `margin` is by how many nats the loss after the rejected continuation is higher.
     """
-    rest = plain[rival.offset :]
-    pair = {
-        "prompt": plain[: rival.offset],
-        "rejected": rival.written(markers) + rest,
-        "rejected_call": asdict(rival),
-    }
+    rest = plain[rejected.offset :]
     if kept_call is None:
-        return {
-            **pair,
-            "kind": "no_call",
-            "chosen": rest,
-            "margin": rival.loss_result - rival.loss_empty,
-            "chosen_call": None,
-        }
+        kind = "no_call"
+        chosen = rest
+        chosen_loss = rejected.loss_empty  # of the same place without a call
+        chosen_call = None
+    else:
+        kind = "rejected_call"
+        chosen = kept_call.written(markers) + rest
+        chosen_loss = kept_call.loss_result
+        chosen_call = asdict(kept_call)
     return {
-        **pair,
-        "kind": "rejected_call",
-        "chosen": kept_call.written(markers) + rest,
-        "margin": rival.loss_result - kept_call.loss_result,
-        "chosen_call": asdict(kept_call),
+        "prompt": plain[: rejected.offset],
+        "rejected": rejected.written(markers) + rest,
+        "rejected_call": asdict(rejected),
+        "kind": kind,
+        "chosen": chosen,
+        "margin": rejected.loss_result - chosen_loss,
+        "chosen_call": chosen_call,
     }

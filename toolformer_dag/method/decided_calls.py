@@ -26,10 +26,11 @@ DECIDED_SCHEMA = pl.Schema(
 
 
 def decided_table(sources: Sequence[str]) -> WarehouseTable:
-    """Return the table of reasons for the warehouse. sources: tables of the lake, such as "calculator/decided_calls".
+    """Describe an input of the warehouse: the rows from which the column `reason` of its table `decisions` is filled.
 
-    The warehouse has no table of this name: its rows are only read to fill the column `reason` of `decisions`
-    (warehouse_filling.py).
+    They say why a scored call was not kept. No table of this name is created in the warehouse itself.
+
+    sources: the tables of the lake that hold the rows, such as "calculator/decided_calls".
     """
     return WarehouseTable(
         name=DECIDED,

@@ -112,13 +112,16 @@ def record_rows(
     lanes: the key of each lane (a tool with its settings) -> the tool's name in the text.
     named: settings that determine no rows, but are shown, as name -> value.
     """
-    filter_rules = _filter_rules(records, lanes)
+    records_of_all_tables = chain.from_iterable(records.values())
+    lane_rows = _filter_rules(records, lanes)  # dicts with the columns of both LANES and FILTER_RULES
+    setting_rows = _setting_rows(records, named)
     return {
         SOURCES.name: pl.DataFrame(list(versions.items()), SOURCES.schema, orient="row"),
-        REJECTIONS.name: _rejections(chain.from_iterable(records.values())),
-        LANES.name: pl.DataFrame(filter_rules, LANES.schema),  # takes some columns of these rows
-        FILTER_RULES.name: pl.DataFrame(filter_rules, FILTER_RULES.schema),
-        MADE_WITH.name: pl.DataFrame(_setting_rows(records, named), MADE_WITH.schema, orient="row"),
+        REJECTIONS.name: _rejections(records_of_all_tables),
+        # Of dicts, polars takes the columns of the schema and leaves out the others.
+        LANES.name: pl.DataFrame(lane_rows, LANES.schema),
+        FILTER_RULES.name: pl.DataFrame(lane_rows, FILTER_RULES.schema),
+        MADE_WITH.name: pl.DataFrame(setting_rows, MADE_WITH.schema, orient="row"),
     }
 
 
@@ -182,11 +185,12 @@ def _made_with(record: Mapping[str, Any]) -> list[MadeWith]:
 def filter_rule(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a record of filtered_calls says of its threshold tau_f, the least delta of a kept call.
 
-    - `{"tau_f": 0.5}` if the settings name it; `{"tau_f": None}` if the record does not say it
-    - `{"tau_f": 0.7, "by_chance": 0.1, "verdict": ...}` if it was chosen by how much is kept by chance: the record's
-      input THRESHOLD
+    - `{"tau_f": 0.5}` if the settings have it as a number; `{"tau_f": None}` if the record does not say it
+    - `{"tau_f": 0.7, "by_chance": 0.1, "verdict": ...}` if it was chosen so that at most a share of 0.1 of the kept
+      calls is kept by chance (a false discovery rate): then it is among the record's inputs
     """
-    chosen_threshold: dict[str, Any] | None = record.get("inputs", {}).get(THRESHOLD)
-    if chosen_threshold:
-        return chosen_threshold
-    return {"tau_f": record.get("settings", {}).get("tau_f")}
+    threshold_by_chance: dict[str, Any] | None = record.get("inputs", {}).get(THRESHOLD)
+    if threshold_by_chance:
+        return threshold_by_chance
+    threshold_of_settings = record.get("settings", {}).get("tau_f")
+    return {"tau_f": threshold_of_settings}

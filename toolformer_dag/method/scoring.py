@@ -101,43 +101,53 @@ def calls_query(
     """
     paths = ", ".join(map(quoted, files))
     scan = f"read_parquet([{paths}], hive_partitioning = false, file_row_number = true)"
-    row = "file_index::BIGINT << 32 | file_row_number"
-    numbered = f"SELECT * EXCLUDE (file_row_number), {row} AS row FROM {scan}"
+    row = "file_index::BIGINT << 32 | file_row_number"  # the number of the file, then that of the row in it
+    numbered_calls = f"SELECT * EXCLUDE (file_row_number), {row} AS row FROM {scan}"
     if not scores:
-        return numbered
-    return with_scores(numbered, _costs_query(scores, cost_tables, swaps), scores)
+        return numbered_calls
+    costs = _costs_query(scores, cost_tables, swaps)  # what a call costs, for scores that read it
+    return with_scores(numbered_calls, costs, scores)
 
 
 def _costs_query(scores: Mapping[str, str], cost_tables: str, swaps: bool) -> str:
-    """Return an SQL query for (CALL_KEY, cost), a row for each call in `called` whose score reads `cost`.
+    """Return an SQL query for what calls cost: a row with the key of the call (CALL_KEY) and its `cost`.
 
-    `called` is a table expression of scored.sql: the calls to score.
+    It has the calls of those lanes (tools with their settings) whose score reads `cost`, as "delta - 0.1 * cost" does:
+
+        WITH decisions AS (FROM called WHERE tool IN ('calculator')), ... FROM (SELECT tool, ..., cost FROM decisions)
+
+    `called`, the calls to score, is a table expression of the query into which this one is put (scored.sql).
 
     scores: key of the lane -> SQL expression.
-    cost_tables: common table expressions with the costs (see `calls_query`).
+    cost_tables: common table expressions, the "..." above, for the other tables that the costs are computed from.
     swaps: whether `called` has several rows per call, one per swapped result.
     """
-    lanes = reads_cost(scores)
-    if not lanes:
+    lanes_with_costs = reads_cost(scores)
+    if not lanes_with_costs:
         return f"SELECT {CALL_KEY}, 0.0::DOUBLE AS cost FROM called WHERE false"
-    condition = f"tool IN ({', '.join(map(quoted, lanes))})"
+    condition = f"tool IN ({', '.join(map(quoted, lanes_with_costs))})"
     if swaps:
         condition += " AND swap = 0"  # the swaps of a call share its key
+    # CALL_COSTS reads the calls under the name `decisions`.
     return f"WITH decisions AS (FROM called WHERE {condition}), {cost_tables} FROM ({CALL_COSTS})"
 
 
 def with_scores(called: str, costs: str, scores: Mapping[str, str]) -> str:
-    """Return the query `called`, which selects scored calls, with each lane's score in place of `delta`.
+    """Return a query for scored calls with each lane's score in place of `delta`, from the template scored.sql.
 
-    costs: a query for (CALL_KEY, cost). scores: key of the lane -> SQL expression over the columns of a call.
+    The template is, in short, `WITH called AS (CALLED), costs AS (COSTS) SELECT * REPLACE (SCORE AS delta)`; its words
+    in capital letters are replaced.
+
+    called: a query for the calls. costs: a query for what calls cost. scores: key of the lane (a tool with its
+    settings) -> SQL expression over the columns of a call.
     """
     cases = " ".join(f"WHEN {quoted(lane)} THEN {_value(score)}" for lane, score in scores.items())
-    text_of_word = {  # words of scored.sql -> what replaces them
+    sql_of_placeholder = {
         "CALLED": called,
         "COSTS": costs,
         "TOOLS": ", ".join(map(quoted, scores)),
         "SCORE": f"CASE tool {cases} END",
     }
-    _, _, statement = SCORED_SQL.partition("\n\n")  # without the comment, which names these words too
-    words = "|".join(text_of_word)
-    return re.sub(words, lambda match: text_of_word[match[0]], statement)
+    _, _, template = SCORED_SQL.partition("\n\n")  # without its comment, which names the placeholders too
+    placeholders = "|".join(sql_of_placeholder)
+    return re.sub(placeholders, lambda match: sql_of_placeholder[match[0]], template)

@@ -46,15 +46,17 @@ def fill(
     """
     is_new = shards is None
     with _attached(file, spilled) as connection:
-        _name_replaced(connection, shards or ())
-        run_sql(connection, f"CREATE OR REPLACE {RULE}")
+        _create_replaced_shards(connection, shards or ())
+        run_sql(connection, f"CREATE OR REPLACE {RULE}")  # the macro `why_not`, why a call is not kept
         for table in _scores_last(tables):
             query = _rows_query(table, files[table.name], tables)
             _fill_table(connection, table, query, is_new)
-        _decide(connection, is_new)
-        if is_new:
+        _fill_decisions(connection, is_new)  # follows from the scored calls, which are filled now
+        if is_new:  # a copy has the views already
             run_sql(connection, views_sql(tables))
-        return _commented(connection, tables)
+        tables_in_file = [table for table in tables if table.name != DECIDED]  # that one only fills `decisions`
+        write_comments(connection, tables_in_file, DERIVED_FROM)
+        return _row_counts(connection, [*(table.name for table in tables_in_file), *DERIVED_FROM])
 
 
 def _scores_last(tables: Sequence[WarehouseTable]) -> list[WarehouseTable]:
@@ -62,28 +64,26 @@ def _scores_last(tables: Sequence[WarehouseTable]) -> list[WarehouseTable]:
     return sorted(tables, key=lambda table: bool(table.scores))  # False sorts before True
 
 
-def _name_replaced(connection: duckdb.DuckDBPyConnection, shards: Collection[str]) -> None:
+def _create_replaced_shards(connection: duckdb.DuckDBPyConnection, shards: Collection[str]) -> None:
     """Create the temporary table `replaced` with the names of the shards whose rows are replaced."""
     replaced = "CREATE TEMP TABLE replaced AS SELECT unnest($shards::VARCHAR[]) AS shard"
     connection.execute(replaced, {"shards": list(shards)})
 
 
-def _commented(connection: duckdb.DuckDBPyConnection, tables: Sequence[WarehouseTable]) -> dict[str, int]:
-    """Write the comments of the tables in the file; return the number of rows of each, derived tables included."""
-    in_file = [table for table in tables if table.name != DECIDED]
-    write_comments(connection, in_file, DERIVED_FROM)
-    names = (*(table.name for table in in_file), *DERIVED_FROM)
+def _row_counts(connection: duckdb.DuckDBPyConnection, names: Sequence[str]) -> dict[str, int]:
+    """Return the number of rows of each of the tables with these names."""
     return {name: rows(connection, f'SELECT count(*) FROM "{name}"').item() for name in names}
 
 
 def _fill_table(connection: duckdb.DuckDBPyConnection, table: WarehouseTable, query: str, is_new: bool) -> None:
-    """Create a table from the rows of `query`, or replace its rows of the shards in `replaced`.
+    """Create a table of a new file from the rows of `query`; in a copy of the last file, replace rows of the table.
 
-    The scored calls (SCORED) and the filter's reasons (DECIDED) are only needed to fill `decisions`: they are temporary
-    and not written into the file.
+    Which rows are replaced, the temporary table `replaced` says, which names shards. The scored calls (SCORED) and the
+    filter's reasons (DECIDED) are only needed to fill `decisions`: they are temporary and not written into the file.
     """
     if table.name == SCORED:
-        connection.execute(f"CREATE TEMP {kept_as(table.scores)} scored AS {query}")
+        table_or_view = kept_as(table.scores)
+        connection.execute(f"CREATE TEMP {table_or_view} scored AS {query}")
     elif table.name == DECIDED:
         connection.execute(f"CREATE TEMP VIEW {DECIDED} AS {query}")
     elif is_new:
@@ -96,12 +96,12 @@ def _fill_table(connection: duckdb.DuckDBPyConnection, table: WarehouseTable, qu
 def _attached(file: Path, spilled: Path) -> Iterator[duckdb.DuckDBPyConnection]:
     """Open a connection whose default database is the file; when the block ends, the file is written and closed.
 
-    spilled: a folder for what does not fit into memory.
+    If the block raises, neither is done. spilled: a folder for what does not fit into memory.
     """
     with in_memory() as connection:
         connection.execute(f"SET memory_limit = {quoted(MEMORY)}")
         connection.execute(f"SET temp_directory = {quoted(spilled)}")
-        connection.execute("SET preserve_insertion_order = false")  # of copied rows; with it they are compressed twice
+        connection.execute("SET preserve_insertion_order = false")  # or copied rows would be compressed twice
         connection.execute(f"ATTACH {quoted(file)} AS warehouse (STORAGE_VERSION 'v1.0.0')")
         connection.execute("USE warehouse")
         yield connection
@@ -116,9 +116,10 @@ def _rows_query(table: WarehouseTable, files: Sequence[str], tables: Sequence[Wa
     files: the Parquet files of the table. tables: all tables; the results among them say what calls cost.
 
     Three kinds of table differ:
-    - plain rows: `WITH rows AS (FROM read_parquet([...])) FROM rows`, where the last part is the table's `select`
-    - calls with another score than the paper's (`table.scores`): `rows` is the query that computes it
-    - the scored calls (SCORED): that query itself, with a number of each call in the column `row`
+    - the scored calls (SCORED): the query that computes their scores, with a number of each call in the column `row`
+    - other calls with another score than the paper's (`table.scores`): that query without numbers, as `rows`, and then
+      the table's `select`, a query over `rows` such as "FROM rows"
+    - all others: `WITH rows AS (FROM read_parquet([...])) FROM rows`, where the last part is `select`
     """
     if table.name == SCORED:
         return _scored_query(table, files, tables)
@@ -148,19 +149,20 @@ def _replace_rows(connection: duckdb.DuckDBPyConnection, table: WarehouseTable, 
     connection.execute(f'INSERT INTO "{table.name}" {query}')
 
 
-def _decide(connection: duckdb.DuckDBPyConnection, is_new: bool) -> None:
+def _fill_decisions(connection: duckdb.DuckDBPyConnection, is_new: bool) -> None:
     """Fill `decisions`, every scored call with its verdict, and the tables that are counted over it.
 
-    In a copy of the warehouse (not `is_new`) only the rows of the shards in the table `replaced` change. The scripts
-    create:
-    - JUDGED, VERDICTS: the temporary views `judged` (which call is best at its position) and `verdicts`
-    - DECISIONS: the empty table `decisions`
-    - SWAPPED_PLACES, CURVES: the tables `swapped_places` and `curves`, counted over `decisions`
+    In a copy of the warehouse (not `is_new`) only the rows of `decisions` of the shards in the table `replaced` change.
     """
+    # Views over the table `scored`: `judged` (which call is best at its position), and over it `verdicts`.
     run_sql(connection, JUDGED + VERDICTS)
-    run_sql(connection, DECISIONS if is_new else "DELETE FROM decisions WHERE shard IN (FROM replaced)")
+    if is_new:
+        run_sql(connection, DECISIONS)  # creates the empty table
+    else:
+        run_sql(connection, "DELETE FROM decisions WHERE shard IN (FROM replaced)")
     # Tool by tool: sorting all calls at once takes longer and may need more memory than there is.
     for tool in rows(connection, "SELECT DISTINCT tool FROM scored ORDER BY tool")["tool"]:
         connection.execute(f"INSERT INTO decisions FROM verdicts WHERE tool = {quoted(tool)} ORDER BY delta")
+    # Two tables that are counted over all decisions, and so made anew each time.
     run_sql(connection, "DROP TABLE IF EXISTS swapped_places; DROP TABLE IF EXISTS curves;")
     run_sql(connection, SWAPPED_PLACES + CURVES)

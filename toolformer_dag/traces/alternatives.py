@@ -109,9 +109,11 @@ def of_exchanged_values(call: RecordedCall, identity: str, before: str, pools: S
     """
     if call.result is None or call.failed:
         return NO_ALTERNATIVES
+    result = call.result[:READ]  # a judge reads no more of it
     versions: list[str] = []
     for number in range(most):
-        version = exchanged_result(call.result[:READ], call.tool, f"{identity} {number}", before, pools)
+        seed = f"{identity} {number}"
+        version = exchanged_result(result, call.tool, seed, before, pools)
         if version is not None and version not in versions:
             versions.append(version)
     return Alternatives(EXCHANGED_VALUES, tuple(versions)) if versions else NO_ALTERNATIVES

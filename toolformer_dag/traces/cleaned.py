@@ -94,6 +94,7 @@ def write_cleaned(judgement: Judgement, folder: FilePath, dropped: Dropped, forc
     for source in _judged_sources(judgement):
         verdicts_of_file = _verdicts_by_conversation(verdicts, source.name)
         cleaning = _FileCleaning(FileReading(source), verdicts_of_file, dropped, cleaned)
+        # The records are read one by one while they are written; what is left out of each is then counted in `cleaned`.
         output.write(_stem(source), cleaning.records())
     pairs = _pairs(judgement)
     if pairs:
@@ -203,9 +204,13 @@ class _FileCleaning:
             yield from self._record_group(conversations).cleaned_records()
 
     def _record_group(self, conversations: Iterator[ReadConversation]) -> "_RecordGroup":
-        """Return the records of these conversations, at least one, with what is left out of them."""
+        """Return the records that these conversations, at least one, were read from, with what is left out of them.
+
+        What is left out is also added to the counts `cleaned`.
+        """
         first = next(conversations)
-        group = _RecordGroup.of(first, self.reading.records)  # now: the next conversation may drop these records
+        # Before the next conversation is taken: then `reading.records` forgets the records of earlier ones.
+        group = _RecordGroup.of(first, self.reading.records)
         for conversation in chain([first], conversations):
             verdicts = self.verdicts.get(self.reading.name_of(conversation), [])
             left_out = _left_out(conversation, verdicts, self.dropped)
@@ -291,14 +296,14 @@ class _RecordGroup:
     def of(first: ReadConversation, records: Mapping[int, Any]) -> "_RecordGroup":
         """Return a group with the records of `first`, its first conversation; nothing is left out yet.
 
-        records: by number, at least from the number of `first` on.
+        records: the records of the file by number, at least from the number of `first` on.
         """
-        numbers = sorted(number for number in records if number >= first.number)
-        numbers_of_group = numbers[: first.record_count]
+        numbers_from_first = sorted(number for number in records if number >= first.number)
+        numbers_of_group = numbers_from_first[: first.record_count]
         return _RecordGroup(
             form=first.form,
             records=[records[number] for number in numbers_of_group],
-            is_file=first.record_count > 1,
+            is_file=first.record_count > 1,  # a conversation of several records takes up its whole file
         )
 
     def add(self, conversation: ReadConversation, verdicts: Sequence[Verdict], left_out: _LeftOut) -> None:
@@ -322,15 +327,19 @@ class _RecordGroup:
         yield from others
 
     def _remaining_records(self) -> list[Any]:
-        """Return the records without the calls and messages that are left out, at least one."""
+        """Return the records without the calls and messages that are left out, at least one record.
+
+        Raises UserError if records of this form can only be left out as a whole.
+        """
         if self.calls_left_out and not can_drop(self.form):
             raise UserError(
                 f"--drop conversations: a record in the form {self.form} holds several conversations, and one of them "
                 "cannot be left out; write a record or a file for each"
             )
-        if self.is_file:
+        if self.is_file:  # all records together are one conversation
             return list(drop(self.records, self.calls_left_out, self.places_left_out))
-        return [drop(self.records[0], self.calls_left_out, self.places_left_out)]
+        [record] = self.records
+        return [drop(record, self.calls_left_out, self.places_left_out)]
 
 
 def _left_out(conversation: ReadConversation, verdicts: Sequence[Verdict], dropped: Dropped) -> _LeftOut:
@@ -397,17 +406,19 @@ def _with_verdicts(record: Any, verdicts: Sequence[Verdict]) -> Any:
 
 
 def _unsupported_messages(messages: Sequence[RecordedMessage], left_out: Sequence[Verdict]) -> list[RecordedMessage]:
-    """Return the assistant's messages that rest on nothing any more when the calls of `left_out` are left out.
+    """Return the assistant's messages that have to be left out too when the calls of `left_out` are left out.
 
-    The answer to a message of the user loses its support with all of its calls: then the assistant's messages from the
-    first of these calls on are returned. An answer that was as likely without each of them rests on earlier words.
+    A model must not learn to answer "17 degrees" without the call that gave it. If the assistant loses all calls with
+    which it answered a message of the user, its messages from the first of these calls to the user's next message are
+    returned. They stay if the answer was as likely without each of the calls: it rests on earlier words.
     """
     unsupported: list[RecordedMessage] = []
-    for numbers in _ranges_by_user_message(messages):
-        left_out_here = [verdict for verdict in left_out if verdict["turn"] in numbers]  # `turn`: number of the message
-        if left_out_here and _loses_support(messages, numbers, left_out_here):
+    for message_range in _ranges_by_user_message(messages):
+        # `turn` is the number of the message with the call.
+        left_out_here = [verdict for verdict in left_out if verdict["turn"] in message_range]
+        if left_out_here and _loses_support(messages, message_range, left_out_here):
             first = min(verdict["turn"] for verdict in left_out_here)
-            unsupported += _of_assistant(messages[first : numbers.stop])
+            unsupported += _of_assistant(messages[first : message_range.stop])
     return unsupported
 
 
@@ -416,9 +427,9 @@ def _of_assistant(messages: Sequence[RecordedMessage]) -> list[RecordedMessage]:
     return [message for message in messages if message.role == "assistant"]
 
 
-def _loses_support(messages: Sequence[RecordedMessage], numbers: range, left_out: Sequence[Verdict]) -> bool:
+def _loses_support(messages: Sequence[RecordedMessage], message_range: range, left_out: Sequence[Verdict]) -> bool:
     """Return whether the answer in a range of messages rests on nothing any more without calls of this range."""
-    call_count = sum(len(messages[number].calls) for number in numbers)
+    call_count = sum(len(messages[number].calls) for number in message_range)
     if len(left_out) < call_count:
         return False
     rests_on_earlier_words = all(verdict["reason"] == AS_LIKELY_WITHOUT for verdict in left_out)
@@ -428,14 +439,16 @@ def _loses_support(messages: Sequence[RecordedMessage], numbers: range, left_out
 def _ranges_by_user_message(messages: Sequence[RecordedMessage]) -> Iterator[range]:
     """Yield the numbers of the messages from each message of the user to the next one.
 
-    As range(0, 2) and range(2, 4) for messages of user, assistant, user, assistant.
+    As range(0, 2) and range(2, 4) for messages of user, assistant, user, assistant. Messages before the first one of
+    the user are a range of their own.
     """
-    first = 0
+    start = 0
     for number, message in enumerate(messages):
-        if message.role == "user" and number > first:
-            yield range(first, number)
-            first = number
-    yield range(first, len(messages))
+        begins_new_range = message.role == "user" and number > start
+        if begins_new_range:
+            yield range(start, number)
+            start = number
+    yield range(start, len(messages))
 
 
 def _pairs(judgement: Judgement) -> list[dict[str, Any]]:
@@ -444,11 +457,14 @@ def _pairs(judgement: Judgement) -> list[dict[str, Any]]:
     A pair has the fields prompt, chosen and rejected, each a list of OpenAI messages, and the gains of both calls.
     """
     pairs = [_CallPair(*row) for row in query(judgement.database, PAIRS).iter_rows()]
-    names: set[str] = set()
+    conversation_names: set[str] = set()
     for pair in pairs:
-        names |= {pair.chosen, pair.rejected}
-    messages_by_name = _messages(judgement, names)
-    return [pair.record(messages_by_name[pair.chosen], messages_by_name[pair.rejected]) for pair in pairs]
+        conversation_names |= {pair.chosen, pair.rejected}
+    messages_by_name = _messages(judgement, conversation_names)
+    records = []
+    for pair in pairs:
+        records.append(pair.record(messages_by_name[pair.chosen], messages_by_name[pair.rejected]))
+    return records
 
 
 class _CallPair(NamedTuple):

@@ -80,15 +80,15 @@ def _limits(plan: Plan) -> dict[str, Any]:
 
 
 def sample_rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
-    """Return a row for each result that a shard lends to other shards: up to LENT per tool, by tool and hash.
+    """Return a row per donor, a result that calls of other shards may get in place of their own: up to LENT per tool.
 
-    A donor is a result that other calls may get in place of their own. The column `lacks` is true if the shard has too
-    few donors of the tool for its own calls. It then borrows donors from the samples of the other shards.
+    The column `lacks` is true if the shard has too few donors of the tool for its own calls. It then borrows donors
+    from these rows of the other shards.
     """
-    swaps = output.plan.settings.traces.swaps
+    results_per_call = output.plan.settings.traces.swaps
     samples: list[dict[str, Any]] = []
-    for tool, donors in sorted(_donors(output, shard).of_tools()):
-        shared_columns = {"shard": shard, "tool": tool, "lacks": lacks_donors(donors, swaps)}
+    for tool, donors in sorted(_donors(output, shard).of_tools()):  # donors come sorted by hash
+        shared_columns = {"shard": shard, "tool": tool, "lacks": lacks_donors(donors, results_per_call)}
         samples += [{**shared_columns, **donor._asdict()} for donor in donors[:LENT]]
     return PartRows([pl.DataFrame(samples, schema=output.stage.schema)])
 
@@ -96,14 +96,17 @@ def sample_rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
 def inputs(output: TableOutput) -> InputsOf:
     """Return a function that gives, for a shard, the versions of what its rows are made from.
 
-    They are the version of its recorded calls, and a fingerprint of the results that it borrows from other shards, None
-    without any. The rows of a shard are computed anew when one of them changes.
+    They are the version of its recorded calls, and a fingerprint of the results that it borrows: a shard with too few
+    results of a tool takes some of other shards. The rows of a shard are computed anew when one of the two changes.
     """
     samples = output.plan.lake.table(SAMPLES)
     shards = [shard for shard in output.parts if samples.has(shard)]
-    # Computed once for each version of the table of samples; later calls read the stored answer.
-    fingerprints = samples.remembered(f"borrowed by {fingerprint(shards)}", partial(_borrowed_hashes, output, shards))
-    return partial(_inputs_of_shard, output.plan.lake.table(recorded_calls.NAME), fingerprints)
+    # A mapping from shard to fingerprint, computed once for each version of the table of samples.
+    borrowed_fingerprints = samples.remembered(
+        f"borrowed by {fingerprint(shards)}", partial(_borrowed_hashes, output, shards)
+    )
+    calls = output.plan.lake.table(recorded_calls.NAME)
+    return partial(_inputs_of_shard, calls, borrowed_fingerprints)
 
 
 def _inputs_of_shard(calls: Table, fingerprints: Mapping[str, Any], shard: str) -> Mapping[str, Any]:
@@ -233,26 +236,33 @@ class ShardResults:
         return of_other_results(call, others, self.swaps)
 
     def of_other_means(self, row: Mapping[str, Any], messages: Sequence[RecordedMessage]) -> Alternatives:
-        """Return the alternatives of a call whose tool gave too few results in other conversations.
+        """Return results to put in place of a call's own, if its tool gave too few in other conversations.
 
-        They are the call's own result with other values, or, if no value can be replaced, results of other tools.
-        row: of the table of calls. messages: its conversation.
+        They are the call's own result with other values, as {"temp": 31} of {"temp": 18}; or, if no value can be
+        replaced, results of other tools. row: of the table of calls. messages: its conversation.
         """
         call = _call(row)
+        document = row["document"]  # a hash that conversations about the same question share
         if call.result is None:
             return NO_ALTERNATIVES
-        identity = call_hash(row["document"], call)
-        before = said_before(messages, row["turn"], row["call"])
-        exchanged = of_exchanged_values(call, identity, before, self.other_tools.strings, self.swaps)
-        if exchanged.results:
-            return exchanged
-        return of_other_tools(call, self.other_tools.of_other_tools(row["document"], call), self.swaps)
+        own_with_other_values = of_exchanged_values(
+            call,
+            identity=call_hash(document, call),
+            before=said_before(messages, row["turn"], row["call"]),
+            pools=self.other_tools.strings,
+            most=self.swaps,
+        )
+        if own_with_other_values.results:
+            return own_with_other_values
+        other_results = self.other_tools.of_other_tools(document, call)
+        return of_other_tools(call, other_results, most=self.swaps)
 
 
 def _shard_results(output: TableOutput, shard: str) -> ShardResults:
-    """Return the results that calls of a shard may get in place of their own: results of the shard, and borrowed ones.
+    """Return the results that calls of a shard may get in place of their own (donors), in two collections:
 
-    For calls whose tool has too few donors, the first LENT donors of every tool are kept.
+    - circles: by tool, the shard's own donors, then those borrowed from other shards if there are too few
+    - other_tools: the first LENT donors of every tool, for calls whose tool has too few even then
     """
     donors = _donors(output, shard)
     other_tools = OtherToolResults()
@@ -284,31 +294,35 @@ def _frames(output: TableOutput, shard: str) -> Iterator[pl.DataFrame]:
 def _alternatives(
     plan: Plan, shard: str, rows: Sequence[Mapping[str, Any]], results: ShardResults
 ) -> list[Alternatives]:
-    """Return the alternatives of each call: results of its tool in other conversations, else by other means.
+    """Return, for each call, results to put in place of its own, which show whether what follows rests on it.
 
-    Only conversations of calls for which the tool gave too few results are read. rows: of the table of calls.
+    They are results of its tool in other conversations; if there are too few, its own with other values, or results of
+    other tools. For these a call's conversation is read. rows: of the table of calls.
     """
     chosen = [results.of_same_tool(row) for row in rows]
     lacking = [index for index, alternatives_of_call in enumerate(chosen) if not alternatives_of_call.results]
     conversations = conversations_by_number(plan, shard, {rows[index]["number"] for index in lacking})
     for index in lacking:
         row = rows[index]
-        chosen[index] = results.of_other_means(row, conversations[row["number"]].messages)
+        messages = conversations[row["number"]].messages
+        chosen[index] = results.of_other_means(row, messages)
     return chosen
 
 
 def _with_alternatives(
     calls: pl.DataFrame, rows: Sequence[Mapping[str, Any]], alternatives_of_calls: Sequence[Alternatives]
 ) -> pl.DataFrame:
-    """Return the frame of calls with the columns `key`, `means` and `results` of their alternatives added.
+    """Return the frame of calls with three columns added for the results that are to stand in place of their own.
 
-    rows: the calls as mappings.
+    `results` are these results, `means` is how they were got, such as "other_tools", and `key` is a hash of call and
+    results, under which measurements are stored. rows: the calls as mappings.
     """
-    added = []
-    for row, chosen in zip(rows, alternatives_of_calls, strict=True):
-        key = call_key(row["digest"], row["turn"], row["call"], chosen.results)
-        added.append({"key": key, "means": chosen.means, "results": list(chosen.results)})
-    return calls.hstack(pl.DataFrame(added, schema=ALTERNATIVE_COLUMNS))
+    added_rows = []
+    for row, alternatives_of_call in zip(rows, alternatives_of_calls, strict=True):
+        results = alternatives_of_call.results
+        key = call_key(row["digest"], row["turn"], row["call"], results)
+        added_rows.append({"key": key, "means": alternatives_of_call.means, "results": list(results)})
+    return calls.hstack(pl.DataFrame(added_rows, schema=ALTERNATIVE_COLUMNS))
 
 
 def _donors(output: TableOutput, shard: str) -> Donors:

@@ -81,15 +81,16 @@ class StringPools:
             del pool[POOL_SIZE:]
 
     def replacement(self, tool: str, value: ResultValue, seed: str, said_before: Collection[str]) -> str | None:
-        """Return a string to put in place of a value: of the same tool and field, else field, else kind.
+        """Return a string of other results to put in place of a value, as "Porto" for "Lima"; None if there is none.
 
-        Return None if no pool has one. Never chosen is a string with the words of the value, or one all of whose words
-        are in `said_before`. The choice follows from the seed: a further string in the pool changes it only where that
-        string is chosen itself.
+        The pools of strings are tried in turn: of the same tool and field, of the same field, of the same kind. A
+        string with the words of the value is never chosen, nor one all of whose words are in `said_before`, the words
+        that were said before the call.
         """
         for pool_name in _pool_names(tool, value.key, kind_of(value)):
             candidates = self._other_strings(pool_name, value, said_before)
             if candidates:
+                # Random, but stable: a further candidate changes the choice only if its own hash is the smallest.
                 return min(candidates, key=lambda text: _hash(f"{seed} {text}"))
         return None
 
@@ -150,13 +151,13 @@ def exchanged_result(result: str, tool: str, seed: str, before: str, pools: Stri
             "success" and fields that say whether the call went well.
         pools: the strings to choose from.
     """
-    said_before = _words(before)
+    words_before = _words(before)
     for attempt in range(ATTEMPTS):
-        draw = _Draw(tool, f"{seed} {attempt}", said_before, pools)
-        changed = draw.with_other_values(result)
+        replacement = _RandomReplacement(tool, f"{seed} {attempt}", words_before, pools)
+        changed = replacement.with_other_values(result)
         if changed == result:  # no value that could be replaced
             return None
-        has_same_fields = _keys(changed) == _keys(result)
+        has_same_fields = _keys(changed) == _keys(result)  # without quotes, two words in place of one are two values
         if has_same_fields and not same_values(changed, result):
             return changed
     return None
@@ -171,8 +172,8 @@ def _keys(result: str) -> list[str]:
 
 
 @dataclass(frozen=True)
-class _Draw:
-    """A draw of other values for a result; see `exchanged_result`.
+class _RandomReplacement:
+    """Replaces the values of a result at random; what is drawn follows from a seed.
 
     Attributes:
         tool: the tool that gave the result.
@@ -198,7 +199,11 @@ class _Draw:
         return "".join([*pieces, result[end_of_last:]])
 
     def _replacement(self, value: ResultValue) -> str | None:
-        """Return the text to put in place of a value, by its kind (`kind_of`); None if the value stays."""
+        """Return the text to put in place of a value, as "true" for "false" or 52 for 17; None if the value stays.
+
+        A value stays if it says nothing (null, a unit), only says that the call went well ("ok"), or was said before
+        the call: then an answer may have it from there.
+        """
         kind = kind_of(value)
         if kind in ("empty", "state"):
             return None
@@ -222,13 +227,16 @@ def _opposite(value: ResultValue) -> str | None:
 
 
 def redrawn(text: str, seed: str, said_before: Collection[str] = ()) -> str:
-    """Return a text with other digits in its numbers, dates, times and codes.
+    """Return a text with other digits in its numbers, dates, times and codes; the text itself if that fails.
 
-    As "17 km" becomes "52 km", "007" "038", "2024-05-31" "2024-11-04" and "AB12" "QK75". Numbers keep their length,
-    sign and decimal point; dates and times stay possible ones. `said_before`: words, as `value_words` writes them, that
-    stay. Return the text itself if it has no digits that may change, or if no draw of ATTEMPTS gives other values.
+    - "17 km" -> "52 km", "007" -> "038": numbers keep their length, sign and decimal point
+    - "2024-05-31" -> "2024-11-04": dates and times stay possible ones
+    - "AB12" -> "QK75"
+
+    said_before: words that stay, since they were said before the call (`value_words`), as ("17",) for "17 km". It fails
+    if no digits may change, or if ATTEMPTS draws give no other values.
     """
-    for attempt in range(ATTEMPTS):  # a draw may give the digits that stood there
+    for attempt in range(ATTEMPTS):  # random digits may be the ones that stood there
         digits = _Digits(f"{seed} {attempt}")
         changed = WORD.sub(partial(_redrawn_word, digits=digits, said_before=said_before), text)
         if value_words(changed) != value_words(text):

@@ -86,6 +86,15 @@ class Judge:
         load: "Callable[[], Engine] | None" = None,
         writer: VariantWriter | None = None,
     ) -> None:
+        """Make a judge, whose model and writer are loaded on first use.
+
+        Args:
+            settings: all settings.
+            store: the row store that keeps losses for other runs; None keeps none.
+            engine: the model, if it is loaded already.
+            load: loads the model, in place of the model of the settings.
+            writer: turns a unit (a call in its conversation) into the token sequences that the model reads.
+        """
         self.settings = settings
         self.store = store
         self.counts: Counter[str] = Counter()
@@ -133,7 +142,7 @@ class Judge:
                 yield self._judged(unit, variants, losses)
 
     def _judged(self, unit: UnitToJudge, variants: Mapping[str, Variant], losses: Mapping[str, float]) -> JudgedUnit:
-        """Return a unit with its losses, or the reason not_finite if one of them is NaN or infinite.
+        """Return a unit, such as a call, with its losses; or the reason not_finite if one of them is NaN or infinite.
 
         variants: the texts under which the unit is read, by name, such as {"none": ..., "own": ..., "0": ...}.
         losses: the losses of this unit and of others, by the digest of a variant's tokens.
@@ -141,7 +150,7 @@ class Judge:
         loss_of_variant = {name: losses[variant.digest] for name, variant in variants.items()}
         if not all(isfinite(loss) for loss in loss_of_variant.values()):
             return JudgedUnit(losses={}, reason="not_finite")
-        overlaps = self.writer.overlaps(unit)
+        overlaps = self.writer.overlaps(unit)  # of its own text, then of each text that was read in its place
         return JudgedUnit(
             losses=loss_of_variant,
             swaps=len(overlaps) - 1,
@@ -180,13 +189,13 @@ class Judge:
 
     def _computed_losses(self, wanted: Mapping[str, "_WantedLoss"]) -> dict[str, float]:
         """Run the model, and return the losses by digest: the sum of weight * -log p over the weighted tokens."""
-        queries = [missing.query() for missing in wanted.values()]
+        queries = [wanted_loss.query() for wanted_loss in wanted.values()]
         losses: dict[str, float] = {}
         with self._counted_tokens():
-            tables = self.engine.backend.log_probabilities(queries)
-            for (digest, missing), table in zip(wanted.items(), tables, strict=True):
+            tables = self.engine.backend.log_probabilities(queries)  # one per query, in their order
+            for (digest, wanted_loss), table in zip(wanted.items(), tables, strict=True):
                 log_probabilities = table[:, 0].tolist()  # a row per weighted token, with one column for that token
-                losses[digest] = _weighted_loss(missing.variant.weights, log_probabilities)
+                losses[digest] = _weighted_loss(wanted_loss.variant.weights, log_probabilities)
         return losses
 
     @contextmanager
@@ -209,7 +218,11 @@ class _WantedLoss(NamedTuple):
     shared_length: int
 
     def query(self) -> TokenQuery:
-        """Return the query for the log probability of each weighted token."""
+        """Return the query for the log probability of each weighted token, from which the loss is computed.
+
+        Its prefix are the tokens that all variants of a unit (a conversation with and without a call) begin with: the
+        model reads them once.
+        """
         ids = self.variant.ids
         positions = self.variant.positions
         return TokenQuery(
@@ -222,7 +235,10 @@ class _WantedLoss(NamedTuple):
 
 
 def _wanted_losses(variants_of_units: Sequence[Mapping[str, Variant]]) -> dict[str, _WantedLoss]:
-    """Return the losses that are wanted for units, by digest; variants with equal tokens have one digest."""
+    """Return the losses that are wanted, by the digest of a variant's tokens: variants with equal tokens share one.
+
+    variants_of_units: for each unit, such as a call, the token sequences with it, without it and with others instead.
+    """
     wanted: dict[str, _WantedLoss] = {}
     for variants in variants_of_units:
         shared_length = _shared_tokens(list(variants.values()))

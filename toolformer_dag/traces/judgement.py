@@ -90,18 +90,18 @@ def judge_traces(
 def judged(
     settings: Settings, sources: Sequence[str], database: Path, advance: Advance = lambda table, done, total: None
 ) -> Iterator[Judgement]:
-    """Judge the calls of all sources, and yield the outcome; `database` is replaced when the block ends.
+    """Judge the calls of all sources, and yield the verdicts in a DuckDB file; `database` is replaced at the end.
 
-    Inside the block the outcome is in a new file beside `database`, which no other command replaces. At the end of the
-    block, even after an error, that file is moved over `database`. If nothing has changed since `database` was built,
-    no new file is made, and the outcome is in `database`.
+    Inside the block the verdicts are in a new file beside `database`, which no other command replaces. At the end of
+    the block, even after an error, that file is moved over `database`. If nothing has changed since `database` was
+    built, no new file is made, and the verdicts are read from `database`.
 
     Raises UserError if a source is missing, or no source has a conversation with a call; raises ModelError and
     StorageError.
     """
     plan = conversation_plan(settings, sources)
-    work = update_tables(plan, advance)
-    version = traces_version(plan)
+    work = update_tables(plan, advance)  # stores the losses, from which verdicts follow, in the lake
+    version = traces_version(plan)  # a hash of these tables and of what else the file is built from
     if made_from(database) == version:
         yield _judgement(plan, database, work)
         return
@@ -150,14 +150,16 @@ def update_tables(plan: Plan, advance: Advance, *, with_losses: bool = True) -> 
     could be read, or if no conversation has a call.
     """
     tables = _tables_to_update(plan, with_losses=with_losses)
+    table_by_name = {table.name: table for table in tables}
     start_executor = partial(executor_of, trace_tables)  # worker processes find their table with `trace_tables`
     worker = Worker(plan)
-    work = Work()
-    with closing(Workers(worker, {table.name: table for table in tables}, start_executor)) as workers:
+    total_work = Work()
+    with closing(Workers(worker, table_by_name, start_executor)) as workers:
         for table in tables:
-            work += update(worker, workers, table, partial(advance, table)).work
+            report = update(worker, workers, table, partial(advance, table))
+            total_work += report.work
             _refuse_without_rows(plan, table.name)
-    return work
+    return total_work
 
 
 def _tables_to_update(plan: Plan, *, with_losses: bool) -> Sequence[TableOutput]:
@@ -189,9 +191,10 @@ def refuse_unread(plan: Plan) -> None:
 
 def refuse_without_calls(plan: Plan) -> None:
     """Raise UserError if no conversation has a call of a tool; the message shows how the first one was read."""
-    with session():
-        calls = [plan.lake.table(recorded_calls.NAME).pointer(shard) for shard in plan.conversations]
-    if any(pointer.rows for pointer in calls):
+    table_of_calls = plan.lake.table(recorded_calls.NAME)  # a row per call
+    with session():  # the manifest of the table is read once for all shards
+        shard_pointers = [table_of_calls.pointer(shard) for shard in plan.conversations]
+    if any(pointer.rows for pointer in shard_pointers):  # `rows`: how many the shard has
         return
     raise UserError(
         f"{', '.join(plan.settings.traces.source)}: no call of a tool was found in the conversations. The first, "
@@ -283,14 +286,15 @@ def _fill(plan: Plan, file: Path, version: str) -> None:
     """Create the tables and views of a new DuckDB file.
 
     TABLES reads temporary views over the Parquet files of the lake, and the settings as `judge_settings`. VIEWS reads
-    the tables.
+    the tables; in it stands $share for the setting `traces.share`.
     """
+    views = VIEWS.replace("$share", repr(plan.settings.traces.share))
     with session(), _connection(file) as connection:
         connection.register("judge_settings", _judge_settings(plan, version).to_arrow())
         for name in SHOWN:
             connection.execute(_view_of_table(plan, name))
         connection.execute(TABLES)
-        connection.execute(VIEWS.replace("$share", repr(plan.settings.traces.share)))
+        connection.execute(views)
         write_out(connection)
 
 
@@ -310,19 +314,20 @@ def _view_of_table(plan: Plan, name: str) -> str:
 
 
 def _judge_settings(plan: Plan, version: str) -> pl.DataFrame:
-    """Return a frame with the only row of the table trace_settings: settings, judge, version and rendering."""
+    """Return a frame with the only row of the table trace_settings, which says how the calls were judged.
+
+    It has the settings of recorded conversations without their files, the judge (a language model), its rendering (the
+    chat template with which it reads conversations), and `version`, the hash of what the file is built from.
+    """
     rendering = load_variant_writer(plan.settings).rendering
-    return pl.DataFrame(
-        [
-            {
-                **plan.settings.traces.model_dump(exclude={"source"}),
-                **_judge_names(plan),
-                "made_from": version,
-                "rendering": rendering.name,
-                "rendering_fingerprint": rendering.fingerprint,
-            }
-        ]
-    )
+    row = {
+        **plan.settings.traces.model_dump(exclude={"source"}),
+        **_judge_names(plan),
+        "made_from": version,
+        "rendering": rendering.name,
+        "rendering_fingerprint": rendering.fingerprint,
+    }
+    return pl.DataFrame([row])
 
 
 def refuse_other_judge(settings: Settings, database: Path) -> None:

@@ -93,13 +93,13 @@ def forecast_judging(plan: Plan, advance: Advance, seed: int | None = None) -> J
     output = TableOutput(call_losses.STAGE, plan)
     with session():
         calls = _calls_to_judge(worker, output)
-        counts = _counts(plan, calls)
+        forecast_without_cost = _counts(plan, calls)
         group_size = _group_size(plan, calls.height)
-        if group_size == 0:
-            return counts
-        sample = _judge_sample(worker, output, calls, group_size=group_size, seed=seed)
+        if group_size == 0:  # too few calls for a sample
+            return forecast_without_cost
+        sample_cost = _judge_sample(worker, output, calls, group_size=group_size, seed=seed)
         worker.close_rows()
-    return _scaled(counts, sample, group_size)
+    return _scaled(forecast_without_cost, sample_cost, group_size)
 
 
 def _judge_sample(
@@ -107,12 +107,13 @@ def _judge_sample(
 ) -> _SampleCost:
     """Draw calls, judge them, and return what that cost: a first call, then GROUPS groups of equal size.
 
-    calls: with the columns of CALLS.
+    The first call is apart, since its time includes loading the model. calls: with the columns of CALLS, more than are
+    drawn.
     """
     drawn = calls.sort("key").sample(1 + GROUPS * group_size, shuffle=True, seed=seed)
-    first = _judge(worker, output, drawn[:1])
-    groups = [_judge(worker, output, group) for group in drawn[1:].iter_slices(group_size)]
-    return _SampleCost(first, groups)
+    cost_of_first = _judge(worker, output, drawn[:1])
+    cost_of_groups = [_judge(worker, output, group) for group in drawn[1:].iter_slices(group_size)]
+    return _SampleCost(cost_of_first, cost_of_groups)
 
 
 def _calls_to_judge(worker: Worker, output: TableOutput) -> pl.DataFrame:
@@ -152,24 +153,27 @@ def _group_size(plan: Plan, call_count: int) -> int:
 def _judge(worker: Worker, output: TableOutput, calls: pl.DataFrame) -> _Cost:
     """Compute and store the losses of calls, and return what that cost. calls: with the columns of CALLS."""
     began = time.monotonic()
-    work = Work()
+    total_work = Work()  # counts of what was computed
     for calls_of_shard in calls.sort("shard", "row").partition_by("shard", maintain_order=True):
         chunk = UnitChunk(shard=calls_of_shard["shard"][0], units=calls_of_shard.select("row", "key"))
-        work += CALL_LOSSES.compute(worker, output, chunk)
+        total_work += CALL_LOSSES.compute(worker, output, chunk)  # stores the losses
     return _Cost(
-        losses=work.computed["losses"],
-        tokens=token_count(work.tokens),
+        losses=total_work.computed["losses"],
+        tokens=token_count(total_work.tokens),
         seconds=time.monotonic() - began,
     )
 
 
-def _scaled(counts: JudgingForecast, sample: _SampleCost, group_size: int) -> JudgingForecast:
-    """Scale what the groups of a sample cost to the calls that were not sampled. counts: how many calls there are."""
-    in_groups = GROUPS * group_size
-    sampled = 1 + in_groups
-    factor = (counts.to_judge - sampled) / in_groups
-    return counts._replace(
-        sampled=sampled,
+def _scaled(forecast_without_cost: JudgingForecast, sample: _SampleCost, group_size: int) -> JudgingForecast:
+    """Return the forecast with the cost of the calls that were not sampled, each from its lowest to its highest value.
+
+    The cost of the sample's GROUPS groups is scaled to these calls. group_size: the number of calls of each group.
+    """
+    calls_in_groups = GROUPS * group_size
+    sampled_calls = 1 + calls_in_groups  # a first call was judged before the groups
+    factor = (forecast_without_cost.to_judge - sampled_calls) / calls_in_groups
+    return forecast_without_cost._replace(
+        sampled=sampled_calls,
         losses=_scaled_range(factor, [group.losses for group in sample.groups]),
         tokens=_scaled_range(factor, [group.tokens for group in sample.groups]),
         seconds=_scaled_range(factor, [group.seconds for group in sample.groups]),

@@ -140,29 +140,34 @@ def _label(line: bytes, place: str) -> Label:
 
 
 def _label_of_fields(fields: Mapping[str, Any]) -> Label | None:
-    """Return the label with these fields; None if one of them is missing or has another type."""
+    """Return the label with these fields; None if one of them is missing or has another type.
+
+    The conversation may be named by `record_id`, the id of its record.
+    """
     conversation = fields.get("conversation", fields.get("record_id"))
     turn = fields.get("turn")
     call = fields.get("call", 0)
     rests_on_result = fields.get("label")
-    if not isinstance(conversation, str) or rests_on_result not in (True, False):
+    if not isinstance(conversation, str):
         return None
-    if type(turn) is not int or type(call) is not int:
+    if rests_on_result not in (True, False):  # 1 and 0 are labels too, since they equal these
+        return None
+    if type(turn) is not int or type(call) is not int:  # True is an instance of int, but no number of a message
         return None
     return Label(conversation, turn, call, bool(rests_on_result))
 
 
 def label_agreement(database: Path, labels: Sequence[Label]) -> Agreement:
-    """Return how the labels agree with the verdicts on the calls in the file that `judge` wrote.
+    """Return how people's labels agree with the verdicts on the calls in the file that `judge` wrote.
 
-    Only calls with a verdict are compared, not the calls that "cannot be told". One half of their conversations chooses
-    the threshold of the relative gain, and the other half tests it. Raises UserError unless the compared calls have
-    labels of both kinds.
+    Only calls with a verdict are compared, not the calls that "cannot be told". By the labels of one half of their
+    conversations a threshold is chosen, the relative gain above which a call is helpful; the other half tests it.
+    Raises UserError unless the compared calls have labels of both kinds.
     """
     labelled = _labelled_calls(database, labels)
     compared = _compared_calls(labelled, label_count=len(labels))
     ratings = _Ratings.of(compared)
-    interval = _auc_interval(compared)
+    interval = _auc_interval(compared)  # of 95 %
     choice = _choose_threshold(compared)
     return Agreement(
         labels=len(labels),
@@ -185,8 +190,9 @@ def _compared_calls(labelled: Sequence[LabelledCall], label_count: int) -> list[
 
     Raises UserError unless they have labels of both kinds. label_count: how many labels there are.
     """
-    compared = [call for call in labelled if call.relative_gain is not None]
-    if len({call.rests_on_result for call in compared}) < 2:
+    compared = [call for call in labelled if call.relative_gain is not None]  # None: it cannot be told
+    kinds_of_labels = {call.rests_on_result for call in compared}
+    if len(kinds_of_labels) < 2:
         raise UserError(
             f"{len(compared)} of {label_count} labels are of calls that can be told; label some of either kind"
         )

@@ -63,8 +63,8 @@ class Donors:
         if call.result is None or call.failed:
             return
         result_hash = text_hash(call.result)
-        largest_hash = self._largest_hash.get(call.tool, result_hash)
-        if result_hash <= largest_hash:
+        largest_hash = self._largest_hash.get(call.tool)  # None until the larger half was dropped once
+        if largest_hash is None or result_hash <= largest_hash:
             self._keep(call.tool, Donor(result_hash, _kept(call.result), document))
 
     def _keep(self, tool: str, donor: Donor) -> None:
@@ -112,29 +112,35 @@ class Circle:
         return Circle(donors, _steps_to_other([donor.document for donor in donors]))
 
     def others(self, document: str, call: RecordedCall) -> Iterator[str]:
-        """Yield the results of other documents with other values than the call's result, in the order of the circle.
+        """Yield results that a call may get in place of its own: of other documents, and with other values.
 
-        document: of the call. The walk begins at the first donor whose hash is not below the hash of the call, and goes
-        once round.
+        The donors (results of the tool) are sorted by hash; the walk begins at the first whose hash is not below the
+        hash of the call, and goes once round, so that other donors hardly change the choice. document: of the call, a
+        hash that conversations with the same beginning share.
         """
-        call_result = _kept(call.result or "")
+        call_result = _kept(call.result or "")  # donors are cut in the same way
         for donor in self._of_other_documents(document, start_hash=call_hash(document, call)):
             if not same_values(donor.result, call_result):
                 yield donor.result
 
     def _of_other_documents(self, document: str, start_hash: str) -> Iterator[Donor]:
-        """Yield the donors of other documents, once round from the first whose hash is not below `start_hash`."""
+        """Yield the donors of other documents, once round from the first whose hash is not below `start_hash`.
+
+        Donors are sorted by hash; after the last comes the first.
+        """
         start = bisect_left(self.donors, start_hash, key=attrgetter("hash"))
         steps = 0  # from the start
         while steps < len(self.donors):
             index = (start + steps) % len(self.donors)
-            if self.donors[index].document != document:
-                yield self.donors[index]
+            donor = self.donors[index]
+            if donor.document != document:
+                yield donor
                 steps += 1
-            elif self.to_other_document[index]:
-                steps += self.to_other_document[index]  # past all donors of the document in a row
-            else:  # all donors are of the document
+                continue
+            steps_to_other = self.to_other_document[index]  # past all donors of the document in a row
+            if steps_to_other == 0:  # all donors are of the document
                 return
+            steps += steps_to_other
 
 
 def _steps_to_other(documents: Sequence[str]) -> list[int]:
@@ -142,13 +148,17 @@ def _steps_to_other(documents: Sequence[str]) -> list[int]:
 
     As 2, 1 and 1 for the documents a a b: after the last comes the first.
     """
-    steps = [0] * len(documents)
+    count = len(documents)
+    steps = [0] * count
     if len(set(documents)) < 2:
         return steps
-    backwards = range(-1, -len(documents) - 1, -1)  # negative indices: the one after the last, -1, is 0, the first
-    for index in [*backwards, *backwards]:  # twice round, since the last looks at the first
-        is_other = documents[index + 1] != documents[index]
-        steps[index] = 1 if is_other else steps[index + 1] + 1
+    # From the last to the first, since the steps of a document follow from those of the next one. Twice, since in the
+    # first pass the last document does not find the steps of the first.
+    backwards = range(count - 1, -1, -1)
+    for index in [*backwards, *backwards]:
+        next_index = (index + 1) % count
+        is_other = documents[next_index] != documents[index]
+        steps[index] = 1 if is_other else steps[next_index] + 1
     return steps
 
 
@@ -172,10 +182,10 @@ def exchange(calls: Sequence[tuple[str, RecordedCall]], swaps: int) -> list[tupl
 
     calls: each with its document (`document_of`). Their order changes nothing.
     """
-    donors = Donors(most=len(calls))
+    donors = Donors(most=len(calls))  # the results of all calls, by tool
     for document, call in calls:
         donors.add(document, call)
-    circles = donors.circles()
+    circles = donors.circles()  # by tool, its results in the order of their hashes
     results = []
     for document, call in calls:
         circles_of_tool = [circles[call.tool]] if call.tool in circles else []
@@ -201,18 +211,19 @@ def document_of(messages: Sequence[RecordedMessage]) -> str:
 
 
 def beginnings(messages: Sequence[RecordedMessage]) -> list[str]:
-    """Return a hash of the messages before each message, and last of all of them; ids and places of calls do not count.
+    """Return, for each message, a hash of the messages before it; then a hash of all messages.
 
-    Two conversations have the same hash where they begin alike. Each message is hashed once.
+    Two conversations have the same hash where they begin alike; ids and places of calls do not count. Each message is
+    hashed once: what is hashed is the text of a list, "[message, message]".
     """
     hashes = []
     running_hash = blake2b(b"[", digest_size=8)
     for number, message in enumerate(messages):
-        hashes.append(_closed(running_hash))
+        hashes.append(_hash_of_list_so_far(running_hash))
         separator = ", " if number else ""
         text = separator + _hashed_text(message)
         running_hash.update(text.encode("utf-8", "surrogatepass"))
-    return [*hashes, _closed(running_hash)]
+    return [*hashes, _hash_of_list_so_far(running_hash)]
 
 
 def _hashed_text(message: RecordedMessage) -> str:
@@ -221,7 +232,7 @@ def _hashed_text(message: RecordedMessage) -> str:
     return repr((message.role, message.content, calls))
 
 
-def _closed(running_hash: "blake2b") -> str:
+def _hash_of_list_so_far(running_hash: "blake2b") -> str:
     """Return the hash of a list whose items were hashed so far; `running_hash` itself stays open."""
     closed = running_hash.copy()
     closed.update(b"]")

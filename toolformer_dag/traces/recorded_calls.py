@@ -74,17 +74,26 @@ def _call_rows(conversation: Mapping[str, Any], number: int) -> Iterator[dict[st
     positions = list(call_positions(messages))
     if not positions:
         return
-    columns_of_conversation = _conversation_columns(conversation, number, messages)
-    hashes_before = beginnings(messages)  # of the messages before each message
-    for turn, index in positions:
-        call_columns = _call_columns(messages[turn].calls[index])
-        yield {**columns_of_conversation, "turn": turn, "call": index, "beginning": hashes_before[turn], **call_columns}
+    conversation_columns = _conversation_columns(conversation, number, messages)
+    hashes_of_messages_before = beginnings(messages)  # an item per message
+    for message_number, call_number in positions:
+        call = messages[message_number].calls[call_number]
+        yield {
+            **conversation_columns,
+            "turn": message_number,
+            "call": call_number,
+            "beginning": hashes_of_messages_before[message_number],
+            **_call_columns(call),
+        }
 
 
 def _conversation_columns(
     conversation: Mapping[str, Any], number: int, messages: Sequence[RecordedMessage]
 ) -> dict[str, Any]:
-    """Return the columns that all calls of a conversation share; its arguments are those of `_call_rows`."""
+    """Return the columns that all calls of a conversation share.
+
+    conversation: its row of traces/conversations. number: its number in the shard, from 0. messages: its messages.
+    """
     return {
         "shard": conversation["shard"],
         "conversation": conversation["conversation"],

@@ -162,20 +162,23 @@ class _ShardReading:
     def frames(self) -> Iterator[pl.DataFrame]:
         """Yield the conversations of the shard; at the end publish its rejections as the table REJECTED_RECORDS.
 
-        A shard is one file, or a group of small files. A damaged file may show only at its end, after its frames. In a
-        group the frames of a file are held until then, and left out. For a single file, raises UnusableRows after the
-        last frame: the frames before must not be used.
+        That a file is damaged may only show at its end. What happens then depends on the shard:
+
+        - a group of small files: the frames of each file are held back to its end; those of a damaged file are left out
+        - a single file: its frames are yielded while it is read; at the end UnusableRows is raised, so that none of
+          them is used
         """
         shard = self._output.plan.conversations[self._shard]
-        is_usable = True
+        frames_are_usable = True
         for file in shard.files():
             try:
                 yield from self._frames_of_file(file, hold=shard.is_group)
             except (ShardFault, ShardError) as error:
                 self._reject_file(file, error)
-                is_usable = shard.is_group
+                if not shard.is_group:
+                    frames_are_usable = False
         self._publish_rejections()
-        if not is_usable:
+        if not frames_are_usable:
             raise UnusableRows
 
     def _frames_of_file(self, file: Source, *, hold: bool) -> Iterator[pl.DataFrame]:
@@ -253,18 +256,22 @@ class FileReading:
         self.records: dict[int, Any] = {}
 
     def conversations(self, keeps_records: bool = False) -> Iterator[ReadConversation]:
-        """Yield the conversations of the file in their order; faults in them are counted and described.
+        """Yield the conversations of the file in their order, except records of an unknown form.
+
+        Faults are counted in `counts` and described in `described`; a conversation with other faults is still yielded.
 
         keeps_records: whether `records` holds the record of a conversation until the next one is taken. Raises
         ShardFault if the file is damaged, ShardError if it cannot be read.
         """
         for conversation in read_conversations(self._records(keeps_records)):
             name = self.name_of(conversation)
+            has_known_form = True
             for reason, detail in conversation.faults:
                 self._reject(RejectedRecord(name, conversation.record_id, self.source.name, reason, detail))
+                if reason == UNKNOWN_FORM:
+                    has_known_form = False
             self._forget_records_before(conversation.number)
-            reasons = {reason for reason, _ in conversation.faults}
-            if UNKNOWN_FORM not in reasons:
+            if has_known_form:
                 yield conversation
 
     def _forget_records_before(self, number: int) -> None:

@@ -70,30 +70,32 @@ class Rendering:
             raise RenderingError(f"the template {self.name} refuses a conversation: {error}") from error
 
     def template_messages(self, message: RecordedMessage) -> list[TemplateMessage]:
-        """Return a message as templates get it: the message, then one for each of its results.
+        """Return a message as templates get it: its dict in OpenAI's form, then one for each result of its calls.
 
-        A space is put into special tokens in the content, so that what somebody wrote ends no message.
+        Special tokens in a content are broken up, "<|im_end|>" as "< |im_end|>", so that what somebody wrote ends no
+        message.
         """
-        messages = []
-        for _, openai_message in to_openai([message]):
+        template_messages = []
+        for _, openai_message in to_openai([message]):  # each comes with the index of `message`, which is 0
             content = self._without_special_tokens(openai_message["content"])
-            messages.append({**openai_message, "content": content})
-        return messages
+            template_messages.append({**openai_message, "content": content})
+        return template_messages
 
     def last_ids(self, text: str, count: int) -> tuple[int, ...]:
         """Return the ids of the last `count` tokens of a text, or of all if it has fewer.
 
-        Only the end of a long text is tokenized, from a special token on: tokenizers cut a text there first, so the
-        tokens after it are the same as in the whole text.
+        Only the end of a long text is tokenized, from a special token such as <|im_start|> on: tokenizers cut a text
+        there first, so the tokens after it are the same as in the whole text.
         """
         characters = count * CHARACTERS_PER_TOKEN  # a guess at how much text holds so many tokens
         while characters < len(text):
-            start = self._last_special_token(text, before=len(text) - characters)
+            latest_start = len(text) - characters
+            start = self._last_special_token(text, before=latest_start)
             if start is None:
-                break
-            ids = self._ids(text[start:])
-            if len(ids) >= count:
-                return _last(ids, count)
+                break  # the whole text is tokenized
+            ids_of_end = self._ids(text[start:])
+            if len(ids_of_end) >= count:
+                return _last(ids_of_end, count)
             characters *= 2  # there were too few tokens
         return _last(self._ids(text), count)
 

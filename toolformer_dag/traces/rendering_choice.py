@@ -45,23 +45,24 @@ TRIAL_WORDS = ("warmth", '"Alba"', "17 degrees", '"Benton"', "23 degrees")
 
 
 def rendering_of(setting: str, encoding: "Encoding") -> Rendering:
-    """Return the rendering for the value of `traces.rendering`: "template", "hermes", "plain" or "auto".
+    """Return the rendering (a chat template with a tokenizer) for the value of the setting `traces.rendering`.
 
-    For "auto" the first of the three that writes the trial conversation is chosen. Raises RenderingError if the model
-    has no template, or if the template loses calls and results, or takes too long or too much memory.
+    The value is "template", "hermes", "plain" or "auto", which takes the first of the three that writes a short trial
+    conversation. Raises RenderingError if the model has no template, or if the template loses calls and results, or
+    takes too long or too much memory.
     """
-    reason = "the model has no chat template"
+    last_failure = "the model has no chat template"
     for name, template in _templates(setting, encoding.tokenizer).items():
         try:
-            if name == "template":
+            if name == "template":  # the model's own; it may loop for ever
                 _require_end(template, encoding.tokenizer)
             rendering = Rendering(name, template, encoding.tokenizer)
             _try(rendering, encoding.tokenizer)
         except RenderingError as error:
-            reason = str(error)
+            last_failure = str(error)
         else:
             return rendering
-    raise RenderingError(f'traces.rendering = "{setting}": {reason}; set it to "hermes" or "plain"')
+    raise RenderingError(f'traces.rendering = "{setting}": {last_failure}; set it to "hermes" or "plain"')
 
 
 def _templates(setting: str, tokenizer: Any) -> dict[str, str]:

@@ -8,7 +8,6 @@ keeps its spelling. A result that was cut in the middle of its JSON is read as f
 import json
 import re
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import lru_cache
@@ -92,12 +91,13 @@ def _literal_values(result: str) -> Iterator[ResultValue]:
 
     Strings before a colon are keys, not values. Text that is no valid literal is read as far as it goes.
     """
-    # The last key that was read in each open list or object; items of a list have the key of the list.
+    # A stack: the last key that was read in each open list or object. Items of a list have the key of the list.
     keys = [""]
     lexemes = list(LEXEME.finditer(result))
     for lexeme, following in zip_longest(lexemes, lexemes[1:]):
-        if lexeme["mark"]:
-            _open_or_close(keys, lexeme["mark"])
+        mark = lexeme["mark"]
+        if mark:  # a bracket, which pushes or pops a key; or a comma or colon, which changes nothing
+            _open_or_close(keys, mark)
         elif following is not None and following["mark"] == ":":
             keys[-1] = _unquoted(lexeme[0])
         else:
@@ -126,19 +126,21 @@ def _literal_value(lexeme: re.Match[str], key: str) -> ResultValue:
 
 
 def _unquoted(literal: str) -> str:
-    """Return a string without its quotation marks and escapes, as it's for 'it\\'s'.
+    """Return a string of JSON or Python without its quotation marks and escapes; a bare word as it is.
 
-    A word without quotation marks is returned as it is. Escapes that JSON does not know stay, as in "\\x41".
+    - "Porto" (with its marks) gives Porto, and 'it\\'s' gives it's
+    - "\\x41" gives \\x41: if JSON does not know one of the escapes, all of them stay
     """
     if literal[:1] not in ('"', "'"):
         return literal
     inner = literal[1:-1]
-    json_inner = inner
-    if literal[0] == "'":  # rewritten as JSON would escape it
-        json_inner = inner.replace("\\'", "'").replace('"', '\\"')
-    with suppress(ValueError):
-        return str(json.loads(f'"{json_inner}"', strict=False))
-    return inner
+    inner_of_json = inner
+    if literal[0] == "'":  # a Python string, rewritten as JSON would escape it
+        inner_of_json = inner.replace("\\'", "'").replace('"', '\\"')
+    try:
+        return str(json.loads(f'"{inner_of_json}"', strict=False))
+    except ValueError:  # an escape that JSON does not know
+        return inner
 
 
 def value_words(text: str) -> tuple[str, ...]:
@@ -175,9 +177,10 @@ def _number_and_unit(word: str) -> tuple[str, str]:
 
 
 def normalized_number(number: str) -> str:
-    """Return a number without separators of thousands, plus sign and trailing zeros: 2.5 for +2.50.
+    """Return a number in the one spelling that all spellings of its value share, to compare numbers as texts.
 
-    A number of more than LONGEST_NUMBER characters is an id, and is returned as it is.
+    As "2.5" for "+2.50", "1234" for "1,234.0" and "1E+2" for "100". A number of more than LONGEST_NUMBER characters is
+    an id, and is returned as it is.
     """
     if len(number) > LONGEST_NUMBER:
         return number
@@ -197,12 +200,15 @@ def same_values(first: str, second: str) -> bool:
     """
     if first == second:
         return True
-    first_words = _keyed_words(first)
-    second_words = _keyed_words(second)
-    have_same_keys = {key for key, _ in first_words} == {key for key, _ in second_words}
+    # Sorted pairs of a field and the words of its value, as [("low", ("1",))]; the field of plain text is "".
+    first_pairs = _keyed_words(first)
+    second_pairs = _keyed_words(second)
+    have_same_keys = {key for key, _ in first_pairs} == {key for key, _ in second_pairs}
     if have_same_keys:
-        return first_words == second_words
-    return sorted(words for _, words in first_words) == sorted(words for _, words in second_words)
+        return first_pairs == second_pairs
+    first_values = sorted(words for _, words in first_pairs)
+    second_values = sorted(words for _, words in second_pairs)
+    return first_values == second_values
 
 
 @lru_cache(1024)

@@ -67,12 +67,13 @@ def _fault_of(child: "subprocess.CompletedProcess[str]") -> str | None:
 
 
 def main() -> None:
-    """Render a template over each beginning of a conversation; both are read as JSON from the standard input.
+    """Try a template, as the main function of a process: only how the process ends counts, not what is rendered.
 
-    Exits with OUT_OF_MEMORY if a rendering takes too much memory. For too much processor time the kernel ends the
-    process.
+    Template and conversation are read as JSON from the standard input. Each beginning of the conversation is rendered,
+    with and without the beginning of a next answer. Exits with OUT_OF_MEMORY if a rendering takes too much memory; for
+    too much processor time the kernel ends the process.
     """
-    # Imported before the limits begin, which count from now.
+    # Imported here, since what an import takes must not count: the limits begin with `_limit`.
     from transformers.utils.chat_template_utils import render_jinja_template
 
     trial = json.load(sys.stdin)

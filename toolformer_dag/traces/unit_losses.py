@@ -109,19 +109,20 @@ class UnitLosses:
     read: Callable[[Plan, UnitChunk], Sequence[UnitToJudge]]
 
     def chunks(self, worker: Worker, output: TableOutput, shard: str, claimed: Claimed) -> Planned:
-        """Return the units of a shard that are not judged yet, cut into chunks. Units of one key are judged once.
+        """Return the units of a shard, such as calls, that are not judged yet, cut into chunks, each key once.
 
         claimed: by row store, the keys that earlier shards of this run are judging. They are not planned again, and the
-        keys that this shard judges are added.
+        keys that this shard judges are added to it.
         """
         units = self._units_of_shard(output, shard)
-        to_judge = _units_to_judge(units, loss_stores(worker).units, claimed)
+        to_judge = _units_to_judge(units, loss_stores(worker).units, claimed)  # adds their keys to `claimed`
         work = Work(
             computed=Counter(judged=to_judge.height),
             reused=Counter(judged=units.height - to_judge.height),
         )
-        chunks = _unit_chunks(to_judge, shard, chunk_size(output.plan.settings))
-        return Planned([Chunk(units=chunk.units.height, payload=chunk) for chunk in chunks], work)
+        unit_chunks = _unit_chunks(to_judge, shard, chunk_size(output.plan.settings))
+        chunks = [Chunk(units=chunk.units.height, payload=chunk) for chunk in unit_chunks]
+        return Planned(chunks, work)
 
     def _units_of_shard(self, output: TableOutput, shard: str) -> pl.DataFrame:
         """Return the units of a shard as `keys` yields them, each with the number of its `row`, counted from 0."""
@@ -129,16 +130,16 @@ class UnitLosses:
         return pl.concat([no_units, *self.keys(output, shard)], how="diagonal").with_row_index("row")
 
     def compute(self, worker: Worker, output: TableOutput, chunk: UnitChunk) -> Work:
-        """Judge the units of a chunk, store what was measured, and return the tokens and losses that it took.
+        """Judge the units of a chunk (such as calls), store what was measured, and return what that took.
 
         The judge stores single losses while it works, so that a kill loses few of them. At the end a row per unit is
         appended to the row store `units`.
         """
         stores = loss_stores(worker)
         judge = _judge(worker, stores.losses)
-        judged_units = judge.judged(self.read(output.plan, chunk))
+        judged_units = judge.judged(self.read(output.plan, chunk))  # lazy: they are judged in the next line
         stores.units.append(_measured_frame(chunk.units["key"], judged_units))
-        return _work_of(judge)
+        return _work_of(judge)  # what the judge has counted meanwhile
 
     def rows(self, worker: Worker, output: TableOutput, shard: str) -> PartRows:
         """Return the rows of every unit of a shard. Rejections count units by the reason why they were not judged."""
@@ -147,16 +148,16 @@ class UnitLosses:
         return PartRows(self._frames(output, stores.units, shard, rejected), rejected, [store.name for store in stores])
 
     def _frames(self, output: TableOutput, store: RowStore, shard: str, rejected: Rejected) -> Iterator[pl.DataFrame]:
-        """Yield the units of a shard with what was measured of them; count units that were not judged in `rejected`.
+        """Yield the units of a shard, such as calls, with what was measured of them, in frames of LOOKED_UP at most.
 
-        rejected: numbers of units by reason, complete when all frames were yielded. Raises StorageError if the row
-        store lacks a unit.
+        rejected: to it is added how many units were not judged, by reason; complete when all frames were yielded.
+        Raises StorageError if the row store lacks a unit.
         """
         for frame in self.keys(output, shard):
             for units in frame.iter_slices(LOOKED_UP):
-                measured = _measured_units(units, store)
-                rejected.update(counted(measured, "not_judged"))
-                yield measured.select(output.stage.schema.names())
+                measured_units = _measured_units(units, store)
+                rejected.update(counted(measured_units, "not_judged"))
+                yield measured_units.select(output.stage.schema.names())
 
 
 def _units_to_judge(units: pl.DataFrame, store: RowStore, claimed: Claimed) -> pl.DataFrame:
@@ -172,13 +173,14 @@ def _unit_chunks(units: pl.DataFrame, shard: str, size: int) -> Iterator[UnitChu
     A chunk goes on to the end of its last conversation, so that no two chunks read it, but not above LONGEST_CHUNK
     units. With size 3, units of the conversations a a b b b c are cut into a a b b b and c.
     """
-    ends = _conversation_ends(units["conversation"].to_list())
+    # The index after the last unit of each conversation, ascending: 2, 5 and 6 for a a b b b c.
+    conversation_ends = _conversation_ends(units["conversation"].to_list())
     first = 0
     while first < units.height:
         earliest_end = min(first + size, units.height)
         latest_end = first + max(size, LONGEST_CHUNK)
-        conversation_end = ends[bisect_left(ends, earliest_end)]  # the first of `ends` from earliest_end on
-        end = min(conversation_end, latest_end)
+        end_of_last_conversation = conversation_ends[bisect_left(conversation_ends, earliest_end)]
+        end = min(end_of_last_conversation, latest_end)
         yield UnitChunk(shard, units[first:end])
         first = end
 
@@ -223,16 +225,23 @@ def _measured_frame(keys: Iterable[str], units: Iterable[JudgedUnit]) -> pl.Data
 
 
 def _measured(unit: JudgedUnit) -> dict[str, Any]:
-    """Return a row with the columns of MEASURED. Losses are null, and lists empty, if the unit could not be judged."""
+    """Return what was measured of a unit, such as a call, as a row with the columns of MEASURED.
+
+    Losses are null, and lists empty, if the unit could not be judged.
+    """
+    own_overlap = None
+    swapped_overlaps: list[float] = []
+    if unit.overlap:  # of its own text, then of each text that was read in its place
+        own_overlap, *swapped_overlaps = unit.overlap
     return {
         "not_judged": unit.reason,
         "tokens": unit.tokens,
-        "loss_none": unit.losses.get(NONE),
-        "loss_empty": unit.losses.get(EMPTY),
-        "loss_result": unit.losses.get(OWN),
-        "overlap": unit.overlap[0] if unit.overlap else None,  # with its own text
+        "loss_none": unit.losses.get(NONE),  # as if the call was never made
+        "loss_empty": unit.losses.get(EMPTY),  # with an empty result
+        "loss_result": unit.losses.get(OWN),  # as it was recorded
+        "overlap": own_overlap,
         "swapped_losses": unit.swapped_losses,
-        "swapped_overlaps": list(unit.overlap[1:]),
+        "swapped_overlaps": swapped_overlaps,
     }
 
 

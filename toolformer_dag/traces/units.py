@@ -108,16 +108,19 @@ class CallToJudge:
         return "no_result" if self.call.result is None else None
 
     def replacements(self, message: RecordedMessage, cut: Callable[[str], str]) -> dict[str, Sequence[RecordedMessage]]:
-        """Return the messages in place of the message with the call, by the name of the variant.
+        """Return the messages in place of the message with the call, by the name of the variant (changed conversation).
 
         - EMPTY: the message with an empty result of the call
-        - "0", "1", ...: the message with each of the other results
+        - "0", "1", ...: the message with each of the other results, shortened by `cut`
         - NONE: the message without the call, or [] if the message holds nothing else
         """
-        replacements: dict[str, Sequence[RecordedMessage]] = {EMPTY: with_result([message], 0, self.index, "")}
-        for number, result in enumerate(self.other_results):
-            replacements[str(number)] = with_result([message], 0, self.index, cut(result))
-        replacements[NONE] = without_call([message], 0, self.index)
+        replacements: dict[str, Sequence[RecordedMessage]] = {}
+        replacements[EMPTY] = with_result([message], number=0, index=self.index, result="")
+        for variant_number, other_result in enumerate(self.other_results):
+            replacements[str(variant_number)] = with_result(
+                [message], number=0, index=self.index, result=cut(other_result)
+            )
+        replacements[NONE] = without_call([message], number=0, index=self.index)
         return replacements
 
 

@@ -73,24 +73,27 @@ class VariantWriter:
         self._conversation: _Conversation | None = None
 
     def variants(self, unit: UnitToJudge) -> dict[str, Variant] | str:
-        """Return the variants of a unit by name ("none", "empty", "own", "0", "1", ...), or the reason for having none.
+        """Return the variants of a unit, such as a recorded call, by name; or the reason for having none.
 
-        If the conversation is too long for the model, fewer of the messages after the unit are weighted. Reasons:
-        `not_judged` of the unit, nothing_follows (no words of the assistant after it), not_rendered (the template
-        refuses the conversation), does_not_fit (not even the next message fits the context of the model).
+        A variant is the conversation without the unit ("none"), with an empty one, with its "own" text, or with another
+        ("0", "1", ...). The loss is computed over the weighted messages after it, fewer if the model's context is too
+        short. Reasons: `not_judged` of the unit, nothing_follows (no words of the assistant after it), not_rendered
+        (the template refuses the conversation), does_not_fit (not even the next message fits the context).
         """
         if unit.not_judged is not None:
             return unit.not_judged
-        weighted = self.window.weighted_messages(unit.messages, unit.following)
-        if not weighted:
+        weighted_messages = self.window.weighted_messages(unit.messages, unit.following)
+        if not weighted_messages:
             return "nothing_follows"
         try:
-            variants = self._longest_variants(unit, weighted)
+            variants = self._longest_variants(unit, weighted_messages)
         except RenderingError:
             return "not_rendered"
         if variants is None:
             return "does_not_fit"
-        return variants if variants[OWN].positions else "nothing_follows"
+        if not variants[OWN].positions:  # the weighted messages have no tokens
+            return "nothing_follows"
+        return variants
 
     def _longest_variants(self, unit: UnitToJudge, weighted: Sequence[int]) -> dict[str, Variant] | None:
         """Return the variants of a unit with as many weighted messages as fit the context of the model; None for none.
@@ -130,15 +133,18 @@ class VariantWriter:
         return f"{self.encoding.tokenizer.decode(ids[:most_tokens], skip_special_tokens=False)} ..."
 
     def _fitting_variants(self, unit: UnitToJudge, weighted: Sequence[int]) -> dict[str, Variant] | None:
-        """Return the variants of a unit by name; None if one of them does not fit the context of the model.
+        """Return the variants of a unit, such as a call, by name; None if one does not fit the context of the model.
 
-        weighted: the numbers of the messages after the unit whose words are weighted. Raises RenderingError.
+        A variant is the conversation as recorded, without the unit ("none"), or with another text in its place ("0").
+        weighted: the numbers of the messages after the unit over whose words the loss is computed. Raises
+        RenderingError.
         """
         conversation = self._conversation_of(unit.messages)
         recorded = self._recorded_text(conversation, unit.message, weighted)
-        if not self._fit([recorded.variant]):
+        if not self._fit([recorded.variant]):  # the other variants need not be written
             return None
-        variants = self._named_variants(recorded, self._other_pieces(unit, conversation, recorded, weighted))
+        other_texts = self._other_pieces(unit, conversation, recorded, weighted)
+        variants = self._named_variants(recorded, other_texts)
         return variants if self._fit(variants.values()) else None
 
     def _other_pieces(
@@ -173,18 +179,21 @@ class VariantWriter:
         return self._conversation
 
     def _recorded_text(self, conversation: "_Conversation", message: int, weighted: Sequence[int]) -> "_RecordedText":
-        """Return the conversation as it was recorded, cut around a message with units.
+        """Return the conversation as it was recorded, as text cut around a message with units (calls) and as tokens.
 
-        message: the number of that message. weighted: the numbers of the messages whose words are weighted. The answer
-        is cached for the other units of the message. Raises RenderingError.
+        message: the number of that message. weighted: the numbers of the messages over whose words the loss is
+        computed. The answer is cached for the other units of the message. Raises RenderingError.
         """
-        cached = conversation.cached_text(message, len(weighted))
+        # All units of a message have the same messages after them, of which the first are weighted: a count names them.
+        weighted_count = len(weighted)
+        cached = conversation.cached_text(message, weighted_count)
         if cached is not None:
             return cached
         pieces = conversation.written.pieces(message, weighted)
-        before = self._context_ids(pieces.before)
-        text = _RecordedText(pieces, before, self._variant(OWN, pieces, before))
-        conversation.recorded_texts[message, len(weighted)] = text
+        ids_before = self._context_ids(pieces.before)
+        variant = self._variant(OWN, pieces, ids_before)
+        text = _RecordedText(pieces, ids_before, variant)
+        conversation.recorded_texts[message, weighted_count] = text
         return text
 
     def _with_cut_results(self, message: RecordedMessage) -> RecordedMessage:
@@ -201,13 +210,17 @@ class VariantWriter:
         return self.rendering.last_ids(text, self.traces.context_tokens)
 
     def _variant(self, name: str, pieces: Pieces, before: tuple[int, ...]) -> Variant:
-        """Return the variant with this text, as tokens up to the last weighted one.
+        """Return a text as the token ids that the model reads, up to the last weighted token (of which it gets a loss).
 
-        before: the tokens that are read of `pieces.before`.
+        As "... [warmth()] 17 <assistant>" of 20 tokens, then "It is 17" of 3: 23 ids with the positions 20, 21 and 22.
+
+        name: of the variant, such as "none"; by it the tokens are counted as loss_empty, loss_call or loss_result.
+        pieces: the text, cut around the words over which the loss is computed. before: the ids that are read of
+        `pieces.before`.
         """
         tokens = _VariantTokens(
             before_words=self._ids_before_words(pieces, before),
-            words=[self.rendering.ids(text) for text in pieces.words],
+            words_and_between=[self.rendering.ids(text) for text in pieces.words],
         )
         positions = tokens.weighted_positions()[: self.window.tokens]
         end = positions[-1] + 1 if positions else 0
@@ -232,15 +245,15 @@ class _VariantTokens(NamedTuple):
 
     Attributes:
         before_words: the tokens before the first weighted words.
-        words: for each text of `Pieces.words` its tokens: weighted words and the text between them in turn.
+        words_and_between: for each text of `Pieces.words` its tokens: weighted words and the text between them in turn.
     """
 
     before_words: Sequence[int]
-    words: Sequence[Sequence[int]]
+    words_and_between: Sequence[Sequence[int]]
 
     def ids(self) -> list[int]:
         """Return all token ids in their order."""
-        return [*self.before_words, *chain.from_iterable(self.words)]
+        return [*self.before_words, *chain.from_iterable(self.words_and_between)]
 
     def weighted_positions(self) -> list[int]:
         """Return the indices of the weighted tokens in `ids`.
@@ -250,9 +263,9 @@ class _VariantTokens(NamedTuple):
         """
         positions: list[int] = []
         start = len(self.before_words)
-        for number, text_ids in enumerate(self.words):
+        for number, text_ids in enumerate(self.words_and_between):
             end = start + len(text_ids)
-            is_weighted = number % 2 == 0
+            is_weighted = number % 2 == 0  # odd ones are the text between two weighted messages
             if is_weighted:
                 positions += range(start, end)
             start = end

@@ -79,14 +79,17 @@ class _LocalText:
 
     @staticmethod
     def of(opening: str, messages: Sequence[_MessageAlone], first: int) -> "_LocalText":
-        """Put a text together from the opening and the messages after it. first: the number of the first of these."""
+        """Return the opening and the rendered messages after it as one text, with the offsets of these messages.
+
+        first: the number in the conversation of the first message after the opening.
+        """
         starts = {}
         ends = {}
-        position = len(opening)
+        offset = len(opening)
         for number, message in enumerate(messages, first):
-            starts[number] = position
-            ends[number] = position + message.end
-            position += len(message.text)
+            starts[number] = offset
+            ends[number] = offset + message.end  # the results of its calls begin here
+            offset += len(message.text)
         text = opening + "".join(message.text for message in messages)
         return _LocalText(text, starts, ends)
 
@@ -111,65 +114,73 @@ class WrittenConversation:
     def pieces(self, unit_message: int, weighted: Sequence[int]) -> Pieces:
         """Return the text up to the last weighted message, cut around message `unit_message` and the weighted words.
 
-        weighted: the numbers of the weighted messages. Raises RenderingError if the template refuses the conversation,
-        or writes earlier messages in another way when more follow, so that the words cannot be found.
+        weighted: the numbers of the messages over whose words the loss is computed. For a question, a call and an
+        answer, `pieces(1, [2])` gives before="<user>How warm?", unit="<assistant>[warmth()] 17 <assistant>" and
+        words=("It is 17.",). Raises RenderingError if the template refuses the conversation, or writes earlier messages
+        in another way when more follow, so that the words cannot be found.
         """
+        last_weighted = weighted[-1]
         local = self._local_text
-        if local is not None and unit_message in local.starts:
-            text = local.text[: local.ends[weighted[-1]]]
+        if local is not None and unit_message in local.starts:  # the offsets of all messages are known
+            text = local.text[: local.ends[last_weighted]]
             cuts = self._local_cuts(local, unit_message, weighted)
-        else:
-            text = self._beginning(weighted[-1] + 1, without_results=True)
+        else:  # the offsets are found by rendering each beginning of the conversation
+            text = self._beginning(last_weighted + 1, without_results=True)
             cuts = self._rendered_cuts(text, unit_message, weighted)
         return _cut(text, cuts)
 
     def pieces_of_others(
         self, recorded: Pieces, unit_message: int, others: Sequence[Sequence[RecordedMessage]], weighted: Sequence[int]
     ) -> list[Pieces]:
-        """Return the pieces of other conversations, in which only message `unit_message` differs from this one.
+        """Return the cut texts of conversations in which only message `unit_message` differs from this one.
 
-        recorded: the pieces of this conversation. others: for each of the other conversations a list with the message
-        in its place, or [] if there is none. Raises RenderingError as `pieces` does.
+        recorded: the cut text of this conversation. others: for each of the other conversations a list with the message
+        in its place, or [] if there is none. weighted: the numbers of the messages over whose words the loss is
+        computed. Raises RenderingError as `pieces` does.
         """
         replacements = []
         for messages in others:
             replacements.append([self._rendering.template_messages(message) for message in messages])
-        local_pieces = self._local_pieces_of_others(recorded, unit_message, replacements, weighted)
-        if local_pieces is not None:
-            return local_pieces
+        # First the cheap way, which renders a few messages of each conversation; not every template allows it.
+        cheap_pieces = self._local_pieces_of_others(recorded, unit_message, replacements, weighted)
+        if cheap_pieces is not None:
+            return cheap_pieces
         return [self._pieces_with(replacement, recorded, unit_message, weighted) for replacement in replacements]
 
     def _pieces_with(
         self, replacement: TemplateMessages, recorded: Pieces, unit_message: int, weighted: Sequence[int]
     ) -> Pieces:
-        """Return the pieces of the conversation with other messages, or none, in place of message `unit_message`.
+        """Return the cut text of the conversation with `replacement`, a message or none, for message `unit_message`.
 
-        recorded: the pieces of this conversation.
+        recorded: the cut text of this conversation, most of which is used again. weighted: the numbers of the messages
+        over whose words the loss is computed; they come after message `unit_message`.
         """
         before = self._messages[:unit_message]
         after = self._messages[unit_message + 1 :]
-        other = WrittenConversation(self._rendering, [*before, *replacement, *after])
+        changed = WrittenConversation(self._rendering, [*before, *replacement, *after])
         moved_by = len(replacement) - 1  # -1 if the message is gone: all that follow move up
-        return other._pieces_like(recorded, unit_message, [number + moved_by for number in weighted])
+        weighted_in_changed = [number + moved_by for number in weighted]
+        return changed._pieces_like(recorded, unit_message, weighted_in_changed)
 
     # Templates that are local
 
     @cached_property
     def _local_text(self) -> _LocalText | None:
-        """The conversation, put together from messages that were rendered alone; None if the template is not local.
+        """The conversation's text with the offsets of its messages, joined from messages that were rendered alone.
 
-        The template is local if this text equals the whole conversation rendered at once.
+        None if it differs from the conversation rendered at once: the template writes a message in another way when
+        others stand around it, as some leave out the thinking of earlier messages.
         """
-        first = _first_answer(self._messages)
-        if first == 0:  # nothing stands before it that could be rendered alone
+        first_answer = _first_answer(self._messages)  # the number of the first message of the assistant, or with calls
+        if first_answer == 0:  # nothing stands before it that could be rendered alone
             return None
         try:
-            opening = self._rendering.text(_flat(self._messages[:first]))
-            whole = self._rendering.text(_flat(self._messages))
-            local = self._joined_messages(opening, first)
+            opening = self._rendering.text(_flat(self._messages[:first_answer]))  # of system and user
+            rendered_at_once = self._rendering.text(_flat(self._messages))
+            joined = self._joined_messages(opening, first_answer)
         except RenderingError:
             return None
-        return local if local.text == whole else None
+        return joined if joined.text == rendered_at_once else None
 
     def _joined_messages(self, opening: str, first: int) -> _LocalText:
         """Return the text of the opening and of all messages from number `first` on, each of them rendered alone.
@@ -198,16 +209,21 @@ class WrittenConversation:
         return cuts
 
     def _local_words(self, local: _LocalText, number: int) -> tuple[int, int]:
-        """Return the offsets in the text at which the words of a message begin and end."""
-        start = local.starts[number]
-        end = local.ends[number]
+        """Return the offsets in `local.text` at which the words of message `number` begin and end.
+
+        The template's marks around them do not count, as <|im_start|>assistant before and <|im_end|> after. Raises
+        RenderingError if the message does not begin as the template begins an answer.
+        """
+        message_begins = local.starts[number]
+        words_end = local.ends[number]
         prompt = self._generation_prompt(number)
-        if not local.text.startswith(prompt, start):
+        if not local.text.startswith(prompt, message_begins):
             raise self._unstable()
-        if local.text.endswith(self._rendering.end, start, end):
-            end -= len(self._rendering.end)
-        words_begin = start + len(prompt)
-        return words_begin, max(words_begin, end)
+        end_mark = self._rendering.end
+        if local.text.endswith(end_mark, message_begins, words_end):
+            words_end -= len(end_mark)
+        words_begin = message_begins + len(prompt)
+        return words_begin, max(words_begin, words_end)  # both marks may overlap around an empty message
 
     def _local_generation_prompt(self, number: int) -> str:
         """Return what the template writes before the words of message `number`, as "<|im_start|>assistant\\n"."""
@@ -221,15 +237,19 @@ class WrittenConversation:
     def _local_pieces_of_others(
         self, recorded: Pieces, unit_message: int, replacements: Sequence[TemplateMessages], weighted: Sequence[int]
     ) -> list[Pieces] | None:
-        """Return the pieces of conversations with other messages in place of message `unit_message`.
+        """Return the cut texts of conversations with other messages in place of message `unit_message`, or None.
 
-        Cheap: only the messages from there to the first weighted one are rendered, after a question. Return None if the
-        template is not local, writes this part in another way after a question, or refuses one of the conversations.
+        Only the messages from there to the first weighted one (those over whose words the loss is computed) are
+        rendered, as "<assistant>[warmth()] 23 <assistant>It is 17."; what stands before the words is the new `unit`.
+        All other text is that of `recorded`, the cut text of this conversation. None if the template writes messages
+        alone in another way than among the others, or refuses them.
         """
         if self._local_text is None:
             return None
         first_weighted = weighted[0]
-        following = [*_flat(self._messages[unit_message + 1 : first_weighted]), self._messages[first_weighted][0]]
+        between = _flat(self._messages[unit_message + 1 : first_weighted])
+        message_of_words = self._messages[first_weighted][0]  # without the results of its calls
+        following = [*between, message_of_words]
         try:
             ending = self._ending_alone(recorded, unit_message, following)
             units = [self._unit_alone(messages, following, ending) for messages in replacements]
@@ -238,15 +258,17 @@ class WrittenConversation:
         return [recorded._replace(unit=unit) for unit in units]
 
     def _ending_alone(self, recorded: Pieces, unit_message: int, following: Sequence[TemplateMessage]) -> str:
-        """Return the first weighted words and what ends their message, as rendered after message `unit_message` alone.
+        """Return the end of a rendering from the first weighted words on, such as "It is 17.<|im_end|>".
 
-        following: the messages after it, up to the one with these words. Raises RenderingError if the text up to there
-        is not the text of `recorded`, the pieces of this conversation.
+        Rendered are only message `unit_message` and `following`, the messages after it up to the one with these words,
+        the first words over which the loss is computed. Raises RenderingError if they are then written in another way
+        than in `recorded`, the cut text of the whole conversation.
         """
-        part = self._alone([*self._messages[unit_message], *following])
-        if not part.startswith(recorded.unit + recorded.words[0]):
+        rendered = self._alone([*self._messages[unit_message], *following])
+        unit = recorded.unit  # the text from message `unit_message` to the words
+        if not rendered.startswith(unit + recorded.words[0]):
             raise self._unstable()
-        return part[len(recorded.unit) :]
+        return rendered[len(unit) :]
 
     def _unit_alone(self, messages: TemplateMessages, following: Sequence[TemplateMessage], ending: str) -> str:
         """Return the text of other messages and of `following`, up to `ending`. Raises RenderingError without it."""
@@ -266,10 +288,11 @@ class WrittenConversation:
     # Other templates
 
     def _rendered_cuts(self, text: str, unit_message: int, weighted: Sequence[int]) -> list[int]:
-        """Return where message `unit_message` begins, then where the words of each weighted message begin and end.
+        """Return offsets in the text, as [120, 180, 195] for one weighted message.
 
-        text: the conversation up to the last weighted message. Raises RenderingError if a rendering of an earlier
-        part, up to one of these offsets, is not its beginning.
+        They are where message `unit_message` begins, then where the words of each weighted message, over which the loss
+        is computed, begin and end. Each is the length of the conversation rendered up to there; raises RenderingError
+        if the text does not begin with such a rendering. text: the conversation up to the last weighted message.
         """
         before_unit = self._beginning(unit_message) if unit_message else ""
         self._require_beginning(text, before_unit)
@@ -302,14 +325,15 @@ class WrittenConversation:
         return self._rendering.text(beginning, generation_prompt)
 
     def _pieces_like(self, other: Pieces, unit_message: int, weighted: Sequence[int]) -> Pieces:
-        """Return the same as `pieces`, mostly with one rendering: all text but `unit` is taken from `other`.
+        """Return the cut text of this conversation, with the help of one in which only message `unit_message` differs.
 
-        other: the pieces of a conversation in which only message `unit_message` differs from this one. If that text is
-        not the same here, `pieces` renders the conversation anew.
+        other: the cut text of that conversation. This one is rendered once; what stands between the same beginning and
+        the same ending is its `unit`. If it begins or ends in another way, `pieces` finds the cuts by more renderings.
+        weighted: the numbers of the messages over whose words the loss is computed.
         """
         text = self._beginning(weighted[-1] + 1, without_results=True)
-        ending = "".join(other.words) + other.rest
-        unit = _between(text, other.before, ending)
+        text_after_unit = "".join(other.words) + other.rest
+        unit = _between(text, other.before, text_after_unit)
         if unit is None:
             return self.pieces(unit_message, weighted)
         return other._replace(unit=unit)
