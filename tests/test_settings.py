@@ -269,6 +269,8 @@ def test_a_file_that_toml_allows_and_nothing_else_holds_is_refused(tmp_path, tex
         ("tools.calculator.tau_f", "9" * 5000, ["tools.calculator.tau_f", "finite number"]),
         ("training.max_steps", "9" * 4000, ["training.max_steps", "more than 64 bits"]),
         ("training.learning_rate", "9" * 4000, ["training.learning_rate", "more than 64 bits"]),
+        ("training.more_seeds", "[1, 1]", ["1 is there twice"]),
+        ("training.more_seeds", "[0]", ["0 is there twice"]),
         (".".join("a" * LEVELS), "1", ["1000 parts"]),
         ("tools.calculator.edition", "[" * LEVELS + "]" * LEVELS, ["nested too deeply"]),
         ("tools.calculator.edition", "{a=" * 50 + "1" + "}" * 50, ["nested too deeply"]),

@@ -54,7 +54,7 @@ def test_token_losses_add_up_to_the_stored_losses(
         assert browser.get("/api/overview", headers=told | {"sec-fetch-dest": "image"}).status_code == status
     followed = {"sec-fetch-site": "same-site", "sec-fetch-dest": "document"}
     assert browser.get("/", headers=followed).status_code == 200, "a link in Dagster's UI leads here"
-    monkeypatch.setattr(loss_scorer, "WINDOW_WEIGHTS", (1.0, 0.5, 0.0, 0.0, 0.0))
+    monkeypatch.setattr(loss_scorer, "WINDOW_WEIGHTS", (1.0, 0.5))
     other = model.token_losses(call)
     position = load_engine(plan.settings).position_at(call["text"], call["text_offset"])
     request = LossRequest(call["text"], position, call["name"], call["input"], call["result"])

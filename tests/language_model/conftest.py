@@ -23,7 +23,7 @@ from transformers import (
 from tests.tokenizers import byte_level, metaspace
 from toolformer_dag.model.engine import Engine
 from toolformer_dag.model.loading import LanguageModel, wrap_language_model
-from toolformer_dag.model.requests import uniforms
+from toolformer_dag.model.requests import WINDOW_WEIGHTS, uniforms
 from toolformer_dag.settings.model_settings import SamplingSettings
 
 PROMPT = "Add calls.\nInput: 1 + 2 is 3.\nOutput: 1 + 2 is [Add(1 + 2)] 3.\n"
@@ -140,12 +140,10 @@ class Reference:
         before = self.bos + (self.tokens(z) if z else [])
         x = self.tokens(text)
         rows = self.log_probabilities(before + x)
-        unnormalised = [max(0.0, 1 - 0.2 * t) for t in range(len(x))]
-        total = sum(max(0.0, 1 - 0.2 * t) for t in range(100))
         loss = 0.0
-        for j in range(i, len(x)):
+        for weight, j in zip(WINDOW_WEIGHTS, range(i, len(x)), strict=False):
             if self.bos or j > 0:
-                loss -= unnormalised[j - i] / total * rows[len(before) + j - 1, x[j]]
+                loss -= weight * rows[len(before) + j - 1, x[j]]
         return float(loss)
 
 

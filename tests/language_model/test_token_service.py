@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
+from importlib.util import find_spec
 
 import llguidance.hf
 import numpy as np
@@ -16,6 +17,7 @@ from toolformer_dag.model.drawing import draw
 from toolformer_dag.model.engine import Engine
 from toolformer_dag.model.loading import LanguageModel
 from toolformer_dag.model.token_service import TokenAnswer, TokenRequest
+from toolformer_dag.settings.model_settings import ENGINES, RUN_ELSEWHERE, ModelSettings
 
 
 class PlainService:
@@ -122,3 +124,10 @@ def test_the_next_token_is_found_where_all_that_were_listed_are_forbidden() -> N
         assert one.best() == other.best()
         for rows in (one, other):
             rows.forbid(list(enumerate(rows.best())))
+
+
+@pytest.mark.parametrize("engine", RUN_ELSEWHERE)
+def test_each_engine_that_runs_a_model_names_its_module_and_has_a_field_for_its_options(engine: str) -> None:
+    module = ENGINES[engine].module
+    assert module is not None and find_spec(module) is not None
+    assert engine in ModelSettings.model_fields

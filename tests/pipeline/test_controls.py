@@ -59,6 +59,23 @@ def test_a_second_control_costs_its_own_losses_and_changes_no_other_table(
     assert line.output(BACKWARDS.name).stage.description.endswith("scored again with their own results backwards.")
 
 
+def test_results_equal_to_the_own_one_and_more_than_asked_for_are_no_swaps(
+    finished: NewLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def too_many(calls: pl.DataFrame, settings: ControlSettings) -> list[list[str]]:
+        return [[result, "7", result, "8", "9"] for result in calls.filter("sampled")["result"]]
+
+    line = finished("one")
+    line.set(control__swaps=2)
+    monkeypatch.setattr(controls, "CONTROLS", (*controls.CONTROLS, replace(BACKWARDS, other_results=too_many)))
+    line.update()
+    swaps = line.read(BACKWARDS.name).filter(pl.col("result").is_not_null()).sort(*CALL_KEY, "swap")
+    by_call = swaps.group_by(CALL_KEY, maintain_order=True).agg("swap", "result")
+    assert by_call.height > 0
+    for row in by_call.iter_rows(named=True):
+        assert (row["swap"], row["result"]) == ([0, 1], ["7", "8"])
+
+
 def test_it_is_counted_beside_the_first_one_which_alone_estimates_chance(
     finished: NewLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

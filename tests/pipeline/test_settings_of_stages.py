@@ -29,6 +29,7 @@ from toolformer_dag.pipeline import (
     tool_results,
 )
 from toolformer_dag.pipeline.stages import lane_stages, table_outputs
+from toolformer_dag.settings.sections import FilteringSettings
 from toolformer_dag.settings.setting_types import AsBefore
 from toolformer_dag.tools.registry import load_tools
 from toolformer_dag.training.checkpoints import checkpoints
@@ -122,6 +123,27 @@ def test_a_setting_changes_the_stages_that_apply_it_and_how_work_is_done_changes
     before = versions(line)
     line.set(**values)
     assert changed(line, before) == stages
+
+
+FILTERING = {
+    "loss_floor": (-1.0, LOSSES),
+    "keep_idle_first": ("true", LOSSES),
+    "score": ('"loss_minus"', {"filtered_calls"}),
+    "cost_weight": (0.5, {"filtered_calls"}),
+}
+
+
+@pytest.mark.parametrize("key", FILTERING)
+def test_a_key_of_the_filter_changes_losses_only_where_it_concerns_them(new_line: NewLine, key: str) -> None:
+    value, stages = FILTERING[key]
+    line = new_line("one")
+    before = versions(line)
+    line.set(**{f"filtering__{key}": value})
+    assert changed(line, before) == stages
+
+
+def test_each_key_of_the_filter_is_in_that_test() -> None:
+    assert FILTERING.keys() == FilteringSettings.model_fields.keys(), "which stages does the new key make stale?"
 
 
 def later(table: BaseModel, key: str, before: object, value: object) -> BaseModel:

@@ -22,6 +22,7 @@ class ResponsesRequest(ApiRequest):
 
     path: ClassVar[str] = "/v1/responses"
     limit: ClassVar[str] = "max_output_tokens"
+    prompt_field: ClassVar[str] = "input"
     neutral: ClassVar[Mapping[str, object]] = {**ApiRequest.neutral, "text": {"format": {"type": "text"}}}
 
     input: str

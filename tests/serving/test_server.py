@@ -157,6 +157,9 @@ def test_a_chat_is_answered_where_there_is_a_template_and_other_clients_understa
         for fewer, left in (({"tools": [tool]}, ["Calendar"]), ({"tool_choice": "none"}, [])):
             choice: Any = ask(model="embedded", messages=messages, max_completion_tokens=20, **fewer).choices[0]
             assert [call["tool"] for call in choice.calls] == left
+        with pytest.raises(openai.BadRequestError) as too_long:
+            ask(model="embedded", messages=[{"role": "user", "content": "word " * 3000}])
+        assert (too_long.value.param, too_long.value.code) == ("messages", "does_not_fit")
         decoder.tokenizer.chat_template = None
         with pytest.raises(openai.NotFoundError, match="no chat template"):
             ask(model="embedded", messages=messages)

@@ -14,6 +14,7 @@ from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.settings.training_settings import TrainingSettings
 from toolformer_dag.training import training_report
 from toolformer_dag.training.finetune import finetune
+from toolformer_dag.training.launch import process_count
 from toolformer_dag.training.objective import LEARNED_AFTER, KeepingBase, in_or_after_calls
 from toolformer_dag.training.sequences import IGNORED
 from toolformer_dag.training.training_report import TrainingData, run_identity
@@ -115,3 +116,11 @@ def test_the_loss_is_that_of_the_mixed_target_token_by_token(base: ModelSettings
             by_hand -= float((1 - share) * scores[targets[at]] + share * (base_scores * scores).sum())
             count += 1
     assert (float(loss), items) == (pytest.approx(by_hand, rel=1e-4), count)
+
+
+def test_on_several_gpus_it_is_trained_on_one_where_nothing_is_set(
+    base: ModelSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
+    on_gpus = base.model_copy(update={"device": "cuda"})
+    assert (process_count(on_gpus, SETTINGS), process_count(on_gpus, KEPT)) == (4, 1)

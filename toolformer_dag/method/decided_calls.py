@@ -9,8 +9,8 @@ from toolformer_dag.lake.warehouse_table import WarehouseTable
 
 DECIDED: Final = "decided_calls"
 """The table of a lane that is published beside filtered_calls: every scored call with its reason."""
-LIMITS: Final = ("beyond_examples",)
-"""Reasons of calls that helped and are left out by a limit alone: their texts are no examples of not calling."""
+LIMIT_PREFIX: Final = "beyond_"
+"""How reasons of calls begin that helped and are left out by a limit alone, such as beyond_examples."""
 DECIDED_SCHEMA = pl.Schema(
     {
         "tool": pl.String(),

@@ -36,7 +36,7 @@ from toolformer_dag.model.weights import (
     require_whole,
 )
 from toolformer_dag.settings.call_markers import PAPER_MARKERS
-from toolformer_dag.settings.model_settings import ModelSettings
+from toolformer_dag.settings.model_settings import ENGINES, ModelSettings
 from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.texts.calls import in_markers
 
@@ -192,10 +192,6 @@ def _warn_of_bos(model: ModelSettings, loaded: LanguageModel) -> None:
         _log.warning(_BOS_WARNING, loaded.name, gain, loaded.tokenizer.bos_token)
 
 
-SERVICES: Mapping[str, str] = {"vllm": "toolformer_dag.model.vllm_service"}
-"""`model.engine` -> the module whose `load_service` is a `LoadService`; only it imports the engine's package."""
-
-
 def _load_in_service(model: ModelSettings, dtype: torch.dtype | str) -> LanguageModel:
     """Load a model into an engine such as vLLM, or connect to the servers that run it.
 
@@ -222,9 +218,11 @@ def _load_in_service(model: ModelSettings, dtype: torch.dtype | str) -> Language
 
 
 def _engine_module(engine: str) -> Any:
-    """Return the module in SERVICES that runs models in an engine. Raises ModelError where its package is missing."""
+    """Return the module that runs models in an engine. Raises ModelError where the engine's package is missing."""
+    module = ENGINES[engine].module
+    assert module is not None  # of every engine that runs M beside transformers
     try:
-        return import_module(SERVICES[engine])
+        return import_module(module)
     except ImportError as error:
         raise ModelError(
             f'model.engine = "{engine}" needs the package {engine} ({error}); install it as '

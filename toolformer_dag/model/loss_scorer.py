@@ -64,16 +64,16 @@ class LossScorer:
     """
 
     def __init__(
-        self, backend: Backend, encoding: Encoding, requests: Sequence[LossRequest], window: int = len(WINDOW_WEIGHTS)
+        self, backend: Backend, encoding: Encoding, requests: Sequence[LossRequest], window: int | None = None
     ) -> None:
         """Tokenize the texts of the requests and the calls before them, each once. No model runs yet.
 
-        window: how many tokens after a call are scored.
+        window: how many tokens after a call are scored; None for those with a weight.
         """
         self.backend = backend
         self.encoding = encoding
         self.requests = requests
-        self.window = window
+        self.window = len(WINDOW_WEIGHTS) if window is None else window
         self.log_p: dict[ScoredText, dict[int, float]] = {}  # log p by token index; filled by `_compute`
         self.texts = self._encoded_texts()
         self.prefix_tokens = self._encoded_prefixes()

@@ -119,7 +119,7 @@ class TokenService(Protocol):
 
 
 class LoadService(Protocol):
-    """The function `load_service` of an engine's module; `SERVICES` of model/loading.py names the module."""
+    """The function `load_service` of an engine's module; `EngineKind.module` names the module."""
 
     def __call__(self, model: ModelSettings, dtype: str, config: Any, context_length: int) -> TokenService:
         """Load a model into the engine in this process, or connect to the servers at `model.url` that run it.

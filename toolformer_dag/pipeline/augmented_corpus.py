@@ -37,7 +37,7 @@ from toolformer_dag.computing.stage import (
 )
 from toolformer_dag.computing.worker import Worker
 from toolformer_dag.lake.table import WHOLE, Lake, MissingPart
-from toolformer_dag.method.decided_calls import DECIDED, LIMITS
+from toolformer_dag.method.decided_calls import DECIDED, LIMIT_PREFIX
 from toolformer_dag.pipeline import raw_shards
 from toolformer_dag.pipeline.document_cuts import DocumentCuts, corpus_cuts, cutting_settings
 from toolformer_dag.pipeline.merging import (
@@ -196,7 +196,7 @@ def _calls_beyond_limits(plan: Plan, shard: str) -> pl.DataFrame:
     calls = [pl.DataFrame(schema=columns)]
     for lane in plan.all_lanes:
         decided = plan.lake.table(f"{lane.key}/{DECIDED}").read(shard)
-        left_out = decided.filter(pl.col("reason").is_in(LIMITS))
+        left_out = decided.filter(pl.col("reason").str.starts_with(LIMIT_PREFIX))
         if left_out.is_empty():
             continue
         for name in lane.scored:

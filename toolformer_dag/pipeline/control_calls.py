@@ -134,19 +134,23 @@ def exchange(
     # Mark the calls whose results others may get (`gives`); equal calls become one.
     distinct_calls = _distinct_calls(calls.with_columns(gives=_gives_result(calls, likeliest)))
     other_results = control.other_results(distinct_calls, settings)  # a list for each sampled call
-    swaps = _swaps(distinct_calls, other_results)
+    swaps = _number_swaps(distinct_calls, other_results, most=settings.swaps)
     return _with_swaps(calls, swaps)
 
 
-def _swaps(distinct: pl.DataFrame, other_results: Sequence[Sequence[str]]) -> pl.DataFrame:
+def _number_swaps(distinct: pl.DataFrame, other_results: Sequence[Sequence[str]], *, most: int) -> pl.DataFrame:
     """Return a row per swap, numbered from 0 for each call: (DISTINCT_CALL, swapped, swap).
 
-    distinct: see `_distinct_calls`. other_results: of each `sampled` call among them, in their order.
+    A result that equals the call's own would count as one that is kept by chance, and is left out.
+
+    distinct: see `_distinct_calls`. other_results: of each `sampled` call among them, in their order. most: how many
+        swaps a call has at most.
     """
-    sampled = distinct.filter("sampled").select(DISTINCT_CALL)
+    sampled = distinct.filter("sampled").select(*DISTINCT_CALL, "result")
     with_results = sampled.with_columns(swapped=pl.Series(other_results, dtype=SWAPPED))
-    numbers = pl.int_ranges(pl.col("swapped").list.len(), dtype=pl.Int32)
-    return with_results.with_columns(swap=numbers).explode("swapped", "swap").drop_nulls("swapped")
+    swaps = with_results.explode("swapped").filter(pl.col("swapped") != pl.col("result")).drop("result")
+    numbers = pl.int_range(pl.len(), dtype=pl.Int32).over(DISTINCT_CALL)
+    return swaps.with_columns(swap=numbers).filter(pl.col("swap") < most)
 
 
 def _with_swaps(calls: pl.DataFrame, swaps: pl.DataFrame) -> pl.DataFrame:

@@ -82,6 +82,7 @@ class ApiRequest(BaseModel, ABC):
     - `path`: the URL path to which it is sent.
     - `neutral`: fields that are accepted only at the value that matches greedy decoding.
     - `limit`: the name of the field that limits the tokens of an answer, for messages.
+    - `prompt_field`: the name of the field that holds the prompts, for messages.
     - `passed_over`: fields that are accepted and ignored: notes of the client, and how calls would be sent to it.
 
     Attributes of a request, beside those of OpenAI's protocol:
@@ -111,6 +112,7 @@ class ApiRequest(BaseModel, ABC):
         "modalities": ["text"],
     }
     limit: ClassVar[str] = "max_tokens"
+    prompt_field: ClassVar[str] = "prompt"
     passed_over: ClassVar[frozenset[str]] = frozenset(
         {"user", "metadata", "safety_identifier", "prompt_cache_key", "service_tier", "parallel_tool_calls"}
     )

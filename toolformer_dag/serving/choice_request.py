@@ -181,6 +181,7 @@ class ChatRequest(ChoiceRequest):
     """A request to /v1/chat/completions: messages of a chat, after which the assistant's next one is written."""
 
     path: ClassVar[str] = "/v1/chat/completions"
+    prompt_field: ClassVar[str] = "messages"
     id_prefix: ClassVar[str] = "chatcmpl"
 
     messages: list[ChatMessage] = Field(min_length=1, fail_fast=True)
@@ -195,7 +196,7 @@ class ChatRequest(ChoiceRequest):
 
     def prompts(self, decoder: SharedDecoder) -> Sequence[str | list[int]]:
         """Return one prompt: the token ids of the chat by the model's template, special tokens included."""
-        return [chat_tokens(decoder, self.messages, "messages")]
+        return [chat_tokens(decoder, self.messages, self.prompt_field)]
 
     def withheld(self, decoder: SharedDecoder) -> frozenset[str]:
         """Return the tools that may not be called: all of them if `tool_choice` is "none"."""

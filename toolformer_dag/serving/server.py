@@ -136,7 +136,7 @@ class _Server:
 
         kind: the form of the request and its answer, such as that of OpenAI's chats.
 
-        Ends the texts if the client leaves. Raises Refused, NothingWritten, Busy, ClientDisconnect.
+        Ends the texts if the client leaves. Raises Refused, Busy, ClientDisconnect.
         """
         body = await _body(request)
         api_request = await self._in_tokenizing_thread(request, partial(kind.parse, body))
@@ -169,8 +169,11 @@ class _Server:
             return await asyncio.get_running_loop().run_in_executor(self._tokenizing, function)
 
     def _begin(self, api_request: ApiRequest, watch: Watch | None = None) -> list[Writing]:
-        """Begin the texts of a request; runs in the tokenizing thread."""
-        return self._decoder.begin(text_requests(api_request, self._model, self._decoder), watch)
+        """Begin the texts of a request; runs in the tokenizing thread. Raises Refused, Busy."""
+        try:
+            return self._decoder.begin(text_requests(api_request, self._model, self._decoder), watch)
+        except NothingWritten as error:
+            raise Refused(str(error), api_request.prompt_field, code=error.reason) from error
 
     def _drop(self, writings: Sequence[Writing]) -> None:
         """End the texts that have not ended, because their client does not wait any more."""
@@ -332,8 +335,6 @@ def _error(error: BaseException) -> _ApiError:
     """Return an error in OpenAI's form. An error that is not caused by the request has the status 500."""
     if isinstance(error, Refused):
         return _ApiError(str(error), error.status, "invalid_request_error", error.param, error.code)
-    if isinstance(error, NothingWritten):
-        return _ApiError(str(error), 400, "invalid_request_error", "prompt", error.reason)
     if isinstance(error, Busy):
         return _ApiError(str(error), 429, "rate_limit_error", code="rate_limit_exceeded")
     return _ApiError(f"{type(error).__name__}: {error}", 500, "server_error")

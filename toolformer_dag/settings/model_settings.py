@@ -22,6 +22,8 @@ class EngineKind(NamedTuple):
 
     title: str
     """Its name in descriptions, such as vLLM for `vllm`."""
+    module: str | None = None
+    """The module whose `load_service` loads a model into it; None for transformers, and if it does not run M."""
     gpu_options: tuple[str, ...] = ()
     """Options under `[model.ENGINE]` whose product is the number of GPUs over which it spreads M."""
     quantizes: bool = False
@@ -34,6 +36,7 @@ ENGINES = {
     "transformers": EngineKind("transformers"),
     "vllm": EngineKind(
         "vLLM",
+        module="toolformer_dag.model.vllm_service",
         gpu_options=("tensor_parallel_size", "pipeline_parallel_size"),
         quantizes=True,
         has_url=True,

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 
 from toolformer_dag.settings.setting_types import AsBefore, SettingsTable, Unfingerprinted, determining
 
@@ -96,6 +96,16 @@ class TrainingSettings(SettingsTable):
         "divided among them (FSDP). When left out: as many of the GPUs as divide the batch; 1 for what is not divided, "
         "such as moments of 8 bits and LoRA.",
     )
+
+    @field_validator("more_seeds")
+    @classmethod
+    def _distinct_seeds(cls, more_seeds: tuple[int, ...], info: ValidationInfo) -> tuple[int, ...]:
+        """Refuse a seed that is there twice: the same weights would be shown as those of another seed."""
+        seeds = (*more_seeds, info.data.get("seed"))  # without `seed` where that is at fault itself
+        for seed in more_seeds:
+            if seeds.count(seed) > 1:
+                raise ValueError(f"{seed} is there twice; name seeds that differ, also from `seed`")
+        return more_seeds
 
     @property
     def weights_dtype(self) -> str:

@@ -338,7 +338,9 @@ def _can_be_divided(base: ModelSettings, settings: TrainingSettings) -> bool:
     """Return whether several GPUs can divide the weights among them. Raises ModelError."""
     has_moments_of_8_bits = settings.precision == "bfloat16"
     has_frozen_weights = settings.lora_rank is not None
-    return not (has_moments_of_8_bits or has_frozen_weights or is_composite(base))  # the config is read if need be
+    if has_moments_of_8_bits or has_frozen_weights or _needs_base_model(settings):
+        return False
+    return not is_composite(base)  # reads the model's config
 
 
 def _gpus(base: ModelSettings) -> int:
