@@ -42,7 +42,7 @@ class Lane:
     Values that the settings leave open are the tool's own, which are the paper's.
 
     - `tool`: the tool
-    - `tau_s`, `k`: positions with p of ` [` of at least tau_s are sampled, the k most probable of a text (paper,
+    - `tau_s`, `k`: positions with p of ` [` above tau_s are sampled, the k most probable of a text (paper,
       section 2)
     - `m`: calls that are sampled at a position
     - `tau_f`: the least score of a call that stays; a ChanceThreshold is chosen from the lane's swapped results
@@ -220,7 +220,7 @@ def _refuse_unknown_next_tools(tool: Tool, section: ToolSettings, other_lanes: M
 def _lane(tool: Tool, section: ToolSettings, settings: Settings) -> Lane:
     """Return the lane of a tool (the tool with its settings), without chains of calls. Raises SettingsError.
 
-    Each text gets m sampled calls at the k most probable positions for a call, whose probability is at least tau_s; the
+    Each text gets m sampled calls at the k most probable positions for a call, whose probability is above tau_s; the
     filter keeps calls that score at least tau_f. Where the section leaves one of them out, the tool's default counts.
     """
     defaults = tool.defaults
@@ -449,7 +449,8 @@ class Plan:
 
         Raises ModelError where that is the checkpoint of an earlier round, which does not exist yet.
         """
-        if self._is_base(role):  # `[model]`: judges in the first round, and samples there without `[proposer]`
+        # `[model]` judges, in later rounds if `rounds.judge` is "base"; in the first it samples without `[proposer]`.
+        if self._is_base(role):
             return self.settings.model
         if self.has_own_proposer:  # `[proposer]` samples in the first round
             assert self.settings.proposer is not None

@@ -192,7 +192,7 @@ class Workers:
         self._failed_starts = 0  # workers in a row that died before they started
         self._idle: list[ChunkWorker] = []
         self._busy: dict[Future[ChunkAnswer], _Busy] = {}  # by the future of the worker's answer
-        self._waiting = deque[_Assignment]()  # chunks that no worker has yet, the next one first
+        self._waiting = deque[_Assignment]()  # of new chunks, and of late and dead workers; the next one first
         self._spent_elsewhere = Spent()  # by workers of other processes
 
     @property
@@ -213,7 +213,7 @@ class Workers:
             yield from self._work_off(not_taken)
             self._require_none_left(not_taken)
         finally:
-            self._waiting.clear()  # tasks that were taken from the iterator, and given to no worker
+            self._waiting.clear()  # tasks that were taken from the iterator and still wait
             self._kill_busy()  # workers that still compute a task
 
     def _work_off(self, not_taken: Iterator[_Assignment]) -> Ended:
@@ -339,7 +339,7 @@ class Workers:
             if future not in self._busy:  # its task was with two workers, and `_receive` took the other one's answer
                 continue
             outcome = self._receive(future)
-            if outcome is not None:  # None: the worker died, and its task waits for another one
+            if outcome is not None:  # None: the worker died, and another one has or gets its task
                 outcomes.append(outcome)
         return outcomes
 
@@ -367,8 +367,8 @@ class Workers:
     def _receive(self, future: "Future[ChunkAnswer]") -> _Outcome | None:
         """Take the answer of a busy worker; return what its task cost, or the error that the task raised.
 
-        Unless the task failed, the worker gets the next chunk that waits. If the worker died, its task waits for
-        another one, and None is returned.
+        Unless the task failed, the worker gets the next chunk that waits. If the worker died, another one has or
+        gets its task, and None is returned; a WorkerError if too many died over it.
         """
         worker, assignment = self._busy.pop(future)
         try:

@@ -249,7 +249,7 @@ def refuse_foreign(folder: Path) -> None:
 
 
 def _foreign_content(folder: Path) -> str | None:
-    """Return what in a folder no export wrote, for the message; None if it is just as an export left it.
+    """Return what in a folder no export wrote, for the message; None if there is nothing else.
 
     It has no record of an export, holds a file that the record does not list, or its card (README) was edited.
     """

@@ -172,7 +172,7 @@ def opened(database: Path, config: Mapping[str, Any] = MappingProxyType({})) -> 
             "warehouse/toolformer_duckdb"
         )
     try:
-        # The order counts: before enable_external_access, DuckDB refuses temp_directory.
+        # The order counts: before `enable_external_access` = False, DuckDB refuses `temp_directory`.
         settings = {**OFFLINE, **config, "temp_directory": str(_spill_folder(database))}
         with duckdb.connect(database, read_only=True, config=settings) as connection:
             yield connection

@@ -331,7 +331,7 @@ def _source_parts(lake: Lake, tables: Sequence[WarehouseTable]) -> Iterator[Sour
 
 
 def _table_version(table: Table, warehouse: DeclaredWarehouse) -> str:
-    """Return a hash of what the warehouse shows of a lake table: settings, and the rows and records of its parts.
+    """Return a hash of what the warehouse shows of a lake table: settings, rows, rejections and thresholds.
 
     It is remembered until the table changes.
     """

@@ -122,7 +122,7 @@ class Encoding:
       sequence is tokenized after this text, whose tokens are then cut off.
     - `start`: the tokens of ` [`, or of another marker that opens a call. Every call begins with them, in prompts and
       C* as in sampling and decoding.
-    - `output`: the tokens of "Output: ", which stand between a text and its copy with calls.
+    - `output`: the tokens of a line break and "Output: ", which stand between a text and its copy with calls.
     """
 
     def __init__(self, tokenizer: Any, markers: CallMarkers | None = None) -> None:
@@ -140,7 +140,7 @@ class Encoding:
         # anchor "a", whose ids are cut off again. Other tokenizers need no anchor: it is "".
         self.anchor = self._needed_anchor()
         self._anchor_ids: list[int] = self._ids(self.anchor) if self.anchor else []
-        begin_ids, self.output = self._ids_inside([self.markers.begin, OUTPUT])  # the ids of ` [` and of "Output: "
+        begin_ids, self.output = self._ids_inside([self.markers.begin, OUTPUT])  # the ids of ` [` and of "\nOutput: "
         self.start = self.added.get(self.markers.begin, begin_ids)  # the ids with which every call begins
 
         self._call_opening = call_opening(None, self.markers.begin)  # the pattern of ` [` where it opens a call

@@ -292,7 +292,7 @@ def check_tokenizer(name: str, tokenizer: Any) -> None:
     """
     if not getattr(tokenizer, "is_fast", False):
         raise ModelError(f"the tokenizer of {name!r} gives no character offsets; save it as a fast tokenizer")
-    _check_brackets(name, tokenizer)  # its tokens of " [a(1)]" decode to this text
+    _check_brackets(name, tokenizer)  # its tokens of " [a(1)]" decode to a text with this call
     encoding = Encoding(tokenizer)
     if not encoding.keeps_text_tokens():
         raise ModelError(

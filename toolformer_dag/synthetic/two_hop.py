@@ -218,7 +218,7 @@ def _calculated(
 ) -> Phenomenon:
     """Write a question or statement about a calculation by a random template, with its calls before the answer.
 
-    As an example, by the template "in {y} {e} will be {v} years old", in which {v} is the answer.
+    As an example, by the template "in the year {y}, {e} will be {v} years old", in which {v} is the answer.
 
     - `templates`: the name of the templates, such as "years"
     - `key`: the key of their relation, such as "founded"

@@ -245,11 +245,10 @@ def autogen_without_copies(record: Any, before: Any) -> Any:
     The state of an agent has no summaries and is returned unchanged, as is a record without messages. before: the
     record with all its calls; it is not needed here.
     """
-    # () in a list of messages, ("messages",) in the result of a run, ("llm_context", "messages") in an agent's state
-    path = messages_path(record)
-    is_agent_state = len(path) > 1
+    path = messages_path(record)  # () in a list of messages, ("llm_context", "messages") in the state of an agent
+    is_inside_state = len(path) > 1
     has_no_messages = len(path) == 1 and path[0] not in record
-    if is_agent_state or has_no_messages:
+    if is_inside_state or has_no_messages:
         return record
     messages = value_at(record, path)
     left_ids = _call_ids(messages)

@@ -184,7 +184,8 @@ def _type_tree(schema_or_type: pa.Schema | pa.DataType) -> TypeTree:
 def _values_at_path(frame: pl.DataFrame, path: Steps) -> Column:
     """Return what each row of a frame has at the end of a path: row["meta"]["url"] for ("meta", "url").
 
-    A polars series if all values are texts or null, else a list. Null where a row has nothing there.
+    A polars series if the path leads through columns and structs to a column of text, else a list. Null where a row has
+    nothing there.
     """
     column, *steps = path
     values = frame[str(column)]
