@@ -171,8 +171,8 @@ class _BatchRow(NamedTuple):
 
         The rollout also has the row's swapped results, which are later read in place of a call's own to compare.
 
-        Raises _CannotJudge, with a reason such as no_answer, where the answer is missing, or messages or swapped results
-        cannot be used. Raises UserError if the swapped results are no list.
+        Raises _CannotJudge, with a reason such as no_answer, where the answer is missing, or where messages or swapped
+        results cannot be used. Raises UserError if the swapped results are no list.
         """
         if _is_missing(self.answer):
             raise _CannotJudge("no_answer")

@@ -94,11 +94,11 @@ class Step:
     def _time_left(self, seconds: float) -> str:
         """Return how long the rest takes at the pace of the `seconds` so far, as "0:01:12 left"; empty if unknown.
 
-        Before the first chunk is finished it is "measuring the time left": loading the model took a part of the time,
-        so there is no pace yet.
+        It is "measuring the time left" once tokens are spent, until the first chunk is finished: loading the model took
+        a part of the time, so there is no pace yet.
         """
-        no_chunk_is_finished = self.tokens and not self.measured
-        if self.expected > self.tokens and no_chunk_is_finished:
+        is_within_first_chunk = self.tokens and not self.measured
+        if self.expected > self.tokens and is_within_first_chunk:
             return "measuring the time left"
         share_done = self._share_done()
         if not 0 < share_done < 1:
@@ -196,7 +196,7 @@ _current: ContextVar[Running] = ContextVar("current")
 def step(context: dg.AssetExecutionContext, name: str) -> Iterator[Running]:
     """Write the progress of the step that runs inside the block to a file, for whoever watches the run.
 
-    The outcome is `failed: REASON` if the block raises; else the caller sets it in the block (`Step.end`).
+    The outcome is `failed: REASON` if the block raises an Exception; else the caller sets it in the block (`Step.end`).
     """
     running = Running(name)
     running.file = _progress_file(context, name)
@@ -225,7 +225,7 @@ def _progress_file(context: dg.AssetExecutionContext, name: str) -> Path | None:
 def _written_now_and_then(running: Running) -> Iterator[None]:
     """Write the step's progress to its file every TELL_EVERY_SECONDS inside the block, in a thread.
 
-    An error of writing ends the thread, not the step.
+    What cannot be written, such as on a full disk, is passed over; any other error ends the thread, not the step.
     """
     ended = threading.Event()
 

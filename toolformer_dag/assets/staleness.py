@@ -129,7 +129,8 @@ def report_materialization(
         metadata = _shown_again(last_of_same_rows)
     all_tags = {**tags, **_event_tags(tags)}
     instance.report_runless_asset_event(dg.AssetMaterialization(key, metadata=metadata, tags=all_tags))
-    if last_of_same_rows is not None:  # else the page would show no checks of the new materialization
+    if last_of_same_rows is not None:
+        # Without this the page would show no checks of the new materialization.
         for check_name in output.checks:
             _report_check_again(instance, dg.AssetCheckKey(key, check_name))
 

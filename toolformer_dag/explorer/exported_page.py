@@ -46,7 +46,7 @@ def _proposed_calls(reader: WarehouseReader, shown: dict[str, Any]) -> dict[str,
     - `calls`: those near each tool's threshold, with their `excerpts`, the words before and after each
     - `texts`: the whole texts of these and of the best calls
     - `outcomes`: the tables of benchmarks, training and costs
-    - `pairs`, `questions`: how two models compare on a benchmark, and some of its questions
+    - `pairs`, `questions`: how two conditions compare on each benchmark, and some questions of the first pair
 
     `shown`: an `overview`.
     """

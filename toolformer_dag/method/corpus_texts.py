@@ -103,8 +103,7 @@ def corpus_texts(
 def _corpus_text(row: Mapping[str, Any], tool_names: Mapping[str, str], markers: CallMarkers) -> CorpusText:
     """Return the text of a row of the query TEXTS, a text of the corpus to finetune on, with its calls.
 
-    least_helpful: for each tool and position in the text the scored call that lowers the loss least, for preference
-    pairs. Raises StorageError if the text holds other calls than the filter kept: one of the tables is older.
+    It also has, for each tool and position, the single call that lowers the loss least, for preference pairs. Raises StorageError if the text holds other calls than the filter kept: one of the tables is older.
     """
     try:
         calls = _calls_in_text(row, tool_names, markers)
@@ -213,7 +212,7 @@ def preference_pairs(
     kept_call_at = {call.offset: call for call in text.calls}
     for least_helpful in text.least_helpful:
         offset = least_helpful.offset
-        if kept_calls_at[offset] > 1:  # a chain
+        if kept_calls_at[offset] > 1:  # a chain, or calls of two tools
             continue
         kept_call = kept_call_at.get(offset)
         if _is_worse(least_helpful, kept_call, tau_f[least_helpful.tool]):

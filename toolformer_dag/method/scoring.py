@@ -135,8 +135,8 @@ def _costs_query(scores: Mapping[str, str], cost_tables: str, swaps: bool) -> st
 def with_scores(called: str, costs: str, scores: Mapping[str, str]) -> str:
     """Return a query for scored calls with each lane's score in place of `delta`, from the template scored.sql.
 
-    The template is, in short, `WITH called AS (CALLED), costs AS (COSTS) SELECT * REPLACE (SCORE AS delta)`; its words
-    in capital letters are replaced.
+    The template is, in short, `WITH called AS (CALLED), costs AS (COSTS) SELECT * REPLACE (SCORE AS delta)`; CALLED,
+    COSTS, SCORE and TOOLS in it are replaced.
 
     called: a query for the calls. costs: a query for what calls cost. scores: key of the lane (a tool with its
     settings) -> SQL expression over the columns of a call.

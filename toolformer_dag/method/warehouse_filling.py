@@ -96,7 +96,7 @@ def _fill_table(connection: duckdb.DuckDBPyConnection, table: WarehouseTable, qu
 def _attached(file: Path, spilled: Path) -> Iterator[duckdb.DuckDBPyConnection]:
     """Open a connection whose default database is the file; when the block ends, the file is written and closed.
 
-    If the block raises, neither is done. spilled: a folder for what does not fit into memory.
+    If the block raises, the file is not to be used. spilled: a folder for what does not fit into memory.
     """
     with in_memory() as connection:
         connection.execute(f"SET memory_limit = {quoted(MEMORY)}")
@@ -154,7 +154,7 @@ def _fill_decisions(connection: duckdb.DuckDBPyConnection, is_new: bool) -> None
 
     In a copy of the warehouse (not `is_new`) only the rows of `decisions` of the shards in the table `replaced` change.
     """
-    # Views over the table `scored`: `judged` (which call is best at its position), and over it `verdicts`.
+    # Views over `scored`, the scored calls: `judged` (which call is best at its position), and over it `verdicts`.
     run_sql(connection, JUDGED + VERDICTS)
     if is_new:
         run_sql(connection, DECISIONS)  # creates the empty table

@@ -201,8 +201,8 @@ class _RandomReplacement:
     def _replacement(self, value: ResultValue) -> str | None:
         """Return the text to put in place of a value, as "true" for "false" or 52 for 17; None if the value stays.
 
-        A value stays if it says nothing (null, a unit), only says that the call went well ("ok"), or was said before
-        the call: then an answer may have it from there.
+        A value stays if it says nothing (null, a unit), only says that the call went well ("ok"), or, unless it is true
+        or false, was said before the call: then an answer may have it from there.
         """
         kind = kind_of(value)
         if kind in ("empty", "state"):

@@ -165,7 +165,7 @@ def _judge(worker: Worker, output: TableOutput, calls: pl.DataFrame) -> _Cost:
 
 
 def _scaled(forecast_without_cost: JudgingForecast, sample: _SampleCost, group_size: int) -> JudgingForecast:
-    """Return the forecast with the cost of the calls that were not sampled, each from its lowest to its highest value.
+    """Return the forecast with the cost of the calls that were not sampled, each value with its 95 % interval.
 
     The cost of the sample's GROUPS groups is scaled to these calls. group_size: the number of calls of each group.
     """

@@ -75,7 +75,7 @@ def _call_rows(conversation: Mapping[str, Any], number: int) -> Iterator[dict[st
     if not positions:
         return
     conversation_columns = _conversation_columns(conversation, number, messages)
-    hashes_of_messages_before = beginnings(messages)  # an item per message
+    hashes_of_messages_before = beginnings(messages)  # by the number of the message
     for message_number, call_number in positions:
         call = messages[message_number].calls[call_number]
         yield {

@@ -73,7 +73,7 @@ def main() -> None:
     with and without the beginning of a next answer. Exits with OUT_OF_MEMORY if a rendering takes too much memory; for
     too much processor time the kernel ends the process.
     """
-    # Imported here, since what an import takes must not count: the limits begin with `_limit`.
+    # Imported only here, where it is needed, and before `_limit`: what an import takes must not count.
     from transformers.utils.chat_template_utils import render_jinja_template
 
     trial = json.load(sys.stdin)

@@ -184,7 +184,8 @@ class VariantWriter:
         message: the number of that message. weighted: the numbers of the messages over whose words the loss is
         computed. The answer is cached for the other units of the message. Raises RenderingError.
         """
-        # All units of a message have the same messages after them, of which the first are weighted: a count names them.
+        # All units of a message have the same weighted messages, but for the last ones where not all fit: a count
+        # names them.
         weighted_count = len(weighted)
         cached = conversation.cached_text(message, weighted_count)
         if cached is not None:
