@@ -103,7 +103,8 @@ def corpus_texts(
 def _corpus_text(row: Mapping[str, Any], tool_names: Mapping[str, str], markers: CallMarkers) -> CorpusText:
     """Return the text of a row of the query TEXTS, a text of the corpus to finetune on, with its calls.
 
-    It also has, for each tool and position, the single call that lowers the loss least, for preference pairs. Raises StorageError if the text holds other calls than the filter kept: one of the tables is older.
+    It also has, for each tool and position, the single call that lowers the loss least, for preference pairs. Raises
+    StorageError if the text holds other calls than the filter kept: one of the tables is older.
     """
     try:
         calls = _calls_in_text(row, tool_names, markers)

@@ -121,7 +121,7 @@ class WrittenConversation:
         """
         last_weighted = weighted[-1]
         local = self._local_text
-        if local is not None and unit_message in local.starts:  # the offsets of this message and of all that follow are known
+        if local is not None and unit_message in local.starts:  # offsets are known from this message on
             text = local.text[: local.ends[last_weighted]]
             cuts = self._local_cuts(local, unit_message, weighted)
         else:  # the offsets are found by rendering each beginning of the conversation
