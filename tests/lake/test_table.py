@@ -93,6 +93,20 @@ def test_content_hash_depends_on_rows_alone(rows: list[tuple[str, int, float]], 
     assert (whole.hexdigest() == changed.hexdigest()) == (not rows)
 
 
+@pytest.mark.parametrize("kind", [pl.String, pl.Binary])
+def test_what_stood_in_place_of_a_null_before_does_not_count(kind: type[pl.DataType]) -> None:
+    plain = pl.DataFrame({"a": ["x", None, "z"]}, schema={"a": pl.String})
+    former = pl.DataFrame({"a": ["x", "secret", "z"]})
+    emptied = former.with_columns(a=pl.when(pl.col("a") != "secret").then("a"))
+    assert emptied.equals(plain)
+    hashes = []
+    for frame in (plain, emptied, former):
+        content = ContentHash()
+        content.update(frame.cast(kind))
+        hashes.append(content.hexdigest())
+    assert hashes[0] == hashes[1] != hashes[2]
+
+
 CALLS = st.lists(st.none() | st.fixed_dictionaries({"tool": st.text(), "result": st.none() | st.text()}))
 
 

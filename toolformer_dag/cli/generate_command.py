@@ -186,7 +186,7 @@ def _names_lines(text: str) -> bool:
 def find_model(settings: Settings, name: str, k: int | None) -> ChosenModel:
     """Return the model that a name on the command line stands for: of a checkpoint, or any other model.
 
-    - `name`: "" for the model of the settings.
+    - `name`: "" for the finetuned checkpoint, or the model of the settings where there is none.
     - `k`: a call may start where ` [` is among the k most likely tokens; None for the settings' value, or 0 where the
       model calls no tools.
 

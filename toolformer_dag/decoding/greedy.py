@@ -103,8 +103,8 @@ def _texts(rules: DecodingRules, prompts: Sequence[str], contexts: Sequence[str]
 def _batches(backend: Backend, texts: Sequence[WrittenText]) -> list[list[WrittenText]]:
     """Split texts into batches for the model, with texts of similar length together; this changes no result.
 
-    The number of a batch's texts times its largest counted length is at most BATCH_TOKENS. A text counts at least
-    BATCH_TOKENS / `backend.greedy_rows` tokens, so that a batch has at most `greedy_rows` texts.
+    The number of a batch's texts times its largest counted length is at most BATCH_TOKENS, or it is a single text. A
+    text counts at least BATCH_TOKENS / `backend.greedy_rows` tokens, so that a batch has at most `greedy_rows` texts.
     """
     by_length = sorted(texts, key=lambda text: len(text.tokens_to_prefill()))
     counted_lengths = [_counted_length(text, backend) for text in by_length]

@@ -75,7 +75,7 @@ class Vocabulary:
         - max_tokens: the maximum length of the call.
         """
         markers = self.encoding.markers
-        # If the arrow is a token that was added to the tokenizer, the grammar needs its id: no text is encoded to it.
+        # If the arrow was added to the tokenizer as a token, the grammar needs its id: text may not be encoded to it.
         arrow_token = self._tokenizer.get_added_vocab().get(markers.arrow.strip())  # else None
         grammar = call_grammar(names, schemas, markers, arrow_token)
         return CallForm(

@@ -292,7 +292,8 @@ def _score_row(counts: Mapping[str, Any], weights: Weights | None) -> dict[str, 
 def accuracy_by_condition(scores: pl.DataFrame) -> pl.DataFrame:
     """Return scores for people: a row per benchmark with `benchmark`, `n` and a column per condition, in order.
 
-    A last column, "no model", has the best of the baselines, which answer without a model: `12.0 (9.1-15.7) a + b`.
+    Where there are baselines, a last column, "no model", has the best of them, which answer without a model:
+    `12.0 (9.1-15.7) a + b`.
 
     scores: a row per benchmark and condition.
     """

@@ -140,8 +140,8 @@ def best_calls(shown: Mapping[str, Any]) -> list[Row]:
 def calls(reader: WarehouseReader, query: Mapping[str, str]) -> dict[str, Any]:
     """Return the calls of a tool that are nearest to a threshold tau, the nearest call first.
 
-    A call can stay only if its delta, by how much it lowers the loss, is at least tau. The result has at most NEAR calls
-    at or above tau, NEAR below it, and NEAR without a delta, which come last.
+    A call can stay only if its delta, by how much it lowers the loss, is at least tau. The result has at most NEAR
+    calls at or above tau, NEAR below it, and NEAR without a delta, which come last.
 
     `query`: such as {"tool": "calculator", "tau": "0.5", "verdict": "kept"}; also `domain`, `reason`, `text`.
 

@@ -266,8 +266,9 @@ class ContentHash:
 
     def _add_texts(self, name: str, texts: pa.Array) -> None:
         """Add the lengths of texts (0 for null), and their bytes."""
-        lengths = pc.fill_null(pc.binary_length(texts), 0)
-        self._add(f"{name} lengths", lengths.to_numpy())
+        if texts.null_count:  # there may be bytes of former values in place of a null
+            texts = pc.fill_null(texts, pa.scalar(b"", texts.type))
+        self._add(f"{name} lengths", pc.binary_length(texts).to_numpy())
         self._add_text_bytes(f"{name} text", texts)
 
     def _add_lists(self, name: str, lists: pa.Array) -> None:

@@ -123,7 +123,7 @@ class OpenSamples:
         Each point gets a branch: a cached continuation of the text, which all its samples share until they draw
         different tokens (`step`).
         """
-        slots: list[int] = []  # by new branch: the row of the cache that holds its text's keys
+        slots: list[int] = []  # by new branch: the number under which its text is cached
         tokens_before: list[int] = []  # by new branch: how many tokens of its text stand before the point
         for text in texts:
             for point in text.points:

@@ -167,7 +167,7 @@ class _Drawn(NamedTuple):
 def _drawn(plan: Plan, texts: pl.LazyFrame) -> _Drawn:
     """Draw held-out texts by their hashes: the first choose the best checkpoint, the last measure its perplexity.
 
-    Each are at most half of the texts, so that none does both, but for a single text.
+    At most half of the texts choose, and none that does also measures, but for a single text.
 
     texts: a lazy frame with the column `text_digest`.
     """

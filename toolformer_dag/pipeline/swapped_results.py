@@ -73,7 +73,7 @@ def _chosen_donors(row: int, calls: _CallArrays, donors: _CallArrays, most: int)
     A donor fits if it is in another document and has another result, at a position where a call is as probable. The
     search goes on from the row to the last one, and then from the first row to this one.
     """
-    fitting = _fitting(row, calls, donors)  # indices into `donors`, as all that follow
+    fitting = _fitting(row, calls, donors)  # indices into `donors`, as the next three
     in_order = _starting_behind(row, fitting, donors)
     first_of_each_result = in_order[_first_of_each(donors.result[in_order])]
     chosen = first_of_each_result[:most]

@@ -134,10 +134,10 @@ def _loaded(base: ModelSettings, settings: TrainingSettings, world: int, checkpo
     """
     source = _source(base)  # revision, and whether the model's own code may run
     options = {**source, "dtype": DTYPES[settings.weights_dtype], "use_safetensors": True}
+    # Undivided weights are read from the base even where a run resumes: the Trainer loads the checkpoint's over them.
     name_or_folder = model_name(base)
     if world > 1:
         options |= _share_options(name_or_folder, source, world)
-        # Undivided weights are read from the base here; the Trainer loads the checkpoint's over them.
         if checkpoint is not None:
             name_or_folder = str(checkpoint)
     return from_hub(AutoModelForCausalLM, name_or_folder, options)
