@@ -20,10 +20,10 @@ import zstandard
 
 from benchmarks.worlds import GIVEN, KINDS, SEAL, Ended, Tables, World, differing, flip, rot, unseen
 from toolformer_dag import identity
-from toolformer_dag.assets.measurement_assets import assets_by_hand
+from toolformer_dag.assets.measurement_assets import list_manual_assets
 from toolformer_dag.exports.corpus_export import export_corpus
 from toolformer_dag.exports.export_forms import text_form
-from toolformer_dag.exports.verify_project import verified, verified_folder
+from toolformer_dag.exports.verify_project import verify_files, verify_folder
 from toolformer_dag.files import StorageError, UserError
 from toolformer_dag.lake.verification import VERIFIED
 
@@ -161,7 +161,7 @@ def _judged(whole: Undisturbed, world: World, faults: int, ended: Ended, tokens:
         return Trial(faults, (ended.error,))
     wrong = [f"{table} differs" for table in differing(whole.tables, world.tables())]
     project = world.project()
-    by_hand = assets_by_hand(project.plan)
+    by_hand = list_manual_assets(project.plan)
     for asset, reason in project.stale().items():
         if asset not in by_hand:
             wrong.append(f"{asset} is stale: {reason.lines}")
@@ -351,7 +351,7 @@ def _wrong_after_flip(world: World, kind: str, counts: Counter[str], draw: rando
     with unseen(file):
         flipped = Flip.of(kind, file, kind == "base model" or draw.random() < 0.5, draw)
         if is_export:
-            is_named = file in {damaged.path for damaged in verified_folder(export).damaged}
+            is_named = file in {damaged.path for damaged in verify_folder(export).damaged}
             error = _export_error(world, export)
             is_refused = error is not None and str(file.parent) in error
         else:
@@ -442,7 +442,7 @@ def named_flips(world: World, flips: int, draw: random.Random) -> Mapping[str, t
                 rot(file, draw)
             else:
                 flip(file, draw)
-        damaged = {damage.path for damage in verified(plan).damaged}
+        damaged = {damage.path for damage in verify_files(plan).damaged}
         assert damaged <= contents.keys(), damaged - contents.keys()
         for kind, file in files.items():
             tried[kind] += 1

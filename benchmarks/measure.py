@@ -27,7 +27,7 @@ from toolformer_dag.model.engine import Engine
 from toolformer_dag.model.greedy_rows import GreedyBatch
 from toolformer_dag.model.loading import LanguageModel, wrap_language_model
 from toolformer_dag.model.memory import TokenBudget
-from toolformer_dag.model.model_cache import CacheUse, cache_argument
+from toolformer_dag.model.model_cache import CacheUse, find_cache_argument
 from toolformer_dag.model.requests import CallLosses, LossRequest
 from toolformer_dag.model.sharing import RECOMPUTED, Sharing
 from toolformer_dag.settings.model_settings import SamplingSettings
@@ -272,7 +272,7 @@ class NaiveBackend:
         inputs = torch.tensor([ids], device=self.language_model.device)
         if not self.caches:
             return model(inputs, use_cache=False).logits, None
-        name = cache_argument(model)
+        name = find_cache_argument(model)
         output = model(inputs, use_cache=True, **{name: cache})
         return output.logits, getattr(output, name)
 

@@ -25,7 +25,7 @@ from toolformer_dag.model.loading import DTYPES
 from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.settings.training_settings import TrainingSettings
 from toolformer_dag.training.finetune import finetune
-from toolformer_dag.training.launch import memory_need
+from toolformer_dag.training.launch import estimate_memory_need
 from toolformer_dag.training.training_report import TrainingData
 
 CHECKPOINTING = {"gradient_checkpointing": True}
@@ -61,7 +61,7 @@ def train(config: Any, batch: int, length: int, keys: dict[str, Any]) -> tuple[f
     settings = TrainingSettings(
         batch_size=2 * batch, device_batch_size=batch, max_steps=2, eval_steps=2, sequence_length=length, **keys
     )
-    states, activations = memory_need(
+    states, activations = estimate_memory_need(
         config, settings, length, 1, on_gpu=device.type == "cuda", trust_remote_code=False
     )
     long = " ".join(texts(200))

@@ -24,13 +24,13 @@ from polars.testing import assert_frame_equal
 import toolformer_dag.model.engine  # noqa: F401
 from toolformer_dag import identity
 from toolformer_dag.cli.project import Project
-from toolformer_dag.exports.verify_project import verified
+from toolformer_dag.exports.verify_project import verify_files
 from toolformer_dag.files import UserError
-from toolformer_dag.pipeline.merging import HELDOUT, HELDOUT_SHARE, TRAIN, split_of
-from toolformer_dag.pipeline.stages import table_outputs
+from toolformer_dag.pipeline.merging import HELDOUT, HELDOUT_SHARE, TRAIN, choose_split
+from toolformer_dag.pipeline.stages import list_table_outputs
 from toolformer_dag.settings.settings_file import load_settings
 from toolformer_dag.synthetic import PROMPTS, SMALL_MODEL
-from toolformer_dag.synthetic.web import records, stored_gzip
+from toolformer_dag.synthetic.web import encode_stored_gzip, records
 
 MEASURED = ("seconds", "cost")
 SETTINGS = """
@@ -114,7 +114,7 @@ class World:
         (folder / "web").mkdir()
         pages = [json.dumps(page) + "\n" for page in _pages(documents)]
         for number in range(2):
-            packed = stored_gzip("".join(pages[number::2]).encode())
+            packed = encode_stored_gzip("".join(pages[number::2]).encode())
             (folder / "web" / f"en_head_{number:04}.json.gz").write_bytes(packed)
         (folder / "disk").mkdir()
         return World(folder)
@@ -158,7 +158,7 @@ class World:
         """Return all rows of all tables without what measures time; nothing damaged is read."""
         return {
             f"{output.name} {part}": output.table.read(part).drop(MEASURED, strict=False)
-            for output in table_outputs(self.project().plan)
+            for output in list_table_outputs(self.project().plan)
             for part in output.table.parts()
         }
 
@@ -169,7 +169,7 @@ class World:
 
     def named(self) -> set[Path]:
         """Return the files that `verify` names."""
-        return {one.path for one in verified(self.project().plan).damaged}
+        return {one.path for one in verify_files(self.project().plan).damaged}
 
 
 def differing(one: Tables, other: Tables) -> list[str]:
@@ -193,7 +193,7 @@ def flip(file: Path, draw: random.Random) -> None:
 @contextmanager
 def unseen(*files: Path) -> Iterator[None]:
     """Give files their times and what was remembered of them back in the end."""
-    known = {file: (file.stat(), identity.remembered_hashes(file)) for file in files}
+    known = {file: (file.stat(), identity.read_remembered_hashes(file)) for file in files}
     yield
     for file, (status, hashes) in known.items():
         os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
@@ -211,7 +211,7 @@ def _pages(documents: int) -> list[dict[str, Any]]:
 
     def of(split: str, count: int) -> Iterator[dict[str, Any]]:
         drawn = records(0, "corpus", sys.maxsize)
-        return islice((page for page in drawn if split_of(page["raw_content"]) == split), count)
+        return islice((page for page in drawn if choose_split(page["raw_content"]) == split), count)
 
     held = math.ceil(HELDOUT_SHARE * documents)
     return [*of(HELDOUT, held), *of(TRAIN, documents - held)]

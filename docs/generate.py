@@ -19,14 +19,14 @@ from pydantic.fields import FieldInfo
 from toolformer_dag.cli import app
 from toolformer_dag.computing.plan import Plan
 from toolformer_dag.conversations.forms import ALL_FORMS
-from toolformer_dag.conversations.forms.form import example_text
-from toolformer_dag.evaluation.evaluated_tables import all_tables
+from toolformer_dag.conversations.forms.form import format_example
+from toolformer_dag.evaluation.evaluated_tables import list_all_tables
 from toolformer_dag.lake.warehouse_building import build
 from toolformer_dag.markdown import table
 from toolformer_dag.method.call_warehouse import CallWarehouse
-from toolformer_dag.pipeline.stages import table_outputs
+from toolformer_dag.pipeline.stages import list_table_outputs
 from toolformer_dag.settings.sections import SettingsTables
-from toolformer_dag.settings.setting_types import OUTSIDE_FINGERPRINTS, SettingsTable, tables_in
+from toolformer_dag.settings.setting_types import OUTSIDE_FINGERPRINTS, SettingsTable, list_tables_in
 from toolformer_dag.settings.settings_file import PAPER_TOOLS, PROFILES, WrittenSettings, load_settings
 from toolformer_dag.tools.options import ToolOptions
 from toolformer_dag.tools.registry import load_tool
@@ -64,7 +64,7 @@ def pages() -> dict[str, str]:
 def conversation_forms_reference() -> str:
     """Return the page of the forms of conversations that `judge` reads: a row and an example for each."""
     rows = [(form.name, f"<{form.source}>" if " " not in form.source else form.source) for form in ALL_FORMS]
-    examples = [f"## {form.name}\n\n```json\n{example_text(form)}\n```\n" for form in ALL_FORMS]
+    examples = [f"## {form.name}\n\n```json\n{format_example(form)}\n```\n" for form in ALL_FORMS]
     introduction = (
         "# Forms of conversations\n\nThe forms in which `toolformer-dag judge` reads recorded conversations and writes "
         "them again. Each has an example, which a test reads and writes without its call. "
@@ -179,7 +179,7 @@ def empty_warehouse(folder: Path) -> Path:
     plan = Plan.of(load_settings(folder / "toolformer.toml", environment={}))
     database = plan.settings.paths.warehouse
     database.parent.mkdir(parents=True)
-    build(plan.lake, CallWarehouse(all_tables(table_outputs(plan)), plan.lane_names), database)
+    build(plan.lake, CallWarehouse(list_all_tables(list_table_outputs(plan)), plan.lane_names), database)
     return database
 
 
@@ -222,7 +222,7 @@ def _default(parameter: Any) -> str:
 def subtable(field: FieldInfo) -> type[SettingsTable] | None:
     """Return the table that a key holds, or holds one of per name; a profile repeats them all and is left out."""
     named = get_args(field.annotation)[1:] if get_origin(field.annotation) is dict else ()
-    found = [one for kind in (field.annotation, *named) for one in tables_in(kind) if one is not SettingsTables]
+    found = [one for kind in (field.annotation, *named) for one in list_tables_in(kind) if one is not SettingsTables]
     return found[0] if found else None
 
 

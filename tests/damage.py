@@ -19,8 +19,8 @@ def flip(file: Path, chance: random.Random) -> None:
 
 def rot(file: Path, chance: random.Random) -> None:
     """Flip one bit as a disk does that gives back other bits under the same times: what was hashed stays remembered."""
-    known = identity.remembered_hashes(file)
+    known = identity.read_remembered_hashes(file)
     flip(file, chance)
     identity.remember(file, known)
-    while not identity.settled(file.stat()):
+    while not identity.is_settled(file.stat()):
         time.sleep(0.001)

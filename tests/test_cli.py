@@ -28,9 +28,9 @@ from toolformer_dag.assets.running import Step
 from toolformer_dag.cli import app
 from toolformer_dag.cli.query_results import drawn
 from toolformer_dag.cli.run_display import shown
-from toolformer_dag.cli.terminal import settings_of, with_config
+from toolformer_dag.cli.terminal import load_command_settings, with_config
 from toolformer_dag.computing.plan import Plan
-from toolformer_dag.files import UserError, require_threads, sealed
+from toolformer_dag.files import UserError, require_threads, seal_record
 from toolformer_dag.settings.sections import Settings
 from toolformer_dag.synthetic import SMALL_MODEL
 from toolformer_dag.tools.built_in.calculator import Calculator
@@ -96,10 +96,10 @@ def test_a_command_in_a_message_names_the_settings_file_that_was_given(tmp_path)
     ],
 )
 def test_of_the_commands_in_a_message_those_without_a_settings_file_get_one(message, told):
-    settings_of(None, None, None)
+    load_command_settings(None, None, None)
     assert with_config(message) == message
     shutil.copy2(SETTINGS, "a.toml")
-    settings_of(Path("a.toml"), None, None)
+    load_command_settings(Path("a.toml"), None, None)
     assert with_config(message) == told
 
 
@@ -404,7 +404,7 @@ def test_commands_that_only_read_do_not_import_the_module_that_a_settings_file_n
 def test_verify_names_a_damaged_record_of_the_commit_of_a_data_set(tmp_path):
     pin = tmp_path / "lake/hub/0123456789abcdef.json"
     pin.parent.mkdir(parents=True)
-    pin.write_bytes(sealed("corpus.hub", {"resolved": {"revision": "main"}}))
+    pin.write_bytes(seal_record("corpus.hub", {"resolved": {"revision": "main"}}))
     assert cli("verify").returncode == 0
     flip(pin, Random(0))
     done = cli("verify")

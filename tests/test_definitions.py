@@ -21,7 +21,7 @@ from toolformer_dag.assets import outputs, tables
 from toolformer_dag.cli.explore_command import explore
 from toolformer_dag.computing.lane_tables import LaneTable
 from toolformer_dag.computing.plan import Plan
-from toolformer_dag.definitions import ToolformerLine, definitions_of, definitions_to_merge
+from toolformer_dag.definitions import ToolformerLine, build_definitions, definitions_to_merge
 from toolformer_dag.files import UserError
 from toolformer_dag.pipeline.controls import CONTROLS
 from toolformer_dag.pipeline.stages import STAGES
@@ -39,7 +39,7 @@ def unchanged() -> None:
 
 @pytest.fixture(scope="module")
 def definitions() -> dg.Definitions:
-    return definitions_of(Plan.of(load_settings(REPOSITORY / "toolformer.toml", environment={})))
+    return build_definitions(Plan.of(load_settings(REPOSITORY / "toolformer.toml", environment={})))
 
 
 def picture(definitions: dg.Definitions) -> dict[str, dict[str, object]]:
@@ -85,7 +85,7 @@ def test_dagster_skips_what_depends_on_an_asset_that_yields_nothing() -> None:
 def test_a_lane_with_chains_has_its_calls_and_results_twice_and_waits_for_the_tools_it_calls():
     chains = ["tools.calculator.depth=2", 'tools.calculator.then=["wiki_search"]', "tools.calculator.tau_f=0.3"]
     graph = picture(
-        definitions_of(Plan.of(load_settings(REPOSITORY / "toolformer.toml", environment={}, overrides=chains)))
+        build_definitions(Plan.of(load_settings(REPOSITORY / "toolformer.toml", environment={}, overrides=chains)))
     )
     assert graph["calculator/chained_candidates"]["after"] == [
         f"calculator/{name}" for name in ("heuristic_subset", "scored_candidates", "tool_results")
@@ -283,7 +283,7 @@ def test_another_rule_for_wanted_texts_chooses_them_anew_and_asks_no_server(serv
 
 
 def test_the_lanes_of_a_server_are_one_group(served):
-    graph = picture(definitions_of(Plan.of(load_settings(served, environment={}))))
+    graph = picture(build_definitions(Plan.of(load_settings(served, environment={}))))
     groups = {name.partition("/")[0]: one["group"] for name, one in graph.items()}
     assert (groups["sky"], groups["sea"], groups["calculator"]) == ("server_office", "server_office", "calculator")
 
@@ -323,5 +323,5 @@ def test_a_checkout_without_symbolic_links_loads_the_definitions(tmp_path):
 
 
 if __name__ == "__main__":
-    loaded = definitions_of(Plan.of(load_settings(REPOSITORY / "toolformer.toml", environment={})))
+    loaded = build_definitions(Plan.of(load_settings(REPOSITORY / "toolformer.toml", environment={})))
     SNAPSHOT.write_text(json.dumps(picture(loaded), indent=1) + "\n")

@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from toolformer_dag.identity import LARGE, TICK, Hashes, file_hash, fingerprint, remember, settled
+from toolformer_dag.identity import LARGE, TICK, Hashes, file_hash, fingerprint, is_settled, remember
 from toolformer_dag.settings.sections import PathSettings
 
 SCALARS = (
@@ -202,9 +202,9 @@ def test_a_file_is_settled_once_a_later_write_must_change_its_times(tmp_path: Pa
     file.touch()
     status = file.stat()
     with time_machine.travel((status.st_ctime_ns + TICK // 2) / 1e9, tick=False):
-        assert not settled(status)
+        assert not is_settled(status)
     with time_machine.travel((status.st_ctime_ns + 2 * TICK) / 1e9, tick=False):
-        assert settled(status)
+        assert is_settled(status)
 
 
 def test_a_large_file_s_hash_is_remembered_for_other_processes_and_a_small_one_s_is_not(

@@ -11,10 +11,10 @@ import pytest
 from tests.command_line import cli
 from tests.worlds import write_shard
 from toolformer_dag.computing.plan import Plan
-from toolformer_dag.pipeline.proposals import rarely_written
+from toolformer_dag.pipeline.proposals import list_rare_call_warnings
 from toolformer_dag.settings.settings_file import load_settings
 from toolformer_dag.synthetic import SMALL_MODEL
-from toolformer_dag.tools.registry import enabled_tools
+from toolformer_dag.tools.registry import load_enabled_tools
 from toolformer_dag.tools.tool import ToolCall
 
 ROOT = Path(__file__).parents[1]
@@ -33,7 +33,7 @@ def test_init_writes_a_project_over_the_corpus_that_is_there_and_replaces_no_fil
     assert done.stdout.splitlines()[-1].strip() == f"toolformer-dag run --config '{folder}/toolformer.toml' --first 1"
     settings = load_settings(folder / "toolformer.toml", environment={})
     assert settings.corpus.shards == ("pages",) and settings.model.name == str(folder / "model")
-    tool = enabled_tools(settings)["sum"]
+    tool = load_enabled_tools(settings)["sum"]
     assert [answer.result for answer in tool.run([ToolCall("17 + 25"), ToolCall("17 - 25")])] == ["42", None]
     (folder / "toolformer.toml").write_text('profile = "gpt2"\n')
     assert cli("init", str(folder)).stdout.count("is there already") == 4
@@ -58,7 +58,7 @@ def test_a_tool_that_the_embedded_model_cannot_name_is_told_of_with_the_ways_out
 
     def told(*overrides: str) -> list[str]:
         plan = Plan.of(load_settings(tmp_path / "toolformer.toml", environment={}, overrides=overrides))
-        return rarely_written(plan, plan.lanes)
+        return list_rare_call_warnings(plan, plan.lanes)
 
     [line] = told()
     assert line.startswith("sum: the embedded model writes calls of Calculator, ")

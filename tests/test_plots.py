@@ -15,11 +15,11 @@ from toolformer_dag.assets.plots import (
     RED,
     WIDTH,
     bars,
-    chance_curves,
-    delta_histogram,
-    frontier_curve,
+    draw_chance_curves,
+    draw_delta_histogram,
+    draw_frontier_curve,
+    draw_loss_curve,
     histogram,
-    loss_curve,
 )
 
 MARKDOWN = MarkdownIt("commonmark")
@@ -44,12 +44,16 @@ def told(picture: ElementTree.Element) -> list[str]:
 
 @given(st.lists(st.floats(allow_nan=False, allow_infinity=False)), st.none() | st.floats(-10, 10))
 def test_any_deltas_are_drawn_in_place(deltas: list[float], tau_f: float | None) -> None:
-    assert drawn(delta_histogram(pl.DataFrame({"delta": deltas}, {"delta": pl.Float64}), tau_f)).tag.endswith("svg")
+    assert drawn(draw_delta_histogram(pl.DataFrame({"delta": deltas}, {"delta": pl.Float64}), tau_f)).tag.endswith(
+        "svg"
+    )
 
 
 @given(st.lists(st.tuples(st.floats(0, 100), SHARE, SHARE), min_size=1, max_size=500))
 def test_any_rates_are_drawn_in_place(rates: list[tuple[float, float, float]]) -> None:
-    assert drawn(chance_curves(pl.DataFrame(rates, ["tau_f", "fdr", "fdr_high"], orient="row"))).tag.endswith("svg")
+    assert drawn(draw_chance_curves(pl.DataFrame(rates, ["tau_f", "fdr", "fdr_high"], orient="row"))).tag.endswith(
+        "svg"
+    )
 
 
 AMOUNT = st.floats(0, 1e9)
@@ -61,28 +65,28 @@ def test_any_frontier_is_drawn_in_place_with_a_ring_at_today_s_threshold(
 ) -> None:
     frontier = pl.DataFrame(rows, ["tau_f", "nats", "cost"], orient="row")
     marked = frontier.with_columns(today=pl.lit(ruled) & (pl.int_range(pl.len()) == len(rows) // 2))
-    rings = [one for one in drawn(frontier_curve(marked)) if one.get("stroke") == RED]
+    rings = [one for one in drawn(draw_frontier_curve(marked)) if one.get("stroke") == RED]
     assert len(rings) == ruled
 
 
 @given(st.lists(st.tuples(st.integers(0, 10**6), st.sampled_from(["loss", "perplexity"]), ANY), max_size=500))
 def test_any_curve_is_drawn_in_place_where_it_is_a_number(curve: list[tuple[int, str, float]]) -> None:
     schema = {"step": pl.Int64, "measure": pl.String, "value": pl.Float64}
-    assert drawn(loss_curve(pl.DataFrame(curve, schema, orient="row"))).tag.endswith("svg")
+    assert drawn(draw_loss_curve(pl.DataFrame(curve, schema, orient="row"))).tag.endswith("svg")
 
 
 def test_a_bar_stands_over_its_own_deltas_so_that_tau_f_parts_them() -> None:
     deltas = pl.Series("delta", [0.45, 0.45, 0.5, None, 99.0, -99.0])
     counts = {at: count for at, count in enumerate(histogram(deltas)) if count}
     assert counts == {0: 1, 34: 2, 35: 1, 79: 1}  # tenths of a nat from -3 on; what lies outside is in the outermost
-    picture = drawn(delta_histogram(deltas.to_frame(), 1.0))
+    picture = drawn(draw_delta_histogram(deltas.to_frame(), 1.0))
     assert [path.get("d") for path in picture if path.get("stroke") == RED] == [f"M{WIDTH // 2} 0V{HEIGHT}"]
     assert told(picture) == ["calls, log scale", "tau_f 1", "-3", "5", "2", "0", "delta, nats"]
 
 
 def test_a_full_histogram_is_drawn_in_place() -> None:
     deltas = pl.DataFrame({"delta": [-3 + bin / 10 + 0.05 for bin in range(80) for _ in range((bin * 37) % 91 + 9)]})
-    drawn(delta_histogram(deltas, 0.5))
+    drawn(draw_delta_histogram(deltas, 0.5))
 
 
 def test_a_bar_per_figure_is_drawn_with_its_name_and_interval() -> None:
@@ -108,15 +112,15 @@ def test_a_bar_per_figure_is_drawn_with_its_name_and_interval() -> None:
 
 def test_curves_have_the_numbers_at_the_ends_of_their_axes_and_a_legend() -> None:
     steps = [(0, "training loss", 3.0), (40, "training loss", 1.25), (0, "perplexity", 20.0), (40, "perplexity", 9.5)]
-    curve = drawn(loss_curve(pl.DataFrame(steps, ["step", "measure", "value"], orient="row")))
+    curve = drawn(draw_loss_curve(pl.DataFrame(steps, ["step", "measure", "value"], orient="row")))
     assert told(curve) == ["loss", "perplexity", "0", "40", "steps", "3", "1.25", "20", "9.5"]
     rates = pl.DataFrame([(0.0, 0.5, 0.9), (2.5, 0.01, 0.04)], ["tau_f", "fdr", "fdr_high"], orient="row")
-    assert told(drawn(chance_curves(rates))) == [
+    assert told(drawn(draw_chance_curves(rates))) == [
         *("share by chance", "95 % bound", "5%", "0", "2.5", "1", "0", "tau_f"),
     ]
     frontier = pl.DataFrame(
         [(0.5, 40.0, 7.0, True), (1.0, 25.0, 3.0, False)], ["tau_f", "nats", "cost", "today"], orient="row"
     )
-    assert told(drawn(frontier_curve(frontier))) == [
+    assert told(drawn(draw_frontier_curve(frontier))) == [
         *("nats that calls gain", "at today's tau_f", "3", "7", "40", "25", "cost"),
     ]

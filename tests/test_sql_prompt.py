@@ -14,7 +14,7 @@ from prompt_toolkit.document import Document
 from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
-from toolformer_dag.cli.sql_prompt import SHOWN_ROWS, answer, answer_queries, name_completer
+from toolformer_dag.cli.sql_prompt import SHOWN_ROWS, answer, answer_queries, build_name_completer
 from toolformer_dag.lake.warehouse import WarehouseError
 
 CTRL_C = "\x03"
@@ -92,7 +92,7 @@ def test_a_table_says_how_many_rows_there_are(database: Path, capsys: pytest.Cap
 
 
 def offered(database: Path, text: str) -> dict[str, str]:
-    found = name_completer(database).get_completions(Document(text), CompleteEvent())
+    found = build_name_completer(database).get_completions(Document(text), CompleteEvent())
     return {one.text: one.display_meta_text for one in found}
 
 

@@ -8,16 +8,16 @@ from typing import Any
 import dagster as dg
 from pydantic import BaseModel, Field
 
-from toolformer_dag.assets import graph, jobs, shard_sensor
+from toolformer_dag.assets import build_shard_sensor, graph, jobs
 from toolformer_dag.computing.plan import Plan
 from toolformer_dag.files import UserError
-from toolformer_dag.resources import RESOURCES, LakeResource, compute_resource
+from toolformer_dag.resources import RESOURCES, LakeResource, build_compute_resource
 from toolformer_dag.resources.step_processes import executor_of
 from toolformer_dag.settings.sections import Settings
 from toolformer_dag.settings.settings_file import load_settings
 
 
-def definitions_of(plan: Plan, within_another: bool = False) -> dg.Definitions:
+def build_definitions(plan: Plan, within_another: bool = False) -> dg.Definitions:
     """Build the asset graph of a plan and of the earlier rounds that it starts from, without weights and torch.
 
     within_another: whether they will be merged into the definitions of another project, whose executor then runs the
@@ -32,17 +32,17 @@ def definitions_of(plan: Plan, within_another: bool = False) -> dg.Definitions:
     for project in plan.projects:
         assets += graph(project)
         all_jobs += jobs(project)
-        resources |= _resources(project, steps_apart=steps_have_processes)
+        resources |= _build_resources(project, steps_apart=steps_have_processes)
     return dg.Definitions(
         assets=assets,
         jobs=all_jobs,
-        sensors=[shard_sensor(first_plan)],
+        sensors=[build_shard_sensor(first_plan)],
         resources=resources,
         executor=None if within_another else executor_of(steps_at_once),
     )
 
 
-def _resources(plan: Plan, steps_apart: bool) -> dict[str, Any]:
+def _build_resources(plan: Plan, steps_apart: bool) -> dict[str, Any]:
     """Return the resources that the assets of a plan take, by the names by which Dagster knows them.
 
     `steps_apart`: whether a step may be a process of its own.
@@ -51,7 +51,7 @@ def _resources(plan: Plan, steps_apart: bool) -> dict[str, Any]:
     lake = LakeResource(root=str(paths.lake), copies=str(paths.local), steps_apart=steps_apart, suffix=plan.suffix)
     return {
         f"{RESOURCES['lake']}{plan.suffix}": lake,
-        f"{RESOURCES['compute']}{plan.suffix}": compute_resource(plan),
+        f"{RESOURCES['compute']}{plan.suffix}": build_compute_resource(plan),
     }
 
 
@@ -60,7 +60,7 @@ def definitions_to_merge(settings_file: str | Path) -> dg.Definitions:
 
     Raises what `defs` raises.
     """
-    return definitions_of(Plan.of(load_settings(Path(settings_file))), within_another=True)
+    return build_definitions(Plan.of(load_settings(Path(settings_file))), within_another=True)
 
 
 LINE = "toolformer_dag.ToolformerLine"
@@ -120,7 +120,7 @@ def _refuse_second_line(folder: Path) -> None:
 def job_of(file: str, name: str) -> dg.JobDefinition:
     """Build the job of this name from the settings in a JSON file, for a step that is a process of its own."""
     settings = Settings.model_validate(json.loads(Path(file).read_bytes()))
-    return definitions_of(Plan.of(settings)).resolve_job_def(name)
+    return build_definitions(Plan.of(settings)).resolve_job_def(name)
 
 
 @dg.definitions
@@ -129,4 +129,4 @@ def defs() -> dg.Definitions:
 
     Raises SettingsError, ModelError, ToolError, BenchmarkError and StorageError, which name the setting and the remedy.
     """
-    return definitions_of(Plan.of(load_settings()))
+    return build_definitions(Plan.of(load_settings()))

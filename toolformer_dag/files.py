@@ -16,7 +16,7 @@ from typing import IO, Any, NamedTuple
 from urllib.parse import quote, unquote
 from uuid import uuid4
 
-from toolformer_dag.identity import content_hash, file_hash, remembered_hashes, stream_hash
+from toolformer_dag.identity import content_hash, file_hash, read_remembered_hashes, stream_hash
 
 TEMPORARY = re.compile(r"\.tmp-[0-9a-f]{32}(?:\.\w+)*")
 """The name of an unfinished file; `clean` removes those that a killed process left."""
@@ -60,25 +60,27 @@ LIMIT_WORDS = {
 """Words in messages of torch, DuckDB, Rust and Python's threads, which name no error number, and that number."""
 
 
-def limit_met(error: BaseException) -> str | None:
+def explain_limit_met(error: BaseException) -> str | None:
     """Return which limit of this process caused an error, with the remedy; None for any other error.
 
     For example "there are not enough open files (ulimit -n: 1024); raise that limit".
     """
-    error_number = _error_number(error)
+    error_number = _find_error_number(error)
     for limit in LIMITS:
         if error_number in limit.errors:
-            return f"there are not enough {limit.what} ({limit.command}: {_shown_value(limit)}); raise that limit"
+            return (
+                f"there are not enough {limit.what} ({limit.command}: {_format_limit_value(limit)}); raise that limit"
+            )
     return None
 
 
-def _shown_value(limit: Limit) -> str:
+def _format_limit_value(limit: Limit) -> str:
     """Return the value of a limit as its command shows it, or "none"."""
     soft_limit, _ = resource.getrlimit(limit.number)
     return "none" if soft_limit == resource.RLIM_INFINITY else str(soft_limit // limit.unit)
 
 
-def _error_number(error: BaseException) -> int | None:
+def _find_error_number(error: BaseException) -> int | None:
     """Return the system's number of an error: its `errno`, or else what its message tells (LIMIT_WORDS)."""
     if isinstance(error, MemoryError):
         return errno.ENOMEM
@@ -111,7 +113,7 @@ def require_threads() -> None:
     try:
         _start_threads(count)
     except RuntimeError as error:
-        raise UserError(f"a command may need {count} threads: {limit_met(error)} and run again") from error
+        raise UserError(f"a command may need {count} threads: {explain_limit_met(error)} and run again") from error
 
 
 def _start_threads(count: int) -> None:
@@ -128,7 +130,7 @@ class WriteError(StorageError):
     """A write that failed. What was committed before is still there."""
 
     def __init__(self, path: Path, error: OSError) -> None:
-        remedy = limit_met(error) or "free space or correct the rights"
+        remedy = explain_limit_met(error) or "free space or correct the rights"
         super().__init__(
             f"cannot write {path}: {error.strerror or error}; {remedy} and run again, what was committed before stays"
         )
@@ -138,7 +140,7 @@ class ReadError(StorageError):
     """A file that exists and could not be read this time. It is left as it is."""
 
     def __init__(self, path: Path, error: OSError) -> None:
-        remedy = limit_met(error) or "correct the rights or the disk"
+        remedy = explain_limit_met(error) or "correct the rights or the disk"
         super().__init__(
             f"cannot read {path}: {error.strerror or error}; {remedy} and run again, the file was left as it is"
         )
@@ -254,25 +256,25 @@ SAFE = " ,+=@"
 
 
 def file_name(name: str) -> str:
-    """Turn any name into a readable file name; `plain_name` turns it back.
+    """Turn any name into a readable file name; `decode_file_name` turns it back.
 
     What could hide the file or leave its folder is written as %XX: `a/b` becomes `a%2Fb`. Letters of any script stay.
     """
     if PLAIN.fullmatch(name):
         return name
-    quoted = "".join(_quoted(char) for char in name)
+    quoted = "".join(_quote_character(char) for char in name)
     if quoted.startswith("."):
         return f"%2E{quoted[1:]}"
     return quoted
 
 
-def _quoted(char: str) -> str:
+def _quote_character(char: str) -> str:
     """Return a character as it stands in a file name: a visible one outside of ASCII as it is."""
     is_foreign_letter = char > "~" and char.isprintable()
     return char if is_foreign_letter else quote(char, safe=SAFE)
 
 
-def plain_name(file: str) -> str:
+def decode_file_name(file: str) -> str:
     """Return the name that `file_name` turned into this file name."""
     return unquote(file)
 
@@ -321,8 +323,8 @@ SEAL = "seal"
 """The first field of a sealed record: the `content_hash` of the record without this line."""
 
 
-def sealed(owner: str, value: Mapping[str, object]) -> bytes:
-    """Encode a record as JSON, with a hash of its content as the first field; `unsealed` reads it.
+def seal_record(owner: str, value: Mapping[str, object]) -> bytes:
+    """Encode a record as JSON, with a hash of its content as the first field; `unseal_record` reads it.
 
     For example `{"rows": 3}` becomes
 
@@ -335,11 +337,11 @@ def sealed(owner: str, value: Mapping[str, object]) -> bytes:
     """
     body = as_json(owner, value)
     without_brace = body[1:]
-    return _seal_line(content_hash(body)) + without_brace
+    return _encode_seal_line(content_hash(body)) + without_brace
 
 
-def unsealed(content: bytes) -> dict[str, Any]:
-    """Return the record that `sealed` encoded, without the seal.
+def unseal_record(content: bytes) -> dict[str, Any]:
+    """Return the record that `seal_record` encoded, without the seal.
 
     Raises ValueError for anything else: a truncated record, a flipped bit, another format.
     """
@@ -355,12 +357,12 @@ def unsealed(content: bytes) -> dict[str, Any]:
 
 def _is_intact(content: bytes, seal: object) -> bool:
     """Return whether a sealed record is as it was written: its seal is the hash of its brace and its other lines."""
-    prefix = _seal_line(seal)
+    prefix = _encode_seal_line(seal)
     body = b"{" + content[len(prefix) :]
     return content.startswith(prefix) and content_hash(body) == seal
 
 
-def _seal_line(seal: object) -> bytes:
+def _encode_seal_line(seal: object) -> bytes:
     """Return how a sealed record begins: the brace of its JSON, and its seal."""
     return f'{{\n "{SEAL}": "{seal}",'.encode()
 
@@ -370,7 +372,7 @@ FILES = "files"
 a list of its size in bytes and its `content_hash`."""
 
 
-def hashes_beside(record: Path) -> dict[str, str]:
+def hash_files_beside(record: Path) -> dict[str, str]:
     """Return the `file_hash` of every other file in the folder of `record`, by name, for its field FILES.
 
     Raises OSError.
@@ -379,7 +381,7 @@ def hashes_beside(record: Path) -> dict[str, str]:
     return {file.name: file_hash(file) for file in files if file != record}
 
 
-def files_beside(record: Path, again: bool = False) -> Iterator[tuple[Path, bool]]:
+def iter_files_beside(record: Path, again: bool = False) -> Iterator[tuple[Path, bool]]:
     """Yield each file that a sealed record lists (FILES), and whether it holds what was written.
 
     again: read every file, also where size and times did not change. A damaged record is yielded alone.
@@ -387,7 +389,7 @@ def files_beside(record: Path, again: bool = False) -> Iterator[tuple[Path, bool
     try:
         require_regular(record)
         # By name of the file, its hash: a text, or [size in bytes, hash] (see `_is_whole`).
-        listed_hashes = unsealed(record.read_bytes())[FILES]
+        listed_hashes = unseal_record(record.read_bytes())[FILES]
     except (OSError, ValueError, KeyError):
         yield record, False
         return
@@ -396,9 +398,9 @@ def files_beside(record: Path, again: bool = False) -> Iterator[tuple[Path, bool
         yield file, _is_whole(file, listed_hash, again=again)
 
 
-def damaged_beside(record: Path, again: bool = False) -> list[Path]:
-    """Return the files of `files_beside` that are missing or damaged."""
-    return [file for file, is_whole in files_beside(record, again) if not is_whole]
+def list_damaged_beside(record: Path, again: bool = False) -> list[Path]:
+    """Return the files of `iter_files_beside` that are missing or damaged."""
+    return [file for file, is_whole in iter_files_beside(record, again) if not is_whole]
 
 
 def _is_whole(file: Path, listed_hash: str | list[Any], *, again: bool) -> bool:
@@ -412,19 +414,19 @@ def _is_whole(file: Path, listed_hash: str | list[Any], *, again: bool) -> bool:
         if isinstance(listed_hash, str):
             return file_hash(file, again) == listed_hash
         _size, listed_content_hash = listed_hash
-        content_hash_now = stream_hash(file) if again else remembered_hashes(file).content
+        content_hash_now = stream_hash(file) if again else read_remembered_hashes(file).content
         return bool(content_hash_now == listed_content_hash)
     except OSError:
         return False
 
 
-def changed_unseen(files: Iterable[Path]) -> Path | None:
+def find_changed_unseen(files: Iterable[Path]) -> Path | None:
     """Read files and return the first whose content differs from its remembered hash; None where all are whole.
 
     Call it right before loading, which then takes the files from the system's cache. Raises OSError.
     """
     for file in files:
-        if stream_hash(file) != remembered_hashes(file).content:
+        if stream_hash(file) != read_remembered_hashes(file).content:
             return file
     return None
 

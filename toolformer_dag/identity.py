@@ -45,48 +45,48 @@ def fingerprint(value: object) -> str:
 
     Raises TypeError for any other type, at any depth.
     """
-    return blake2b(_encode(value), digest_size=8).hexdigest()
+    return blake2b(_encode_value(value), digest_size=8).hexdigest()
 
 
-def _encode(value: object) -> bytes:
+def _encode_value(value: object) -> bytes:
     """Encode a value as its tag, the length of its body and the body: `str 4 Rome`. No value reads like another."""
     # Most values are texts: a table of 10,000 parts has 50,000. They take the short way, to the same bytes.
     if type(value) is str:
         content = value.encode("utf-8", "surrogatepass")
         return b"str %d %b" % (len(content), content)
-    tag, body = _tag_and_body(value)
+    tag, body = _encode_tag_and_body(value)
     return f"{tag} {len(body)} ".encode() + body
 
 
-def _tag_and_body(value: object) -> tuple[str, bytes]:
+def _encode_tag_and_body(value: object) -> tuple[str, bytes]:
     """Return the name of a value's type, and its content: a scalar's text, or the encodings of its parts in a row.
 
     3 gives ("int", b"3"), and [3, 4] gives ("sequence", b"int 1 3int 1 4"). Raises TypeError for an unknown type.
     """
     write_scalar = SCALARS.get(type(value))
     if write_scalar is None:
-        return _tag_and_parts(value)
+        return _encode_tag_and_parts(value)
     text = write_scalar(value)
     return type(value).__name__, text.encode("utf-8", "surrogatepass")
 
 
-def _tag_and_parts(value: object) -> tuple[str, bytes]:
+def _encode_tag_and_parts(value: object) -> tuple[str, bytes]:
     """Return the tag of a value with parts, and the encodings of its parts, sorted where they have no order.
 
     The parts of a pydantic model or frozen dataclass are its fields. Raises TypeError for an unknown type.
     """
     if isinstance(value, list | tuple) and type(value) in (list, tuple):  # named tuples are unknown types
-        return "sequence", b"".join(map(_encode, value))
+        return "sequence", b"".join(map(_encode_value, value))
     if isinstance(value, set | frozenset):
-        return "set", b"".join(sorted(map(_encode, value)))
+        return "set", b"".join(sorted(map(_encode_value, value)))
     if isinstance(value, Mapping):
         return "mapping", _encode_mapping(value)
-    return f"object {type(value).__qualname__}", _encode(_fields(value))
+    return f"object {type(value).__qualname__}", _encode_value(_fields(value))
 
 
 def _encode_mapping(value: Mapping[Any, object]) -> bytes:
     """Return the encodings of a mapping's pairs, sorted, so that the order of keys does not matter."""
-    pairs = [_encode(key) + _encode(item) for key, item in value.items()]
+    pairs = [_encode_value(key) + _encode_value(item) for key, item in value.items()]
     return b"".join(sorted(pairs))
 
 
@@ -130,7 +130,7 @@ class Hashes(NamedTuple):
 
 
 class Stamp(NamedTuple):
-    """What the file system says of a file without reading it. Another write gives another stamp (but see `settled`)."""
+    """What the file system says of an unread file. Another write gives another stamp (but see `is_settled`)."""
 
     size: int  # bytes
     modified: int  # nanoseconds since 1970
@@ -145,34 +145,34 @@ def file_hash(file: Path, again: bool = False) -> str:
 
     again: read the file even if its size, inode and times did not change, to notice damage on the disk.
     """
-    remembered = remembered_hashes(file)
+    remembered = read_remembered_hashes(file)
     # Two hashes are remembered: SHA-256, which is returned, and XXH3 (`content`), with which damage is noticed faster.
     if again and stream_hash(file) != remembered.content:
-        return _read(file).sha
+        return _read_hashes(file).sha
     return remembered.sha
 
 
-def remembered_hashes(file: Path) -> Hashes:
+def read_remembered_hashes(file: Path) -> Hashes:
     """Return the hashes of a file from the last time that it was read with the same size, inode and times.
 
-    Else, and where its times are too new to be trusted (`settled`), it is read now. Raises OSError.
+    Else, and where its times are too new to be trusted (`is_settled`), it is read now. Raises OSError.
     """
     status = file.stat()
-    if not settled(status):
-        return _read(file)
-    return _hashes_under_stamp(file.absolute(), _stamp(status))
+    if not is_settled(status):
+        return _read_hashes(file)
+    return _read_hashes_under_stamp(file.absolute(), _build_stamp(status))
 
 
 TICK = 20_000_000
 """Nanoseconds in which a file system's clock surely goes on: two writes within a tick may leave the same times."""
 
 
-def settled(status: os.stat_result) -> bool:
+def is_settled(status: os.stat_result) -> bool:
     """Return whether a file's times are older than a tick, so that any later write will change them."""
     return abs(time.time_ns() - status.st_ctime_ns) > TICK
 
 
-def _stamp(status: os.stat_result) -> Stamp:
+def _build_stamp(status: os.stat_result) -> Stamp:
     """Return the stamp of a file from its `stat`."""
     return Stamp(
         size=status.st_size,
@@ -183,31 +183,31 @@ def _stamp(status: os.stat_result) -> Stamp:
 
 
 @lru_cache(maxsize=4096)
-def _hashes_under_stamp(file: Path, stamp: Stamp) -> Hashes:
+def _read_hashes_under_stamp(file: Path, stamp: Stamp) -> Hashes:
     """Return the hashes of a file, from the cache on disk where its stamp is the same, else by reading it."""
     if stamp.size < LARGE:
-        return _read(file)
-    cached = _cached_hashes(file, stamp)
+        return _read_hashes(file)
+    cached = _read_cached_hashes(file, stamp)
     if cached is not None:
         return cached
-    hashes = _read(file)
+    hashes = _read_hashes(file)
     _write_entry(file, hashes, stamp)
     return hashes
 
 
-def _cached_hashes(file: Path, stamp: Stamp) -> Hashes | None:
+def _read_cached_hashes(file: Path, stamp: Stamp) -> Hashes | None:
     """Return the hashes of a file from the cache on disk; None without a whole entry for this file and stamp."""
     with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
-        entry = json.loads(_cache_entry(file).read_text("utf-8"))
+        entry = json.loads(_get_cache_entry_path(file).read_text("utf-8"))
         hashes = Hashes(sha=entry["hash"], content=entry["content"])
-        if entry["seal"] == _seal_of(stamp, hashes):
+        if entry["seal"] == _compute_seal(stamp, hashes):
             return hashes
     return None
 
 
 def remember(file: Path, hashes: Hashes) -> None:
     """Note across processes that a file, as it is now, has these hashes. Raises OSError where it is not there."""
-    _write_entry(file, hashes, _stamp(file.stat()))
+    _write_entry(file, hashes, _build_stamp(file.stat()))
 
 
 def _write_entry(file: Path, hashes: Hashes, stamp: Stamp) -> None:
@@ -217,9 +217,9 @@ def _write_entry(file: Path, hashes: Hashes, stamp: Stamp) -> None:
         "stamp": stamp,
         "hash": hashes.sha,
         "content": hashes.content,
-        "seal": _seal_of(stamp, hashes),
+        "seal": _compute_seal(stamp, hashes),
     }
-    target = _cache_entry(file.absolute())
+    target = _get_cache_entry_path(file.absolute())
     with suppress(OSError):
         _replace_text(target, json.dumps(entry))
 
@@ -232,7 +232,7 @@ def _replace_text(target: Path, text: str) -> None:
     temporary.replace(target)
 
 
-def _seal_of(stamp: Stamp, hashes: Hashes) -> str:
+def _compute_seal(stamp: Stamp, hashes: Hashes) -> str:
     """Return what a whole entry of the cache holds as its seal: it binds the hashes to the stamp."""
     return fingerprint([*stamp, *hashes])
 
@@ -242,13 +242,13 @@ def cache_folder() -> Path:
     return Path(os.environ.get("TOOLFORMER_CACHE") or user_cache_path("toolformer-dag")).expanduser()
 
 
-def _cache_entry(file: Path) -> Path:
+def _get_cache_entry_path(file: Path) -> Path:
     """Return where the cache keeps the hashes of a file, which has an absolute path; the name is a hash of the path."""
     name = blake2b(os.fsencode(file), digest_size=16).hexdigest()
     return cache_folder() / "hashes" / f"{name}.json"
 
 
-def _read(file: Path) -> Hashes:
+def _read_hashes(file: Path) -> Hashes:
     """Read a file block by block and return its hashes. Raises OSError."""
     sha = sha256()
     xxh3 = xxh3_128()

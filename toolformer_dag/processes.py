@@ -40,7 +40,7 @@ def _wait_and_end(parent: int | None) -> None:
 
 
 @cache
-def forked_end_too() -> None:
+def end_forked_with_parent() -> None:
     """Make every process that is forked from this one, or from its children, end within a second of its parent.
 
     A child that executes another program is left alone. Further calls change nothing.
@@ -75,7 +75,7 @@ def unfinished(message: str) -> Iterator[None]:
     raise RuntimeError. Forked children are not affected.
     """
     exit_of_os = os._exit
-    failing_exit = _FailingExit(os.getpid(), message, _copy_of_standard_error(), exit_of_os)
+    failing_exit = _FailingExit(os.getpid(), message, _copy_standard_error(), exit_of_os)
     _refuse_other_ends()  # adds a hook for good, which refuses in the processes of `_unfinished` alone
     _unfinished.add(failing_exit.process)  # the id of this process
     os._exit = failing_exit
@@ -111,7 +111,7 @@ class _FailingExit:
         self.exit_of_os(status or 1)
 
 
-def _copy_of_standard_error() -> int:
+def _copy_standard_error() -> int:
     """Return a new descriptor of standard error, -1 where that is closed.
 
     A copy is needed because Dagster redirects what a step writes to descriptor 2.

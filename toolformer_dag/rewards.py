@@ -23,8 +23,8 @@ from toolformer_dag.conversations.reading import UnknownForm, read_conversation
 from toolformer_dag.files import UserError
 from toolformer_dag.settings.settings_file import load_settings
 from toolformer_dag.traces.judge import Judge, JudgedUnit
-from toolformer_dag.traces.other_results import document_of, exchange
-from toolformer_dag.traces.units import CallPosition, CallToJudge, call_positions
+from toolformer_dag.traces.other_results import exchange, identify_document
+from toolformer_dag.traces.units import CallPosition, CallToJudge, iter_call_positions
 
 SWAPPED = "swapped_results"
 """The column with results to put in place of a call's own; by default they are results of the batch's other prompts."""
@@ -67,7 +67,7 @@ class _Rollout:
         """Return whether all texts can be encoded as UTF-8; half of a surrogate pair cannot."""
         texts = list(self.swapped)
         for message in self.messages:
-            texts += _texts_of(message)
+            texts += _list_texts(message)
         try:
             "".join(texts).encode()
         except UnicodeEncodeError:
@@ -117,16 +117,16 @@ def gain(
     Raises UserError if the column `answer` is missing, if a column is no list or has another length than `prompts`, and
     if the swapped results of a row are no list.
     """
-    rows = _batch_rows(prompts, completions, answers=answer, swapped_results=swapped_results)
-    to_judge = _rows_to_judge(rows)
+    rows = _build_batch_rows(prompts, completions, answers=answer, swapped_results=swapped_results)
+    to_judge = _select_rows_to_judge(rows)
     with ONE_AT_A_TIME:
-        gains = _gains_by_row(to_judge.rollouts, judge or default_judge())
+        gains = _measure_gains_by_row(to_judge.rollouts, judge or default_judge())
     to_judge.reasons["no_gain"] = list(gains.values()).count(None)
     _log_reasons(to_judge.reasons, row_count=len(rows))
     return [gains.get(row.number) for row in rows]  # None for rows that were counted under a reason
 
 
-def _batch_rows(
+def _build_batch_rows(
     prompts: Sequence[Any],
     completions: Sequence[Any],
     *,
@@ -176,16 +176,16 @@ class _BatchRow(NamedTuple):
         """
         if _is_missing(self.answer):
             raise _CannotJudge("no_answer")
-        messages = _read_messages(self.prompt, self.completion)
-        results = _swapped_texts(_plain(self.swapped), self.number)
+        messages = _parse_messages(self.prompt, self.completion)
+        results = _parse_swapped_results(_to_plain(self.swapped), self.number)
         known_answer = RecordedMessage("assistant", str(self.answer))
-        rollout = _Rollout((*_before_answer(messages), known_answer), results)
+        rollout = _Rollout((*_without_answer(messages), known_answer), results)
         if not rollout.is_unicode():
             raise _CannotJudge("half_character")
         return rollout
 
 
-def _rows_to_judge(rows: Sequence[_BatchRow]) -> _RowsToJudge:
+def _select_rows_to_judge(rows: Sequence[_BatchRow]) -> _RowsToJudge:
     """Read the rows of a batch; a row that cannot be judged is counted under its reason."""
     to_judge = _RowsToJudge(rollouts={}, reasons=Counter())
     for row in rows:
@@ -203,15 +203,15 @@ def _log_reasons(reasons: Counter[str], row_count: int) -> None:
         _log.info("gain: None for %d of %d rows: %s", reasons.total(), row_count, counts)
 
 
-def _gains_by_row(rollouts: Mapping[int, _Rollout], judge: Judge) -> dict[int, float | None]:
+def _measure_gains_by_row(rollouts: Mapping[int, _Rollout], judge: Judge) -> dict[int, float | None]:
     """Return the gain of each rollout, None if it could not be measured; both by the number of their row."""
-    calls = _calls_of(rollouts)
-    results_of_batch = _results_of_batch(calls, judge.settings.traces.swaps)
+    calls = _list_calls(rollouts)
+    results_of_batch = _choose_results_of_batch(calls, judge.settings.traces.swaps)
     calls_to_judge = [call.to_judge(results) for call, results in zip(calls, results_of_batch, strict=True)]
     judged_calls: dict[int, list[JudgedUnit]] = {row: [] for row in rollouts}
     for call, judged_call in zip(calls, judge.judged(calls_to_judge), strict=True):
         judged_calls[call.row].append(judged_call)
-    return {row: _gain_of_calls(calls_of_row) for row, calls_of_row in judged_calls.items()}
+    return {row: _sum_gains(calls_of_row) for row, calls_of_row in judged_calls.items()}
 
 
 def _refuse_other_columns(**columns: Any) -> None:
@@ -225,19 +225,19 @@ def _refuse_other_columns(**columns: Any) -> None:
         row_count = len(column)
 
 
-def _before_answer(messages: tuple[RecordedMessage, ...]) -> tuple[RecordedMessage, ...]:
+def _without_answer(messages: tuple[RecordedMessage, ...]) -> tuple[RecordedMessage, ...]:
     """Return the messages without an answer at their end: a message of the assistant that calls no tool."""
     ends_with_answer = bool(messages) and messages[-1].role == "assistant" and not messages[-1].calls
     return messages[:-1] if ends_with_answer else messages
 
 
-def _read_messages(prompt: Any, completion: Any) -> tuple[RecordedMessage, ...]:
+def _parse_messages(prompt: Any, completion: Any) -> tuple[RecordedMessage, ...]:
     """Return the messages of prompt and completion, with their calls and results.
 
     Raises _CannotJudge with the reason no_conversation, too_many_calls or too_deep.
     """
     try:
-        record = {"prompt": _plain(prompt), "completion": _plain(completion)}
+        record = {"prompt": _to_plain(prompt), "completion": _to_plain(completion)}
         _refuse_deep(record)
         messages, faults = read_conversation(record)
     except UnknownForm as error:
@@ -259,7 +259,7 @@ def _refuse_large_calls(messages: Sequence[RecordedMessage]) -> None:
     _refuse_deep([call.arguments for call in calls])
 
 
-def _swapped_texts(swapped: Any, row: int) -> tuple[str, ...]:
+def _parse_swapped_results(swapped: Any, row: int) -> tuple[str, ...]:
     """Return the swapped results of a row as texts, () for None. row: its number, for the message of UserError.
 
     Raises _CannotJudge if they cannot be used, and UserError if they are no list.
@@ -289,12 +289,12 @@ def _is_missing(value: Any) -> bool:
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 
-def _plain(value: Any) -> Any:
+def _to_plain(value: Any) -> Any:
     """Return a value as JSON has it: pydantic messages of `verifiers` and openai as dicts, arrays as lists."""
     if hasattr(value, "model_dump"):
         return value.model_dump(exclude_none=True)
     listed = value.tolist() if hasattr(value, "tolist") else value
-    return [_plain(item) for item in listed] if isinstance(listed, list | tuple) else listed
+    return [_to_plain(item) for item in listed] if isinstance(listed, list | tuple) else listed
 
 
 def _refuse_deep(value: Any) -> None:
@@ -313,26 +313,26 @@ def _refuse_deep(value: Any) -> None:
     raise _CannotJudge("too_deep")
 
 
-def _texts_of(message: RecordedMessage) -> list[str]:
+def _list_texts(message: RecordedMessage) -> list[str]:
     """Return all texts of a message: its role and content, and the tool, result and arguments of each call."""
     texts = [message.role, message.content]
     for call in message.calls:
         texts += [call.tool, call.result or ""]
-        texts += _strings(call.arguments)
+        texts += _iter_strings(call.arguments)
     return texts
 
 
-def _strings(value: Any) -> Iterator[str]:
+def _iter_strings(value: Any) -> Iterator[str]:
     """Yield all strings in a JSON value, the keys of objects too."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
         for key, item in value.items():
             yield str(key)
-            yield from _strings(item)
+            yield from _iter_strings(item)
     elif isinstance(value, list | tuple):
         for item in value:
-            yield from _strings(item)
+            yield from _iter_strings(item)
 
 
 class _RolloutCall(NamedTuple):
@@ -358,25 +358,25 @@ class _RolloutCall(NamedTuple):
         )
 
 
-def _calls_of(rollouts: Mapping[int, _Rollout]) -> list[_RolloutCall]:
+def _list_calls(rollouts: Mapping[int, _Rollout]) -> list[_RolloutCall]:
     """Return all calls of rollouts, in order. rollouts: by the number of their row."""
     calls: list[_RolloutCall] = []
     for row, rollout in rollouts.items():
-        calls += [_RolloutCall(row, rollout, position) for position in call_positions(rollout.messages)]
+        calls += [_RolloutCall(row, rollout, position) for position in iter_call_positions(rollout.messages)]
     return calls
 
 
-def _results_of_batch(calls: Sequence[_RolloutCall], swaps: int) -> list[tuple[str, ...]]:
+def _choose_results_of_batch(calls: Sequence[_RolloutCall], swaps: int) -> list[tuple[str, ...]]:
     """Return, for each call, up to `swaps` results of its tool in other conversations of the batch."""
     calls_with_documents = []
     for call in calls:
         messages = call.rollout.messages
         recorded_call = messages[call.position.message].calls[call.position.call]
-        calls_with_documents.append((document_of(messages), recorded_call))
+        calls_with_documents.append((identify_document(messages), recorded_call))
     return exchange(calls_with_documents, swaps)
 
 
-def _gain_of_calls(calls: Sequence[JudgedUnit]) -> float | None:
+def _sum_gains(calls: Sequence[JudgedUnit]) -> float | None:
     """Return by how much calls lower the loss of the answer, nats per token: the sum of min(delta, gain).
 
     `delta` compares a call with the conversation without it, `gain` with other results (`swaps` in number) in place of
@@ -396,7 +396,7 @@ async def verifiers_gain(prompt: Any, completion: Any, answer: Any, info: Any = 
     `info` may hold `swapped_results`, results to put in place of a call's own.
     """
     swapped = info.get(SWAPPED) if isinstance(info, Mapping) else None
-    return _gain_of_row(prompt, completion, answer, swapped)
+    return _measure_gain_of_row(prompt, completion, answer, swapped)
 
 
 def compute_score(
@@ -418,27 +418,27 @@ def compute_score(
             own.
     """
     extra = extra_info or {}
-    messages = list(_messages_of(solution_str))
-    return _gain_of_row(extra.get("prompt", ""), messages, ground_truth, extra.get(SWAPPED))
+    messages = list(_iter_messages(solution_str))
+    return _measure_gain_of_row(extra.get("prompt", ""), messages, ground_truth, extra.get(SWAPPED))
 
 
-def _gain_of_row(prompt: Any, completion: Any, answer: Any, swapped: Any) -> float:
+def _measure_gain_of_row(prompt: Any, completion: Any, answer: Any, swapped: Any) -> float:
     """Return the gain of a single row; 0 if it cannot be judged."""
     [gain_of_row] = gain(prompts=[prompt], completions=[completion], answer=[answer], swapped_results=[swapped])
     return gain_of_row or 0.0
 
 
-def _messages_of(response: str) -> Iterator[dict[str, str]]:
+def _iter_messages(response: str) -> Iterator[dict[str, str]]:
     """Yield the messages of a response in Hermes' form: a <tool_response> is the tool's, the rest the assistant's."""
     position = 0
     while position < len(response):
-        begin, end = _next_tool_response(response, position)
-        yield from _messages_of_part("assistant", response[position:begin])
-        yield from _messages_of_part("tool", response[begin:end])
+        begin, end = _find_next_tool_response(response, position)
+        yield from _iter_messages_of_part("assistant", response[position:begin])
+        yield from _iter_messages_of_part("tool", response[begin:end])
         position = end
 
 
-def _messages_of_part(role: str, part: str) -> Iterator[dict[str, str]]:
+def _iter_messages_of_part(role: str, part: str) -> Iterator[dict[str, str]]:
     """Yield the message with the text of a part; nothing if only marks of a chat template stand there."""
     without_marks = MARKS.sub("", part)
     content = _without_role_lines(without_marks).strip()
@@ -446,7 +446,7 @@ def _messages_of_part(role: str, part: str) -> Iterator[dict[str, str]]:
         yield {"role": role, "content": content}
 
 
-def _next_tool_response(response: str, position: int) -> tuple[int, int]:
+def _find_next_tool_response(response: str, position: int) -> tuple[int, int]:
     """Return the offsets of the next <tool_response> with its marks; (end, end) of the response if there is none."""
     begin = response.find(RESPONSE_BEGIN, position)
     end = response.find(RESPONSE_END, begin) if begin >= 0 else -1

@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 from benchmarks.cleaning.recorded_answers import RecordedAnswer, pattern
 from toolformer_dag.model.loading import load_model
 from toolformer_dag.settings.model_settings import ModelSettings
-from toolformer_dag.traces.rendering_choice import rendering_of
+from toolformer_dag.traces.rendering_choice import choose_rendering
 from toolformer_dag.traces.written_conversation import WrittenConversation
 
 TRAINED_SHARE = 0.4  # of the layers, the upper ones
@@ -51,7 +51,7 @@ class AnswerTrainer:
     def __init__(self, settings: ModelSettings) -> None:
         loaded = load_model(settings, dtype="float32")
         self.encoding = loaded.encoding
-        self.rendering = rendering_of("auto", loaded.encoding)
+        self.rendering = choose_rendering("auto", loaded.encoding)
         self._head: nn.Module = loaded.model.get_output_embeddings()
         self._body: Any = loaded.model.get_decoder()
         self._layers: nn.ModuleList = self._body.layers

@@ -16,7 +16,7 @@ from benchmarks.cleaning.recorded_answers import (
     recorded_answers,
     stands_in,
 )
-from toolformer_dag.traces.exchanged_values import redrawn
+from toolformer_dag.traces.exchanged_values import redraw_digits
 
 ERROR_SHARE = 0.2
 SWAP_SHARE = 0.4
@@ -48,7 +48,7 @@ class ValueDonors:
     def other_value(self, tool: str, value: str, chance: random.Random) -> str:
         """Return another value: with other digits where it has any, else a name that an answer repeats."""
         if any(character.isdigit() for character in value):
-            return redrawn(value, f"spoilt {chance.random()}")
+            return redraw_digits(value, f"spoilt {chance.random()}")
         for donors in (self._by_tool[tool], self._all):
             names = sorted({name for name in donors if name != value and not any(map(str.isdigit, name))})
             if names:

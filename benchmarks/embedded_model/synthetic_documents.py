@@ -21,8 +21,8 @@ from benchmarks.embedded_model.demonstrations import (
 )
 from toolformer_dag.synthetic.phenomena import NAMED_TOOLS, TOOLS, TWO_HOP, phenomenon
 from toolformer_dag.synthetic.sentences import CallWithResult, Phenomenon, filler
-from toolformer_dag.synthetic.web import document_text
-from toolformer_dag.synthetic.wordings import KINDS, PARTS, Relation, relations, word_list
+from toolformer_dag.synthetic.web import write_document_text
+from toolformer_dag.synthetic.wordings import KINDS, PARTS, Relation, get_relations, get_word_list
 from toolformer_dag.synthetic.world import World
 
 LARGEST_SHARE = 0.3  # of a text's plain words
@@ -46,7 +46,7 @@ def blurred(random: Random, gold: Phenomenon) -> Phenomenon:
     share = random.random() * (LARGEST_SHARE_OF_SUMS if gold.tool == "calculator" else largest)
     own = {"machine_translation": set(asked.split()), "calendar": DATE_WORDS}
     if random.random() < KEPT_SUMS:
-        own["calculator"] = set(word_list("calculator", "operation_words"))
+        own["calculator"] = set(get_word_list("calculator", "operation_words"))
     kept = KEPT | own.get(gold.tool, set())
     words = [word for word in dict.fromkeys(PLAIN_WORD.findall(gold.before)) if word not in kept]
     known = _words_of_questions() if quoted else _words()
@@ -67,14 +67,14 @@ def repeats_question(gold: Phenomenon) -> bool:
 @cache
 def _words() -> tuple[str, ...]:
     lists = ("persons", "groups", "verbs", "places", "adverbials", "remarks")
-    texts = [text for name in lists for text in word_list("filler", name)]
+    texts = [text for name in lists for text in get_word_list("filler", name)]
     return tuple(sorted({word for text in texts for word in PLAIN_WORD.findall(text)}))
 
 
 @cache
 def _words_of_questions() -> tuple[str, ...]:
     """Return plain words, and those of questions about all relations: the call repeats whatever is asked."""
-    asked = [question for kind in KINDS for relation in relations(kind) for question in relation.questions]
+    asked = [question for kind in KINDS for relation in get_relations(kind) for question in relation.questions]
     return tuple(sorted({*_words(), *(word for text in asked for word in PLAIN_WORD.findall(text.replace("{e}", "")))}))
 
 
@@ -119,7 +119,7 @@ def _another(random: Random, *numbers: str) -> int:
 
 def _wrong_question(random: Random, gold: Phenomenon) -> str:
     kind, key = gold.wording.split("/")[1:3]
-    own = next(relations(entity_kind) for entity_kind in KINDS if entity_kind == kind)
+    own = next(get_relations(entity_kind) for entity_kind in KINDS if entity_kind == kind)
     name = next(_name(gold.input.strip('"'), relation) for relation in own if relation.key == key)
     other = random.choice(own)
     if gold.tool == "question_answering":
@@ -186,7 +186,7 @@ def page(random: Random, golds: list[Phenomenon]) -> str:
     """Write a text around phenomena: alone, among plain sentences, or a whole page of the small web."""
     draw = random.random()
     if draw < 0.15:
-        return document_text(random, golds)
+        return write_document_text(random, golds)
     texts = [gold.text for gold in golds]
     if draw < 0.5:
         texts.insert(random.randint(0, len(texts)), filler(random, 1))

@@ -23,7 +23,7 @@ from benchmarks.embedded_model.network import EmbeddedTraining, new_model
 from benchmarks.embedded_model.stream import batch, tokenizer_texts
 from toolformer_dag.files import UserError, write_whole
 from toolformer_dag.identity import file_hash
-from toolformer_dag.model.loading import fast_dtype
+from toolformer_dag.model.loading import choose_fast_dtype
 
 MAY_CHANGE = ("steps", "checkpoint_steps")  # a run may be made longer or shorter while it is under way
 LOG_STEPS = 10
@@ -85,7 +85,7 @@ class Run:
         losses = list[float]()
         for lane in range(settings.lanes):
             rows = batch(settings, tokenizer, self.taken, lane)
-            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=fast_dtype() == torch.bfloat16):
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=choose_fast_dtype() == torch.bfloat16):
                 loss = self.model(rows, labels=rows, use_cache=False).loss
             torch.autograd.backward(loss / settings.lanes)
             losses.append(loss.item())

@@ -11,7 +11,7 @@ from playwright.sync_api import Page
 
 from tests.browser.conftest import OTHER_SITE, OtherSite
 from tests.ui_server import served
-from toolformer_dag.cli.project import shared_instance
+from toolformer_dag.cli.project import open_shared_instance
 
 pytestmark = pytest.mark.long
 
@@ -105,7 +105,7 @@ def run(address: str) -> dg.DagsterRun:
 
 
 def instance() -> dg.DagsterInstance:
-    return shared_instance(Path())  # that of $DAGSTER_HOME
+    return open_shared_instance(Path())  # that of $DAGSTER_HOME
 
 
 def attacked(page: Page, site: OtherSite, host: str, ui: str, run: dg.DagsterRun) -> dict[str, object]:

@@ -12,7 +12,7 @@ from tests.decoded import generate
 from tests.decoding.conftest import TAUGHT
 from tests.tiny_models import TOKENIZERS, tiny_model, tokenizer_of
 from toolformer_dag.decoding.answer_end import answer_end, may_have_ended
-from toolformer_dag.decoding.generation import WrittenPiece, call_text
+from toolformer_dag.decoding.generation import WrittenPiece, format_decoded_call
 from toolformer_dag.model.engine import backend_of
 from toolformer_dag.model.loading import LanguageModel
 from toolformer_dag.tools.registry import load_tool
@@ -92,7 +92,7 @@ def test_the_pieces_that_are_watched_are_the_text(taught_model: Callable[[str], 
             if piece.call is None:
                 call += piece.text if piece.in_call else ""
             else:
-                whole = call_text(piece.call)
+                whole = format_decoded_call(piece.call)
                 tool, _, begun = call.removeprefix(" [").partition("(")
                 closed_earlier = tool == piece.call.tool and begun.startswith(piece.call.input.removesuffix('"'))
                 assert call.startswith(" [") and (not whole or whole.startswith(call) or closed_earlier)

@@ -16,7 +16,7 @@ from tests.decoded import generate
 from tests.decoding.conftest import TAUGHT
 from tests.tiny_models import TOKENIZERS, tiny_model, tokenizer_of
 from toolformer_dag.computing.plan import Lane, lanes
-from toolformer_dag.decoding.generation import DecodedCall, Generation, call_text
+from toolformer_dag.decoding.generation import DecodedCall, Generation, format_decoded_call
 from toolformer_dag.decoding.vocabulary import Vocabulary
 from toolformer_dag.evaluation.asking import Asking
 from toolformer_dag.model.loading import LanguageModel
@@ -28,7 +28,7 @@ from toolformer_dag.texts.calls import (
     CALL_BEGINNING,
     Call,
     MalformedCall,
-    call_grammar,
+    build_call_grammar,
     fault,
     format_call,
     parse_call,
@@ -58,7 +58,7 @@ def table() -> LLTokenizer:
 
 def continues_call(body: str, names: tuple[str, ...]) -> bool:
     """Return whether the grammar admits the bytes of a body, a byte at a time."""
-    matcher = LLMatcher(table(), call_grammar(names))
+    matcher = LLMatcher(table(), build_call_grammar(names))
     assert not matcher.get_error()
     tokens = tokenizer_of("bytes")(body, add_special_tokens=False).input_ids
     return all(map(matcher.consume_token, tokens))
@@ -123,7 +123,7 @@ def test_no_malformed_call_is_written_alone_or_together(
     assert made
     assert not taught or together[0].calls[0] == DecodedCall("Calculator", "3 + 4", "7", None)
     for generation in together:
-        kept = [call_text(call) for call in generation.calls if call.result is not None]
+        kept = [format_decoded_call(call) for call in generation.calls if call.result is not None]
         assert take_out(generation.text, tools) == generation.plain
         assert all(text in generation.text for text in kept)
         assert len(generation.text) == len(generation.plain) + sum(map(len, kept))

@@ -15,7 +15,7 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from tests.decoded import generate
 from tests.decoding.conftest import teach
-from toolformer_dag.decoding.generation import DecodedCall, Generation, call_text
+from toolformer_dag.decoding.generation import DecodedCall, Generation, format_decoded_call
 from toolformer_dag.decoding.vocabulary import Vocabulary
 from toolformer_dag.model.loading import LanguageModel
 from toolformer_dag.tools.options import ToolOptions
@@ -376,7 +376,7 @@ def test_several_calls_where_they_are_allowed(scripted: LanguageModel) -> None:
     assert twice.text == SCRIPTS[prompt] and twice.plain == " 3 and then 5."
     assert [call.input for call in twice.calls] == ["1 + 2", "2 + 3"]
     for generation in check(scripted, PROMPTS[::2], k=100, calls=3).values():
-        written = [call_text(call) for call in generation.calls]
+        written = [format_decoded_call(call) for call in generation.calls]
         assert len(written) <= 3
         assert not any(first and second and first + second in generation.text for first, second in pairwise(written))
 

@@ -10,14 +10,14 @@ from tokenizers import AddedToken
 from tests.decoded import generate
 from tests.decoding.conftest import TAUGHT
 from tests.tiny_models import save, tiny_model, tokenizer_of
-from toolformer_dag.decoding.generation import DecodedCall, WrittenPiece, call_text
+from toolformer_dag.decoding.generation import DecodedCall, WrittenPiece, format_decoded_call
 from toolformer_dag.decoding.vocabulary import Vocabulary
 from toolformer_dag.model.loading import LanguageModel, load_model
 from toolformer_dag.model.weights import MARKERS
 from toolformer_dag.settings.call_markers import CallMarkers
 from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.settings.training_settings import TrainingSettings
-from toolformer_dag.texts.calls import call_grammar, in_markers
+from toolformer_dag.texts.calls import build_call_grammar, rewrite_markers
 from toolformer_dag.tools.registry import load_tool
 from toolformer_dag.tools.tool import Tool
 from toolformer_dag.training.finetune import finetune
@@ -53,7 +53,7 @@ def taught(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     base = ModelSettings(
         name=save(tiny_model("GPT-2", tokenizer_with(form, kind)), folder / "base"), device="cpu", markers=markers
     )
-    texts = [prompt + in_markers(script, markers) for prompt, script in TAUGHT.items()]
+    texts = [prompt + rewrite_markers(script, markers) for prompt, script in TAUGHT.items()]
     assert all("->" not in text for text in texts[:2])
     settings = TrainingSettings(batch_size=5, device_batch_size=5, learning_rate=1e-2, max_steps=80, eval_steps=80)
     finetune(base, TrainingData(texts, texts), settings, folder / "out")
@@ -76,7 +76,7 @@ def test_calls_are_written_in_the_markers_run_and_shown_in_the_paper_s_form(taug
     for generation in (found, second):
         signs = {marker.strip() for _, marker in taught.encoding.markers} - {";", "@"}
         assert not any(sign in generation.text for sign in signs)
-        assert all(call_text(call) in generation.text for call in generation.calls)
+        assert all(format_decoded_call(call) in generation.text for call in generation.calls)
 
 
 def test_no_marker_is_written_where_no_call_may_be(taught: LanguageModel) -> None:
@@ -115,7 +115,7 @@ def test_the_grammar_takes_calls_in_the_markers_and_no_other(form: str) -> None:
         matcher = vocabulary.form(["QA"], {}, 64).matcher
         asked = tokenizer(f"QA(a {marker.strip()}", add_special_tokens=False, split_special_tokens=True).input_ids
         assert not all(matcher.consume_token(token) for token in asked)
-    assert call_grammar(["QA"]) == call_grammar(["QA"], {}, CallMarkers())
+    assert build_call_grammar(["QA"]) == build_call_grammar(["QA"], {}, CallMarkers())
 
 
 def test_a_checkpoint_trained_here_tells_its_markers(taught: LanguageModel) -> None:

@@ -2,9 +2,9 @@
 
 import pytest
 
-from toolformer_dag.synthetic.world import World, the_world
+from toolformer_dag.synthetic.world import World, get_world
 
 
 @pytest.fixture(scope="session")
 def world() -> World:
-    return the_world()
+    return get_world()

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.embedded_model.demonstrations import NAMES
 from toolformer_dag.synthetic import PROMPTS
-from toolformer_dag.synthetic.calculations import part_of
+from toolformer_dag.synthetic.calculations import get_part_of_numbers
 from toolformer_dag.synthetic.lexicon import translate
 from toolformer_dag.synthetic.phenomena import TOOLS, TWO_HOP, phenomenon, questions
 from toolformer_dag.synthetic.sentences import Phenomenon
@@ -148,7 +148,7 @@ def test_calls_of_prompts_give_what_the_text_says() -> None:
     for (_, input, after), result in zip(calls, results, strict=True):
         assert after.startswith(f" {result.result}")
         a, _, b = input.split()
-        assert part_of(Decimal(a), Decimal(b)) == "pretraining"
+        assert get_part_of_numbers(Decimal(a), Decimal(b)) == "pretraining"
     assert {input.split()[1] for _, input, _ in calls} == {"+", "-", "*", "/"}
     assert all(after == f" {translate(input)}." for _, input, after in _calls("machine_translation"))
 

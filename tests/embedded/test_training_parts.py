@@ -22,7 +22,7 @@ from benchmarks.embedded_model.stream import boot_camp_row, mixed_documents, pac
 from benchmarks.embedded_model.synthetic_documents import blurred
 from benchmarks.embedded_model.train import averaged
 from toolformer_dag.synthetic.phenomena import TOOLS, phenomenon
-from toolformer_dag.synthetic.world import the_world
+from toolformer_dag.synthetic.world import get_world
 
 NAME_OR_NUMBER = re.compile(r"[A-Z][a-z]+|\d[\d,.]*")
 
@@ -113,7 +113,7 @@ def test_boot_camp_rows_can_be_predicted_by_looking_back_at_first_a_few_places(
 @given(st.integers(0, 2**32), st.sampled_from(TOOLS))
 def test_blurring_leaves_names_numbers_and_what_is_asked(seed: int, tool: str) -> None:
     random = Random(seed)
-    gold = phenomenon(random, the_world(), tool, "pretraining", "seen")
+    gold = phenomenon(random, get_world(), tool, "pretraining", "seen")
     other = blurred(random, gold)
     assert replace(other, before=gold.before, input=gold.input) == gold
     assert NAME_OR_NUMBER.findall(other.before) == NAME_OR_NUMBER.findall(gold.before)
@@ -127,7 +127,7 @@ def test_blurring_leaves_names_numbers_and_what_is_asked(seed: int, tool: str) -
 @given(st.integers(0, 2**32), st.sampled_from(TOOLS))
 def test_notes_come_before_or_right_before_the_words_they_tell(seed: int, tool: str) -> None:
     random = Random(seed)
-    gold = phenomenon(random, the_world(), tool, "pretraining", "seen")
+    gold = phenomenon(random, get_world(), tool, "pretraining", "seen")
     pieces = with_notes(random, gold.text, [note(random, gold, gold.text)], [])
     whole = "".join(pieces)
     assert whole.startswith(gold.before) or whole.endswith((gold.text, gold.after))

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from tests.texts.reading import read_documents
 from toolformer_dag.synthetic.today import MONTHS
-from toolformer_dag.synthetic.web import records, stored_gzip, write_shards
+from toolformer_dag.synthetic.web import encode_stored_gzip, records, write_shards
 from toolformer_dag.texts.calls import holds_call
-from toolformer_dag.texts.document import Document, date_from_url
+from toolformer_dag.texts.document import Document, find_date_in_url
 
 PAGES = "c365980be1c46bb9"
 
@@ -45,7 +45,7 @@ def test_lengths_and_lines_are_those_of_the_text_which_is_one_segment(pages: lis
 
 
 def test_dates_stand_in_urls_in_several_forms_or_not_at_all(pages: list[dict]) -> None:
-    dates = [date_from_url(page["url"], datetime.date(2024, 12, 31)) for page in pages]
+    dates = [find_date_in_url(page["url"], datetime.date(2024, 12, 31)) for page in pages]
     assert 0.4 < sum(day is not None for day in dates) / len(dates) < 0.7
     urls = [re.sub(r"\d", "0", page["url"]).split("example/")[1] for page in pages]
     for start in ("0000/00/00/", "news/0000/00/00/", "news/0000-00-00-", "news/00000000/"):
@@ -58,7 +58,7 @@ def test_a_page_that_says_the_date_has_it_in_its_url(pages: list[dict]) -> None:
     found = [(match[1], page["url"]) for page in pages if (match := said.search(page["raw_content"]))]
     assert len(found) >= 3
     for words, url in found:
-        day = date_from_url(url, datetime.date(2024, 12, 31))
+        day = find_date_in_url(url, datetime.date(2024, 12, 31))
         assert day is not None
         assert words in (str(day.year), MONTHS[day.month - 1])
 
@@ -85,4 +85,4 @@ def test_bytes_are_the_same_on_every_machine() -> None:
 
 @given(st.binary(max_size=500), st.integers(0, 300))
 def test_stored_gzip_is_gzip(data: bytes, times: int) -> None:
-    assert gzip.decompress(stored_gzip(data * times)) == data * times
+    assert gzip.decompress(encode_stored_gzip(data * times)) == data * times

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from toolformer_dag.synthetic.lexicon import LANGUAGES, translate, words, words_of
 from toolformer_dag.synthetic.phenomena import TOOLS, phenomenon
-from toolformer_dag.synthetic.today import part_of_day
+from toolformer_dag.synthetic.today import get_part_of_day
 from toolformer_dag.synthetic.web import records
 from toolformer_dag.synthetic.wordings import KINDS, PARTS, WorldPart
-from toolformer_dag.synthetic.world import Entity, World, passages, passages_by_relation
+from toolformer_dag.synthetic.world import Entity, World, passages, write_passages_by_relation
 
 Gold = dict[tuple[str, WorldPart], list]
 
@@ -100,7 +100,7 @@ def test_no_foreign_word_of_evaluation_stands_elsewhere(gold: Gold, part: WorldP
 
 @pytest.mark.parametrize("part", PARTS)
 def test_dates_belong_to_one_part(gold: Gold, part: WorldPart) -> None:
-    assert {part_of_day(one.date) for one in gold["calendar", part] if one.date} == {part}
+    assert {get_part_of_day(one.date) for one in gold["calendar", part] if one.date} == {part}
 
 
 @pytest.mark.parametrize("part", ["pretraining", "corpus"])
@@ -116,7 +116,7 @@ def test_every_fact_stands_in_a_short_passage_of_its_article(world: World) -> No
     assert {"Birthplace and home", "Home and birthplace"} <= {passage.section for passage in found}
     texts = {passage.text for passage in found}
     for entity in world.all_entities()[::7]:
-        for key, passage in passages_by_relation(entity, world.seed).items():
+        for key, passage in write_passages_by_relation(entity, world.seed).items():
             assert passage.title == entity.name and entity.facts[key] in passage.text
             assert passage.text in texts
 

@@ -12,17 +12,17 @@ from pydantic import ValidationError
 from tests.decoding.conftest import teach
 from toolformer_dag.computing.plan import Lane
 from toolformer_dag.evaluation import asking
-from toolformer_dag.evaluation.asking import Asking, benchmark_outcomes, compared_models
+from toolformer_dag.evaluation.asking import Asking, ask_benchmark, list_compared_models
 from toolformer_dag.evaluation.benchmark import Benchmark, BenchmarkQuestion, number_is_right
-from toolformer_dag.evaluation.catalogue import synthetic_benchmark
+from toolformer_dag.evaluation.catalogue import build_synthetic_benchmark
 from toolformer_dag.evaluation.measurements import ACCURACY, read_accuracy
 from toolformer_dag.evaluation.outcomes import (
     Condition,
     QuestionOutcome,
-    accuracy_by_condition,
+    build_outcome_table,
+    build_score_table,
     check_outage,
-    outcome_table,
-    score_table,
+    format_accuracy_by_condition,
 )
 from toolformer_dag.lake.table import Lake
 from toolformer_dag.markdown import rounded, table
@@ -85,7 +85,7 @@ def ask(adder: LanguageModel, tmp_path: Path) -> Ask:
             decoding=DecodingSettings(max_new_tokens=8),
         )
         lines = lanes(*(tools or (CALCULATOR, CALENDAR)))
-        return benchmark_outcomes(settings, lines, adder, condition, benchmark or sums(), advance).outcomes
+        return ask_benchmark(settings, lines, adder, condition, benchmark or sums(), advance).outcomes
 
     return asked
 
@@ -101,7 +101,7 @@ def test_how_many_questions_are_answered_is_told(ask: Ask, monkeypatch: pytest.M
 
 def figures(found: list[QuestionOutcome]) -> dict[str, Any]:
     """Return the one row that a condition has in the table of scores."""
-    [row] = score_table(outcome_table(found)).to_dicts()
+    [row] = build_score_table(build_outcome_table(found)).to_dicts()
     return row
 
 
@@ -198,10 +198,10 @@ def test_a_lost_call_is_tried_again(ask: Ask) -> None:
 
 def test_tables(ask: Ask, tmp_path: Path) -> None:
     found = [one for condition in (WITH_TOOLS, DISABLED) for one in ask(condition)]
-    assert outcome_table(found).height == 12
-    assert outcome_table([]).columns == outcome_table(found).columns
-    scores = score_table(outcome_table(found))
-    wide = accuracy_by_condition(scores)
+    assert build_outcome_table(found).height == 12
+    assert build_outcome_table([]).columns == build_outcome_table(found).columns
+    scores = build_score_table(build_outcome_table(found))
+    wide = format_accuracy_by_condition(scores)
     assert wide.columns == ["benchmark", "n", "tools", "disabled"]
     assert wide["tools"].to_list() == ["83.3 (43.6-97.0)"]
     shown = table(scores.columns, scores.iter_rows(), rounded).splitlines()
@@ -231,7 +231,7 @@ def test_lost_calls_are_an_accident_once_in_a_hundred_and_an_outage_beyond(ask: 
 
 @pytest.mark.parametrize("tool", ["calculator", "calendar", "wiki_search", "question_answering", "machine_translation"])
 def test_synthetic_questions_fit_their_rule(tool: str) -> None:
-    benchmark = synthetic_benchmark(tool, 40, seed=7, wordings="unseen")
+    benchmark = build_synthetic_benchmark(tool, 40, seed=7, wordings="unseen")
     assert len(benchmark.questions) == 40
     assert benchmark.withheld == ({"QA"} if tool == "wiki_search" else set())
     for question in benchmark.questions:
@@ -242,7 +242,7 @@ def test_synthetic_questions_fit_their_rule(tool: str) -> None:
 
 def test_no_further_model_may_take_the_name_of_what_is_compared_anyway(tmp_path: Path) -> None:
     settings = Settings(root=tmp_path, tools={"calculator": ToolSettings()})
-    compared = [condition for _, _, conditions in compared_models(settings) for condition in conditions]
+    compared = [condition for _, _, conditions in list_compared_models(settings) for condition in conditions]
     assert {one.of_model for one in compared} == {"base", "base + C", "Toolformer"}
     for name in [one.name for one in compared]:
         with pytest.raises(ValidationError, match="these names are taken"):

@@ -15,10 +15,10 @@ from toolformer_dag.evaluation.benchmark import (
 )
 from toolformer_dag.evaluation.benchmark_files import BenchmarkError, wikitext
 from toolformer_dag.evaluation.catalogue import (
-    benchmark_identity,
-    chosen_benchmarks,
-    chosen_identity,
+    build_questions_identity,
+    collect_chosen_benchmarks,
     read_benchmark,
+    read_benchmark_identity,
 )
 from toolformer_dag.settings.evaluation_settings import EvaluationSettings
 
@@ -433,14 +433,14 @@ def test_wikitext_is_a_list_of_articles_or_refused(tmp_path: Path, content: str,
 
 def test_the_identity_of_a_benchmark_is_what_its_files_hold(tmp_path: Path) -> None:
     write(tmp_path, {"a/one.jsonl": json.dumps({"input": "2 and 2", "target": 4})})
-    before = benchmark_identity("mawps", tmp_path / "a")
+    before = read_benchmark_identity("mawps", tmp_path / "a")
     (tmp_path / "a").rename(tmp_path / "b")
-    assert benchmark_identity("mawps", tmp_path / "b") == before
+    assert read_benchmark_identity("mawps", tmp_path / "b") == before
     write(tmp_path, {"b/two.jsonl": ""})
-    assert benchmark_identity("mawps", tmp_path / "b") != before
-    assert benchmark_identity("dateset", tmp_path / "nothing") == "made"
+    assert read_benchmark_identity("mawps", tmp_path / "b") != before
+    assert read_benchmark_identity("dateset", tmp_path / "nothing") == "made"
     with pytest.raises(BenchmarkError, match="cannot be read"):
-        benchmark_identity("mawps", tmp_path / "nothing")
+        read_benchmark_identity("mawps", tmp_path / "nothing")
 
 
 REAL = {
@@ -473,13 +473,13 @@ def test_a_part_of_a_benchmark_is_spread_over_its_kinds_and_is_another_measureme
     def section(limit: int | None) -> EvaluationSettings:
         return EvaluationSettings(questions=0, benchmarks={"dateset": Path("made")}, benchmark_questions=limit)
 
-    [whole], [part], [more] = (chosen_benchmarks(section(limit), ()) for limit in (None, 60, 10**5))
+    [whole], [part], [more] = (collect_chosen_benchmarks(section(limit), ()) for limit in (None, 60, 10**5))
     places = [whole.questions.index(question) for question in part.questions]
     assert more.questions == whole.questions and len(places) == 60
     assert {later - earlier for earlier, later in pairwise(places)} == {156, 157}
     assert {question.wording for question in part.questions} == {question.wording for question in whole.questions}
-    assert chosen_identity(section(60)) != chosen_identity(section(None))
-    assert "benchmark_questions" not in chosen_identity(section(None))
+    assert build_questions_identity(section(60)) != build_questions_identity(section(None))
+    assert "benchmark_questions" not in build_questions_identity(section(None))
 
 
 def test_real_wikitext(shared: Path) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toolformer_dag.evaluation.benchmark import BenchmarkQuestion
-from toolformer_dag.evaluation.dateset import back, dateset, holidays, whole_units
+from toolformer_dag.evaluation.dateset import compute_holidays, count_whole_units, dateset, subtract_units
 
 ALL = dateset().questions
 DAYS = {"the day before yesterday": -2, "yesterday": -1, "today": 0, "tomorrow": 1, "the day after tomorrow": 2}
@@ -65,7 +65,7 @@ def test_distances_follow_from_the_questions() -> None:
 
 def test_the_papers_example() -> None:
     """Appendix D: "How many days ago was August 14, 2020?", asked on November 20, 2020."""
-    assert whole_units(date(2020, 8, 14), date(2020, 11, 20), "days") == 98
+    assert count_whole_units(date(2020, 8, 14), date(2020, 11, 20), "days") == 98
 
 
 @pytest.mark.parametrize(
@@ -81,13 +81,15 @@ def test_the_papers_example() -> None:
     ],
 )
 def test_federal_holidays_of_2020(name: str, day: date) -> None:
-    assert holidays(2020)[name] == day
-    assert "Juneteenth" not in holidays(2020) and "Juneteenth" in holidays(2021)
+    assert compute_holidays(2020)[name] == day
+    assert "Juneteenth" not in compute_holidays(2020) and "Juneteenth" in compute_holidays(2021)
 
 
 @given(st.dates(date(2000, 1, 1), date(2030, 1, 1)), st.integers(0, 2000), st.sampled_from(["days", "weeks", "months"]))
 def test_going_back_as_many_units_as_there_are_stays_within_one(late: date, days: int, unit: str) -> None:
     early = late - timedelta(days=days)
-    count = whole_units(early, late, unit)
-    assert back(late, count + 1, unit) < early or (unit == "months" and back(late, count + 1, unit) == early)
-    assert early <= back(late, count, unit)
+    count = count_whole_units(early, late, unit)
+    assert subtract_units(late, count + 1, unit) < early or (
+        unit == "months" and subtract_units(late, count + 1, unit) == early
+    )
+    assert early <= subtract_units(late, count, unit)

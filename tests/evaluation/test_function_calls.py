@@ -11,7 +11,7 @@ import pytest
 from tests.tiny_models import tiny_model, tokenizer_of
 from toolformer_dag.computing.plan import lanes
 from toolformer_dag.decoding.generation import DecodedCall
-from toolformer_dag.evaluation.asking import Asking, benchmark_outcomes
+from toolformer_dag.evaluation.asking import Asking, ask_benchmark
 from toolformer_dag.evaluation.benchmark_files import BenchmarkError
 from toolformer_dag.evaluation.catalogue import read_benchmark
 from toolformer_dag.evaluation.function_calls import calls_are_right
@@ -156,9 +156,9 @@ def test_a_model_calls_the_functions_of_its_question_and_no_other_tool(tmp_path:
     [again] = read_benchmark("functions", tmp_path)
     again = replace(again, function_calls=asked.function_calls)
     expected = [calls_are_right(one.calls, json.dumps(right[key])) for key, one in zip(texts, written, strict=True)]
-    found = benchmark_outcomes(settings, lanes(settings), model, Condition("tools", 300), again)
+    found = ask_benchmark(settings, lanes(settings), model, Condition("tools", 300), again)
     assert [one.correct for one in found.outcomes] == expected and any(expected)
-    silent = benchmark_outcomes(settings, lanes(settings), model, Condition("disabled", 0), again)
+    silent = ask_benchmark(settings, lanes(settings), model, Condition("disabled", 0), again)
     assert not any(one.correct or one.calls for one in silent.outcomes)
 
 

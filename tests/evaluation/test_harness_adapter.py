@@ -15,8 +15,8 @@ from lm_eval.api.instance import Instance
 
 from tests.pipeline.conftest import Line
 from tests.worlds import make_model
-from toolformer_dag.evaluation.asking import benchmark_outcomes
-from toolformer_dag.evaluation.benchmark import predicted_number
+from toolformer_dag.evaluation.asking import ask_benchmark
+from toolformer_dag.evaluation.benchmark import find_predicted_number
 from toolformer_dag.evaluation.catalogue import read_benchmark
 from toolformer_dag.evaluation.harness_adapter import HarnessModel, harness_task
 from toolformer_dag.evaluation.outcomes import Condition
@@ -65,12 +65,12 @@ def test_the_harness_gives_our_figure_of_svamp(line: Line, tmp_path: Path) -> No
 
     def ours() -> Any:
         [benchmark] = read_benchmark("svamp", file)
-        asked = benchmark_outcomes(
+        asked = ask_benchmark(
             known, line.plan().lanes, load_identified(known.model), Condition("Toolformer", 10), benchmark
         )
         return benchmark, asked.outcomes
 
-    numbers = [predicted_number(take_out(one.written, ["Calculator"])) for one in ours()[1]]
+    numbers = [find_predicted_number(take_out(one.written, ["Calculator"])) for one in ours()[1]]
     assert any(number is not None for number in numbers)
     right = [float(number) if number is not None and at % 2 == 0 else -77.0 for at, number in enumerate(numbers)]
     write_svamp(file, right)

@@ -12,38 +12,38 @@ import polars as pl
 import pytest
 from duckdb import DuckDBPyConnection
 
-from toolformer_dag.assets.plots import PLOTTED, bars, start_curves
+from toolformer_dag.assets.plots import PLOTTED, bars, draw_start_curves
 from toolformer_dag.cli.query_results import saved_queries
 from toolformer_dag.computing.plan import Plan
 from toolformer_dag.computing.spending import COSTS, StepCost, add_cost
 from toolformer_dag.decoding.generation import DecodedCall, Generation
 from toolformer_dag.evaluation.benchmark import Benchmark, BenchmarkQuestion, number_is_right
-from toolformer_dag.evaluation.evaluated_tables import all_tables
+from toolformer_dag.evaluation.evaluated_tables import list_all_tables
 from toolformer_dag.evaluation.measurements import ACCURACY, OUTCOMES, OVERLAP, PERPLEXITY, PERPLEXITY_COLUMNS, publish
 from toolformer_dag.evaluation.outcomes import (
     Condition,
     QuestionOutcome,
     Weights,
+    build_outcome_table,
+    build_score_table,
     judge,
-    outcome_table,
-    score_table,
     wilson,
 )
 from toolformer_dag.evaluation.paper_tables import (
     PAPER_TABLES,
     PaperTable,
     notes,
-    over_min_probability,
     paper_figures,
     paper_table,
-    tools_called,
+    query_over_min_probability,
+    query_tool_shares,
 )
 from toolformer_dag.evaluation.question_overlap import OVERLAP_COLUMNS
 from toolformer_dag.files import UserError
 from toolformer_dag.lake.warehouse import CLOSED, opened, query
 from toolformer_dag.lake.warehouse_building import build
 from toolformer_dag.method.call_warehouse import CallWarehouse
-from toolformer_dag.pipeline.stages import table_outputs
+from toolformer_dag.pipeline.stages import list_table_outputs
 from toolformer_dag.settings.settings_file import load_settings
 
 LEFT_OUT = {"SVAMP": {"answer_is_no_number": 3}, "LAMA T-REx": {"mask_not_last": 7, "no_answer": 1}}
@@ -108,8 +108,8 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
 def database(plan: Plan) -> Path:
     """A warehouse over measurements that no model made."""
     found = outcomes()
-    publish(plan.lake, OUTCOMES, outcome_table(found), {}, {}, left_out=LEFT_OUT)
-    publish(plan.lake, ACCURACY, score_table(outcome_table(found), WEIGHTS), {}, {})
+    publish(plan.lake, OUTCOMES, build_outcome_table(found), {}, {}, left_out=LEFT_OUT)
+    publish(plan.lake, ACCURACY, build_score_table(build_outcome_table(found), WEIGHTS), {}, {})
     size = len({one.question for one in found if one.benchmark == "SVAMP"})
     held = [("SVAMP", number, is_in, None, None, None) for number, is_in in enumerate(IN_CORPUS[:size], 1)]
     publish(plan.lake, OVERLAP, pl.DataFrame(held, OVERLAP_COLUMNS, orient="row"), {}, {})
@@ -119,7 +119,7 @@ def database(plan: Plan) -> Path:
     add_cost(plan.lake, "two", "calculator/scored_candidates", StepCost(1.0, tokens=30, computed=2, reused=4))
     add_cost(plan.lake, "two", "training/finetuned_checkpoint", StepCost(9.0, tokens=4000))
     file = plan.settings.paths.warehouse
-    build(plan.lake, CallWarehouse(all_tables(table_outputs(plan)), plan.lane_names), file)
+    build(plan.lake, CallWarehouse(list_all_tables(list_table_outputs(plan)), plan.lane_names), file)
     return file
 
 
@@ -225,8 +225,8 @@ def test_table_8_has_the_rows_of_perplexity_beside_the_papers(database: Path) ->
 
 
 def test_people_see_which_tools_were_called(database: Path, warehouse: DuckDBPyConnection) -> None:
-    called = tools_called(warehouse, paper_table("3"))
-    assert called is not None and tools_called(warehouse, paper_table("9")) is None
+    called = query_tool_shares(warehouse, paper_table("3"))
+    assert called is not None and query_tool_shares(warehouse, paper_table("9")) is None
     by_row = {(row["benchmark"], row["model"]): row for row in called.to_dicts()}
     assert by_row["All", "paper: Toolformer"]["QA"] == "98.1"
     n = len(asked(3)["All", "Toolformer"])
@@ -397,9 +397,9 @@ def test_calls_and_right_answers_over_min_probability_follow_from_the_recorded_o
         later = sum(plain.p_start >= 0.5 for (_, plain), gone in zip(pairs, goes, strict=True) if gone)
         assert (row["n"], row["with_calls"], row["correct"], row["later"]) == (len(pairs), sum(stays), right, later)
     assert len(told) == len(BENCHMARKS) + 1
-    drawn = over_min_probability(warehouse, paper_table("9"))
+    drawn = query_over_min_probability(warehouse, paper_table("9"))
     assert drawn is not None and drawn["min_probability"].to_list() == pytest.approx([at / 20 for at in range(21)])
-    assert start_curves(drawn).startswith("![right answers and calls over min_probability](<data:image/svg+xml")
+    assert draw_start_curves(drawn).startswith("![right answers and calls over min_probability](<data:image/svg+xml")
 
 
 def test_what_a_reader_left_out_is_counted_and_told(database: Path, warehouse: DuckDBPyConnection) -> None:
@@ -490,13 +490,13 @@ def test_the_papers_figures_are_whole() -> None:
 
 def test_measurements_of_an_earlier_release_stand_in_the_warehouse_until_they_are_made_anew(tmp_path: Path) -> None:
     other = Plan.of(load_settings(None, environment={}, overrides=[f"paths.lake='{tmp_path / 'lake'}'"]))
-    publish(other.lake, OUTCOMES, outcome_table(outcomes()[:5]).drop("calls"), {}, {})
+    publish(other.lake, OUTCOMES, build_outcome_table(outcomes()[:5]).drop("calls"), {}, {})
     add_cost(other.lake, "one", "calculator/loss_deltas", StepCost(1.0))
     costs = other.lake.table(COSTS)
     publish(other.lake, COSTS, costs.read("calculator/loss_deltas").drop("failed"), {}, {})
     add_cost(other.lake, "two", "calculator/loss_deltas", StepCost(2.0, tokens=3, failed=True))
     file = tmp_path / "warehouse.duckdb"
-    build(other.lake, CallWarehouse(all_tables(table_outputs(other)), other.lane_names), file)
+    build(other.lake, CallWarehouse(list_all_tables(list_table_outputs(other)), other.lane_names), file)
     assert rows(file, "select count(*) as n, count(calls) as known from outcomes") == [{"n": 5, "known": 0}]
     told = [(1.0, None), (1.0, False), (2.0, True)]
     found = rows(file, "select seconds, failed from costs order by seconds, failed nulls first")

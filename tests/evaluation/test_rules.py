@@ -13,17 +13,17 @@ from hypothesis import strategies as st
 from toolformer_dag.evaluation.benchmark import (
     Benchmark,
     BenchmarkQuestion,
+    find_predicted_number,
     in_first_five_words,
     in_first_ten_words,
     in_first_twenty_words,
     in_first_words,
     number_is_right,
-    predicted_number,
 )
 from toolformer_dag.evaluation.benchmark_files import completion, mathematics, multilingual, question_answering
 from toolformer_dag.evaluation.catalogue import read_benchmark
-from toolformer_dag.evaluation.outcomes import baseline_outcomes, wilson
-from toolformer_dag.evaluation.question_overlap import overlap_counts, own_words, question_overlap
+from toolformer_dag.evaluation.outcomes import judge_baselines, wilson
+from toolformer_dag.evaluation.question_overlap import count_overlap, drop_template_words, question_overlap
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_agrees_with_looking_at_every_place(words: list[str], at: int, length: i
     ],
 )
 def test_the_predicted_number(output: str, number: str | None) -> None:
-    assert predicted_number(output) == (None if number is None else Decimal(number))
+    assert find_predicted_number(output) == (None if number is None else Decimal(number))
 
 
 def test_numbers_are_compared_as_numbers() -> None:
@@ -148,7 +148,7 @@ def arithmetic(*questions: tuple[str, str]) -> Benchmark:
 
 
 def test_each_baseline_answers_by_the_first_numbers() -> None:
-    found = baseline_outcomes(arithmetic(("Bo has 1,200 pears and gives away 0.5 of 3. The answer is", "600")))
+    found = judge_baselines(arithmetic(("Bo has 1,200 pears and gives away 0.5 of 3. The answer is", "600")))
     assert {one.condition: (one.written, one.correct) for one in found} == {
         "no model: a + b": (" 1200.5", False),
         "no model: |a - b|": (" 1199.5", False),
@@ -159,19 +159,19 @@ def test_each_baseline_answers_by_the_first_numbers() -> None:
 
 
 def test_a_question_with_too_few_numbers_is_answered_wrong_with_a_reason() -> None:
-    found = baseline_outcomes(arithmetic(("Bo has 7 pears. The answer is", "7")))
+    found = judge_baselines(arithmetic(("Bo has 7 pears. The answer is", "7")))
     assert [(one.correct, one.reason) for one in found] == [(False, "too_few_numbers")] * 3 + [(True, None)]
 
 
 def test_other_benchmarks_have_no_baseline() -> None:
     asked = Benchmark("facts", (BenchmarkQuestion("1 2", ("3",)),), in_first_five_words)
-    assert baseline_outcomes(asked) == []
+    assert judge_baselines(asked) == []
 
 
 @pytest.mark.skipif(not SVAMP.is_file(), reason=f"{SVAMP} is not there")
 def test_the_difference_alone_answers_23_percent_of_svamp() -> None:
     [svamp] = read_benchmark("svamp", SVAMP)
-    right = Counter(one.condition for one in baseline_outcomes(svamp) if one.correct)
+    right = Counter(one.condition for one in judge_baselines(svamp) if one.correct)
     assert right["no model: |a - b|"] == 234
 
 
@@ -206,7 +206,7 @@ def test_a_question_is_told_with_the_first_training_text_that_holds_it() -> None
         ("open", 1, False, None, None, None),
         ("open", 2, False, None, None, None),
     ]
-    assert overlap_counts(found).rows() == [("sums", 2, 1, 1), ("open", 2, 0, 0)]
+    assert count_overlap(found).rows() == [("sums", 2, 1, 1), ("open", 2, 0, 0)]
 
 
 def test_without_texts_or_questions_nothing_is_found() -> None:
@@ -216,8 +216,8 @@ def test_without_texts_or_questions_nothing_is_found() -> None:
 
 
 def test_the_words_of_a_template_are_no_words_of_the_question() -> None:
-    assert own_words(completion("Ada was born in")) == "Ada was born in"
-    assert own_words(question_answering("who is it")) == "who is it"
-    assert own_words(mathematics("It costs 7.", "How much?")) == "It costs 7. How much?"
-    assert own_words(multilingual("It is here.", "Wo?")).startswith("It is here.")
-    assert own_words("3 and 4 make") == "3 and 4 make"
+    assert drop_template_words(completion("Ada was born in")) == "Ada was born in"
+    assert drop_template_words(question_answering("who is it")) == "who is it"
+    assert drop_template_words(mathematics("It costs 7.", "How much?")) == "It costs 7. How much?"
+    assert drop_template_words(multilingual("It is here.", "Wo?")).startswith("It is here.")
+    assert drop_template_words("3 and 4 make") == "3 and 4 make"

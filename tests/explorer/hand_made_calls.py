@@ -12,8 +12,8 @@ from toolformer_dag.computing.spending import StepCost, add_cost
 from toolformer_dag.decoding.generation import DecodedCall, Generation
 from toolformer_dag.evaluation import measurements as measured
 from toolformer_dag.evaluation.benchmark import Benchmark, BenchmarkQuestion
-from toolformer_dag.evaluation.evaluated_tables import all_tables
-from toolformer_dag.evaluation.outcomes import Condition, Weights, judge, outcome_table, score_table
+from toolformer_dag.evaluation.evaluated_tables import list_all_tables
+from toolformer_dag.evaluation.outcomes import Condition, Weights, build_outcome_table, build_score_table, judge
 from toolformer_dag.lake.table import Lake
 from toolformer_dag.lake.warehouse_building import build
 from toolformer_dag.method.call_warehouse import CallWarehouse
@@ -88,7 +88,7 @@ def made_up_warehouse(folder: Path, *, bound: bool = False) -> Path:
     plan = outputs["ccnet/raw_shards"].plan
     database = folder / "warehouse.duckdb"
     _measured(plan.lake)
-    build(plan.lake, CallWarehouse(all_tables(list(outputs.values())), plan.lane_names), database)
+    build(plan.lake, CallWarehouse(list_all_tables(list(outputs.values())), plan.lane_names), database)
     return database
 
 
@@ -117,9 +117,9 @@ def _measured(lake: Lake) -> None:
         for condition in (Condition("base", 0), Condition(DISABLED, 0, "Toolformer"), Condition("Toolformer", 10))
         for number in range(1, QUESTIONS + 1)
     ]
-    measured.publish(lake, measured.OUTCOMES, outcome_table(asked), {}, {})
+    measured.publish(lake, measured.OUTCOMES, build_outcome_table(asked), {}, {})
     weights = dict.fromkeys(("base", "Toolformer"), Weights("gpt2", 124))
-    measured.publish(lake, measured.ACCURACY, score_table(outcome_table(asked), weights), {}, {})
+    measured.publish(lake, measured.ACCURACY, build_score_table(build_outcome_table(asked), weights), {}, {})
     perplexity = pl.DataFrame(
         [("WikiText", "base", 2, 10, 9.5, 9.0, 10.1, 1.25, "base")], measured.PERPLEXITY_COLUMNS, orient="row"
     )

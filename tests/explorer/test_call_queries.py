@@ -10,7 +10,7 @@ from starlette.testclient import TestClient
 
 from tests.explorer.hand_made_calls import HOSTILE, TOOLS, made_up_warehouse
 from tests.explorer.judged_conversations import LONG, MADE
-from toolformer_dag.explorer.call_queries import KEY, calls, excerpts, overview, text_with_calls, whole_call
+from toolformer_dag.explorer.call_queries import KEY, calls, excerpts, overview, query_call, text_with_calls
 from toolformer_dag.explorer.explorer_server import explorer_app
 from toolformer_dag.explorer.trace_queries import MOST_MESSAGES, conversation, recorded_calls
 from toolformer_dag.explorer.warehouse_reader import WarehouseReader
@@ -90,7 +90,7 @@ def test_the_best_kept_call_of_each_tool_is_the_one_that_gains_most(database: Pa
     gains = query(database, "SELECT tool, max(delta) FROM decisions WHERE kept GROUP BY tool").rows()
     assert {tool: one["delta"] for tool, one in best.items()} == dict(gains)
     for tool, one in best.items():
-        call = whole_call(reader, {name: one.get(name, tool) for name in KEY})
+        call = query_call(reader, {name: one.get(name, tool) for name in KEY})
         assert call is not None and call["kept"]
 
 
@@ -101,7 +101,7 @@ def test_a_text_has_the_calls_of_every_tool_where_they_stand(reader: WarehouseRe
     [around] = excerpts(reader, [call["row"]])["rows"]
     place = call["char_offset"] - text["offset"]
     assert text["text"][place:].startswith(around["after"]) and text["text"][:place].endswith(around["before"][2:])
-    whole = whole_call(
+    whole = query_call(
         reader, {name: call[name] for name in ("tool", "shard", "digest", "segment", "position", "sample")}
     )
     assert whole is not None and whole["text"] == text["text"] and whole["result"].startswith(call["result"])

@@ -9,7 +9,7 @@ from starlette.testclient import TestClient
 from tests.decoded import generate
 from tests.pipeline.conftest import NewLine
 from toolformer_dag.cli.web_server import HTTP, OwnPages
-from toolformer_dag.explorer.call_queries import KEY, whole_call
+from toolformer_dag.explorer.call_queries import KEY, query_call
 from toolformer_dag.explorer.explorer_server import explorer_app
 from toolformer_dag.explorer.live_model import LiveModel
 from toolformer_dag.explorer.warehouse_reader import WarehouseReader
@@ -36,7 +36,7 @@ def test_token_losses_add_up_to_the_stored_losses(
     keys = reader.rows(f"SELECT {', '.join(KEY)} FROM decisions WHERE eligible LIMIT 20")
     assert keys
     for key in keys:
-        call = whole_call(reader, key)
+        call = query_call(reader, key)
         assert call is not None
         found = model.token_losses(call)
         assert found["sums"] == pytest.approx({name: call[name] for name in found["sums"]}, abs=1e-5)

@@ -13,7 +13,7 @@ import pytest
 import uvicorn
 from starlette.testclient import TestClient
 
-from toolformer_dag.cli.connections import bounded_config
+from toolformer_dag.cli.connections import build_bounded_config
 from toolformer_dag.cli.web_server import OwnPages, bound
 from toolformer_dag.computing.plan import Plan
 from toolformer_dag.explorer.explorer_server import explorer_app
@@ -30,7 +30,7 @@ def served(database: Path, model: LiveModel) -> Iterator[str]:
         port = listening.getsockname()[1]
         missing = WarehouseReader(database.parent / "no-traces.duckdb")
         app = OwnPages(explorer_app(WarehouseReader(database), model, missing), port)
-        server = uvicorn.Server(bounded_config(app))
+        server = uvicorn.Server(build_bounded_config(app))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()
         try:

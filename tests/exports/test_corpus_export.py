@@ -14,10 +14,10 @@ from tests.command_line import cli
 from tests.runs.conftest import World, by_machine
 from toolformer_dag.computing.plan import Plan
 from toolformer_dag.exports import FormName
-from toolformer_dag.exports.corpus_export import FORMS, corpus_reasons, export_corpus
+from toolformer_dag.exports.corpus_export import FORMS, export_corpus, find_corpus_reasons
 from toolformer_dag.exports.dataset_folder import ExportError, read_exported, replacing
 from toolformer_dag.exports.export_forms import preference_form, text_form
-from toolformer_dag.exports.verify_project import verified_folder
+from toolformer_dag.exports.verify_project import verify_folder
 from toolformer_dag.files import StorageError, UserError
 from toolformer_dag.lake.warehouse import opened
 from toolformer_dag.method.corpus_texts import corpus_texts
@@ -179,16 +179,16 @@ def test_an_export_that_fails_leaves_the_folder_as_it_was(plan: Plan, tmp_path: 
 
 
 def test_another_form_or_a_lost_file_is_out_of_date(plan: Plan, tmp_path: Path) -> None:
-    assert corpus_reasons(plan, tmp_path / "data", text_form()) == ["never made"]
+    assert find_corpus_reasons(plan, tmp_path / "data", text_form()) == ["never made"]
     export_corpus(plan, tmp_path / "data", text_form())
-    assert corpus_reasons(plan, tmp_path / "data", text_form()) == []
-    assert corpus_reasons(plan, tmp_path / "data", preference_form({}))[0].startswith(
+    assert find_corpus_reasons(plan, tmp_path / "data", text_form()) == []
+    assert find_corpus_reasons(plan, tmp_path / "data", preference_form({}))[0].startswith(
         "settings.form: text -> preference"
     )
     next((tmp_path / "data" / "data").glob("train*")).unlink()
-    assert "train-00000.parquet is missing" in corpus_reasons(plan, tmp_path / "data", text_form())[0]
+    assert "train-00000.parquet is missing" in find_corpus_reasons(plan, tmp_path / "data", text_form())[0]
     (tmp_path / "data" / "export.json").write_text("{}")
-    assert "no record" in corpus_reasons(plan, tmp_path / "data", text_form())[0]
+    assert "no record" in find_corpus_reasons(plan, tmp_path / "data", text_form())[0]
 
 
 def test_texts_and_calls_of_different_runs_are_refused(own_world: World) -> None:
@@ -217,7 +217,7 @@ def test_load_dataset_gives_the_rows_of_the_last_export_in_whatever_folder_of_a_
     for written in (other, folder):
         export_corpus(changed, written, text_form())
         assert load_dataset(str(written))["train"]["plain"][:] == [text.upper() for text in first]
-    assert verified_folder(folder).damaged == ()
+    assert verify_folder(folder).damaged == ()
 
 
 @pytest.mark.long

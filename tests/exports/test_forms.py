@@ -15,9 +15,9 @@ from tests.tiny_models import tokenizer_of
 from toolformer_dag.computing.plan import Plan
 from toolformer_dag.exports.corpus_export import export_corpus
 from toolformer_dag.exports.export_forms import (
+    find_result_spans,
     masked_form,
     preference_form,
-    result_spans,
     text_form,
 )
 from toolformer_dag.exports.structured_forms import INSTRUCTION, chat_form, conversation, functions_form
@@ -58,9 +58,9 @@ def test_no_form_loses_a_character(text: CorpusText) -> None:
     [row] = text_form().rows(text)
     assert take_out(row["text"], NAMES) == row["plain"] == text.plain
     assert [call.offset for call in placed_calls(row["text"], NAMES)] == [call["offset"] for call in row["calls"]]
-    for begin, end in result_spans(text):
+    for begin, end in find_result_spans(text):
         assert text.text[end] == "]" and text.text[begin - 4 : begin] == ") -> "[1:]
-    assert [text.text[begin:end] for begin, end in result_spans(text)] == [call.result for call in text.calls]
+    assert [text.text[begin:end] for begin, end in find_result_spans(text)] == [call.result for call in text.calls]
     messages = list(conversation(text))
     spoken = [message["content"] for message in messages if message["role"] != "tool"]
     assert "".join(spoken) == INSTRUCTION + text.plain
@@ -90,7 +90,7 @@ def test_masked_tokens_are_those_of_the_text_and_labels_leave_out_results_alone(
     assert all(len(row["input_ids"]) == len(row["labels"]) == sum(row["attention_mask"]) <= length for row in rows)
     starts = tokens.offsets.tolist()
     ends = [max(end, start + 1) for start, end in zip(starts, [*starts[1:], len(text.text)], strict=True)]
-    held = {place for begin, end in result_spans(text) for place in range(begin, end)}
+    held = {place for begin, end in find_result_spans(text) for place in range(begin, end)}
     for start, end, label in zip(starts, ends, labels[len(encoding.bos) :], strict=False):
         assert (label == IGNORED) == bool(held & set(range(start, end)))  # character by character: the obvious way
 

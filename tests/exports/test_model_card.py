@@ -9,13 +9,13 @@ import pytest
 from huggingface_hub import ModelCard
 
 from tests.runs.conftest import World
-from toolformer_dag.evaluation.measurements import measured_on
-from toolformer_dag.exports.model_card import EVALUATION, add_evaluation, call_limits, texts_of_calls
-from toolformer_dag.files import unsealed
+from toolformer_dag.evaluation.measurements import read_checkpoint_tables
+from toolformer_dag.exports.model_card import EVALUATION, add_evaluation, count_texts_of_calls, describe_call_limits
+from toolformer_dag.files import unseal_record
 from toolformer_dag.lake.table import WHOLE
 from toolformer_dag.model.weights import checkpoint_folder
 from toolformer_dag.pipeline.augmented_corpus import NAME as CORPUS
-from toolformer_dag.pipeline.augmented_corpus import corpus_rows
+from toolformer_dag.pipeline.augmented_corpus import scan_corpus_rows
 from toolformer_dag.training.training_report import CARD, RECORD, read_card, read_report
 
 NAMES = ("finetuned_checkpoint", "baseline_checkpoint")
@@ -42,7 +42,7 @@ def test_a_card_has_the_hub_s_header_and_says_what_the_checkpoint_was_made_of(tr
     assert card.data.license == "apache-2.0" and card.data.library_name == "transformers"
     assert card.data.pipeline_tag == "text-generation" and "toolformer" in card.data.tags
     report = read_report(folder(trained, name))
-    record = unsealed((folder(trained, name) / RECORD).read_bytes())
+    record = unseal_record((folder(trained, name) / RECORD).read_bytes())
     assert report is not None
     for told in (record["texts"], record["heldout"], report.fingerprint, f"{report.best.value:.3f}", "`calculator`"):
         assert told in card.text
@@ -51,7 +51,7 @@ def test_a_card_has_the_hub_s_header_and_says_what_the_checkpoint_was_made_of(tr
 
 
 def test_training_texts_per_tool_are_those_of_c_star(trained: World) -> None:
-    corpus = corpus_rows(trained.lake, ["tools", "split"]).collect().filter(pl.col("split") == "train")
+    corpus = scan_corpus_rows(trained.lake, ["tools", "split"]).collect().filter(pl.col("split") == "train")
     card = (folder(trained, NAMES[0]) / CARD).read_text()
     for lane, name in (("calculator", "Calculator"), ("sums", "Search")):
         texts = corpus.filter(pl.col("tools").list.contains(lane)).height
@@ -60,15 +60,15 @@ def test_training_texts_per_tool_are_those_of_c_star(trained: World) -> None:
 
 
 def test_a_card_counts_the_calls_of_c_star_and_says_how_many_decoding_makes(trained: World) -> None:
-    counts = corpus_rows(trained.lake, ["calls", "split"]).collect().filter(pl.col("split") == "train")["calls"]
+    counts = scan_corpus_rows(trained.lake, ["calls", "split"]).collect().filter(pl.col("split") == "train")["calls"]
     several = (counts > 1).sum()
-    first, second = call_limits(trained.project().plan)
+    first, second = describe_call_limits(trained.project().plan)
     assert first.startswith(f"{several} training texts hold more than one call" if several else "No training text")
     assert second.startswith("An answer has one call, no chained calls, and no second look at results, as in the paper")
     for name, told in zip(NAMES, (True, False), strict=True):
         card = (folder(trained, name) / CARD).read_text()
         assert (f"- {first}\n- {second}\n" in card) == told
-    more = call_limits(trained.project("decoding.calls=3", "decoding.depth=2").plan)
+    more = describe_call_limits(trained.project("decoding.calls=3", "decoding.depth=2").plan)
     assert more[0] == first
     assert more[1].startswith("An answer has up to 3 calls, chains of up to 2 calls; the paper has one call")
 
@@ -89,7 +89,7 @@ def test_a_card_tells_chains_from_calls_at_several_places(trained: World) -> Non
     try:
         for name, (table, record) in before.items():
             corpus.publish(name, [of_each_kind if name == part else table.clear()], lambda record=record: record)
-        assert texts_of_calls(trained.project().plan) == (2, 1)
+        assert count_texts_of_calls(trained.project().plan) == (2, 1)
     finally:
         for name, (table, record) in before.items():
             corpus.publish(name, [table], lambda record=record: record)
@@ -100,7 +100,7 @@ def test_figures_of_evaluation_are_added_and_replaced_and_the_checkpoint_stays_w
     card = folder(trained, name) / CARD
     before = card.read_text()
     assert before.count(EVALUATION) == 1 and "| calculator (seen) | 1 |" in before and "| C, held out |" in before
-    accuracy, perplexity = measured_on(trained.project().plan, name)
+    accuracy, perplexity = read_checkpoint_tables(trained.project().plan, name)
     add_evaluation(card.parent, accuracy, None)
     assert "C, held out" not in card.read_text() and card.read_text().count(EVALUATION) == 1
     add_evaluation(card.parent, None, None)
@@ -115,7 +115,7 @@ def test_measurements_of_another_checkpoint_are_not_told(trained: World) -> None
     record = table.record(WHOLE)
     table.publish(WHOLE, [table.read(WHOLE)], lambda: {**record, "inputs": {**record["inputs"], NAMES[0]: "0" * 16}})
     plan = trained.project().plan
-    assert measured_on(plan, NAMES[0])[0] is None and measured_on(plan, NAMES[1])[0] is not None
+    assert read_checkpoint_tables(plan, NAMES[0])[0] is None and read_checkpoint_tables(plan, NAMES[1])[0] is not None
     table.publish(WHOLE, [table.read(WHOLE)], lambda: record)
 
 

@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 
 from toolformer_dag.files import WriteError
-from toolformer_dag.lake.database_files import replaced_database
+from toolformer_dag.lake.database_files import replace_database
 from toolformer_dag.lake.warehouse import query
 
 ROWS = pl.DataFrame({"text": [f"text {number}" for number in range(300)]})
@@ -28,7 +28,7 @@ def files_of_at_most(size: int) -> Iterator[None]:
 
 
 def write(database: Path) -> None:
-    with replaced_database(database) as connection:
+    with replace_database(database) as connection:
         connection.register("frame", ROWS.to_arrow())
         connection.execute("CREATE TABLE texts AS FROM frame")
 
@@ -57,7 +57,7 @@ def test_an_error_in_the_block_is_raised_as_it_is_and_the_old_file_stays(tmp_pat
     database = tmp_path / "texts.duckdb"
     write(database)
     before = database.read_bytes()
-    with pytest.raises(duckdb.CatalogException), replaced_database(database) as connection:
+    with pytest.raises(duckdb.CatalogException), replace_database(database) as connection:
         connection.execute("FROM nowhere")
     assert database.read_bytes() == before
     assert list(tmp_path.iterdir()) == [database]

@@ -308,7 +308,7 @@ def test_a_lost_object_is_missed_and_named(machine, s3):
     other = machine("other").table(NAME)
     made = one.publish("x", [ROWS], dict)
     one.storage.remove(one.folder / "files" / "x" / made.files[0].name)
-    assert other.whole_pointer("x") is None
+    assert other.find_whole_pointer("x") is None
     with pytest.raises(DamagedPart, match="is gone from the object store"):
         other.read("x")
 
@@ -339,14 +339,14 @@ def test_files_of_a_machine_are_sent_once_and_received_elsewhere(machine, s3, tm
     one = output(machine("one"), here)
     other = output(machine("other"), there)
     other.receive()
-    assert not there.exists() and one.unsent()
+    assert not there.exists() and one.has_unsent_files()
     one.send()
-    assert not one.unsent()
+    assert not one.has_unsent_files()
     other.receive()
-    assert (there / "more" / "b").read_bytes() == b"2" and not other.unsent()
+    assert (there / "more" / "b").read_bytes() == b"2" and not other.has_unsent_files()
     (there / "a").write_bytes(b"3")
     other.receive()
-    assert (there / "a").read_bytes() == b"3" and other.unsent(), "what was not sent yet stays"
+    assert (there / "a").read_bytes() == b"3" and other.has_unsent_files(), "what was not sent yet stays"
     (there / "more" / "b").unlink()
     other.send()
     one.receive()
@@ -369,7 +369,9 @@ def test_new_files_under_fewer_names_stay_until_they_are_sent_and_a_lost_one_com
         (here / name).unlink()
     (here / "whole").write_bytes(b"trained anew")
     one.receive()
-    assert {path.name: path.read_bytes() for path in here.iterdir()} == {"whole": b"trained anew"} and one.unsent()
+    assert {path.name: path.read_bytes() for path in here.iterdir()} == {
+        "whole": b"trained anew"
+    } and one.has_unsent_files()
 
 
 def test_what_a_manifest_replaced_stays_for_the_grace(machine, s3, tmp_path):

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from toolformer_dag.lake import record as records
-from toolformer_dag.lake.record import ABSENT, FieldChange, changes, installed_version, record
+from toolformer_dag.lake.record import ABSENT, FieldChange, changes, get_installed_version, record
 
 leaves = st.one_of(st.integers(), st.text(), st.none(), st.booleans())
 choices = st.dictionaries(st.sampled_from("abc"), st.one_of(leaves, st.dictionaries(st.sampled_from("de"), leaves)))
@@ -32,7 +32,7 @@ def test_a_package_that_lies_on_the_path_and_is_not_installed_has_no_version(mon
     records.versions.cache_clear()
     assert record({}, {})["versions"] == {
         "a-package-on-the-path": "not installed",
-        "polars": installed_version("polars"),
+        "polars": get_installed_version("polars"),
     }
     records.versions.cache_clear()
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from toolformer_dag.files import SEAL, ReadError, file_name, plain_name, sealed, unsealed
+from toolformer_dag.files import SEAL, ReadError, decode_file_name, file_name, seal_record, unseal_record
 from toolformer_dag.lake.manifest import Pointer
 from toolformer_dag.lake.parquet import ContentHash
 from toolformer_dag.lake.session import session
@@ -139,7 +139,7 @@ def test_every_name_is_a_file_name(name: str) -> None:
         name.encode()
     except UnicodeEncodeError:
         return
-    assert plain_name(file_name(name)) == name
+    assert decode_file_name(file_name(name)) == name
     assert "/" not in file_name(name) and not file_name(name).startswith(".")
 
 
@@ -289,11 +289,11 @@ def test_a_table_has_another_version_when_a_part_comes_goes_or_changes(table: Ta
 
 
 def test_a_pointer_is_whole_only_while_its_files_are(table: Table) -> None:
-    assert table.whole_pointer("s") is None
+    assert table.find_whole_pointer("s") is None
     published = publish(table, "s", [frame(("a", 1, 0.5, 0.1))])
-    assert table.whole_pointer("s") == published == table.pointer("s")
+    assert table.find_whole_pointer("s") == published == table.pointer("s")
     file_of(table).write_bytes(b"")
-    assert table.whole_pointer("s") is None and table.has("s")
+    assert table.find_whole_pointer("s") is None and table.has("s")
 
 
 def test_the_record_is_asked_for_after_the_last_frame(table: Table) -> None:
@@ -311,13 +311,13 @@ def test_the_record_is_asked_for_after_the_last_frame(table: Table) -> None:
 @given(content=st.dictionaries(st.text(), st.text() | st.integers() | st.floats(allow_nan=False), min_size=1))
 def test_a_sealed_record_is_read_as_it_was_written_and_no_changed_byte_is_believed(content: dict[str, object]) -> None:
     content.pop(SEAL, None)
-    written = sealed("a record", {"layout": 1, **content})
-    assert unsealed(written) == {"layout": 1, **content}
+    written = seal_record("a record", {"layout": 1, **content})
+    assert unseal_record(written) == {"layout": 1, **content}
     for place in range(len(written)):
         changed = bytearray(written)
         changed[place] ^= 1
         with pytest.raises(ValueError):
-            unsealed(bytes(changed))
+            unseal_record(bytes(changed))
 
 
 def test_within_a_glance_a_part_is_looked_at_once_and_after_it_anew(table: Table) -> None:

@@ -15,15 +15,15 @@ import polars as pl
 import pytest
 
 from toolformer_dag.computing.plan import Plan
-from toolformer_dag.evaluation.evaluated_tables import all_tables
+from toolformer_dag.evaluation.evaluated_tables import list_all_tables
 from toolformer_dag.files import StorageError
 from toolformer_dag.lake.table import DamagedPart, Lake
 from toolformer_dag.lake.warehouse import WarehouseError, damage, query
-from toolformer_dag.lake.warehouse_building import build, out_of_date, version
+from toolformer_dag.lake.warehouse_building import build, explain_out_of_date, version
 from toolformer_dag.method.call_warehouse import CallWarehouse
 from toolformer_dag.method.decided_calls import DECIDED
 from toolformer_dag.method.record_tables import RECORD_TABLES
-from toolformer_dag.pipeline.stages import STAGES, table_outputs, warehouse_tables
+from toolformer_dag.pipeline.stages import STAGES, list_table_outputs, warehouse_tables
 from toolformer_dag.settings.settings_file import load_settings
 
 LANES = {"calculator": "Calculator", "calendar": "Calendar"}
@@ -42,7 +42,7 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
 @pytest.fixture(scope="module")
 def warehouse(plan: Plan) -> CallWarehouse:
     """Declare the tables of the stages."""
-    return CallWarehouse(warehouse_tables(table_outputs(plan)), LANES)
+    return CallWarehouse(warehouse_tables(list_table_outputs(plan)), LANES)
 
 
 def row(stage: str, **values: object) -> pl.DataFrame:
@@ -126,9 +126,9 @@ def test_a_file_that_was_built_here_is_replaced_however_damaged(
     database = tmp_path / "warehouse.duckdb"
     build(lake, warehouse, database)
     database.write_bytes(content)
-    assert out_of_date(lake, warehouse, database)
+    assert explain_out_of_date(lake, warehouse, database)
     build(lake, warehouse, database)
-    assert out_of_date(lake, warehouse, database) == []
+    assert explain_out_of_date(lake, warehouse, database) == []
 
 
 def test_a_duckdb_file_of_another_hand_is_replaced_where_it_is_empty_or_its_seal_is_lost(
@@ -139,7 +139,7 @@ def test_a_duckdb_file_of_another_hand_is_replaced_where_it_is_empty_or_its_seal
     build(lake, warehouse, database)
     database.with_name(".mine.duckdb.seal").unlink()
     build(lake, warehouse, database)
-    assert out_of_date(lake, warehouse, database) == []
+    assert explain_out_of_date(lake, warehouse, database) == []
 
 
 def test_settings_name_the_model_and_the_profile_which_make_nothing_stale(
@@ -154,7 +154,7 @@ def test_settings_name_the_model_and_the_profile_which_make_nothing_stale(
         (None, "model.name", "gpt2"),
         (None, "profile", "mine"),
     ]
-    assert out_of_date(lake, warehouse, database) == []
+    assert explain_out_of_date(lake, warehouse, database) == []
 
 
 @pytest.mark.parametrize(
@@ -263,7 +263,7 @@ def test_all_names_are_there_even_for_a_lane_that_has_not_run(database: Path) ->
 
 
 def test_every_table_and_column_has_its_comment(lake: Lake, plan: Plan, tmp_path: Path) -> None:
-    tables = all_tables(table_outputs(plan))
+    tables = list_all_tables(list_table_outputs(plan))
     database = tmp_path / "w.duckdb"
     build(lake, CallWarehouse(tables, LANES), database)
     written = query(database, "SELECT table_name, column_name, comment FROM duckdb_columns() WHERE NOT internal")
@@ -361,14 +361,14 @@ def test_a_file_is_out_of_date_when_rejections_change_under_the_same_rows(
     rows = lake.table("ccnet/raw_shards").read("two")
     rejected = [{"shard": "two", "reason": "not_json", "count": 1}]
     before = version(lake, warehouse)
-    assert out_of_date(lake, warehouse, database) == []
+    assert explain_out_of_date(lake, warehouse, database) == []
     publish(lake, "ccnet/raw_shards", "two", rows, rejections=[])
-    assert out_of_date(lake, warehouse, database) == [] and version(lake, warehouse) == before
+    assert explain_out_of_date(lake, warehouse, database) == [] and version(lake, warehouse) == before
     publish(lake, "ccnet/raw_shards", "two", rows, rejections=rejected)
-    assert out_of_date(lake, warehouse, database) == ["ccnet/raw_shards changed since it was copied"]
+    assert explain_out_of_date(lake, warehouse, database) == ["ccnet/raw_shards changed since it was copied"]
     assert version(lake, warehouse) != before
     build(lake, warehouse, database)
-    assert out_of_date(lake, warehouse, database) == []
+    assert explain_out_of_date(lake, warehouse, database) == []
 
 
 @pytest.mark.parametrize("change", ["come", "go"])
@@ -379,9 +379,9 @@ def test_a_file_is_out_of_date_when_a_part_comes_or_goes(
         publish(lake, "ccnet/raw_shards", "three", row("raw_shards", shard="three", digest="e", text="x"))
     else:
         lake.table("ccnet/raw_shards").remove("two")
-    assert out_of_date(lake, warehouse, database) == ["ccnet/raw_shards changed since it was copied"]
+    assert explain_out_of_date(lake, warehouse, database) == ["ccnet/raw_shards changed since it was copied"]
     build(lake, warehouse, database)
-    assert out_of_date(lake, warehouse, database) == []
+    assert explain_out_of_date(lake, warehouse, database) == []
 
 
 def test_a_file_is_out_of_date_when_another_threshold_was_applied_to_the_same_calls(
@@ -390,7 +390,9 @@ def test_a_file_is_out_of_date_when_another_threshold_was_applied_to_the_same_ca
     kept = SCHEMAS["filtered_calls"].to_frame()
     for tau_f in (0.5, 0.75):
         publish(lake, "calculator/filtered_calls", "all", kept, settings={"tau_f": tau_f})
-        assert out_of_date(lake, warehouse, database) == ["calculator/filtered_calls changed since it was copied"]
+        assert explain_out_of_date(lake, warehouse, database) == [
+            "calculator/filtered_calls changed since it was copied"
+        ]
         build(lake, warehouse, database)
         assert query(database, "SELECT tau_f FROM lanes ORDER BY tool").rows() == [(tau_f,), (None,)]
 
@@ -401,15 +403,15 @@ def test_a_file_is_out_of_date_when_columns_comments_or_views_change(
     told = ["columns, comments or views changed since it was copied"]
     first, *others = warehouse.tables
     commented = replace(first, comment="x")
-    assert out_of_date(lake, replace(warehouse, tables=[commented, *others]), database) == told
+    assert explain_out_of_date(lake, replace(warehouse, tables=[commented, *others]), database) == told
     before = warehouse.settings
     monkeypatch.setattr("toolformer_dag.method.warehouse_views.VIEWS", "CREATE VIEW one AS SELECT 1;")
     assert warehouse.settings != before
-    assert out_of_date(lake, warehouse, database) == told
+    assert explain_out_of_date(lake, warehouse, database) == told
 
 
 def test_a_missing_file_is_out_of_date(lake: Lake, warehouse: CallWarehouse, tmp_path: Path) -> None:
-    assert out_of_date(lake, warehouse, tmp_path / "none.duckdb") == [f"{tmp_path / 'none.duckdb'} is gone"]
+    assert explain_out_of_date(lake, warehouse, tmp_path / "none.duckdb") == [f"{tmp_path / 'none.duckdb'} is gone"]
 
 
 def test_queries_cannot_write_and_mistakes_are_named(database: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from toolformer_dag.lake.table import Lake
 from toolformer_dag.lake.warehouse_building import build
 from toolformer_dag.method.call_warehouse import CallWarehouse
 from toolformer_dag.pipeline.loss_deltas import STAGE
-from toolformer_dag.pipeline.stages import table_outputs, warehouse_tables
+from toolformer_dag.pipeline.stages import list_table_outputs, warehouse_tables
 from toolformer_dag.settings.settings_file import load_settings
 
 folder = Path(sys.argv[1])
@@ -18,7 +18,7 @@ seed = int(sys.argv[2])
 lake = Lake(folder)
 file = folder / f"{seed}.toml"
 file.write_text("[tools.calculator]")
-tables = warehouse_tables(table_outputs(Plan.of(load_settings(file, environment={}))))
+tables = warehouse_tables(list_table_outputs(Plan.of(load_settings(file, environment={}))))
 store = lake.rows("calculator/losses", {"model": "m"}, ("key",), {"key": pl.Int64(), "value": pl.Int64()})
 schema = STAGE.schema
 scored = {**dict.fromkeys(schema.names()), "tool": "calculator", "digest": "d", "segment": 0, "sample": 0}

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from toolformer_dag.model.drawing import draw, nucleus
+from toolformer_dag.model.drawing import draw, keep_nucleus
 from toolformer_dag.model.requests import uniforms
 
 
@@ -43,9 +43,9 @@ def test_a_token_without_probability_is_never_drawn() -> None:
 
 def test_the_nucleus_is_the_smallest_set_that_reaches_top_p() -> None:
     weights = torch.tensor([[0.1, 0.5, 0.15, 0.25], [0.97, 0.01, 0.01, 0.01]])
-    assert nucleus(weights, 0.7).tolist() == torch.tensor([[0, 0.5, 0, 0.25], [0.97, 0, 0, 0]]).tolist()
-    assert nucleus(weights, 0.75).gt(0).sum(1).tolist() == [2, 1]
-    assert nucleus(weights, 0.76).gt(0).sum(1).tolist() == [3, 1]
+    assert keep_nucleus(weights, 0.7).tolist() == torch.tensor([[0, 0.5, 0, 0.25], [0.97, 0, 0, 0]]).tolist()
+    assert keep_nucleus(weights, 0.75).gt(0).sum(1).tolist() == [2, 1]
+    assert keep_nucleus(weights, 0.76).gt(0).sum(1).tolist() == [3, 1]
 
 
 def test_top_p_draws_only_from_the_nucleus() -> None:

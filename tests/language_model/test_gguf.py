@@ -17,7 +17,7 @@ from tests.tokenizers import byte_level
 from toolformer_dag.identity import file_hash
 from toolformer_dag.model.loading import load_model
 from toolformer_dag.model.trials import ORDINARY_TEXT
-from toolformer_dag.model.weights import CONVERSION, ModelError, model_dtype, model_identity, model_name
+from toolformer_dag.model.weights import CONVERSION, ModelError, model_name, read_model_dtype, read_model_identity
 from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.settings.settings_file import load_settings
 
@@ -72,7 +72,7 @@ def settings(written: Written, monkeypatch: pytest.MonkeyPatch) -> ModelSettings
 
 def test_the_weights_are_those_of_the_file_rounded_to_bfloat16(written: Written, settings: ModelSettings) -> None:
     loaded = load_model(settings)
-    assert loaded.dtype == model_dtype(settings) == "bfloat16"
+    assert loaded.dtype == read_model_dtype(settings) == "bfloat16"
     found = loaded.model.state_dict()
     expected = written.model.state_dict()
     assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in found)
@@ -85,17 +85,21 @@ def test_a_bos_that_clearly_helps_is_added_by_the_converted_tokenizer(
     assert load_model(settings).encoding.bos == [written.ids[0]]
     assert AutoTokenizer.from_pretrained(model_name(settings))(ORDINARY_TEXT).input_ids == written.ids
     assert load_model(settings.model_copy(update={"bos": False})).encoding.bos == []
-    assert model_identity(str(written.file))["bos"] == "<|end|>"
+    assert read_model_identity(str(written.file))["bos"] == "<|end|>"
 
 
 def test_identity_follows_the_content_of_the_file_and_not_its_name(
     written: Written, settings: ModelSettings, tmp_path: Path
 ) -> None:
     other = Path(shutil.copy(written.file, tmp_path / "another name.gguf"))
-    assert model_identity(str(other)) == model_identity(str(written.file)) == model_identity(model_name(settings))
+    assert (
+        read_model_identity(str(other))
+        == read_model_identity(str(written.file))
+        == read_model_identity(model_name(settings))
+    )
     other.write_bytes(other.read_bytes()[:-4] + b"\0\0\0\0")
     with pytest.raises(ModelError, match=r"another name.gguf needs the package gguf.*pip install .*\[gguf\]"):
-        model_identity(str(other))
+        read_model_identity(str(other))
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +109,7 @@ def refused(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[Path]]:
     (folder / "bad.gguf").write_bytes(b"GGUF, but no more")
     with pytest.MonkeyPatch.context() as patch, pytest.raises(ModelError) as caught:
         patch.setenv("TOOLFORMER_CACHE", str(folder))
-        model_identity(str(folder / "bad.gguf"))
+        read_model_identity(str(folder / "bad.gguf"))
     return str(caught.value), [path for path in (folder / "models").iterdir() if path.is_dir()]
 
 
@@ -113,7 +117,7 @@ def test_what_is_no_gguf_file_is_named_with_the_reason(refused: tuple[str, list[
     said, folders = refused
     assert re.search(r"bad.gguf cannot be converted: .+; give another GGUF file, or a folder", said) and not folders
     with pytest.raises(ModelError, match=r"none.gguf cannot be read or converted: .*No such file"):
-        model_identity(str(tmp_path / "none.gguf"))
+        read_model_identity(str(tmp_path / "none.gguf"))
 
 
 def test_commands_take_a_file_as_they_take_a_folder(written: Written, settings: ModelSettings, tmp_path: Path) -> None:

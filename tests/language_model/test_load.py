@@ -15,15 +15,15 @@ from tests.tiny_models import save
 from toolformer_dag.model.engine import Engine
 from toolformer_dag.model.loading import (
     check_tokenizer,
+    choose_fast_dtype,
     context_length,
-    fast_dtype,
     load_config,
     load_encoding,
     load_model,
     wrap_language_model,
 )
 from toolformer_dag.model.requests import LossRequest
-from toolformer_dag.model.weights import ModelError, model_dtype, model_identity
+from toolformer_dag.model.weights import ModelError, read_model_dtype, read_model_identity
 from toolformer_dag.settings.model_settings import ModelSettings
 
 
@@ -52,7 +52,7 @@ def test_auto_is_the_checkpoints_own_type(gpt2: Any, tmp_path: Path, stored: str
         del config["dtype"]
         (folder / "config.json").write_text(json.dumps(config))
     settings = ModelSettings(name=str(folder), device="cpu")
-    assert (settings.dtype, model_dtype(settings)) == ("auto", stored)
+    assert (settings.dtype, read_model_dtype(settings)) == ("auto", stored)
     assert load_model(ModelSettings(name=str(folder), device="cpu")).dtype == stored
     loaded = load_model(settings)
     assert (loaded.dtype, loaded.arithmetic) == (stored, stored)
@@ -76,7 +76,7 @@ def test_a_type_that_the_processor_multiplies_slowly_is_warned_of(
     assert not caplog.records
     load_model(ModelSettings(name=str(folder), dtype="bfloat16", device="cpu"))
     assert [record.message.split(";")[-1] for record in caplog.records] == (
-        [' set dtype = "float32"'] if fast_dtype() == torch.float32 else []
+        [' set dtype = "float32"'] if choose_fast_dtype() == torch.float32 else []
     )
 
 
@@ -195,21 +195,21 @@ def test_a_model_that_looks_ahead_is_refused(tiny_model: Any) -> None:
 
 
 def test_identity_follows_the_content_and_nothing_else(folder: Path, tmp_path: Path) -> None:
-    before = model_identity(str(folder))
+    before = read_model_identity(str(folder))
     (folder / "README.md").write_text("a note")
-    assert model_identity(str(folder)) == before
+    assert read_model_identity(str(folder)) == before
     moved = folder.rename(tmp_path / "elsewhere")
-    assert model_identity(str(moved)) == before
+    assert read_model_identity(str(moved)) == before
     weights = bytearray((moved / "model.safetensors").read_bytes())
     weights[-1] ^= 1
     (moved / "model.safetensors").write_bytes(weights)
-    changed = model_identity(str(moved))
+    changed = read_model_identity(str(moved))
     assert {name for name in before if before[name] != changed[name]} == {"model.safetensors"}
 
 
 def test_identity_of_a_hub_id_and_of_what_is_no_model(tmp_path: Path) -> None:
-    assert model_identity("gpt2", "abc") == {"id": "gpt2", "revision": "abc"}
-    assert model_identity("EleutherAI/gpt-j-6b")["revision"] == "main"
+    assert read_model_identity("gpt2", "abc") == {"id": "gpt2", "revision": "abc"}
+    assert read_model_identity("EleutherAI/gpt-j-6b")["revision"] == "main"
     for name, reason in ((str(tmp_path), "holds no config.json"), (str(tmp_path / "x"), "does not exist")):
         with pytest.raises(ModelError, match=reason):
-            model_identity(name)
+            read_model_identity(name)

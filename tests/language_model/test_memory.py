@@ -20,7 +20,7 @@ from toolformer_dag.model.loading import LanguageModel, wrap_language_model
 from toolformer_dag.model.memory import TokenBudget, is_out_of_memory
 from toolformer_dag.model.requests import LossRequest, ProposalRequest
 from toolformer_dag.model.transformers_backend import TransformersBackend
-from toolformer_dag.model.trials import ORDINARY_TEXT, TRIAL, TRIAL_ENDS, trial_tokens
+from toolformer_dag.model.trials import ORDINARY_TEXT, TRIAL, TRIAL_ENDS, list_trial_tokens
 from toolformer_dag.model.weights import ModelError
 from toolformer_dag.settings.model_settings import SamplingSettings
 
@@ -191,7 +191,7 @@ def test_control_tokens_that_a_model_cannot_read_leave_it_on_the_fast_path(kind:
 def test_a_trial_runs_an_ordinary_text_as_texts_begin(kind: str) -> None:
     tokenizer = KINDS[kind]()
     encoding = Encoding(tokenizer)
-    tokens = trial_tokens(encoding)
+    tokens = list_trial_tokens(encoding)
     behind = tokens[len(encoding.bos) :]
     assert len(tokens) == TRIAL + TRIAL_ENDS and tokens[: len(encoding.bos)] == encoding.bos
     assert ORDINARY_TEXT.startswith(tokenizer.decode(behind).strip()) and not low_tokens(kind, tokenizer) & {*behind}
@@ -205,7 +205,7 @@ def test_a_vocabulary_without_the_words_of_the_text_is_tried_with_its_own() -> N
     words.decoder = decoders.Fuse()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>", bos_token="<s>")
     encoding = Encoding(tokenizer)
-    tokens = trial_tokens(encoding)
+    tokens = list_trial_tokens(encoding)
     assert len(tokens) == TRIAL + TRIAL_ENDS and not {0, 1} & {*tokens}
     model = GPT2LMHeadModel(GPT2Config(vocab_size=len(vocabulary), n_embd=8, n_layer=1, n_head=1))
     assert TransformersBackend(wrap_language_model("few", model, tokenizer)).sharing.method == sharing.SHARED

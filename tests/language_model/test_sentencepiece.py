@@ -15,7 +15,7 @@ from transformers.models.nllb.tokenization_nllb import FAIRSEQ_LANGUAGE_CODES
 
 from toolformer_dag.model.loading import load_encoding
 from toolformer_dag.model.sentencepieces import TEXTS
-from toolformer_dag.model.weights import ModelError, model_identity
+from toolformer_dag.model.weights import ModelError, read_model_identity
 from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.tools.language_identifier import ENGLISH
 from toolformer_dag.tools.options import PretrainedOptions, load_tokenizer
@@ -118,7 +118,7 @@ def test_tiktoken_s_file_of_the_same_name_is_named_with_what_reads_it(
 def test_the_sentencepiece_model_counts_in_the_identity(folder: Folder, kind: str) -> None:
     made, _ = folder(kind, "llama", named=False)
     (made / "model.safetensors").write_bytes(b"weights")
-    before = model_identity(str(made))
+    before = read_model_identity(str(made))
     with (made / FILES[kind]).open("ab") as stream:
         stream.write(b"\0")
-    assert model_identity(str(made)) != before
+    assert read_model_identity(str(made)) != before

@@ -25,7 +25,7 @@ from toolformer_dag.lake.table import Lake
 from toolformer_dag.lake.warehouse_building import build
 from toolformer_dag.method.call_warehouse import CallWarehouse
 from toolformer_dag.pipeline import removed_documents
-from toolformer_dag.pipeline.stages import table_outputs, warehouse_tables
+from toolformer_dag.pipeline.stages import list_table_outputs, warehouse_tables
 from toolformer_dag.settings.sections import Settings
 from toolformer_dag.settings.settings_file import load_settings
 
@@ -84,12 +84,12 @@ REMOVED = "removed_documents"
 
 def executor_of(worker: Worker, tables: Tables) -> Executor:
     """Return the executor that the settings name."""
-    return workers_of_settings.executor_of(table_outputs, worker, tables)
+    return workers_of_settings.executor_of(list_table_outputs, worker, tables)
 
 
 def local_processes(count: int, worker: Worker, tables: Tables) -> Executor:
     """Return processes of this machine."""
-    return workers_of_settings.local_processes(count, table_outputs, worker, tables)
+    return workers_of_settings.local_processes(count, list_table_outputs, worker, tables)
 
 
 LANE = ("tau_s", "k", "m", "tau_f", "look_ahead")
@@ -166,7 +166,7 @@ class Line:
 
     def outputs(self) -> dict[str, TableOutput]:
         """Return the tables by the name of their stage."""
-        return {output.stage.name: output for output in table_outputs(self.plan())}
+        return {output.stage.name: output for output in list_table_outputs(self.plan())}
 
     def output(self, stage: str) -> TableOutput:
         """Return the table of a stage."""
@@ -261,7 +261,7 @@ def hand_made(
         written["model"] = {"name": str(model)}
     settings = Settings.model_validate({"root": folder, **written})
     plan = Plan(settings, tuple(lanes(settings)), {"name": "none"}, Lake.of(settings.paths), {"name": "none"})
-    return {output.name: output for output in table_outputs(plan)}
+    return {output.name: output for output in list_table_outputs(plan)}
 
 
 def update_one(outputs: Mapping[str, TableOutput], name: str) -> TableReport:

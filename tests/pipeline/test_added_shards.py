@@ -19,8 +19,8 @@ from tests.pipeline.conftest import (
     warehouse,
 )
 from toolformer_dag.lake.warehouse import query
-from toolformer_dag.pipeline.augmented_corpus import corpus_batches, corpus_rows
-from toolformer_dag.pipeline.merging import text_order
+from toolformer_dag.pipeline.augmented_corpus import iter_corpus_batches, scan_corpus_rows
+from toolformer_dag.pipeline.merging import compute_order_hash
 
 LANES = ("calculator", "calendar")
 RAW = "ccnet/raw_shards"
@@ -167,11 +167,13 @@ def test_c_star_is_read_in_the_order_of_its_texts_hashes_whatever_shard_they_lie
     held["two"] = (" Indeed.", [call("calculator", one, "two") for one in "bc"])
     outputs = lake(tmp_path, model, held)
     judged(outputs)
-    found = corpus_rows(outputs[CORPUS].plan.lake, ["text", "digest"]).collect()
+    found = scan_corpus_rows(outputs[CORPUS].plan.lake, ["text", "digest"]).collect()
     assert found["digest"].sort().to_list() == list("abcd")
-    assert found["text"].to_list() == sorted(found["text"].to_list(), key=text_order)  # a text is a document here
-    whole = corpus_rows(outputs[CORPUS].plan.lake, outputs[CORPUS].stage.schema.names()).collect()
-    batches = list(corpus_batches(outputs[CORPUS].plan.lake))
+    assert found["text"].to_list() == sorted(
+        found["text"].to_list(), key=compute_order_hash
+    )  # a text is a document here
+    whole = scan_corpus_rows(outputs[CORPUS].plan.lake, outputs[CORPUS].stage.schema.names()).collect()
+    batches = list(iter_corpus_batches(outputs[CORPUS].plan.lake))
     assert len(batches) == 2
     assert_frame_equal(batches[0].vstack(batches[1]), whole, check_row_order=False)
 

@@ -18,8 +18,8 @@ from toolformer_dag.pipeline.merging import (
     AugmentedText,
     Dropped,
     KeptCall,
+    choose_split,
     examples,
-    split_of,
 )
 from toolformer_dag.texts.calls import take_out
 from toolformer_dag.texts.chains import ChainLink
@@ -185,6 +185,6 @@ def test_calls_of_a_document_that_is_gone_are_refused(tmp_path: Path, model: Pat
 
 
 def test_the_split_is_about_the_share_and_depends_on_the_document_alone() -> None:
-    found = [split_of(f"sha1:{number}") for number in range(4000)]
+    found = [choose_split(f"sha1:{number}") for number in range(4000)]
     assert 140 < found.count(HELDOUT) < 260 and found.count(TRAIN) + found.count(HELDOUT) == 4000
-    assert found == [split_of(f"sha1:{number}") for number in range(4000)]
+    assert found == [choose_split(f"sha1:{number}") for number in range(4000)]

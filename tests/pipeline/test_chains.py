@@ -13,7 +13,7 @@ from toolformer_dag.lake.warehouse import query
 from toolformer_dag.model.requests import WINDOW_WEIGHTS, NeedRequest
 from toolformer_dag.settings.setting_types import SettingsError
 from toolformer_dag.texts.calls import Call, format_call, take_out
-from toolformer_dag.texts.chains import chain_text, other_results, read_chain
+from toolformer_dag.texts.chains import chain_text, other_results, parse_chain
 
 CHAINED = pl.col("chain").is_not_null()
 
@@ -35,7 +35,7 @@ def test_depth_pays_for_what_is_new_and_a_threshold_for_nothing(new_line: NewLin
     chains = both.filter(CHAINED)
     assert chains.height and not chains.select(CALL_KEY).is_duplicated().any()
     for before in line.read("chained_candidates").filter(pl.col("input").is_not_null()).iter_rows(named=True):
-        assert Call("Calculator", before["input"]) not in [Call(o.tool, o.input) for o in read_chain(before["before"])]
+        assert Call("Calculator", before["input"]) not in [Call(o.tool, o.input) for o in parse_chain(before["before"])]
     line.set(tau_f=-10.0)
     assert tokens(line.update()) == 0
     sources = query(warehouse(line.outputs()), "FROM candidate_sources").row(0, named=True)
@@ -45,7 +45,7 @@ def test_depth_pays_for_what_is_new_and_a_threshold_for_nothing(new_line: NewLin
     corpus = line.read("augmented_corpus")
     best = scored(line).filter(pl.col("reason").is_null()).group_by("shard", "digest", "segment", "position")
     assert kept["delta"].sort().equals(best.agg(pl.col("delta").max())["delta"].sort())
-    assert corpus["calls"].sum() == sum(len(read_chain(chain)) or 1 for chain in kept["chain"])
+    assert corpus["calls"].sum() == sum(len(parse_chain(chain)) or 1 for chain in kept["chain"])
     assert all(take_out(x, ["Calculator"]) == text for x, text in corpus.select("text_with_calls", "text").iter_rows())
 
 
@@ -62,8 +62,8 @@ def test_idle_first_calls_the_control_and_depth_three(new_line: NewLine) -> None
     assert {True, False} <= set(judged["need"] <= 0)
     for row in line.read("chained_swaps").iter_rows(named=True):
         own = judged.row(by_predicate=pl.all_horizontal(pl.col(name) == row[name] for name in CALL_KEY), named=True)
-        *before, last = read_chain(row["chain"])
-        assert before == read_chain(own["chain"])[:-1] and last.result == row["result"] != own["result"]
+        *before, last = parse_chain(row["chain"])
+        assert before == parse_chain(own["chain"])[:-1] and last.result == row["result"] != own["result"]
     funnel = dict(query(warehouse(line.outputs()), "SELECT what, count FROM funnel WHERE step BETWEEN 3 AND 5").rows())
     samples = pl.concat(line.read(stage).select("input") for stage in ("scored_candidates", "chained_candidates"))
     assert (funnel["samples"], funnel["calls"]) == (samples.height, samples["input"].count())
@@ -106,10 +106,10 @@ def test_losses_and_needs_are_those_of_plain_passes(new_line: NewLine) -> None:
 
     rows = scored(line).with_columns(key=pl.struct("digest", "segment").hash())
     chains = rows.filter(CHAINED & pl.col("loss_result").is_not_null() & (pl.col("position") > 0))
-    assert {len(read_chain(chain)) for chain in chains["chain"]} == {2, 3}
+    assert {len(parse_chain(chain)) for chain in chains["chain"]} == {2, 3}
     length = pl.col("chain").str.count_matches('"tool"')
     for row in pl.concat([chains.filter(length == n).head(3) for n in (2, 3)]).iter_rows(named=True):
-        links = read_chain(row["chain"])
+        links = parse_chain(row["chain"])
         text = texts[row["key"]]
         i = row["position"]
         shorter = [loss(chain_text(links[:n]), text, i) for n in range(1, len(links))]

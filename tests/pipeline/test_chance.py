@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.pipeline.conftest import TableOutput, hand_made, publish, update_one, warehouse
 from toolformer_dag.cli.demo_command import TABLES
 from toolformer_dag.lake.warehouse import query
-from toolformer_dag.pipeline.chance import chance_tables, chosen_by_chance, threshold_line
+from toolformer_dag.pipeline.chance import describe_threshold, query_chance_tables, read_chosen_threshold
 
 Row = dict[str, Any]
 Outputs = dict[str, TableOutput]
@@ -165,7 +165,7 @@ def test_statistics_thresholds_and_the_filter_agree_with_plain_loops(
         assert_statistics(own["swapped_statistics"].to_dicts(), Slow(rows))
         assert_thresholds(own["chance_thresholds"].to_dicts(), Slow(rows))
         deltas = outputs[f"{lane}/loss_deltas"]
-        statistics, rates = chance_tables(deltas.plan, deltas.lane)
+        statistics, rates = query_chance_tables(deltas.plan, deltas.lane)
         assert statistics["tau_f"].to_list() == [0.5, 1.0, 2.0]
         assert statistics.equals(own["swapped_statistics"].join(statistics, on="tau_f", how="semi").sort("tau_f"))
         assert rates.equals(own["chance_rates"].sort("tau_f"))
@@ -174,7 +174,7 @@ def test_statistics_thresholds_and_the_filter_agree_with_plain_loops(
 def chosen_of(outputs: Outputs, lane: str = "calculator") -> Mapping[str, Any]:
     """What the filter of a lane took by chance."""
     output = outputs[f"{lane}/filtered_calls"]
-    chosen = chosen_by_chance(output.plan, output.lane)
+    chosen = read_chosen_threshold(output.plan, output.lane)
     assert chosen is not None
     return chosen
 
@@ -195,7 +195,7 @@ def assert_filtered(
     assert not any(report.violations.values())
     if tau_f is None:
         assert "below_tau_f" not in report.rejections
-    line = threshold_line(chosen)
+    line = describe_threshold(chosen)
     assert line.startswith("tau_f = ") == (certified is not None)
     assert ("fallback" in line) == (certified is None and fallback is not None)
     return certified is not None, tau_f
@@ -275,7 +275,9 @@ def test_too_few_swaps_are_told_with_the_number_that_would_do(tmp_path: Path) ->
     update_one(outputs, "calculator/filtered_calls")
     chosen = chosen_of(outputs)
     assert (chosen["tau_f"], chosen["verdict"], chosen["swaps_needed"]) == (None, "too few swaps", 20)
-    assert "about 20 swapped places would do, there are 19; raise evaluation.swapped_texts" in threshold_line(chosen)
+    assert "about 20 swapped places would do, there are 19; raise evaluation.swapped_texts" in describe_threshold(
+        chosen
+    )
 
 
 def test_a_place_counts_once_however_often_it_is_swapped(tmp_path: Path) -> None:
@@ -304,7 +306,7 @@ def test_a_control_without_swaps_says_what_to_set(tmp_path: Path) -> None:
     chosen = chosen_of(outputs)
     assert chosen["verdict"] == "not measured"
     assert "(not measured: no call was told another document's result; raise evaluation.swapped_texts" in (
-        threshold_line(chosen)
+        describe_threshold(chosen)
     )
 
 

@@ -13,9 +13,9 @@ from toolformer_dag.lake.warehouse import query
 from toolformer_dag.pipeline import controls
 from toolformer_dag.pipeline.controls import ESTIMATING, Control
 from toolformer_dag.pipeline.estimate import LaneForecast, estimate
-from toolformer_dag.pipeline.stages import lane_stages
+from toolformer_dag.pipeline.stages import list_lane_stages
 from toolformer_dag.settings.sections import ControlSettings
-from toolformer_dag.texts.chains import read_chain
+from toolformer_dag.texts.chains import parse_chain
 
 PLACE = ("tool", "digest", "segment", "position")
 OTHER_VIEWS = ("swapped_statistics", "chance_thresholds", "candidate_sources", "curves", "swapped_places")
@@ -159,9 +159,9 @@ def test_it_gives_chains_another_last_result(new_line: NewLine, monkeypatch: pyt
     chains = line.read(BACKWARDS.chains_name)
     own = line.read("chained_deltas").select(*CALL_KEY, own="chain")
     for row in chains.join(own, on=CALL_KEY).iter_rows(named=True):
-        *before, last = read_chain(row["own"])
+        *before, last = parse_chain(row["own"])
         other = replace(last, result=f"7{last.result[::-1]}")
-        assert read_chain(row["chain"]) == [*before, other]
+        assert parse_chain(row["chain"]) == [*before, other]
     in_warehouse = query(warehouse(line.outputs()), f"FROM {BACKWARDS.name}")
     assert in_warehouse.filter(pl.col("chain").is_not_null()).height == chains.height > 0
 
@@ -180,7 +180,7 @@ def test_a_setting_of_one_control_determines_no_other(new_line: NewLine, monkeyp
 def test_the_stages_of_controls_stand_after_the_scores(new_line: NewLine, monkeypatch: pytest.MonkeyPatch) -> None:
     add_control(monkeypatch)
     plan = new_line("one").plan()
-    stages = lane_stages(plan, replace(plan.lanes[0], depth=2))
+    stages = list_lane_stages(plan, replace(plan.lanes[0], depth=2))
     names = [stage.name for stage in stages]
     single = [control.name for control in controls.CONTROLS]
     chained = [control.chains_name for control in controls.CONTROLS]

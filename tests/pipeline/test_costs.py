@@ -25,10 +25,10 @@ from tests.pipeline.conftest import (
 )
 from toolformer_dag.lake.record import changes
 from toolformer_dag.lake.warehouse import query
-from toolformer_dag.pipeline.chance import chance_tables
+from toolformer_dag.pipeline.chance import query_chance_tables
 from toolformer_dag.pipeline.scores import cost_frontier
 from toolformer_dag.settings.setting_types import SettingsError
-from toolformer_dag.texts.chains import ChainLink, written_chain
+from toolformer_dag.texts.chains import ChainLink, to_chain_json
 from toolformer_dag.tools.built_in.calculator import Calculator
 from toolformer_dag.tools.tool import ToolCall, ToolResult
 
@@ -89,7 +89,7 @@ def lane(folder: Path, rows: Sequence[Row], weight: float = WEIGHT, **values: ob
             "delta": row["loss_minus"],
             "delta_is_bound": False,
         }
-        own.append({**row, **shard, **losses, "result": "r", "chain": written_chain(chain) if chain else None})
+        own.append({**row, **shard, **losses, "result": "r", "chain": to_chain_json(chain) if chain else None})
     for stage, tools in (("tool_results", ("calculator",)), ("chained_results", ("calculator", "calendar"))):
         found = [
             {"tool": tool, "input": one, "context": "now", "cost": cost, "seconds": 2.0}
@@ -167,7 +167,7 @@ def test_kept_calls_swaps_and_the_frontier_agree_with_plain_loops(
     plan = outputs["calculator/filtered_calls"].plan
     again = cost_frontier(plan, plan.lanes[0], TAU_F)
     assert again is not None and again.equals(frontier)
-    statistics, _ = chance_tables(plan, plan.lanes[0])
+    statistics, _ = query_chance_tables(plan, plan.lanes[0])
     assert statistics.equals(query(database, "FROM swapped_statistics WHERE tool = 'calculator' ORDER BY tau_f"))
 
 
@@ -214,7 +214,7 @@ def test_another_score_agrees_with_plain_loops_in_the_filter_the_control_and_the
     without = query(database, "SELECT count(*) FROM decisions WHERE reason = 'no_score'").item()
     assert without == len(rows) - len(scored(rows, name, "loss_minus"))
     plan = outputs["calculator/filtered_calls"].plan
-    statistics, rates = chance_tables(plan, plan.lanes[0])
+    statistics, rates = query_chance_tables(plan, plan.lanes[0])
     of_lane = "FROM {} WHERE tool = 'calculator' ORDER BY tau_f"
     assert statistics.equals(query(database, of_lane.format("swapped_statistics")))
     assert rates.equals(query(database, of_lane.format("chance_rates")))

@@ -162,7 +162,7 @@ def exchanged(folder: Path, model: Path) -> Rows:
         control=ESTIMATING,
         settings=ControlSettings(),
         texts=texts,
-        likeliest=control_calls.likeliest_places(calls),
+        likeliest=control_calls.select_likeliest_places(calls),
         limit=2,
     )
     return list(found.select("shard", "digest", "position", "sample", "result", "swap_reason").rows())
@@ -212,7 +212,7 @@ def questions(folder: Path, model: Path) -> Rows:
         for one in catalogue.read_benchmark(name, file):
             asked = [[q.prompt, q.answers, q.tool, q.context, q.wording] for q in one.questions]
             read.append([one.name, asked, sorted(one.withheld), dict(one.left_out)])
-    made = catalogue.synthetic_benchmark("calculator", 2, 7, "seen")
+    made = catalogue.build_synthetic_benchmark("calculator", 2, 7, "seen")
     read.append([made.name, [[q.prompt, q.answers] for q in made.questions]])
     outputs = [" 5.", " 2 + 3 = 5", " about 1,005", " -5", " COVID-19 5", " five", " .5 + 4.5 = 5 pens", " The Bo 5"]
     return [*read, [[text, made.correct(text, ("5",)), in_first_words(text, ("bo", "5"), 2)] for text in outputs]]

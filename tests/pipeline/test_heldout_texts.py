@@ -9,19 +9,19 @@ from tests.pipeline.conftest import TableOutput, hand_made, publish, update_one
 from toolformer_dag.lake.table import MissingPart
 from toolformer_dag.pipeline.heldout_texts import (
     HeldoutTexts,
-    document_texts,
-    heldout_documents,
+    draw_heldout_documents,
     heldout_texts,
+    read_document_texts,
     too_few,
 )
-from toolformer_dag.pipeline.merging import HELDOUT, split_of
+from toolformer_dag.pipeline.merging import HELDOUT, choose_split
 from toolformer_dag.texts.segments import text_digest
 
 RAW = "ccnet/raw_shards"
 TEXTS = "ccnet/heldout_texts"
 CORPUS = "training/augmented_corpus"
 PAGES = [f"Page {number} says that {number} and 1 make {number + 1}.\nIt ends here." for number in range(600)]
-HELD = sorted((page for page in PAGES if split_of(page) == HELDOUT), key=text_digest)
+HELD = sorted((page for page in PAGES if choose_split(page) == HELDOUT), key=text_digest)
 
 Tables = dict[str, TableOutput]
 
@@ -86,7 +86,7 @@ def test_a_long_document_is_cut_as_c_star_is(tmp_path: Path, model: Path) -> Non
     long = next(
         page
         for page in ("\n".join(f"{n} and {at} make {n + at}." for n in range(400)) for at in range(999))
-        if split_of(page) == HELDOUT
+        if choose_split(page) == HELDOUT
     )
     tables = tables_of(tmp_path, model, {"a": [long]})
     rows = tables[TEXTS].table.read("a")
@@ -97,7 +97,7 @@ def test_a_long_document_is_cut_as_c_star_is(tmp_path: Path, model: Path) -> Non
 
 def test_whole_documents_measure_none_of_whose_texts_chooses_or_is_trained_on(tmp_path: Path, model: Path) -> None:
     long = ["\n".join(f"{n} and {page} make {n + page}." for n in range(200)) for page in range(200)]
-    held = [page for page in long if split_of(page) == HELDOUT]
+    held = [page for page in long if choose_split(page) == HELDOUT]
     tables = tables_of(tmp_path, model, {"a": long[:120], "b": [*long[120:], held[0]]}, choose=2, measure=4)
     plan = tables[TEXTS].plan
     rows = pl.concat([tables[TEXTS].table.read(shard) for shard in "ab"])
@@ -105,8 +105,8 @@ def test_whole_documents_measure_none_of_whose_texts_chooses_or_is_trained_on(tm
     publish(tables[CORPUS], "one", [{**trained, "text_with_calls": "", "tools": [], "calls": 1, "split": "train"}])
     choosing = [text_digest(text) for text in heldout_texts(plan).choosing]
     barred = rows.filter(pl.col("text_digest").is_in([*choosing, trained["text_digest"]]))["digest"].to_list()
-    found = heldout_documents(plan)
-    texts = document_texts(plan, found)
+    found = draw_heldout_documents(plan)
+    texts = read_document_texts(plan, found)
     assert len(texts) == len(set(texts)) == 4 and set(texts) <= set(held)
     assert not {text_digest(text) for text in texts} & set(barred)
     assert [found.row(0), found.row(-1)] == sorted([found.row(0), found.row(-1)], key=lambda row: row[2])

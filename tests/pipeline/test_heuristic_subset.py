@@ -16,11 +16,11 @@ from polars.testing import assert_frame_equal
 from tests.cuts import characters, fitting
 from tests.pipeline.conftest import Line, NewLine, Worker
 from toolformer_dag.computing import stored_rows
-from toolformer_dag.computing.stored_rows import chunk_limits, text_chunks
+from toolformer_dag.computing.stored_rows import choose_chunk_limits, split_texts_into_chunks
 from toolformer_dag.files import UserError
 from toolformer_dag.pipeline import document_cuts
 from toolformer_dag.pipeline.document_cuts import DocumentCuts
-from toolformer_dag.pipeline.heuristic_subset import text_budget
+from toolformer_dag.pipeline.heuristic_subset import compute_text_budget
 from toolformer_dag.texts.segments import pieces
 
 SUBSET = "heuristic_subset"
@@ -72,11 +72,11 @@ def test_a_tool_by_paragraph_is_asked_about_paragraphs_and_gets_them_alone(
 
 
 def test_a_prompt_that_leaves_no_room_is_refused() -> None:
-    budget = text_budget(segment_tokens=100, context_length=512, prompt_tokens=300, max_call_tokens=32)
+    budget = compute_text_budget(segment_tokens=100, context_length=512, prompt_tokens=300, max_call_tokens=32)
     assert budget == (512 - 300 - 36) // 2
-    assert text_budget(segment_tokens=50, context_length=512, prompt_tokens=300, max_call_tokens=32) == 50
+    assert compute_text_budget(segment_tokens=50, context_length=512, prompt_tokens=300, max_call_tokens=32) == 50
     with pytest.raises(UserError, match="shorten the prompt"):
-        text_budget(segment_tokens=100, context_length=512, prompt_tokens=450, max_call_tokens=32)
+        compute_text_budget(segment_tokens=100, context_length=512, prompt_tokens=450, max_call_tokens=32)
 
 
 def test_a_larger_cap_adds_texts_and_drops_none(new_line: NewLine) -> None:
@@ -148,7 +148,7 @@ def chunks(
     texts = digests(list(range(total)))
     texts = texts if tokens is None else texts.with_columns(tokens=pl.Series(tokens, dtype=pl.Float64))
     lacking = pl.concat([digests(untouched).with_columns(whole=True), digests(partial).with_columns(whole=False)])
-    found = text_chunks(texts, lacking, size, limit)
+    found = split_texts_into_chunks(texts, lacking, size, limit)
     return [[int(digest) for digest in chunk["text_digest"]] for chunk in found]
 
 
@@ -190,9 +190,9 @@ def test_a_large_model_has_short_chunks_and_its_rows_are_the_same(
 ) -> None:
     line = new_line("one")
     undisturbed = finished("one")
-    assert chunk_limits(line.plan(), "judge") == (4, inf)
+    assert choose_chunk_limits(line.plan(), "judge") == (4, inf)
     monkeypatch.setattr(stored_rows, "SMALL", 0)
-    assert 0 < chunk_limits(line.plan(), "judge")[1] < inf
+    assert 0 < choose_chunk_limits(line.plan(), "judge")[1] < inf
     monkeypatch.setattr(stored_rows, "CPU_WORK", 1)
     for stage in ("raw_shards", "heuristic_subset", "scored_candidates", "tool_results", "loss_deltas"):
         done: list[int] = []

@@ -15,7 +15,7 @@ from polars.testing import assert_frame_equal
 from tests.pipeline.conftest import Line, NewLine
 from toolformer_dag.files import UserError
 from toolformer_dag.texts.formats import FormatChoice
-from toolformer_dag.texts.readers.hub_datasets import hub_batches, resolve
+from toolformer_dag.texts.readers.hub_datasets import iter_hub_batches, resolve
 from toolformer_dag.texts.shard_faults import ShardError
 
 RAW = "raw_shards"
@@ -290,7 +290,7 @@ def test_a_data_set_that_is_gone_when_a_shard_is_read_can_be_tried_again(new_lin
     split = resolve(str(data), None, "train", None)
     (data / "data" / "train-0.jsonl").rename(data / "data" / "test-0.jsonl")
     with pytest.raises(ShardError, match="has no split 'train'"):
-        list(hub_batches(split, 0, FormatChoice()))
+        list(iter_hub_batches(split, 0, FormatChoice()))
 
 
 def test_a_split_or_data_set_that_is_not_there_is_named(new_line: NewLine) -> None:

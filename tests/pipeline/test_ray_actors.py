@@ -12,7 +12,7 @@ import pytest
 
 from tests.pipeline.conftest import Line, NewLine, Worker, assert_same, executor_of
 from tests.ray_cluster import SPACE, why_no_namespace
-from toolformer_dag.computing.cluster_shares import ClusterError, Share, share_of
+from toolformer_dag.computing.cluster_shares import ClusterError, Share, compute_share
 from toolformer_dag.files import UserError
 from toolformer_dag.settings.sections import Settings
 
@@ -96,12 +96,12 @@ def test_no_cluster_is_named_with_the_remedy(new_line: NewLine) -> None:
 )
 def test_a_cluster_gets_an_actor_per_gpu_or_core_or_machine(nodes, model, workers, expected) -> None:
     values = {"root": ".", "tools": {"calculator": {}}, "model": model, "execution": {"workers": workers}}
-    assert share_of(nodes, Settings.model_validate(values)) == expected
+    assert compute_share(nodes, Settings.model_validate(values)) == expected
 
 
 def test_a_cluster_without_a_core_is_refused() -> None:
     sharded = {"name": "any", "engine": "vllm", "vllm": {"tensor_parallel_size": 16}}
     with pytest.raises(UserError, match=r"model.vllm asks for 16 GPUs per model: no machine .* has so many"):
-        share_of(GPUS, Settings.model_validate({"root": ".", "tools": {"calculator": {}}, "model": sharded}))
+        compute_share(GPUS, Settings.model_validate({"root": ".", "tools": {"calculator": {}}, "model": sharded}))
     with pytest.raises(UserError, match="no machine of the Ray cluster offers a core"):
-        share_of([{"CPU": 0.0}], Settings.model_validate({"root": ".", "tools": {"calculator": {}}}))
+        compute_share([{"CPU": 0.0}], Settings.model_validate({"root": ".", "tools": {"calculator": {}}}))

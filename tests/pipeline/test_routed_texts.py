@@ -11,7 +11,7 @@ import pytest
 
 from tests.pipeline.conftest import Line, NewLine, update_one
 from toolformer_dag.computing.plan import Plan
-from toolformer_dag.pipeline.stages import table_outputs
+from toolformer_dag.pipeline.stages import list_table_outputs
 from toolformer_dag.settings.settings_file import load_settings
 from toolformer_dag.tools.registry import load_tools
 from toolformer_dag.tools.routing import Router
@@ -94,7 +94,7 @@ def test_a_text_that_shares_no_word_fits_none(text: str) -> None:
 def chosen(line: Line, most: int) -> tuple[pl.DataFrame, Counter[str]]:
     """The texts of all lanes, and why others were left out."""
     settings = load_settings(line.folder / "toolformer.toml", overrides=[f"corpus.tools_per_text={most}"])
-    outputs = {output.name: output for output in table_outputs(Plan.of(settings))}
+    outputs = {output.name: output for output in list_table_outputs(Plan.of(settings))}
     for name in (name for name in outputs if name.startswith("ccnet/")):
         update_one(outputs, name)
     left_out: Counter[str] = Counter()

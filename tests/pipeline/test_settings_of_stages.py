@@ -28,7 +28,7 @@ from toolformer_dag.pipeline import (
     scored_candidates,
     tool_results,
 )
-from toolformer_dag.pipeline.stages import lane_stages, table_outputs
+from toolformer_dag.pipeline.stages import list_lane_stages, list_table_outputs
 from toolformer_dag.settings.sections import FilteringSettings
 from toolformer_dag.settings.setting_types import AsBefore
 from toolformer_dag.tools.registry import load_tools
@@ -166,7 +166,7 @@ def samples_identity(plan: Plan, lane: Lane) -> Mapping[str, Any]:
 
 def records(plan: Plan) -> dict[str, Mapping[str, Any]]:
     """Return what determines every output of a plan and, under `rows`, the rows that are stored."""
-    found: dict[str, Mapping[str, Any]] = {output.stage.name: output.settings for output in table_outputs(plan)}
+    found: dict[str, Mapping[str, Any]] = {output.stage.name: output.settings for output in list_table_outputs(plan)}
     found |= {name: one.settings(plan) for name, one in checkpoints(plan.settings).items()}
     found |= {name: settings(plan) for name, settings in MEASURED.items()}
     stored = (positions_identity, samples_identity, losses.losses_identity)
@@ -311,7 +311,7 @@ def test_a_lane_s_tables_have_the_names_of_its_stages(new_line: NewLine) -> None
     (line.folder / "calls.jsonl").write_text("")
     plan = line.plan()
     [lane] = plan.lanes
-    stages = lane_stages(plan, lane)
+    stages = list_lane_stages(plan, lane)
     inner = [one for stage in stages for one in stage.inner]
     beside = [name for stage in stages for name in stage.beside]
     named = {*beside, *(stage.name for stage in (*inner, *stages))}
@@ -328,4 +328,4 @@ def test_a_stage_that_reads_a_table_which_no_stage_makes_is_named(
     mistyped = replace(tool_results.STAGE, reads=("heuristic_subset", "scored_candidate"))
     monkeypatch.setattr(tool_results, "STAGE", mistyped)
     with pytest.raises(ValueError, match="tool_results of calculator reads scored_candidate, which no stage before it"):
-        table_outputs(plan)
+        list_table_outputs(plan)

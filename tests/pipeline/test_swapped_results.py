@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
 from tests.pipeline.conftest import TEXT_KEY, NewLine, engine_of, tokens
-from toolformer_dag.pipeline.control_calls import exchange, likeliest_places
+from toolformer_dag.pipeline.control_calls import exchange, select_likeliest_places
 from toolformer_dag.pipeline.control_stages import control_stage
 from toolformer_dag.pipeline.controls import ESTIMATING
 from toolformer_dag.settings.sections import ControlSettings
@@ -64,7 +64,7 @@ def exchanged(
         control=ESTIMATING,
         settings=ControlSettings(swaps=swaps),
         texts=known,
-        likeliest=likeliest_places(whole),
+        likeliest=select_likeliest_places(whole),
         limit=limit,
     )
     return {(*key_of(row), row["swap"]) if swaps > 1 else key_of(row): row for row in found.to_dicts()}
@@ -148,7 +148,7 @@ def test_ids_of_documents_and_shards_decide_nothing(rows, limit):
             control=ESTIMATING,
             settings=ControlSettings(),
             texts=texts,
-            likeliest=likeliest_places(whole),
+            likeliest=select_likeliest_places(whole),
             limit=limit,
         )
         placed = found.join(ids, on=TEXT_KEY).select("text_digest", "position", "sample", "result", "swap_reason")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from toolformer_dag.cli.project import shared_instance
+from toolformer_dag.cli.project import open_shared_instance
 from toolformer_dag.files import UserError
 
 PROCESSES = 2
@@ -17,7 +17,7 @@ def begin(root: Path, together: Barrier) -> None:
     """Open the instance at the same moment as the other processes."""
     try:
         together.wait()
-        shared_instance(root)
+        open_shared_instance(root)
     except BaseException:
         together.abort()
         raise
@@ -26,7 +26,7 @@ def begin(root: Path, together: Barrier) -> None:
 def test_a_relative_home_counts_from_the_current_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DAGSTER_HOME", "home")
-    assert shared_instance(tmp_path).get_runs_count() == 0
+    assert open_shared_instance(tmp_path).get_runs_count() == 0
     assert (tmp_path / "home" / "dagster.yaml").is_file()
 
 
@@ -34,26 +34,26 @@ def test_a_tilde_is_the_home_folder_where_no_shell_replaces_it(tmp_path, monkeyp
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "me"))
     monkeypatch.setenv("DAGSTER_HOME", "~/home")
-    assert shared_instance(tmp_path).root_directory == str(tmp_path / "me" / "home")
+    assert open_shared_instance(tmp_path).root_directory == str(tmp_path / "me" / "home")
     assert not (tmp_path / "~").exists()
     monkeypatch.setenv("DAGSTER_HOME", "~nobody-of-this-name/home")
     with pytest.raises(UserError, match="Write the whole path"):
-        shared_instance(tmp_path)
+        open_shared_instance(tmp_path)
 
 
 def test_two_projects_of_a_process_each_have_a_history(tmp_path, monkeypatch):
     monkeypatch.delenv("DAGSTER_HOME", raising=False)
     roots = [tmp_path / name for name in "ab"]
-    assert [shared_instance(root).root_directory for root in roots] == [str(root / ".dagster") for root in roots]
+    assert [open_shared_instance(root).root_directory for root in roots] == [str(root / ".dagster") for root in roots]
     assert "DAGSTER_HOME" not in os.environ
 
 
 def test_settings_of_the_instance_that_a_person_changed_stay(tmp_path, monkeypatch):
     monkeypatch.delenv("DAGSTER_HOME", raising=False)
-    shared_instance(tmp_path)
+    open_shared_instance(tmp_path)
     file = tmp_path / ".dagster" / "dagster.yaml"
     file.write_text("telemetry:\n  enabled: false\n")
-    shared_instance(tmp_path)
+    open_shared_instance(tmp_path)
     assert file.read_text() == "telemetry:\n  enabled: false\n"
 
 
@@ -68,6 +68,6 @@ def test_the_first_at_once_make_one_instance_whose_pools_have_one_slot(tmp_path,
     for one in running:
         one.join()
     assert [one.exitcode for one in running] == [0] * PROCESSES
-    instance = shared_instance(tmp_path)
+    instance = open_shared_instance(tmp_path)
     assert instance.get_runs_count() == 0
     assert instance.event_log_storage.get_pool_config().default_pool_limit == 1

@@ -9,7 +9,7 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from toolformer_dag.cli.project import shared_instance
+from toolformer_dag.cli.project import open_shared_instance
 from toolformer_dag.computing.spending import Spent
 from toolformer_dag.files import write_whole
 from toolformer_dag.lake.table import Lake
@@ -63,7 +63,7 @@ def scored() -> None:
 @pytest.fixture
 def instance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dg.DagsterInstance:
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / ".dagster"))
-    return shared_instance(tmp_path)
+    return open_shared_instance(tmp_path)
 
 
 def started(

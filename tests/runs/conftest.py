@@ -23,7 +23,7 @@ from toolformer_dag.computing.worker import Worker
 from toolformer_dag.computing.workers import Workers, in_process
 from toolformer_dag.lake.table import Lake
 from toolformer_dag.lake.warehouse import query
-from toolformer_dag.pipeline.stages import table_outputs
+from toolformer_dag.pipeline.stages import list_table_outputs
 from toolformer_dag.settings.sections import Settings
 from toolformer_dag.settings.settings_file import load_settings
 
@@ -60,7 +60,7 @@ class World(WorldFolder):
     def update(self, *overrides: str) -> Mapping[str, TableReport]:
         """Bring every table up to date without Dagster; return the reports of those that something changed for."""
         plan = self.project(*overrides).plan
-        tables = {output.name: output for output in table_outputs(plan)}
+        tables = {output.name: output for output in list_table_outputs(plan)}
         worker = Worker(plan)
         lent = Workers(worker, tables, in_process)
         reports = [update(worker, lent, output, lambda done, total: None) for output in tables.values()]
@@ -71,7 +71,7 @@ class World(WorldFolder):
 
     def tables(self) -> dict[str, pl.DataFrame]:
         """Return all rows of all lanes and of C*, without what measures time."""
-        found = table_outputs(self.project().plan)
+        found = list_table_outputs(self.project().plan)
         return {
             f"{output.name} {part}": output.table.read(part).drop(MEASURED, strict=False)
             for output in found

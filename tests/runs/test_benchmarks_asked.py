@@ -16,7 +16,7 @@ from toolformer_dag.lake.cleaning import clean
 from toolformer_dag.model.loading import LanguageModel
 from toolformer_dag.model.weights import checkpoint_folder, model_name
 from toolformer_dag.synthetic import SMALL_MODEL
-from toolformer_dag.training.training_report import finetuned_or_base
+from toolformer_dag.training.training_report import find_finetuned_or_base
 
 ADDED = """
 [evaluation.models]
@@ -108,5 +108,5 @@ def test_one_model_is_in_memory_at_a_time(made) -> None:
 def test_a_checkpoint_of_another_model_is_not_taken_for_the_settings_own(made) -> None:
     own = made.settings()
     other = made.settings(f"model.name='{SMALL_MODEL}'")
-    assert finetuned_or_base(own) == str(checkpoint_folder(own))
-    assert finetuned_or_base(other) == model_name(other.model) == str(SMALL_MODEL)
+    assert find_finetuned_or_base(own) == str(checkpoint_folder(own))
+    assert find_finetuned_or_base(other) == model_name(other.model) == str(SMALL_MODEL)

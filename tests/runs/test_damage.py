@@ -16,7 +16,7 @@ from tests.runs.conftest import World, assert_same, by_machine, free
 from toolformer_dag import identity
 from toolformer_dag.assets import TRAINING_JOB
 from toolformer_dag.cli.project import REPAIRS, Project
-from toolformer_dag.exports.verify_project import FOLDER_RECORDS, verified
+from toolformer_dag.exports.verify_project import FOLDER_RECORDS, verify_files
 from toolformer_dag.files import UserError
 from toolformer_dag.lake import storage
 from toolformer_dag.lake.verification import VERIFIED
@@ -43,7 +43,7 @@ BUT_FOR_FINETUNING = "from costs where stage not like '%checkpoint' and (tokens 
 
 def named(world: World) -> set[Path]:
     """Return the files that `verify` names."""
-    return {damaged.path for damaged in verified(world.project().plan).damaged}
+    return {damaged.path for damaged in verify_files(world.project().plan).damaged}
 
 
 def test_every_flipped_bit_is_named_by_its_path(world: World) -> None:

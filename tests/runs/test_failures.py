@@ -8,13 +8,13 @@ import pytest
 
 from tests.command_line import cli
 from tests.runs.conftest import by_machine
-from toolformer_dag.assets import JOB, outputs, shard_sensor
+from toolformer_dag.assets import JOB, build_shard_sensor, outputs
 from toolformer_dag.assets.staleness import tell_dagster
 from toolformer_dag.cli.project import NOT_RUN
 from toolformer_dag.computing.spending import COSTS
 from toolformer_dag.evaluation.measurements import ACCURACY, PERPLEXITY
 from toolformer_dag.model.weights import checkpoint_folder
-from toolformer_dag.training.checkpoint_outputs import checkpoint_reasons
+from toolformer_dag.training.checkpoint_outputs import find_checkpoint_reasons
 from toolformer_dag.training.training_report import RECORD
 
 BROKEN = '''
@@ -54,7 +54,7 @@ def asked(world, *overrides: str, cursor: str | None = None) -> dg.SensorResult 
     """Evaluate the sensor once."""
     project = world.project(AUTOMATION, *overrides)
     with dg.build_sensor_context(instance=project.instance, cursor=cursor) as context:
-        return shard_sensor(project.plan)(context)
+        return build_shard_sensor(project.plan)(context)
 
 
 def test_a_failed_asset_stops_what_depends_on_it_alone_and_automation_does_not_try_again(world):
@@ -127,7 +127,7 @@ def test_a_checkpoint_that_is_not_whole_is_out_of_date(made, tmp_path):
     plan = made.project(f"paths.lake={tmp_path / 'lake'}").plan
     folder = checkpoint_folder(plan.settings)
     (folder / "README.md").write_text("a note of the user")
-    assert checkpoint_reasons(plan, "finetuned_checkpoint") == []
+    assert find_checkpoint_reasons(plan, "finetuned_checkpoint") == []
     weights = folder / "model.safetensors"
     record = folder / RECORD
     whole = weights.read_bytes()
@@ -139,7 +139,7 @@ def test_a_checkpoint_that_is_not_whole_is_out_of_date(made, tmp_path):
             file.unlink()
             if content is not None:
                 file.write_bytes(content)
-            assert checkpoint_reasons(plan, "finetuned_checkpoint") == [f"{folder} is gone or not whole"]
+            assert find_checkpoint_reasons(plan, "finetuned_checkpoint") == [f"{folder} is gone or not whole"]
         file.write_bytes(before)
 
 

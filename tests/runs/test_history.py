@@ -12,7 +12,7 @@ import pytest
 
 from tests.command_line import cli
 from tests.runs.conftest import World
-from toolformer_dag.cli.project import shared_instance
+from toolformer_dag.cli.project import open_shared_instance
 from toolformer_dag.computing.plan import Plan
 from toolformer_dag.computing.spending import Spent
 
@@ -59,13 +59,13 @@ DAMAGE = {
 @pytest.mark.parametrize("case", DAMAGE)
 def test_a_damaged_row_of_the_history_is_told_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "home"))
-    shared_instance(tmp_path).report_runless_asset_event(dg.AssetMaterialization("made"))
+    open_shared_instance(tmp_path).report_runless_asset_event(dg.AssetMaterialization("made"))
     file, sql = DAMAGE[case]
     with closing(sqlite3.connect(tmp_path / "home/history" / file)) as database, database:
         database.executescript(sql)
 
     def last(_: object) -> None:
-        shared_instance(tmp_path).get_latest_materialization_event(dg.AssetKey("made"))
+        open_shared_instance(tmp_path).get_latest_materialization_event(dg.AssetKey("made"))
 
     monkeypatch.setattr(Plan, "to_read", last)
     done = cli("verify", "--set", "tools.calculator.k=1")

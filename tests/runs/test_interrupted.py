@@ -17,7 +17,7 @@ from tests.ui_server import launched, served
 from toolformer_dag.assets import JOB, running
 from toolformer_dag.assets.running import Step
 from toolformer_dag.computing.plan import Plan
-from toolformer_dag.definitions import definitions_of, job_of
+from toolformer_dag.definitions import build_definitions, job_of
 from toolformer_dag.resources.live_runs import run_folder
 from toolformer_dag.settings.sections import Settings
 
@@ -157,7 +157,7 @@ def test_one_step_at_a_time_is_the_default_and_the_settings_of_a_step_are_those_
     file = world.folder / "settings.json"
     file.write_text(world.settings(THREE).model_dump_json())
     job = job_of(str(file), JOB)
-    usual = definitions_of(Plan.of(world.settings())).resolve_job_def(JOB)
+    usual = build_definitions(Plan.of(world.settings())).resolve_job_def(JOB)
     assert (job.executor_def.name, usual.executor_def.name) == ("multiprocess", "in_process")
     assert [job.asset_layer.get(key).code_version for key in sorted(job.asset_layer.selected_asset_keys)] == [
         usual.asset_layer.get(key).code_version for key in sorted(usual.asset_layer.selected_asset_keys)

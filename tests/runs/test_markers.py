@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 from tests.conftest import Once
 from tests.runs.conftest import World, ended
 from tests.worlds import lay_out, make_model
-from toolformer_dag.files import unsealed
+from toolformer_dag.files import unseal_record
 from toolformer_dag.model.weights import MARKERS
 from toolformer_dag.settings.call_markers import CallMarkers
 from toolformer_dag.texts.calls import placed_calls, take_out
@@ -53,7 +53,7 @@ def test_the_checkpoint_tells_its_markers_and_generate_and_evaluation_read_them(
     for name in ("finetuned_checkpoint", "baseline_checkpoint"):
         folder = marked.folder / "lake/training" / name / "model"
         assert json.loads((folder / "tokenizer_config.json").read_text())[MARKERS] == SPECIAL.model_dump()
-        assert unsealed((folder / "training.json").read_bytes())["markers"] == SPECIAL.model_dump()
+        assert unseal_record((folder / "training.json").read_bytes())["markers"] == SPECIAL.model_dump()
     card = (marked.folder / "lake/training/finetuned_checkpoint/model/README.md").read_text()
     assert "`<tool_call>Tool(input)<tool_response>`" in card and "`</tool_call>`" in card
     asked = [{"text": f"{a} and {a + 1} make"} for a in range(6)]

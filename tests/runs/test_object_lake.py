@@ -18,7 +18,7 @@ from toolformer_dag.assets import TRAINING_JOB
 from toolformer_dag.assets.declaration import asset_key
 from toolformer_dag.assets.metadata import UNCHANGED
 from toolformer_dag.assets.warehouse_assets import SHOWN
-from toolformer_dag.definitions import definitions_of
+from toolformer_dag.definitions import build_definitions
 
 __all__ = ["s3", "s3_running"]  # fixtures
 
@@ -107,7 +107,7 @@ def test_a_step_that_waited_while_another_machine_trained_finds_the_checkpoint(m
     monkeypatch.setenv("DAGSTER_HOME", one.variables["DAGSTER_HOME"])
     project = one.world.project()
     name = "training/finetuned_checkpoint"
-    job = definitions_of(project.plan).resolve_job_def(TRAINING_JOB)
+    job = build_definitions(project.plan).resolve_job_def(TRAINING_JOB)
     done = job.execute_in_process(instance=project.instance, asset_selection=[asset_key(name)])
     [made] = done.get_asset_materialization_events()
     assert made.materialization.metadata[UNCHANGED].value is True

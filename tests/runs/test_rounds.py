@@ -6,11 +6,11 @@ from polars.testing import assert_frame_equal
 
 from tests.runs.conftest import World, assert_same, free
 from tests.worlds import copy_world
-from toolformer_dag.cli.run_reports import round_report
+from toolformer_dag.cli.run_reports import format_round_report
 from toolformer_dag.computing.plan import Plan
 from toolformer_dag.files import UserError
 from toolformer_dag.lake.warehouse import query
-from toolformer_dag.pipeline.stages import table_outputs
+from toolformer_dag.pipeline.stages import list_table_outputs
 
 TEXT = ("shard", "digest", "segment")
 LEARNING = ("training.max_steps=12", "training.eval_steps=12", "training.learning_rate=0.002")
@@ -56,7 +56,7 @@ def test_the_corpus_of_the_second_round_holds_the_calls_of_both(twice: World) ->
         for round in ("", "_round_2")
     )
     assert second.height
-    outputs = {one.name: one for one in table_outputs(Plan.of(twice.settings(*TWICE)))}
+    outputs = {one.name: one for one in list_table_outputs(Plan.of(twice.settings(*TWICE)))}
     corpus = outputs["training_round_2/augmented_corpus"]
     dropped = sum(one["count"] for part in corpus.table.parts() for one in corpus.table.record(part)["rejections"])
     held = all_rows(twice, corpus.name)
@@ -68,7 +68,7 @@ def test_the_corpus_of_the_second_round_holds_the_calls_of_both(twice: World) ->
 
 @pytest.mark.long
 def test_the_checkpoint_proposes_and_the_base_model_judges(twice: World) -> None:
-    rounds = [{one.name: one.settings for one in table_outputs(plan)} for plan in plans(twice)]
+    rounds = [{one.name: one.settings for one in list_table_outputs(plan)} for plan in plans(twice)]
     first, second = rounds
     assert second["sums_round_2/loss_deltas"]["model"] == first["sums/loss_deltas"]["model"]
     assert second["sums_round_2/scored_candidates"]["model"] != first["sums/scored_candidates"]["model"]
@@ -98,7 +98,7 @@ def test_each_round_has_a_warehouse_and_the_second_run_does_nothing(twice: World
 
 @pytest.mark.long
 def test_the_report_of_a_round_has_all_lanes_and_accuracies_and_says_how_to_ask_for_it(twice: World) -> None:
-    report = round_report(plans(twice)[-1])
+    report = format_round_report(plans(twice)[-1])
     assert all(f"| {lane}{round} " in report for lane in ("calculator", "sums") for round in ("", "_round_2"))
     titles = [f"Round {number}: held-out questions answered right" for number in (1, 2)]
     assert all(title in report for title in titles) and "--set rounds.count=2" in report
@@ -124,7 +124,7 @@ def test_the_checkpoint_may_judge_too_and_the_first_round_stays(again: World) ->
     assert "sums_round_2/loss_deltas" in stale and all("_round_2" in name for name in stale)
     again.run(*judged)
     assert_same({name: rows for name, rows in tables(again).items() if "_round_2" not in name}, before)
-    settings = {one.name: one.settings for one in table_outputs(Plan.of(again.settings(*judged)))}
+    settings = {one.name: one.settings for one in list_table_outputs(Plan.of(again.settings(*judged)))}
     assert settings["sums_round_2/loss_deltas"]["model"] == settings["sums_round_2/scored_candidates"]["model"]
 
 
@@ -132,7 +132,7 @@ def tables(world: World) -> dict[str, pl.DataFrame]:
     return {
         one.name: one.table.scan().collect().drop("seconds", "cost", strict=False)
         for plan in plans(world)
-        for one in table_outputs(plan)
+        for one in list_table_outputs(plan)
         if one.table.parts()
     }
 
@@ -147,9 +147,9 @@ def test_without_a_checkpoint_the_second_round_says_what_to_run(fresh: World) ->
 
 
 def test_the_graph_shows_both_rounds_and_the_servers_of_one_model_are_refused(made: World) -> None:
-    from toolformer_dag.definitions import definitions_of
+    from toolformer_dag.definitions import build_definitions
 
-    graph = definitions_of(Plan.of(made.settings("rounds.count=2"))).resolve_asset_graph()
+    graph = build_definitions(Plan.of(made.settings("rounds.count=2"))).resolve_asset_graph()
     names = {key.to_user_string(): graph.get(key) for key in graph.get_all_asset_keys()}
     parents = {key.to_user_string() for key in names["sums_round_2/scored_candidates"].parent_keys}
     assert parents == {"sums_round_2/heuristic_subset", "training/finetuned_checkpoint"}

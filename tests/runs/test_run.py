@@ -17,12 +17,12 @@ from toolformer_dag.assets import JOB, outputs
 from toolformer_dag.assets.declaration import asset_key
 from toolformer_dag.assets.metadata import TOKENS, UNCHANGED
 from toolformer_dag.assets.running import CHANGED, COMPUTED, SKIPPED
-from toolformer_dag.definitions import definitions_of
-from toolformer_dag.files import unsealed
+from toolformer_dag.definitions import build_definitions
+from toolformer_dag.files import unseal_record
 from toolformer_dag.lake.warehouse import query
 from toolformer_dag.model.weights import checkpoint_folder
 from toolformer_dag.pipeline import filtered_calls
-from toolformer_dag.pipeline.chance import kept_nothing
+from toolformer_dag.pipeline.chance import explain_lanes_without_calls
 from toolformer_dag.traces.judgement import traces_database
 from toolformer_dag.traces.trace_stages import STAGES
 from toolformer_dag.training.training_report import RECORD
@@ -50,7 +50,7 @@ def test_a_run_started_from_dagster_tells_in_its_tag_what_changed(world, monkeyp
     [(middle,)] = world.sql("select round(median(delta), 3) from filtered_calls where tool = 'calculator'")
     monkeypatch.setattr(filtered_calls, "SQL", filtered_calls.SQL + "\n-- another text\n")
     project = world.project(f"tools.calculator.tau_f={middle}")
-    job = definitions_of(project.plan).resolve_job_def(JOB)
+    job = build_definitions(project.plan).resolve_job_def(JOB)
     assert not {key.to_user_string() for key in job.asset_layer.selected_asset_keys} & set(BY_HAND)
     chosen = ("calculator/filtered_calls", "sums/filtered_calls", "warehouse/toolformer_duckdb")
     keys = [asset_key(name) for name in (*chosen, "calculator/loss_deltas")]
@@ -165,7 +165,7 @@ def test_recorded_conversations_are_judged_as_assets(fresh):
     def made(*overrides):
         project = fresh.project(SOURCE, *overrides)
         assert NAME in project.stale()
-        job = definitions_of(project.plan).resolve_job_def(JOB)
+        job = build_definitions(project.plan).resolve_job_def(JOB)
         selected = [asset_key(name) for name in TRACES]
         assert job.execute_in_process(instance=project.instance, asset_selection=selected).success
         assert not {*TRACES} & {*project.stale()}
@@ -185,7 +185,7 @@ BY_CHANCE = "tools.calculator.tau_f={ by_chance = 0.9 }"
 
 def test_the_filter_depends_on_the_control_only_with_a_threshold_by_chance(world):
     def upstream(*overrides):
-        graph = definitions_of(world.project(*overrides).plan).resolve_asset_graph()
+        graph = build_definitions(world.project(*overrides).plan).resolve_asset_graph()
         return AssetKey(CONTROL.split("/")) in graph.get(AssetKey(FILTER.split("/"))).parent_keys
 
     assert upstream(BY_CHANCE) and not upstream()
@@ -222,7 +222,7 @@ def test_a_threshold_that_is_reached_nowhere_keeps_nothing_and_says_so(world):
     unreached = "tools.calculator.tau_f={ by_chance = 0.000001 }"
     report = world.update(unreached, "tools.sums.tau_f=50")[FILTER]
     assert report.rejections["no_threshold"] > 0 and sum(report.rows.values()) == 0
-    [calculator, sums, told] = kept_nothing(world.project(unreached, "tools.sums.tau_f=50").plan)
+    [calculator, sums, told] = explain_lanes_without_calls(world.project(unreached, "tools.sums.tau_f=50").plan)
     assert calculator.startswith("calculator: no call is kept. Of ") and sums.startswith("sums: no call is kept at")
     assert "nothing to finetune on. Lower tau_f" in told
 
@@ -230,7 +230,7 @@ def test_a_threshold_that_is_reached_nowhere_keeps_nothing_and_says_so(world):
 def test_a_lane_without_a_judged_call_says_at_which_stage_its_calls_ended(world):
     change = "tools.calculator.tau_s=0.999999"
     world.update(change)
-    [told] = kept_nothing(world.project(change).plan)
+    [told] = explain_lanes_without_calls(world.project(change).plan)
     [(texts,)] = world.sql("select count(*) from texts where tool = 'calculator'")
     assert told.startswith(f"calculator: no call is kept, for no call was proposed for {texts} texts; lower tau_s (")
     assert f"no_position {texts})" in told and 'sql "from funnel"' in told
@@ -244,7 +244,7 @@ def test_further_seeds_are_checkpoints_that_are_asked_the_same_questions(world):
     assert trained == {"training/baseline_checkpoint_seed_5", "training/finetuned_checkpoint_seed_5"}
     assert project.stale() == {}
     folder = checkpoint_folder(project.plan.settings, "finetuned_checkpoint_seed_5")
-    assert unsealed((folder / RECORD).read_bytes())["settings"]["seed"] == 5
+    assert unseal_record((folder / RECORD).read_bytes())["settings"]["seed"] == 5
     asked = "select condition, count(distinct question) from outcomes where k is not null group by all order by all"
     conditions = dict(world.sql(asked))
     assert {name for name in conditions if "seed" in name} == {

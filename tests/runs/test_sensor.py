@@ -6,7 +6,7 @@ import dagster as dg
 import pytest
 
 from tests.worlds import write_shard
-from toolformer_dag.assets import shard_sensor
+from toolformer_dag.assets import build_shard_sensor
 from toolformer_dag.assets.staleness import SHARDS
 
 
@@ -20,7 +20,7 @@ def tick(world):
         nonlocal cursor
         project = world.project(*overrides)
         with dg.build_sensor_context(instance=project.instance, cursor=cursor) as context:
-            found = shard_sensor(project.plan)(context)
+            found = build_shard_sensor(project.plan)(context)
         if isinstance(found, dg.SkipReason):
             return found.skip_message
         cursor = found.cursor or cursor
@@ -54,7 +54,7 @@ def test_files_that_come_change_and_go_are_observed_once_each(world, tick):
 
 
 def test_the_job_s_page_shows_the_sensor_only_where_it_starts_the_job(world):
-    off, on = (shard_sensor(world.project(*overrides).plan) for overrides in ((), ("execution.automation=true",)))
+    off, on = (build_shard_sensor(world.project(*overrides).plan) for overrides in ((), ("execution.automation=true",)))
     assert not off.targets and "automation is off" in off.description
     assert [target.job_name for target in on.targets] == [on.job_name] == ["bring_up_to_date"]
     assert off.default_status is on.default_status is dg.DefaultSensorStatus.RUNNING  # files are observed either way

@@ -13,7 +13,7 @@ from tests.runs.served_world import HOSTILE, SIX, lay_out_served, tool_name
 from tests.tools import typed_server
 from tests.worlds import copy_world
 from toolformer_dag.settings.servers import read_listing
-from toolformer_dag.texts.arguments import read_arguments
+from toolformer_dag.texts.arguments import parse_arguments
 from toolformer_dag.texts.calls import placed_calls, take_out
 
 pytestmark = pytest.mark.long
@@ -57,7 +57,7 @@ def read_back(world: World) -> dict[tuple[str, str], list[tuple[dict[str, Any], 
     for digest, written, plain in rows:
         assert take_out(str(written), schemas) == plain
         for placed in placed_calls(str(written), schemas):
-            arguments = read_arguments(placed.call.input, schemas[placed.call.tool])
+            arguments = parse_arguments(placed.call.input, schemas[placed.call.tool])
             found.setdefault((str(digest), placed.call.tool), []).append((arguments, placed.result))
     return found
 

@@ -10,8 +10,8 @@ import polars as pl
 import pytest
 
 from tests.worlds import write_shard
-from toolformer_dag.cli.terminal import settings_of
-from toolformer_dag.computing.shards import shard_files, small_web_files, write_small_web
+from toolformer_dag.cli.terminal import load_command_settings
+from toolformer_dag.computing.shards import list_small_web_files, shard_files, write_small_web
 from toolformer_dag.evaluation.benchmark_files import BenchmarkError, content, json_lines, wikitext
 from toolformer_dag.lake.table import Lake
 from toolformer_dag.settings.setting_types import SettingsError
@@ -127,7 +127,7 @@ def test_what_is_no_regular_file_is_refused_by_name_and_never_opened(
             with socket.socket(socket.AF_UNIX) as listening:
                 listening.bind("web/odd.json.gz")
     with pytest.raises(SettingsError, match=rf"{odd} is a {kind}, and only regular files are shards; move it away"):
-        shard_files(settings_of(None, None, None, ["web/*.json.gz"]))
+        shard_files(load_command_settings(None, None, None, ["web/*.json.gz"]))
 
 
 def test_other_files_of_the_settings_are_no_pipes_either(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_brackets_in_the_folder_are_no_pattern(tmp_path: Path, monkeypatch: pyte
     shard = write_shard(folder / "web", "one")
     (folder / "toolformer.toml").write_text('[corpus]\nshards = ["web/*.json.gz"]\n')
     monkeypatch.chdir(folder)
-    for settings in (load_settings(environment={}), settings_of(None, None, None, ["web/*.json.gz"])):
+    for settings in (load_settings(environment={}), load_command_settings(None, None, None, ["web/*.json.gz"])):
         assert [file.path for file in shard_files(settings)] == [shard]
 
 
@@ -161,7 +161,7 @@ def test_shards_of_the_command_line_are_found_from_home_too(
     monkeypatch.chdir(tmp_path)
     shard = write_shard(tmp_path / name, "one")
     for pattern in (f"~/{name}/*.gz", f"{tmp_path}/{name}/*.gz", f"{name}/../{name}/one.json.gz"):
-        assert [file.path for file in shard_files(settings_of(None, None, None, [pattern]))] == [shard]
+        assert [file.path for file in shard_files(load_command_settings(None, None, None, [pattern]))] == [shard]
 
 
 def test_the_small_web_is_written_once_by_several_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,4 +178,4 @@ def test_the_small_web_is_written_once_by_several_at_a_time(tmp_path: Path, monk
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(write_small_web, [settings] * 4))
     assert len(written) == 1
-    assert all(file.path.is_file() for file in small_web_files(settings))
+    assert all(file.path.is_file() for file in list_small_web_files(settings))

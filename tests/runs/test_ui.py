@@ -21,12 +21,12 @@ from tests.processes import processes_with, wait_until_ended
 from tests.runs.conftest import BY_HAND, World
 from tests.ui_server import asked, served
 from tests.worlds import write_shard
-from toolformer_dag.assets import JOB, shard_sensor, tell_of_lake
-from toolformer_dag.assets.checkpoint_assets import trained_assets
+from toolformer_dag.assets import JOB, build_shard_sensor, tell_of_lake
+from toolformer_dag.assets.checkpoint_assets import list_checkpoint_assets
 from toolformer_dag.assets.running import BETWEEN, COMPUTED, SKIPPED
 from toolformer_dag.assets.staleness import READ, SHARD_LIST, VERSION
-from toolformer_dag.cli.project import Project, shared_instance
-from toolformer_dag.definitions import definitions_of
+from toolformer_dag.cli.project import Project, open_shared_instance
+from toolformer_dag.definitions import build_definitions
 from toolformer_dag.settings.settings_file import load_settings
 
 KEYS = "{ assetNodes { assetKey { path } } }"
@@ -75,7 +75,7 @@ def test_the_page_marks_what_the_command_line_lists_and_shows_checks_that_passed
     write_shard(world.folder / "web", "added", documents=2)
     project = world.project()
     with dg.build_sensor_context(instance=project.instance) as context:
-        assert shard_sensor(project.plan)(context) == dg.SkipReason("observed")
+        assert build_shard_sensor(project.plan)(context) == dg.SkipReason("observed")
     listed = world.stale()
     assert listed[0] == "ccnet/raw_shards" and unsynced() == {"ccnet/raw_shards"}
     checks = {name: node["assetChecksOrError"].get("checks", []) for name, node in nodes(CHECKS).items()}
@@ -143,7 +143,7 @@ def test_the_sensor_shows_shards_that_a_first_run_wrote_as_read_and_their_checks
         project.instance.report_runless_asset_event(event)
     assert unsynced() == set() and None in check_results()
     with dg.build_sensor_context(instance=project.instance) as context:
-        assert shard_sensor(project.plan)(context) == dg.SkipReason("observed")
+        assert build_shard_sensor(project.plan)(context) == dg.SkipReason("observed")
     assert world.stale() == [] and unsynced() == set()
     assert check_results() == {"SUCCEEDED"}
     assert world.figures("ccnet/raw_shards")["dagster/row_count"] == last.metadata["dagster/row_count"]
@@ -157,7 +157,7 @@ def test_what_a_job_skips_stays_synced_and_what_comes_after_it_runs(
     monkeypatch.setenv("TOOLFORMER__TOOLS__CALCULATOR__TAU_F", "0.5")
     project = Project.of(load_settings())
     assert unsynced() == {"calculator/filtered_calls"}
-    assert definitions_of(project.plan).resolve_job_def(JOB).execute_in_process(instance=project.instance).success
+    assert build_definitions(project.plan).resolve_job_def(JOB).execute_in_process(instance=project.instance).success
     [run] = project.instance.get_runs(limit=1)
     computed = run.tags[COMPUTED].split(BETWEEN)
     assert computed[0] == "calculator/filtered_calls" and "training/augmented_corpus" in computed
@@ -165,7 +165,7 @@ def test_what_a_job_skips_stays_synced_and_what_comes_after_it_runs(
     assert int(run.tags[SKIPPED]) > 10
     assert unsynced() <= set(BY_HAND)
     tell_of_lake(project.plan, project.instance)
-    assert unsynced() == set(project.stale()) == set(trained_assets(project.plan))
+    assert unsynced() == set(project.stale()) == set(list_checkpoint_assets(project.plan))
     assert check_results() == {"SUCCEEDED"}
 
 
@@ -179,7 +179,7 @@ def test_the_page_shows_the_settings_that_were_named_and_ends_runs_that_were_kil
     (tmp_path / "mine" / "other.toml").write_text("[tools.calendar]\n")
     variables = {"DAGSTER_HOME": str(tmp_path / "home"), "TOOLFORMER_CONFIG": "mine/toolformer.toml"}
     monkeypatch.setenv("DAGSTER_HOME", variables["DAGSTER_HOME"])
-    instance = shared_instance(tmp_path)
+    instance = open_shared_instance(tmp_path)
     killed = dg.DagsterRun("job", status=dg.DagsterRunStatus.STARTED)
     instance.add_run(killed)
     lock = tmp_path / "home" / "live_runs" / killed.run_id / "lock"

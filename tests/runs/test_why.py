@@ -9,7 +9,7 @@ from tests.command_line import cli
 from tests.runs.conftest import World
 from tests.worlds import copy_world, write_shard
 from toolformer_dag.evaluation.measurements import ACCURACY
-from toolformer_dag.files import sealed, unsealed
+from toolformer_dag.files import seal_record, unseal_record
 from toolformer_dag.lake.table import WHOLE
 from toolformer_dag.model.weights import checkpoint_folder
 from toolformer_dag.training.training_report import RECORD
@@ -121,5 +121,5 @@ def test_a_shard_that_a_person_names_is_made_anew(world, config):
 def test_a_checkpoint_in_whose_training_calls_ended_otherwise_is_stale(world):
     file = checkpoint_folder(world.settings()) / RECORD
     assert "training/finetuned_checkpoint" not in world.stale()
-    file.write_bytes(sealed(str(file.parent), {**unsealed(file.read_bytes()), "calls_end": "by quotes"}))
+    file.write_bytes(seal_record(str(file.parent), {**unseal_record(file.read_bytes()), "calls_end": "by quotes"}))
     assert any("calls_end" in line for line in world.reasons()["training/finetuned_checkpoint"])

@@ -11,7 +11,7 @@ import pytest
 import uvicorn
 
 from tests.decoded import generate
-from toolformer_dag.cli.connections import bounded_config
+from toolformer_dag.cli.connections import build_bounded_config
 from toolformer_dag.cli.web_server import LOOPBACK, OwnPages, bound
 from toolformer_dag.computing.plan import Lane, lanes
 from toolformer_dag.model.loading import LanguageModel, load_model
@@ -57,7 +57,7 @@ class Served:
         with bound(0, "serve") as listening:
             port = listening.getsockname()[1]
             app = OwnPages(serving_app(decoder, "embedded", key), port, LOOPBACK)
-            server = uvicorn.Server(bounded_config(app))
+            server = uvicorn.Server(build_bounded_config(app))
             thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
             thread.start()
             try:

@@ -11,7 +11,7 @@ import pytest
 import uvicorn
 
 from toolformer_dag.cli import connections
-from toolformer_dag.cli.connections import READ_BYTES, BoundedConnection, bounded_config
+from toolformer_dag.cli.connections import READ_BYTES, BoundedConnection, build_bounded_config
 from toolformer_dag.cli.web_server import bound
 
 LARGE = 32 << 20
@@ -32,7 +32,7 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
 @contextmanager
 def served() -> Iterator[tuple[int, uvicorn.Server]]:
     with bound(0, "serve") as listening:
-        server = uvicorn.Server(bounded_config(app))
+        server = uvicorn.Server(build_bounded_config(app))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()
         try:

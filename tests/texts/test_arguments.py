@@ -15,12 +15,12 @@ from transformers import PreTrainedTokenizerFast
 from tests.tiny_models import tokenizer_of
 from toolformer_dag.texts.arguments import (
     BadArguments,
-    argument_names,
-    read_arguments,
-    schema_fault,
-    write_arguments,
+    find_schema_fault,
+    format_arguments,
+    list_argument_names,
+    parse_arguments,
 )
-from toolformer_dag.texts.calls import call_grammar, parse_call
+from toolformer_dag.texts.calls import build_call_grammar, parse_call
 from toolformer_dag.texts.input_ends import find_behind_input
 
 TEXTS = st.text(st.sampled_from('ab ]->[(")\\é🍎,='), max_size=8)
@@ -61,8 +61,8 @@ def described(draw: st.DrawFn) -> tuple[dict[str, Any], dict[str, Any]]:
 @given(described())
 def test_what_is_written_is_read_back_whatever_strings_hold(case: tuple[dict[str, Any], dict[str, Any]]) -> None:
     schema, arguments = case
-    written = write_arguments(arguments, schema)
-    assert read_arguments(written, schema) == arguments
+    written = format_arguments(arguments, schema)
+    assert parse_arguments(written, schema) == arguments
     if arguments:
         body = f"Weather({written})"
         assert parse_call(body).input == written
@@ -74,7 +74,7 @@ def test_order_and_spacing_do_not_matter(case: tuple[dict[str, Any], dict[str, A
     schema, arguments = case
     names = data.draw(st.permutations(list(arguments)))
     text = " , ".join(f" {name} = {json.dumps(arguments[name], indent=1)}" for name in names)
-    assert write_arguments(read_arguments(text, schema), schema) == write_arguments(arguments, schema)
+    assert format_arguments(parse_arguments(text, schema), schema) == format_arguments(arguments, schema)
 
 
 @cache
@@ -92,9 +92,11 @@ def table() -> LLTokenizer:
 @given(described())
 def test_the_grammar_admits_what_is_written(case: tuple[dict[str, Any], dict[str, Any]]) -> None:
     schema, arguments = case
-    matcher = LLMatcher(table(), call_grammar(["Weather", "QA", "WeatherMap"], {"Weather": schema, "WeatherMap": {}}))
+    matcher = LLMatcher(
+        table(), build_call_grammar(["Weather", "QA", "WeatherMap"], {"Weather": schema, "WeatherMap": {}})
+    )
     assert not matcher.get_error()
-    body = f"Weather({write_arguments(arguments, schema)}) ->"
+    body = f"Weather({format_arguments(arguments, schema)}) ->"
     assert all(map(matcher.consume_token, byte_tokenizer()(body, add_special_tokens=False).input_ids)), body
 
 
@@ -132,13 +134,13 @@ SCHEMA = {
 )
 def test_what_does_not_fit_has_a_named_reason(text: str, reason: str) -> None:
     with pytest.raises(BadArguments) as error:
-        read_arguments(text, SCHEMA)
+        parse_arguments(text, SCHEMA)
     assert error.value.reason == reason
 
 
 def test_required_names_come_first_and_defaults_are_left_out() -> None:
-    assert argument_names(SCHEMA) == ["city", "days", "unit", "at"]
-    assert write_arguments({"unit": "C", "days": 1, "city": "Rome"}, SCHEMA) == 'city="Rome", unit="C"'
+    assert list_argument_names(SCHEMA) == ["city", "days", "unit", "at"]
+    assert format_arguments({"unit": "C", "days": 1, "city": "Rome"}, SCHEMA) == 'city="Rome", unit="C"'
 
 
 PATTERNED = {"patternProperties": {"^(a+)+$": {}}}
@@ -174,7 +176,7 @@ for _ in range(5000):
     ],
 )
 def test_hostile_schemas_are_refused_in_a_sentence(schema: Any, fault: str) -> None:
-    told = schema_fault(schema)
+    told = find_schema_fault(schema)
     assert told is not None
     assert re.search(fault, told)
     assert len(told) < 400
@@ -193,7 +195,7 @@ def test_a_schema_that_doubles_its_work_at_each_level_ends(value: dict[str, Any]
     lists: dict[str, Any] = {"type": "array", "items": {"$ref": "#/$defs/both"}}
     defs = {"s0": {"type": "string"}, **doubled, "loop": {"$ref": "#/$defs/loop"}, "both": {"anyOf": [lists, lists]}}
     with pytest.raises(BadArguments, match="bad_arguments: over_budget"):
-        read_arguments(f"a={text}", {"$schema": DIALECT, "properties": {"a": value}, "$defs": defs})
+        parse_arguments(f"a={text}", {"$schema": DIALECT, "properties": {"a": value}, "$defs": defs})
 
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -207,7 +209,7 @@ def test_names_are_matched_with_no_pattern_wherever_it_stands(patterned: dict[st
     defs = {"b": {"default": PATTERNED}, "c": {"$id": "urn:x", "$defs": {"n": inner}}}
     whole = {"properties": {"a": {**patterned, "allOf": [PATTERNED]}}, "$defs": defs}
     with pytest.raises(BadArguments, match="the schema has patternProperties"):
-        read_arguments('a={"aaaaaaaaa!": 1}', whole)
+        parse_arguments('a={"aaaaaaaaa!": 1}', whole)
 
 
 SPEC = {"properties": {"$schema": {"type": "string"}, "mark": {}}, "additionalProperties": False}
@@ -223,7 +225,7 @@ SPEC = {"properties": {"$schema": {"type": "string"}, "mark": {}}, "additionalPr
 )
 def test_values_and_names_may_be_of_a_schema(value: dict[str, Any], text: str) -> None:
     schema = {"properties": {"a": value}}
-    assert schema_fault(schema) is None and read_arguments(f"a={text}", schema) == {"a": json.loads(text)}
+    assert find_schema_fault(schema) is None and parse_arguments(f"a={text}", schema) == {"a": json.loads(text)}
 
 
 @pytest.mark.parametrize(
@@ -237,31 +239,31 @@ def test_values_and_names_may_be_of_a_schema(value: dict[str, Any], text: str) -
     ],
 )
 def test_what_only_looks_odd_is_taken(schema: dict[str, Any]) -> None:
-    assert schema_fault(schema) is None
+    assert find_schema_fault(schema) is None
 
 
 @pytest.mark.parametrize("dialect", [{}, {"$schema": DIALECT}])
 @pytest.mark.parametrize(("text", "fits"), [("a" * 300, True), ("a" * 300 + "!", False)])
 def test_a_pattern_that_backtracks_takes_linear_time(text: str, fits: bool, dialect: dict[str, str]) -> None:
     schema = {"properties": {"a": {"type": "string", "pattern": "^(a+)+$", **dialect}}}
-    assert schema_fault(schema) is None
+    assert find_schema_fault(schema) is None
     if fits:
-        assert read_arguments(f'a="{text}"', schema) == {"a": text}
+        assert parse_arguments(f'a="{text}"', schema) == {"a": text}
     else:
         with pytest.raises(BadArguments, match="a breaks pattern"):
-            read_arguments(f'a="{text}"', schema)
+            parse_arguments(f'a="{text}"', schema)
 
 
 def test_names_in_reasons_are_short() -> None:
     with pytest.raises(BadArguments) as error:
-        read_arguments("x" * 5000 + "=1", {})
+        parse_arguments("x" * 5000 + "=1", {})
     assert len(error.value.reason) < 100
 
 
 def test_a_schema_that_refers_to_itself_is_no_loop() -> None:
     tree = {"type": "object", "properties": {"left": {"$ref": "#/$defs/tree"}}, "additionalProperties": False}
     schema = {"properties": {"tree": {"$ref": "#/$defs/tree"}}, "required": ["tree"], "$defs": {"tree": tree}}
-    assert schema_fault(schema) is None
-    assert read_arguments('tree={"left": {"left": {}}}', schema) == {"tree": {"left": {"left": {}}}}
+    assert find_schema_fault(schema) is None
+    assert parse_arguments('tree={"left": {"left": {}}}', schema) == {"tree": {"left": {"left": {}}}}
     with pytest.raises(BadArguments, match=r"tree\.left"):
-        read_arguments('tree={"left": {"right": 1}}', schema)
+        parse_arguments('tree={"left": {"right": 1}}', schema)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from toolformer_dag.texts.arguments import write_arguments
+from toolformer_dag.texts.arguments import format_arguments
 from toolformer_dag.texts.calls import (
     Call,
     MalformedCall,
@@ -21,7 +21,14 @@ from toolformer_dag.texts.calls import (
     splice,
     take_out,
 )
-from toolformer_dag.texts.chains import ChainLink, chain_text, least_need, other_results, read_chain, written_chain
+from toolformer_dag.texts.chains import (
+    ChainLink,
+    chain_text,
+    compute_least_need,
+    other_results,
+    parse_chain,
+    to_chain_json,
+)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +123,7 @@ VALUES = st.recursive(
     max_leaves=5,
 )
 NAMED = st.dictionaries(st.sampled_from(["city", "days", "a_1", "ort"]), VALUES, min_size=1, max_size=3).map(
-    lambda arguments: write_arguments(arguments, {})
+    lambda arguments: format_arguments(arguments, {})
 )
 INPUTS = (
     TEXTS.map(lambda text: clean_result(text, 60))
@@ -202,8 +209,8 @@ LINKS = st.lists(st.builds(ChainLink, st.sampled_from(["QA", "Calculator"]), WOR
 
 @given(LINKS)
 def test_a_chain_is_read_as_it_was_written(links: list[ChainLink]) -> None:
-    assert read_chain(written_chain(links)) == links
-    assert read_chain(None) == []
+    assert parse_chain(to_chain_json(links)) == links
+    assert parse_chain(None) == []
 
 
 @given(LINKS, st.integers(0, 4))
@@ -228,6 +235,6 @@ def test_each_earlier_result_is_exchanged_before_each_later_call() -> None:
 
 def test_the_result_that_is_needed_least_tells_the_need() -> None:
     """The first result helps the last call alone, by 5; the second one by 3."""
-    assert least_need(3, [-0.5, 5.0, 3.0]) == 3.0
-    assert least_need(3, [-0.5, -0.1, 3.0]) == -0.1
-    assert least_need(2, [2.5]) == 2.5
+    assert compute_least_need(3, [-0.5, 5.0, 3.0]) == 3.0
+    assert compute_least_need(3, [-0.5, -0.1, 3.0]) == -0.1
+    assert compute_least_need(2, [2.5]) == 2.5

@@ -10,7 +10,13 @@ from transformers import PreTrainedTokenizerFast
 
 from tests.tokenizers import byte_level, metaspace
 from toolformer_dag.model.encoding import Encoding, TextTokens
-from toolformer_dag.texts.call_places import CallPlace, place_at, place_of_token, sampling_token, without_other_tokens
+from toolformer_dag.texts.call_places import (
+    CallPlace,
+    find_place_of_token,
+    find_sampling_token,
+    place_at,
+    without_other_tokens,
+)
 from toolformer_dag.texts.calls import Call, PlacedCall, splice, take_out
 
 SUMS = [
@@ -78,11 +84,13 @@ def test_a_call_is_judged_from_a_token_that_is_not_only_white_space(encoding: En
 def test_every_call_stands_before_white_space_and_each_place_is_sampled_once(encoding: Encoding, text: str) -> None:
     tokens = tokens_of(encoding, text)
     offsets = tokens.offsets
-    places = [place for token in range(len(tokens.ids)) if (place := place_of_token(text, offsets, token)) is not None]
+    places = [
+        place for token in range(len(tokens.ids)) if (place := find_place_of_token(text, offsets, token)) is not None
+    ]
     assert len({place.offset for place in places}) == len({place.position for place in places}) == len(places)
     for place in places:
         assert place.offset == 0 or not text[place.offset - 1].isspace()
-        assert place.token <= place.position and sampling_token(text, offsets, place.position) == place.token
+        assert place.token <= place.position and find_sampling_token(text, offsets, place.position) == place.token
         with_call = spliced(text, place)
         assert with_call[: place.offset + len(RESULT)] == text[: place.offset] + RESULT
         assert take_out(with_call, ["Calculator"]) == text
@@ -95,7 +103,7 @@ def test_probabilities_stay_where_a_call_may_be_sampled_and_are_zero_elsewhere(e
     probabilities = np.full(len(offsets), 0.5, np.float32)
     allowed = without_other_tokens(text, offsets, probabilities, 0.1)
     for token, value in enumerate(allowed.tolist()):
-        assert value == (0.0 if place_of_token(text, offsets, token) is None else 0.5)
+        assert value == (0.0 if find_place_of_token(text, offsets, token) is None else 0.5)
     assert (without_other_tokens(text, offsets, probabilities, 0.5) == probabilities).all()  # none is above tau_s
 
 
@@ -104,6 +112,6 @@ def test_nothing_stands_in_the_middle_of_a_token_or_behind_the_last_word() -> No
     offsets = [0, 2, 6]  # `is`, ` 215`, ` `
     assert place_at(text, offsets, 2) == place_at(text, offsets, 3) == CallPlace(2, 1, 1)
     assert place_at(text, offsets, 4) is None
-    assert place_at(text, offsets, 6) is None and place_of_token(text, offsets, 2) is None
+    assert place_at(text, offsets, 6) is None and find_place_of_token(text, offsets, 2) is None
     assert place_at(text, offsets, -1) is None and place_at(text, offsets, 7) is None
     assert place_at("is 215", [0, 2, 3], 3) == CallPlace(2, 1, 2)

@@ -25,9 +25,9 @@ from toolformer_dag.pipeline.removed_documents import question_texts
 from toolformer_dag.texts.columns import Rejection
 from toolformer_dag.texts.document import Document
 from toolformer_dag.texts.formats import AUTO, FormatChoice
-from toolformer_dag.texts.guarded_batches import library_errors_as_faults
+from toolformer_dag.texts.guarded_batches import guard_from_library_errors
 from toolformer_dag.texts.shard_faults import ShardError, ShardFault
-from toolformer_dag.texts.shard_reader import shard_batches
+from toolformer_dag.texts.shard_reader import iter_shard_batches
 from toolformer_dag.tools.passages import read_passages
 from toolformer_dag.tools.registry import load_tool
 
@@ -67,7 +67,7 @@ def test_a_package_that_is_lacking_refuses_a_shard_for_now_and_not_as_damaged() 
         yield importlib.import_module("a_package_that_is_not_installed")
 
     with pytest.raises(ShardError, match="No module named 'a_package_that_is_not_installed'; install"):
-        list(library_errors_as_faults(reader()))
+        list(guard_from_library_errors(reader()))
 
 
 class Odd:
@@ -193,7 +193,7 @@ def test_metadata_in_a_form_that_is_not_read_is_counted_by_field(tmp_path: Path,
     records = [{"text": f"{i}", "id": f"{i}", "metadata": metadata} for i in range(3)]
     path = tmp_path / f"x.{form}"
     json_lines(path, *records) if form == "jsonl" else pq.write_table(pa.Table.from_pylist(records), path)
-    [batch] = shard_batches(path)
+    [batch] = iter_shard_batches(path)
     assert batch.frame["url"].to_list() == [""] * 3 and set(batch.ignored.values()) == {3}
     assert any(told.startswith("metadata.url: expected text, found") for told in batch.ignored)
 
@@ -201,7 +201,7 @@ def test_metadata_in_a_form_that_is_not_read_is_counted_by_field(tmp_path: Path,
 def test_dates_of_its_own_that_are_no_dates_are_counted(tmp_path: Path) -> None:
     days = ["2019-03-04", "4 March 2019", 1551657600, None, "", "2050-01-01"]
     path = json_lines(tmp_path / "x.jsonl", *({"text": f"{i}", "day": day} for i, day in enumerate(days)))
-    [batch] = shard_batches(path, FormatChoice(AUTO, (("date", "day"),)))
+    [batch] = iter_shard_batches(path, FormatChoice(AUTO, (("date", "day"),)))
     assert batch.frame["date"].to_list() == [date(2019, 3, 4), *[None] * 5]
     assert dict(batch.ignored) == {"day: expected a date, YYYY-MM-DD until 2026-12-31": 3}
 
@@ -329,5 +329,5 @@ def test_a_zstd_file_with_a_dictionary_is_named(tmp_path: Path) -> None:
     dictionary = zstandard.train_dictionary(2000, samples)
     (tmp_path / "x.jsonl.zst").write_bytes(zstandard.ZstdCompressor(dict_data=dictionary).compress(samples[0]))
     with pytest.raises(ShardFault, match="dictionary") as found:
-        list(shard_batches(tmp_path / "x.jsonl.zst"))
+        list(iter_shard_batches(tmp_path / "x.jsonl.zst"))
     assert found.value.reason == "unsupported_compression"

@@ -15,8 +15,8 @@ from llguidance import LLMatcher, LLTokenizer
 from transformers import PreTrainedTokenizerFast
 
 from tests.tiny_models import tokenizer_of
-from toolformer_dag.texts.arguments import BadArguments, read_arguments, schema_fault
-from toolformer_dag.texts.calls import call_grammar, parse_call
+from toolformer_dag.texts.arguments import BadArguments, find_schema_fault, parse_arguments
+from toolformer_dag.texts.calls import build_call_grammar, parse_call
 from toolformer_dag.texts.input_ends import find_behind_input
 
 PAGE = Path(__file__).parents[2] / "docs" / "howto" / "mcp-tool.md"
@@ -42,7 +42,7 @@ def table() -> LLTokenizer:
 
 def written(schema: Schema, dice: random.Random) -> str | None:
     """Walk through the grammar byte by byte and return the input of a call; None where the walk is too long."""
-    matcher = LLMatcher(table(), call_grammar(["W"], {"W": schema}))
+    matcher = LLMatcher(table(), build_call_grammar(["W"], {"W": schema}))
     ids = list[int]()
     assert not matcher.get_error(), matcher.get_error()
     for _ in range(300):
@@ -162,7 +162,7 @@ def test_what_decoding_writes_is_valid_or_its_keyword_is_on_the_page(plain: bool
     for seed in range(120):
         schema = Seeded(seed, plain).whole()
         dice = random.Random(seed)
-        if told := schema_fault(schema):
+        if told := find_schema_fault(schema):
             assert "llguidance" not in told and "%json" not in told and len(told) < 300, told
             continue
         for _ in range(3):
@@ -170,7 +170,7 @@ def test_what_decoding_writes_is_valid_or_its_keyword_is_on_the_page(plain: bool
             if text is None:
                 continue
             try:
-                read_arguments(text, schema)
+                parse_arguments(text, schema)
                 valid += 1
             except BadArguments as error:
                 overflows = re.search(r"[eE]\+?\d{3}", text) and error.reason == "bad_arguments"
@@ -195,11 +195,11 @@ INTO = {"type": "object", "required": ["end"]}
     ],
 )  # fmt: skip
 def test_a_reference_anywhere_into_the_schema_is_followed(schema: Schema, fits: str, breaks: str) -> None:
-    assert schema_fault(schema) is None
-    assert read_arguments(fits, schema)
+    assert find_schema_fault(schema) is None
+    assert parse_arguments(fits, schema)
     with pytest.raises(BadArguments, match="bad_arguments: end"):
-        read_arguments(breaks, schema)
-    assert all(read_arguments(text, schema) for seed in range(9) if (text := written(schema, random.Random(seed))))
+        parse_arguments(breaks, schema)
+    assert all(parse_arguments(text, schema) for seed in range(9) if (text := written(schema, random.Random(seed))))
 
 
 @pytest.mark.parametrize(
@@ -225,15 +225,15 @@ def test_a_reference_anywhere_into_the_schema_is_followed(schema: Schema, fits: 
 )  # fmt: skip
 def test_what_decoding_leaves_out_is_checked_in_full(schema: Schema, fits: str, breaks: str, keyword: str) -> None:
     whole = {"type": "object", "properties": {"a": schema}}
-    assert schema_fault(whole) is None and read_arguments(f"a={fits}", whole)
+    assert find_schema_fault(whole) is None and parse_arguments(f"a={fits}", whole)
     with pytest.raises(BadArguments, match=keyword):
-        read_arguments(f"a={breaks}", whole)
+        parse_arguments(f"a={breaks}", whole)
 
 
 @pytest.mark.parametrize("cents", ["4.02", "0.07", "1.11", "0.3", "2.5", "100", "-0.29", "1e-2"])
 def test_cents_are_multiples_of_a_hundredth(cents: str) -> None:
     schema = {"properties": {"amount": {"type": "number", "multipleOf": 0.01}}}
-    assert read_arguments(f"amount={cents}", schema) == {"amount": float(cents)}
+    assert parse_arguments(f"amount={cents}", schema) == {"amount": float(cents)}
 
 
 ARMS = [{"properties": {"id": {}}, "required": ["id"]}, {"properties": {"name": {}}, "required": ["name"]}]
@@ -264,19 +264,19 @@ ARMS = [{"properties": {"id": {}}, "required": ["id"]}, {"properties": {"name": 
     ],
 )
 def test_what_cannot_be_decoded_at_all_is_refused_by_name(schema: Schema, told: str) -> None:
-    found = schema_fault({"type": "object", **schema})
+    found = find_schema_fault({"type": "object", **schema})
     assert found is not None and told in found and "%" not in found and "json-schema:" not in found
 
 
 def test_arms_that_only_ask_for_names_are_checked_after_the_call_is_written() -> None:
     either = {"properties": {"id": {}, "name": {}}, "anyOf": [{"required": ["id"]}, {"required": ["name"]}]}
-    assert schema_fault(either) is None and read_arguments("id=1", either)
+    assert find_schema_fault(either) is None and parse_arguments("id=1", either)
     with pytest.raises(BadArguments, match="breaks anyOf"):
-        read_arguments("", either)
+        parse_arguments("", either)
 
 
 def test_a_look_ahead_that_never_ends_is_given_up() -> None:
     schema = {"properties": {"a": {"type": "string", "pattern": "^(?!b)(a|a)*(a|aa)+$"}}}
-    assert schema_fault(schema) is None
+    assert find_schema_fault(schema) is None
     with pytest.raises(BadArguments, match="over_budget"):
-        read_arguments(f'a="{"a" * 60}!"', schema)
+        parse_arguments(f'a="{"a" * 60}!"', schema)

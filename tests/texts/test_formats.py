@@ -14,11 +14,11 @@ import zstandard
 
 from tests.texts.reading import read_documents
 from toolformer_dag.texts import shard_reader
-from toolformer_dag.texts.columns import Batch, Rejection, records_batch
+from toolformer_dag.texts.columns import Batch, Rejection, build_records_batch
 from toolformer_dag.texts.document import Document
-from toolformer_dag.texts.formats import AUTO, FORMATS, FormatChoice, layout_of, steps_to
+from toolformer_dag.texts.formats import AUTO, FORMATS, FormatChoice, choose_layout, find_steps_to
 from toolformer_dag.texts.readers import web_archives
-from toolformer_dag.texts.shard_reader import Container, shard_batches
+from toolformer_dag.texts.shard_reader import Container, iter_shard_batches
 
 Record = Mapping[str, Any]
 URL = "https://www.example.org/2019/04/25/a-page/"
@@ -122,7 +122,7 @@ def test_a_published_record_is_recognized_and_read(tmp_path: Path, name: str, fi
         tmp_path / file, [PUBLISHED[name], {**PUBLISHED[name], "text": "x", "content": "x", "raw_content": "x"}]
     )
     for choice in (FormatChoice(), FormatChoice(name)):
-        [batch] = shard_batches(path, choice)
+        [batch] = iter_shard_batches(path, choice)
         assert batch.layout.format == name
         document = Document("s", **next(batch.frame.iter_rows(named=True)))
         assert (document.text, document.url, document.date, document.domain) == (TEXT, URL, DAY, "www.example.org")
@@ -226,7 +226,7 @@ def test_optional_fields_that_come_after_the_first_records_are_read(tmp_path: Pa
 @pytest.mark.parametrize("file", ["x.json.gz", "x.parquet"])
 def test_an_optional_field_of_another_type_is_null_and_told_and_a_named_one_refused(tmp_path: Path, file: str) -> None:
     path = write(tmp_path / file, [{"text": TEXT, "title": 1984, "language": ["en"]}])
-    [batch] = shard_batches(path)
+    [batch] = iter_shard_batches(path)
     [row] = batch.frame.to_dicts()
     assert (row["text"], row["title"], row["language"], batch.rejections) == (TEXT, "1984", None, ())
     [told] = batch.ignored
@@ -246,7 +246,7 @@ def test_a_container_with_keys_of_its_own_follows_no_setting(tmp_path: Path, mon
     def read_pages(content: Iterable[bytes], choice: FormatChoice) -> Iterator[Batch]:
         pages = [page for page in b"".join(content).decode().split("WARC/1.0 ") if page]
         records = [{"text": TEXT, "metadata": {"WARC-Record-ID": f"<urn:uuid:{page}>"}} for page in pages]
-        yield records_batch(layout_of(choice, records), range(1, len(records) + 1), records, [])
+        yield build_records_batch(choose_layout(choice, records), range(1, len(records) + 1), records, [])
 
     container = Container(read_pages, endings=(".warc",), magic=web_archives.MAGIC, format=web_archives.FORMAT)
     monkeypatch.setattr(shard_reader, "CONTAINERS", (container, *shard_reader.CONTAINERS[1:]))
@@ -258,7 +258,7 @@ def test_a_container_with_keys_of_its_own_follows_no_setting(tmp_path: Path, mon
 
 def test_names_with_dots_are_found_before_their_parts() -> None:
     record = {"a.b": 1, "a": {"b": 2, "c.d": 3}, "l": [[4]]}
-    ways = {path: steps_to(record, path) for path in ("a.b", "a.c.d", "l.0.0", "l.1", "a.x", "l.x", "x")}
+    ways = {path: find_steps_to(record, path) for path in ("a.b", "a.c.d", "l.0.0", "l.1", "a.x", "l.x", "x")}
     assert ways == {
         "a.b": ("a.b",), "a.c.d": ("a", "c.d"), "l.0.0": ("l", 0, 0), "l.1": None, "a.x": None, "l.x": None, "x": None,
     }  # fmt: skip

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.steps import lines_run
 from toolformer_dag.settings.call_markers import PAPER_MARKERS
-from toolformer_dag.texts.calls import call_opening, marker_places, take_out
+from toolformer_dag.texts.calls import build_opening_pattern, iter_marker_places, take_out
 from toolformer_dag.texts.input_ends import find_behind_input, input_end, input_ends
 
 PIECES = st.sampled_from([" [A(b=", " [A(1", "[", "]", "(", ")", '"', "\\", '\\"', " -> r", ", c=3", "b", " "])
@@ -28,7 +28,7 @@ def slowly_taken_out(text: str) -> str:
     """Return a text without its calls to A, each of which is read alone."""
     pieces = []
     position = 0
-    for match in call_opening(["A"]).finditer(text):
+    for match in build_opening_pattern(["A"]).finditer(text):
         if match.start() < position:
             continue
         close = find_behind_input("]", text, match.end())
@@ -61,12 +61,14 @@ def test_a_text_of_twice_the_length_takes_twice_the_steps(unit: str) -> None:
         return unit * count + '" ' + '"" ' * count + " ]"
 
     def steps(count: int) -> int:
-        return lines_run(lambda: list(marker_places(text(count), PAPER_MARKERS)))
+        return lines_run(lambda: list(iter_marker_places(text(count), PAPER_MARKERS)))
 
     assert steps(200) < 2.2 * steps(100)
 
 
 def test_a_marker_is_followed_by_a_name_of_bounded_length() -> None:
-    opening = call_opening(None, "<call>")  # a name may hold the marker: of many markers each could read to the end
+    opening = build_opening_pattern(
+        None, "<call>"
+    )  # a name may hold the marker: of many markers each could read to the end
     assert opening.search(f"<call>{'n' * 256}(1)</call>") is not None
     assert opening.search(f"<call>{'n' * 257}(1)</call>") is None

@@ -17,13 +17,13 @@ from toolformer_dag.texts.calls import (
     fault,
     format_call,
     holds_call,
-    in_markers,
-    in_paper_form,
-    marker_places,
+    iter_marker_places,
     parse_call,
     placed_calls,
+    rewrite_markers,
     splice,
     take_out,
+    to_paper_form,
 )
 from toolformer_dag.texts.input_ends import find_behind_input
 from toolformer_dag.tools.registry import load_tool
@@ -75,21 +75,21 @@ def test_calls_without_the_signs_of_markers_are_always_taken_out_whole(text: str
 @given(st.lists(CALLS, min_size=1, max_size=3), MARKERS)
 def test_the_paper_s_form_becomes_another_one(calls: list[PlacedCall], markers: CallMarkers) -> None:
     chain = "".join(format_call(one.call, one.result) for one in calls)
-    assert in_markers(chain, markers) == "".join(format_call(one.call, one.result, markers) for one in calls)
+    assert rewrite_markers(chain, markers) == "".join(format_call(one.call, one.result, markers) for one in calls)
     asked = format_call(calls[0].call)
-    assert in_markers(asked, markers) == format_call(calls[0].call, None, markers)
+    assert rewrite_markers(asked, markers) == format_call(calls[0].call, None, markers)
 
 
 @given(TEXTS | HOSTILE)
 def test_in_the_paper_s_markers_nothing_changes(text: str) -> None:
-    assert in_markers(text, PAPER_MARKERS) == text == in_paper_form(text, PAPER_MARKERS)
+    assert rewrite_markers(text, PAPER_MARKERS) == text == to_paper_form(text, PAPER_MARKERS)
 
 
 @given(CALLS, MARKERS, st.booleans())
 def test_what_is_sampled_is_read_in_the_paper_s_form(one: PlacedCall, markers: CallMarkers, answered: bool) -> None:
     written = format_call(one.call, one.result if answered else None, markers)
     assume(take_out(f"{written}", TOOLS, markers) == "")
-    body = in_paper_form(written[len(markers.begin) : -len(markers.end)], markers)
+    body = to_paper_form(written[len(markers.begin) : -len(markers.end)], markers)
     if not answered:
         assume(fault(one.call, markers) is None)
         assert body == f"{one.call.tool}({one.call.input})"
@@ -110,13 +110,13 @@ def test_what_is_sampled_is_read_in_the_paper_s_form(one: PlacedCall, markers: C
 )
 def test_a_sample_that_cannot_stand_in_a_table_has_the_paper_s_reasons(body: str, reason: str) -> None:
     with pytest.raises(MalformedCall) as caught:
-        parse_call(in_paper_form(body, SPECIAL))
+        parse_call(to_paper_form(body, SPECIAL))
     assert caught.value.reason == reason
 
 
 def test_strings_of_named_arguments_hold_any_marker() -> None:
     asked = 'Weather(city="<tool_call>QA(1)<tool_response></tool_call>")'
-    assert parse_call(in_paper_form(asked, SPECIAL)).input == asked[8:-1]
+    assert parse_call(to_paper_form(asked, SPECIAL)).input == asked[8:-1]
     [placed] = placed_calls(f"a<tool_call>{asked}<tool_response>5</tool_call> b", ["Weather", "QA"], SPECIAL)
     assert placed == PlacedCall(1, Call("Weather", asked[8:-1]), "5")
 
@@ -127,8 +127,8 @@ def test_markers_are_found_where_they_stand(one: PlacedCall, markers: CallMarker
     assume(take_out(written, TOOLS, markers) == "" and fault(one.call, markers) is None)
     inner = len(markers.begin) + len(f"{one.call.tool}({one.call.input})")
     expected = [(markers.begin, 0), (markers.arrow, inner), (markers.end, len(written) - len(markers.end))]
-    assert list(marker_places(written, markers)) == expected
-    assert list(marker_places(f"so {written[: len(markers.begin)]} b", markers)) == []
+    assert list(iter_marker_places(written, markers)) == expected
+    assert list(iter_marker_places(f"so {written[: len(markers.begin)]} b", markers)) == []
 
 
 @pytest.mark.parametrize("key", ["calculator", "calendar", "wiki_search", "question_answering", "machine_translation"])
@@ -136,7 +136,7 @@ def test_markers_are_found_where_they_stand(one: PlacedCall, markers: CallMarker
 def test_every_call_of_a_prompt_is_written_in_the_markers_and_nothing_else(key: str, markers: CallMarkers) -> None:
     prompt = load_tool(key, {}).prompt
     name = load_tool(key, {}).name
-    written = in_markers(prompt, markers)
+    written = rewrite_markers(prompt, markers)
     calls = len(re.findall(rf"\[{name}\(", prompt))
     assert calls > 3 and written.count(f"{markers.begin.strip()}{name}(") == calls
     begun = re.sub(rf"{re.escape(markers.begin.strip())}(?={name}\()", "[", written)

@@ -20,7 +20,7 @@ from toolformer_dag.texts.document import Document
 from toolformer_dag.texts.formats import FormatChoice
 from toolformer_dag.texts.readers import json_lines
 from toolformer_dag.texts.shard_faults import ShardFault
-from toolformer_dag.texts.shard_reader import shard_batches
+from toolformer_dag.texts.shard_reader import iter_shard_batches
 
 CHOICE = FormatChoice("fineweb")
 OWN = FormatChoice("plain", (("text", "t.x"), ("id", "i"), ("language", "l.0")))
@@ -207,7 +207,7 @@ def test_bytes_that_are_not_utf_8_inside_structs_and_lists_are_counted_too(tmp_p
     table = pa.table({"text": ["a", "b", "c"], "id": ["1", "2", "3"], "metadata": metadata, "links": links})
     pq.write_table(table, tmp_path / "x.parquet", store_schema=False)
     for fields in ((), (("url", "links.0"),)):
-        [batch] = shard_batches(tmp_path / "x.parquet", FormatChoice("datatrove", fields))
+        [batch] = iter_shard_batches(tmp_path / "x.parquet", FormatChoice("datatrove", fields))
         assert batch.frame["url"].to_list() == ["one", "", "three"]
         assert any("not UTF-8" in told for told in batch.ignored)
     for place in ("metadata.url", "links.0"):
@@ -245,7 +245,7 @@ URLS = {
 def test_a_value_that_is_not_utf_8_costs_its_field_in_one_row(tmp_path: Path, form: str) -> None:
     pq.write_table(pa.table({"text": ["a", "b", "c"], "u": URLS[form]}), tmp_path / "x.parquet")
     path = "u.url" if "map" in form else "u.0" if "list" in form else "u"
-    [batch] = shard_batches(tmp_path / "x.parquet", FormatChoice("auto", (("url", path),)))
+    [batch] = iter_shard_batches(tmp_path / "x.parquet", FormatChoice("auto", (("url", path),)))
     assert batch.frame["text"].to_list() == ["a", "b", "c"]
     assert [bool(url) for url in batch.frame["url"]] == [True, False, True]
 
@@ -261,7 +261,7 @@ def test_days_after_the_year_9999_cost_no_row(tmp_path: Path, kind: pa.DataType)
     days = pa.array([0, 4_000_000, 1], pa.int32()).cast(pa.date32()).cast(pa.timestamp("ms")).cast(kind)
     table = pa.table({"text": ["a", "b", "c"], "id": ["1", "2", "3"], "metadata": in_map(days)})
     pq.write_table(table.append_column("url", days), tmp_path / "x.parquet")
-    [batch] = shard_batches(tmp_path / "x.parquet", FormatChoice("auto", (("date", "url"),)))
+    [batch] = iter_shard_batches(tmp_path / "x.parquet", FormatChoice("auto", (("date", "url"),)))
     assert [day and day.year for day in batch.frame["date"]] == [1970, None, 1970]
     assert sum(batch.ignored.values()) >= 3
 
@@ -295,7 +295,7 @@ def test_a_damaged_page_is_a_fault_after_the_rows_before_it(tmp_path: Path, plac
     content[int(len(content) * place)] ^= 0xFF
     (tmp_path / "x.parquet").write_bytes(content)
     with pytest.raises(ShardFault) as told:
-        list(shard_batches(tmp_path / "x.parquet", CHOICE))
+        list(iter_shard_batches(tmp_path / "x.parquet", CHOICE))
     assert told.value.reason == "corrupt_parquet"
 
 
@@ -344,7 +344,7 @@ def test_a_fault_of_zstd_is_named_and_ends_the_shard(tmp_path: Path, damage, rea
     path = tmp_path / "x.jsonl.zst"
     path.write_bytes(damage(zstandard.ZstdCompressor(write_checksum=True).compress(plain())))
     with pytest.raises(ShardFault) as told:
-        list(shard_batches(path, CHOICE))
+        list(iter_shard_batches(path, CHOICE))
     assert told.value.reason == reason
 
 

@@ -13,7 +13,7 @@ WORDS = QUESTION.split()
 
 
 def found(texts: list[str], others: list[str]) -> list[tuple[int, int]]:
-    return SharedPassages(texts).found_in(others).rows()
+    return SharedPassages(texts).find_pairs_in(others).rows()
 
 
 def words_of(text: str) -> list[str]:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolformer_dag.texts.document import MONTHS, date_from_url
+from toolformer_dag.texts.document import MONTHS, find_date_in_url
 
 TODAY = date(2026, 11, 20)
 NINTH_OF_MARCH = date(2017, 3, 9)
@@ -39,7 +39,7 @@ DATES = st.dates(date(1990, 1, 1), TODAY)
 )
 def test_every_form_is_read(path: str) -> None:
     for start in ("https://example.org/", "http://a.b.example.org:8080/", "example.org/", "/"):
-        assert date_from_url(start + path, TODAY) == NINTH_OF_MARCH
+        assert find_date_in_url(start + path, TODAY) == NINTH_OF_MARCH
 
 
 @pytest.mark.parametrize(
@@ -47,12 +47,12 @@ def test_every_form_is_read(path: str) -> None:
     UNDATED.split(),
 )
 def test_what_is_no_date_is_not_taken_for_one(path: str) -> None:
-    assert date_from_url(f"https://example.org/{path}", TODAY) is None
+    assert find_date_in_url(f"https://example.org/{path}", TODAY) is None
 
 
 def test_a_date_in_the_host_is_not_the_document_s() -> None:
-    assert date_from_url("https://2017-03-09.example.org/title", TODAY) is None
-    assert date_from_url("https://20170309/title", TODAY) is None
+    assert find_date_in_url("https://2017-03-09.example.org/title", TODAY) is None
+    assert find_date_in_url("https://20170309/title", TODAY) is None
 
 
 @given(
@@ -63,17 +63,17 @@ def test_a_date_in_the_host_is_not_the_document_s() -> None:
 )
 def test_every_day_is_read_until_today_and_none_after_it(day: date, form: str) -> None:
     url = "https://example.org/" + form.format(day)
-    assert date_from_url(url, TODAY) == date_from_url(url, day) == day
-    assert date_from_url(url, day - timedelta(days=1)) is None
+    assert find_date_in_url(url, TODAY) == find_date_in_url(url, day) == day
+    assert find_date_in_url(url, day - timedelta(days=1)) is None
 
 
 @given(DATES)
 def test_months_by_name(day: date) -> None:
     url = f"https://example.org/{day.year}/{MONTHS[day.month - 1]}/{day.day}/"
-    assert date_from_url(url, TODAY) == day
+    assert find_date_in_url(url, TODAY) == day
 
 
 @given(st.text(alphabet="0123456789/-_.?=#:ajn") | st.text())
 def test_any_text_gives_a_day_not_after_today_or_none(url: str) -> None:
-    day = date_from_url(url, TODAY)
+    day = find_date_in_url(url, TODAY)
     assert day is None or date(1990, 1, 1) <= day <= TODAY

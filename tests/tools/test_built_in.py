@@ -16,7 +16,7 @@ from toolformer_dag.settings.settings_file import load_settings
 from toolformer_dag.texts.calls import Call, parse_call, placed_calls, splice, take_out
 from toolformer_dag.texts.document import Document
 from toolformer_dag.tools.prompts import ToolError
-from toolformer_dag.tools.registry import built_in_tools, load_tool
+from toolformer_dag.tools.registry import list_built_in_tools, load_tool
 from toolformer_dag.tools.tool import ToolCall, ToolDefaults, ToolResult, unquote
 
 RARE = ToolDefaults(tau_s=0.05, k=5, m=5, tau_f=1.0)
@@ -80,7 +80,7 @@ def test_a_mistyped_option_is_refused(key: str) -> None:
 
 
 NAMES = ("QA", "Calculator", "MT", "WikiSearch", "Calendar")
-KEYS = {load_tool(key, {}).name: key for key in built_in_tools() if key != "mcp"}
+KEYS = {load_tool(key, {}).name: key for key in list_built_in_tools() if key != "mcp"}
 FIGURE_1 = [
     (
         "The New England Journal of Medicine is a registered trademark of",

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.texts.reading import read_documents
 from toolformer_dag.texts.document import Document
-from toolformer_dag.tools.calculator_selection import MAX_PAIRS, WINDOW, holds_operation, selection_rule
+from toolformer_dag.tools.calculator_selection import MAX_PAIRS, WINDOW, find_selection_rule, holds_operation
 from toolformer_dag.tools.registry import load_tool
 from toolformer_dag.tools.text_numbers import IDENTIFIER, UNIT, numbers
 from toolformer_dag.tools.tool import OverBudget
@@ -126,7 +126,7 @@ def test_an_operation_within_a_hundred_tokens(words: list[str]) -> None:
     ],
 )  # fmt: skip
 def test_rules(text: str, reason: str | None) -> None:
-    assert selection_rule(text, text) == reason
+    assert find_selection_rule(text, text) == reason
 
 
 @pytest.mark.parametrize(
@@ -142,20 +142,20 @@ def test_rules(text: str, reason: str | None) -> None:
 def test_words_marks_and_numbers_are_a_token_each_and_three_numbers_stand_in_a_hundred(
     between: str, reason: str | None
 ) -> None:
-    assert selection_rule(f"{UNLUCKY}18 12 {between}30", UNLUCKY) == reason
+    assert find_selection_rule(f"{UNLUCKY}18 12 {between}30", UNLUCKY) == reason
 
 
 def test_one_percent_of_the_texts_with_three_numbers_and_always_the_same() -> None:
     texts = [f"{number} and 50021 and 7" for number in range(1_000_000, 1_010_000)]
-    picked = [text for text in texts if selection_rule(text, text)]
+    picked = [text for text in texts if find_selection_rule(text, text)]
     assert 70 < len(picked) < 130
-    assert picked == [text for text in texts if selection_rule(text, text) == "three_numbers"]
+    assert picked == [text for text in texts if find_selection_rule(text, text) == "three_numbers"]
 
 
 def test_a_segment_is_picked_with_its_document() -> None:
     tool = load_tool("calculator", {})
     whole = next(
-        text for text in (f"7 and 50021 and {n}.\nx" for n in range(10**6, 10**7)) if selection_rule(text, text)
+        text for text in (f"7 and 50021 and {n}.\nx" for n in range(10**6, 10**7)) if find_selection_rule(text, text)
     )
     assert tool.wants_document(document(whole)) == tool.wants(whole.split("\n")[0], document(whole)) == "three_numbers"
     assert tool.wants("7 and 8", document(whole)) is None
@@ -176,16 +176,16 @@ def unrelated(count: int) -> str:
 
 def test_a_text_that_costs_more_pairs_than_the_budget_is_given_up() -> None:
     rows = MAX_PAIRS // (WINDOW - 1)
-    assert selection_rule(unrelated(rows), UNLUCKY) is None
+    assert find_selection_rule(unrelated(rows), UNLUCKY) is None
     with pytest.raises(OverBudget):
-        selection_rule(unrelated(rows + WINDOW), UNLUCKY)
+        find_selection_rule(unrelated(rows + WINDOW), UNLUCKY)
 
 
 def test_no_segment_of_a_real_document_meets_a_rule_that_the_document_does_not(shared: Path) -> None:
     path = shared / "data" / "ccnet" / "en_head_0000.json.gz"
     texts = [item.text for item in read_documents(path, "0") if isinstance(item, Document)][:400]
-    reasons = [selection_rule(text, text) for text in texts]
+    reasons = [find_selection_rule(text, text) for text in texts]
     assert {"operation", "phrase"} < set(reasons)
     for text, reason in zip(texts, reasons, strict=True):
         if reason is None:
-            assert all(selection_rule(paragraph, text) is None for paragraph in text.split("\n"))
+            assert all(find_selection_rule(paragraph, text) is None for paragraph in text.split("\n"))

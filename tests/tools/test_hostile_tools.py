@@ -14,15 +14,15 @@ from tests.conftest import make_tiny_tokenizer
 from tests.tiny_models import tokenizer_of
 from toolformer_dag.cli.servers_command import _print_server
 from toolformer_dag.computing.plan import Plan
-from toolformer_dag.definitions import definitions_of
+from toolformer_dag.definitions import build_definitions
 from toolformer_dag.exports.structured_forms import chat_form, functions_form
 from toolformer_dag.method.corpus_texts import CorpusText, ScoredCall
 from toolformer_dag.model.encoding import Encoding
 from toolformer_dag.settings.servers import LISTING, _warn_once
 from toolformer_dag.settings.settings_file import load_settings
-from toolformer_dag.texts.calls import Call, call_grammar, fault, format_call
+from toolformer_dag.texts.calls import Call, build_call_grammar, fault, format_call
 from toolformer_dag.tools.prompts import ToolError, check_prompt
-from toolformer_dag.tools.registry import enabled_tools
+from toolformer_dag.tools.registry import load_enabled_tools
 from toolformer_dag.tools.routing import Router
 from toolformer_dag.tools.tool import Tool
 
@@ -57,7 +57,7 @@ def described(folder: Path, kind: str) -> Tool:
     told = text.replace("\ud800", "")[:40_000]
     properties = {name: {**value, "description": told} for name, value in SCHEMA["properties"].items()}
     file = settings_with(folder, [listed("tool", text, {**SCHEMA, "properties": properties})])
-    [tool] = enabled_tools(load_settings(file)).values()
+    [tool] = load_enabled_tools(load_settings(file)).values()
     return tool
 
 
@@ -88,7 +88,7 @@ def test_routing_and_the_grammar_know_only_words_and_names(tmp_path: Path, kind:
     tokenizer = tokenizer_of("bytes")
     table = llguidance.hf.from_tokenizer(tokenizer, n_vocab=257)
     for body, written in (('Tool(a="]", größe=2) ->', True), ("Tool(größe=2) ->", False), ('Other(a="x") ->', False)):
-        matcher = LLMatcher(table, call_grammar(["Tool"], {"Tool": tool.schema}))
+        matcher = LLMatcher(table, build_call_grammar(["Tool"], {"Tool": tool.schema}))
         assert not matcher.get_error()
         assert matcher.consume_tokens(tokenizer(body, add_special_tokens=False).input_ids) is written
         matcher.get_error()
@@ -109,7 +109,7 @@ def test_exports_hold_descriptions_as_json_and_definitions_load(tmp_path: Path) 
         assert len(told) == len(kinds)
         assert all(one.isprintable() and len(one) <= 300 for one in told)
     assert {lane.key for lane in plan.lanes} == {f"tool_{kind}" for kind in kinds}
-    definitions_of(plan).resolve_asset_graph()
+    build_definitions(plan).resolve_asset_graph()
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_a_tool_that_cannot_be_called_is_refused_by_name(
     tmp_path: Path, description: Any, schema: Any, message: str
 ) -> None:
     with pytest.raises(ToolError) as refused:
-        enabled_tools(load_settings(settings_with(tmp_path, [listed("tool", description, schema)])))
+        load_enabled_tools(load_settings(settings_with(tmp_path, [listed("tool", description, schema)])))
     assert "[tools.tool]" in str(refused.value) and message in str(refused.value) and len(str(refused.value)) < 600
 
 
@@ -153,7 +153,7 @@ def test_long_values_stand_in_the_schema_and_not_in_the_prompt(tmp_path: Path) -
     properties = {"a": {"enum": ["x", "y" * 50_000]}, "größe": {"default": "z" * 40_000}}
     own = OWN.replace('a="]"', 'a="x"').replace('a="->"', 'a="x"').replace("größe=2", 'größe="w"')
     file = settings_with(tmp_path, [listed("tool", "", {"properties": properties})], own)
-    [tool] = enabled_tools(load_settings(file)).values()
+    [tool] = load_enabled_tools(load_settings(file)).values()
     assert '"a" is "x"' in tool.prompt and len(tool.prompt) < 1000
 
 

@@ -9,7 +9,7 @@ from transformers.models.nllb.tokenization_nllb import FAIRSEQ_LANGUAGE_CODES
 
 from tests.tools.nllb_checkpoint import PAIRS, write_checkpoint
 from toolformer_dag.settings.tool_settings import ToolLimits
-from toolformer_dag.tools.language_identifier import Identifier, IdentifierError, flores_code, identifier_file
+from toolformer_dag.tools.language_identifier import Identifier, IdentifierError, choose_identifier_file, to_flores_code
 from toolformer_dag.tools.registry import load_tool
 from toolformer_dag.tools.runner import run_calls
 from toolformer_dag.tools.tool import Tool, ToolCall, ToolDown
@@ -77,7 +77,7 @@ def test_a_folder_that_is_no_model_stops_the_lane(tmp_path: Path) -> None:
 
 def test_every_derived_code_is_one_of_nllb_or_refused_by_its_tokenizer() -> None:
     labels = [label.removeprefix("__label__") for label in Identifier(None).model.predict("", k=-1, threshold=-1.0)[0]]
-    known = {label: flores_code(label) for label in labels if flores_code(label) in FAIRSEQ_LANGUAGE_CODES}
+    known = {label: to_flores_code(label) for label in labels if to_flores_code(label) in FAIRSEQ_LANGUAGE_CODES}
     assert len(known) == 117
     assert len(set(known.values())) == 116  # Croatian and Serbo-Croatian share one
     wanted = {
@@ -110,7 +110,7 @@ def test_a_file_that_is_no_identifier_is_named(tmp_path: Path) -> None:
 
 def test_identity_follows_weights_identifier_and_lengths_not_places(checkpoint: str, tmp_path: Path) -> None:
     shutil.copytree(checkpoint, tmp_path / "m")
-    (tmp_path / "lid.ftz").write_bytes(identifier_file(None).read_bytes())
+    (tmp_path / "lid.ftz").write_bytes(choose_identifier_file(None).read_bytes())
     here = load_tool("machine_translation", {"model": checkpoint}).identity()
     there = {"model": "m", "identifier": "lid.ftz", "device": "cpu"}
     assert load_tool("machine_translation", there, root=tmp_path).identity() == here

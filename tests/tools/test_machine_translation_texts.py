@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from toolformer_dag.settings.settings_file import load_settings
 from toolformer_dag.texts.document import Document
 from toolformer_dag.texts.segments import Segment, paragraphs
-from toolformer_dag.tools.foreign_text import COMMON, chunk_text, foreign_chunks, paragraph_chunks
+from toolformer_dag.tools.foreign_text import COMMON, iter_foreign_chunks, join_chunk, split_paragraph_into_chunks
 from toolformer_dag.tools.language_identifier import Identifier
 from toolformer_dag.tools.registry import load_tool
 from toolformer_dag.tools.tool import Tool
@@ -99,17 +99,17 @@ def test_digits_addresses_and_marks_are_not_english(tool: Tool, beside: str) -> 
 
 def slow_foreign_chunks(text: str, identifier: Identifier) -> list[str]:
     """The rule as it is written down, every chunk asked; plainly English ones are not foreign, as in the fast path."""
-    chunks = [chunk for paragraph in text.splitlines() for chunk in paragraph_chunks(paragraph)]
-    asked = [identifier.identify([chunk_text(chunk)])[0] for chunk in chunks]
+    chunks = [chunk for paragraph in text.splitlines() for chunk in split_paragraph_into_chunks(paragraph)]
+    asked = [identifier.identify([join_chunk(chunk)])[0] for chunk in chunks]
     plain = [len(COMMON & set(chunk)) >= 3 for chunk in chunks]
     english = [
-        one.label == "en" and one.confidence >= 0.5 and any(map(str.isalpha, chunk_text(chunk)))
+        one.label == "en" and one.confidence >= 0.5 and any(map(str.isalpha, join_chunk(chunk)))
         for chunk, one in zip(chunks, asked, strict=True)
     ]
     return [
-        chunk_text(chunk)
+        join_chunk(chunk)
         for place, (chunk, one) in enumerate(zip(chunks, asked, strict=True))
-        if len(chunk) == 10 and any(map(str.isalpha, chunk_text(chunk)))
+        if len(chunk) == 10 and any(map(str.isalpha, join_chunk(chunk)))
         if one.label != "en" and one.confidence > 0.8 and not plain[place]
         if any(english[:place]) and any(english[place + 1 :])
     ]
@@ -118,7 +118,7 @@ def slow_foreign_chunks(text: str, identifier: Identifier) -> list[str]:
 def test_the_fast_way_agrees_with_the_rule_as_written(shared: Path, identifier: Identifier) -> None:
     with gzip.open(shared / "data/ccnet/en_head_0001.json.gz", "rt") as lines:
         texts = [json.loads(line)["raw_content"] for line, _ in zip(lines, range(120), strict=False)]
-    found = [list(foreign_chunks(text, identifier)) for text in texts]
+    found = [list(iter_foreign_chunks(text, identifier)) for text in texts]
     assert found == [slow_foreign_chunks(text, identifier) for text in texts]
     assert any(found)
 
@@ -139,20 +139,20 @@ def test_the_publishers_foreign_phrases_are_found(shared: Path, tool: Tool) -> N
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), max_size=200))
 def test_chunks_overlap_by_half_and_hold_every_token(paragraph: str) -> None:
-    chunks = paragraph_chunks(paragraph)
+    chunks = split_paragraph_into_chunks(paragraph)
     tokens = [token for chunk in chunks[:1] for token in chunk] + [token for chunk in chunks[1:] for token in chunk[5:]]
     assert "".join(tokens) == "".join(paragraph.split())
     assert all(earlier[5:] == later[:5] for earlier, later in pairwise(chunks))
 
 
 def test_a_chunk_has_ten_words_or_characters_of_an_unspaced_script() -> None:
-    assert [(chunk[0], chunk[-1]) for chunk in paragraph_chunks(" ".join(map(str, range(23))))] == [
+    assert [(chunk[0], chunk[-1]) for chunk in split_paragraph_into_chunks(" ".join(map(str, range(23))))] == [
         ("0", "9"),
         ("5", "14"),
         ("10", "19"),
         ("15", "22"),
     ]
-    assert [chunk_text(chunk) for chunk in paragraph_chunks(f"a plan: {CHINESE}")][:2] == [
+    assert [join_chunk(chunk) for chunk in split_paragraph_into_chunks(f"a plan: {CHINESE}")][:2] == [
         "a plan: 南京高淳县住房和",
         "淳县住房和城乡建设局",
     ]

@@ -14,7 +14,7 @@ import pytest
 
 from tests.ui_server import free_port
 from toolformer_dag.settings.tool_settings import ToolLimits
-from toolformer_dag.texts.arguments import schema_fault
+from toolformer_dag.texts.arguments import find_schema_fault
 from toolformer_dag.texts.document import Document
 from toolformer_dag.tools.mcp_options import McpOptions
 from toolformer_dag.tools.mcp_session import list_tools, open_session
@@ -303,7 +303,7 @@ def test_a_tool_against_the_protocol_is_left_out_by_name_and_the_others_work(
     for named in ("'broken'", "7", "None"):
         assert f"the tool {named} breaks the protocol (name, inputSchema) and is left out" in caplog.messages
     found = {tool.name: tool for tool in list_tools(McpOptions(server="office", tool="", command=tuple(command)))}
-    faults = {name: schema_fault(tool.input_schema) for name, tool in found.items()}
+    faults = {name: find_schema_fault(tool.input_schema) for name, tool in found.items()}
     assert {name for name, fault in faults.items() if fault is None} == {"php", "cut", "weather", "forecast"}
     assert faults["listed"] == "its arguments are no object but array" and "required" in str(faults["required"])
     assert found["cut"].description == "Cut: \ufffd"

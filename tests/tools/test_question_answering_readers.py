@@ -21,10 +21,10 @@ from tests.tools.tiny_readers import write_extractive, write_seq2seq
 from toolformer_dag.settings.tool_settings import ToolLimits
 from toolformer_dag.tools.built_in.question_answering import QuestionAnswering
 from toolformer_dag.tools.http_reader import MAX_ANSWER_BYTES
-from toolformer_dag.tools.model_readers import Seq2SeqReader, best_span
+from toolformer_dag.tools.model_readers import Seq2SeqReader, find_best_span
 from toolformer_dag.tools.passages import Passage
 from toolformer_dag.tools.prompts import ToolError
-from toolformer_dag.tools.reader_options import QuestionAnsweringOptions, reader_input
+from toolformer_dag.tools.reader_options import QuestionAnsweringOptions, format_reader_input
 from toolformer_dag.tools.registry import load_tool
 from toolformer_dag.tools.runner import run_calls
 from toolformer_dag.tools.tool import RetryableError, Tool, ToolCall, ToolDown
@@ -55,7 +55,7 @@ def passages(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def seq2seq(tmp_path_factory: pytest.TempPathFactory) -> str:
-    pairs = [(reader_input(question, [passage]), answer) for question, passage, answer in FACTS]
+    pairs = [(format_reader_input(question, [passage]), answer) for question, passage, answer in FACTS]
     return str(write_seq2seq(tmp_path_factory.mktemp("t5"), pairs))
 
 
@@ -112,7 +112,7 @@ def test_a_finetuned_model_is_answered_by_the_reader_of_inference(seq2seq: str, 
 def test_a_long_input_loses_the_end_of_the_passages_not_the_question(seq2seq: str) -> None:
     reader = Seq2SeqReader(QuestionAnsweringOptions(model=seq2seq, max_input_tokens=24))
     long = Passage("1", "Joe Biden", "", "Joe Biden was born in Scranton . " * 50)
-    ids = reader.encode([reader_input(QUESTIONS[0], [long])]).input_ids
+    ids = reader.encode([format_reader_input(QUESTIONS[0], [long])]).input_ids
     assert ids.shape == (1, 24)
     assert "where was joe biden born" in reader.tokenizer.decode(ids[0])
 
@@ -138,7 +138,7 @@ def test_the_best_span_is_the_best_of_all_spans(
         if allowed[a] and allowed[b]
     ]
     best = max(spans, default=(0.0, 0, 0))
-    found = best_span(starts, ends, allowed, most)
+    found = find_best_span(starts, ends, allowed, most)
     assert (found is not None) == (best[0] > 0)
     if found:
         score, first, last = found
@@ -221,7 +221,7 @@ def test_an_endpoint_gets_question_and_passages(
         "atlas",
         0,
     )
-    assert asked["messages"][1]["content"] == reader_input("Where was Joe Biden born?", [FACTS[0][1]])
+    assert asked["messages"][1]["content"] == format_reader_input("Where was Joe Biden born?", [FACTS[0][1]])
     assert "secret" not in str(tool.identity())
 
 

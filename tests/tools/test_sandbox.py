@@ -15,7 +15,7 @@ from tests.processes import processes_with, wait_until_ended
 from toolformer_dag.settings.settings_file import load_settings
 from toolformer_dag.settings.tool_settings import ToolLimits
 from toolformer_dag.tools.prompts import ToolError
-from toolformer_dag.tools.registry import enabled_tools
+from toolformer_dag.tools.registry import load_enabled_tools
 from toolformer_dag.tools.runner import Runner, run_calls
 from toolformer_dag.tools.system_calls import ARCHITECTURES
 from toolformer_dag.tools.tool import Tool, ToolCall, ToolDown
@@ -168,7 +168,7 @@ def walled(folder: Path, wall: str = SMALL) -> Tool:
     (folder / "toolformer.toml").write_text(SECTION + wall)
     for module in ("any_tool", "helper"):
         sys.modules.pop(module, None)
-    return enabled_tools(load_settings(folder / "toolformer.toml"))["any"]
+    return load_enabled_tools(load_settings(folder / "toolformer.toml"))["any"]
 
 
 @contextmanager
@@ -381,4 +381,4 @@ def test_without_a_wall_nothing_runs(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_a_tool_of_the_package_has_none(tmp_path: Path) -> None:
     (tmp_path / "toolformer.toml").write_text("[tools.calculator]\nsandbox = true\n")
     with pytest.raises(ToolError, match=r"\[tools.calculator\] sandbox: only tools of your own"):
-        enabled_tools(load_settings(tmp_path / "toolformer.toml"))
+        load_enabled_tools(load_settings(tmp_path / "toolformer.toml"))

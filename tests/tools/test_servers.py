@@ -12,7 +12,7 @@ from tests.command_line import cli
 from toolformer_dag.settings.servers import LISTING, lane_key, read_listing
 from toolformer_dag.settings.setting_types import SettingsError
 from toolformer_dag.settings.settings_file import load_settings
-from toolformer_dag.tools.registry import enabled_tools
+from toolformer_dag.tools.registry import load_enabled_tools
 
 STDERR = mcp.client.stdio  # bound at import to the standard error of then, which has to be a file
 COMMAND = [sys.executable, str(Path(__file__).with_name("mcp_server.py"))]
@@ -34,7 +34,7 @@ def file(tmp_path: Path) -> Path:
 def test_a_listed_tool_is_a_lane_that_needs_no_server(file: Path) -> None:
     settings = load_settings(file)
     assert list(settings.tools) == ["add"]
-    [tool] = enabled_tools(settings).values()
+    [tool] = load_enabled_tools(settings).values()
     listed = {listed["name"]: listed["input_schema"] for listed in read_listing(file.parent)["office"]}
     assert (tool.name, tool.schema) == ("Add", listed["add"])
     assert "[Add(a, b, negative)]" in tool.prompt
@@ -109,7 +109,7 @@ def test_a_tool_that_a_pattern_asks_for_without_examples_stops_no_other(
 ) -> None:
     file.write_text(OFFICE + ADD)
     settings = load_settings(file)
-    assert list(settings.tools) == ["add"] == list(enabled_tools(settings))
+    assert list(settings.tools) == ["add"] == list(load_enabled_tools(settings))
     [told] = [told for told in caplog.messages if "no examples" in told]
     assert told.startswith("[servers.office]: no examples for 'bare', 'later', ") and "[tools.KEY]" in told
 

@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 
 from tests.damage import flip, rot
 from toolformer_dag import identity
-from toolformer_dag.files import damaged_beside
+from toolformer_dag.files import list_damaged_beside
 from toolformer_dag.settings.tool_settings import ToolLimits
 from toolformer_dag.tools.passage_index import MANIFEST, ensure_index, index_folder, write_index
 from toolformer_dag.tools.passage_search import PassageSearch
-from toolformer_dag.tools.passage_terms import analyzer, query_terms
+from toolformer_dag.tools.passage_terms import get_analyzer, parse_query_terms
 from toolformer_dag.tools.passages import Passage, PassageError
 from toolformer_dag.tools.registry import load_tool
 from toolformer_dag.tools.runner import run_calls
@@ -82,7 +82,7 @@ def tool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tool]:
 
 def bm25_scores(passages: list[Passage], terms: list[str]) -> list[float]:
     """The formula written out over all passages; lengths are rounded down to what one byte holds, as Lucene does."""
-    documents = [Counter(analyzer().analyze(p.searched())) for p in passages]
+    documents = [Counter(get_analyzer().analyze(p.searched())) for p in passages]
     lengths = [sum(document.values()) for document in documents]
     mean = sum(lengths) / len(lengths)
     scores = [0.0] * len(passages)
@@ -100,7 +100,7 @@ def bm25_scores(passages: list[Passage], terms: list[str]) -> list[float]:
 )
 def test_ranking_is_bm25(searched: tuple[PassageSearch, list[Passage]], query: str) -> None:
     search, passages = searched
-    scores = bm25_scores(passages, query_terms(query))
+    scores = bm25_scores(passages, parse_query_terms(query))
     expected = sorted(range(len(passages)), key=lambda n: (-round(scores[n], 4), n))
     hits = search.search(query, 10)
     assert [int(passage.id) for _, passage in hits] == expected[:10]
@@ -123,12 +123,12 @@ def test_many_equal_scores_stand_in_the_order_of_the_source_however_the_index_wa
 def test_no_query_is_parsed_as_query_language(searched: tuple[PassageSearch, list[Passage]], query: str) -> None:
     hits = searched[0].search(query, 3)
     assert len(hits) <= 3
-    assert "river" not in query_terms(query) or any("river" in passage.searched() for _, passage in hits)
+    assert "river" not in parse_query_terms(query) or any("river" in passage.searched() for _, passage in hits)
 
 
 def test_stop_words_alone_are_searched() -> None:
-    assert query_terms("The Who") == ["the", "who"]
-    assert query_terms("who was the Café owner") == ["cafe", "owner"]
+    assert parse_query_terms("The Who") == ["the", "who"]
+    assert parse_query_terms("who was the Café owner") == ["cafe", "owner"]
 
 
 WORLD = [
@@ -234,23 +234,23 @@ def test_a_flipped_bit_in_any_file_of_an_index_is_named_and_the_index_is_built_a
     for kind in sorted(kinds):
         file = next(one for one in whole_files(folder) if one.suffix == kind)
         flip(file, chance)
-        assert damaged_beside(folder / MANIFEST) == [file]
+        assert list_damaged_beside(folder / MANIFEST) == [file]
         caplog.clear()
         ensure_index(source)
         assert str(file) in caplog.text and "set aside" in caplog.text
-        assert damaged_beside(folder / MANIFEST, again=True) == []
+        assert list_damaged_beside(folder / MANIFEST, again=True) == []
         assert PassageSearch(folder).search("river castle", 10) == before
     monkeypatch.setattr(identity, "LARGE", 0)
     file = next(one for one in whole_files(folder) if one.suffix == ".store")
     rot(file, chance)
-    assert damaged_beside(folder / MANIFEST) == []
+    assert list_damaged_beside(folder / MANIFEST) == []
     caplog.clear()
     ensure_index(source)
     assert str(file) in caplog.text and "set aside" in caplog.text
     assert PassageSearch(folder).search("river castle", 10) == before
-    assert damaged_beside(folder / MANIFEST, again=True) == []
+    assert list_damaged_beside(folder / MANIFEST, again=True) == []
     (folder / "meta.json").unlink()
-    assert damaged_beside(folder / MANIFEST) == [folder / "meta.json"]
+    assert list_damaged_beside(folder / MANIFEST) == [folder / "meta.json"]
     caplog.clear()
     ensure_index(source)
     assert str(folder / "meta.json") in caplog.text and "set aside" in caplog.text
@@ -265,9 +265,9 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: p
 
 
 def test_the_tool_answers_with_the_article_and_its_section(tool: Tool) -> None:
-    from toolformer_dag.synthetic.world import passages, the_world
+    from toolformer_dag.synthetic.world import get_world, passages
 
-    wanted = list(passages(the_world()))[::400]
+    wanted = list(passages(get_world()))[::400]
     results = tool.run([ToolCall(f'"{p.title} {p.section}"') for p in wanted])
     assert [result.result for result in results] == [p.snippet for p in wanted]
 

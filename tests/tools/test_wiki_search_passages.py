@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolformer_dag.tools.passage_index import source_digest
+from toolformer_dag.tools.passage_index import compute_source_digest
 from toolformer_dag.tools.passages import (
     Passage,
     PassageError,
@@ -89,7 +89,7 @@ def test_a_bad_line_refuses_the_file_and_is_named(tmp_path: Path, content: bytes
 
 def test_a_missing_or_truncated_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(PassageError, match=r"nowhere\.jsonl"):
-        source_digest(str(tmp_path / "nowhere.jsonl"))
+        compute_source_digest(str(tmp_path / "nowhere.jsonl"))
     whole = gzip.compress(orjson.dumps({"title": "A", "text": "b" * 1000}) + b"\n")
     (tmp_path / "cut.jsonl.gz").write_bytes(whole[:-12])
     with pytest.raises(PassageError, match=r"cut\.jsonl\.gz: cannot be read after line 0"):
@@ -98,10 +98,10 @@ def test_a_missing_or_truncated_file_is_named(tmp_path: Path) -> None:
 
 def test_a_source_is_its_file_s_content_whatever_its_name(tmp_path: Path) -> None:
     records: list[dict[str, object]] = [{"id": "1", "title": "A", "section": "", "text": "b"}]
-    known = source_digest(write(tmp_path / "p.jsonl", records))
-    assert source_digest(write(tmp_path / "q.jsonl", records)) == known
-    assert source_digest(write(tmp_path / "q.jsonl.gz", records)) != known
-    assert source_digest(write(tmp_path / "p.jsonl", [{**records[0], "text": "another text"}])) != known
+    known = compute_source_digest(write(tmp_path / "p.jsonl", records))
+    assert compute_source_digest(write(tmp_path / "q.jsonl", records)) == known
+    assert compute_source_digest(write(tmp_path / "q.jsonl.gz", records)) != known
+    assert compute_source_digest(write(tmp_path / "p.jsonl", [{**records[0], "text": "another text"}])) != known
 
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)

@@ -20,7 +20,7 @@ from toolformer_dag.lake.warehouse import query
 from toolformer_dag.traces import call_losses
 from toolformer_dag.traces.cleaned import write_cleaned
 from toolformer_dag.traces.judgement import Judgement, judge_traces, traces_database
-from toolformer_dag.traces.result_values import same_values
+from toolformer_dag.traces.result_values import have_same_values
 
 BY_CALL = "FROM trace_calls ORDER BY conversation, turn, call"
 
@@ -204,7 +204,7 @@ def test_a_tool_with_too_few_other_results_is_held_against_its_own_with_other_va
         "USING (conversation, turn, call)",
     )
     assert swaps.height == 16
-    assert not any(same_values(row["own"], row["other"]) for row in swaps.iter_rows(named=True))
+    assert not any(have_same_values(row["own"], row["other"]) for row in swaps.iter_rows(named=True))
 
 
 def test_a_threshold_lets_a_share_of_the_swapped_results_pass(tmp_path: Path) -> None:

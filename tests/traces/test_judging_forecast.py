@@ -8,12 +8,12 @@ from benchmarks.made_traces import records
 from tests.command_line import cli
 from tests.traces.conftest import settings_at, write_lines
 from toolformer_dag.settings.sections import Settings
-from toolformer_dag.traces.judgement import conversation_plan, judge_traces, traces_database
+from toolformer_dag.traces.judgement import build_conversation_plan, judge_traces, traces_database
 from toolformer_dag.traces.judging_forecast import JudgingForecast, forecast_judging
 
 
 def forecast(settings: Settings, sources: list[str], seed: int) -> JudgingForecast:
-    plan = conversation_plan(settings, sources)
+    plan = build_conversation_plan(settings, sources)
     return forecast_judging(plan, lambda table, done, total: None, seed)
 
 

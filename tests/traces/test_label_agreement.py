@@ -13,9 +13,9 @@ from toolformer_dag.traces.judgement import judge_traces
 from toolformer_dag.traces.label_agreement import (
     Label,
     LabelledCall,
-    agreement_lines,
     auc_of,
-    best_threshold,
+    choose_best_threshold,
+    format_agreement_lines,
     kappa,
     label_agreement,
     read_labels,
@@ -59,7 +59,7 @@ def test_judge_says_how_verdicts_agree_with_labels(tmp_path: Path) -> None:
     assert agreement.low <= agreement.auc <= agreement.high
     assert agreement.auc > 0.9
     assert 0 < agreement.tested < 48
-    assert "48 compared, of which 50% rest on their result" in agreement_lines(agreement)[0]
+    assert "48 compared, of which 50% rest on their result" in format_agreement_lines(agreement)[0]
     with pytest.raises(UserError, match="of either kind"):
         label_agreement(database, labels[:24])
 
@@ -80,7 +80,7 @@ def test_kappa_of_labels_with_themselves_is_1_and_with_a_constant_0(labels: list
 def test_no_other_threshold_agrees_better_with_the_labels_that_chose_it(pairs: list[tuple[bool, float]]) -> None:
     labelled = calls(pairs)
     labels = [rests for rests, _ in pairs]
-    chosen = best_threshold(labelled)
+    chosen = choose_best_threshold(labelled)
     best = kappa(labels, [gain > chosen for _, gain in pairs])
     assert all(best >= kappa(labels, [gain > other for _, gain in pairs]) for _, other in pairs)
     assert 0 <= auc_of(labelled) <= 1

@@ -12,12 +12,12 @@ from toolformer_dag.traces.other_results import (
     Circle,
     Donors,
     beginnings,
-    call_hash,
-    chosen_results,
-    document_of,
+    choose_results,
     exchange,
+    hash_call,
+    hash_text,
+    identify_document,
     lacks_donors,
-    text_hash,
 )
 
 CALL = st.builds(
@@ -37,8 +37,8 @@ def plainly(calls: Placed, document: str, call: RecordedCall, swaps: int) -> tup
     for other_document, other in calls:
         if other.tool == call.tool and other.result is not None and not other.failed:
             documents[other.result] = min(other_document, documents.get(other.result, other_document))
-    in_order = sorted(documents, key=text_hash)
-    behind = [result for result in in_order if text_hash(result) >= call_hash(document, call)]
+    in_order = sorted(documents, key=hash_text)
+    behind = [result for result in in_order if hash_text(result) >= hash_call(document, call)]
     before = [result for result in in_order if result not in behind]
     others = [
         result
@@ -66,7 +66,7 @@ def test_where_donors_suffice_nobody_borrows(calls: Placed, swaps: int) -> None:
     circles = donors.circles()
     for document, call in calls:
         if call.tool in circles and call.tool not in lacking and call.result not in ("3", " 3"):  # these two are alike
-            assert len(chosen_results([circles[call.tool]], document, call, swaps)) == swaps
+            assert len(choose_results([circles[call.tool]], document, call, swaps)) == swaps
 
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 60)), max_size=80))
@@ -90,8 +90,8 @@ def test_a_call_takes_results_of_its_shard_before_borrowed_ones() -> None:
     for result in ("far", "near", "own"):
         borrowed.add("another", RecordedCall("x", {}, result=result))
     circles: list[Circle] = [donors.circles()["x"], borrowed.circles()["x"]]
-    assert chosen_results(circles, "document", call, 1) == ("near",)
-    assert chosen_results(circles, "document", call, 5) == ("near", "far")
+    assert choose_results(circles, "document", call, 1) == ("near",)
+    assert choose_results(circles, "document", call, 5) == ("near", "far")
 
 
 def test_of_a_long_result_the_beginning_is_kept_and_it_is_not_exchanged_with_itself() -> None:
@@ -107,4 +107,4 @@ def test_the_hash_of_a_beginning_is_that_of_the_messages_in_it() -> None:
     said = [(one.role, one.content, [(c.tool, c.arguments, c.result) for c in one.calls]) for one in messages]
     expected = [blake2b(repr(said[:end]).encode(), digest_size=8).hexdigest() for end in range(4)]
     assert beginnings(messages) == expected
-    assert document_of(messages) == expected[1]
+    assert identify_document(messages) == expected[1]

@@ -7,8 +7,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.traces.pools import string_pools
-from toolformer_dag.traces.exchanged_values import exchanged_result, redrawn
-from toolformer_dag.traces.result_values import result_values, same_values, value_words
+from toolformer_dag.traces.exchanged_values import exchange_values, redraw_digits
+from toolformer_dag.traces.result_values import have_same_values, normalize_words, result_values
 
 SCALARS = st.one_of(
     st.none(), st.booleans(), st.integers(-(10**9), 10**9), st.floats(-1e6, 1e6, allow_nan=False), st.text(max_size=20)
@@ -43,8 +43,8 @@ POOLS = string_pools(
     ],
 )
 def test_the_spelling_of_a_value_does_not_matter(first: str, second: str) -> None:
-    assert same_values(first, second)
-    assert same_values(second, first)
+    assert have_same_values(first, second)
+    assert have_same_values(second, first)
 
 
 @pytest.mark.parametrize(
@@ -61,13 +61,13 @@ def test_the_spelling_of_a_value_does_not_matter(first: str, second: str) -> Non
     ],
 )
 def test_other_values_are_told_apart(first: str, second: str) -> None:
-    assert not same_values(first, second)
+    assert not have_same_values(first, second)
 
 
 @given(JSON_RESULTS)
 def test_the_order_of_keys_and_the_form_of_json_do_not_matter(value: dict[str, object]) -> None:
     spread = json.dumps(value, ensure_ascii=True, indent=2, sort_keys=True)
-    assert same_values(json.dumps(value, ensure_ascii=False), spread)
+    assert have_same_values(json.dumps(value, ensure_ascii=False), spread)
 
 
 @given(RESULTS)
@@ -83,17 +83,17 @@ def test_values_stand_where_they_are_said_to_stand(result: str) -> None:
 @example("{N", "")
 @given(RESULTS, st.text(max_size=20))
 def test_an_exchanged_result_has_other_values_in_the_same_structure(result: str, identity: str) -> None:
-    exchanged = exchanged_result(result, tool="weather", seed=identity, before="", pools=POOLS)
+    exchanged = exchange_values(result, tool="weather", seed=identity, before="", pools=POOLS)
     if exchanged is None:
         return
-    assert not same_values(result, exchanged)
-    assert exchanged == exchanged_result(result, tool="weather", seed=identity, before="", pools=POOLS)
+    assert not have_same_values(result, exchanged)
+    assert exchanged == exchange_values(result, tool="weather", seed=identity, before="", pools=POOLS)
     assert [value.key for value in result_values(exchanged)] == [value.key for value in result_values(result)]
 
 
 @given(JSON_RESULTS, st.text(max_size=20))
 def test_exchanged_json_is_json_with_values_of_the_same_types(value: dict[str, object], identity: str) -> None:
-    exchanged = exchanged_result(json.dumps(value), tool="weather", seed=identity, before="", pools=POOLS)
+    exchanged = exchange_values(json.dumps(value), tool="weather", seed=identity, before="", pools=POOLS)
     if exchanged is not None:
         assert _types(json.loads(exchanged)) == _types(value)
 
@@ -108,7 +108,7 @@ def _types(value: object) -> object:
 
 def test_values_that_were_said_before_the_call_stay() -> None:
     result = '{"city": "Porto", "degrees": 17, "sky": "clear"}'
-    exchanged = exchanged_result(result, "weather", "a call", before='{"city": "Porto"}', pools=POOLS)
+    exchanged = exchange_values(result, "weather", "a call", before='{"city": "Porto"}', pools=POOLS)
     assert exchanged is not None
     read = json.loads(exchanged)
     assert read["city"] == "Porto"
@@ -118,7 +118,7 @@ def test_values_that_were_said_before_the_call_stay() -> None:
 
 def test_numbers_dates_and_times_in_a_message_that_were_said_before_stay() -> None:
     message = '{"message": "Dinner on 2023-05-01 at 10:00, table 14"}'
-    exchanged = exchanged_result(message, "book", "a call", before="Dinner, 2023-05-01, 10:00 please", pools=POOLS)
+    exchanged = exchange_values(message, "book", "a call", before="Dinner, 2023-05-01, 10:00 please", pools=POOLS)
     assert exchanged is not None
     assert exchanged.startswith('{"message": "Dinner on 2023-05-01 at 10:00, table ')
     assert "14" not in exchanged
@@ -126,18 +126,18 @@ def test_numbers_dates_and_times_in_a_message_that_were_said_before_stay() -> No
 
 @pytest.mark.parametrize("result", ["", "success", '{"status": "success"}', '{"city": "Porto"}', '{"a": null}', "{}"])
 def test_a_result_that_adds_no_value_cannot_be_exchanged(result: str) -> None:
-    assert exchanged_result(result, "weather", "a call", before="How is it in Porto?", pools=POOLS) is None
+    assert exchange_values(result, "weather", "a call", before="How is it in Porto?", pools=POOLS) is None
 
 
 def test_a_value_that_occurs_twice_is_exchanged_for_the_same_one() -> None:
-    exchanged = exchanged_result('{"id": "AB-129x", "of": ["AB-129x"]}', "weather", "a call", before="", pools=POOLS)
+    exchanged = exchange_values('{"id": "AB-129x", "of": ["AB-129x"]}', "weather", "a call", before="", pools=POOLS)
     assert exchanged is not None
     read = json.loads(exchanged)
     assert read["id"] == read["of"][0] != "AB-129x"
 
 
 def test_a_truncated_result_is_exchanged_as_far_as_it_goes() -> None:
-    exchanged = exchanged_result('{"rows": [{"n": 41}, {"n": 5', "weather", "a call", before="", pools=POOLS)
+    exchanged = exchange_values('{"rows": [{"n": 41}, {"n": 5', "weather", "a call", before="", pools=POOLS)
     assert exchanged is not None
     assert exchanged.startswith('{"rows": [{"n": ')
     assert "41" not in exchanged
@@ -145,14 +145,14 @@ def test_a_truncated_result_is_exchanged_as_far_as_it_goes() -> None:
 
 @given(st.from_regex(r"[A-Za-z0-9$.,:/ -]{1,30}", fullmatch=True), st.text(max_size=5))
 def test_redrawn_texts_keep_their_length_and_their_marks(text: str, seed: str) -> None:
-    changed = redrawn(text, seed)
+    changed = redraw_digits(text, seed)
     assert len(changed) == len(text)
     assert [c.isalnum() for c in changed] == [c.isalnum() for c in text]
 
 
 def test_dates_and_times_stay_possible() -> None:
     for seed in map(str, range(50)):
-        day, _, time = redrawn("2023-12-31 23:59", seed).partition(" ")
+        day, _, time = redraw_digits("2023-12-31 23:59", seed).partition(" ")
         year, month, number = map(int, day.split("-"))
         hour, minute = map(int, time.split(":"))
         assert year == 2023
@@ -163,7 +163,7 @@ def test_dates_and_times_stay_possible() -> None:
 def test_a_further_result_changes_an_exchange_only_to_its_own_string(cities: list[str]) -> None:
     def exchanged(some: list[str]) -> str | None:
         pools = string_pools(("weather", json.dumps({"city": city})) for city in some)
-        return exchanged_result('{"city": "Porto"}', "weather", "a call", before="", pools=pools)
+        return exchange_values('{"city": "Porto"}', "weather", "a call", before="", pools=pools)
 
     before = exchanged(cities[:-1])
     after = exchanged(cities)
@@ -172,6 +172,6 @@ def test_a_further_result_changes_an_exchange_only_to_its_own_string(cities: lis
 
 
 def test_words_have_one_spelling() -> None:
-    assert value_words("$1,150.50") == value_words("1150.5 USD") == ("1150.5",)
-    assert value_words("72kg") == value_words("72 kg") == ("72",)
-    assert value_words("A5 0123") == ("a5", "0123")
+    assert normalize_words("$1,150.50") == normalize_words("1150.5 USD") == ("1150.5",)
+    assert normalize_words("72kg") == normalize_words("72 kg") == ("72",)
+    assert normalize_words("A5 0123") == ("a5", "0123")

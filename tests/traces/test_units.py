@@ -10,7 +10,7 @@ from tests.traces.conftest import settings_at
 from toolformer_dag.conversations.messages import RecordedCall, RecordedMessage
 from toolformer_dag.model.engine import Engine
 from toolformer_dag.traces.judge import Judge
-from toolformer_dag.traces.units import NONE, OWN, CallToJudge, UnitToJudge, call_positions
+from toolformer_dag.traces.units import NONE, OWN, CallToJudge, UnitToJudge, iter_call_positions
 
 TALK = (
     RecordedMessage("user", "How warm is it in Graz?"),
@@ -73,7 +73,7 @@ def test_a_unit_says_why_it_is_not_judged(engine: Engine, tmp_path: Path) -> Non
 
 
 def test_units_of_several_kinds_are_judged_together_as_each_alone(engine: Engine, tmp_path: Path) -> None:
-    [position] = call_positions(TALK)
+    [position] = iter_call_positions(TALK)
     units: list[UnitToJudge] = [
         MessageToJudge(TALK, 1),
         CallToJudge(TALK, position.message, position.call, ("-3 degrees", "40 degrees")),

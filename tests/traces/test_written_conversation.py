@@ -14,7 +14,7 @@ from toolformer_dag.model.encoding import Encoding
 from toolformer_dag.model.loading import load_encoding
 from toolformer_dag.traces.rendering import Rendering, RenderingError, TemplateMessage
 from toolformer_dag.traces.rendering_choice import HERMES, PLAIN
-from toolformer_dag.traces.units import CallPosition, call_positions
+from toolformer_dag.traces.units import CallPosition, iter_call_positions
 from toolformer_dag.traces.windows import WINDOWS
 from toolformer_dag.traces.written_conversation import Pieces, WrittenConversation
 
@@ -110,7 +110,7 @@ def test_pieces_are_those_of_the_whole_conversation(
     rendering = Rendering(name, templates()[name], encoding.tokenizer)
     window = WINDOWS[data.draw(st.sampled_from(sorted(WINDOWS)))]
     written = WrittenConversation.of(rendering, messages)
-    for place in call_positions(messages):
+    for place in iter_call_positions(messages):
         weighted = window.weighted_messages(messages, range(place.message + 1, len(messages)))
         if not weighted:
             continue
@@ -176,7 +176,7 @@ def messages_rendered(rendering: CountingRendering, turns: int) -> int:
         messages.append(RecordedMessage("assistant", f"{turn} degrees."))
     rendering.messages = 0
     written = WrittenConversation.of(rendering, messages)
-    for place in call_positions(messages):
+    for place in iter_call_positions(messages):
         weighted = WINDOWS["next_words"].weighted_messages(messages, range(place.message + 1, len(messages)))
         recorded = written.pieces(place.message, weighted)
         message = messages[place.message]

@@ -15,9 +15,9 @@ from benchmarks.training_memory import RECIPES, config_of, train
 from tests.training.test_recipes import saved
 from toolformer_dag.model.loading import LanguageModel
 from toolformer_dag.settings.training_settings import TrainingSettings
-from toolformer_dag.training.launch import GB, check_finetuning, memory_need
-from toolformer_dag.training.sequences import batch_order, examples, packed, training_steps, windows
-from toolformer_dag.training.trainer import device_batch
+from toolformer_dag.training.launch import GB, check_finetuning, estimate_memory_need
+from toolformer_dag.training.sequences import compute_training_steps, draw_batch_order, examples, packed, windows
+from toolformer_dag.training.trainer import choose_device_batch
 from toolformer_dag.training.training_report import TrainingError
 
 
@@ -59,23 +59,25 @@ def test_the_string_of_a_special_token_ends_no_example(tiny_model: Callable[...,
 
 @given(st.lists(st.integers(1, 99), min_size=1, max_size=80), st.integers(1, 16), st.integers(1, 4), st.integers(0, 9))
 def test_every_sequence_is_in_every_epoch(lengths: list[int], batch_size: int, epochs: int, seed: int) -> None:
-    steps = training_steps(len(lengths), TrainingSettings(batch_size=batch_size, max_steps=10_000, epochs=epochs))
-    order = batch_order(lengths, batch_size, steps, seed)
+    steps = compute_training_steps(
+        len(lengths), TrainingSettings(batch_size=batch_size, max_steps=10_000, epochs=epochs)
+    )
+    order = draw_batch_order(lengths, batch_size, steps, seed)
     assert len(order) == steps * batch_size
     counts = Counter(order)
     assert set(counts) == set(range(len(lengths)))
     assert min(counts.values()) >= epochs
-    assert order == batch_order(lengths, batch_size, steps, seed)
+    assert order == draw_batch_order(lengths, batch_size, steps, seed)
 
 
 def test_batches_hold_like_lengths_in_shuffled_order() -> None:
     lengths = [(7 * at) % 101 for at in range(400)]
-    order = batch_order(lengths, 8, 50, 0)
+    order = draw_batch_order(lengths, 8, 50, 0)
     batches = [[lengths[at] for at in order[start : start + 8]] for start in range(0, 400, 8)]
     assert max(max(batch) - min(batch) for batch in batches) <= 3
     means = [sum(batch) for batch in batches]
     assert means != sorted(means)
-    assert order != batch_order(lengths, 8, 50, 1)
+    assert order != draw_batch_order(lengths, 8, 50, 1)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +96,7 @@ def test_batches_hold_like_lengths_in_shuffled_order() -> None:
 )
 def test_the_run_ends_with_passes_epochs_or_steps(texts: int, given: dict[str, Any], steps: int) -> None:
     settings = TrainingSettings(**{"batch_size": 32, "max_steps": 2000, **given})
-    assert training_steps(texts, settings.over(texts)) == steps
+    assert compute_training_steps(texts, settings.over(texts)) == steps
 
 
 def test_only_checkpoints_that_passed_over_their_texts_more_often_are_other_ones() -> None:
@@ -105,10 +107,10 @@ def test_only_checkpoints_that_passed_over_their_texts_more_often_are_other_ones
 
 def test_a_batch_is_shared_exactly() -> None:
     settings = TrainingSettings(batch_size=24, device_batch_size=7)
-    assert device_batch(settings, 1) == 6
-    assert device_batch(settings, 8) == 3
+    assert choose_device_batch(settings, 1) == 6
+    assert choose_device_batch(settings, 8) == 3
     with pytest.raises(TrainingError, match="5 processes"):
-        device_batch(settings, 5)
+        choose_device_batch(settings, 5)
 
 
 GPTJ = GPTJConfig()
@@ -139,7 +141,9 @@ def test_known_models_on_a_gpu(
     config: PreTrainedConfig, recipe: dict[str, Any], processes: int, gigabytes: float
 ) -> None:
     """Eight sequences of 1,024 tokens a pass; two of these do not fit a card of 80 GB, the others do."""
-    need = memory_need(config, TrainingSettings(**recipe), 1024, processes, on_gpu=True, trust_remote_code=False)
+    need = estimate_memory_need(
+        config, TrainingSettings(**recipe), 1024, processes, on_gpu=True, trust_remote_code=False
+    )
     assert sum(need) / GB == pytest.approx(gigabytes, rel=0.01)
 
 

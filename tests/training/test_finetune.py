@@ -33,9 +33,9 @@ from toolformer_dag.training.training_report import (
     TrainingData,
     TrainingError,
     TrainingReport,
-    last_complete_checkpoint,
+    build_run_identity,
+    find_last_complete_checkpoint,
     read_report,
-    run_identity,
     write_record,
 )
 
@@ -189,7 +189,7 @@ def test_a_damaged_checkpoint_is_named_with_the_remedy(
     with pytest.raises(KeyboardInterrupt):
         finetune(base, DATA, SETTINGS, out, stop)
     [partial] = tmp_path.glob("out.partial-*")
-    newest = last_complete_checkpoint(partial)
+    newest = find_last_complete_checkpoint(partial)
     assert newest is not None
     (partial / "checkpoint-mine").mkdir()  # of the user
     whole = (newest / "optimizer.pt").read_bytes()
@@ -232,9 +232,9 @@ def test_rows_of_another_shape_and_another_metric_are_recorded_as_they_are(base:
     pairs = TrainingData(
         [{"prompt": "It", "chosen": " is.", "rejected": " was."}], [{"prompt": "He", "chosen": " is."}]
     )
-    identity = run_identity(base, pairs, SETTINGS)
-    assert run_identity(base, TrainingData(**json.loads(json.dumps(asdict(pairs)))), SETTINGS) == identity
-    assert run_identity(base, TrainingData(pairs.heldout, pairs.train), SETTINGS) != identity
+    identity = build_run_identity(base, pairs, SETTINGS)
+    assert build_run_identity(base, TrainingData(**json.loads(json.dumps(asdict(pairs)))), SETTINGS) == identity
+    assert build_run_identity(base, TrainingData(pairs.heldout, pairs.train), SETTINGS) != identity
     heldout = (Point(0, "accuracy", 0.5), Point(4, "accuracy", 0.75))
     counts = {"steps": 4, "texts": 1, "examples": 1, "split_texts": 0, "empty_texts": 0, "tokens": 5, "processes": 1}
     report = TrainingReport(

@@ -14,10 +14,10 @@ from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.settings.training_settings import TrainingSettings
 from toolformer_dag.training import training_report
 from toolformer_dag.training.finetune import finetune
-from toolformer_dag.training.launch import process_count
-from toolformer_dag.training.objective import LEARNED_AFTER, KeepingBase, in_or_after_calls
+from toolformer_dag.training.launch import choose_process_count
+from toolformer_dag.training.objective import LEARNED_AFTER, KeepingBase, mark_tokens_in_or_after_calls
 from toolformer_dag.training.sequences import IGNORED
-from toolformer_dag.training.training_report import TrainingData, run_identity
+from toolformer_dag.training.training_report import TrainingData, build_run_identity
 
 __all__ = ["base"]
 
@@ -30,7 +30,7 @@ def test_calls_and_five_tokens_behind_them_are_learned() -> None:
     start = [7, 8]
     end = 9
     row = [1, 7, 1, 7, 8, 2, 2, 9, *[3] * (LEARNED_AFTER + 2), 7, 8, 2]
-    found = in_or_after_calls(row, start, [token == end for token in row], lambda sampled: True)
+    found = mark_tokens_in_or_after_calls(row, start, [token == end for token in row], lambda sampled: True)
     assert found == [(token in (7, 8, 2, 9) and at > 2) or 8 <= at < 8 + LEARNED_AFTER for at, token in enumerate(row)]
 
 
@@ -41,7 +41,7 @@ def test_a_named_call_is_learned_to_the_bracket_that_closes_it(kind: str) -> Non
     [tokens] = encoding.with_calls([f"one two{call} three four, and more pens than 61 since 2001"])
     row = [*encoding.bos, *tokens.ids]
     may_end = encoding.may_end(np.array(row)).tolist()
-    found = in_or_after_calls(row, encoding.start, may_end, encoding.has_ended)
+    found = mark_tokens_in_or_after_calls(row, encoding.start, may_end, encoding.has_ended)
     first = found.index(True)
     last = len(found) - found[::-1].index(True)
     assert all(found[first:last])
@@ -53,17 +53,17 @@ def test_checkpoints_of_named_calls_alone_are_trained_anew(base: ModelSettings) 
     """Since the rule for the end of a call changed no other weights."""
     named = [*TEXTS, 'So [Add(note="x]") -> 3] three.']
     for texts, settings, expected in ((TEXTS, KEPT, False), (named, SETTINGS, False), (named, KEPT, True)):
-        assert ("calls_end" in run_identity(base, TrainingData(texts, HELDOUT), settings)) is expected
+        assert ("calls_end" in build_run_identity(base, TrainingData(texts, HELDOUT), settings)) is expected
 
 
 def test_with_another_loss_window_checkpoints_that_keep_the_base_are_trained_anew(
     base: ModelSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = TrainingData(TEXTS, HELDOUT)
-    kept, plain = (run_identity(base, data, settings) for settings in (KEPT, SETTINGS))
+    kept, plain = (build_run_identity(base, data, settings) for settings in (KEPT, SETTINGS))
     monkeypatch.setattr(training_report, "WINDOW_WEIGHTS", (1.0, 0.5))
-    assert run_identity(base, data, KEPT) != kept
-    assert run_identity(base, data, SETTINGS) == plain
+    assert build_run_identity(base, data, KEPT) != kept
+    assert build_run_identity(base, data, SETTINGS) == plain
 
 
 def divergence(base: ModelSettings, folder: Path) -> float:
@@ -106,7 +106,7 @@ def test_the_loss_is_that_of_the_mixed_target_token_by_token(base: ModelSettings
         rows["input_ids"].tolist(), labels.tolist(), outputs.logits, base_model.model(**rows).logits, strict=True
     ):
         may_end = [token in ids and bool(encoding.may_end(torch.tensor([token]).numpy())[0]) for token in ids]
-        learned = in_or_after_calls(ids, encoding.start, may_end, encoding.has_ended)
+        learned = mark_tokens_in_or_after_calls(ids, encoding.start, may_end, encoding.has_ended)
         for at in range(1, len(ids)):
             if targets[at] == IGNORED:
                 continue
@@ -123,4 +123,4 @@ def test_on_several_gpus_it_is_trained_on_one_where_nothing_is_set(
 ) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
     on_gpus = base.model_copy(update={"device": "cuda"})
-    assert (process_count(on_gpus, SETTINGS), process_count(on_gpus, KEPT)) == (4, 1)
+    assert (choose_process_count(on_gpus, SETTINGS), choose_process_count(on_gpus, KEPT)) == (4, 1)

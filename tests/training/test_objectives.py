@@ -20,8 +20,8 @@ from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.settings.training_settings import TrainingSettings
 from toolformer_dag.training import launch, recipe, trainer
 from toolformer_dag.training.finetune import finetune
-from toolformer_dag.training.launch import memory_need
-from toolformer_dag.training.objective import Objective, padded, row_losses, without_labels
+from toolformer_dag.training.launch import estimate_memory_need
+from toolformer_dag.training.objective import Objective, compute_row_losses, padded, without_labels
 from toolformer_dag.training.recipe import check_recipe
 from toolformer_dag.training.sequences import IGNORED, Examples
 from toolformer_dag.training.training_report import RECORD, TrainingData, TrainingError
@@ -86,7 +86,7 @@ class PreferencePairs(Objective):
     @staticmethod
     def _margins(model: Any, batch: Mapping[str, Tensor]) -> Tensor:
         """Return log p of each chosen answer less that of its rejected one, [pairs]."""
-        losses = row_losses(model(**without_labels(batch)).logits, batch["labels"])[:, 0]
+        losses = compute_row_losses(model(**without_labels(batch)).logits, batch["labels"])[:, 0]
         return losses[1::2] - losses[0::2]
 
 
@@ -125,7 +125,7 @@ def test_a_pair_counts_as_two_sequences_in_the_forecast_of_memory(
     base: ModelSettings, request: pytest.FixtureRequest
 ) -> None:
     config = AutoConfig.from_pretrained(base.name)
-    need = partial(memory_need, config, length=50, processes=1, on_gpu=False, trust_remote_code=False)
+    need = partial(estimate_memory_need, config, length=50, processes=1, on_gpu=False, trust_remote_code=False)
     one_sequence = need(settings=KEPT)  # beside a frozen base model, as pairs are
     request.getfixturevalue("pairs_chosen")
     pair = need(settings=KEPT)

@@ -15,13 +15,13 @@ from tests.language_model.conftest import tiny
 from tests.processes import processes_with, wait_until_ended
 from tests.tiny_models import save
 from tests.training.test_finetune import DATA
-from toolformer_dag.model.loading import fast_dtype
-from toolformer_dag.model.trials import trial_tokens
+from toolformer_dag.model.loading import choose_fast_dtype
+from toolformer_dag.model.trials import list_trial_tokens
 from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.settings.training_settings import TrainingSettings
 from toolformer_dag.training.finetune import finetune
 from toolformer_dag.training.launch import train
-from toolformer_dag.training.objective import LanguageModeling, row_losses
+from toolformer_dag.training.objective import LanguageModeling, compute_row_losses
 from toolformer_dag.training.recipe import check_apart, check_recipe
 from toolformer_dag.training.training_report import TrainingError, TrainingReport, read_report
 
@@ -61,7 +61,7 @@ def perplexities(report: TrainingReport) -> list[float]:
 def test_packed_texts_cost_what_they_cost_alone(architecture: str) -> None:
     made = tiny(architecture)
     model = made.model.float()
-    check_apart(model, trial_tokens(made.encoding))
+    check_apart(model, list_trial_tokens(made.encoding))
     parts = [[3, 5, 7, 9], [2, 4, 6], [8, 1, 3, 2, 5]]
     alone = sum(losses(model, [[part]]) for part in parts)
     together = losses(model, [[parts[0], parts[1]], [parts[2]]])
@@ -73,7 +73,7 @@ def losses(model: torch.nn.Module, rows: list[list[list[int]]]) -> torch.Tensor:
     batch = LanguageModeling.collate(rows)
     labels = batch.pop("labels")
     with torch.no_grad():
-        return row_losses(model(**batch, use_cache=False).logits, labels).sum(0)
+        return compute_row_losses(model(**batch, use_cache=False).logits, labels).sum(0)
 
 
 def test_a_model_without_attention_is_not_packed() -> None:
@@ -101,7 +101,7 @@ def test_passes_in_bfloat16_over_float32_weights_learn_what_float32_learns(base:
     assert exact[0] - exact[-1] == pytest.approx(mixed[0] - mixed[-1], rel=0.1)
     weights = load_file(tmp_path / "mixed" / "model.safetensors")
     assert {weight.dtype for weight in weights.values()} == {torch.float32}
-    assert (difference(tmp_path / "float32", tmp_path / "mixed") > 0) == (fast_dtype() == torch.bfloat16)
+    assert (difference(tmp_path / "float32", tmp_path / "mixed") > 0) == (choose_fast_dtype() == torch.bfloat16)
 
 
 @pytest.mark.long

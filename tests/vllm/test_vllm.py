@@ -42,7 +42,7 @@ from toolformer_dag.computing.workers import Workers, local_processes
 from toolformer_dag.model.engine import Engine
 from toolformer_dag.model.loading import load_model
 from toolformer_dag.model.weights import ModelError
-from toolformer_dag.pipeline.stages import table_outputs
+from toolformer_dag.pipeline.stages import list_table_outputs
 from toolformer_dag.settings.call_markers import PAPER_MARKERS, CallMarkers
 from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.tools.options import ToolOptions
@@ -193,7 +193,7 @@ def test_a_line_in_vllm_has_the_rows_of_a_line_in_transformers(line, tmp_path):
 def test_a_worker_that_is_killed_in_the_middle_of_a_chunk_changes_no_row(line, tmp_path, caplog):
     other = World(lay_out(tmp_path / "other", line.folder / "model"))
     plan = other.project(*IN_VLLM, "execution.chunk_texts=16").plan
-    tables = {output.name: output for output in table_outputs(plan)}
+    tables = {output.name: output for output in list_table_outputs(plan)}
     worker = Worker(plan)
     timers = list[Timer]()
 
@@ -203,7 +203,7 @@ def test_a_worker_that_is_killed_in_the_middle_of_a_chunk_changes_no_row(line, t
             timers.append(Timer(0.2, os.kill, (child.pid, signal.SIGKILL)))
             timers[0].start()
 
-    workers = Workers(worker, tables, partial(local_processes, 1, table_outputs))
+    workers = Workers(worker, tables, partial(local_processes, 1, list_table_outputs))
     try:
         for output in tables.values():
             asks = output.stage.name == "scored_candidates"

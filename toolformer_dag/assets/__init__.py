@@ -6,17 +6,17 @@ from typing import Any
 import dagster as dg
 
 from toolformer_dag.assets.checkpoint_assets import checkpoint
-from toolformer_dag.assets.declaration import AssetDeclaration, asset_key, asset_of
-from toolformer_dag.assets.measurement_assets import assets_by_hand, measurement
-from toolformer_dag.assets.staleness import SHARD_LIST, observe, shard_list, stale_assets, tell_dagster
-from toolformer_dag.assets.tables import prepared_tool, prepares, table
-from toolformer_dag.assets.traces import trace_outputs
+from toolformer_dag.assets.declaration import AssetDeclaration, asset_key, build_asset
+from toolformer_dag.assets.measurement_assets import list_manual_assets, measurement
+from toolformer_dag.assets.staleness import SHARD_LIST, list_stale_assets, observe, shard_list, tell_dagster
+from toolformer_dag.assets.tables import needs_preparation, prepared_tool, table
+from toolformer_dag.assets.traces import build_trace_outputs
 from toolformer_dag.assets.warehouse_assets import (
     DATASET,
     SHOWN,
     WAREHOUSE,
+    build_paper_assets,
     dataset,
-    paper_assets,
     paper_table,
     tell_tables,
     warehouse,
@@ -25,7 +25,7 @@ from toolformer_dag.computing.plan import Plan
 from toolformer_dag.evaluation.measurements import TABLES
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.session import session
-from toolformer_dag.pipeline.stages import shown_outputs, table_outputs
+from toolformer_dag.pipeline.stages import list_shown_outputs, list_table_outputs
 from toolformer_dag.resources.live_runs import UNFINISHED, free_slots_of_ended_runs
 from toolformer_dag.resources.step_processes import executor_of
 from toolformer_dag.traces.trace_stages import trace_tables
@@ -37,42 +37,47 @@ IN_BOTH_JOBS = (WAREHOUSE, DATASET, *SHOWN)
 
 def outputs(plan: Plan) -> list[AssetDeclaration]:
     """Return the assets of a plan, each after its dependencies; ccnet/shard_list is not among them."""
-    return [*_stage_assets(plan), *_trained_and_measured(plan), *_shown_assets(plan), *_conversation_assets(plan)]
+    return [
+        *_build_stage_assets(plan),
+        *_build_training_assets(plan),
+        *_build_warehouse_assets(plan),
+        *_build_conversation_assets(plan),
+    ]
 
 
-def _stage_assets(plan: Plan) -> list[AssetDeclaration]:
+def _build_stage_assets(plan: Plan) -> list[AssetDeclaration]:
     """Return the assets of prepared tools and of the stages' tables."""
-    prepared_tools = [prepared_tool(lane) for lane in plan.lanes if prepares(lane.tool)]
-    tables = [table(output) for output in table_outputs(plan)]
+    prepared_tools = [prepared_tool(lane) for lane in plan.lanes if needs_preparation(lane.tool)]
+    tables = [table(output) for output in list_table_outputs(plan)]
     return prepared_tools + tables
 
 
-def _trained_and_measured(plan: Plan) -> list[AssetDeclaration]:
+def _build_training_assets(plan: Plan) -> list[AssetDeclaration]:
     """Return the assets of checkpoints and of their measurements."""
     trained = [checkpoint(plan, name) for name in checkpoints(plan.settings)]
     measured = [measurement(plan, name) for name in TABLES]
     return trained + measured
 
 
-def _shown_assets(plan: Plan) -> list[AssetDeclaration]:
+def _build_warehouse_assets(plan: Plan) -> list[AssetDeclaration]:
     """Return the assets that show the others: the warehouse, C* as a data set, the paper's tables."""
     paper_tables = [paper_table(plan, name) for name in SHOWN]
-    return [warehouse(plan, _warehouse_inputs(plan)), dataset(plan), *paper_tables]
+    return [warehouse(plan, _list_warehouse_inputs(plan)), dataset(plan), *paper_tables]
 
 
-def _conversation_assets(plan: Plan) -> list[AssetDeclaration]:
+def _build_conversation_assets(plan: Plan) -> list[AssetDeclaration]:
     """Return the assets of recorded conversations; empty if the settings name none."""
     tables = [table(output) for output in trace_tables(plan)]
-    return tables + trace_outputs(plan)
+    return tables + build_trace_outputs(plan)
 
 
-def _warehouse_inputs(plan: Plan) -> list[str]:
+def _list_warehouse_inputs(plan: Plan) -> list[str]:
     """Return the names of the assets whose rows the warehouse holds."""
-    stage_tables = [output.name for output in shown_outputs(plan)]
-    return stage_tables + assets_by_hand(plan)
+    stage_tables = [output.name for output in list_shown_outputs(plan)]
+    return stage_tables + list_manual_assets(plan)
 
 
-def outputs_so_far(plan: Plan) -> list[AssetDeclaration]:
+def build_outputs_of_all_rounds(plan: Plan) -> list[AssetDeclaration]:
     """Return the assets of a plan and of the earlier rounds that it starts from, once each, in the order of making.
 
     A later round reads the tool calls and the checkpoint of the round before.
@@ -85,31 +90,31 @@ def outputs_so_far(plan: Plan) -> list[AssetDeclaration]:
 
 def graph(plan: Plan) -> list[dg.AssetsDefinition]:
     """Return Dagster's assets of a plan, without those of the earlier rounds that it starts from."""
-    new_outputs = _new_outputs(plan)
+    new_outputs = _build_new_outputs(plan)
     paper_names = {plan.named(name) for name in SHOWN}
     paper_outputs = [output for output in new_outputs if output.name in paper_names]
     other_outputs = [output for output in new_outputs if output.name not in paper_names]
-    assets = [asset_of(output, plan.suffix) for output in other_outputs]
-    return [*_first_round_assets(plan), *assets, paper_assets(paper_outputs, plan)]
+    assets = [build_asset(output, plan.suffix) for output in other_outputs]
+    return [*_build_first_round_assets(plan), *assets, build_paper_assets(paper_outputs, plan)]
 
 
-def _first_round_assets(plan: Plan) -> list[dg.AssetsDefinition]:
+def _build_first_round_assets(plan: Plan) -> list[dg.AssetsDefinition]:
     """Return the list of shard files for a first round; empty for later rounds, which share it."""
     return [shard_list(plan)] if plan.start is None else []
 
 
-def _new_outputs(plan: Plan) -> list[AssetDeclaration]:
+def _build_new_outputs(plan: Plan) -> list[AssetDeclaration]:
     """Return the assets of a plan that no earlier round has."""
     if plan.start is None:
         return outputs(plan)
-    earlier_names = {output.name for output in outputs_so_far(plan.start)}
+    earlier_names = {output.name for output in build_outputs_of_all_rounds(plan.start)}
     return [output for output in outputs(plan) if output.name not in earlier_names]
 
 
 def tell_of_lake(plan: Plan, instance: dg.DagsterInstance) -> None:
     """Report to a Dagster instance what the lake holds, whoever made it, and the current shard files."""
     observe(instance, plan)
-    tell_dagster(outputs_so_far(plan), instance)
+    tell_dagster(build_outputs_of_all_rounds(plan), instance)
     for project in plan.projects:
         tell_tables(outputs(project), project, instance)
 
@@ -124,14 +129,14 @@ QUEUED = (*UNFINISHED, dg.DagsterRunStatus.QUEUED)
 
 def jobs(plan: Plan) -> Sequence[Any]:  # Dagster does not export their type
     """Return the jobs JOB and TRAINING_JOB for the assets of this plan; earlier rounds have jobs of their own."""
-    return [_computing_job(plan), _training_job(plan)]
+    return [_build_computing_job(plan), _build_training_job(plan)]
 
 
-def _computing_job(plan: Plan) -> Any:
+def _build_computing_job(plan: Plan) -> Any:
     """Return the job that makes all assets but checkpoints and their measurements."""
-    by_hand = assets_by_hand(plan)
+    by_hand = list_manual_assets(plan)
     computed = [output.name for output in outputs(plan) if output.name not in by_hand]
-    return _job(
+    return _build_job(
         plan,
         name=JOB,
         assets=[SHARD_LIST, *computed],
@@ -139,18 +144,18 @@ def _computing_job(plan: Plan) -> Any:
     )
 
 
-def _training_job(plan: Plan) -> Any:
+def _build_training_job(plan: Plan) -> Any:
     """Return the job that makes checkpoints, their measurements and what shows these."""
     shared = [plan.named(name) for name in IN_BOTH_JOBS]
-    return _job(
+    return _build_job(
         plan,
         name=TRAINING_JOB,
-        assets=[*assets_by_hand(plan), *shared],
+        assets=[*list_manual_assets(plan), *shared],
         description="Finetune on C* and on C, measure both against the base model, and show it: warehouse, tables.",
     )
 
 
-def _job(plan: Plan, *, name: str, assets: Sequence[str], description: str) -> Any:
+def _build_job(plan: Plan, *, name: str, assets: Sequence[str], description: str) -> Any:
     """Return a job that makes the assets of these names."""
     return dg.define_asset_job(
         f"{name}{plan.suffix}",
@@ -160,7 +165,7 @@ def _job(plan: Plan, *, name: str, assets: Sequence[str], description: str) -> A
     )
 
 
-def shard_sensor(plan: Plan) -> dg.SensorDefinition:
+def build_shard_sensor(plan: Plan) -> dg.SensorDefinition:
     """Return the sensor that reports changed shard files to Dagster, every `execution.sensor_seconds`.
 
     With `execution.automation` it also requests JOB for what is out of date.
@@ -176,17 +181,17 @@ def shard_sensor(plan: Plan) -> dg.SensorDefinition:
         description=f"Observes the shard files, which shows what they make unsynced; {starts}.",
     )
     def check_shard_files(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
-        return _sensor_tick(context, plan)
+        return _observe_and_request_run(context, plan)
 
     return check_shard_files
 
 
-def _sensor_tick(context: dg.SensorEvaluationContext, plan: Plan) -> dg.SensorResult | dg.SkipReason:
+def _observe_and_request_run(context: dg.SensorEvaluationContext, plan: Plan) -> dg.SensorResult | dg.SkipReason:
     """Report changed shard files; with automation, return a request to run JOB if something is out of date."""
     free_slots_of_ended_runs(context.instance)  # or the next run from the UI would wait for ever
     changed = _report_changed_files(context.instance, plan)
     if plan.settings.execution.automation:
-        return _run_request(context, plan.fresh())
+        return _request_run_or_skip(context, plan.fresh())
     return dg.SkipReason("observed" if changed else "no shard file changed; automation is off")
 
 
@@ -203,7 +208,7 @@ def _report_changed_files(instance: dg.DagsterInstance, plan: Plan) -> bool:
     return changed
 
 
-def _run_request(context: dg.SensorEvaluationContext, plan: Plan) -> dg.SensorResult | dg.SkipReason:
+def _request_run_or_skip(context: dg.SensorEvaluationContext, plan: Plan) -> dg.SensorResult | dg.SkipReason:
     """Return a request to run JOB, or why none is made.
 
     The sensor's cursor holds the project's state at the last request, so that a failed run is not repeated in the same
@@ -212,19 +217,21 @@ def _run_request(context: dg.SensorEvaluationContext, plan: Plan) -> dg.SensorRe
     if _is_queued_or_running(context.instance):
         return dg.SkipReason("the job is running already")
     all_outputs = outputs(plan)
-    state = _project_state(plan, all_outputs)
-    last_run = _last_run(context.instance)
+    state = _hash_project_state(plan, all_outputs)
+    last_run = _find_last_run(context.instance)
     if context.cursor == state and _did_not_succeed(last_run):
         return dg.SkipReason("the last run did not succeed, and nothing changed since")
-    to_compute = _reasons_to_run(plan, all_outputs)
+    to_compute = _list_reasons_to_run(plan, all_outputs)
     if not to_compute:
         return dg.SkipReason("nothing is out of date")
-    return _request(state, to_compute, last_run)
+    return _build_request(state, to_compute, last_run)
 
 
-def _request(state: str, to_compute: Mapping[str, Sequence[str]], last_run: dg.DagsterRun | None) -> dg.SensorResult:
+def _build_request(
+    state: str, to_compute: Mapping[str, Sequence[str]], last_run: dg.DagsterRun | None
+) -> dg.SensorResult:
     """Return a request to run JOB, which makes the project's state the sensor's cursor."""
-    request = dg.RunRequest(run_key=_run_key(state, to_compute, last_run))
+    request = dg.RunRequest(run_key=_build_run_key(state, to_compute, last_run))
     return dg.SensorResult([request], cursor=state)
 
 
@@ -233,12 +240,12 @@ def _is_queued_or_running(instance: dg.DagsterInstance) -> bool:
     return instance.get_runs_count(dg.RunsFilter(job_name=JOB, statuses=list(QUEUED))) > 0
 
 
-def _last_run(instance: dg.DagsterInstance) -> dg.DagsterRun | None:
+def _find_last_run(instance: dg.DagsterInstance) -> dg.DagsterRun | None:
     """Return the newest run of JOB; None if there was none."""
     return next(iter(instance.get_runs(dg.RunsFilter(job_name=JOB), limit=1)), None)
 
 
-def _project_state(plan: Plan, all_outputs: Sequence[AssetDeclaration]) -> str:
+def _hash_project_state(plan: Plan, all_outputs: Sequence[AssetDeclaration]) -> str:
     """Return a hash of a project's settings, tools, shard files and recorded conversations."""
     code_versions = {output.name: output.code_version for output in all_outputs}
     return fingerprint([code_versions, plan.stamps, plan.conversation_stamps])
@@ -249,7 +256,7 @@ def _did_not_succeed(run: dg.DagsterRun | None) -> bool:
     return run is not None and run.status is not dg.DagsterRunStatus.SUCCESS
 
 
-def _run_key(state: str, to_compute: Mapping[str, Sequence[str]], last_run: dg.DagsterRun | None) -> str:
+def _build_run_key(state: str, to_compute: Mapping[str, Sequence[str]], last_run: dg.DagsterRun | None) -> str:
     """Return the key of a requested run; Dagster starts no second run with the same key.
 
     The last run is part of it: rows that are lost twice in the same state need two runs.
@@ -258,14 +265,14 @@ def _run_key(state: str, to_compute: Mapping[str, Sequence[str]], last_run: dg.D
     return fingerprint([state, to_compute, last_run_id])
 
 
-def _reasons_to_run(plan: Plan, all_outputs: Sequence[AssetDeclaration]) -> dict[str, list[str]]:
+def _list_reasons_to_run(plan: Plan, all_outputs: Sequence[AssetDeclaration]) -> dict[str, list[str]]:
     """Return the stale assets for which automation starts JOB, with the reasons.
 
     Training, measurements and retries of lost rows are left to a person.
     """
     with session():
-        stale = stale_assets(all_outputs)
-    by_hand = assets_by_hand(plan)
+        stale = list_stale_assets(all_outputs)
+    by_hand = list_manual_assets(plan)
     lines_by_name = {}
     for name, reasons in stale.items():
         if name not in by_hand and not reasons.retry_only:

@@ -9,14 +9,14 @@ from typing import Any
 import dagster as dg
 import polars as pl
 
-from toolformer_dag.assets.declaration import AssetDeclaration, shared_reasons
+from toolformer_dag.assets.declaration import AssetDeclaration, receive_and_find_reasons
 from toolformer_dag.assets.metadata import UNCHANGED
-from toolformer_dag.assets.plots import loss_curve
+from toolformer_dag.assets.plots import draw_loss_curve
 from toolformer_dag.assets.running import note_cost, progress
 from toolformer_dag.computing.plan import Plan
 from toolformer_dag.computing.reasons import Reasons
 from toolformer_dag.computing.spending import StepCost
-from toolformer_dag.evaluation.measurements import measured_on
+from toolformer_dag.evaluation.measurements import read_checkpoint_tables
 from toolformer_dag.exports.model_card import add_evaluation, write_model_card
 from toolformer_dag.files import locked
 from toolformer_dag.lake.local_outputs import LocalOutput
@@ -25,19 +25,19 @@ from toolformer_dag.model.weights import checkpoint_folder
 from toolformer_dag.pipeline.heldout_texts import too_few
 from toolformer_dag.resources import Compute
 from toolformer_dag.settings.training_settings import TrainingSettings
-from toolformer_dag.training.checkpoint_outputs import checkpoint_reasons, publish_curve, too_few_to_train
+from toolformer_dag.training.checkpoint_outputs import explain_too_few_to_train, find_checkpoint_reasons, publish_curve
 from toolformer_dag.training.checkpoints import Checkpoint, checkpoints
 from toolformer_dag.training.training_report import (
     TrainingData,
     TrainingError,
     TrainingReport,
-    card_is_lost,
-    checkpoint_files,
+    build_checkpoint_output,
+    is_card_lost,
     read_report,
 )
 
 
-def trained_assets(plan: Plan) -> list[str]:
+def list_checkpoint_assets(plan: Plan) -> list[str]:
     """Return the names of the assets of a plan's checkpoints."""
     return [plan.named(f"training/{name}") for name in checkpoints(plan.settings)]
 
@@ -80,11 +80,11 @@ class _TrainedCheckpoint:
     @property
     def files(self) -> LocalOutput:
         """The checkpoint's files, which are exchanged with the object store."""
-        return checkpoint_files(self.plan.settings, self.name)
+        return build_checkpoint_output(self.plan.settings, self.name)
 
     def reasons(self) -> Reasons:
         """Return why the checkpoint is missing or out of date. Another machine may have trained it."""
-        return shared_reasons(self.files, partial(checkpoint_reasons, self.plan, self.name))
+        return receive_and_find_reasons(self.files, partial(find_checkpoint_reasons, self.plan, self.name))
 
     def version(self) -> str | None:
         """Return the version of the finished checkpoint; None if there is none."""
@@ -103,18 +103,18 @@ class _TrainedCheckpoint:
 
     def _finetune(self, context: dg.AssetExecutionContext, lake: Lake) -> dg.MaterializeResult:
         """Train unless the checkpoint is up to date, publish its curve, and send its files to the object store."""
-        data, recipe = self.declared.trained_on(self.plan)
+        data, recipe = self.declared.read_data_and_recipe(self.plan)
         heldout_count = len(data.heldout)
         _warn_of_few_texts(context, heldout_count)
-        report = self._trained(context, data, recipe)
+        report = self._train_if_stale(context, data, recipe)
         curve = publish_curve(self.plan, self.name, report)
         self.files.send()
         if not report.reused:
-            note_cost(context, lake, _training_cost(report, recipe.batch_size))
-        shown = _shown(self.folder, report, curve, heldout_count)
+            note_cost(context, lake, _compute_training_cost(report, recipe.batch_size))
+        shown = _build_checkpoint_metadata(self.folder, report, curve, heldout_count)
         return dg.MaterializeResult(data_version=dg.DataVersion(report.fingerprint), metadata=shown)
 
-    def _trained(
+    def _train_if_stale(
         self, context: dg.AssetExecutionContext, data: TrainingData, recipe: TrainingSettings
     ) -> TrainingReport:
         """Train unless the stored checkpoint is up to date, write its model card, and return the training's report."""
@@ -127,22 +127,22 @@ class _TrainedCheckpoint:
             settings=recipe,
             out=self.folder,
             progress=progress(context, "steps"),
-            measured=_observing(context),
+            measured=_build_training_observer(context),
         )
-        if not report.reused or card_is_lost(self.folder):
+        if not report.reused or is_card_lost(self.folder):
             self._write_card(report, heldout_count=len(data.heldout))
         return report
 
     def _write_card(self, report: TrainingReport, heldout_count: int) -> None:
         """Write the model card, with the measurements of the checkpoint that are stored."""
         write_model_card(self.plan, self.name, report, heldout_count)
-        add_evaluation(self.folder, *measured_on(self.plan, self.name))
+        add_evaluation(self.folder, *read_checkpoint_tables(self.plan, self.name))
 
     def _refuse_too_few_texts(self) -> None:
         """Raise TrainingError if the checkpoint has to be trained and there are too few texts."""
-        if not checkpoint_reasons(self.plan, self.name):
+        if not find_checkpoint_reasons(self.plan, self.name):
             return
-        refusal = too_few_to_train(self.plan)
+        refusal = explain_too_few_to_train(self.plan)
         if refusal:
             raise TrainingError(refusal)
 
@@ -154,13 +154,13 @@ def _warn_of_few_texts(context: dg.AssetExecutionContext, heldout_count: int) ->
         context.log.warning(warning)
 
 
-def _training_cost(report: TrainingReport, batch_size: int) -> StepCost:
+def _compute_training_cost(report: TrainingReport, batch_size: int) -> StepCost:
     """Return what training took; a token counts once for each epoch in which it was read."""
     epochs = report.steps * batch_size / max(1, report.examples)
     return StepCost(report.seconds, round(report.tokens * epochs))
 
 
-def _observing(context: dg.AssetExecutionContext) -> Callable[[int, Mapping[str, float]], None]:
+def _build_training_observer(context: dg.AssetExecutionContext) -> Callable[[int, Mapping[str, float]], None]:
     """Return a function that shows the measures of a training step on the asset's page while training goes on."""
 
     def observe(step: int, values: Mapping[str, float]) -> None:
@@ -169,23 +169,25 @@ def _observing(context: dg.AssetExecutionContext) -> Callable[[int, Mapping[str,
     return observe
 
 
-def _shown(folder: Path, report: TrainingReport, curve: pl.DataFrame, heldout_count: int) -> dict[str, Any]:
+def _build_checkpoint_metadata(
+    folder: Path, report: TrainingReport, curve: pl.DataFrame, heldout_count: int
+) -> dict[str, Any]:
     """Return the metadata of a checkpoint's asset: label -> value, as its page in Dagster shows them.
 
     heldout_count: the number of held-out texts whose loss chose the published step.
     """
     return {
         "checkpoint": dg.MetadataValue.path(str(folder)),
-        **_shown_training(report),
-        **_shown_heldout(heldout_count),
+        **_build_training_metadata(report),
+        **_build_heldout_metadata(heldout_count),
         "texts longer than a sequence": report.split_texts,
         "already finished before": report.reused,  # for people
         UNCHANGED: report.reused,  # for the run's count of steps that found nothing to do
-        "curves": dg.MetadataValue.md(loss_curve(curve)),
+        "curves": dg.MetadataValue.md(draw_loss_curve(curve)),
     }
 
 
-def _shown_training(report: TrainingReport) -> dict[str, Any]:
+def _build_training_metadata(report: TrainingReport) -> dict[str, Any]:
     """Return what a training took, and the figure of the published step."""
     return {
         "examples": report.examples,
@@ -198,7 +200,7 @@ def _shown_training(report: TrainingReport) -> dict[str, Any]:
     }
 
 
-def _shown_heldout(heldout_count: int) -> dict[str, Any]:
+def _build_heldout_metadata(heldout_count: int) -> dict[str, Any]:
     """Return the number of held-out texts that chose the published step; with a warning if they are few."""
     shown: dict[str, Any] = {"texts that choose the checkpoint": heldout_count}
     warning = too_few(heldout_count, "choose the checkpoint")

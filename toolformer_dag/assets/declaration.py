@@ -1,6 +1,6 @@
 """An asset of the graph: what determines it, why it is out of date and what makes it.
 
-`AssetDeclaration` holds this without knowing any run; `asset_of` makes Dagster's asset of it.
+`AssetDeclaration` holds this without knowing any run; `build_asset` makes Dagster's asset of it.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -13,7 +13,7 @@ import dagster as dg
 
 from toolformer_dag.assets.running import Running, note_failure, runs_alone, step, tag_outcome
 from toolformer_dag.computing.reasons import Reasons
-from toolformer_dag.files import UserError, limit_met
+from toolformer_dag.files import UserError, explain_limit_met
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.local_outputs import LocalOutput
 from toolformer_dag.lake.session import session
@@ -69,7 +69,7 @@ class AssetDeclaration:
         return self.group or self.name.partition("/")[0]
 
 
-def shared_reasons(files: LocalOutput, find_reasons: Callable[[], Sequence[str]]) -> Reasons:
+def receive_and_find_reasons(files: LocalOutput, find_reasons: Callable[[], Sequence[str]]) -> Reasons:
     """Download newer files of other machines, then return why the files here are out of date; empty if they are not.
 
     Files that the object store lacks count as out of date.
@@ -78,7 +78,7 @@ def shared_reasons(files: LocalOutput, find_reasons: Callable[[], Sequence[str]]
     """
     files.receive()
     lines = find_reasons()
-    if not lines and files.unsent():
+    if not lines and files.has_unsent_files():
         lines = ["it is not in the object store yet"]
     return Reasons({WHOLE: lines})  # of the files as a whole; other assets have reasons by shard
 
@@ -88,33 +88,35 @@ def asset_key(name: str) -> dg.AssetKey:
     return dg.AssetKey(name.split("/"))
 
 
-def asset_of(output: AssetDeclaration, suffix: str) -> dg.AssetsDefinition:
+def build_asset(output: AssetDeclaration, suffix: str) -> dg.AssetsDefinition:
     """Return the Dagster asset of a declared one, with its checks.
 
     suffix: ends the names of the plan's resources, so that two plans can share a code location; empty for most.
     """
-    resource_keys = _resource_keys(output, suffix)  # parameter of `output.make` -> name of the resource in Dagster
+    resource_keys = _map_parameter_to_resource(
+        output, suffix
+    )  # parameter of `output.make` -> name of the resource in Dagster
 
     def make(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
         resources = {parameter: getattr(context.resources, key) for parameter, key in resource_keys.items()}
         return _run_step(output, context, resources)
 
     declared: dg.AssetsDefinition = dg.asset(
-        **_page_options(output, suffix),  # group, kinds, owners, description, a link
+        **_build_page_options(output, suffix),  # group, kinds, owners, description, a link
         key=asset_key(output.name),
         deps=[asset_key(name) for name in output.depends_on],
         code_version=output.code_version,
         pool=output.pool,
         op_tags=step_tags(output.pool),
         required_resource_keys=set(resource_keys.values()),
-        check_specs=_check_specs(output),
+        check_specs=_build_check_specs(output),
     )(make)
     return declared
 
 
-def _page_options(output: AssetDeclaration, suffix: str) -> dict[str, Any]:
+def _build_page_options(output: AssetDeclaration, suffix: str) -> dict[str, Any]:
     """Return the arguments of `dg.asset` that only determine what the asset's page shows."""
-    explorer = dg.MetadataValue.url(explorer_address(output.name, suffix))
+    explorer = dg.MetadataValue.url(build_explorer_address(output.name, suffix))
     return {
         "group_name": output.group_name,
         "kinds": set(output.kinds),
@@ -124,7 +126,7 @@ def _page_options(output: AssetDeclaration, suffix: str) -> dict[str, Any]:
     }
 
 
-def _check_specs(output: AssetDeclaration) -> list[dg.AssetCheckSpec]:
+def _build_check_specs(output: AssetDeclaration) -> list[dg.AssetCheckSpec]:
     """Return the checks of an output; a failed check stops what depends on it."""
     key = asset_key(output.name)
     specs = []
@@ -145,10 +147,10 @@ def _run_step(
     lake: Lake | None = resources.get("lake")
     with (
         step(context, output.name) as running,  # shows the progress
-        _pool_held(running, output.pool, lake),  # makes runs of other Dagster instances wait
+        _hold_pool(running, output.pool, lake),  # makes runs of other Dagster instances wait
         session(),  # what is read of the lake's manifests is cached
     ):
-        with _failure_noted(context, lake, running):
+        with _note_step_failure(context, lake, running):
             result: dg.MaterializeResult = output.make(context, **resources)
         _note_end(context, output, running, result)
         return result
@@ -164,7 +166,7 @@ def _note_end(
 
 
 @contextmanager
-def _failure_noted(context: dg.AssetExecutionContext, lake: Lake | None, running: Running) -> Iterator[None]:
+def _note_step_failure(context: dg.AssetExecutionContext, lake: Lake | None, running: Running) -> Iterator[None]:
     """Note what the step has spent if the block fails; turn an error of full disk or memory into a UserError."""
     try:
         yield
@@ -173,19 +175,19 @@ def _failure_noted(context: dg.AssetExecutionContext, lake: Lake | None, running
             note_failure(context, lake, running)
         if isinstance(error, UserError):
             raise
-        limit = limit_met(error)  # such as "the disk is full"
+        limit = explain_limit_met(error)  # such as "the disk is full"
         if limit:
             raise UserError(f"{error}: {limit}; what was committed is kept") from error
         raise
 
 
-def _resource_keys(output: AssetDeclaration, suffix: str) -> dict[str, str]:
+def _map_parameter_to_resource(output: AssetDeclaration, suffix: str) -> dict[str, str]:
     """Return the parameters of `output.make` that take a resource, each with the resource's name in Dagster."""
     parameters = signature(output.make).parameters
     return {name: f"{key}{suffix}" for name, key in RESOURCES.items() if name in parameters}
 
 
-def _pool_held(running: Running, pool: str, lake: Lake | None) -> AbstractContextManager[None]:
+def _hold_pool(running: Running, pool: str, lake: Lake | None) -> AbstractContextManager[None]:
     """Hold a pool of the lake inside the block; without a lake, do nothing.
 
     Dagster's own pools know the runs of one instance only; this one makes runs of other instances wait too.
@@ -193,7 +195,7 @@ def _pool_held(running: Running, pool: str, lake: Lake | None) -> AbstractContex
     return nullcontext() if lake is None else lake.storage.claimed(pool, running.wait)
 
 
-def explorer_address(name: str, suffix: str) -> str:
+def build_explorer_address(name: str, suffix: str) -> str:
     """Return the address at which `toolformer-dag explore` shows the asset of this name, while it is served.
 
     suffix: what the names of the plan's groups end with; empty for most plans.

@@ -8,9 +8,9 @@ from typing import Any
 import dagster as dg
 import polars as pl
 
-from toolformer_dag.assets.checkpoint_assets import trained_assets
+from toolformer_dag.assets.checkpoint_assets import list_checkpoint_assets
 from toolformer_dag.assets.declaration import AssetDeclaration
-from toolformer_dag.assets.metadata import ROWS, UNCHANGED, frame_table, last_metadata, numbers
+from toolformer_dag.assets.metadata import ROWS, UNCHANGED, format_frame_table, numbers, read_last_metadata
 from toolformer_dag.assets.plots import bars
 from toolformer_dag.assets.running import note_cost, progress
 from toolformer_dag.computing.plan import Plan
@@ -25,11 +25,11 @@ from toolformer_dag.evaluation.measurements import (
     SETTINGS,
     TABLES,
     Measurement,
-    measured_on,
-    measurement_reasons,
-    stored_measurement,
+    find_measurement_reasons,
+    read_checkpoint_tables,
+    read_stored_measurement,
 )
-from toolformer_dag.evaluation.question_overlap import overlap_counts
+from toolformer_dag.evaluation.question_overlap import count_overlap
 from toolformer_dag.exports.model_card import add_evaluation
 from toolformer_dag.lake.table import WHOLE, Lake
 from toolformer_dag.model.weights import checkpoint_folder
@@ -38,7 +38,7 @@ from toolformer_dag.pipeline.heldout_texts import NAME as HELDOUT_TEXTS
 from toolformer_dag.pipeline.heldout_texts import too_few
 from toolformer_dag.resources import Compute
 from toolformer_dag.training.checkpoints import checkpoints
-from toolformer_dag.training.training_report import checkpoint_files
+from toolformer_dag.training.training_report import build_checkpoint_output
 
 DESCRIPTIONS = {
     ACCURACY: "Questions answered right: base, base + C, Toolformer disabled and with tools, further models.",
@@ -47,9 +47,9 @@ DESCRIPTIONS = {
 """What the measurements measure."""
 
 
-def assets_by_hand(plan: Plan) -> list[str]:
+def list_manual_assets(plan: Plan) -> list[str]:
     """Return the names of the assets that the first job does not make: checkpoints and their measurements."""
-    return [*trained_assets(plan), *map(plan.named, TABLES)]
+    return [*list_checkpoint_assets(plan), *map(plan.named, TABLES)]
 
 
 def measurement(plan: Plan, name: str) -> AssetDeclaration:
@@ -58,7 +58,7 @@ def measurement(plan: Plan, name: str) -> AssetDeclaration:
     return AssetDeclaration(
         name=plan.named(name),
         settings=SETTINGS[name](plan),
-        depends_on=_inputs(plan, name),
+        depends_on=_list_measurement_inputs(plan, name),
         description=DESCRIPTIONS[name],
         kinds={"pytorch"},
         pool="gpu",
@@ -68,9 +68,9 @@ def measurement(plan: Plan, name: str) -> AssetDeclaration:
     )
 
 
-def _inputs(plan: Plan, name: str) -> tuple[str, ...]:
+def _list_measurement_inputs(plan: Plan, name: str) -> tuple[str, ...]:
     """Return the names of the assets that a measurement reads: checkpoints, for perplexity texts too."""
-    trained = trained_assets(plan)
+    trained = list_checkpoint_assets(plan)
     if name == PERPLEXITY:
         return (*trained, plan.named(CORPUS), plan.named(HELDOUT_TEXTS))
     return tuple(trained)
@@ -89,7 +89,7 @@ class _StoredMeasurement:
 
     def reasons(self) -> Reasons:
         """Return why the measurement is missing or out of date."""
-        return Reasons({WHOLE: measurement_reasons(self.plan, self.name)})
+        return Reasons({WHOLE: find_measurement_reasons(self.plan, self.name)})
 
     def version(self) -> str | None:
         """Return the version of the stored measurement; None if there is none."""
@@ -98,19 +98,19 @@ class _StoredMeasurement:
     def make(self, context: dg.AssetExecutionContext, lake: Lake, compute: Compute) -> dg.MaterializeResult:
         """Measure unless the stored measurement is up to date; return what its page shows."""
         compute.workers.close()  # evaluation loads models of its own
-        if not measurement_reasons(self.plan, self.name):
-            return self._unchanged(context, lake)
+        if not find_measurement_reasons(self.plan, self.name):
+            return self._build_unchanged_result(context, lake)
         measured = self._measure(context, lake)
         _add_to_model_cards(self.plan)
-        return _result(measured.version, self._shown(context, lake, measured))
+        return _build_result(measured.version, self._build_metadata(context, lake, measured))
 
-    def _unchanged(self, context: dg.AssetExecutionContext, lake: Lake) -> dg.MaterializeResult:
+    def _build_unchanged_result(self, context: dg.AssetExecutionContext, lake: Lake) -> dg.MaterializeResult:
         """Return the result of a step that had nothing to measure: what the page showed last."""
-        shown = last_metadata(context)
+        shown = read_last_metadata(context)
         if not shown:  # another Dagster home has measured
-            shown = self._shown(context, lake, stored_measurement(lake, self.name))
+            shown = self._build_metadata(context, lake, read_stored_measurement(lake, self.name))
         version = lake.table(self.name).pointer(WHOLE).data_version
-        return _result(version, {**shown, UNCHANGED: True})
+        return _build_result(version, {**shown, UNCHANGED: True})
 
     def _measure(self, context: dg.AssetExecutionContext, lake: Lake) -> Measurement:
         """Measure the plan's checkpoints, publish the rows as the lake's table `name`, and return them.
@@ -126,17 +126,19 @@ class _StoredMeasurement:
         note_cost(context, lake, StepCost(seconds, measured.tokens, measured.calls))
         return measured
 
-    def _shown(self, context: dg.AssetExecutionContext, lake: Lake, result: Measurement) -> dict[str, dg.MetadataValue]:
+    def _build_metadata(
+        self, context: dg.AssetExecutionContext, lake: Lake, result: Measurement
+    ) -> dict[str, dg.MetadataValue]:
         """Return what the page shows: the rows, and the figures of accuracy or perplexity."""
-        shown = self._shown_rows(result)
+        shown = self._build_row_metadata(result)
         if self.name == ACCURACY:
-            return shown | _accuracy_metadata(lake, result)
-        return shown | _perplexity_metadata(context, result)
+            return shown | _build_accuracy_metadata(lake, result)
+        return shown | _build_perplexity_metadata(context, result)
 
-    def _shown_rows(self, result: Measurement) -> dict[str, dg.MetadataValue]:
+    def _build_row_metadata(self, result: Measurement) -> dict[str, dg.MetadataValue]:
         """Return the rows as a Markdown table, and their number."""
         title = self.name.rpartition("/")[2]
-        rows_table = frame_table(result.shown, result.shown.height)
+        rows_table = format_frame_table(result.shown, result.shown.height)
         return {
             ROWS: dg.MetadataValue.int(result.rows.height),
             title: dg.MetadataValue.md(rows_table),
@@ -144,7 +146,7 @@ class _StoredMeasurement:
         }
 
 
-def _result(version: str, shown: Mapping[str, Any]) -> dg.MaterializeResult:
+def _build_result(version: str, shown: Mapping[str, Any]) -> dg.MaterializeResult:
     """Return the result of the step. shown: what the asset's page shows."""
     return dg.MaterializeResult(data_version=dg.DataVersion(version), metadata=shown)
 
@@ -152,49 +154,49 @@ def _result(version: str, shown: Mapping[str, Any]) -> dg.MaterializeResult:
 def _receive_checkpoints(plan: Plan) -> None:
     """Download checkpoints that another machine has trained."""
     for name in checkpoints(plan.settings):
-        checkpoint_files(plan.settings, name).receive()
+        build_checkpoint_output(plan.settings, name).receive()
 
 
 def _add_to_model_cards(plan: Plan) -> None:
     """Write each checkpoint's measurements into its model card, here and in the object store."""
     for name in checkpoints(plan.settings):
-        files = checkpoint_files(plan.settings, name)
+        files = build_checkpoint_output(plan.settings, name)
         files.receive()  # a checkpoint that another machine has trained meanwhile stays
-        add_evaluation(checkpoint_folder(plan.settings, name), *measured_on(plan, name))
+        add_evaluation(checkpoint_folder(plan.settings, name), *read_checkpoint_tables(plan, name))
         files.send()
 
 
-def _accuracy_metadata(lake: Lake, result: Measurement) -> dict[str, dg.MetadataValue]:
+def _build_accuracy_metadata(lake: Lake, result: Measurement) -> dict[str, dg.MetadataValue]:
     """Return accuracies in per cent, the questions that occur in the corpus, the records left out, and a plot."""
     percent = result.rows.with_columns(pl.col("accuracy", "low", "high") * 100)
-    shown = _rounded_numbers(percent)
-    shown["in_corpus"] = _overlap_table(lake)
+    shown = _build_accuracy_numbers(percent)
+    shown["in_corpus"] = _build_overlap_table(lake)
     if result.left_out:
-        shown["left_out"] = _left_out_records(result)
+        shown["left_out"] = _count_left_out_records(result)
     plot = bars(percent, named=("benchmark", "condition"), figure="accuracy")
     shown["plot"] = dg.MetadataValue.md(plot)
     return shown
 
 
-def _rounded_numbers(percent: pl.DataFrame) -> dict[str, dg.MetadataValue]:
+def _build_accuracy_numbers(percent: pl.DataFrame) -> dict[str, dg.MetadataValue]:
     """Return an accuracy with one decimal per benchmark and condition."""
     rounded = percent.with_columns(pl.col("accuracy").round(1))
     return numbers(rounded, "accuracy", of="benchmark", unit=", %")
 
 
-def _left_out_records(result: Measurement) -> dg.MetadataValue:
+def _count_left_out_records(result: Measurement) -> dg.MetadataValue:
     """Return how many records of each benchmark were left out, by reason, as JSON."""
     counts_by_benchmark = {benchmark: dict(counts) for benchmark, counts in result.left_out.items()}
     return dg.MetadataValue.json(counts_by_benchmark)
 
 
-def _overlap_table(lake: Lake) -> dg.MetadataValue:
+def _build_overlap_table(lake: Lake) -> dg.MetadataValue:
     """Return a Markdown table of the questions that occur in the corpus, a row per benchmark."""
-    counts = overlap_counts(lake.table(OVERLAP).read(WHOLE))
-    return dg.MetadataValue.md(frame_table(counts, rows=30))
+    counts = count_overlap(lake.table(OVERLAP).read(WHOLE))
+    return dg.MetadataValue.md(format_frame_table(counts, rows=30))
 
 
-def _perplexity_metadata(context: dg.AssetExecutionContext, result: Measurement) -> dict[str, dg.MetadataValue]:
+def _build_perplexity_metadata(context: dg.AssetExecutionContext, result: Measurement) -> dict[str, dg.MetadataValue]:
     """Return perplexities; if there are few held-out texts, also a warning, which is logged too."""
     shown = numbers(result.rows, "perplexity", of="source")
     heldout_rows = result.rows.filter(pl.col("source") == HELDOUT_C)

@@ -32,7 +32,7 @@ UNCHANGED = "unchanged"
 """The name of whether a step found nothing to do."""
 
 
-def this_run(report: TableReport) -> dict[str, dg.MetadataValue]:
+def build_run_metadata(report: TableReport) -> dict[str, dg.MetadataValue]:
     """Return what this run computed of a table and what that cost, under the names that the page shows."""
     tokens = token_count(report.work.tokens)
     calls = report.work.computed["calls"]
@@ -46,16 +46,16 @@ def this_run(report: TableReport) -> dict[str, dg.MetadataValue]:
     }
 
 
-def last_metadata(context: dg.AssetExecutionContext, key: dg.AssetKey | None = None) -> Mapping[str, Any]:
+def read_last_metadata(context: dg.AssetExecutionContext, key: dg.AssetKey | None = None) -> Mapping[str, Any]:
     """Return the metadata of an asset's last materialization, which a step shows again if it has nothing to do.
 
     key: the asset, for a step that makes several.
     """
-    last = last_materialization(context.instance, key or context.asset_key)
+    last = find_last_materialization(context.instance, key or context.asset_key)
     return dict(last.metadata) if last else {}
 
 
-def last_materialization(instance: dg.DagsterInstance, key: dg.AssetKey) -> dg.AssetMaterialization | None:
+def find_last_materialization(instance: dg.DagsterInstance, key: dg.AssetKey) -> dg.AssetMaterialization | None:
     """Return the last materialization of an asset that Dagster knows of."""
     event = instance.get_latest_materialization_event(key)
     return event.asset_materialization if event else None
@@ -75,29 +75,29 @@ def numbers(rows: pl.DataFrame, measure: str, of: str, unit: str = "") -> dict[s
     return shown
 
 
-def counts_table(heading: str, counts: Mapping[str, int], figure: str = "count") -> str:
+def format_counts_table(heading: str, counts: Mapping[str, int], figure: str = "count") -> str:
     """Return a Markdown table of counts, the largest first; equal counts stay in order."""
     if not counts:
         return "none"
     rows = pl.DataFrame(Counter(counts).most_common(), [heading, figure], orient="row")
-    return frame_table(rows, COUNTS_SHOWN)
+    return format_frame_table(rows, COUNTS_SHOWN)
 
 
-def frame_table(frame: pl.DataFrame, rows: int = PREVIEW_ROWS, characters: int = PREVIEW_CHARACTERS) -> str:
+def format_frame_table(frame: pl.DataFrame, rows: int = PREVIEW_ROWS, characters: int = PREVIEW_CHARACTERS) -> str:
     """Return the first rows of a frame as a Markdown table, each cell cut to `characters`."""
-    return table(frame.columns, frame.head(rows).iter_rows(), partial(_cell, characters=characters))
+    return table(frame.columns, frame.head(rows).iter_rows(), partial(_format_cell, characters=characters))
 
 
-def _cell(value: object, characters: int) -> str:
+def _format_cell(value: object, characters: int) -> str:
     """Return a cell's text; anything but numbers, dates and None is cut to `characters`."""
     if isinstance(value, float):
         return f"{value:.3f}"
     if value is None or isinstance(value, int | date):
         return str(value)
-    return as_text(str(value), characters)
+    return format_code_cell(str(value), characters)
 
 
-def as_text(text: str, characters: int = PREVIEW_CHARACTERS) -> str:
+def format_code_cell(text: str, characters: int = PREVIEW_CHARACTERS) -> str:
     """Return text of the web or of a tool as one line of code for a Markdown cell, cut to `characters`.
 
     In a span of code Markdown has no HTML or links. Unprintable characters become spaces.
@@ -108,10 +108,10 @@ def as_text(text: str, characters: int = PREVIEW_CHARACTERS) -> str:
         return ""
     if len(line) > characters:
         line = line[: characters - 1] + "…"
-    return _code_span(line)
+    return _format_code_span(line)
 
 
-def _code_span(line: str) -> str:
+def _format_code_span(line: str) -> str:
     """Return a line as a Markdown span of code that a cell of a table can hold."""
     # A span of code ends at a run of backticks as long as the one that began it: this one is longer than any inside.
     longest_run = max(map(len, re.findall("`+", line)), default=0)

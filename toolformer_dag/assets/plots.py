@@ -69,44 +69,44 @@ def drawn(plot: Plot) -> str:
     """Return the picture of a stage's plot as Markdown."""
     match plot:
         case DeltaHistogram():
-            return delta_histogram(plot.deltas, plot.tau_f)
+            return draw_delta_histogram(plot.deltas, plot.tau_f)
         case ChanceCurves():
-            return chance_curves(plot.rates)
+            return draw_chance_curves(plot.rates)
         case CostFrontier():
-            return frontier_curve(plot.points)
+            return draw_frontier_curve(plot.points)
 
 
-def delta_histogram(deltas: pl.DataFrame, tau_f: float | None) -> str:
+def draw_delta_histogram(deltas: pl.DataFrame, tau_f: float | None) -> str:
     """Return a histogram of L- - L+ over scored calls as Markdown, with counts on a log scale and a line at tau_f.
 
     deltas: has a column `delta`. tau_f: None if no call is kept; then there is no line.
     """
     counts = histogram(deltas["delta"]).tolist()
     highest_count = max(*counts, 1)
-    bar_path = _outline(counts, highest_count)
+    bar_path = _build_outline_path(counts, highest_count)
     parts = [f"<path d='{bar_path}' fill='{BLUE}'/>"]
     legend = {"calls, log scale": BLUE}
     if tau_f is not None:
-        parts.append(_threshold_line(tau_f))
+        parts.append(_draw_threshold_line(tau_f))
         legend[f"tau_f {tau_f:.4g}"] = RED
-    axes = _axes("delta, nats", AxisEnds(*CLIPPED), AxisEnds(0, highest_count))
-    return _picture("calls by delta", legend, axes, *parts)
+    axes = _draw_axes("delta, nats", AxisEnds(*CLIPPED), AxisEnds(0, highest_count))
+    return _draw_picture("calls by delta", legend, axes, *parts)
 
 
-def _threshold_line(tau_f: float) -> str:
+def _draw_threshold_line(tau_f: float) -> str:
     """Return the SVG of a vertical line at a threshold in a histogram."""
-    x = _histogram_x(tau_f)
-    return _line(f"M{x} 0V{HEIGHT}")
+    x = _compute_histogram_x(tau_f)
+    return _draw_line(f"M{x} 0V{HEIGHT}")
 
 
-def _histogram_x(delta: float) -> int:
+def _compute_histogram_x(delta: float) -> int:
     """Return the pixels from the left end of a histogram to a delta; beyond the ends, those of the end."""
     low, high = CLIPPED
     clipped = min(max(delta, low), high)
     return round((clipped - low) / (high - low) * WIDTH)
 
 
-def _outline(counts: Sequence[int], highest_count: int) -> str:
+def _build_outline_path(counts: Sequence[int], highest_count: int) -> str:
     """Return the SVG path around the bars of a histogram; the highest count fills HEIGHT.
 
     `V` moves to a height, `h` to the right. Neighbours with equal counts are one wide bar.
@@ -114,13 +114,13 @@ def _outline(counts: Sequence[int], highest_count: int) -> str:
     bar_width = WIDTH // BINS
     path = f"M0 {HEIGHT}"
     for count, equal_counts in groupby(counts):
-        top = HEIGHT - _log_height(count, highest_count)
+        top = HEIGHT - _compute_log_height(count, highest_count)
         bar_count = len(list(equal_counts))
         path += f"V{top}h{bar_width * bar_count}"
     return f"{path}V{HEIGHT}"
 
 
-def _log_height(count: int, highest_count: int) -> int:
+def _compute_log_height(count: int, highest_count: int) -> int:
     """Return the height of a bar in pixels, on a log scale on which `highest_count` has HEIGHT."""
     return round(math.log1p(count) / math.log1p(highest_count) * HEIGHT)
 
@@ -131,49 +131,49 @@ def histogram(deltas: pl.Series) -> np.ndarray:
     return np.histogram(deltas.drop_nulls().clip(*CLIPPED), edges)[0]
 
 
-def chance_curves(rates: pl.DataFrame) -> str:
+def draw_chance_curves(rates: pl.DataFrame) -> str:
     """Return the false discovery rate over tau_f, its one-sided 95 % bound and the level of 5 %, as Markdown.
 
     rates: has the columns tau_f, fdr and fdr_high.
     """
-    sampled = _sampled(rates.sort("tau_f"))
+    sampled = _sample_rows(rates.sort("tau_f"))
     area = _PlotArea(AxisEnds(sampled["tau_f"][0], sampled["tau_f"][-1]), AxisEnds(0, 1))
     rate = area.curve(sampled["tau_f"], sampled["fdr"], BLUE)
     upper_bound = area.curve(sampled["tau_f"], sampled["fdr_high"], ORANGE)
     legend = {"share by chance": BLUE, "95 % bound": ORANGE, f"{LEVEL:.0%}": RED}
-    return _picture("share by chance", legend, area.axes("tau_f"), rate, upper_bound, _level_line())
+    return _draw_picture("share by chance", legend, area.axes("tau_f"), rate, upper_bound, _draw_level_line())
 
 
-def _level_line() -> str:
+def _draw_level_line() -> str:
     """Return the SVG of a horizontal line at LEVEL, on an axis from 0 to 1."""
     level_y = round(HEIGHT * (1 - LEVEL))
-    return _line(f"M0 {level_y}H{WIDTH}")
+    return _draw_line(f"M0 {level_y}H{WIDTH}")
 
 
-def frontier_curve(frontier: pl.DataFrame) -> str:
+def draw_frontier_curve(frontier: pl.DataFrame) -> str:
     """Return the nats that calls gain over their cost, one point per tau_f and a ring at today's tau_f, as Markdown.
 
     frontier: has the columns tau_f, today (whether this tau_f applies), nats and cost.
     """
-    points = _frontier_points(frontier)
+    points = _select_frontier_points(frontier)
     area = _PlotArea(AxisEnds.of(points["cost"]), AxisEnds.of(points["nats"]))
     curve = area.curve(points["cost"], points["nats"], BLUE)
-    rings = _rings(points.filter("today"), area)
+    rings = _draw_rings(points.filter("today"), area)
     legend = {"nats that calls gain": BLUE}
     if rings:
         legend["at today's tau_f"] = RED
-    return _picture("nats over cost", legend, area.axes("cost"), curve, *rings)
+    return _draw_picture("nats over cost", legend, area.axes("cost"), curve, *rings)
 
 
-def _frontier_points(frontier: pl.DataFrame) -> pl.DataFrame:
+def _select_frontier_points(frontier: pl.DataFrame) -> pl.DataFrame:
     """Return at most POINTS distinct points and today's, by falling tau_f."""
     falling = frontier.sort("tau_f", descending=True)
     distinct = falling.unique(("cost", "nats"), keep="first", maintain_order=True)
-    with_today = pl.concat([_sampled(distinct), falling.filter("today")])
+    with_today = pl.concat([_sample_rows(distinct), falling.filter("today")])
     return with_today.sort("tau_f", descending=True)
 
 
-def _rings(points: pl.DataFrame, area: "_PlotArea") -> list[str]:
+def _draw_rings(points: pl.DataFrame, area: "_PlotArea") -> list[str]:
     """Return the SVG of a red ring around each distinct point of cost and nats."""
     distinct = points.unique(("cost", "nats"))
     x = area.columns(distinct["cost"])
@@ -184,7 +184,7 @@ def _rings(points: pl.DataFrame, area: "_PlotArea") -> list[str]:
     return rings
 
 
-def loss_curve(curve: pl.DataFrame) -> str:
+def draw_loss_curve(curve: pl.DataFrame) -> str:
     """Return training loss (blue) and held-out perplexity (orange) over steps as Markdown, each on its own scale.
 
     curve: has the columns step, measure and value. Only its first two measures and finite values are drawn.
@@ -193,18 +193,18 @@ def loss_curve(curve: pl.DataFrame) -> str:
     steps = AxisEnds(0, max(finite["step"], default=0))
     parts: list[str] = []
     legend: dict[str, str] = {}
-    for points, style in zip(_by_measure(finite), LOSS_CURVES, strict=False):
-        parts += _curve_with_scale(points, steps, style)
-        legend[_short_measure(points)] = style.color
-    return _picture("curves", legend, _axes("steps", steps), *parts)
+    for points, style in zip(_split_by_measure(finite), LOSS_CURVES, strict=False):
+        parts += _draw_curve_with_scale(points, steps, style)
+        legend[_shorten_measure(points)] = style.color
+    return _draw_picture("curves", legend, _draw_axes("steps", steps), *parts)
 
 
-def _by_measure(curve: pl.DataFrame) -> list[pl.DataFrame]:
+def _split_by_measure(curve: pl.DataFrame) -> list[pl.DataFrame]:
     """Return the points of each measure, in the order in which the measures occur."""
     return [points for _, points in curve.group_by("measure", maintain_order=True)]
 
 
-def _short_measure(points: pl.DataFrame) -> str:
+def _shorten_measure(points: pl.DataFrame) -> str:
     """Return the measure of points, `loss` for "training loss"."""
     return str(points["measure"][0]).removeprefix("training ")
 
@@ -220,17 +220,17 @@ LOSS_CURVES = (_CurveStyle(BLUE, -LEFT), _CurveStyle(ORANGE, WIDTH + 3))
 """The style of the training loss, with its scale left of the plot, and of the held-out perplexity, right of it."""
 
 
-def _curve_with_scale(points: pl.DataFrame, steps: AxisEnds, style: _CurveStyle) -> list[str]:
+def _draw_curve_with_scale(points: pl.DataFrame, steps: AxisEnds, style: _CurveStyle) -> list[str]:
     """Return the SVG of a curve and of the numbers at the ends of its scale."""
-    sampled = _sampled(points.sort("step"))
+    sampled = _sample_rows(points.sort("step"))
     scale = AxisEnds.of(sampled["value"])
     curve = _PlotArea(steps, scale).curve(sampled["step"], sampled["value"], style.color)
-    highest = _text(style.scale_x, _number(scale.high), TEXT_HEIGHT, style.color)
-    lowest = _text(style.scale_x, _number(scale.low), HEIGHT, style.color)
+    highest = _draw_text(style.scale_x, _format_number(scale.high), TEXT_HEIGHT, style.color)
+    lowest = _draw_text(style.scale_x, _format_number(scale.low), HEIGHT, style.color)
     return [curve, highest, lowest]
 
 
-def start_curves(rows: pl.DataFrame) -> str:
+def draw_start_curves(rows: pl.DataFrame) -> str:
     """Return right answers (blue) and questions with a call (orange) over min_probability, in per cent, as Markdown.
 
     rows: has the columns min_probability, accuracy and calls.
@@ -241,7 +241,7 @@ def start_curves(rows: pl.DataFrame) -> str:
     calls = area.curve(probabilities, rows["calls"], ORANGE)
     legend = {"right, %": BLUE, "calls, %": ORANGE}
     axes = area.axes("min_probability")
-    return _picture("right answers and calls over min_probability", legend, axes, right, calls)
+    return _draw_picture("right answers and calls over min_probability", legend, axes, right, calls)
 
 
 class Bars(NamedTuple):
@@ -274,8 +274,8 @@ def bars(rows: pl.DataFrame, named: Sequence[str], figure: str) -> str:
     for index, row in enumerate(bar_rows):
         parts += chart.bar(row, top=index * BAR)
     height = len(bar_rows) * BAR
-    legend = _bar_legend(bar_rows, figure)
-    return _picture("plot", legend, chart.axes(height), *parts, width=2 * WIDTH, height=height)
+    legend = _build_bar_legend(bar_rows, figure)
+    return _draw_picture("plot", legend, chart.axes(height), *parts, width=2 * WIDTH, height=height)
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,28 +293,28 @@ class _BarChart:
 
     def bar(self, row: Mapping[str, Any], top: int) -> list[str]:
         """Return the SVG of a bar, its interval, its number and its name. top: pixels above it."""
-        length = max(self._width(row[self.figure]), 0)
+        length = max(self._compute_width(row[self.figure]), 0)
         y = top + BAR // 2
-        bar = f"<path d='M0 {y}h{length}' stroke='{_bar_color(row)}' stroke-width='12'/>"
-        return [bar, self._interval(row, y), self._label(row, top + TEXT_BELOW)]
+        bar = f"<path d='M0 {y}h{length}' stroke='{_choose_bar_color(row)}' stroke-width='12'/>"
+        return [bar, self._draw_interval(row, y), self._draw_label(row, top + TEXT_BELOW)]
 
     def axes(self, height: int) -> str:
         """Return the SVG of the axes of a chart of this height."""
         unit = f"{self.figure}, %" if self.figure == "accuracy" else ""
-        return _axes(unit, AxisEnds(0, self.longest), height=height)
+        return _draw_axes(unit, AxisEnds(0, self.longest), height=height)
 
-    def _interval(self, row: Mapping[str, Any], y: int) -> str:
+    def _draw_interval(self, row: Mapping[str, Any], y: int) -> str:
         """Return the SVG of a bar's interval, which begins at 0 if the row has no `low`."""
-        low = self._width(row.get("low"))
-        high = self._width(row.get("high"))
-        return _line(f"M{low} {y}H{high}")
+        low = self._compute_width(row.get("low"))
+        high = self._compute_width(row.get("high"))
+        return _draw_line(f"M{low} {y}H{high}")
 
-    def _label(self, row: Mapping[str, Any], y: int) -> str:
+    def _draw_label(self, row: Mapping[str, Any], y: int) -> str:
         """Return the SVG of a bar's number and name, to the right of the plot."""
         names = [escape(str(row[column])) for column in self.named if row[column] is not None]
-        return _text(WIDTH + 5, f"{row[self.figure]:,.4g}  {', '.join(names)}", y)
+        return _draw_text(WIDTH + 5, f"{row[self.figure]:,.4g}  {', '.join(names)}", y)
 
-    def _width(self, value: float | None) -> int:
+    def _compute_width(self, value: float | None) -> int:
         """Return the pixels of a value; 0 for None."""
         return round((value or 0) / self.longest * WIDTH)
 
@@ -324,7 +324,7 @@ def _longest(rows: Sequence[Mapping[str, Any]], figure: str) -> float:
     return max((row.get("high") or row[figure] for row in rows), default=0) or 1
 
 
-def _bar_legend(rows: Sequence[Mapping[str, Any]], figure: str) -> dict[str, str]:
+def _build_bar_legend(rows: Sequence[Mapping[str, Any]], figure: str) -> dict[str, str]:
     """Return the legend of a bar chart, label -> color."""
     legend = {figure: BLUE}
     if any(row.get("figures_of") == FIGURES_OF_PAPER for row in rows):
@@ -333,12 +333,12 @@ def _bar_legend(rows: Sequence[Mapping[str, Any]], figure: str) -> dict[str, str
     return legend
 
 
-def _bar_color(row: Mapping[str, Any]) -> str:
+def _choose_bar_color(row: Mapping[str, Any]) -> str:
     """Return the color of a bar: grey for a figure of the paper, blue for ours."""
     return GREY if row.get("figures_of") == FIGURES_OF_PAPER else BLUE
 
 
-def _sampled(rows: pl.DataFrame) -> pl.DataFrame:
+def _sample_rows(rows: pl.DataFrame) -> pl.DataFrame:
     """Return at most POINTS rows, evenly spread, the first and the last among them."""
     chosen = {round(number) for number in np.linspace(0, rows.height - 1, POINTS)}
     return rows[sorted(chosen)]
@@ -352,7 +352,7 @@ class _PlotArea(NamedTuple):
 
     def axes(self, title: str) -> str:
         """Return the SVG of the axes. title: what the horizontal one measures."""
-        return _axes(title, self.x_ends, self.y_ends)
+        return _draw_axes(title, self.x_ends, self.y_ends)
 
     def curve(self, x: Iterable[float], y: Iterable[float], color: str) -> str:
         """Return the SVG of a line through points."""
@@ -365,74 +365,80 @@ class _PlotArea(NamedTuple):
 
     def columns(self, x: Iterable[float]) -> list[int]:
         """Return the pixels of values from the left."""
-        return _pixels(x, self.x_ends, WIDTH)
+        return _compute_pixels(x, self.x_ends, WIDTH)
 
     def rows(self, y: Iterable[float]) -> list[int]:
         """Return the pixels of values from above, as SVG counts."""
-        return [HEIGHT - pixels for pixels in _pixels(y, self.y_ends, HEIGHT)]
+        return [HEIGHT - pixels for pixels in _compute_pixels(y, self.y_ends, HEIGHT)]
 
 
-def _pixels(values: Iterable[float], ends: AxisEnds, size: int) -> list[int]:
+def _compute_pixels(values: Iterable[float], ends: AxisEnds, size: int) -> list[int]:
     """Return the distance of each value from the lower end of an axis of `size` pixels."""
     extent = ends.high - ends.low or 1
     return [round((value - ends.low) / extent * size) for value in values]
 
 
-def _axes(title: str, x_ends: AxisEnds, y_ends: AxisEnds | None = None, height: int = HEIGHT) -> str:
+def _draw_axes(title: str, x_ends: AxisEnds, y_ends: AxisEnds | None = None, height: int = HEIGHT) -> str:
     """Return the SVG of both axes with the numbers at their ends; the vertical one has none without `y_ends`.
 
     title: what the horizontal axis measures.
     """
     parts = [f"<path d='M0 0V{height}H{WIDTH}' fill='none' stroke='#888'/>"]
-    parts += _x_numbers(x_ends, height)
+    parts += _draw_x_numbers(x_ends, height)
     if y_ends is not None:
-        parts += _y_numbers(y_ends, height)
-    parts.append(_text(WIDTH // 3, title, height + TEXT_BELOW))
+        parts += _draw_y_numbers(y_ends, height)
+    parts.append(_draw_text(WIDTH // 3, title, height + TEXT_BELOW))
     return "".join(parts)
 
 
-def _x_numbers(ends: AxisEnds, height: int) -> list[str]:
+def _draw_x_numbers(ends: AxisEnds, height: int) -> list[str]:
     """Return the SVG of the numbers below the horizontal axis."""
     below = height + TEXT_BELOW
-    return [_text(0, _number(ends.low), below), _text(WIDTH - LAST_NUMBER_WIDTH, _number(ends.high), below)]
+    return [
+        _draw_text(0, _format_number(ends.low), below),
+        _draw_text(WIDTH - LAST_NUMBER_WIDTH, _format_number(ends.high), below),
+    ]
 
 
-def _y_numbers(ends: AxisEnds, height: int) -> list[str]:
+def _draw_y_numbers(ends: AxisEnds, height: int) -> list[str]:
     """Return the SVG of the numbers left of the vertical axis."""
-    return [_text(-LEFT, _number(ends.high), TEXT_HEIGHT), _text(-LEFT, _number(ends.low), height)]
+    return [
+        _draw_text(-LEFT, _format_number(ends.high), TEXT_HEIGHT),
+        _draw_text(-LEFT, _format_number(ends.low), height),
+    ]
 
 
-def _number(value: float) -> str:
+def _format_number(value: float) -> str:
     """Return a whole number below a million with its digits, any other number with three significant digits."""
     is_short_whole = value == round(value) and abs(value) < 1e6
     return f"{value:,.0f}" if is_short_whole else f"{value:.3g}"
 
 
-def _text(x: int, text: object, y: int, color: str = "") -> str:
+def _draw_text(x: int, text: object, y: int, color: str = "") -> str:
     """Return the SVG of a text whose lower left corner is at (x, y); without a color it has the picture's."""
     fill = f" fill='{color}'" if color else ""
     return f"<text x='{x}' y='{y}'{fill}>{text}</text>"
 
 
-def _line(path: str) -> str:
+def _draw_line(path: str) -> str:
     """Return the SVG of a red line: a threshold, a level, an interval."""
     return f"<path d='{path}' stroke='{RED}'/>"
 
 
-def _picture(name: str, legend: Mapping[str, str], *parts: str, width: int = WIDTH, height: int = HEIGHT) -> str:
+def _draw_picture(name: str, legend: Mapping[str, str], *parts: str, width: int = WIDTH, height: int = HEIGHT) -> str:
     """Return the Markdown of an image whose address holds the SVG itself.
 
     - `legend`: label -> color; the first three are shown
     - `width`, `height`: of the plot, without the margins
     """
-    begin = _svg_begin(width + 2 * LEFT, height + ABOVE + BELOW)
-    svg = "".join((begin, *_legend_texts(legend), *parts, "</svg>"))
+    begin = _open_svg(width + 2 * LEFT, height + ABOVE + BELOW)
+    svg = "".join((begin, *_draw_legend(legend), *parts, "</svg>"))
     ascii_svg = svg.encode("ascii", "xmlcharrefreplace").decode()
     address = "".join(ESCAPED.get(char, char) for char in ascii_svg)
     return f"![{name}](<data:image/svg+xml,{address}>)"
 
 
-def _svg_begin(width: int, height: int) -> str:
+def _open_svg(width: int, height: int) -> str:
     """Return the opening tag of an SVG of this size; (0, 0) is the upper end of the vertical axis."""
     return (
         f"<svg xmlns='http://www.w3.org/2000/svg' width='{width}' height='{height}' "
@@ -441,9 +447,9 @@ def _svg_begin(width: int, height: int) -> str:
     )
 
 
-def _legend_texts(legend: Mapping[str, str]) -> list[str]:
+def _draw_legend(legend: Mapping[str, str]) -> list[str]:
     """Return the SVG of the first labels of a legend, side by side above the plot."""
     texts = []
     for x, (label, color) in zip(LEGEND_X, legend.items(), strict=False):
-        texts.append(_text(x, label, -4, color))
+        texts.append(_draw_text(x, label, -4, color))
     return texts

@@ -80,10 +80,10 @@ class Step:
         """
         seconds = max(self.seconds, 1e-3)
         rate = f"{self.tokens / seconds:,.0f} tokens/s" if self.tokens else ""
-        parts = [self._done_so_far(), rate, self._time_left(seconds)]
+        parts = [self._format_work_done(), rate, self._format_time_left(seconds)]
         return ", ".join(part for part in parts if part)
 
-    def _done_so_far(self) -> str:
+    def _format_work_done(self) -> str:
         """Return `312 of 800 texts`; of tokens before the first unit is done, empty if nothing is known."""
         if not self.done and 0 < self.tokens < self.expected:
             return f"{self.tokens:,} of some {self.expected:,.0f} tokens"
@@ -91,7 +91,7 @@ class Step:
             return f"{self.done:,} of {self.total:,} {self.unit}"
         return f"{self.done:,} {self.unit}" if self.done else ""
 
-    def _time_left(self, seconds: float) -> str:
+    def _format_time_left(self, seconds: float) -> str:
         """Return how long the rest takes at the pace of the `seconds` so far, as "0:01:12 left"; empty if unknown.
 
         It is "measuring the time left" once tokens are spent, until the first chunk is finished: loading the model took
@@ -100,13 +100,13 @@ class Step:
         is_within_first_chunk = self.tokens and not self.measured
         if self.expected > self.tokens and is_within_first_chunk:
             return "measuring the time left"
-        share_done = self._share_done()
+        share_done = self._compute_share_done()
         if not 0 < share_done < 1:
             return ""
         seconds_left = seconds / share_done * (1 - share_done)
         return f"{timedelta(seconds=round(seconds_left))} left"
 
-    def _share_done(self) -> float:
+    def _compute_share_done(self) -> float:
         """Return the share of the work that is done, by tokens if possible, else by units; 0 if unknown."""
         if self.expected > self.tokens:
             return self.tokens / self.expected
@@ -121,9 +121,9 @@ class Step:
         if values.get(UNCHANGED):
             self.outcome = "unchanged"
         else:
-            self.outcome = self._result(values.get(ROWS), values.get(TOKENS, 0))
+            self.outcome = self._format_result(values.get(ROWS), values.get(TOKENS, 0))
 
-    def _result(self, rows: int | None, tokens: int) -> str:
+    def _format_result(self, rows: int | None, tokens: int) -> str:
         """Return `443 rows in 12.1 s, 5,010 tokens/s`, of a step without rows `done in 12.1 s`."""
         seconds = max(self.seconds, 1e-3)
         result = "done" if rows is None else f"{rows:,} rows"
@@ -170,10 +170,10 @@ class Running(Step):
         self.total = self.total or ahead.units
         if self.unit == "calls":  # the stage reports whole chunks, but single calls are known
             self.done = max(self.done, min(self.calls, self.total))
-        self.expected = self._expected_tokens(ahead)
+        self.expected = self._estimate_tokens(ahead)
         self.measured = self._finished.estimated > 0
 
-    def _expected_tokens(self, ahead: Ahead) -> float:
+    def _estimate_tokens(self, ahead: Ahead) -> float:
         """Return the tokens that the step takes in all: those of finished chunks, and an estimate for the rest.
 
         The estimate is the plan's, scaled by what finished chunks took in comparison to theirs. `_finished` is updated
@@ -199,11 +199,11 @@ def step(context: dg.AssetExecutionContext, name: str) -> Iterator[Running]:
     The outcome is `failed: REASON` if the block raises an Exception; else the caller sets it in the block (`Step.end`).
     """
     running = Running(name)
-    running.file = _progress_file(context, name)
+    running.file = _find_progress_file(context, name)
     token = _current.set(running)  # here `progress` and `note_cost` find the step
     running.write()
     try:
-        with _written_now_and_then(running):
+        with _write_progress_regularly(running):
             yield running
     except Exception as error:
         first_line = str(error).partition("\n")[0]
@@ -214,7 +214,7 @@ def step(context: dg.AssetExecutionContext, name: str) -> Iterator[Running]:
         running.write()
 
 
-def _progress_file(context: dg.AssetExecutionContext, name: str) -> Path | None:
+def _find_progress_file(context: dg.AssetExecutionContext, name: str) -> Path | None:
     """Return the file for the progress of a step; None for an instance that keeps nothing on disk."""
     if context.instance.is_ephemeral:
         return None
@@ -222,7 +222,7 @@ def _progress_file(context: dg.AssetExecutionContext, name: str) -> Path | None:
 
 
 @contextmanager
-def _written_now_and_then(running: Running) -> Iterator[None]:
+def _write_progress_regularly(running: Running) -> Iterator[None]:
     """Write the step's progress to its file every TELL_EVERY_SECONDS inside the block, in a thread.
 
     What cannot be written, such as on a full disk, is passed over; any other error ends the thread, not the step.
@@ -330,7 +330,7 @@ def _write_log(context: dg.AssetExecutionContext, lake: Lake, warning: str, writ
 
     def write_or_warn() -> None:
         if is_object_store:
-            with _warned(context, warning):
+            with _turn_error_into_warning(context, warning):
                 write()
         else:
             write()
@@ -343,12 +343,12 @@ def _write_log(context: dg.AssetExecutionContext, lake: Lake, warning: str, writ
 def note_failure(context: dg.AssetExecutionContext, lake: Lake, failed: Running) -> None:
     """Add the cost of a failed or interrupted step to the lake's table of costs; log a warning if that fails."""
     failed.write()  # update what was spent
-    with _warned(context, f"the cost of {failed.name} is not in `costs`"):
+    with _turn_error_into_warning(context, f"the cost of {failed.name} is not in `costs`"):
         note_cost(context, lake, StepCost(failed.seconds, failed.tokens, failed.calls, failed=True))
 
 
 @contextmanager
-def _warned(context: dg.AssetExecutionContext, warning: str) -> Iterator[None]:
+def _turn_error_into_warning(context: dg.AssetExecutionContext, warning: str) -> Iterator[None]:
     """Turn a UserError of the block into a warning in the run's log: `warning`, then the error."""
     try:
         yield

@@ -10,7 +10,7 @@ from typing import Any
 import dagster as dg
 
 from toolformer_dag.assets.declaration import OWNERS, AssetDeclaration, asset_key
-from toolformer_dag.assets.metadata import ROWS, UNCHANGED, counts_table, last_materialization
+from toolformer_dag.assets.metadata import ROWS, UNCHANGED, find_last_materialization, format_counts_table
 from toolformer_dag.computing.plan import Plan
 from toolformer_dag.computing.reasons import Reasons
 from toolformer_dag.identity import fingerprint
@@ -29,7 +29,7 @@ OUT_OF_DATE = "out of date"
 """The reported code version of a stored asset that is out of date: it equals none, so the page shows it unsynced."""
 
 
-def stale_assets(outputs: Sequence[AssetDeclaration]) -> dict[str, Reasons]:
+def list_stale_assets(outputs: Sequence[AssetDeclaration]) -> dict[str, Reasons]:
     """Return every missing or stale asset with the reasons, in the order of `outputs`.
 
     An asset with stale inputs counts as fresh until these are made again with other content, as in Dagster's UI.
@@ -43,12 +43,12 @@ def stale_assets(outputs: Sequence[AssetDeclaration]) -> dict[str, Reasons]:
 
 
 def tell_dagster(outputs: Sequence[AssetDeclaration], instance: dg.DagsterInstance) -> None:
-    """Report to Dagster what the lake holds, so that its page marks exactly what `stale_assets` lists.
+    """Report to Dagster what the lake holds, so that its page marks exactly what `list_stale_assets` lists.
 
     outputs: each after its dependencies. Call `observe` first, so that the shard files are known.
     """
     # Asset name -> the version that Dagster knows of it; first only of the list of shard files, an input of the others.
-    versions = _shard_list_version(instance)
+    versions = _read_shard_list_version(instance)
     for output in outputs:
         stored_version = output.version()
         if stored_version is not None:
@@ -65,7 +65,7 @@ def _report_stored(
     input_versions: asset name -> version, of the assets that it depends on.
     """
     tags = {VERSION: stored_version, CODE: output.code_version}
-    input_tags = input_version_tags(output, input_versions)
+    input_tags = build_input_version_tags(output, input_versions)
     if is_known(instance, asset_key(output.name), tags, input_tags):
         return stored_version
     is_out_of_date = bool(output.reasons())
@@ -83,21 +83,21 @@ def _report_out_of_date(
     - An asset that Dagster knows is not reported: the page goes on to show its last version, as stale.
     - A new asset is reported with its stored version, and with a code version that equals none.
     """
-    last = last_materialization(instance, asset_key(output.name))
+    last = find_last_materialization(instance, asset_key(output.name))
     if last is not None:
-        return _tags(last).get(VERSION, stored_version)
+        return _get_tags(last).get(VERSION, stored_version)
     tags = {VERSION: stored_version, CODE: OUT_OF_DATE}
     report_materialization(instance, output, {**tags, **input_tags})
     return stored_version
 
 
-def _shard_list_version(instance: dg.DagsterInstance) -> dict[str, str]:
+def _read_shard_list_version(instance: dg.DagsterInstance) -> dict[str, str]:
     """Return {SHARD_LIST: its version} as Dagster knows it; empty if Dagster knows none."""
-    last = last_materialization(instance, SHARDS)
-    return {} if last is None else {SHARD_LIST: _tags(last)[VERSION]}
+    last = find_last_materialization(instance, SHARDS)
+    return {} if last is None else {SHARD_LIST: _get_tags(last)[VERSION]}
 
 
-def input_version_tags(output: AssetDeclaration, versions: Mapping[str, str]) -> dict[str, str]:
+def build_input_version_tags(output: AssetDeclaration, versions: Mapping[str, str]) -> dict[str, str]:
     """Return the tags that tell Dagster from which versions of its inputs an asset was made.
 
     versions: asset name -> version; inputs that are missing here get no tag.
@@ -120,14 +120,14 @@ def report_materialization(
     If the last materialization has the same version, and so the same rows, the results of its checks are reported
     again.
 
-    - `tags`: VERSION, CODE and the `input_version_tags`
+    - `tags`: VERSION, CODE and the `build_input_version_tags`
     - `metadata`: what the page shows; None: what it shows already, if that is of the same rows
     """
     key = asset_key(output.name)
-    last_of_same_rows = _last_of_version(instance, key, tags[VERSION])
+    last_of_same_rows = _find_materialization_of_version(instance, key, tags[VERSION])
     if metadata is None:
-        metadata = _shown_again(last_of_same_rows)
-    all_tags = {**tags, **_event_tags(tags)}
+        metadata = _repeat_metadata(last_of_same_rows)
+    all_tags = {**tags, **_build_event_tags(tags)}
     instance.report_runless_asset_event(dg.AssetMaterialization(key, metadata=metadata, tags=all_tags))
     if last_of_same_rows is not None:
         # Without this the page would show no checks of the new materialization.
@@ -135,18 +135,20 @@ def report_materialization(
             _report_check_again(instance, dg.AssetCheckKey(key, check_name))
 
 
-def _shown_again(last: dg.AssetMaterialization | None) -> dict[str, Any]:
+def _repeat_metadata(last: dg.AssetMaterialization | None) -> dict[str, Any]:
     """Return the metadata of a materialization, marked UNCHANGED; empty for None."""
     return {} if last is None else {**last.metadata, UNCHANGED: True}
 
 
-def _last_of_version(instance: dg.DagsterInstance, key: dg.AssetKey, version: str) -> dg.AssetMaterialization | None:
+def _find_materialization_of_version(
+    instance: dg.DagsterInstance, key: dg.AssetKey, version: str
+) -> dg.AssetMaterialization | None:
     """Return the last materialization that Dagster knows of an asset if it has this version, else None."""
-    last = last_materialization(instance, key)
-    return last if last is not None and _tags(last).get(VERSION) == version else None
+    last = find_last_materialization(instance, key)
+    return last if last is not None and _get_tags(last).get(VERSION) == version else None
 
 
-def _event_tags(tags: Mapping[str, str]) -> dict[str, str]:
+def _build_event_tags(tags: Mapping[str, str]) -> dict[str, str]:
     """Return a tag READ_EVENT for each tag READ: Dagster wants both of each input, and ignores the value."""
     event_tags = {}
     for tag in tags:
@@ -184,22 +186,22 @@ def is_known(
     """Return whether the last materialization that Dagster knows of an asset has these tags.
 
     - `tags`: must be among its tags
-    - `input_tags`: must be exactly its tags of input versions (`input_version_tags`); None: any will do
+    - `input_tags`: must be exactly its tags of input versions (`build_input_version_tags`); None: any will do
     """
-    last = last_materialization(instance, key)
+    last = find_last_materialization(instance, key)
     if last is None:
         return False
-    has_tags = tags.items() <= _tags(last).items()
-    has_input_tags = input_tags is None or _input_tags(last) == input_tags
+    has_tags = tags.items() <= _get_tags(last).items()
+    has_input_tags = input_tags is None or _select_input_tags(last) == input_tags
     return has_tags and has_input_tags
 
 
-def _input_tags(materialization: dg.AssetMaterialization) -> dict[str, str]:
+def _select_input_tags(materialization: dg.AssetMaterialization) -> dict[str, str]:
     """Return the tags of a materialization that hold versions of inputs."""
-    return {tag: value for tag, value in _tags(materialization).items() if tag.startswith(READ)}
+    return {tag: value for tag, value in _get_tags(materialization).items() if tag.startswith(READ)}
 
 
-def _tags(materialization: dg.AssetMaterialization) -> Mapping[str, str]:
+def _get_tags(materialization: dg.AssetMaterialization) -> Mapping[str, str]:
     """Return the tags of a materialization; empty if it has none."""
     return materialization.tags or {}
 
@@ -216,11 +218,11 @@ def with_descendants(outputs: Sequence[AssetDeclaration], names: Iterable[str]) 
         if chosen_names & set(output.depends_on):
             chosen_names.add(output.name)
     chosen = [output for output in outputs if output.name in chosen_names]
-    wanted_names = chosen_names | _prepared_tools_of(chosen)
+    wanted_names = chosen_names | _select_prepared_tools(chosen)
     return [output.name for output in outputs if output.name in wanted_names]
 
 
-def _prepared_tools_of(outputs: Sequence[AssetDeclaration]) -> set[str]:
+def _select_prepared_tools(outputs: Sequence[AssetDeclaration]) -> set[str]:
     """Return the names of the prepared tools that assets depend on."""
     names = {name for output in outputs for name in output.depends_on}
     return {name for name in names if name.endswith("/prepared_tool")}
@@ -243,16 +245,16 @@ def shard_list(plan: Plan) -> dg.AssetsDefinition:
         description="The shard files: names, sizes and times of change. The sensor `shard_files` looks at them.",
     )
     def files() -> dg.MaterializeResult:
-        return _listed_shards(plan.fresh())
+        return _build_shard_list_result(plan.fresh())
 
     return files
 
 
-def _listed_shards(plan: Plan) -> dg.MaterializeResult:
+def _build_shard_list_result(plan: Plan) -> dg.MaterializeResult:
     """Return the version of the shard files, their number and their sizes."""
     stamps = plan.stamps  # looks at every file
     sizes = {name: stamp.get("bytes", 0) for name, stamp in stamps.items()}
-    size_table = counts_table("shard", sizes, "bytes")
+    size_table = format_counts_table("shard", sizes, "bytes")
     return dg.MaterializeResult(
         data_version=dg.DataVersion(fingerprint(stamps)),
         metadata={ROWS: len(stamps), "bytes": dg.MetadataValue.md(size_table)},

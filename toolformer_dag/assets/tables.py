@@ -17,10 +17,10 @@ from toolformer_dag.assets.metadata import (
     PREVIEW_ROWS,
     ROWS,
     UNCHANGED,
-    counts_table,
-    frame_table,
-    last_metadata,
-    this_run,
+    build_run_metadata,
+    format_counts_table,
+    format_frame_table,
+    read_last_metadata,
 )
 from toolformer_dag.assets.plots import drawn
 from toolformer_dag.assets.running import note_changes, note_cost, progress, tag_changes
@@ -44,24 +44,24 @@ def table(output: TableOutput) -> AssetDeclaration:
     return AssetDeclaration(
         name=output.name,
         settings=output.settings,
-        depends_on=(*output.depends_on, *_prepared_tools(output), *_checkpoint_of(output)),
-        description=_description(output),
+        depends_on=(*output.depends_on, *_list_prepared_tools(output), *_list_checkpoint_dependencies(output)),
+        description=_describe_table(output),
         kinds=stage.kinds,
-        pool=_pool(output),  # steps with the same pool run one after another
-        reasons=partial(table_reasons, output),  # why it is out of date
+        pool=_choose_pool(output),  # steps with the same pool run one after another
+        reasons=partial(find_table_reasons, output),  # why it is out of date
         version=output.version,
         make=partial(_bring_up_to_date, output),
-        checks=_check_promises(stage),
-        group=_group(output),
+        checks=_map_check_to_promise(stage),
+        group=_choose_group(output),
     )
 
 
-def _pool(output: TableOutput) -> str:
+def _choose_pool(output: TableOutput) -> str:
     """Return the pool of a table: its stage's, or one per tool for a stage that calls tools."""
-    return tool_pool(output.lane) if output.stage.pool == "tools" else output.stage.pool
+    return name_tool_pool(output.lane) if output.stage.pool == "tools" else output.stage.pool
 
 
-def _description(output: TableOutput) -> str:
+def _describe_table(output: TableOutput) -> str:
     """Return what the page says of a table; a table of one tool names it."""
     lane = output.lane_or_none
     return f"{output.stage.description} {lane.tool.name}." if lane else output.stage.description
@@ -77,12 +77,12 @@ def _bring_up_to_date(
     """
     stored_before = _Stored.of(output)
     _log_warnings(context, output)
-    report = _updated(output, context, compute)
+    report = _update_with_progress(output, context, compute)
     _raise_refusal(output)
-    _log(context, output, report)
+    _log_outcome(context, output, report)
     _note_cost(context, lake, report, stored_before)
     _note_changes(context, lake, report, stored_before)
-    return _result(context, output, report)
+    return _build_result(context, output, report)
 
 
 def _log_warnings(context: dg.AssetExecutionContext, output: TableOutput) -> None:
@@ -98,16 +98,16 @@ def _raise_refusal(output: TableOutput) -> None:
         raise refusal
 
 
-def _result(context: dg.AssetExecutionContext, output: TableOutput, report: TableReport) -> dg.MaterializeResult:
+def _build_result(context: dg.AssetExecutionContext, output: TableOutput, report: TableReport) -> dg.MaterializeResult:
     """Return the result of a step: the version of the rows, what the page shows, how the checks ended."""
     return dg.MaterializeResult(
         data_version=dg.DataVersion(report.data_version),
-        metadata=_metadata(context, output, report),
-        check_results=_check_results(output.stage, report),
+        metadata=_build_metadata(context, output, report),
+        check_results=_build_check_results(output.stage, report),
     )
 
 
-def _updated(output: TableOutput, context: dg.AssetExecutionContext, compute: Compute) -> TableReport:
+def _update_with_progress(output: TableOutput, context: dg.AssetExecutionContext, compute: Compute) -> TableReport:
     """Bring the rows of a table up to date while the step's progress is shown."""
     workers = compute.workers
     worker = compute.worker
@@ -115,7 +115,7 @@ def _updated(output: TableOutput, context: dg.AssetExecutionContext, compute: Co
     return update(worker, workers, compute.tables[output.name], advance)
 
 
-def table_reasons(output: TableOutput) -> Reasons:
+def find_table_reasons(output: TableOutput) -> Reasons:
     """Return why a table is out of date: it differs from its settings and inputs, or its stage refuses its rows.
 
     A refusal is an error that ends the run after the table is stored, for example if no call was kept. A refused table
@@ -130,27 +130,27 @@ def table_reasons(output: TableOutput) -> Reasons:
     return reasons
 
 
-def tool_pool(lane: Lane) -> str:
+def name_tool_pool(lane: Lane) -> str:
     """Return the pool of a lane's tool: runs call one tool in turns, but different tools at the same time."""
     return f"tools/{lane.tool.key}"
 
 
-def prepares(tool: Tool) -> bool:
+def needs_preparation(tool: Tool) -> bool:
     """Return whether a tool makes something before its first call, such as an index of passages."""
     return type(tool).prepare is not Tool.prepare
 
 
-def _prepared_tools(output: TableOutput) -> list[str]:
+def _list_prepared_tools(output: TableOutput) -> list[str]:
     """Return the names of the prepared-tool assets of the tools that a stage calls."""
-    return [_prepared_name(lane) for lane in output.stage.asset.calls(output) if prepares(lane.tool)]
+    return [_name_prepared_tool(lane) for lane in output.stage.asset.calls(output) if needs_preparation(lane.tool)]
 
 
-def _prepared_name(lane: Lane) -> str:
+def _name_prepared_tool(lane: Lane) -> str:
     """Return the name of the asset for what a lane's tool prepares before its first call."""
     return f"{lane.tool.key}/prepared_tool"
 
 
-def _checkpoint_of(output: TableOutput) -> list[str]:
+def _list_checkpoint_dependencies(output: TableOutput) -> list[str]:
     """Return the checkpoint asset that a table depends on, as a list of names; empty if it depends on none.
 
     In a later round of annotation the checkpoint of the round before proposes the calls; the base model computes other
@@ -166,7 +166,7 @@ def _checkpoint_of(output: TableOutput) -> list[str]:
     return [earlier_round.named("training/finetuned_checkpoint")]
 
 
-def _group(output: TableOutput) -> str:
+def _choose_group(output: TableOutput) -> str:
     """Return the group of a server's tables, one for its dozens of tools; empty for other tables."""
     server = output.lane.tool.server if output.lane_or_none else ""
     return f"server_{lane_key(server)}{output.plan.suffix}" if server else ""
@@ -192,7 +192,7 @@ class _Stored:
         return _Stored(output.version(), kept_calls)
 
 
-def _log(context: dg.AssetExecutionContext, output: TableOutput, report: TableReport) -> None:
+def _log_outcome(context: dg.AssetExecutionContext, output: TableOutput, report: TableReport) -> None:
     """Log what was damaged and what the stage concludes; tag the run with the settings that changed."""
     for damage in report.work.damaged:
         context.log.warning(damage)
@@ -217,20 +217,20 @@ def _note_cost(context: dg.AssetExecutionContext, lake: Lake, report: TableRepor
 def _note_changes(context: dg.AssetExecutionContext, lake: Lake, report: TableReport, before: _Stored) -> None:
     """Add the changed settings to the lake's table of changes, and the kept calls if they changed."""
     settings = report.differences.setting_changes()
-    kept = _kept_counts(report, before)
+    kept = _count_kept_calls(report, before)
     calls_changed = kept is not None and report.data_version != before.version
     if settings or calls_changed:
         note_changes(context, lake, settings, kept)
 
 
-def _kept_counts(report: TableReport, before: _Stored) -> KeptCounts | None:
+def _count_kept_calls(report: TableReport, before: _Stored) -> KeptCounts | None:
     """Return the kept calls before and after a step; None for a first run or a table without kept calls."""
     if before.kept_calls is None or before.version is None:
         return None
     return KeptCounts(before.kept_calls, sum(report.rows.values()))
 
 
-def _check_promises(stage: Stage) -> dict[str, str]:
+def _map_check_to_promise(stage: Stage) -> dict[str, str]:
     """Return check name -> promise for a stage: unique keys, and the stage's own checks."""
     promises = {"unique_keys": f"No two rows have the same {', '.join(stage.key)}."}
     for name, check in stage.checks.items():
@@ -238,32 +238,32 @@ def _check_promises(stage: Stage) -> dict[str, str]:
     return promises
 
 
-def _check_results(stage: Stage, report: TableReport) -> list[dg.AssetCheckResult]:
+def _build_check_results(stage: Stage, report: TableReport) -> list[dg.AssetCheckResult]:
     """Return the result of each check of a table; it passed if no row breaks it."""
     results = []
-    for name in _check_promises(stage):
+    for name in _map_check_to_promise(stage):
         broken = report.violations.get(name, 0)
         results.append(dg.AssetCheckResult(passed=not broken, check_name=name, metadata={"rows that break it": broken}))
     return results
 
 
-def _metadata(
+def _build_metadata(
     context: dg.AssetExecutionContext, output: TableOutput, report: TableReport
 ) -> dict[str, dg.MetadataValue]:
     """Return what the page of a table shows: what this run cost, and what the rows are.
 
     Unchanged rows are shown as they were shown last, if this Dagster instance has shown them.
     """
-    shown_before = last_metadata(context) if report.unchanged else {}
+    shown_before = read_last_metadata(context) if report.unchanged else {}
     if shown_before:
-        return {**shown_before, **this_run(report)}
+        return {**shown_before, **build_run_metadata(report)}
     metadata = {}
     for name, value in output.stage.asset.shows(output).items():
-        metadata[name] = metadata_value(value)
-    return {**metadata, **_row_metadata(output, report)}
+        metadata[name] = to_metadata_value(value)
+    return {**metadata, **_build_row_metadata(output, report)}
 
 
-def metadata_value(value: ShownValue) -> dg.MetadataValue:
+def to_metadata_value(value: ShownValue) -> dg.MetadataValue:
     """Return Dagster's form of a value that a stage shows; tables and plots become Markdown."""
     match value:
         case int():
@@ -273,35 +273,35 @@ def metadata_value(value: ShownValue) -> dg.MetadataValue:
         case str():
             return dg.MetadataValue.text(value)
         case pl.DataFrame():
-            return dg.MetadataValue.md(frame_table(value, value.height))
+            return dg.MetadataValue.md(format_frame_table(value, value.height))
         case _:
             return dg.MetadataValue.md(drawn(value))
 
 
-def _row_metadata(output: TableOutput, report: TableReport) -> dict[str, dg.MetadataValue]:
+def _build_row_metadata(output: TableOutput, report: TableReport) -> dict[str, dg.MetadataValue]:
     """Return what every table shows: counts, what the run cost, rejections, columns and the first rows."""
     filled_parts = [part for part, count in report.rows.items() if count]
-    first_rows = frame_table(_first_rows(output, filled_parts))
+    first_rows = format_frame_table(_read_first_rows(output, filled_parts))
     return {
         ROWS: dg.MetadataValue.int(sum(report.rows.values())),
-        **this_run(report),
-        **_count_tables(report),
-        "dagster/column_schema": dg.MetadataValue.table_schema(_table_schema(output.stage)),
+        **build_run_metadata(report),
+        **_build_count_tables(report),
+        "dagster/column_schema": dg.MetadataValue.table_schema(_build_table_schema(output.stage)),
         "first rows": dg.MetadataValue.md(first_rows),
     }
 
 
-def _count_tables(report: TableReport) -> dict[str, dg.MetadataValue]:
+def _build_count_tables(report: TableReport) -> dict[str, dg.MetadataValue]:
     """Return tokens by kind, rejections by reason and rows by shard, as Markdown tables."""
     tokens = {kind: count for kind, count in report.work.tokens.items() if kind not in NO_TOKENS}
     return {
-        "tokens": dg.MetadataValue.md(counts_table("kind", tokens)),
-        "rejections": dg.MetadataValue.md(counts_table("reason", report.rejections)),
-        "rows per shard": dg.MetadataValue.md(counts_table("shard", report.rows, "rows")),
+        "tokens": dg.MetadataValue.md(format_counts_table("kind", tokens)),
+        "rejections": dg.MetadataValue.md(format_counts_table("reason", report.rejections)),
+        "rows per shard": dg.MetadataValue.md(format_counts_table("shard", report.rows, "rows")),
     }
 
 
-def _table_schema(stage: Stage) -> dg.TableSchema:
+def _build_table_schema(stage: Stage) -> dg.TableSchema:
     """Return the columns of a stage's table with their types and descriptions."""
     columns = []
     for name, column in stage.columns.items():
@@ -309,7 +309,7 @@ def _table_schema(stage: Stage) -> dg.TableSchema:
     return dg.TableSchema(columns)
 
 
-def _first_rows(output: TableOutput, filled_parts: Sequence[str]) -> pl.DataFrame:
+def _read_first_rows(output: TableOutput, filled_parts: Sequence[str]) -> pl.DataFrame:
     """Return the first PREVIEW_ROWS rows of a table. filled_parts: its parts with rows, in order."""
     if not filled_parts:
         return output.stage.schema.to_frame()
@@ -321,19 +321,19 @@ def prepared_tool(lane: Lane) -> AssetDeclaration:
     """Return the asset of what a lane's tool makes before its first call, such as an index."""
     settings = {"version": lane.tool.version, "options": lane.identity()}
     return AssetDeclaration(
-        name=_prepared_name(lane),
+        name=_name_prepared_tool(lane),
         settings=settings,
         depends_on=(),
         description=f"What {lane.tool.name} needs before its first call (an index of passages); resumable.",
         kinds={"python"},
-        pool=tool_pool(lane),
+        pool=name_tool_pool(lane),
         reasons=Reasons,  # none, always: `prepare` itself finds out what is there
         version=partial(fingerprint, settings),
-        make=partial(_prepare, lane, settings),
+        make=partial(_prepare_tool, lane, settings),
     )
 
 
-def _prepare(lane: Lane, settings: Mapping[str, Any], context: dg.AssetExecutionContext) -> dg.MaterializeResult:
+def _prepare_tool(lane: Lane, settings: Mapping[str, Any], context: dg.AssetExecutionContext) -> dg.MaterializeResult:
     """Let a tool make what it needs before its first call, such as an index of passages.
 
     settings: what determines the tool's result.

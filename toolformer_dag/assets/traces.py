@@ -7,7 +7,7 @@ from typing import Any
 import dagster as dg
 
 from toolformer_dag.assets.declaration import AssetDeclaration
-from toolformer_dag.assets.metadata import ROWS, UNCHANGED, frame_table, last_metadata
+from toolformer_dag.assets.metadata import ROWS, UNCHANGED, format_frame_table, read_last_metadata
 from toolformer_dag.computing.plan import Plan
 from toolformer_dag.computing.reasons import Reasons
 from toolformer_dag.files import beside, replace_whole
@@ -17,24 +17,24 @@ from toolformer_dag.lake.warehouse import query
 from toolformer_dag.traces.judgement import (
     TABLES,
     VIEWS,
-    build_file,
+    build_traces_database,
+    compute_traces_version,
     made_from,
     refuse_unread,
     traces_database,
-    traces_version,
 )
 from toolformer_dag.traces.trace_stages import trace_tables
 
 TRACES = "traces/judged"
 
 
-def trace_outputs(plan: Plan) -> list[AssetDeclaration]:
+def build_trace_outputs(plan: Plan) -> list[AssetDeclaration]:
     """Return the asset of traces.duckdb, a file of views over recorded conversations; empty without such tables."""
     table_names = tuple(table.name for table in trace_tables(plan))
-    return [_judged_traces(plan, table_names)] if table_names else []
+    return [_build_traces_asset(plan, table_names)] if table_names else []
 
 
-def _judged_traces(plan: Plan, table_names: tuple[str, ...]) -> AssetDeclaration:
+def _build_traces_asset(plan: Plan, table_names: tuple[str, ...]) -> AssetDeclaration:
     """Return the asset of traces.duckdb, which is built from the tables of these names."""
     return AssetDeclaration(
         name=TRACES,
@@ -43,19 +43,19 @@ def _judged_traces(plan: Plan, table_names: tuple[str, ...]) -> AssetDeclaration
         description="Whether what follows recorded tool calls rests on their results: traces.duckdb.",
         kinds={"duckdb"},
         pool="lake",
-        reasons=partial(_reasons, plan),
+        reasons=partial(_find_reasons, plan),
         version=partial(made_from, traces_database(plan.settings)),
-        make=partial(_make, plan),
+        make=partial(_make_traces_file, plan),
     )
 
 
-def _reasons(plan: Plan) -> Reasons:
+def _find_reasons(plan: Plan) -> Reasons:
     """Return why the file is missing or out of date."""
-    is_current = made_from(traces_database(plan.settings)) == traces_version(plan)
+    is_current = made_from(traces_database(plan.settings)) == compute_traces_version(plan)
     return Reasons({} if is_current else {WHOLE: ["rows, views or the share changed, or there is no file"]})
 
 
-def _make(plan: Plan, context: dg.AssetExecutionContext) -> dg.MaterializeResult:
+def _make_traces_file(plan: Plan, context: dg.AssetExecutionContext) -> dg.MaterializeResult:
     """Build the file of judged calls if it is out of date; return what the asset's page shows: the verdicts by tool.
 
     It is also built if this Dagster instance has never shown it: then another Dagster home has made the file. If
@@ -63,32 +63,32 @@ def _make(plan: Plan, context: dg.AssetExecutionContext) -> dg.MaterializeResult
     """
     refuse_unread(plan)
     database = traces_database(plan.settings)
-    shown_last = last_metadata(context)
-    if _reasons(plan) or not shown_last:
-        _build(plan, database)
-        shown = _verdicts(database)
+    shown_last = read_last_metadata(context)
+    if _find_reasons(plan) or not shown_last:
+        _build_traces_file(plan, database)
+        shown = _build_verdict_metadata(database)
     else:
         shown = {**shown_last, UNCHANGED: True}
     version = made_from(database) or ""  # the version of what the file was built from
     return dg.MaterializeResult(data_version=dg.DataVersion(version), metadata=shown)
 
 
-def _build(plan: Plan, database: Path) -> None:
+def _build_traces_file(plan: Plan, database: Path) -> None:
     """Build the file under another name and replace the old one with it."""
     fresh = beside(database, ".duckdb")
     try:
-        build_file(plan, fresh, traces_version(plan))
+        build_traces_database(plan, fresh, compute_traces_version(plan))
         replace_whole(fresh, database)
     finally:
         fresh.unlink(missing_ok=True)
 
 
-def _verdicts(database: Path) -> dict[str, Any]:
+def _build_verdict_metadata(database: Path) -> dict[str, Any]:
     """Return what the page shows of a file that was built: the verdicts by tool."""
     tools = query(database, "FROM trace_tools")
     return {
         ROWS: int(tools["calls"].sum()),
-        "verdicts": dg.MetadataValue.md(frame_table(tools, tools.height)),
+        "verdicts": dg.MetadataValue.md(format_frame_table(tools, tools.height)),
         "file": dg.MetadataValue.path(str(database)),
         UNCHANGED: False,
     }

@@ -13,41 +13,53 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import dagster as dg
 import polars as pl
 
-from toolformer_dag.assets.declaration import OWNERS, AssetDeclaration, asset_key, explorer_address, shared_reasons
+from toolformer_dag.assets.declaration import (
+    OWNERS,
+    AssetDeclaration,
+    asset_key,
+    build_explorer_address,
+    receive_and_find_reasons,
+)
 from toolformer_dag.assets.metadata import (
     CALLS,
     ROWS,
     TOKENS,
     UNCHANGED,
-    as_text,
-    counts_table,
-    frame_table,
-    last_materialization,
-    last_metadata,
+    find_last_materialization,
+    format_code_cell,
+    format_counts_table,
+    format_frame_table,
+    read_last_metadata,
 )
-from toolformer_dag.assets.plots import PLOTTED, bars, start_curves
+from toolformer_dag.assets.plots import PLOTTED, bars, draw_start_curves
 from toolformer_dag.assets.running import tag_outcome
-from toolformer_dag.assets.staleness import CODE, VERSION, input_version_tags, is_known, report_materialization
+from toolformer_dag.assets.staleness import CODE, VERSION, build_input_version_tags, is_known, report_materialization
 from toolformer_dag.computing.plan import Plan
 from toolformer_dag.computing.reasons import Reasons
-from toolformer_dag.evaluation.evaluated_tables import all_tables, withdraw_damaged
-from toolformer_dag.evaluation.paper_tables import PAPER_TABLES, PaperTable, notes, over_min_probability, tools_called
+from toolformer_dag.evaluation.evaluated_tables import list_all_tables, withdraw_damaged
+from toolformer_dag.evaluation.paper_tables import (
+    PAPER_TABLES,
+    PaperTable,
+    notes,
+    query_over_min_probability,
+    query_tool_shares,
+)
 from toolformer_dag.exports.corpus_export import (
-    asset_files,
-    asset_folder,
-    corpus_reasons,
+    build_dataset_output,
     corpus_settings,
     export_corpus,
-    tells_the_same,
+    find_corpus_reasons,
+    get_dataset_folder,
+    has_current_card,
 )
 from toolformer_dag.exports.dataset_folder import Exported, read_exported
 from toolformer_dag.exports.export_forms import ExportForm, text_form
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.table import Lake
-from toolformer_dag.lake.warehouse import CLOSED, opened, warehouse_files
-from toolformer_dag.lake.warehouse_building import build, out_of_date, version
+from toolformer_dag.lake.warehouse import CLOSED, build_warehouse_output, opened
+from toolformer_dag.lake.warehouse_building import build, explain_out_of_date, version
 from toolformer_dag.method.call_warehouse import CallWarehouse
-from toolformer_dag.pipeline.stages import shown_outputs
+from toolformer_dag.pipeline.stages import list_shown_outputs
 from toolformer_dag.resources.step_processes import step_tags
 
 if TYPE_CHECKING:
@@ -77,15 +89,15 @@ class _Warehouse:
     def __init__(self, plan: Plan) -> None:
         labels = {"profile": plan.settings.profile, "model.name": plan.settings.model.name}
         self._plan = plan
-        self._declared = CallWarehouse(all_tables(shown_outputs(plan)), plan.lane_names, labels)
+        self._declared = CallWarehouse(list_all_tables(list_shown_outputs(plan)), plan.lane_names, labels)
         self._database = plan.settings.warehouse
         self.settings = self._declared.settings
 
     def reasons(self) -> Reasons:
         """Return why the file is missing or out of date. Another machine may have made it."""
-        files = warehouse_files(self._plan.lake, self._database)
-        check = partial(out_of_date, self._plan.lake, self._declared, self._database)
-        return shared_reasons(files, check)
+        files = build_warehouse_output(self._plan.lake, self._database)
+        check = partial(explain_out_of_date, self._plan.lake, self._declared, self._database)
+        return receive_and_find_reasons(files, check)
 
     def version(self) -> str:
         """Return the version that a file built from the lake now would have."""
@@ -98,9 +110,9 @@ class _Warehouse:
         """
         lake.storage.wait_for_writes()  # the costs of the steps before
         _withdraw_damaged_tables(context, lake)
-        shown_last = last_metadata(context)
+        shown_last = read_last_metadata(context)
         if self.reasons() or not shown_last:
-            shown = self._build(lake)
+            shown = self._build_database(lake)
         else:
             shown = {**shown_last, UNCHANGED: True}
         return dg.MaterializeResult(
@@ -108,13 +120,13 @@ class _Warehouse:
             metadata={**shown, TOKENS: 0, CALLS: 0},  # building needs no model and no tool
         )
 
-    def _build(self, lake: Lake) -> dict[str, Any]:
+    def _build_database(self, lake: Lake) -> dict[str, Any]:
         """Build the file, and return what its page shows: how many rows each table has."""
         row_counts = build(lake, self._declared, self._database)
-        warehouse_files(lake, self._database).send()
+        build_warehouse_output(lake, self._database).send()
         return {
             ROWS: row_counts["loss_deltas"],  # the table that people ask for
-            "rows": dg.MetadataValue.md(counts_table("table", row_counts)),
+            "rows": dg.MetadataValue.md(format_counts_table("table", row_counts)),
             "file": dg.MetadataValue.path(str(self._database)),
             UNCHANGED: False,
         }
@@ -155,58 +167,62 @@ def dataset(plan: Plan) -> AssetDeclaration:
         description="C* as a Hugging Face data set.",
         kinds={"parquet", "huggingface"},
         pool="lake",
-        reasons=partial(_dataset_reasons, plan, form),
-        version=partial(_exported_version, asset_folder(plan)),
-        make=partial(_export, plan, form),  # the step of a run adds `context` and `lake`
+        reasons=partial(_find_dataset_reasons, plan, form),
+        version=partial(_read_exported_version, get_dataset_folder(plan)),
+        make=partial(_export_if_stale, plan, form),  # the step of a run adds `context` and `lake`
     )
 
 
-def _dataset_reasons(plan: Plan, form: ExportForm) -> Reasons:
+def _find_dataset_reasons(plan: Plan, form: ExportForm) -> Reasons:
     """Return why the data set is missing or out of date. Another machine may have made it."""
-    return shared_reasons(asset_files(plan), partial(corpus_reasons, plan, asset_folder(plan), form))
+    return receive_and_find_reasons(
+        build_dataset_output(plan), partial(find_corpus_reasons, plan, get_dataset_folder(plan), form)
+    )
 
 
-def _exported_version(folder: Path) -> str | None:
+def _read_exported_version(folder: Path) -> str | None:
     """Return the version of an exported data set; None if there is none."""
     exported = read_exported(folder)
     return exported.version if exported else None
 
 
-def _export(plan: Plan, form: ExportForm, context: dg.AssetExecutionContext, lake: Lake) -> dg.MaterializeResult:
+def _export_if_stale(
+    plan: Plan, form: ExportForm, context: dg.AssetExecutionContext, lake: Lake
+) -> dg.MaterializeResult:
     """Write the data set if its rows, or what its card says of the project, are out of date.
 
     lake: not read here; a step that takes this resource waits until no other step of the pool uses the lake.
     """
-    current = _current_dataset(plan, form)
-    exported = current or _exported_anew(plan, form)
-    shown = {**_shown_export(plan, exported), UNCHANGED: current is not None}
+    current = _find_current_dataset(plan, form)
+    exported = current or _export_and_send(plan, form)
+    shown = {**_build_dataset_metadata(plan, exported), UNCHANGED: current is not None}
     return dg.MaterializeResult(data_version=dg.DataVersion(exported.version), metadata=shown)
 
 
-def _shown_export(plan: Plan, exported: Exported) -> dict[str, Any]:
+def _build_dataset_metadata(plan: Plan, exported: Exported) -> dict[str, Any]:
     """Return what the page of the data set shows: rows by split, and the folder."""
-    split_table = counts_table("split", exported.rows)
+    split_table = format_counts_table("split", exported.rows)
     return {
         ROWS: sum(exported.rows.values()),
         "rows": dg.MetadataValue.md(split_table),
-        "folder": dg.MetadataValue.path(str(asset_folder(plan))),
+        "folder": dg.MetadataValue.path(str(get_dataset_folder(plan))),
         TOKENS: 0,
         CALLS: 0,
     }
 
 
-def _current_dataset(plan: Plan, form: ExportForm) -> Exported | None:
+def _find_current_dataset(plan: Plan, form: ExportForm) -> Exported | None:
     """Return the stored data set if its rows and its card are up to date, else None."""
-    if _dataset_reasons(plan, form):
+    if _find_dataset_reasons(plan, form):
         return None
-    folder = asset_folder(plan)
-    return read_exported(folder) if tells_the_same(plan, folder) else None
+    folder = get_dataset_folder(plan)
+    return read_exported(folder) if has_current_card(plan, folder) else None
 
 
-def _exported_anew(plan: Plan, form: ExportForm) -> Exported:
+def _export_and_send(plan: Plan, form: ExportForm) -> Exported:
     """Write the data set, and upload it if there is an object store."""
-    exported = export_corpus(plan, asset_folder(plan), form, of_the_lake=True)
-    asset_files(plan).send()
+    exported = export_corpus(plan, get_dataset_folder(plan), form, of_the_lake=True)
+    build_dataset_output(plan).send()
     return exported
 
 
@@ -220,33 +236,33 @@ def paper_table(plan: Plan, name: str) -> AssetDeclaration:
         name=plan.named(name),
         settings={"shown": SHOWN_AS},
         depends_on=(plan.named(WAREHOUSE),),
-        description=f"{_table(name).title}; ours and the paper's.",
+        description=f"{_get_paper_table(name).title}; ours and the paper's.",
         kinds={"duckdb", "sql"},
         pool="lake",
         reasons=Reasons,  # none, always
         version=lambda: None,
-        make=_shown,
+        make=_build_table_result,
     )
 
 
-def paper_assets(outputs: Sequence[AssetDeclaration], plan: Plan) -> dg.AssetsDefinition:
+def build_paper_assets(outputs: Sequence[AssetDeclaration], plan: Plan) -> dg.AssetsDefinition:
     """Return the assets of the paper's tables as one step, which opens the warehouse once for all selected tables.
 
     Steps of the pool "lake" run one after another.
     """
     step_name = f"{STEP}{plan.suffix}"
-    specs = [_paper_spec(output, plan.suffix) for output in outputs]
+    specs = [_build_paper_spec(output, plan.suffix) for output in outputs]
 
     @dg.multi_asset(name=step_name, specs=specs, can_subset=True, pool="lake", op_tags=step_tags("lake"))
     def tables(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult]:
         selected_keys = context.selected_asset_keys  # a run may make some of the tables only (can_subset)
         selected = [output for output in outputs if asset_key(output.name) in selected_keys]
-        yield from _shown_tables(context, plan, selected)
+        yield from _iter_table_results(context, plan, selected)
 
     return tables
 
 
-def _shown_tables(
+def _iter_table_results(
     context: dg.AssetExecutionContext, plan: Plan, outputs: Sequence[AssetDeclaration]
 ) -> Iterator[dg.MaterializeResult]:
     """Read tables of the paper from the warehouse, and yield the result of each asset."""
@@ -257,12 +273,12 @@ def _shown_tables(
             yield result
 
 
-def _paper_spec(output: AssetDeclaration, suffix: str) -> dg.AssetSpec:
+def _build_paper_spec(output: AssetDeclaration, suffix: str) -> dg.AssetSpec:
     """Return Dagster's specification of a table of the paper, such as "tables/gsm8k".
 
     suffix: tells the assets of a later round of annotation from those of the first, as "_round_2"; "" for the first.
     """
-    explorer = dg.MetadataValue.url(explorer_address(output.name, suffix))
+    explorer = dg.MetadataValue.url(build_explorer_address(output.name, suffix))
     return dg.AssetSpec(
         asset_key(output.name),
         group_name=f"{STEP}{suffix}",
@@ -288,7 +304,7 @@ def tell_tables(outputs: Sequence[AssetDeclaration], plan: Plan, instance: dg.Da
         return
     versions = {stored_warehouse.name: warehouse_version}
     paper_tables = [output_by_name[plan.named(name)] for name in SHOWN]
-    unknown_tables = _unknown_tables(instance, paper_tables, versions)
+    unknown_tables = _select_unknown_tables(instance, paper_tables, versions)
     if not unknown_tables:
         return
     is_up_to_date = not stored_warehouse.reasons()  # asked last, since it looks at the files
@@ -296,7 +312,7 @@ def tell_tables(outputs: Sequence[AssetDeclaration], plan: Plan, instance: dg.Da
         _report_tables(instance, plan, unknown_tables, versions)
 
 
-def _unknown_tables(
+def _select_unknown_tables(
     instance: dg.DagsterInstance, tables: Sequence[AssetDeclaration], versions: Mapping[str, str]
 ) -> list[AssetDeclaration]:
     """Return the tables of the paper that Dagster does not know as they are shown now.
@@ -315,10 +331,10 @@ def _report_tables(
     """
     with opened(plan.settings.warehouse, CLOSED) as warehouse:  # CLOSED: no query reaches another file
         for table in tables:
-            last = last_materialization(instance, asset_key(table.name))
+            last = find_last_materialization(instance, asset_key(table.name))
             shown_last = last.metadata if last else {}  # it is reported again if the content is the same
-            shown = _shown_table(table, warehouse, shown_last)
-            tags = {VERSION: shown.version, CODE: table.code_version, **input_version_tags(table, versions)}
+            shown = _build_shown_table(table, warehouse, shown_last)
+            tags = {VERSION: shown.version, CODE: table.code_version, **build_input_version_tags(table, versions)}
             report_materialization(instance, table, tags, shown.metadata)
 
 
@@ -331,21 +347,21 @@ def _is_known_table(instance: dg.DagsterInstance, table: AssetDeclaration, versi
         instance,
         asset_key(table.name),
         tags={CODE: table.code_version},
-        input_tags=input_version_tags(table, versions),
+        input_tags=build_input_version_tags(table, versions),
     )
 
 
-def _table(name: str) -> PaperTable:
+def _get_paper_table(name: str) -> PaperTable:
     """Return the table of the paper for the name of its asset."""
     return TABLES[name.rpartition("/")[2]]
 
 
-def _shown(
+def _build_table_result(
     context: dg.AssetExecutionContext, output: AssetDeclaration, warehouse: "DuckDBPyConnection"
 ) -> dg.MaterializeResult:
     """Return the result of the asset of a paper's table."""
     key = asset_key(output.name)
-    shown = _shown_table(output, warehouse, last_metadata(context, key))
+    shown = _build_shown_table(output, warehouse, read_last_metadata(context, key))
     return dg.MaterializeResult(asset_key=key, data_version=dg.DataVersion(shown.version), metadata=shown.metadata)
 
 
@@ -356,12 +372,14 @@ class ShownTable(NamedTuple):
     metadata: Mapping[str, Any]
 
 
-def _shown_table(output: AssetDeclaration, warehouse: "DuckDBPyConnection", last: Mapping[str, Any]) -> ShownTable:
+def _build_shown_table(
+    output: AssetDeclaration, warehouse: "DuckDBPyConnection", last: Mapping[str, Any]
+) -> ShownTable:
     """Return what the page of a paper's table shows.
 
     last: the metadata that was shown last; it is shown again, marked UNCHANGED, if the content is the same.
     """
-    content = _TableContent.read(_table(output.name), warehouse)
+    content = _TableContent.read(_get_paper_table(output.name), warehouse)
     version = fingerprint([output.code_version, content.identity()])
     last_version = getattr(last.get("content"), "value", None)  # the text in Dagster's metadata value, if there is one
     if last_version == version:
@@ -393,8 +411,8 @@ class _TableContent:
             table=table,
             rows=table.rows(warehouse),
             notes=notes(warehouse, table),
-            called=tools_called(warehouse, table),
-            start_rates=over_min_probability(warehouse, table),
+            called=query_tool_shares(warehouse, table),
+            start_rates=query_over_min_probability(warehouse, table),
         )
 
     def identity(self) -> list[Any]:
@@ -410,32 +428,32 @@ class _TableContent:
         """
         return {
             ROWS: self.rows.height,
-            "table": dg.MetadataValue.md(self._markdown_table()),
-            **self._called_tools_and_start_curves(),
-            "notes": dg.MetadataValue.md(self._list_of_notes()),
+            "table": dg.MetadataValue.md(self._format_markdown_table()),
+            **self._build_benchmark_metadata(),
+            "notes": dg.MetadataValue.md(self._format_notes()),
             "numbers": dg.MetadataValue.json({"rows": self.rows.to_dicts()}),
-            "plot": dg.MetadataValue.md(self._plot()),
+            "plot": dg.MetadataValue.md(self._draw_plot()),
         }
 
-    def _markdown_table(self) -> str:
+    def _format_markdown_table(self) -> str:
         """Return all rows in the paper's layout."""
         wide = self.table.wide(self.rows)
-        return frame_table(wide, rows=self.rows.height, characters=EXAMPLE_CHARACTERS)
+        return format_frame_table(wide, rows=self.rows.height, characters=EXAMPLE_CHARACTERS)
 
-    def _plot(self) -> str:
+    def _draw_plot(self) -> str:
         """Return a bar chart of the rows, as Markdown."""
         plotted = PLOTTED[self.table.view]
         return bars(self.rows, plotted.named, plotted.figure)
 
-    def _called_tools_and_start_curves(self) -> dict[str, dg.MetadataValue]:
+    def _build_benchmark_metadata(self) -> dict[str, dg.MetadataValue]:
         """Return what only tables of benchmarks and Table 9 show; empty for the other tables."""
         shown: dict[str, dg.MetadataValue] = {}
         if self.called is not None:
-            shown["tools called"] = dg.MetadataValue.md(frame_table(self.called, self.called.height))
+            shown["tools called"] = dg.MetadataValue.md(format_frame_table(self.called, self.called.height))
         if self.start_rates is not None:
-            shown["over min_probability"] = dg.MetadataValue.md(start_curves(self.start_rates))
+            shown["over min_probability"] = dg.MetadataValue.md(draw_start_curves(self.start_rates))
         return shown
 
-    def _list_of_notes(self) -> str:
+    def _format_notes(self) -> str:
         """Return the notes as a Markdown list."""
-        return "\n".join(f"- {as_text(note, EXAMPLE_CHARACTERS)}" for note in self.notes)
+        return "\n".join(f"- {format_code_cell(note, EXAMPLE_CHARACTERS)}" for note in self.notes)

@@ -23,8 +23,8 @@ from toolformer_dag.cli.servers_command import servers
 from toolformer_dag.cli.single_pieces import score, tool
 from toolformer_dag.cli.sql_command import QueryCommand, sql
 from toolformer_dag.cli.tables_command import tables
-from toolformer_dag.cli.terminal import damaged_history, harmless, of_history, typed_config, with_config
-from toolformer_dag.files import UserError, limit_met, require_threads
+from toolformer_dag.cli.terminal import explain_damaged_history, harmless, is_history_error, typed_config, with_config
+from toolformer_dag.files import UserError, explain_limit_met, require_threads
 from toolformer_dag.processes import unfinished
 
 NOT_WRITABLE = {errno.EACCES, errno.EPERM, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.EROFS}
@@ -77,7 +77,7 @@ class Commands(typer.Typer):
             with unfinished(ENDED):  # the message if a tool ends this process by `os._exit`
                 return super().__call__(*args, **kwargs)
         except BaseException as error:  # panics of Rust are no Exception
-            message = _user_message(error)
+            message = _find_user_message(error)
             if message is None:  # not for the user to fix
                 raise
             sys.stderr.write(f"error: {harmless(with_config(message))}\n")
@@ -91,7 +91,7 @@ def _escape_unprintable_output() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-def _user_message(error: BaseException) -> str | None:
+def _find_user_message(error: BaseException) -> str | None:
     """Return the message for an error that the user can fix, or None for any other error.
 
     Such errors are mistakes (UserError), a folder that cannot be written, a full disk, a limit of this process
@@ -100,17 +100,17 @@ def _user_message(error: BaseException) -> str | None:
     if isinstance(error, UserError):
         return str(error)
     if isinstance(error, OSError) and error.errno in NOT_WRITABLE | FULL:
-        return _file_system_message(error)
-    limit_and_remedy = limit_met(error)
+        return _explain_file_system_error(error)
+    limit_and_remedy = explain_limit_met(error)
     if limit_and_remedy:
         return f"{str(error) or type(error).__name__}: {limit_and_remedy} and run again; what was committed is kept"
-    if of_history(error):  # from Dagster's databases
+    if is_history_error(error):  # from Dagster's databases
         database_error = error.__cause__ or error
-        return damaged_history(database_error)
+        return explain_damaged_history(database_error)
     return None
 
 
-def _file_system_message(error: OSError) -> str:
+def _explain_file_system_error(error: OSError) -> str:
     """Return what failed on which file, and how to fix it."""
     file = error.filename or "a file"
     if error.errno in FULL:

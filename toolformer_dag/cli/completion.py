@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from toolformer_dag.files import UserError
-from toolformer_dag.settings.settings_file import PAPER_TOOLS, known_profiles, load_settings
+from toolformer_dag.settings.settings_file import PAPER_TOOLS, list_known_profiles, load_settings
 
 
 def lane_names(incomplete: str) -> list[str]:
@@ -19,7 +19,7 @@ def lane_names(incomplete: str) -> list[str]:
 def profile_names(incomplete: str) -> list[str]:
     """Return the profiles, built in or of the project, that begin with the typed text."""
     try:
-        profiles = known_profiles()
+        profiles = list_known_profiles()
     except UserError:
         return []
     return [name for name in profiles if name.startswith(incomplete)]
@@ -31,14 +31,14 @@ def setting_pairs(incomplete: str) -> list[str]:
         settings = load_settings().model_dump()
     except UserError:
         return []
-    return [f"{key}=" for key in _dotted_keys(settings) if key.startswith(incomplete)]
+    return [f"{key}=" for key in _iter_dotted_keys(settings) if key.startswith(incomplete)]
 
 
-def _dotted_keys(table: Mapping[str, Any]) -> Iterator[str]:
+def _iter_dotted_keys(table: Mapping[str, Any]) -> Iterator[str]:
     """Yield the key of every value; keys of nested tables are joined by a dot, as in `corpus.first`."""
     for name, value in table.items():
         if isinstance(value, Mapping):
-            for key in _dotted_keys(value):
+            for key in _iter_dotted_keys(value):
                 yield f"{name}.{key}"
         else:
             yield name

@@ -38,8 +38,8 @@ class BoundedConnection(H11Protocol):
 
     def _close_one_of_too_many(self) -> None:
         """Close a connection if too many are open in all, or from this client's address."""
-        most = _most_connections()
-        same_address = self._from_same_address()
+        most = _compute_connection_limit()
+        same_address = self._list_connections_of_client()
         if len(same_address) > most // 2:
             self._close_idle(same_address)
         elif len(self.connections) > most:
@@ -68,7 +68,7 @@ class BoundedConnection(H11Protocol):
         self.flow.pause_reading()
         self.loop.call_later(PIPELINE_SECONDS, super().on_response_complete)  # which resumes reading
 
-    def _from_same_address(self) -> list["BoundedConnection"]:
+    def _list_connections_of_client(self) -> list["BoundedConnection"]:
         """Return the open connections from this client's address, this one included."""
         return [
             other
@@ -116,13 +116,13 @@ class BoundedConnection(H11Protocol):
         return cycle_before is None or self.cycle.response_complete or self.cycle.more_body
 
 
-def bounded_config(app: Any, **options: Any) -> Config:
+def build_bounded_config(app: Any, **options: Any) -> Config:
     """Return a server configuration with bounded connections. `options`: other arguments of `uvicorn.Config`."""
     # asyncio's own loop: its transports can be told how much they read at once.
     return Config(app, http=BoundedConnection, loop="asyncio", log_level="warning", **options)
 
 
-def _most_connections() -> int:
+def _compute_connection_limit() -> int:
     """Return how many connections may be open at once."""
     open_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return MOST if open_files == resource.RLIM_INFINITY else min(MOST, open_files // 2)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
-from toolformer_dag.cli.run import completed, opened_project, summary
+from toolformer_dag.cli.run import completed, open_project, summary
 from toolformer_dag.cli.terminal import Config, Set, harmless, with_config
 
 if TYPE_CHECKING:
@@ -99,11 +99,11 @@ def demo(config: Config = None, set: Set = None) -> None:
 
     Example: toolformer-dag demo
     """
-    project = opened_project(config, "embedded", shards=None, pairs=set, first=None)
+    project = open_project(config, "embedded", shards=None, pairs=set, first=None)
     plan = project.plan
     if project.stale():
         _introduce(plan)
-    report = completed(project, (), training=True, after_step=partial(best_call, plan))
+    report = completed(project, (), training=True, after_step=partial(describe_best_call, plan))
     report.raise_for_failures()
     typer.echo(summary(report))
     _print_tables(plan)
@@ -135,7 +135,7 @@ def _print_answered_question(plan: "Plan") -> None:
     from toolformer_dag.lake.warehouse import query
 
     for question in query(plan.settings.warehouse, ANSWERED).iter_rows(named=True):
-        typer.echo(f"\n{answered_question(**question)}")
+        typer.echo(f"\n{format_answered_question(**question)}")
 
 
 def _print_accuracy(plan: "Plan") -> None:
@@ -147,7 +147,7 @@ def _print_accuracy(plan: "Plan") -> None:
     typer.echo(f"\nHeld-out questions answered right, in per cent (95 % interval)\n{SEEN}\n{rows}")
 
 
-def answered_question(benchmark: str, prompt: str, written_without: str, written_with: str) -> str:
+def format_answered_question(benchmark: str, prompt: str, written_without: str, written_with: str) -> str:
     """Return a held-out question with the finetuned model's answers, without and with tools."""
     return harmless(
         f"One question, held out ({benchmark})\n"
@@ -157,7 +157,7 @@ def answered_question(benchmark: str, prompt: str, written_without: str, written
     )
 
 
-def best_call(plan: "Plan", step: "Step") -> str | None:
+def describe_best_call(plan: "Plan", step: "Step") -> str | None:
     """Return a line with the best call of the table that a step has written.
 
     After sampling that is the likeliest call, after scoring the most helpful one, such as:
@@ -170,14 +170,16 @@ def best_call(plan: "Plan", step: "Step") -> str | None:
     example = EXAMPLES.get(stage)
     if example is None:
         return None
-    call = _largest(plan.lake.table(step.name), example.column)  # the call with the largest number in this column
+    call = _find_largest_call(
+        plan.lake.table(step.name), example.column
+    )  # the call with the largest number in this column
     if call is None:
         return None
     sentence = example.sentence.format(call[example.column])
-    return harmless(f"    {_in_document(plan, lane, call)}  ({sentence})")
+    return harmless(f"    {_format_call_in_document(plan, lane, call)}  ({sentence})")
 
 
-def _largest(table: "Table", column: str) -> dict[str, Any] | None:
+def _find_largest_call(table: "Table", column: str) -> dict[str, Any] | None:
     """Return the call with the largest value in `column`, or None without a complete call."""
     import polars as pl
 
@@ -188,9 +190,9 @@ def _largest(table: "Table", column: str) -> dict[str, Any] | None:
     return calls[0] if calls else None
 
 
-def _in_document(plan: "Plan", lane: str, call: dict[str, Any]) -> str:
+def _format_call_in_document(plan: "Plan", lane: str, call: dict[str, Any]) -> str:
     """Return a call with AROUND characters of its document on each side, on one line."""
-    text = _document_text(plan, call)
+    text = _read_document_text(plan, call)
     offset = call["char_offset"]
     before = text[:offset][-AROUND:]
     after = text[offset:][:AROUND]
@@ -199,7 +201,7 @@ def _in_document(plan: "Plan", lane: str, call: dict[str, Any]) -> str:
     return " ".join(excerpt.split())
 
 
-def _document_text(plan: "Plan", call: dict[str, Any]) -> str:
+def _read_document_text(plan: "Plan", call: dict[str, Any]) -> str:
     """Return the text of the document that a call stands in."""
     import polars as pl
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from toolformer_dag.cli.terminal import Config, Force, Profile, Set, path, settings_of
+from toolformer_dag.cli.terminal import Config, Force, Profile, Set, load_command_settings, path
 from toolformer_dag.files import UserError
 from toolformer_dag.settings.sections import Settings
 
@@ -32,7 +32,7 @@ def explore(
 
     Example: toolformer-dag explore; toolformer-dag explore --export calls.html
     """
-    settings = settings_of(config, profile, set)
+    settings = load_command_settings(config, profile, set)
     from toolformer_dag.computing.plan import Plan
     from toolformer_dag.explorer.explorer_server import explorer_app
     from toolformer_dag.explorer.exported_page import export_page
@@ -41,8 +41,8 @@ def explore(
     from toolformer_dag.lake.warehouse import received
     from toolformer_dag.traces.judgement import traces_database
 
-    reader = WarehouseReader(received(settings), _about(settings))
-    traces = WarehouseReader(traces_database(settings), _about(settings, names_model=False))
+    reader = WarehouseReader(received(settings), _format_heading(settings))
+    traces = WarehouseReader(traces_database(settings), _format_heading(settings, names_model=False))
     if not traces.database.is_file():
         reader.version()  # a missing file is reported before anything is started
     if export is not None:
@@ -50,7 +50,7 @@ def explore(
             raise UserError(f"--export {export}: end the name with .html")
         typer.echo(f"{export_page(reader, traces, export, force):,} calls in {export}")
         return
-    model = LiveModel(lambda: Plan.of(settings_of(config, profile, set)))
+    model = LiveModel(lambda: Plan.of(load_command_settings(config, profile, set)))
     _serve_page(explorer_app(reader, model, traces), port, opens_browser=not no_open)
 
 
@@ -68,15 +68,15 @@ def _serve_page(app: "Starlette", port: int, opens_browser: bool) -> None:
         typer.echo("stopped")
 
 
-def _about(settings: Settings, names_model: bool = True) -> str:
+def _format_heading(settings: Settings, names_model: bool = True) -> str:
     """Return the page's heading: the project's folder name, perhaps its model, and the version of this package."""
-    from toolformer_dag.explorer.trace_queries import name_to_show
-    from toolformer_dag.lake.record import commit, installed_version
+    from toolformer_dag.explorer.trace_queries import shorten_model_name
+    from toolformer_dag.lake.record import commit, get_installed_version
 
     parts = [settings.root.absolute().name]
     if names_model:
-        parts.append(f"model {name_to_show(settings.model.name)}")
-    code = f"toolformer-dag {installed_version('toolformer-dag')}"
+        parts.append(f"model {shorten_model_name(settings.model.name)}")
+    code = f"toolformer-dag {get_installed_version('toolformer-dag')}"
     commit_hash = commit()
     if commit_hash:
         code += f", commit {commit_hash[:9]}"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from toolformer_dag.cli.terminal import Config, Profile, Set, checked_settings, path
+from toolformer_dag.cli.terminal import Config, Profile, Set, load_checked_settings, path
 from toolformer_dag.exports import FORMS_SAID, TOKENIZED, FormName
 from toolformer_dag.files import UserError
 
@@ -44,18 +44,18 @@ def export(
     overrides = list(set or ())
     if license is not None:
         overrides.append(f"export.license={license!r}")
-    settings = checked_settings(config, profile, overrides)
+    settings = load_checked_settings(config, profile, overrides)
     from toolformer_dag.computing.plan import Plan
-    from toolformer_dag.evaluation.evaluated_tables import all_tables
+    from toolformer_dag.evaluation.evaluated_tables import list_all_tables
     from toolformer_dag.exports.corpus_export import FORMS, export_corpus
     from toolformer_dag.exports.warehouse_export import export_warehouse
-    from toolformer_dag.method.warehouse_views import views_sql
-    from toolformer_dag.pipeline.stages import table_outputs
+    from toolformer_dag.method.warehouse_views import build_views_sql
+    from toolformer_dag.pipeline.stages import list_table_outputs
 
     plan = Plan.of(settings)
     _refuse_stale(plan)
     if warehouse:
-        views = views_sql(all_tables(table_outputs(plan)))
+        views = build_views_sql(list_all_tables(list_table_outputs(plan)))
         exported = export_warehouse(plan.settings.warehouse, folder, plan.settings.export.license, views)
     else:
         exported = export_corpus(plan, folder, FORMS[form](plan, tokenizer))
@@ -71,10 +71,10 @@ def _print_summary(folder: Path, exported: "Exported") -> None:
         typer.echo(
             f"the longest row has some {longest:,} tokens with its tools; a trainer cuts what is above its limit"
         )
-    typer.echo(f"{folder}: {_total_bytes(exported):,} bytes in {len(exported.files)} files")
+    typer.echo(f"{folder}: {_sum_file_sizes(exported):,} bytes in {len(exported.files)} files")
 
 
-def _total_bytes(exported: "Exported") -> int:
+def _sum_file_sizes(exported: "Exported") -> int:
     """Return the size of all files of an export."""
     return sum(file.size for file in exported.files.values())
 
@@ -94,7 +94,7 @@ def _refuse_stale(plan: "Plan") -> None:
 
     database = received(plan.settings)
     query(database, "SELECT 1")  # raises where there is no warehouse
-    changes = [*_changed_settings(plan), *_outdated_tables(plan, database)]
+    changes = [*_iter_changed_settings(plan), *_list_outdated_tables(plan, database)]
     if changes:
         more = f", and {len(changes) - 1} more" if len(changes) > 1 else ""
         raise UserError(
@@ -102,22 +102,22 @@ def _refuse_stale(plan: "Plan") -> None:
         )
 
 
-def _changed_settings(plan: "Plan") -> Iterator[str]:
+def _iter_changed_settings(plan: "Plan") -> Iterator[str]:
     """Yield each setting that has changed since a table was made, after the table's name."""
     from toolformer_dag.computing.reasons import differences
-    from toolformer_dag.pipeline.stages import table_outputs
+    from toolformer_dag.pipeline.stages import list_table_outputs
 
-    for output in table_outputs(plan):
+    for output in list_table_outputs(plan):
         for change in differences(output).settings():
             yield f"{output.name}: {change}"
 
 
-def _outdated_tables(plan: "Plan", database: Path) -> Sequence[str]:
+def _list_outdated_tables(plan: "Plan", database: Path) -> Sequence[str]:
     """Return what the warehouse holds in an older version than the lake."""
-    from toolformer_dag.evaluation.evaluated_tables import all_tables
-    from toolformer_dag.lake.warehouse_building import out_of_date
+    from toolformer_dag.evaluation.evaluated_tables import list_all_tables
+    from toolformer_dag.lake.warehouse_building import explain_out_of_date
     from toolformer_dag.method.call_warehouse import CallWarehouse
-    from toolformer_dag.pipeline.stages import shown_outputs
+    from toolformer_dag.pipeline.stages import list_shown_outputs
 
-    warehouse = CallWarehouse(all_tables(shown_outputs(plan)), plan.lane_names)
-    return out_of_date(plan.lake, warehouse, database)
+    warehouse = CallWarehouse(list_all_tables(list_shown_outputs(plan)), plan.lane_names)
+    return explain_out_of_date(plan.lake, warehouse, database)

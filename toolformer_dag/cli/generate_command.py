@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from toolformer_dag.cli.input_lines import BadLines, ParsedLine, json_record, open_lines, valid_text
-from toolformer_dag.cli.terminal import Config, Profile, Set, harmless, settings_of, with_config
+from toolformer_dag.cli.input_lines import BadLines, ParsedLine, open_lines, parse_record, require_utf8
+from toolformer_dag.cli.terminal import Config, Profile, Set, harmless, load_command_settings, with_config
 from toolformer_dag.files import UserError
 from toolformer_dag.settings.sections import Settings
 
@@ -95,10 +95,10 @@ def generate(
     Example: toolformer-dag generate "Ada had 17 apples and got 25 more, so in total there were"; toolformer-dag
     generate questions.jsonl --model base --model Toolformer > answers.jsonl
     """
-    settings = settings_of(config, profile, set)
+    settings = load_command_settings(config, profile, set)
     options = _DecodingOptions(
         settings=settings,
-        lanes=_lanes(settings, min_probability),
+        lanes=_load_lanes(settings, min_probability),
         max_new_tokens=max_new_tokens,
         trace=trace,
         context=context,
@@ -107,14 +107,14 @@ def generate(
     models = [find_model(settings, name, 0 if disabled else k) for name in dict.fromkeys(model or [""])]
     if _names_lines(text):
         raise typer.Exit(_complete_file(options, models, text))
-    valid_text("the text", text)
+    require_utf8("the text", text)
     for chosen in models:
         if len(models) > 1:
             typer.echo(f"== {chosen.name} ==")
         _complete_text(options, chosen, text)
 
 
-def _lanes(settings: Settings, min_probability: float | None) -> "Sequence[Lane]":
+def _load_lanes(settings: Settings, min_probability: float | None) -> "Sequence[Lane]":
     """Return the lanes (tools with their settings); `min_probability` replaces their threshold for starting a call."""
     from toolformer_dag.computing.plan import lanes
 
@@ -159,15 +159,15 @@ class _DecodingOptions:
 
     def parse_line(self, line: bytes) -> dict[str, Any]:
         """Return the record of a JSON line. Raises UserError, also if a tool cannot read its context."""
-        record = json_record(line, {"text": str}, {"context": str})
+        record = parse_record(line, {"text": str}, {"context": str})
         self._refuse_context("context", record.get("context", ""))
         return record
 
     def _refuse_context(self, source: str, context: str) -> None:
         """Raise UserError for a context that a tool cannot read. source: its option or field, for the message."""
-        from toolformer_dag.tools.tool import context_fault
+        from toolformer_dag.tools.tool import find_context_fault
 
-        fault = context_fault(context, [lane.tool for lane in self.lanes])
+        fault = find_context_fault(context, [lane.tool for lane in self.lanes])
         if fault is not None:
             raise UserError(f"{source} {fault}")
 
@@ -192,43 +192,43 @@ def find_model(settings: Settings, name: str, k: int | None) -> ChosenModel:
 
     Raises UserError where there is no such model, or no finished checkpoint.
     """
-    from toolformer_dag.training.checkpoints import checkpoint_of
+    from toolformer_dag.training.checkpoints import resolve_model_name
 
-    named_model = checkpoint_of(settings, name)
+    named_model = resolve_model_name(settings, name)
     calls_tools = named_model.calls
     if k is None:
         k = settings.decoding.k if calls_tools else 0
     if named_model.checkpoint is None:
-        folder = _untrained_folder(settings, name)
+        folder = _choose_untrained_folder(settings, name)
     else:
-        folder = _checkpoint_folder(settings, name, named_model.checkpoint)
+        folder = _require_checkpoint_folder(settings, name, named_model.checkpoint)
     return ChosenModel(name, folder, k)
 
 
-def _untrained_folder(settings: Settings, name: str) -> str:
+def _choose_untrained_folder(settings: Settings, name: str) -> str:
     """Return the folder, file or hub id for a name that is no checkpoint's. Raises UserError."""
     from toolformer_dag.model.weights import model_name
 
     if name == "":
-        return _default_folder(settings)
+        return _choose_default_folder(settings)
     if name == "base":
         return model_name(settings.model)
-    return _external_folder(settings, name)
+    return _require_external_folder(settings, name)
 
 
-def _default_folder(settings: Settings) -> str:
+def _choose_default_folder(settings: Settings) -> str:
     """Return the finetuned checkpoint of the settings' model, or that model itself with a note on standard error."""
     from toolformer_dag.model.weights import model_name
-    from toolformer_dag.training.training_report import finetuned_or_base
+    from toolformer_dag.training.training_report import find_finetuned_or_base
 
-    folder = finetuned_or_base(settings)
+    folder = find_finetuned_or_base(settings)
     if folder == model_name(settings.model):
         missing = "not finetuned: no checkpoint is here; make it by toolformer-dag run"
         typer.echo(with_config(f"{settings.model.name}, {missing}"), err=True)
     return folder
 
 
-def _external_folder(settings: Settings, name: str) -> str:
+def _require_external_folder(settings: Settings, name: str) -> str:
     """Return the folder, file or hub id of a model that this project did not train. Raises UserError."""
     from toolformer_dag.model.weights import check_model, model_name
 
@@ -237,15 +237,15 @@ def _external_folder(settings: Settings, name: str) -> str:
     return folder
 
 
-def _checkpoint_folder(settings: Settings, name: str, checkpoint: str) -> str:
+def _require_checkpoint_folder(settings: Settings, name: str, checkpoint: str) -> str:
     """Return the folder of a finished checkpoint, fetched from the lake first. Raises UserError without one.
 
     `name`: what was typed for `--model`, for the message.
     """
     from toolformer_dag.model.weights import checkpoint_folder
-    from toolformer_dag.training.training_report import checkpoint_files, read_report
+    from toolformer_dag.training.training_report import build_checkpoint_output, read_report
 
-    checkpoint_files(settings, checkpoint).receive()
+    build_checkpoint_output(settings, checkpoint).receive()
     folder = checkpoint_folder(settings, checkpoint)
     if read_report(folder) is None:
         raise UserError(f"--model {name!r}: {folder} holds no finished checkpoint; make it by toolformer-dag run")
@@ -286,17 +286,17 @@ def _complete_lines(options: _DecodingOptions, model: ChosenModel, batches: Iter
 
 def _print_answer(line: ParsedLine[dict[str, Any]], model_name: str, generation: "Generation", bad: BadLines) -> None:
     """Print an answer as JSON, or report on standard error why nothing was written."""
-    from toolformer_dag.decoding.generation import why_nothing
+    from toolformer_dag.decoding.generation import explain_nothing_written
 
     if generation.reason is not None:
         source = f"line {line.number}: {model_name}" if model_name else f"line {line.number}"
-        bad.report(f"{source}: {why_nothing(generation.reason)}")
+        bad.report(f"{source}: {explain_nothing_written(generation.reason)}")
         return
-    answer = _answer(line, model_name, generation)
+    answer = _build_answer(line, model_name, generation)
     typer.echo(json.dumps(answer, ensure_ascii=False))
 
 
-def _answer(line: ParsedLine[dict[str, Any]], model_name: str, generation: "Generation") -> dict[str, Any]:
+def _build_answer(line: ParsedLine[dict[str, Any]], model_name: str, generation: "Generation") -> dict[str, Any]:
     """Return the fields of an answer: the line's number, the model's name if it has one, the record, what was written.
 
     Fields of the record with these names are replaced.
@@ -306,10 +306,10 @@ def _answer(line: ParsedLine[dict[str, Any]], model_name: str, generation: "Gene
     if model_name:
         head["model"] = model_name
     rest_of_record = {name: value for name, value in record.items() if name not in head}
-    return {**head, **rest_of_record, **_answer_fields(record["text"], generation)}
+    return {**head, **rest_of_record, **_build_answer_fields(record["text"], generation)}
 
 
-def _answer_fields(text: str, generation: "Generation") -> dict[str, Any]:
+def _build_answer_fields(text: str, generation: "Generation") -> dict[str, Any]:
     """Return the text with and without its calls, the calls, and the chances of a call if they were recorded."""
     fields: dict[str, Any] = {
         "text": text + generation.text,
@@ -326,7 +326,7 @@ def _complete_text(options: _DecodingOptions, model: ChosenModel, text: str) -> 
     if sys.stdout.isatty():
         generation = _decode_live(options, model, text)
     else:
-        generation = _decode_whole(options, model, text)
+        generation = _decode_then_print(options, model, text)
     if options.trace:
         min_probability = min(lane.min_probability for lane in options.lanes)
         _print_chances(generation, model.k, min_probability)
@@ -341,7 +341,7 @@ def _decode_live(options: _DecodingOptions, model: ChosenModel, text: str) -> "G
     return generation
 
 
-def _decode_whole(options: _DecodingOptions, model: ChosenModel, text: str) -> "Generation":
+def _decode_then_print(options: _DecodingOptions, model: ChosenModel, text: str) -> "Generation":
     """Decode a text, then print it, and failed calls on standard error. Raises UserError where nothing is written."""
     generation = _decode(options.rules(model), text, options.context)
     for call in generation.calls:
@@ -353,12 +353,12 @@ def _decode_whole(options: _DecodingOptions, model: ChosenModel, text: str) -> "
 
 def _decode(rules: "DecodingRules", text: str, context: str) -> "Generation":
     """Return what the model writes after a text. Raises UserError where it writes nothing."""
-    from toolformer_dag.decoding.generation import why_nothing
+    from toolformer_dag.decoding.generation import explain_nothing_written
     from toolformer_dag.decoding.greedy import generate as decode
 
     [generation] = decode(rules, [text], [context])
     if generation.reason is not None:
-        raise UserError(why_nothing(generation.reason))
+        raise UserError(explain_nothing_written(generation.reason))
     return generation
 
 
@@ -368,10 +368,10 @@ def _print_chances(generation: "Generation", k: int, min_probability: float) -> 
     typer.echo(f"{'p of [':>10} {'rank':>6}  k = {k}{threshold}")
     for chance in generation.chances:
         may_begin = chance.rank < k and chance.probability >= min_probability
-        typer.echo(harmless(_chance_line(chance, mark="<" if may_begin else " ")))
+        typer.echo(harmless(_format_chance_line(chance, mark="<" if may_begin else " ")))
 
 
-def _chance_line(chance: "StartChance", mark: str) -> str:
+def _format_chance_line(chance: "StartChance", mark: str) -> str:
     """Return the chance of a call at a position as a line, with the text before which it would stand."""
     text = json.dumps(chance.text, ensure_ascii=False) if chance.text else "(end)"
     return f"{chance.probability:10.6f} {chance.rank:6}  {mark} {text}"
@@ -404,9 +404,9 @@ class _LiveText:
 
     def _end_call(self, call: "DecodedCall") -> None:
         """Print the result of a call, or why it has none, after what was printed of the call while it was written."""
-        from toolformer_dag.decoding.generation import call_text
+        from toolformer_dag.decoding.generation import format_decoded_call
 
-        call_with_result = call_text(call)  # "" without a result
+        call_with_result = format_decoded_call(call)  # "" without a result
         if not call_with_result:
             self.print(f" ✗ {self._failure(call)}]", "red")
         elif not call_with_result.startswith(self._printed_call):  # it was cut at its limit of tokens: print it anew

@@ -32,13 +32,13 @@ def init(
 
     Example: toolformer-dag init mine
     """
-    corpus = list(_corpus(folder))
-    models = list(_models(folder))
+    corpus = list(_iter_corpus(folder))
+    models = list(_iter_models(folder))
     settings = folder / SETTINGS
     # Says what stands in new settings; settings that are there already stay as they are.
-    summary = "" if settings.exists() else _summary(corpus, models)
+    summary = "" if settings.exists() else _describe_corpus_and_model(corpus, models)
     for name, template in WRITTEN.items():
-        _write_unless_there(folder / name, _filled(template, corpus, models))
+        _write_unless_there(folder / name, _fill_template(template, corpus, models))
     typer.echo(f"{summary}Take a first look:\n  toolformer-dag run --config {quote(str(settings))} --first 1")
 
 
@@ -51,7 +51,7 @@ def _write_unless_there(file: Path, text: str) -> None:
         typer.echo(file)
 
 
-def _filled(template: str, corpus: Sequence[str], models: Sequence[str]) -> str:
+def _fill_template(template: str, corpus: Sequence[str], models: Sequence[str]) -> str:
     """Return the text of a template, with the corpus and the first model in its settings where there are any."""
     shards_line = f"shards = {json.dumps(corpus, ensure_ascii=False)}" if corpus else '# shards = ["pages"]'
     model_line = f"name = {json.dumps(models[0], ensure_ascii=False)}" if models else '# name = "gpt2"'
@@ -59,14 +59,14 @@ def _filled(template: str, corpus: Sequence[str], models: Sequence[str]) -> str:
     return text.replace("{corpus}", shards_line).replace("{model}", model_line)
 
 
-def _summary(corpus: Sequence[str], models: Sequence[str]) -> str:
+def _describe_corpus_and_model(corpus: Sequence[str], models: Sequence[str]) -> str:
     """Return which corpus and model stand in the settings."""
     shards = ", ".join(corpus) or "no JSON lines or Parquet: a synthetic web is used"
     model = f"The model is {models[0]}. " if models else ""
     return f"Found {shards}. {model}"
 
 
-def _models(folder: Path) -> Iterator[str]:
+def _iter_models(folder: Path) -> Iterator[str]:
     """Yield the subfolders that hold a model, then the GGUF files in the folder and its subfolders."""
     yield from sorted(config.parent.name for config in folder.glob("*/config.json"))
     weights = [*folder.glob("*.gguf"), *folder.glob("*/*.gguf")]
@@ -74,10 +74,10 @@ def _models(folder: Path) -> Iterator[str]:
     yield from sorted(name.as_posix() for name in names if not name.parts[0].startswith("."))
 
 
-def _corpus(folder: Path) -> Iterator[str]:
+def _iter_corpus(folder: Path) -> Iterator[str]:
     """Yield the names of files of documents in the folder, and of its subfolders that hold such files."""
     for entry in sorted(folder.glob("*")):
-        if _may_be_corpus(entry) and _holds_documents(entry):
+        if _may_be_corpus(entry) and _has_documents(entry):
             yield entry.name
 
 
@@ -88,7 +88,7 @@ def _may_be_corpus(entry: Path) -> bool:
     return not (entry / "config.json").exists()
 
 
-def _holds_documents(entry: Path) -> bool:
+def _has_documents(entry: Path) -> bool:
     """Return whether an entry is a file of documents, or a folder with such a file at any depth."""
     candidates = entry.rglob("*") if entry.is_dir() else [entry]
     return any(_is_named_as_documents(file.name) for file in candidates)

@@ -10,7 +10,7 @@ import orjson
 import typer
 
 from toolformer_dag.files import UserError
-from toolformer_dag.settings.setting_types import expanded
+from toolformer_dag.settings.setting_types import expand_home
 
 BATCH = 256
 """How many lines are read before the first is answered."""
@@ -22,13 +22,13 @@ def open_lines(file: str) -> BinaryIO:
     """Open a file of lines, or standard input for `-`. Raises UserError where there is no such file."""
     if file == "-":
         return sys.stdin.buffer
-    file_path = expanded(Path(file))
+    file_path = expand_home(Path(file))
     if not file_path.is_file():
         raise UserError(f"{file}: no such file; name a file of JSON lines, or - to read standard input")
     return file_path.open("rb")
 
 
-def valid_text(source: str, text: str) -> str:
+def require_utf8(source: str, text: str) -> str:
     """Return the text. Raises UserError if it is not UTF-8, which Python reads as lone surrogates.
 
     `source`: what the message calls the text.
@@ -63,7 +63,7 @@ class BadLines:
         Blank lines are skipped but counted. `parse` raises UserError for an unusable line.
         """
         not_blank = (NumberedLine(number, line) for number, line in enumerate(lines, 1) if line.strip())
-        for batch in batched(not_blank, BATCH):
+        for batch in split_into_batches(not_blank, BATCH):
             yield list(self._parsed(batch, parse))
 
     def _parsed(
@@ -84,7 +84,7 @@ class NumberedLine(NamedTuple):
     content: bytes
 
 
-def batched(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
+def split_into_batches(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
     """Yield the items in lists of `size`; the last list may be shorter."""
     iterator = iter(items)
     batch = list(islice(iterator, size))
@@ -93,14 +93,14 @@ def batched(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
         batch = list(islice(iterator, size))
 
 
-def json_record(
+def parse_record(
     line: bytes, required: Mapping[str, type], optional: Mapping[str, type] | None = None
 ) -> dict[str, Any]:
     """Return the JSON object in a line. Raises UserError where a field is missing or has another type.
 
     The mappings have the expected type of each field. Other fields may have any type.
     """
-    record = _parsed_json(line)
+    record = _parse_json(line)
     fields = {**required, **(optional or {})}
     for name, kind in fields.items():
         if not _has_field(record, name, kind, name in required):
@@ -108,7 +108,7 @@ def json_record(
     return dict(record)
 
 
-def _parsed_json(line: bytes) -> Any:
+def _parse_json(line: bytes) -> Any:
     """Return the JSON value in a line. Raises UserError."""
     try:
         return orjson.loads(line)  # json would let half a character pass, which no tokenizer takes

@@ -18,12 +18,12 @@ import dagster as dg
 
 from toolformer_dag.assets.running import Step
 from toolformer_dag.computing.plan import Plan
-from toolformer_dag.definitions import definitions_of
+from toolformer_dag.definitions import build_definitions
 from toolformer_dag.resources.live_runs import (
     FOLDER,
     HOME,
     alive,
-    dead_runs_ended,
+    end_dead_runs_regularly,
     free_slots_of_ended_runs,
     home_name,
     run_folders,
@@ -57,16 +57,16 @@ def completed(
     - `sink`: receives the progress of each step, in another thread
     """
     folder = run_folders(instance) / uuid4().hex
-    options = _job_options(instance, assets, folder)
+    options = _build_job_options(instance, assets, folder)
     with alive(folder):  # locks the folder
         # Meanwhile, runs whose processes are gone are ended: this one may wait for what they occupy.
-        with _watched(instance, folder, sink), dead_runs_ended(instance):
+        with _watch_run(instance, folder, sink), end_dead_runs_regularly(instance):
             result = _run_job(plan, name, options)
             plan.lake.storage.wait_for_writes()
         yield result, folder
 
 
-def _job_options(instance: dg.DagsterInstance, assets: Sequence[dg.AssetKey], folder: Path) -> dict[str, Any]:
+def _build_job_options(instance: dg.DagsterInstance, assets: Sequence[dg.AssetKey], folder: Path) -> dict[str, Any]:
     """Return the arguments for Dagster to run a job for these assets. folder: of the run, which a tag names."""
     return {
         "instance": instance,
@@ -80,7 +80,7 @@ def _job_options(instance: dg.DagsterInstance, assets: Sequence[dg.AssetKey], fo
 def _run_job(plan: Plan, name: str, options: dict[str, Any]) -> Result:
     """Run the job in this process, or with a process per step if the settings allow several steps at once."""
     if plan.settings.execution.steps_at_once == 1:
-        return definitions_of(plan).resolve_job_def(name).execute_in_process(**options)
+        return build_definitions(plan).resolve_job_def(name).execute_in_process(**options)
     return _run_in_processes(plan, name, options)
 
 
@@ -171,7 +171,7 @@ class _Watch:
 
 
 @contextmanager
-def _watched(instance: dg.DagsterInstance, folder: Path, sink: Sink) -> Iterator[None]:
+def _watch_run(instance: dg.DagsterInstance, folder: Path, sink: Sink) -> Iterator[None]:
     """Report the steps of a run to a sink while the block runs, and interrupt the block if the UI cancels the run.
 
     A thread reads the files in the run's folder to which the steps write their progress.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from toolformer_dag.cli.terminal import Config, Force, ModelName, Profile, Set, harmless, path, settings_of
+from toolformer_dag.cli.terminal import Config, Force, ModelName, Profile, Set, harmless, load_command_settings, path
 from toolformer_dag.files import UserError
 from toolformer_dag.traces import Dropped
 
@@ -71,13 +71,13 @@ def judge(
     if forms:
         _list_forms()
         return
-    overrides = _overrides(set or (), model, share)
-    settings = settings_of(config, profile, overrides, needs_project=False)
+    overrides = _build_overrides(set or (), model, share)
+    settings = load_command_settings(config, profile, overrides, needs_project=False)
     from toolformer_dag.traces.cleaned import write_cleaned
     from toolformer_dag.traces.judgement import judged, refuse_other_judge, traces_database
-    from toolformer_dag.traces.label_agreement import agreement_lines, label_agreement, read_labels
+    from toolformer_dag.traces.label_agreement import format_agreement_lines, label_agreement, read_labels
 
-    sources = _sources(source, settings)
+    sources = _choose_sources(source, settings)
     labels_of_people = read_labels(labels) if labels is not None else []
     names_judge = any(override.startswith("model.name=") for override in overrides)
     database = traces_database(settings)
@@ -93,11 +93,11 @@ def judge(
         agreement = label_agreement(judgement.database, labels_of_people) if labels_of_people else None
     _print_judgement(judgement, database)
     if agreement is not None:
-        for line in agreement_lines(agreement):
+        for line in format_agreement_lines(agreement):
             typer.echo(line)
 
 
-def _sources(named: list[str] | None, settings: "Settings") -> list[str]:
+def _choose_sources(named: list[str] | None, settings: "Settings") -> list[str]:
     """Return the named sources of conversations, by default those of the settings. Raises UserError without any."""
     sources = named or list(settings.traces.source)
     if not sources:
@@ -105,7 +105,7 @@ def _sources(named: list[str] | None, settings: "Settings") -> list[str]:
     return sources
 
 
-def _overrides(pairs: Sequence[str], model: str | None, share: float | None) -> list[str]:
+def _build_overrides(pairs: Sequence[str], model: str | None, share: float | None) -> list[str]:
     """Return the settings of `--set`, then those of `--model` and `--share`, as `model.name=VALUE`."""
     overrides = list(pairs)
     if model is not None:
@@ -117,9 +117,9 @@ def _overrides(pairs: Sequence[str], model: str | None, share: float | None) -> 
 
 def _warn_of_embedded_judge(settings: "Settings") -> None:
     """Say on standard error where the judge is the embedded model."""
-    from toolformer_dag.model.weights import is_packaged, model_identity, model_name
+    from toolformer_dag.model.weights import is_packaged, model_name, read_model_identity
 
-    if is_packaged(model_identity(model_name(settings.model), settings.model.revision)):
+    if is_packaged(read_model_identity(model_name(settings.model), settings.model.revision)):
         typer.echo(
             "the embedded model knows the synthetic world of the demo alone; name another judge with --model", err=True
         )
@@ -140,24 +140,24 @@ def _print_judgement(judgement: "Judgement", database: Path) -> None:
 def _list_forms() -> None:
     """Print each form of conversations with its source and an example, a record per line."""
     from toolformer_dag.conversations.forms import ALL_FORMS
-    from toolformer_dag.conversations.forms.form import example_text
+    from toolformer_dag.conversations.forms.form import format_example
 
     for form in ALL_FORMS:
         typer.echo(f"{form.name}\n  {form.source}")
-        for line in example_text(form).splitlines():
+        for line in format_example(form).splitlines():
             typer.echo(f"  {line}")
         typer.echo()
 
 
 def _print_forecast(settings: "Settings", sources: Sequence[str]) -> None:
     """Judge a sample of the calls, and print what the others will cost."""
-    from toolformer_dag.cli.judge_forecast import forecast_text
-    from toolformer_dag.traces.judgement import conversation_plan
+    from toolformer_dag.cli.judge_forecast import format_judging_forecast
+    from toolformer_dag.traces.judgement import build_conversation_plan
     from toolformer_dag.traces.judging_forecast import forecast_judging
 
-    plan = conversation_plan(settings, sources)
+    plan = build_conversation_plan(settings, sources)
     forecast = forecast_judging(plan, _Progress().show)
-    typer.echo(forecast_text(forecast, plan.settings))
+    typer.echo(format_judging_forecast(forecast, plan.settings))
 
 
 def _report_cleaned(cleaned: "Cleaned", out: Path) -> None:
@@ -195,7 +195,7 @@ class _Progress:
         if table.name != self._table:
             self._table = table.name
             self._began = time.monotonic()
-        time_left = self._time_left(done, total)
+        time_left = self._format_time_left(done, total)
         line = f"{table.name}: {done:,} of {total:,} {table.stage.unit}{time_left}"
         self._print(line, is_last=done == total)
 
@@ -213,7 +213,7 @@ class _Progress:
             self._printed = now
             typer.echo(line, err=True)
 
-    def _time_left(self, done: int, total: int) -> str:
+    def _format_time_left(self, done: int, total: int) -> str:
         """Return the time left at the pace so far, as `, 0:01:30 left`; empty before the first unit and at the end."""
         if not 0 < done < total:
             return ""

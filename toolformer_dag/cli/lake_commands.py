@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from toolformer_dag.cli.terminal import Config, Profile, Set, path, settings_of
+from toolformer_dag.cli.terminal import Config, Profile, Set, load_command_settings, path
 from toolformer_dag.files import UserError
 
 if TYPE_CHECKING:
@@ -32,14 +32,14 @@ def verify(
     Example: toolformer-dag verify; toolformer-dag verify my_export
     """
     from toolformer_dag.computing.plan import Plan
-    from toolformer_dag.exports.verify_project import verified, verified_folder
+    from toolformer_dag.exports.verify_project import verify_files, verify_folder
     from toolformer_dag.lake.table import Lake
 
-    settings = settings_of(config, profile, set)
+    settings = load_command_settings(config, profile, set)
     if folder is None:
-        report = verified(Plan.to_read(settings))  # a plan that runs no code of the user and hashes no model
+        report = verify_files(Plan.to_read(settings))  # a plan that runs no code of the user and hashes no model
     else:
-        report = verified_folder(folder)
+        report = verify_folder(folder)
     for damaged in report.damaged:
         file = Lake.of(settings.paths).shown(damaged.path)
         typer.echo(f"{file}: {damaged.reason}")
@@ -65,8 +65,8 @@ def clean(
     from toolformer_dag.lake.cleaning import clean as remove
     from toolformer_dag.lake.table import Lake
 
-    grace = _grace_period(grace_hours)
-    settings = settings_of(config, profile, set)
+    grace = _parse_grace_period(grace_hours)
+    settings = load_command_settings(config, profile, set)
     removed = remove(Lake.of(settings.paths), grace, dry_run=dry_run)
     _print_removed(removed, "would go" if dry_run else "gone")
 
@@ -79,7 +79,7 @@ def _print_removed(removed: "Sequence[RemovedFile]", verb: str) -> None:
     typer.echo(f"{len(removed)} files, {total_bytes:,} bytes {verb}")
 
 
-def _grace_period(hours: float) -> timedelta:
+def _parse_grace_period(hours: float) -> timedelta:
     """Return the hours as a duration. Raises UserError unless they are between 0 and CENTURY."""
     if not 0 <= hours <= CENTURY:  # also refuses nan
         raise UserError(f"--grace-hours {hours:g}: no such time; write hours from 0 to {CENTURY:,.0f}")

@@ -11,14 +11,14 @@ from typing import Any, NamedTuple
 import dagster as dg
 
 from toolformer_dag.assets import IN_BOTH_JOBS, JOB, TRAINING_JOB, outputs, tell_of_lake
-from toolformer_dag.assets.checkpoint_assets import trained_assets
+from toolformer_dag.assets.checkpoint_assets import list_checkpoint_assets
 from toolformer_dag.assets.declaration import asset_key
-from toolformer_dag.assets.measurement_assets import assets_by_hand
+from toolformer_dag.assets.measurement_assets import list_manual_assets
 from toolformer_dag.assets.metadata import UNCHANGED
-from toolformer_dag.assets.staleness import SHARD_LIST, observe, stale_assets, with_descendants
+from toolformer_dag.assets.staleness import SHARD_LIST, list_stale_assets, observe, with_descendants
 from toolformer_dag.assets.warehouse_assets import SHOWN, STEP
 from toolformer_dag.cli.job_runs import Result, Sink, completed, was_interrupted
-from toolformer_dag.cli.terminal import damaged_history, of_history
+from toolformer_dag.cli.terminal import explain_damaged_history, is_history_error
 from toolformer_dag.computing.plan import Plan
 from toolformer_dag.computing.reasons import Reasons
 from toolformer_dag.computing.spending import Spent
@@ -31,9 +31,9 @@ from toolformer_dag.model.weights import DamagedCheckpoint
 from toolformer_dag.pipeline.raw_shards import NAME as RAW_SHARDS
 from toolformer_dag.resources.live_runs import UNFINISHED, end_dead_runs, take_spent, take_unfinished
 from toolformer_dag.settings.sections import Settings
-from toolformer_dag.settings.setting_types import expanded, printable
+from toolformer_dag.settings.setting_types import expand_home, printable
 from toolformer_dag.settings.training_settings import TrainingSettings
-from toolformer_dag.training.checkpoint_outputs import too_few_to_train
+from toolformer_dag.training.checkpoint_outputs import explain_too_few_to_train
 from toolformer_dag.training.checkpoints import checkpoints
 
 DAGSTER_YAML = b"""\
@@ -94,7 +94,7 @@ class RunReport:
 
     def add_failed(self, name: str, causes: Sequence[Any]) -> None:
         """Count an asset that was not made. `causes`: the errors of its step, the outermost first."""
-        self.failed[name] = _reason(causes)
+        self.failed[name] = _explain_failure(causes)
         if any(error.cls_name in MENDED for error in causes):
             self.damaged = True
 
@@ -117,7 +117,7 @@ class Project:
     @cached_property
     def instance(self) -> dg.DagsterInstance:
         """The instance of $DAGSTER_HOME, or of `.dagster` beside toolformer.toml; opening it takes a second."""
-        return shared_instance(self.plan.settings.root)
+        return open_shared_instance(self.plan.settings.root)
 
     def rounds(self) -> Iterator[Plan]:
         """Yield the plan of each round; a plan made after a training knows the trained checkpoint."""
@@ -128,7 +128,7 @@ class Project:
         """Return the missing and stale assets of all rounds with the reasons, upstream first."""
         reasons: dict[str, Reasons] = {}
         for plan in self.rounds():
-            reasons |= stale_in_round(plan)
+            reasons |= list_stale_assets_of_round(plan)
         return reasons
 
     def others(self) -> list[str]:
@@ -144,7 +144,7 @@ class Project:
         """
         if training:
             self._check_finetuning()
-        report = self._begin()
+        report = self._begin_report()
         for plan in self.rounds():
             self._run_round(plan, training, report, sink)  # adds to the report
             if report.failed or report.untrained:  # a later round needs the checkpoint of this one
@@ -154,7 +154,7 @@ class Project:
         report.unfinished = take_unfinished(self.instance)
         return report
 
-    def _begin(self) -> RunReport:
+    def _begin_report(self) -> RunReport:
         """End dead runs, tell Dagster of changed inputs, set damaged files aside; return the report of the new run."""
         end_dead_runs(self.instance)
         observe(self.instance, self.plan)
@@ -163,13 +163,13 @@ class Project:
 
     def _check_finetuning(self) -> None:
         """Raise TrainingError if a checkpoint has to be made and finetuning cannot run or does not fit into memory."""
-        if any(_is_untrained(plan, stale_in_round(plan)) for plan in self.rounds()):
+        if any(_is_untrained(plan, list_stale_assets_of_round(plan)) for plan in self.rounds()):
             from toolformer_dag.training.launch import check_finetuning
 
-            for recipe in self._recipes():
+            for recipe in self._list_recipes():
                 check_finetuning(self.plan.settings.model, recipe)
 
-    def _recipes(self) -> list[TrainingSettings]:
+    def _list_recipes(self) -> list[TrainingSettings]:
         """Return the settings that checkpoints are trained under, each once; seeds change nothing that is checked."""
         recipes: list[TrainingSettings] = []
         for checkpoint in checkpoints(self.plan.settings).values():
@@ -200,8 +200,8 @@ class Project:
         """
         too_few = None  # a message
         try:
-            if _is_untrained(plan, stale_in_round(plan)):  # a checkpoint has to be made
-                too_few = too_few_to_train(plan)
+            if _is_untrained(plan, list_stale_assets_of_round(plan)):  # a checkpoint has to be made
+                too_few = explain_too_few_to_train(plan)
         except (DamagedPart, MissingPart):
             report.damaged = True
             return
@@ -217,16 +217,16 @@ class Project:
         that the first job runs again. A step skips itself if nothing changed. Raises KeyboardInterrupt if a signal or
         the UI ended the run.
         """
-        stale = stale_in_round(plan)  # assets with the reasons why they are stale
+        stale = list_stale_assets_of_round(plan)  # assets with the reasons why they are stale
         if name == TRAINING_JOB and _is_data_lost(plan, stale):
             report.damaged = True
             return
-        assets = _assets_to_make(plan, name, stale)
+        assets = _list_assets_to_make(plan, name, stale)
         if assets:
-            result = self._completed(plan, name, assets, report, sink)  # adds to `report.spent`
+            result = self._complete_job(plan, name, assets, report, sink)  # adds to `report.spent`
             _add_outcome(report, plan, assets, result)  # which assets were made, and which failed
 
-    def _completed(self, plan: Plan, name: str, assets: Sequence[str], report: RunReport, sink: Sink) -> Result:
+    def _complete_job(self, plan: Plan, name: str, assets: Sequence[str], report: RunReport, sink: Sink) -> Result:
         """Run a job for these assets, add what it spent to the report, and return its result.
 
         Raises KeyboardInterrupt if a signal or the UI ended the run.
@@ -243,18 +243,18 @@ class Project:
         return result
 
 
-def stale_in_round(plan: Plan) -> dict[str, Reasons]:
+def list_stale_assets_of_round(plan: Plan) -> dict[str, Reasons]:
     """Return the missing and stale assets of a round, and of what all rounds share."""
     with session():
-        return stale_assets(outputs(plan))
+        return list_stale_assets(outputs(plan))
 
 
-def _assets_to_make(plan: Plan, job: str, stale: Iterable[str]) -> list[str]:
+def _list_assets_to_make(plan: Plan, job: str, stale: Iterable[str]) -> list[str]:
     """Return the stale assets of a job and what depends on them, in order.
 
     Before the raw shards, the list of their files is made.
     """
-    scope = _scope(plan, job)  # which assets the job begins with if they are stale, and which it may make
+    scope = _build_job_scope(plan, job)  # which assets the job begins with if they are stale, and which it may make
     stale_in_job = [asset for asset in stale if asset in scope.begins]
     stale_or_downstream = with_descendants(outputs(plan), stale_in_job)
     assets = [asset for asset in stale_or_downstream if asset in scope.makes]
@@ -273,30 +273,30 @@ class _JobScope(NamedTuple):
     makes: set[str]
 
 
-def _scope(plan: Plan, job: str) -> _JobScope:
+def _build_job_scope(plan: Plan, job: str) -> _JobScope:
     """Return the assets of JOB or TRAINING_JOB."""
-    by_hand = set(assets_by_hand(plan))
+    by_hand = set(list_manual_assets(plan))
     if job == TRAINING_JOB:
-        return _JobScope(begins=by_hand, makes=_training_job_assets(plan))
+        return _JobScope(begins=by_hand, makes=_list_training_job_assets(plan))
     computed = {output.name for output in outputs(plan)} - by_hand
     return _JobScope(begins=computed, makes=computed)
 
 
-def _training_job_assets(plan: Plan) -> set[str]:
+def _list_training_job_assets(plan: Plan) -> set[str]:
     """Return the names of the assets that the job TRAINING_JOB may make."""
     shared = [plan.named(name) for name in IN_BOTH_JOBS]
-    return {*assets_by_hand(plan), *shared}
+    return {*list_manual_assets(plan), *shared}
 
 
 def _is_data_lost(plan: Plan, stale: Mapping[str, Reasons]) -> bool:
     """Return whether an asset that only the first job makes has been damaged since that job ran."""
-    in_second_job = _training_job_assets(plan)
+    in_second_job = _list_training_job_assets(plan)
     return any(not reasons.retry_only for name, reasons in stale.items() if name not in in_second_job)
 
 
 def _is_untrained(plan: Plan, stale: Mapping[str, Reasons]) -> bool:
     """Return whether a checkpoint of the round is among the stale assets."""
-    return any(name in stale for name in trained_assets(plan))
+    return any(name in stale for name in list_checkpoint_assets(plan))
 
 
 def _add_outcome(report: RunReport, plan: Plan, assets: Sequence[str], result: Result) -> None:
@@ -304,12 +304,12 @@ def _add_outcome(report: RunReport, plan: Plan, assets: Sequence[str], result: R
     outcome = _JobOutcome(result)
     for name in assets:
         if not outcome.is_materialized(name):
-            report.add_failed(name, outcome.causes(_step_of(plan, name)))
+            report.add_failed(name, outcome.causes(_name_step(plan, name)))
         elif not outcome.is_unchanged(name):
             report.add_made(name)
 
 
-def _step_of(plan: Plan, name: str) -> str:
+def _name_step(plan: Plan, name: str) -> str:
     """Return the name of the step that makes an asset; one step makes all tables of the paper."""
     paper_tables = [plan.named(table) for table in SHOWN]
     if name in paper_tables:
@@ -345,7 +345,7 @@ class _JobOutcome:
         return causes
 
 
-def _reason(causes: Sequence[Any]) -> str:
+def _explain_failure(causes: Sequence[Any]) -> str:
     """Return why an asset was not made: the message of its own error, without Dagster's wrapping.
 
     The traceback is in the run's log in the UI.
@@ -368,7 +368,7 @@ def home(root: Path) -> Path:
     Raises OSError where it is no folder, and UserError where its name is not UTF-8 or `~` leads nowhere.
     """
     path = Path(os.environ.get("DAGSTER_HOME") or root / ".dagster")
-    folder = expanded(path).absolute()
+    folder = expand_home(path).absolute()
     if printable(folder) != str(folder):  # `printable` escapes bytes that are not UTF-8
         raise UserError(f"{printable(folder)}: the path is not UTF-8; set DAGSTER_HOME to another folder")
     config_file = folder / "dagster.yaml"
@@ -378,22 +378,24 @@ def home(root: Path) -> Path:
     return folder
 
 
-def shared_instance(root: Path) -> dg.DagsterInstance:
+def open_shared_instance(root: Path) -> dg.DagsterInstance:
     """Open the Dagster instance in `home(root)`, which the command line and the UI share. Raises UserError."""
     folder = home(root)
     with locked(folder / "instance.lock"):  # two processes at once would each make Dagster's databases
         try:
             return dg.DagsterInstance.from_config(str(folder))
         except Exception as error:  # of Dagster's checks, of YAML, of its databases
-            if isinstance(error, OSError) or of_history(error):  # of files or databases: these get a message elsewhere
+            if isinstance(error, OSError) or is_history_error(
+                error
+            ):  # of files or databases: these get a message elsewhere
                 raise
-            raise UserError(_unusable_instance(folder, error)) from error
+            raise UserError(_explain_unusable_instance(folder, error)) from error
 
 
-def _unusable_instance(folder: Path, error: Exception) -> str:
+def _explain_unusable_instance(folder: Path, error: Exception) -> str:
     """Return why the instance in a folder cannot be opened, and the remedies."""
     reason = " ".join(str(error).split())[:200]
     return (
         f"{folder / 'dagster.yaml'} cannot be used ({reason}); correct it, or move it away: it is made anew. "
-        f"Or {damaged_history('another file of it is damaged')}"
+        f"Or {explain_damaged_history('another file of it is damaged')}"
     )

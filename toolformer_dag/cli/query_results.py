@@ -45,7 +45,7 @@ ENDINGS = (".csv", ".json", ".jsonl", ".md", ".parquet")
 """Endings of files that rows are written to: a .json file is an array, a .jsonl file has a line per row."""
 
 
-def ending_of(format: Format | None, file: Path | None = None) -> str:
+def choose_ending(format: Format | None, file: Path | None = None) -> str:
     """Return the file ending that decides how rows are written, such as `.csv`; empty for a table.
 
     Raises UserError for an ending that stands for no format.
@@ -62,19 +62,19 @@ def ending_of(format: Format | None, file: Path | None = None) -> str:
 
 def printed(rows: "pl.DataFrame", format: Format) -> str:
     """Return all rows as text, in any format but parquet. Raises WarehouseError as `encoded` does."""
-    text = encoded(rows, ending_of(format)).decode()
+    text = encoded(rows, choose_ending(format)).decode()
     return harmless(text) if format in ("md", "record") else text
 
 
 def encoded(rows: "pl.DataFrame", ending: str) -> bytes:
     """Return all rows in the format of an ending. Raises WarehouseError for values that the format cannot hold.
 
-    `ending`: as `ending_of` returns it.
+    `ending`: as `choose_ending` returns it.
     """
     from polars.exceptions import PolarsError
 
     try:
-        return _encoded(rows, ending)
+        return _encode_rows(rows, ending)
     except (PolarsError, TypeError) as error:
         from toolformer_dag.lake.queries import UNSHOWN
         from toolformer_dag.lake.warehouse import WarehouseError
@@ -84,26 +84,26 @@ def encoded(rows: "pl.DataFrame", ending: str) -> bytes:
         raise WarehouseError(f"a column has values without a place in {format} ({reason}), {UNSHOWN}") from error
 
 
-def _encoded(rows: "pl.DataFrame", ending: str) -> bytes:
+def _encode_rows(rows: "pl.DataFrame", ending: str) -> bytes:
     """Return all rows in the format of an ending. Raises what polars raises."""
     match ending:
         case "":
             return f"{drawn(rows, longest=80, width=200, typed=True)}\n".encode()
         case ".record":
-            return _records(_flat(rows)).encode()
+            return _format_records(_flatten_columns(rows)).encode()
         case ".md":
-            return _markdown(_flat(rows)).encode()
+            return _format_markdown(_flatten_columns(rows)).encode()
         case ".csv":
-            return _written(_flat(rows).write_csv)
+            return _write_to_bytes(_flatten_columns(rows).write_csv)
         case ".json":
-            return _written(_json_numbers(rows).write_json)
+            return _write_to_bytes(_to_json_numbers(rows).write_json)
         case ".jsonl":
-            return _written(_json_numbers(rows).write_ndjson)
+            return _write_to_bytes(_to_json_numbers(rows).write_ndjson)
         case _:
-            return _written(rows.write_parquet)
+            return _write_to_bytes(rows.write_parquet)
 
 
-def _written(write: Callable[[BytesIO], Any]) -> bytes:
+def _write_to_bytes(write: Callable[[BytesIO], Any]) -> bytes:
     """Return what a method of polars writes."""
     buffer = BytesIO()
     write(buffer)
@@ -127,15 +127,15 @@ def drawn(rows: "pl.DataFrame", longest: int = 44, width: int = 160, *, typed: b
         tbl_width_chars=width if sys.stdout.isatty() else unlimited,
         tbl_hide_dataframe_shape=True,
     )
-    one_line_rows = _on_one_line(rows)
+    one_line_rows = _replace_line_ends(rows)
     with layout:  # in effect where polars turns a table into text
         if typed:
             return harmless(str(one_line_rows))
         with pl.Config(tbl_hide_column_data_types=True, tbl_formatting="ASCII_MARKDOWN"):
-            return harmless(str(_markdown_cells(one_line_rows)))
+            return harmless(str(_to_markdown_cells(one_line_rows)))
 
 
-def _on_one_line(rows: "pl.DataFrame") -> "pl.DataFrame":
+def _replace_line_ends(rows: "pl.DataFrame") -> "pl.DataFrame":
     """Replace line ends, which would split a row: in texts by a space, in names of columns by U+FFFD."""
     import polars as pl
 
@@ -145,14 +145,14 @@ def _on_one_line(rows: "pl.DataFrame") -> "pl.DataFrame":
     return on_one_line.rename(names) if stay_distinct else on_one_line
 
 
-def _markdown_cells(rows: "pl.DataFrame") -> "pl.DataFrame":
+def _to_markdown_cells(rows: "pl.DataFrame") -> "pl.DataFrame":
     """Return rows as the cells of a Markdown table, with `|` escaped in texts and names."""
     import polars as pl
 
-    return pl.DataFrame([_markdown_column(column) for column in rows]).rename(plain)
+    return pl.DataFrame([_escape_markdown_column(column) for column in rows]).rename(plain)
 
 
-def _markdown_column(column: "pl.Series") -> "pl.Series":
+def _escape_markdown_column(column: "pl.Series") -> "pl.Series":
     """Escape `|` in a column of texts; a column with nulls becomes text, with a dash for each null."""
     import polars as pl
 
@@ -164,17 +164,17 @@ def _markdown_column(column: "pl.Series") -> "pl.Series":
     return column
 
 
-def _records(rows: "pl.DataFrame") -> str:
+def _format_records(rows: "pl.DataFrame") -> str:
     """Return a line per value below the number of its row, for rows that are wider than the terminal."""
-    rows = _on_one_line(rows)
+    rows = _replace_line_ends(rows)
     width = max(map(len, rows.columns), default=0)
     parts = []
     for number, row in enumerate(rows.iter_rows(named=True), 1):
-        parts.append(f"-[ row {number} ]\n{_record(row, width)}")
+        parts.append(f"-[ row {number} ]\n{_format_record(row, width)}")
     return "".join(parts)
 
 
-def _record(row: Mapping[str, Any], width: int) -> str:
+def _format_record(row: Mapping[str, Any], width: int) -> str:
     """Return a line per value of a row. `width`: of the column of names, in characters."""
     lines = []
     for name, value in row.items():
@@ -183,15 +183,15 @@ def _record(row: Mapping[str, Any], width: int) -> str:
     return "".join(lines)
 
 
-def _flat(rows: "pl.DataFrame") -> "pl.DataFrame":
+def _flatten_columns(rows: "pl.DataFrame") -> "pl.DataFrame":
     """Turn lists and structs into JSON text, since a cell of CSV holds a single value."""
     import polars as pl
 
     nested = [column for column in rows if column.dtype.is_nested()]
-    return rows.with_columns(pl.Series(column.name, map(_json, column), dtype=pl.String) for column in nested)
+    return rows.with_columns(pl.Series(column.name, map(_to_json, column), dtype=pl.String) for column in nested)
 
 
-def _json_numbers(rows: "pl.DataFrame") -> "pl.DataFrame":
+def _to_json_numbers(rows: "pl.DataFrame") -> "pl.DataFrame":
     """Return rows with SQL's HUGEINT (the type of a sum) and DECIMAL as other numbers: polars would write them as text.
 
     HUGEINT becomes Int64, or Float64 in a column with larger numbers. DECIMAL becomes Float64. Other types stay.
@@ -202,13 +202,13 @@ def _json_numbers(rows: "pl.DataFrame") -> "pl.DataFrame":
     columns = []
     for column in rows:
         try:
-            columns.append(column.cast(_json_type(column.dtype, integer=pl.Int64())))
+            columns.append(column.cast(_choose_json_type(column.dtype, integer=pl.Int64())))
         except InvalidOperationError:  # a number does not fit into Int64
-            columns.append(column.cast(_json_type(column.dtype, integer=pl.Float64())))
+            columns.append(column.cast(_choose_json_type(column.dtype, integer=pl.Float64())))
     return pl.DataFrame(columns)
 
 
-def _json_type(dtype: Any, integer: "pl.DataType") -> Any:
+def _choose_json_type(dtype: Any, integer: "pl.DataType") -> Any:
     """Return the type that a column has in JSON, also inside lists and structs.
 
     `integer`: the type that replaces integers of 128 bits. Decimals become Float64.
@@ -221,16 +221,16 @@ def _json_type(dtype: Any, integer: "pl.DataType") -> Any:
         case pl.Decimal():  # DuckDB's HUGEINT is a decimal without decimals
             return integer if dtype.scale == 0 else pl.Float64()
         case pl.List():
-            return pl.List(_json_type(dtype.inner, integer))
+            return pl.List(_choose_json_type(dtype.inner, integer))
         case pl.Array():
-            return pl.Array(_json_type(dtype.inner, integer), dtype.size)
+            return pl.Array(_choose_json_type(dtype.inner, integer), dtype.size)
         case pl.Struct():
-            return pl.Struct({field.name: _json_type(field.dtype, integer) for field in dtype.fields})
+            return pl.Struct({field.name: _choose_json_type(field.dtype, integer) for field in dtype.fields})
         case _:
             return dtype
 
 
-def _json(value: object) -> str | None:
+def _to_json(value: object) -> str | None:
     """Return a list, a struct or an array as JSON; None for a null."""
     if value is None:
         return None
@@ -244,12 +244,12 @@ MARKDOWN = str.maketrans({**ESCAPED_BY_BACKSLASH, **ESCAPED_AS_HTML, "\n": " ", 
 """Replacements for characters that Markdown interprets, and for line ends, which would end a row."""
 
 
-def _markdown(rows: "pl.DataFrame") -> str:
+def _format_markdown(rows: "pl.DataFrame") -> str:
     """Return rows as a Markdown table with a line per row, in which every text looks as it is."""
     rules = ["---:" if dtype.is_numeric() else "---" for dtype in rows.dtypes]
-    return table(rows.columns, rows.iter_rows(), _verbatim, rules)
+    return table(rows.columns, rows.iter_rows(), _escape_markdown, rules)
 
 
-def _verbatim(value: object) -> str:
+def _escape_markdown(value: object) -> str:
     """Return a value with Markdown's special characters escaped, so that the cell shows it as it is."""
     return "" if value is None else str(value).translate(MARKDOWN)

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from toolformer_dag.cli.terminal import Config, Profile, Set, Shards, checked_settings, settings_of, with_config
+from toolformer_dag.cli.terminal import (
+    Config,
+    Profile,
+    Set,
+    Shards,
+    load_checked_settings,
+    load_command_settings,
+    with_config,
+)
 from toolformer_dag.files import UserError
 
 if TYPE_CHECKING:
@@ -51,7 +59,7 @@ def run(
 
     Example: toolformer-dag run --profile embedded --shards 'crawl/en_head_*.json.gz' --set tools.calculator.tau_f=0.8
     """
-    project = opened_project(config, profile, shards, set, first, round)
+    project = open_project(config, profile, shards, set, first, round)
     if estimate:
         from toolformer_dag.cli.forecast import forecast
 
@@ -63,18 +71,20 @@ def run(
         report.raise_for_failures()
     typer.echo(summary(report))
     if first is not None:
-        from toolformer_dag.cli.run_reports import first_look
+        from toolformer_dag.cli.run_reports import format_first_look
 
-        options = _retyped("--config", [config]) + _retyped("--profile", [profile]) + _retyped("--set", set)
-        typer.echo(first_look(project.plan, first, options=options, corpus=_retyped("--shards", shards)))
+        options = (
+            _format_option("--config", [config]) + _format_option("--profile", [profile]) + _format_option("--set", set)
+        )
+        typer.echo(format_first_look(project.plan, first, options=options, corpus=_format_option("--shards", shards)))
     elif project.plan.start:
-        from toolformer_dag.cli.run_reports import round_report
+        from toolformer_dag.cli.run_reports import format_round_report
 
-        typer.echo(with_config(round_report(project.plan)))
+        typer.echo(with_config(format_round_report(project.plan)))
     report.raise_for_failures()  # too few texts to train on
 
 
-def _retyped(option: str, values: Sequence[object] | None) -> str:
+def _format_option(option: str, values: Sequence[object] | None) -> str:
     """Return an option as it has to be typed again, ` --set a=1 --set b=2`; empty without a value."""
     return "".join(f" {option} {quote(str(value))}" for value in values or () if value)
 
@@ -97,7 +107,7 @@ def stale(
     """
     if again and not run:
         raise UserError(f"--again {again[0]}: only --run makes a shard anew; write `stale --run --again {again[0]}`")
-    project = opened_project(config, profile, shards, set, first)
+    project = open_project(config, profile, shards, set, first)
     if run:
         _run_stale(project, again or ())
     else:
@@ -132,7 +142,7 @@ def summary(report: "RunReport") -> str:
     return f"{len(report.ran)} assets ran; {report.spent}."
 
 
-def opened_project(
+def open_project(
     config: Path | None,
     profile: str | None,
     shards: list[str] | None,
@@ -149,7 +159,7 @@ def opened_project(
         overrides.append(f"corpus.first={first}")
     if round is not None:
         overrides.append(f"rounds.count={round}")
-    settings = checked_settings(config, profile, overrides, shards)
+    settings = load_checked_settings(config, profile, overrides, shards)
     from toolformer_dag.cli.project import Project
 
     return Project.of(settings)
@@ -167,7 +177,7 @@ def completed(
     """
     from toolformer_dag.cli.run_display import shown
 
-    _withdraw(project.plan, again)
+    _withdraw_shards(project.plan, again)
     _warn_of_names(project.plan)
     others = project.others()
     if others:
@@ -194,34 +204,34 @@ def _print_incidents(report: "RunReport") -> None:
 def _print_thresholds(plan: "Plan") -> None:
     """Print the thresholds that were chosen, and on standard error the tools that kept no call."""
     from toolformer_dag.lake.session import session
-    from toolformer_dag.pipeline.chance import kept_nothing, threshold_lines
+    from toolformer_dag.pipeline.chance import describe_thresholds_of_lanes, explain_lanes_without_calls
 
     with session():
-        for line in threshold_lines(plan):
+        for line in describe_thresholds_of_lanes(plan):
             typer.echo(with_config(line))
-        for line in kept_nothing(plan):
+        for line in explain_lanes_without_calls(plan):
             typer.echo(with_config(line), err=True)
 
 
 def _warn_of_names(plan: "Plan") -> None:
     """Warn of tools whose calls the embedded model hardly writes."""
-    from toolformer_dag.pipeline.proposals import rarely_written
+    from toolformer_dag.pipeline.proposals import list_rare_call_warnings
 
-    for line in rarely_written(plan, plan.lanes):
+    for line in list_rare_call_warnings(plan, plan.lanes):
         typer.echo(f"warning: {line}.", err=True)
 
 
-def _withdraw(plan: "Plan", shards: Sequence[str]) -> None:
+def _withdraw_shards(plan: "Plan", shards: Sequence[str]) -> None:
     """Remove the parts of these shards from every table of all rounds. Raises UserError for an unknown shard."""
     from toolformer_dag.computing.update import withdraw
-    from toolformer_dag.pipeline.stages import table_outputs
+    from toolformer_dag.pipeline.stages import list_table_outputs
 
     for shard in shards:
         if shard not in plan.shards:
             raise UserError(f"--again {shard}: no such shard; `select distinct shard from documents` names them")
     for project in plan.projects:
         for shard in shards:
-            withdraw(table_outputs(project), shard)
+            withdraw(list_table_outputs(project), shard)
 
 
 def ui(
@@ -232,17 +242,17 @@ def ui(
 
     Example: toolformer-dag ui --port 3000
     """
-    from toolformer_dag.cli.project import shared_instance
+    from toolformer_dag.cli.project import open_shared_instance
     from toolformer_dag.cli.web_server import serve
-    from toolformer_dag.resources.live_runs import dead_runs_ended, end_dead_runs
+    from toolformer_dag.resources.live_runs import end_dead_runs, end_dead_runs_regularly
 
-    root = settings_of(config, profile=None, pairs=None).root
-    instance = shared_instance(root)  # opened here: webserver and daemon would both make its databases
+    root = load_command_settings(config, profile=None, pairs=None).root
+    instance = open_shared_instance(root)  # opened here: webserver and daemon would both make its databases
     end_dead_runs(instance)
     _interrupt_at_signals()
     try:
-        with dead_runs_ended(instance):
-            exit_code = serve(root, port, _environment(root, config))
+        with end_dead_runs_regularly(instance):
+            exit_code = serve(root, port, _build_environment(root, config))
     except KeyboardInterrupt:
         exit_code = 0
     raise typer.Exit(exit_code)
@@ -254,7 +264,7 @@ def _interrupt_at_signals() -> None:
         signal.signal(stop, signal.default_int_handler)
 
 
-def _environment(root: Path, config: Path | None) -> dict[str, str]:
+def _build_environment(root: Path, config: Path | None) -> dict[str, str]:
     """Return the environment of Dagster's processes, which names its home and the settings file."""
     from toolformer_dag.cli.project import home
     from toolformer_dag.settings.settings_file import settings_file

@@ -83,11 +83,11 @@ def shown(after_step: Callable[[Step], str | None] = lambda step: None) -> Itera
     # on a descriptor of its own, since Dagster captures what steps write to descriptor 2
     with os.fdopen(os.dup(sys.stderr.fileno()), "w", encoding=sys.stderr.encoding) as terminal:
         progress = _Progress(Console(file=terminal), after_step)
-        with _live_display(progress):
+        with _build_live_display(progress):
             yield progress.watch
 
 
-def _live_display(progress: _Progress) -> Live:
+def _build_live_display(progress: _Progress) -> Live:
     """Return the lines of the running steps, which are drawn anew while they change."""
     return Live(
         get_renderable=progress.lines,

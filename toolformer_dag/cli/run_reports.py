@@ -12,7 +12,7 @@ from toolformer_dag.cli.query_results import drawn
 from toolformer_dag.computing.plan import Plan
 from toolformer_dag.evaluation.measurements import ACCURACY, read_accuracy
 from toolformer_dag.lake.warehouse import query
-from toolformer_dag.training.checkpoint_outputs import TextCounts, too_few_to_train, training_text_counts
+from toolformer_dag.training.checkpoint_outputs import TextCounts, count_training_texts, explain_too_few_to_train
 from toolformer_dag.training.checkpoints import checkpoints
 
 Stamps = Mapping[str, Mapping[str, Any]]
@@ -51,7 +51,7 @@ NEXT_ROUND = """Where to go next
   [rounds] count = {round} in toolformer.toml            every command takes round {round}"""
 
 
-def first_look(plan: Plan, first: int, options: str, corpus: str) -> str:
+def format_first_look(plan: Plan, first: int, options: str, corpus: str) -> str:
     """Return the report of `run --first N`, which runs the first N shards alone. Raises WarehouseError.
 
     It has a table with a row per tool, warnings and remarks about tools, the number of texts to train on, what all
@@ -62,27 +62,29 @@ def first_look(plan: Plan, first: int, options: str, corpus: str) -> str:
       stands before each
     """
     database = plan.settings.warehouse
-    all_shards = _plan_of_all_shards(plan)
-    counts = training_text_counts(plan)
+    all_shards = _with_all_shards(plan)
+    counts = count_training_texts(plan)
     title = f"The first look: {len(plan.shards)} of {len(all_shards.shards)} shards, {counts.documents:,} documents"
     table_of_tools = drawn(query(database, LANES))
-    training_texts = too_few_to_train(plan) or _texts_to_train(counts)  # a warning, or how many there are
+    training_texts = explain_too_few_to_train(plan) or _describe_texts_to_train(
+        counts
+    )  # a warning, or how many there are
     lines = [f"\n{title}", table_of_tools]
-    lines += _kept_by_chance(database)
-    lines += _gains_over_echo(database)
+    lines += _list_chance_warnings(database)
+    lines += _describe_gains_over_echo(database)
     lines.append(f"{training_texts}.")
-    lines.append(_cost_of_all_shards(plan, all_shards))
+    lines.append(_describe_cost_of_all_shards(plan, all_shards))
     lines.append(NEXT.format(options=options, corpus=corpus, first=f" --first {first}"))
     return "\n".join(lines)
 
 
-def _texts_to_train(counts: TextCounts) -> str:
+def _describe_texts_to_train(counts: TextCounts) -> str:
     """Return how many texts there are to train on, and how many per 1,000 documents."""
     per_thousand = 1000 * counts.texts / max(1, counts.documents)
     return f"{counts.texts:,} texts in C* to train on, about {per_thousand:,.0f} per 1,000 documents"
 
 
-def _gains_over_echo(database: Path) -> list[str]:
+def _describe_gains_over_echo(database: Path) -> list[str]:
     """Return, per tool, how many calls gain more than their echo: the result of another input with the same words."""
     return [
         f"{row['tool']}: of {row['calls']:,} calls with an echo {row['gaining']:,} gain tau_f, "
@@ -91,7 +93,7 @@ def _gains_over_echo(database: Path) -> list[str]:
     ]
 
 
-def _kept_by_chance(database: Path) -> list[str]:
+def _list_chance_warnings(database: Path) -> list[str]:
     """Return a warning for each tool whose kept calls may all be kept by chance.
 
     `by_chance` estimates how many calls would be kept with results of other documents; `low` to `high` is its 95 %
@@ -108,21 +110,21 @@ def _kept_by_chance(database: Path) -> list[str]:
     return warnings
 
 
-def round_report(plan: Plan) -> str:
+def format_round_report(plan: Plan) -> str:
     """Return the report of `run --round`: the calls kept so far, and each round's answers. Raises WarehouseError."""
     round = plan.settings.rounds.count
     calls = drawn(query(plan.settings.warehouse, LANES))
     return "\n".join(
         (
             f"\nCalls by lane, of all rounds so far\n{calls}",
-            *_answers_by_round(plan),
+            *_iter_answers_by_round(plan),
             "",
             NEXT_ROUND.format(round=round, next=round + 1),
         )
     )
 
 
-def _answers_by_round(plan: Plan) -> Iterator[str]:
+def _iter_answers_by_round(plan: Plan) -> Iterator[str]:
     """Yield a table per evaluated round, with the held-out questions that were answered right."""
     for project in plan.projects:
         if project.lake.table(ACCURACY).parts():
@@ -131,18 +133,18 @@ def _answers_by_round(plan: Plan) -> Iterator[str]:
             yield f"\n{title}\n{drawn(read_accuracy(project.lake))}"
 
 
-def _plan_of_all_shards(plan: Plan) -> Plan:
+def _with_all_shards(plan: Plan) -> Plan:
     """Return the plan without `corpus.first`, which limits the shards."""
     corpus = plan.settings.corpus.model_copy(update={"first": None})
     return replace(plan, settings=plan.settings.model_copy(update={"corpus": corpus}))
 
 
-def _cost_of_all_shards(plan: Plan, all_shards: Plan) -> str:
+def _describe_cost_of_all_shards(plan: Plan, all_shards: Plan) -> str:
     """Return what the shards have cost so far, and what all would cost in proportion. all_shards: the plan of all."""
     if len(all_shards.shards) == len(plan.shards):
         return "These are all shards."
-    ratio = _size_ratio(plan.stamps, all_shards.stamps)
-    spent = _spent_before_training(plan)
+    ratio = _compute_size_ratio(plan.stamps, all_shards.stamps)
+    spent = _query_cost_before_training(plan)
     tokens = int(spent["tokens"].sum())
     seconds = float(spent["seconds"].sum())
     time_spent = timedelta(seconds=round(seconds))
@@ -154,7 +156,7 @@ def _cost_of_all_shards(plan: Plan, all_shards: Plan) -> str:
     )
 
 
-def _spent_before_training(plan: Plan) -> pl.DataFrame:
+def _query_cost_before_training(plan: Plan) -> pl.DataFrame:
     """Return tokens and seconds per stage, without finetuning and evaluation."""
     trained_and_measured = [*checkpoints(plan.settings), "accuracy", "perplexity"]
     # A checkpoint of a seed that the settings no longer have begins with the name of another one.
@@ -162,7 +164,7 @@ def _spent_before_training(plan: Plan) -> pl.DataFrame:
     return query(plan.settings.warehouse, SPENT).filter(~is_later)
 
 
-def _size_ratio(first_stamps: Stamps, all_stamps: Stamps) -> float:
+def _compute_size_ratio(first_stamps: Stamps, all_stamps: Stamps) -> float:
     """Return how many times larger all shards are than the first ones: in bytes if all sizes are known, else in number.
 
     A stamp has what identifies the content of a shard, such as the size of its file in `bytes`.

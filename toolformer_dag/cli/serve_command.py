@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from toolformer_dag.cli.terminal import Config, Profile, Set, settings_of
+from toolformer_dag.cli.terminal import Config, Profile, Set, load_command_settings
 from toolformer_dag.cli.web_server import HOST, LOOPBACK
 from toolformer_dag.files import UserError
 from toolformer_dag.settings.sections import Settings
@@ -40,18 +40,18 @@ def serve(
     """
     from toolformer_dag.cli.generate_command import find_model
 
-    settings = settings_of(config, profile, set)
-    key = _key(host)
+    settings = load_command_settings(config, profile, set)
+    key = _read_api_key(host)
     chosen = find_model(settings, model, k=None)
     calls_tools = chosen.k > 0
     from toolformer_dag.cli.web_server import bound
 
     with bound(port, "serve", host) as listening:  # raises UserError where the port is taken, before the model loads
-        lanes = _prepared_lanes(settings, calls_tools)  # a lane is a tool with its settings
-        name = _served_name(settings, chosen)
-        app = _loaded_app(settings, chosen, lanes, name=name, key=key)
+        lanes = _prepare_lanes(settings, calls_tools)  # a lane is a tool with its settings
+        name = _choose_served_name(settings, chosen)
+        app = _load_app(settings, chosen, lanes, name=name, key=key)
         tools = ", ".join(lane.tool.name for lane in lanes) if calls_tools else "no tools"
-        typer.echo(f"{name} at http://{host}:{_port(listening)}/v1 with {tools}  (Ctrl-C stops it)")
+        typer.echo(f"{name} at http://{host}:{_get_port(listening)}/v1 with {tools}  (Ctrl-C stops it)")
         _answer_requests(app, listening, host)
 
 
@@ -60,17 +60,17 @@ def _answer_requests(app: "Starlette", listening: socket.socket, host: str) -> N
     from toolformer_dag.cli.web_server import OwnPages, answer
 
     accepted_hosts = LOOPBACK if host in LOOPBACK else ()
-    answer(OwnPages(app, _port(listening), accepted_hosts), listening)
+    answer(OwnPages(app, _get_port(listening), accepted_hosts), listening)
     typer.echo("stopped")
 
 
-def _port(listening: socket.socket) -> int:
+def _get_port(listening: socket.socket) -> int:
     """Return the port of a listening socket."""
     port: int = listening.getsockname()[1]
     return port
 
 
-def _loaded_app(
+def _load_app(
     settings: Settings, chosen: "ChosenModel", lanes: "list[Lane]", *, name: str, key: str | None
 ) -> "Starlette":
     """Load the model, and return the application that serves it.
@@ -87,25 +87,25 @@ def _loaded_app(
     return app
 
 
-def _prepared_lanes(settings: Settings, calls_tools: bool) -> "list[Lane]":
+def _prepare_lanes(settings: Settings, calls_tools: bool) -> "list[Lane]":
     """Return the lanes (tools with their settings) for decoding; prepare their tools if the model calls them."""
     from toolformer_dag.computing.plan import lanes
-    from toolformer_dag.tools.tool import blamed
+    from toolformer_dag.tools.tool import blame_tool
 
     serving_lanes = [lane.at_inference() for lane in lanes(settings)]
     if calls_tools:
         for lane in serving_lanes:
-            with blamed(lane.tool, "prepare"):
+            with blame_tool(lane.tool, "prepare"):
                 lane.tool.prepare(lambda done: None)
     return serving_lanes
 
 
-def _served_name(settings: Settings, chosen: "ChosenModel") -> str:
+def _choose_served_name(settings: Settings, chosen: "ChosenModel") -> str:
     """Return the model's name for clients, without the path to its folder."""
-    from toolformer_dag.model.weights import folder_name
+    from toolformer_dag.model.weights import format_model_name
 
     default_name = settings.model.name if chosen.is_own(settings) else "finetuned_checkpoint"
-    return folder_name(chosen.name or default_name)
+    return format_model_name(chosen.name or default_name)
 
 
 def _exclude_loaded_objects_from_gc() -> None:
@@ -114,7 +114,7 @@ def _exclude_loaded_objects_from_gc() -> None:
     gc.freeze()
 
 
-def _key(host: str) -> str | None:
+def _read_api_key(host: str) -> str | None:
     """Return the key that clients must send, or None if the environment sets none.
 
     Raises UserError where `host` is open to other machines without a key, or no header can hold the key.

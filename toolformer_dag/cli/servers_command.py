@@ -99,11 +99,11 @@ def _list_server(name: str, server: ServerSettings, root: Path) -> Listed:
     """Ask a server for its tools, and return them by name. Raises UserError for wrong options or without an answer."""
     from toolformer_dag.tools.mcp_session import list_tools
 
-    tools = list_tools(_connection_options(name, server, root))
-    return [_listed_tool(tool) for tool in sorted(tools, key=lambda tool: tool.name)]
+    tools = list_tools(_build_connection_options(name, server, root))
+    return [_build_tool_entry(tool) for tool in sorted(tools, key=lambda tool: tool.name)]
 
 
-def _connection_options(name: str, server: ServerSettings, root: Path) -> "McpOptions":
+def _build_connection_options(name: str, server: ServerSettings, root: Path) -> "McpOptions":
     """Return the options to connect to a server. Raises UserError for wrong ones.
 
     `root`: the folder that relative paths start from.
@@ -118,12 +118,12 @@ def _connection_options(name: str, server: ServerSettings, root: Path) -> "McpOp
         raise UserError(explain_options(name, error, McpOptions).replace("[tools.", "[servers.")) from error
 
 
-def _listed_tool(tool: "Tool") -> dict[str, Any]:
+def _build_tool_entry(tool: "Tool") -> dict[str, Any]:
     """Return the entry of a tool in mcp_tools.json."""
-    from toolformer_dag.texts.arguments import schema_fault
+    from toolformer_dag.texts.arguments import find_schema_fault
 
     entry = {"name": tool.name, "description": tool.description or "", "input_schema": tool.input_schema}
-    fault = schema_fault(tool.input_schema)
+    fault = find_schema_fault(tool.input_schema)
     if fault:
         entry[FAULT] = fault
     return entry
@@ -132,39 +132,39 @@ def _listed_tool(tool: "Tool") -> dict[str, Any]:
 def _print_server(server: str, tools: Listed, listed_before: Listed) -> None:
     """Print the tools of a server, and what changed since the last list."""
     typer.echo(f"{server}: {len(tools)} tools")
-    for line in _tool_lines(tools, listed_before):
-        typer.echo(f"  {_one_line(line)}")
+    for line in _iter_tool_lines(tools, listed_before):
+        typer.echo(f"  {_to_one_line(line)}")
 
 
-def _tool_lines(tools: Listed, listed_before: Listed) -> Iterator[str]:
+def _iter_tool_lines(tools: Listed, listed_before: Listed) -> Iterator[str]:
     """Yield a line per tool of a server, then a line per tool that is gone since the last list."""
     before = {tool["name"]: tool for tool in listed_before}
     for tool in tools:
-        yield _tool_line(tool, before.get(tool["name"]))
+        yield _format_tool_line(tool, before.get(tool["name"]))
     names = {tool["name"] for tool in tools}
     for name in sorted(before.keys() - names):
         yield f"{lane_key(name)}: {name}  gone"
 
 
-def _tool_line(tool: Mapping[str, Any], before: Mapping[str, Any] | None) -> str:
+def _format_tool_line(tool: Mapping[str, Any], before: Mapping[str, Any] | None) -> str:
     """Return a tool's lane, name, arguments and change. `before`: its entry in the last list, if any."""
-    from toolformer_dag.texts.arguments import argument_names
+    from toolformer_dag.texts.arguments import list_argument_names
 
     head = f"{lane_key(tool['name'])}: {tool['name']}"
-    change = _change(tool, before)
+    change = _describe_change(tool, before)
     fault = tool.get(FAULT)
     if fault:
         return f"{head}  {change}; its calls cannot be written: {fault}"
-    arguments = ", ".join(argument_names(tool["input_schema"]))
+    arguments = ", ".join(list_argument_names(tool["input_schema"]))
     return f"{head}({arguments})  {change}"
 
 
-def _one_line(text: str) -> str:
+def _to_one_line(text: str) -> str:
     """Make text of a server safe for the terminal, on one line: after a line end it could look like another tool."""
     return harmless(text.replace("\n", "\ufffd"))
 
 
-def _change(tool: Mapping[str, Any], before: Mapping[str, Any] | None) -> str:
+def _describe_change(tool: Mapping[str, Any], before: Mapping[str, Any] | None) -> str:
     """Return how a tool differs from its entry in the last list; a change of arguments outweighs one of words."""
     if before is None:
         return "new"

@@ -9,8 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from toolformer_dag.cli.completion import lane_names
-from toolformer_dag.cli.input_lines import BadLines, ParsedLine, json_record, open_lines, valid_text
-from toolformer_dag.cli.terminal import Config, ModelName, Profile, Set, checked_settings, path, settings_of
+from toolformer_dag.cli.input_lines import BadLines, ParsedLine, open_lines, parse_record, require_utf8
+from toolformer_dag.cli.terminal import (
+    Config,
+    ModelName,
+    Profile,
+    Set,
+    load_checked_settings,
+    load_command_settings,
+    path,
+)
 from toolformer_dag.files import UserError
 from toolformer_dag.model.requests import CallLosses, LossRequest
 
@@ -37,10 +45,10 @@ def tool(
     Example: toolformer-dag tool calculator "400 / 1400"; toolformer-dag tool calculator -- "-5 + 3";
     toolformer-dag tool weather 'city="Rome", days=3'
     """
-    settings = checked_settings(config, profile, set)
-    from toolformer_dag.computing.plan import lane_named
+    settings = load_checked_settings(config, profile, set)
+    from toolformer_dag.computing.plan import find_lane_by_name
 
-    lane = lane_named(settings, name)  # a tool with its settings
+    lane = find_lane_by_name(settings, name)  # a tool with its settings
     if prompt:
         typer.echo(lane.tool.prompt, nl=False)
         return
@@ -69,7 +77,7 @@ def _answer_lines(lane: "Lane", context: str) -> None:
     from toolformer_dag.tools.runner import run_calls
     from toolformer_dag.tools.tool import ToolCall, ToolResult
 
-    calls = [ToolCall(line, context) for line in _input_lines()]
+    calls = [ToolCall(line, context) for line in _iter_input_lines()]
     answers: dict[ToolCall, ToolResult] = {}
     try:
         run_calls(lane.tool, calls, lane.limits, answers)  # fills `answers` call by call
@@ -77,11 +85,11 @@ def _answer_lines(lane: "Lane", context: str) -> None:
         _print_answers(calls, answers)
 
 
-def _input_lines() -> Iterator[str]:
+def _iter_input_lines() -> Iterator[str]:
     """Yield the lines of standard input. Raises UserError for a line that is not UTF-8."""
     for number, line in enumerate(open_lines("-"), 1):
         text = line.decode(errors="surrogateescape").rstrip("\r\n")
-        yield valid_text(f"line {number}", text)
+        yield require_utf8(f"line {number}", text)
 
 
 def _print_answers(calls: "Sequence[ToolCall]", answers: "Mapping[ToolCall, ToolResult]") -> None:
@@ -119,7 +127,7 @@ def score(
     """
     from toolformer_dag.model.engine import load_engine
 
-    engine = load_engine(settings_of(config, profile=None, pairs=None), model, dtype)
+    engine = load_engine(load_command_settings(config, profile=None, pairs=None), model, dtype)
     bad = BadLines()  # reports unusable lines, and remembers whether there were some
     parse = partial(_parse_call, engine)
     with open_lines(str(file)) as source:
@@ -155,7 +163,7 @@ def _print_losses(engine: "Engine", call: _CallToScore, losses: CallLosses, toke
 
 def _parse_call(engine: "Engine", line: bytes) -> _CallToScore:
     """Parse a line of the input of `score`. Raises UserError for a line that cannot be used."""
-    record = json_record(line, FIELDS)
+    record = parse_record(line, FIELDS)
     if not record["text"]:
         raise UserError("the text is empty; there is nothing to predict")
     position = engine.position_at(record["text"], record["offset"])

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from toolformer_dag.cli.input_lines import valid_text
-from toolformer_dag.cli.query_results import Format, description, encoded, ending_of, printed, saved_queries
-from toolformer_dag.cli.terminal import Config, Force, Profile, Set, path, settings_of
+from toolformer_dag.cli.input_lines import require_utf8
+from toolformer_dag.cli.query_results import Format, choose_ending, description, encoded, printed, saved_queries
+from toolformer_dag.cli.terminal import Config, Force, Profile, Set, load_command_settings, path
 from toolformer_dag.files import UserError, write_output
 from toolformer_dag.settings.sections import Settings
 
@@ -37,7 +37,7 @@ class QueryCommand(TyperCommand):
         return super().parse_args(ctx, args)
 
 
-def _names(incomplete: str) -> list[tuple[str, str]]:
+def _complete_names(incomplete: str) -> list[tuple[str, str]]:
     """Return the saved queries that begin with the typed text, each with its description, for the shell."""
     return [(name, description(text)) for name, text in saved_queries().items() if name.startswith(incomplete)]
 
@@ -47,7 +47,7 @@ def sql(
         str | None,
         typer.Argument(
             help="A query in DuckDB's SQL, or the name of a saved one; `-` reads it from the input.",
-            autocompletion=_names,
+            autocompletion=_complete_names,
         ),
     ] = None,
     list_: Annotated[bool, typer.Option("--list", help="List the saved queries.")] = False,
@@ -86,12 +86,12 @@ def sql(
     --output kept.parquet; toolformer-dag sql --read mine "from calls semi join 'mine/domains.csv' using (domain)"
     """
     if list_:
-        typer.echo(_listed())
+        typer.echo(_format_saved_queries())
         return
-    settings = settings_of(config, profile, set)
+    settings = load_command_settings(config, profile, set)
     from toolformer_dag.lake.warehouse import query as run_query
 
-    database = _database(settings, traces)
+    database = _choose_database(settings, traces)
     folders = read or ()
     if query is None and file is None and output is None and sys.stdin.isatty():
         from toolformer_dag.cli.sql_prompt import answer_queries
@@ -99,8 +99,8 @@ def sql(
         answer_queries(database, format or "table", settings.execution.query_gib, folders)
         return
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that a terminated query removes what it spilled
-    text = _query_text(query, file)
-    ending = ending_of(format, output)
+    text = _read_query_text(query, file)
+    ending = choose_ending(format, output)
     _refuse_terminal(format, output)
     rows = run_query(database, text, settings.execution.query_gib, folders)
     if output is not None:
@@ -110,12 +110,12 @@ def sql(
         _print_rows(rows, format or "table")
 
 
-def _database(settings: Settings, traces: bool) -> Path:
+def _choose_database(settings: Settings, traces: bool) -> Path:
     """Return the warehouse, or with `traces` the file of `judge`. Raises UserError where `judge` wrote none."""
     if traces:
-        from toolformer_dag.traces.judgement import judged_file
+        from toolformer_dag.traces.judgement import require_judged_file
 
-        return judged_file(settings)
+        return require_judged_file(settings)
     from toolformer_dag.lake.warehouse import received
 
     return received(settings)
@@ -137,14 +137,14 @@ def _refuse_terminal(format: Format | None, output: Path | None) -> None:
         )
 
 
-def _listed() -> str:
+def _format_saved_queries() -> str:
     """Return a line per saved query, with its description."""
     queries = saved_queries()
     width = max(map(len, queries))
     return "\n".join(f"{name:<{width}}  {description(text)}" for name, text in queries.items())
 
 
-def _query_text(query: str | None, file: Path | None) -> str:
+def _read_query_text(query: str | None, file: Path | None) -> str:
     """Return the query: an argument, a saved query, a file or standard input. Raises UserError."""
     if (query is None) == (file is None):
         raise UserError(
@@ -152,27 +152,27 @@ def _query_text(query: str | None, file: Path | None) -> str:
             "standard input; without any, `sql` opens a prompt on a terminal"
         )
     if file is not None:
-        return _read_query(file)
+        return _read_query_file(file)
     if query == "-":
-        return valid_text("the query", sys.stdin.read())
-    return _typed_query(str(query))
+        return require_utf8("the query", sys.stdin.read())
+    return _resolve_query(str(query))
 
 
-def _typed_query(query: str) -> str:
+def _resolve_query(query: str) -> str:
     """Return the saved query of that name, else the query itself. Raises UserError for an unknown name."""
     saved = saved_queries()
     if query in saved:
         return saved[query]
-    text = valid_text("the query", query)
+    text = require_utf8("the query", query)
     if text.isidentifier() and text.lower() not in ALONE:
         names = ", ".join(saved)
         raise UserError(f'there is no saved query {text!r}; there are {names}. For a table write "from {text}"')
     return text
 
 
-def _read_query(file: Path) -> str:
+def _read_query_file(file: Path) -> str:
     """Return the query in a file. Raises UserError if it cannot be read or is no UTF-8."""
     try:
-        return valid_text(str(file), file.read_text("utf-8-sig", "surrogateescape"))
+        return require_utf8(str(file), file.read_text("utf-8-sig", "surrogateescape"))
     except OSError as error:
         raise UserError(f"--file {file}: {error.strerror}; name a file with a query") from error

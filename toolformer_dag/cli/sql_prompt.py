@@ -53,7 +53,7 @@ def answer_queries(database: Path, format: Format, gib: float | None = None, fol
     if format == "parquet":
         raise UserError("--format parquet: a prompt cannot show it; give a query, with --output")
     query(database, "select 1", folders=folders)  # raises where there is no database
-    session = query_session(database)
+    session = build_prompt_session(database)
     typer.echo(f"{database} (read only). Saved queries: {', '.join(saved_queries())}.\n{WELCOME}")
     answer_line = partial(answer, database, format=format, gib=gib, folders=folders)
     is_open = True
@@ -92,12 +92,12 @@ def answer(database: Path, line: str, format: Format, gib: float | None = None, 
         sys.stdout.write(f"{rows.height:,} rows{more}\n")
 
 
-def query_session(database: Path) -> PromptSession[str]:
+def build_prompt_session(database: Path) -> PromptSession[str]:
     """Return a prompt in which Enter sends a complete query, and otherwise begins another line."""
     is_complete = Condition(lambda: complete(get_app().current_buffer.text))  # evaluated at each Enter
     return PromptSession(
-        history=history_file(),
-        completer=DynamicCompleter(lambda: name_completer(database)),
+        history=open_history(),
+        completer=DynamicCompleter(lambda: build_name_completer(database)),
         complete_while_typing=False,
         lexer=PygmentsLexer(SqlLexer),
         multiline=~is_complete,
@@ -111,7 +111,7 @@ def complete(text: str) -> bool:
     return not line or line.endswith(";") or line in ENDS or line in saved_queries()
 
 
-def history_file() -> History:
+def open_history() -> History:
     """Return the user's history of all projects; if it cannot be written, a history of this session only."""
     file = platformdirs.user_state_path("toolformer-dag") / "sql_history"
     try:
@@ -122,7 +122,7 @@ def history_file() -> History:
     return FileHistory(file)
 
 
-def name_completer(database: Path) -> WordCompleter:
+def build_name_completer(database: Path) -> WordCompleter:
     """Return a completer of saved queries, keywords, and the database's tables, views, macros and columns."""
     kinds = dict.fromkeys(saved_queries(), "saved query") | dict.fromkeys(KEYWORDS, "")
     with suppress(WarehouseError, OSError):  # the database is being replaced

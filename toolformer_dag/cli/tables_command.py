@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from toolformer_dag.cli.query_results import Format, drawn, printed
-from toolformer_dag.cli.terminal import Config, Profile, Set, harmless, settings_of
+from toolformer_dag.cli.terminal import Config, Profile, Set, harmless, load_command_settings
 from toolformer_dag.files import UserError
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def tables(
 
     Example: toolformer-dag tables 9; toolformer-dag tables figure_4 --format csv
     """
-    settings = settings_of(config, profile, set)
+    settings = load_command_settings(config, profile, set)
     from toolformer_dag.evaluation.paper_tables import PAPER_TABLES, paper_table
     from toolformer_dag.lake.warehouse import CLOSED, opened, received
 
@@ -56,11 +56,11 @@ def _refuse_contradictions(format: Format, number: str | None) -> None:
 
 def _print_table(warehouse: "DuckDBPyConnection", table: "PaperTable") -> None:
     """Print a table of the paper with its title, the tools that were called, and its notes."""
-    from toolformer_dag.evaluation.paper_tables import notes, tools_called
+    from toolformer_dag.evaluation.paper_tables import notes, query_tool_shares
 
     rows = table.rows(warehouse)
     typer.echo(f"{table.title}\n{_drawn(table.wide(rows))}")
-    called = tools_called(warehouse, table)
+    called = query_tool_shares(warehouse, table)
     if called is not None:
         typer.echo(f"Questions with a call, by tool, %\n{_drawn(called)}")
     note_lines = [f"  {harmless(note)}\n" for note in notes(warehouse, table)]

@@ -13,7 +13,7 @@ import typer
 
 from toolformer_dag.cli.completion import profile_names, setting_pairs
 from toolformer_dag.settings.sections import Settings
-from toolformer_dag.settings.setting_types import expanded, rooted
+from toolformer_dag.settings.setting_types import expand_home, to_absolute_pattern
 from toolformer_dag.settings.settings_file import load_settings, settings_file
 
 
@@ -22,7 +22,7 @@ def path(text: str) -> Path:
 
     Raises SettingsError where `~` leads nowhere.
     """
-    return expanded(Path(text))
+    return expand_home(Path(text))
 
 
 Config = Annotated[
@@ -82,7 +82,7 @@ def _with_option(text: str, option: str) -> str:
     return text[:end] + HINT.sub(lambda command: command[0] + option, text[end:])
 
 
-def settings_of(
+def load_command_settings(
     config: Path | None,
     profile: str | None,
     pairs: list[str] | None,
@@ -97,7 +97,7 @@ def settings_of(
     - `needs_project`: whether to note on standard error that no project was found
     """
     typed_config.set(config)  # messages with commands repeat it (`with_config`)
-    absolute_shards = [rooted(pattern, Path.cwd()) for pattern in shards or ()]
+    absolute_shards = [to_absolute_pattern(pattern, Path.cwd()) for pattern in shards or ()]
     settings = load_settings(config, profile=profile, overrides=pairs or (), shards=absolute_shards)
     asks_for_demo = profile == "embedded"  # which needs no file
     has_project = settings.corpus.named or asks_for_demo or settings_file(config).exists()
@@ -112,21 +112,21 @@ def _print_once(line: str) -> None:
     typer.echo(line, err=True)
 
 
-def checked_settings(
+def load_checked_settings(
     config: Path | None, profile: str | None, pairs: list[str] | None, shards: list[str] | None = None
 ) -> Settings:
-    """Return the settings as `settings_of` does, after loading the tools to check their options. Raises ToolError.
+    """Return the settings of `load_command_settings`; load the tools to check their options. Raises ToolError.
 
     A mistake is thus reported before anything heavy is imported.
     """
-    from toolformer_dag.tools.registry import enabled_tools
+    from toolformer_dag.tools.registry import load_enabled_tools
 
-    settings = settings_of(config, profile, pairs, shards)
-    enabled_tools(settings)
+    settings = load_command_settings(config, profile, pairs, shards)
+    load_enabled_tools(settings)
     return settings
 
 
-def damaged_history(reason: object) -> str:
+def explain_damaged_history(reason: object) -> str:
     """Return why Dagster's databases cannot be used, and the remedies."""
     line = " ".join(str(reason).split())[:200]
     return (
@@ -135,7 +135,7 @@ def damaged_history(reason: object) -> str:
     )
 
 
-def of_history(error: BaseException) -> bool:
+def is_history_error(error: BaseException) -> bool:
     """Return whether an error comes from the databases of Dagster's history of runs.
 
     That is an error that SQLite caused, or that passed through a module in Dagster's package `storage`.

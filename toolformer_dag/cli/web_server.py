@@ -63,7 +63,7 @@ class OwnPages:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
-        refusal = self._refusal(scope)
+        refusal = self._find_refusal(scope)
         if refusal is not None:
             await _refuse(scope, send, 403, refusal)
         elif _leaves_logs(scope):
@@ -72,7 +72,7 @@ class OwnPages:
         else:
             await self._app(scope, receive, send)
 
-    def _refusal(self, scope: Scope) -> str | None:
+    def _find_refusal(self, scope: Scope) -> str | None:
         """Return why a request is refused, or None if it is answered.
 
         Pages of other sites, open in the user's browser, may neither read from this server nor change anything here.
@@ -133,11 +133,13 @@ def serve(root: Path, port: int, environment: Mapping[str, str]) -> int:
     Raises UserError where the port is in use. No process is left behind.
     """
     bound(port, "ui").close()  # only to find out whether the port is free
-    running = partial(_running, root=root, environment=environment)  # runs a command while its `with` block runs
+    running = partial(
+        _run_child_process, root=root, environment=environment
+    )  # runs a command while its `with` block runs
     with TemporaryDirectory() as folder:
         code_socket = Path(folder, "code")
         workspace = _write_workspace(Path(folder), code_socket)
-        with running(_code_command(root, code_socket)) as code_server:
+        with running(_build_code_server_command(root, code_socket)) as code_server:
             _wait_until_ready(code_server, code_socket)
             daemon_command = [f"{DAGSTER}-daemon", "run", "-w", workspace]
             webserver_command = [WEBSERVER, "-w", workspace, "-h", HOST, "-p", str(port)]
@@ -151,7 +153,7 @@ def _wait_until_ready(code_server: subprocess.Popen[bytes], code_socket: Path) -
         time.sleep(0.1)
 
 
-def _code_command(root: Path, code_socket: Path) -> list[str]:
+def _build_code_server_command(root: Path, code_socket: Path) -> list[str]:
     """Return the command of the server that tells Dagster's other processes about the assets, over a socket."""
     return [DAGSTER, "code-server", "start", "-m", MODULE, "-d", str(root), "--socket", str(code_socket)]
 
@@ -165,17 +167,19 @@ def _write_workspace(folder: Path, code_socket: Path) -> str:
 
 
 @contextmanager
-def _running(command: list[str], root: Path, environment: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+def _run_child_process(
+    command: list[str], root: Path, environment: Mapping[str, str]
+) -> Iterator[subprocess.Popen[bytes]]:
     """Run a command in a child process while the block runs, then end it; it also ends when this process dies."""
     command = [sys.executable, "-c", f"from {__name__} import main; main()", *command]
     process = subprocess.Popen(command, cwd=root, env=environment, stdin=subprocess.PIPE, start_new_session=True)
     try:
         yield process
     finally:
-        _end(process)
+        _end_process(process)
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end_process(process: subprocess.Popen[bytes]) -> None:
     """Interrupt a child process; kill it and its children if it goes on for PATIENCE seconds."""
     if process.poll() is None:
         process.send_signal(signal.SIGINT)
@@ -204,11 +208,11 @@ def answer(app: App, listening: socket.socket) -> None:
     """Answer requests until Ctrl-C or SIGTERM, then those that are still open, for up to GRACE seconds."""
     import uvicorn
 
-    from toolformer_dag.cli.connections import bounded_config
+    from toolformer_dag.cli.connections import build_bounded_config
 
     for stop in (signal.SIGINT, signal.SIGTERM):
         signal.signal(stop, signal.default_int_handler)
-    server = uvicorn.Server(bounded_config(app, timeout_graceful_shutdown=GRACE))
+    server = uvicorn.Server(build_bounded_config(app, timeout_graceful_shutdown=GRACE))
     with suppress(KeyboardInterrupt):  # how uvicorn ends after answering the open requests
         server.run(sockets=[listening])
 

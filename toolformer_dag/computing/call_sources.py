@@ -7,8 +7,8 @@ from pathlib import Path
 
 from toolformer_dag.settings.sections import Settings
 from toolformer_dag.settings.setting_types import SettingsError, determining, under
-from toolformer_dag.settings.tool_settings import MODEL, RULE, PatternRule, ToolSettings, source_name
-from toolformer_dag.tools.tool import ProposedCall, Tool, blamed
+from toolformer_dag.settings.tool_settings import MODEL, RULE, PatternRule, ToolSettings, get_source_name
+from toolformer_dag.tools.tool import ProposedCall, Tool, blame_tool
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,17 +37,17 @@ class CallSources:
         Raises ToolDown and OverBudget of the tool's own rule.
         """
         if self.pattern is None:
-            with blamed(tool, "propose"):
+            with blame_tool(tool, "propose"):
                 return list(tool.propose(text, context))
-        return _matched_calls(self.pattern, text)
+        return _propose_by_pattern(self.pattern, text)
 
     def rule_identity(self, tool: Tool) -> dict[str, object]:
         """Return what determines `propose`. Raises ToolDown where the tool's code fails."""
-        with blamed(tool, "rule_identity"):
+        with blame_tool(tool, "rule_identity"):
             return determining(self.pattern) if self.pattern else dict(tool.rule_identity())
 
 
-def _matched_calls(rule: PatternRule, text: str) -> list[ProposedCall]:
+def _propose_by_pattern(rule: PatternRule, text: str) -> list[ProposedCall]:
     """Return a call for each match of a rule's pattern, at the group `here` or after the match.
 
     Its input is the rule's template filled with the match.
@@ -71,7 +71,7 @@ def call_sources(tool: Tool, section: ToolSettings, settings: Settings) -> CallS
     files = {}
     for source in section.proposals:
         if source not in (MODEL, RULE):
-            files[source_name(source)] = under(settings.root, source)
+            files[get_source_name(source)] = under(settings.root, source)
     return CallSources(
         names=section.proposals,
         files=files,

@@ -13,7 +13,7 @@ from typing import Any
 import polars as pl
 
 from toolformer_dag.computing.spending import lane_of
-from toolformer_dag.lake.record import FieldChange, record, shortened_pair
+from toolformer_dag.lake.record import FieldChange, record, shorten_pair
 from toolformer_dag.lake.table import Lake
 
 CHANGES = "warehouse/changes"
@@ -59,24 +59,24 @@ def add_changes(
         "ended": datetime.now(UTC),
         "stage": asset.rpartition("/")[2],
         "tool": lane_of(lake, asset),
-        **_kept_values(kept),
+        **_build_kept_columns(kept),
     }
-    rows_of_settings = [_setting_values(change) for change in settings] or [_NO_SETTING]
+    rows_of_settings = [_build_setting_columns(change) for change in settings] or [_NO_SETTING]
     new_rows = pl.DataFrame([{**step, **row} for row in rows_of_settings], schema=_CHANGE_SCHEMA)
     # `revise` calls `revised` with the asset's rows so far, and again where another run has added some meanwhile.
-    lake.table(CHANGES).revise(asset, revised=partial(_with_rows, new_rows), record=_record_of_changes)
+    lake.table(CHANGES).revise(asset, revised=partial(_with_rows, new_rows), record=_build_record)
 
 
-def _kept_values(kept: KeptCounts | None) -> dict[str, int | None]:
+def _build_kept_columns(kept: KeptCounts | None) -> dict[str, int | None]:
     """Return the columns of the log that say how many calls a lane keeps; null for other steps."""
     if kept is None:
         return {"kept_before": None, "kept_after": None}
     return {"kept_before": kept.before, "kept_after": kept.after}
 
 
-def _setting_values(change: FieldChange) -> dict[str, str | None]:
+def _build_setting_columns(change: FieldChange) -> dict[str, str | None]:
     """Return the columns of the log that say how a setting changed."""
-    before, after = shortened_pair(change.old, change.new)
+    before, after = shorten_pair(change.old, change.new)
     setting = change.field.removeprefix("settings.")
     return {"setting": setting, "value_before": before, "value_after": after}
 
@@ -87,6 +87,6 @@ def _with_rows(new_rows: pl.DataFrame, rows: pl.DataFrame | None) -> pl.DataFram
     return all_rows.unique(maintain_order=True)
 
 
-def _record_of_changes() -> dict[str, Any]:
+def _build_record() -> dict[str, Any]:
     """Return the record of a part of the log: it depends on no settings and no inputs."""
     return record(settings={}, inputs={}, stage="changes", tool=None)

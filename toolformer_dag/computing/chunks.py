@@ -48,14 +48,14 @@ class Task:
     step: str = ""
 
 
-def perform(worker: Worker, tables: Tables, task: Task) -> Work:
+def perform_task(worker: Worker, tables: Tables, task: Task) -> Work:
     """Carry out a task: compute a chunk and store its rows, or make and publish the rows of a shard.
 
     Returns the work to count: tokens of the model, computed rows. Nothing is counted for a shard.
 
     Raises WorkerError where this process has read other settings than the run, and what the stage raises.
     """
-    output = _table_of_task(tables, task)
+    output = _require_task_table(tables, task)
     make = output.stage.make
     if isinstance(make, ByChunk):
         return make.compute(worker, output, task.payload)  # the payload: what the stage put into the chunk
@@ -66,15 +66,15 @@ def perform(worker: Worker, tables: Tables, task: Task) -> Work:
     return Work()
 
 
-def _table_of_task(tables: Tables, task: Task) -> TableOutput:
+def _require_task_table(tables: Tables, task: Task) -> TableOutput:
     """Return the table of a task. Raises WorkerError where its settings here differ from those of the run."""
-    output = _table_named(tables, task.table)
+    output = _find_table(tables, task.table)
     if output is None or output.code_version != task.settings:
         raise WorkerError(f"{task.table}: settings, prompts or tools changed while the run went on; run again")
     return output
 
 
-def _table_named(tables: Tables, name: str) -> TableOutput | None:
+def _find_table(tables: Tables, name: str) -> TableOutput | None:
     """Return the table of that name, which may be an inner table of one of `tables` (`Stage.inner`)."""
     if name in tables:
         return tables[name]
@@ -153,7 +153,7 @@ class ThisProcess:
 
     def submit(self, task: Task) -> "Future[ChunkAnswer]":
         """See ChunkWorker."""
-        work = perform(self.worker, self.tables, task)
+        work = perform_task(self.worker, self.tables, task)
         done: Future[ChunkAnswer] = Future()
         done.set_result(ChunkAnswer(outcome=work, spent=Spent()))
         return done
@@ -183,13 +183,13 @@ class ChunkServer:
 
     def answer(self, task: Task) -> ChunkAnswer:
         """Carry out a task; return what it cost, or its error, and what this process spent since its last answer."""
-        outcome = self._outcome(task)
+        outcome = self._perform_safely(task)
         return ChunkAnswer(outcome, spent=self._take_spent())
 
-    def _outcome(self, task: Task) -> Work | UserError:
+    def _perform_safely(self, task: Task) -> Work | UserError:
         """Carry out a task; return what it cost, or its exception as a UserError that any process can unpickle."""
         try:
-            return self._perform(task)
+            return self._perform_in_session(task)
         except UserError as error:
             return UserError(str(error))
         except Exception as error:  # noqa: BLE001 - raised in the process that waits for it
@@ -202,17 +202,17 @@ class ChunkServer:
         self._spent_before = spent
         return spent_since
 
-    def _perform(self, task: Task) -> Work:
+    def _perform_in_session(self, task: Task) -> Work:
         """Carry out a task; return what it cost, with what it has written to the lake (`news`)."""
-        worker = self._loaded_worker()
+        worker = self._load_worker()
         if task.step != self._step:
             self._step = task.step
             self._session = LakeSession(news=[])
         with session(self._session):
-            work = perform(worker, self._tables, task)
+            work = perform_task(worker, self._tables, task)
         return replace(work, news=self._session.take_news())
 
-    def _loaded_worker(self) -> Worker:
+    def _load_worker(self) -> Worker:
         """Return the worker of this process; the first call loads the plan and its tables."""
         if self._worker is None:
             plan = Plan.of(self._settings)
@@ -229,7 +229,7 @@ class OneProcess:
     def __init__(self, settings: Settings, tables_of: TablesOf) -> None:
         self._context = _Context()
         self._executor = ProcessPoolExecutor(
-            max_workers=1, mp_context=self._context, initializer=_begin, initargs=(settings, tables_of)
+            max_workers=1, mp_context=self._context, initializer=_begin_worker_process, initargs=(settings, tables_of)
         )
 
     def __str__(self) -> str:
@@ -237,8 +237,8 @@ class OneProcess:
 
     def submit(self, task: Task) -> "Future[ChunkAnswer]":
         """See ChunkWorker; the first task starts the process. Raises BrokenProcessPool where the process has died."""
-        with _interrupts_held():
-            return self._executor.submit(_answer, task)
+        with _hold_interrupts():
+            return self._executor.submit(_answer_task, task)
 
     def kill(self) -> None:
         """See ChunkWorker; waits until the process has ended."""
@@ -264,7 +264,7 @@ _server: ChunkServer | None = None
 """In a worker process, what answers its tasks."""
 
 
-def _begin(settings: Settings, tables_of: TablesOf) -> None:
+def _begin_worker_process(settings: Settings, tables_of: TablesOf) -> None:
     """Prepare a worker process."""
     global _server
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent too, which decides
@@ -272,14 +272,14 @@ def _begin(settings: Settings, tables_of: TablesOf) -> None:
     _server = ChunkServer(settings, tables_of)
 
 
-def _answer(task: Task) -> ChunkAnswer:
+def _answer_task(task: Task) -> ChunkAnswer:
     """Carry out a task in a worker process."""
     assert _server is not None
     return _server.answer(task)
 
 
 @contextmanager
-def _interrupts_held() -> Iterator[None]:
+def _hold_interrupts() -> Iterator[None]:
     """Delay SIGINT (Ctrl-C) to the end of the block, for this thread and for a process that is started in it."""
     resource_tracker.ensure_running()
     mask_before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})

@@ -22,7 +22,7 @@ class Share:
     gpus: int
 
 
-def share_of(nodes: Sequence[Mapping[str, float]], settings: Settings, cluster: str = "Ray cluster") -> Share:
+def compute_share(nodes: Sequence[Mapping[str, float]], settings: Settings, cluster: str = "Ray cluster") -> Share:
     """Return how many workers a cluster gets, and what each reserves; `execution.workers` limits their number.
 
     nodes: the resources of each machine that is alive, as numbers under `CPU` and `GPU`.
@@ -31,23 +31,23 @@ def share_of(nodes: Sequence[Mapping[str, float]], settings: Settings, cluster: 
     Raises ClusterError where no machine has a core, or as many GPUs as a model takes.
     """
     gpu_groups = _count_gpu_groups(nodes, settings, cluster)
-    cores = _cores_of_machines(nodes)
+    cores = _list_machine_cores(nodes)
     if not cores:
         raise ClusterError(
             f"execution.engine: no machine of the {cluster} offers a core; start one that does (docs: Several machines)"
         )
-    share = _largest_share(settings.model, cores, gpu_groups)
+    share = _compute_largest_share(settings.model, cores, gpu_groups)
     most = settings.execution.workers or share.count
     return replace(share, count=min(most, share.count))
 
 
-def _cores_of_machines(nodes: Sequence[Mapping[str, float]]) -> list[int]:
+def _list_machine_cores(nodes: Sequence[Mapping[str, float]]) -> list[int]:
     """Return the cores of each machine that has any."""
     cores_of_machines = (node.get("CPU", 0) for node in nodes)
     return [int(cores) for cores in cores_of_machines if cores >= 1]
 
 
-def _largest_share(model: ModelSettings, cores: Sequence[int], gpu_groups: int) -> Share:
+def _compute_largest_share(model: ModelSettings, cores: Sequence[int], gpu_groups: int) -> Share:
     """Return the most workers for a model: one per group of GPUs; else one per core for a small model, or per machine.
 
     cores: of each machine. gpu_groups: how many models fit on the GPUs.

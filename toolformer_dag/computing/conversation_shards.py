@@ -12,13 +12,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from toolformer_dag.computing.shards import PINS, short_name
-from toolformer_dag.files import UserError, irregular, sealed, unsealed
+from toolformer_dag.computing.shards import PINS, shorten_name
+from toolformer_dag.files import UserError, irregular, seal_record, unseal_record
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.storage import NO_FILE, Storage, Version
-from toolformer_dag.settings.setting_types import expanded, printable
+from toolformer_dag.settings.setting_types import expand_home, printable
 from toolformer_dag.texts.columns import Rejection
-from toolformer_dag.texts.readers.hub_datasets import HubError, HubSplit, hub_rows, resolve_splits
+from toolformer_dag.texts.readers.hub_datasets import HubError, HubSplit, iter_hub_rows, resolve_splits
 from toolformer_dag.texts.record_files import RECORD_ENDINGS, NumberedRecord, file_records
 from toolformer_dag.texts.shard_reader import COMPRESSION_BY_ENDING
 
@@ -147,7 +147,7 @@ class HubShard:
 
     def files(self) -> Iterator[Source]:
         """Yield the split with its rows."""
-        numbered = (NumberedRecord(number, row) for number, row in enumerate(hub_rows(self.split), 1))
+        numbered = (NumberedRecord(number, row) for number, row in enumerate(iter_hub_rows(self.split), 1))
         yield Source(self.split.split, numbered)
 
 
@@ -165,21 +165,21 @@ def conversation_shards(sources: Sequence[str], storage: Storage) -> dict[str, C
     files: list[ConversationFile] = []
     shards: list[ConversationShard] = []
     for source in dict.fromkeys(sources):  # each source once
-        path = expanded(Path(source))
+        path = expand_home(Path(source))
         if os.path.lexists(path):
-            files += _files_at(path, source)
+            files += _list_files_at(path, source)
         else:
-            shards += _hub_shards(source, storage)
-    shards += _file_shards(_with_distinct_names(files))
+            shards += _list_hub_shards(source, storage)
+    shards += _iter_file_shards(_with_distinct_names(files))
     return {shard.name: shard for shard in shards}
 
 
-def _files_at(path: Path, source: str) -> list[ConversationFile]:
+def _list_files_at(path: Path, source: str) -> list[ConversationFile]:
     """Return the files with conversations below a folder, or the file that a path names. Raises UserError."""
-    return _files_below(path, source) if path.is_dir() else [_named_file(path)]
+    return _list_files_below(path, source) if path.is_dir() else [_require_regular_file(path)]
 
 
-def _named_file(path: Path) -> ConversationFile:
+def _require_regular_file(path: Path) -> ConversationFile:
     """Return a file that was named itself. Raises UserError for a pipe or a device, which may never end."""
     kind = irregular(path)
     if kind is not None:
@@ -187,7 +187,7 @@ def _named_file(path: Path) -> ConversationFile:
     return ConversationFile(path.name, path, path.parent)
 
 
-def _files_below(folder: Path, source: str) -> list[ConversationFile]:
+def _list_files_below(folder: Path, source: str) -> list[ConversationFile]:
     """Return the files with conversations below a folder. Raises UserError where there are none."""
     paths = [path for path in folder.rglob("*") if _may_hold_conversations(path, folder)]
     if not paths:
@@ -213,7 +213,7 @@ def _with_distinct_names(files: Iterable[ConversationFile]) -> list[Conversation
     """
     taken_names: set[str] = set()
     distinct = []
-    for path, file in sorted(_by_path(files).items()):
+    for path, file in sorted(_map_path_to_file(files).items()):
         is_taken = file.name in taken_names
         name = printable(path if is_taken else file.name)
         taken_names.add(file.name)
@@ -221,7 +221,7 @@ def _with_distinct_names(files: Iterable[ConversationFile]) -> list[Conversation
     return distinct
 
 
-def _by_path(files: Iterable[ConversationFile]) -> dict[Path, ConversationFile]:
+def _map_path_to_file(files: Iterable[ConversationFile]) -> dict[Path, ConversationFile]:
     """Return the first of the files with each absolute path."""
     by_path: dict[Path, ConversationFile] = {}
     for file in files:
@@ -229,39 +229,39 @@ def _by_path(files: Iterable[ConversationFile]) -> dict[Path, ConversationFile]:
     return by_path
 
 
-def _file_shards(files: Sequence[ConversationFile]) -> Iterator[FileShard | GroupShard]:
+def _iter_file_shards(files: Sequence[ConversationFile]) -> Iterator[FileShard | GroupShard]:
     """Yield groups for the small files of folders with many of them, then a shard for each other file."""
     grouped: set[ConversationFile] = set()
-    for folder, small_files in _small_files_by_folder(files).items():
+    for folder, small_files in _group_small_files_by_folder(files).items():
         if len(small_files) > MANY_FILES:
             grouped.update(small_files)
-            yield from _groups(folder, _with_hashes(small_files), prefix="")
+            yield from _iter_groups(folder, _with_hashes(small_files), prefix="")
     for file in files:
         if file not in grouped:
-            yield _file_shard(file)
+            yield _build_file_shard(file)
 
 
-def _file_shard(file: ConversationFile) -> FileShard:
+def _build_file_shard(file: ConversationFile) -> FileShard:
     """Return a shard of one file; the hash of its path tells apart files of one name in different folders."""
-    return FileShard(short_name(f"{file.name}~{_path_hash(file.path)}"), file)
+    return FileShard(shorten_name(f"{file.name}~{_hash_path(file.path)}"), file)
 
 
-def _small_files_by_folder(files: Iterable[ConversationFile]) -> dict[Path, list[ConversationFile]]:
+def _group_small_files_by_folder(files: Iterable[ConversationFile]) -> dict[Path, list[ConversationFile]]:
     """Return the files whose records take less than SMALL_BYTES, by folder."""
     small_files: dict[Path, list[ConversationFile]] = {}
     for file in files:
-        if _unpacked_bytes(file) < SMALL_BYTES:
+        if _estimate_unpacked_bytes(file) < SMALL_BYTES:
             small_files.setdefault(file.folder, []).append(file)
     return small_files
 
 
-def _unpacked_bytes(file: ConversationFile) -> int:
+def _estimate_unpacked_bytes(file: ConversationFile) -> int:
     """Return about how many bytes the records of a file take; 0 for a file that is not there."""
     stored_bytes: int = file.stamp().get("bytes", 0)
     return stored_bytes * PACKED if file.path.suffix in COMPRESSION_BY_ENDING else stored_bytes
 
 
-def _path_hash(path: Path) -> str:
+def _hash_path(path: Path) -> str:
     """Return a hash of an absolute path, as eight hexadecimal digits."""
     return fingerprint(printable(path.absolute()))[:8]
 
@@ -278,7 +278,7 @@ def _with_hashes(files: Iterable[ConversationFile]) -> list[_HashedFile]:
     return [_HashedFile(fingerprint(file.name), file) for file in files]
 
 
-def _groups(folder: Path, files: Sequence[_HashedFile], prefix: str) -> Iterator[GroupShard]:
+def _iter_groups(folder: Path, files: Sequence[_HashedFile], prefix: str) -> Iterator[GroupShard]:
     """Yield groups of small files of a folder, split by the bits of their hashes until each group is small enough.
 
     So a file that comes or goes changes only its own group.
@@ -286,29 +286,29 @@ def _groups(folder: Path, files: Sequence[_HashedFile], prefix: str) -> Iterator
     files: the files whose hashes begin with `prefix`, bits such as "01".
     """
     if _fit_in_one_group(files):
-        yield _group(folder, [hashed.file for hashed in files], prefix)
+        yield _build_group(folder, [hashed.file for hashed in files], prefix)
         return
     for bit in "01":  # ends at a single file at the latest: names differ, and so do their hashes
-        half = [hashed for hashed in files if _bit(hashed.hash, len(prefix)) == bit]
+        half = [hashed for hashed in files if _get_bit(hashed.hash, len(prefix)) == bit]
         if half:
-            yield from _groups(folder, half, prefix + bit)
+            yield from _iter_groups(folder, half, prefix + bit)
 
 
-def _group(folder: Path, files: Iterable[ConversationFile], prefix: str) -> GroupShard:
+def _build_group(folder: Path, files: Iterable[ConversationFile], prefix: str) -> GroupShard:
     """Return files of a folder as a shard, which is named by the first bits (`prefix`) of their hashes."""
-    name = f"{printable(folder.name)}~{_path_hash(folder)}~{prefix or 'all'}"
+    name = f"{printable(folder.name)}~{_hash_path(folder)}~{prefix or 'all'}"
     sorted_files = sorted(files, key=lambda file: file.name)
-    return GroupShard(short_name(name), tuple(sorted_files))
+    return GroupShard(shorten_name(name), tuple(sorted_files))
 
 
 def _fit_in_one_group(files: Sequence[_HashedFile]) -> bool:
     """Return whether files are few and small enough for one group; a single file always is."""
-    total_bytes = sum(_unpacked_bytes(hashed.file) for hashed in files)
+    total_bytes = sum(_estimate_unpacked_bytes(hashed.file) for hashed in files)
     is_small_enough = len(files) <= GROUP_FILES and total_bytes <= GROUP_BYTES
     return len(files) == 1 or is_small_enough
 
 
-def _bit(hash: str, number: int) -> str:
+def _get_bit(hash: str, number: int) -> str:
     """Return the bit of that number, from 0, of a hash in hexadecimal digits."""
     return f"{int(hash[number // 4], 16):04b}"[number % 4]
 
@@ -317,19 +317,19 @@ HUB_ID = re.compile(r"[\w-][\w.-]*(?:/[\w-][\w.-]*)?")
 """The id of a data set of the hub."""
 
 
-def _hub_shards(source: str, storage: Storage) -> list[HubShard]:
+def _list_hub_shards(source: str, storage: Storage) -> list[HubShard]:
     """Return the splits of a data set of the hub. Raises UserError where there is no such data set."""
     may_be_hub_id = HUB_ID.fullmatch(source) and not source.lower().endswith(RECORD_ENDINGS)
     if not may_be_hub_id:
         raise UserError(f"{source}: there is no such file or folder; correct the path")
     try:
-        splits = _pinned_splits(source, storage)
+        splits = _read_or_pin_splits(source, storage)
     except HubError as error:
         raise UserError(f"{source}: no such file, and no data set of the hub ({error}); name either") from error
     return [HubShard(f"{source}~{split.split}", split) for split in splits]
 
 
-def _pinned_splits(hub: str, storage: Storage) -> list[HubSplit]:
+def _read_or_pin_splits(hub: str, storage: Storage) -> list[HubSplit]:
     """Return the splits of a data set of the hub, at the commit of the first use.
 
     A file of the lake (a pin) remembers them. Raises HubError, and over an object store Overtaken where another run has
@@ -340,7 +340,7 @@ def _pinned_splits(hub: str, storage: Storage) -> list[HubSplit]:
     if pin.splits is not None:
         return pin.splits
     splits = resolve_splits(hub)  # at the present commit: this is the first use, or the pin is damaged
-    new_pin = sealed(hub, {"splits": [asdict(split) for split in splits]})
+    new_pin = seal_record(hub, {"splits": [asdict(split) for split in splits]})
     storage.replace(path, new_pin, pin.version)
     return splits
 
@@ -359,17 +359,17 @@ def _read_pin(path: Path, hub: str, storage: Storage) -> _Pin:
     except FileNotFoundError:
         return _Pin(splits=None, version=NO_FILE)  # the first use
     try:
-        return _Pin(_splits_in(content), version)
+        return _Pin(_parse_splits(content), version)
     except (ValueError, KeyError, TypeError):
         log.warning("%s is damaged: %s is looked up anew, and may be another commit", storage.shown(path), hub)
         return _Pin(splits=None, version=version)  # the version that the caller will replace
 
 
-def _splits_in(pin: bytes) -> list[HubSplit]:
+def _parse_splits(pin: bytes) -> list[HubSplit]:
     """Parse the content of a pin. Raises ValueError, KeyError, TypeError where it is damaged."""
-    return [_split_of(fields) for fields in unsealed(pin)["splits"]]
+    return [_build_split(fields) for fields in unseal_record(pin)["splits"]]
 
 
-def _split_of(fields: Mapping[str, Any]) -> HubSplit:
+def _build_split(fields: Mapping[str, Any]) -> HubSplit:
     """Return a split from its fields in JSON, which has made a list of its files."""
     return HubSplit(**{**fields, "files": tuple(fields["files"])})

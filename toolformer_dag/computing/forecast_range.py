@@ -28,6 +28,6 @@ def spread(group_costs: Sequence[float]) -> float:
     return STUDENT * standard_error / (average or 1.0)
 
 
-def range_of(value: float, half: float) -> Range:
+def build_range(value: float, half: float) -> Range:
     """Return a forecast with an interval. half: half of the interval, as a share of the value."""
     return Range(value, low=value * max(0.0, 1 - half), high=value * (1 + half))

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 from toolformer_dag.computing.call_sources import CallSources, call_sources, is_served
 from toolformer_dag.computing.conversation_shards import ConversationShard, conversation_shards
 from toolformer_dag.computing.lane_tables import LaneTable
-from toolformer_dag.computing.shards import Shard, hub_files, shard_files
+from toolformer_dag.computing.shards import Shard, list_hub_files, shard_files
 from toolformer_dag.files import UserError
 from toolformer_dag.lake.table import Lake, Table
 from toolformer_dag.lake.warehouse import refuse_other_file
@@ -20,9 +20,9 @@ from toolformer_dag.model.weights import (
     IDENTIFYING,
     ModelError,
     checkpoint_folder,
-    model_dtype,
-    model_identity,
     model_name,
+    read_model_dtype,
+    read_model_identity,
     refuse_other_markers,
 )
 from toolformer_dag.settings.model_settings import ModelSettings
@@ -30,9 +30,9 @@ from toolformer_dag.settings.rounds import named
 from toolformer_dag.settings.sections import Settings
 from toolformer_dag.settings.setting_types import SettingsError, determining
 from toolformer_dag.settings.tool_settings import RULE, ChanceThreshold, ToolLimits, ToolSettings
-from toolformer_dag.tools.registry import enabled_tools, read_chain_prompt
-from toolformer_dag.tools.routing import ranking_identity
-from toolformer_dag.tools.tool import Tool, blamed
+from toolformer_dag.tools.registry import load_enabled_tools, read_chain_prompt
+from toolformer_dag.tools.routing import compute_ranking_identity
+from toolformer_dag.tools.tool import Tool, blame_tool
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,17 +97,17 @@ class Lane:
 
     def identity(self) -> dict[str, object]:
         """Return what determines the tool's results. Raises ToolDown where the tool's code fails."""
-        with blamed(self.tool, "identity"):
+        with blame_tool(self.tool, "identity"):
             return dict(self.tool.identity())
 
     def at_inference(self) -> "Lane":
         """Return the lane with the tool that a finetuned model calls. Raises ToolDown where the tool's code fails."""
-        with blamed(self.tool, "at_inference"):
+        with blame_tool(self.tool, "at_inference"):
             return replace(self, tool=self.tool.at_inference())
 
     def selection(self) -> dict[str, object]:
         """Return what determines which texts the tool wants. Raises ToolDown where the tool's code fails."""
-        with blamed(self.tool, "selection"):
+        with blame_tool(self.tool, "selection"):
             return dict(self.tool.selection())
 
 
@@ -117,8 +117,8 @@ def lanes(settings: Settings) -> list[Lane]:
     Loads the tools' code. Raises ToolError, and SettingsError where sections contradict each other.
     """
     single_lanes = {}  # without chains, by the tool's key
-    for key, tool in enabled_tools(settings).items():
-        single_lanes[key] = _lane(tool, settings.tools[key], settings)
+    for key, tool in load_enabled_tools(settings).items():
+        single_lanes[key] = _build_lane(tool, settings.tools[key], settings)
     # A chain may go on with the tools of other lanes, so all lanes have to be known.
     all_lanes = [_with_chains(lane, single_lanes, settings) for lane in single_lanes.values()]
     floor = settings.filtering.loss_floor
@@ -146,7 +146,7 @@ def _refuse_loss_floor(lane: Lane, floor: float) -> None:
         )
 
 
-def lane_named(settings: Settings, name: str) -> Lane:
+def find_lane_by_name(settings: Settings, name: str) -> Lane:
     """Return the lane of that key (`calculator`) or of that name in the text (`Calculator`).
 
     Raises UserError where there is none, and as `lanes`.
@@ -161,7 +161,7 @@ def lane_named(settings: Settings, name: str) -> Lane:
     raise UserError(f"there is no tool {name!r}; the settings have {names}")
 
 
-def start_thresholds(lanes: Sequence[Lane]) -> dict[str, float]:
+def map_tool_to_start_threshold(lanes: Sequence[Lane]) -> dict[str, float]:
     """Return the least p of ` [` at which decoding calls a tool, by its name in the text, for tools that have one."""
     return {lane.tool.name: lane.min_probability for lane in lanes if lane.min_probability}
 
@@ -184,7 +184,7 @@ def _with_chains(lane: Lane, single_lanes: Mapping[str, Lane], settings: Setting
         return lane
     if settings.proposer is not None:
         raise SettingsError(
-            f"{_then_option(lane.tool)}: chains are sampled by the model that judges; set depth = 1, or remove "
+            f"{_format_then_option(lane.tool)}: chains are sampled by the model that judges; set depth = 1, or remove "
             "[proposer]"
         )
     return replace(
@@ -195,7 +195,7 @@ def _with_chains(lane: Lane, single_lanes: Mapping[str, Lane], settings: Setting
     )
 
 
-def _then_option(tool: Tool) -> str:
+def _format_then_option(tool: Tool) -> str:
     """Return the name of a tool's setting `then`, for messages."""
     return f"[tools.{tool.key}] then"
 
@@ -204,7 +204,9 @@ def _refuse_chain_options_without_chains(tool: Tool, section: ToolSettings) -> N
     """Raise SettingsError where a section without chains has a setting for chains."""
     has_chain_options = bool(section.then) or section.chain_prompt is not None
     if section.depth == 1 and has_chain_options:
-        raise SettingsError(f"{_then_option(tool)} and chain_prompt are for chains; set depth = 2, or remove them")
+        raise SettingsError(
+            f"{_format_then_option(tool)} and chain_prompt are for chains; set depth = 2, or remove them"
+        )
 
 
 def _refuse_unknown_next_tools(tool: Tool, section: ToolSettings, other_lanes: Mapping[str, Lane]) -> None:
@@ -212,12 +214,12 @@ def _refuse_unknown_next_tools(tool: Tool, section: ToolSettings, other_lanes: M
     unknown_keys = sorted(set(section.then) - other_lanes.keys())
     if unknown_keys:
         raise SettingsError(
-            f"{_then_option(tool)}: there is no other tool {unknown_keys[0]!r}; the settings have "
+            f"{_format_then_option(tool)}: there is no other tool {unknown_keys[0]!r}; the settings have "
             f"{', '.join(other_lanes)}"
         )
 
 
-def _lane(tool: Tool, section: ToolSettings, settings: Settings) -> Lane:
+def _build_lane(tool: Tool, section: ToolSettings, settings: Settings) -> Lane:
     """Return the lane of a tool (the tool with its settings), without chains of calls. Raises SettingsError.
 
     Each text gets m sampled calls at the k most probable positions for a call, whose probability is above tau_s; the
@@ -226,15 +228,15 @@ def _lane(tool: Tool, section: ToolSettings, settings: Settings) -> Lane:
     defaults = tool.defaults
     return Lane(
         tool=tool,
-        tau_s=_set_or(section.tau_s, defaults.tau_s),
-        k=_set_or(section.k, defaults.k),
-        m=_set_or(section.m, defaults.m),
+        tau_s=_fill_default(section.tau_s, defaults.tau_s),
+        k=_fill_default(section.k, defaults.k),
+        m=_fill_default(section.m, defaults.m),
         tau_f=defaults.tau_f if section.tau_f is None else section.tau_f,  # of two types, unlike the others
         limits=section.limits,
         look_ahead=section.look_ahead,
         sources=call_sources(tool, section, settings),
-        min_probability=_set_or(section.min_probability, settings.decoding.min_probability),
-        score=_score(tool, section, settings),
+        min_probability=_fill_default(section.min_probability, settings.decoding.min_probability),
+        score=_choose_score(tool, section, settings),
         suffix=settings.rounds.suffix,
     )
 
@@ -242,12 +244,12 @@ def _lane(tool: Tool, section: ToolSettings, settings: Settings) -> Lane:
 _Value = TypeVar("_Value")
 
 
-def _set_or(value: _Value | None, default: _Value) -> _Value:
+def _fill_default(value: _Value | None, default: _Value) -> _Value:
     """Return the value of a setting, or its default where it is not set (None)."""
     return default if value is None else value
 
 
-def _score(tool: Tool, section: ToolSettings, settings: Settings) -> str:
+def _choose_score(tool: Tool, section: ToolSettings, settings: Settings) -> str:
     """Return the SQL expression that scores a call: "loss_minus - loss_plus"; with a cost weight "(...) - 0.1 * cost".
 
     A call is kept where its score is at least tau_f. The tool's own cost weight counts before that of `[filtering]`.
@@ -255,14 +257,14 @@ def _score(tool: Tool, section: ToolSettings, settings: Settings) -> str:
     Raises SettingsError for an expression that is no score, and for one other than the paper's where
     `filtering.loss_floor` is set: then losses are left out that it may need.
     """
-    score = _score_without_cost(tool, section, settings)
+    score = _choose_score_without_cost(tool, section, settings)
     if score != PAPER_SCORE:
         _refuse_score(score, tool, settings)
-    weight = _set_or(section.cost_weight, settings.filtering.cost_weight)
+    weight = _fill_default(section.cost_weight, settings.filtering.cost_weight)
     return f"({score}) - {weight!r} * cost" if weight else score
 
 
-def _score_without_cost(tool: Tool, section: ToolSettings, settings: Settings) -> str:
+def _choose_score_without_cost(tool: Tool, section: ToolSettings, settings: Settings) -> str:
     """Return the SQL expression that scores a call, before its cost is subtracted: the tool's, else `[filtering]`'s.
 
     A rule that reads the text behind a call could copy from it. So where the paper's score would hold for it, it is
@@ -303,16 +305,16 @@ def _identity(model: ModelSettings) -> dict[str, object]:
 
     Hashes the files of the weights. Raises ModelError.
     """
-    weights = model_identity(model_name(model), model.revision)
-    return {**weights, "dtype": model_dtype(model), **determining(model, but=IDENTIFYING)}
+    weights = read_model_identity(model_name(model), model.revision)
+    return {**weights, "dtype": read_model_dtype(model), **determining(model, but=IDENTIFYING)}
 
 
-def _checkpoint_of(start: Settings) -> ModelSettings:
+def _build_checkpoint_settings(start: Settings) -> ModelSettings:
     """Return the model that the project with the settings `start` finetunes, whether it has done so or not."""
     return start.model.model_copy(update={"name": str(checkpoint_folder(start)), "revision": None})
 
 
-def _proposer_identity(settings: Settings, base_identity: Mapping[str, object]) -> Mapping[str, object]:
+def _compute_proposer_identity(settings: Settings, base_identity: Mapping[str, object]) -> Mapping[str, object]:
     """Return everything that determines the values of the model that samples calls (the proposer).
 
     The proposer is the checkpoint of the round before (`settings.start`), else `[proposer]`, else `[model]`.
@@ -322,7 +324,7 @@ def _proposer_identity(settings: Settings, base_identity: Mapping[str, object]) 
     Raises ModelError, and SettingsError for a later round with `model.url`.
     """
     if settings.start is not None:
-        return _checkpoint_identity(settings.start, settings)
+        return _compute_checkpoint_identity(settings.start, settings)
     if settings.proposer is None:
         return base_identity
     if is_served(settings):  # at a server, whose files nobody here can hash
@@ -330,7 +332,7 @@ def _proposer_identity(settings: Settings, base_identity: Mapping[str, object]) 
     return _identity(settings.proposer)
 
 
-def _checkpoint_identity(earlier_round: Settings, this_round: Settings) -> Mapping[str, object]:
+def _compute_checkpoint_identity(earlier_round: Settings, this_round: Settings) -> Mapping[str, object]:
     """Return everything that determines the values of the checkpoint that the earlier round finetunes.
 
     Empty where there is no such checkpoint yet. Raises SettingsError where this round names servers: they hold the base
@@ -341,7 +343,7 @@ def _checkpoint_identity(earlier_round: Settings, this_round: Settings) -> Mappi
             "rounds.count: later rounds sample from a checkpoint, and the servers of model.url have the base model; "
             "remove model.url, or annotate once"
         )
-    checkpoint = _checkpoint_of(earlier_round)  # a model whose name is the path of its folder
+    checkpoint = _build_checkpoint_settings(earlier_round)  # a model whose name is the path of its folder
     is_finetuned = Path(checkpoint.name, CHECKPOINT).is_file()
     return _identity(checkpoint) if is_finetuned else {}
 
@@ -392,7 +394,7 @@ class Plan:
             lake=Lake.of(settings.paths, settings.rounds.suffix),
             lanes=tuple(lanes(settings)),
             model=identity,
-            proposer=_proposer_identity(settings, identity),
+            proposer=_compute_proposer_identity(settings, identity),
             start=Plan.of(settings.start) if settings.start else None,  # of the round before
         )
         plan.lake.require_access()
@@ -457,7 +459,7 @@ class Plan:
             return self.settings.proposer
         assert self.start is not None  # a later round, which starts from the checkpoint of the round before
         self._require_checkpoint(self.start)
-        return _checkpoint_of(self.start.settings)
+        return _build_checkpoint_settings(self.start.settings)
 
     def _require_checkpoint(self, round_before: "Plan") -> None:
         """Raise ModelError where the round before has not finetuned its checkpoint yet, which samples in this one."""
@@ -499,7 +501,7 @@ class Plan:
     @cached_property
     def routing(self) -> str:
         """Return what determines how the routed tools are ranked; computed once for all lanes."""
-        return ranking_identity(self.routed)
+        return compute_ranking_identity(self.routed)
 
     @property
     def all_lanes(self) -> tuple[Lane, ...]:
@@ -527,13 +529,13 @@ class Plan:
         `corpus.first` limits them to the first so many, and the shards that an earlier run has read. Raises
         SettingsError, HubError.
         """
-        list_files = hub_files if self.settings.corpus.hub else shard_files
+        list_files = list_hub_files if self.settings.corpus.hub else shard_files
         files: dict[str, Shard] = {file.name: file for file in list_files(self.settings)}
         if self.settings.corpus.first is None:
             return files
-        return self._first_or_read(files, self.settings.corpus.first)
+        return self._select_first_or_read(files, self.settings.corpus.first)
 
-    def _first_or_read(self, files: Mapping[str, Shard], count: int) -> dict[str, Shard]:
+    def _select_first_or_read(self, files: Mapping[str, Shard], count: int) -> dict[str, Shard]:
         """Return the first shards and those that an earlier run has read, by name."""
         first_names = list(files)[:count]
         read_names = self.lake.table("ccnet/raw_shards").parts()

@@ -22,26 +22,26 @@ from toolformer_dag.computing.chunks import (
     Task,
     Whereabouts,
 )
-from toolformer_dag.computing.cluster_shares import ClusterError, Share, share_of
+from toolformer_dag.computing.cluster_shares import ClusterError, Share, compute_share
 from toolformer_dag.settings.sections import Settings
 
 
-def ray_executor(settings: Settings, tables_of: TablesOf) -> Executor:
+def build_ray_executor(settings: Settings, tables_of: TablesOf) -> Executor:
     """Return what starts and watches workers on the Ray cluster at `execution.address`: actors, processes of it.
 
     Raises ClusterError where there is no cluster or no room; `Executor.count` raises it too, once no machine is left.
     """
-    ray = _connected(settings.execution.address)
-    actor_class = _actor_class(ray, _worker_share(ray, settings))
+    ray = _connect(settings.execution.address)
+    actor_class = _build_actor_class(ray, _compute_worker_share(ray, settings))
     return Executor(
-        count=lambda: _worker_share(ray, settings).count,  # counted anew at each call: machines come and go
-        start=partial(_start, ray, actor_class, (settings, tables_of)),
+        count=lambda: _compute_worker_share(ray, settings).count,  # counted anew at each call: machines come and go
+        start=partial(_start_actor, ray, actor_class, (settings, tables_of)),
         deaths=(ray.exceptions.RayActorError,),
         lost=partial(_is_machine_lost, ray),
     )
 
 
-def _actor_class(ray: Any, share: Share) -> Any:
+def _build_actor_class(ray: Any, share: Share) -> Any:
     """Return the class whose instances are workers of the cluster, each with its share of cores and GPUs."""
     as_actor = ray.remote(
         scheduling_strategy="SPREAD",
@@ -52,18 +52,18 @@ def _actor_class(ray: Any, share: Share) -> Any:
     return as_actor(ChunkServer)
 
 
-def _worker_share(ray: Any, settings: Settings) -> Share:
+def _compute_worker_share(ray: Any, settings: Settings) -> Share:
     """Return how many workers the machines alive now have room for, with the cores and GPUs of each.
 
     Raises ClusterError.
     """
-    return share_of([node["Resources"] for node in ray.nodes() if node["Alive"]], settings)
+    return compute_share([node["Resources"] for node in ray.nodes() if node["Alive"]], settings)
 
 
-def _start(ray: Any, actor_class: Any, arguments: tuple[Settings, TablesOf]) -> ChunkWorker:
+def _start_actor(ray: Any, actor_class: Any, arguments: tuple[Settings, TablesOf]) -> ChunkWorker:
     """Begin an actor with a ChunkServer of these arguments; Ray chooses the machine."""
     handle = actor_class.remote(*arguments)
-    started: Future[Whereabouts] = handle.__ray_call__.remote(_whereabouts).future()
+    started: Future[Whereabouts] = handle.__ray_call__.remote(_get_whereabouts).future()
     return Actor(ray, handle, started)
 
 
@@ -75,7 +75,7 @@ def _is_machine_lost(ray: Any, worker: ChunkWorker, death: Exception) -> bool:
     return worker.started.result().machine not in alive_machines
 
 
-def _whereabouts(server: ChunkServer) -> Whereabouts:
+def _get_whereabouts(server: ChunkServer) -> Whereabouts:
     """Return where an actor runs; called in its process. The name is the process id and the host."""
     import ray
 
@@ -109,7 +109,7 @@ class Actor:
         self.ray.kill(self.handle)
 
 
-def _connected(address: str) -> Any:
+def _connect(address: str) -> Any:
     """Import Ray, connect it to the cluster at `address` until this process ends, and return the module.
 
     Raises ClusterError where Ray is not installed or no cluster answers.
@@ -120,7 +120,7 @@ def _connected(address: str) -> Any:
 
     try:
         if address != "auto":
-            _reach(address)
+            _check_reachable(address)
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, ignore_reinit_error=True)
     except (OSError, RuntimeError, ValueError) as error:
         raise ClusterError(
@@ -130,7 +130,7 @@ def _connected(address: str) -> Any:
     return ray
 
 
-def _reach(address: str) -> None:
+def _check_reachable(address: str) -> None:
     """Raise OSError where nothing listens at HOST:PORT, and ValueError for another form; Ray would try for minutes."""
     host, _, port = address.rpartition(":")
     socket.create_connection((host.removeprefix("ray://"), int(port)), timeout=10).close()

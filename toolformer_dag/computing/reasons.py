@@ -55,7 +55,7 @@ class Reasons:
     @property
     def retry_only(self) -> bool:
         """Whether nothing changed, and only what was incomplete is tried again."""
-        return not self.removed and all(isinstance(reason, Incomplete) for reason in self._all())
+        return not self.removed and all(isinstance(reason, Incomplete) for reason in self._iter_reasons())
 
     @property
     def lines(self) -> tuple[str, ...]:
@@ -68,44 +68,44 @@ class Reasons:
             "without rows": self._new_shards,
             "removed": self.removed,
         }
-        lines = self._sentences()
+        lines = self._list_sentences()
         for heading, names in lists.items():
             if names:
-                lines.append(f"{heading}: {_first_few(names)}")
+                lines.append(f"{heading}: {_format_first_names(names)}")
         return tuple(lines)
 
     @property
     def _touched_files(self) -> list[Touched]:
         """The files whose time of change alone differs."""
-        return [reason for reason in self._all() if isinstance(reason, Touched)]
+        return [reason for reason in self._iter_reasons() if isinstance(reason, Touched)]
 
     @property
     def _new_shards(self) -> list[str]:
         """The shards that were never published; the single part of a table without shards (WHOLE) is none."""
         return [part for part, reasons in self.parts.items() if NEVER_MADE in reasons and part != WHOLE]
 
-    def _sentences(self) -> list[str]:
+    def _list_sentences(self) -> list[str]:
         """Return each reason once, as text, without those that a list of files or shards says."""
         reasons_in_lists: set[str] = {*self._touched_files}
         if self._new_shards:
             reasons_in_lists.add(NEVER_MADE)
-        sentences = dict.fromkeys(str(reason) for reason in self._all())
+        sentences = dict.fromkeys(str(reason) for reason in self._iter_reasons())
         return [sentence for sentence in sentences if sentence not in reasons_in_lists]
 
     def settings(self) -> list[str]:
         """Return a line per changed setting: `tau_f 0.5 -> 0.8`, or `prompt changed` for hashes and long texts."""
-        return [_setting_line(change) for change in self.setting_changes()]
+        return [_format_setting_change(change) for change in self.setting_changes()]
 
     def setting_changes(self) -> list[FieldChange]:
         """Return the settings that changed, each once, sorted by name; types of columns are left out."""
-        changed = {reason.field: reason for reason in self._all() if isinstance(reason, FieldChange)}
+        changed = {reason.field: reason for reason in self._iter_reasons() if isinstance(reason, FieldChange)}
         setting_changes = []
         for name, change in sorted(changed.items()):
             if name.startswith("settings.") and "columns" not in name:
                 setting_changes.append(change)
         return setting_changes
 
-    def _all(self) -> Iterator[Reason]:
+    def _iter_reasons(self) -> Iterator[Reason]:
         """Yield the reasons of all parts."""
         for reasons in self.parts.values():
             yield from reasons
@@ -117,13 +117,13 @@ def differences(output: TableOutput) -> Reasons:
     Tables that are computed for it alone (`Stage.inner`) count as well.
     """
     for table in (output, *output.inner):
-        reasons = table_differences(table)
+        reasons = find_table_differences(table)
         if reasons:
             return reasons
     return Reasons()
 
 
-def table_differences(output: TableOutput) -> Reasons:
+def find_table_differences(output: TableOutput) -> Reasons:
     """Return by part (shard) why a table is missing or out of date; parts without a shard are listed as removed."""
     with session():  # what is read of the lake inside is read once
         inputs_of = output.inputs_of()
@@ -149,28 +149,30 @@ def difference(output: TableOutput, part: str, inputs_of: InputsOf | None = None
     except DamagedPart as error:
         reason, _, _ = str(error).partition(";")  # what to do follows
         return [reason]
-    lacking = _tables_that_lack(part, output)
+    lacking = _list_tables_lacking(part, output)
     if lacking:
         return [f"{lacking[0]} lacks it"]
     if record.get(RETRY):  # calls were lost, or a file could not be read
         return [Incomplete(record[RETRY])]
-    return _changes_since(record, output, part, inputs_of or output.inputs_of())
+    return _list_changes_since_record(record, output, part, inputs_of or output.inputs_of())
 
 
-def _tables_that_lack(part: str, output: TableOutput) -> list[str]:
+def _list_tables_lacking(part: str, output: TableOutput) -> list[str]:
     """Return the names of the tables that are published with this one and have no such part."""
     return [table.name for table in output.beside if table.part_version(part) is None]
 
 
-def _changes_since(record: Mapping[str, Any], output: TableOutput, part: str, inputs_of: InputsOf) -> Sequence[Reason]:
+def _list_changes_since_record(
+    record: Mapping[str, Any], output: TableOutput, part: str, inputs_of: InputsOf
+) -> Sequence[Reason]:
     """Return what differs between the settings and inputs of a part's record and the present ones."""
     changed = changes(record, {"settings": output.settings, "inputs": inputs_of(part)})
     if output.stage.sharded and part in output.shards:
-        return _naming_the_file(output.shards[part].place, changed)
+        return _name_changed_file(output.shards[part].place, changed)
     return changed
 
 
-def _naming_the_file(place: str, changed: Sequence[FieldChange]) -> Sequence[Reason]:
+def _name_changed_file(place: str, changed: Sequence[FieldChange]) -> Sequence[Reason]:
     """Return the changes with one reason that names the shard's file in place of those of its size and time.
 
     That is "/web/en_0.json.gz: 1200 -> 1300 bytes", or a Touched, which `lines` lists, where the time alone differs.
@@ -185,7 +187,7 @@ def _naming_the_file(place: str, changed: Sequence[FieldChange]) -> Sequence[Rea
     return [*other_changes, f"{place}: {sizes[0].old} -> {sizes[0].new} bytes"]
 
 
-def _setting_line(change: FieldChange) -> str:
+def _format_setting_change(change: FieldChange) -> str:
     """Return a changed setting in a few words, without values that are hashes or long texts."""
     name = change.field.removeprefix("settings.")
     for value in (change.old, change.new):
@@ -194,7 +196,7 @@ def _setting_line(change: FieldChange) -> str:
     return f"{name} {shortened(change.old)} -> {shortened(change.new)}"
 
 
-def _first_few(names: Sequence[str], shown: int = 5) -> str:
+def _format_first_names(names: Sequence[str], shown: int = 5) -> str:
     """Return the first names, and how many more there are."""
     listed = ", ".join(names[:shown])
     more = len(names) - shown

@@ -9,18 +9,33 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from toolformer_dag.files import FILES, damaged_beside, file_name, irregular, locked, sealed, unsealed, write_whole
+from toolformer_dag.files import (
+    FILES,
+    file_name,
+    irregular,
+    list_damaged_beside,
+    locked,
+    seal_record,
+    unseal_record,
+    write_whole,
+)
 from toolformer_dag.identity import file_hash, fingerprint, stream_hash
 from toolformer_dag.lake.storage import NO_FILE, Storage, Version
 from toolformer_dag.lake.table import Lake
 from toolformer_dag.settings.corpus_settings import CorpusSettings
 from toolformer_dag.settings.sections import Settings
-from toolformer_dag.settings.setting_types import SettingsError, expanded, printable, rooted
+from toolformer_dag.settings.setting_types import SettingsError, expand_home, printable, to_absolute_pattern
 from toolformer_dag.synthetic.web import VERSION, write_shards
 from toolformer_dag.texts.columns import Batch
 from toolformer_dag.texts.formats import FormatChoice
-from toolformer_dag.texts.readers.hub_datasets import HubSplit, hub_batches, resolve
-from toolformer_dag.texts.shard_reader import COMPRESSION_BY_ENDING, ENDINGS, PARQUET, shard_batches, with_compressions
+from toolformer_dag.texts.readers.hub_datasets import HubSplit, iter_hub_batches, resolve
+from toolformer_dag.texts.shard_reader import (
+    COMPRESSION_BY_ENDING,
+    ENDINGS,
+    PARQUET,
+    iter_shard_batches,
+    with_compressions,
+)
 
 log = logging.getLogger(__name__)
 
@@ -60,8 +75,8 @@ class ShardFile:
         return {"bytes": status.st_size, "mtime_ns": status.st_mtime_ns}
 
     def batches(self, choice: FormatChoice) -> Iterator[Batch]:
-        """Read its documents; see `shard_batches`."""
-        return shard_batches(self.path, choice)
+        """Read its documents; see `iter_shard_batches`."""
+        return iter_shard_batches(self.path, choice)
 
     def facts(self) -> dict[str, Any]:
         """Return the hash of the file, with which `verify` notices a change that keeps size and time."""
@@ -99,8 +114,8 @@ class HubFile:
         return {**names, **ShardFile(self.name, path).stamp()}
 
     def batches(self, choice: FormatChoice) -> Iterator[Batch]:
-        """Read its documents; see `hub_batches`."""
-        return hub_batches(self.split, self.number, choice)
+        """Read its documents; see `iter_hub_batches`."""
+        return iter_hub_batches(self.split, self.number, choice)
 
     def facts(self) -> dict[str, Any]:
         """Return the data set and its revision: a commit, or for a folder a hash of its files' content."""
@@ -119,7 +134,7 @@ class _Match(NamedTuple):
     @property
     def stem(self) -> str:
         """The path below the folder without suffixes, such as "en/head_0000"."""
-        return _stem(printable(self.path.relative_to(self.folder)))
+        return _strip_suffixes(printable(self.path.relative_to(self.folder)))
 
 
 def shard_files(settings: Settings) -> list[ShardFile]:
@@ -134,14 +149,14 @@ def shard_files(settings: Settings) -> list[ShardFile]:
     Raises SettingsError where a pattern matches nothing, or something named like data that is no regular file.
     """
     if not settings.corpus.shards:
-        return small_web_files(settings)
+        return list_small_web_files(settings)
     matches: list[_Match] = []
     for pattern in settings.corpus.shards:
-        matches += _matches(settings.root, pattern)
-    return sorted(_name_shards(_each_file_once(matches)), key=lambda file: file.name)
+        matches += _list_matches(settings.root, pattern)
+    return sorted(_name_shards(_drop_repeated_files(matches)), key=lambda file: file.name)
 
 
-def _each_file_once(matches: Sequence[_Match]) -> list[_Match]:
+def _drop_repeated_files(matches: Sequence[_Match]) -> list[_Match]:
     """Return the first match of each file; links to a file count as the file."""
     match_of_file: dict[str, _Match] = {}
     for match in reversed(matches):  # the first match overwrites later ones
@@ -149,54 +164,54 @@ def _each_file_once(matches: Sequence[_Match]) -> list[_Match]:
     return list(match_of_file.values())
 
 
-def hub_files(settings: Settings) -> list[HubFile]:
+def list_hub_files(settings: Settings) -> list[HubFile]:
     """Return the data files of the data set at `corpus.hub`, each a shard, sorted by name.
 
     Raises HubError where it cannot be reached, or has no such configuration or split.
     """
-    split = _split_of_corpus(settings)
+    split = _resolve_corpus_split(settings)
     files = []
-    for number, name in enumerate(_shard_names(split.files)):
-        files.append(HubFile(name=short_name(name), split=split, number=number))
+    for number, name in enumerate(_choose_shard_names(split.files)):
+        files.append(HubFile(name=shorten_name(name), split=split, number=number))
     return sorted(files, key=lambda file: file.name)
 
 
-def _shard_names(files: Sequence[str]) -> Sequence[str]:
+def _choose_shard_names(files: Sequence[str]) -> Sequence[str]:
     """Return the names of files without their suffixes, or with them where two would share a name otherwise."""
-    stems = [_stem(file) for file in files]
+    stems = [_strip_suffixes(file) for file in files]
     are_unique = len(set(stems)) == len(stems)
     return stems if are_unique else files
 
 
-def _split_of_corpus(settings: Settings) -> HubSplit:
+def _resolve_corpus_split(settings: Settings) -> HubSplit:
     """Return the data files at `corpus.hub`, a local folder or a data set of the hub. Raises HubError."""
     corpus = settings.corpus
     assert corpus.hub is not None
-    folder = settings.root / expanded(Path(corpus.hub))
+    folder = settings.root / expand_home(Path(corpus.hub))
     if folder.is_dir():
         return resolve(str(folder), corpus.configuration, corpus.split, revision=None)
-    return _pinned_split(corpus, Lake.of(settings.paths).storage)
+    return _read_or_pin_split(corpus, Lake.of(settings.paths).storage)
 
 
-def _pinned_split(corpus: CorpusSettings, storage: Storage) -> HubSplit:
+def _read_or_pin_split(corpus: CorpusSettings, storage: Storage) -> HubSplit:
     """Return the data files of a data set of the hub, at the commit of the first use.
 
     A file of the lake (a pin) remembers the commit. Raises HubError, and over an object store Overtaken where another
     run has written the pin meanwhile.
     """
     hub = str(corpus.hub)
-    request = _request(corpus)
+    request = _build_split_request(corpus)
     path = storage.root / PINS / f"{fingerprint(request)}.json"
     pin = _read_pin(path, hub, storage)
     if pin.split is not None:
         return pin.split
     split = resolve(hub, corpus.configuration, corpus.split, corpus.revision)  # the first use, or the pin is damaged
-    new_pin = sealed("corpus.hub", {"asked": request, "resolved": asdict(split)})
+    new_pin = seal_record("corpus.hub", {"asked": request, "resolved": asdict(split)})
     storage.replace(path, new_pin, pin.version)
     return split
 
 
-def _request(corpus: CorpusSettings) -> dict[str, str | None]:
+def _build_split_request(corpus: CorpusSettings) -> dict[str, str | None]:
     """Return the settings that name a split of a data set of the hub."""
     return {
         "hub": corpus.hub,
@@ -220,7 +235,7 @@ def _read_pin(path: Path, hub: str, storage: Storage) -> _Pin:
     except FileNotFoundError:
         return _Pin(split=None, version=NO_FILE)  # the first use
     try:
-        return _Pin(_split_in(content), version)
+        return _Pin(_parse_split(content), version)
     except (ValueError, KeyError, TypeError) as error:
         log.warning(
             "%s is damaged (%s): %s is resolved anew, and may be another commit than before; corpus.revision fixes one",
@@ -231,14 +246,14 @@ def _read_pin(path: Path, hub: str, storage: Storage) -> _Pin:
         return _Pin(split=None, version=version)  # the version that the caller will replace
 
 
-def _split_in(pin: bytes) -> HubSplit:
+def _parse_split(pin: bytes) -> HubSplit:
     """Parse the content of a pin. Raises ValueError, KeyError, TypeError where it is damaged."""
-    resolved = unsealed(pin)["resolved"]
+    resolved = unseal_record(pin)["resolved"]
     fields = {**resolved, "files": tuple(resolved["files"])}  # JSON has made a list of the files
     return HubSplit(**fields)
 
 
-def small_web_files(settings: Settings) -> list[ShardFile]:
+def list_small_web_files(settings: Settings) -> list[ShardFile]:
     """Return the small web's files, whether written yet or not.
 
     Their folder is named by everything that determines them, so that other settings have other files.
@@ -261,9 +276,9 @@ def write_small_web(settings: Settings) -> None:
 
     One process at a time does so.
     """
-    folder = small_web_files(settings)[0].path.parent
+    folder = list_small_web_files(settings)[0].path.parent
     with locked(folder.with_name(f".{folder.name}.lock")):
-        damaged = damaged_beside(folder / WEB_RECORD, again=True)  # again: read files that were read before, too
+        damaged = list_damaged_beside(folder / WEB_RECORD, again=True)  # again: read files that were read before, too
         if damaged:
             _write_web_files(settings, folder)
 
@@ -273,7 +288,7 @@ def _write_web_files(settings: Settings, folder: Path) -> None:
     web = settings.corpus.small_web
     files = write_shards(folder, web.shards, web.documents, web.seed)
     hashes = {file.name: file_hash(file) for file in files}
-    write_whole(folder / WEB_RECORD, sealed(str(folder), {FILES: hashes}))
+    write_whole(folder / WEB_RECORD, seal_record(str(folder), {FILES: hashes}))
     is_in_object_store = isinstance(settings.paths.lake, str)
     if is_in_object_store:
         _clear_times(files)
@@ -285,24 +300,24 @@ def _clear_times(files: Sequence[Path]) -> None:
         os.utime(file, (0, 0))
 
 
-def _matches(root: Path, pattern: str) -> list[_Match]:
+def _list_matches(root: Path, pattern: str) -> list[_Match]:
     """Return the files that a pattern of `corpus.shards` matches: a file, a folder, or a path with wildcards.
 
     root: the folder at which a relative pattern begins. Raises SettingsError where nothing matches.
     """
-    path = Path(rooted(pattern, root))
+    path = Path(to_absolute_pattern(pattern, root))
     is_file = os.path.lexists(path) and not path.is_dir()  # also a broken link, which is reported when it is read
     if is_file:
         return [_Match(folder=path.parent, path=_require_regular(path))]
     if path.parent == path:
         raise SettingsError(f"corpus.shards: {pattern!r} is the root folder; name the folder of the corpus")
-    matches = _matches_below(_folder_before_wildcards(path), path)
+    matches = _list_matches_below(_find_folder_before_wildcards(path), path)
     if not matches:
-        raise _nothing_matches(pattern, path, root)
+        raise _build_no_match_error(pattern, path, root)
     return matches
 
 
-def _nothing_matches(pattern: str, path: Path, root: Path) -> SettingsError:
+def _build_no_match_error(pattern: str, path: Path, root: Path) -> SettingsError:
     """Return the error for a pattern that matches nothing. path: the pattern below `root`."""
     if path.is_dir():
         reason = f"is a folder without JSON lines or Parquet; write {pattern}/* for files of other names"
@@ -311,23 +326,23 @@ def _nothing_matches(pattern: str, path: Path, root: Path) -> SettingsError:
     return SettingsError(f"corpus.shards: {pattern!r} {reason}")
 
 
-def _matches_below(folder: Path, pattern: Path) -> list[_Match]:
+def _list_matches_below(folder: Path, pattern: Path) -> list[_Match]:
     """Return the files of documents that a pattern matches. folder: the part of the pattern before wildcards."""
     matches = []
-    for file in _files_below(folder, pattern):
+    for file in _iter_files_below(folder, pattern):
         if _may_hold_documents(file, folder):
             matches.append(_Match(folder, _require_regular(file)))
     return matches
 
 
-def _files_below(folder: Path, pattern: Path) -> Iterator[Path]:
+def _iter_files_below(folder: Path, pattern: Path) -> Iterator[Path]:
     """Yield the files below a folder that a pattern matches, such as `/web/*/en*.json` with the folder `/web`.
 
     A pattern without wildcards is the folder itself: all files in it that are named like documents. Folders are left
     out, but for those that a wildcard matches and that are named like documents: the caller refuses them.
     """
     if folder == pattern:
-        yield from _data_files_below(folder)
+        yield from _iter_data_files(folder)
         return
     wildcards = str(pattern.relative_to(folder))
     if wildcards.endswith("**"):  # alone it matches folders only
@@ -337,7 +352,7 @@ def _files_below(folder: Path, pattern: Path) -> Iterator[Path]:
             yield path
 
 
-def _data_files_below(folder: Path) -> Iterator[Path]:
+def _iter_data_files(folder: Path) -> Iterator[Path]:
     """Yield everything below a folder that is named like a file of documents (DATA), except folders.
 
     Spark writes folders that are named as a file: `corpus.parquet/part-0.parquet`.
@@ -368,7 +383,7 @@ def _require_regular(path: Path) -> Path:
     return path
 
 
-def _folder_before_wildcards(pattern: Path) -> Path:
+def _find_folder_before_wildcards(pattern: Path) -> Path:
     """Return the folders of a pattern before the first with a wildcard: `/web/*/en.json` -> `/web`."""
     folder = Path(pattern.anchor)
     for part in pattern.parts[1:]:
@@ -403,7 +418,7 @@ def _name_shards(matches: list[_Match]) -> list[ShardFile]:
     Files that would share a name are named by their longer paths, with suffixes.
     """
     counts = Counter(match.stem for match in matches)
-    shards = [ShardFile(short_name(match.stem), match.path) for match in matches if counts[match.stem] == 1]
+    shards = [ShardFile(shorten_name(match.stem), match.path) for match in matches if counts[match.stem] == 1]
     ambiguous = [match.path for match in matches if counts[match.stem] > 1]
     return shards + _name_by_path(ambiguous)
 
@@ -416,33 +431,33 @@ def _name_by_path(paths: Sequence[Path]) -> list[ShardFile]:
     shards = []
     for path in paths:
         name = printable(path.relative_to(common_folder))
-        shards.append(ShardFile(short_name(name), path))
+        shards.append(ShardFile(shorten_name(name), path))
     return shards
 
 
-def _stem(name: str) -> str:
+def _strip_suffixes(name: str) -> str:
     """Return a file's name without SUFFIXES: `en/head.json.gz` -> `en/head`."""
     for suffix in SUFFIXES:
         name = name.removesuffix(suffix)
     return name
 
 
-def short_name(name: str) -> str:
+def shorten_name(name: str) -> str:
     """Return a name whose file takes at most LONGEST_NAME bytes: a hash replaces the middle of a longer one."""
     short = name
     kept_characters = len(name)
-    while _file_bytes(short) > LONGEST_NAME:
+    while _count_name_bytes(short) > LONGEST_NAME:
         kept_characters -= 1
-        short = _shortened(name, kept_characters)
+        short = _shorten_middle(name, kept_characters)
     return short
 
 
-def _file_bytes(name: str) -> int:
+def _count_name_bytes(name: str) -> int:
     """Return how many bytes the name of a shard's file takes."""
     return len(file_name(printable(name)).encode())
 
 
-def _shortened(name: str, kept_characters: int) -> str:
+def _shorten_middle(name: str, kept_characters: int) -> str:
     """Return a third of the kept characters from the beginning, a hash of the name, and the others from its end."""
     first = kept_characters // 3
     last = kept_characters - first

@@ -100,10 +100,10 @@ def add_cost(lake: Lake, run: str, asset: str, cost: StepCost) -> None:
     }
     new_row = pl.DataFrame([row], schema=_COST_SCHEMA)
     # `revise` calls `revised` with the asset's rows so far, and again where another run has added some meanwhile.
-    lake.table(COSTS).revise(asset, revised=partial(_with_row, new_row), record=_record_of_costs)
+    lake.table(COSTS).revise(asset, revised=partial(_with_row, new_row), record=_build_record)
 
 
-def _record_of_costs() -> dict[str, Any]:
+def _build_record() -> dict[str, Any]:
     """Return the record of a part of the costs: they depend on no settings and no inputs."""
     return record(settings={}, inputs={}, stage="costs", tool=None)
 

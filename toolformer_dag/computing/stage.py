@@ -27,7 +27,7 @@ from toolformer_dag.lake.manifest import Pointer
 from toolformer_dag.lake.record import STORES
 from toolformer_dag.lake.record import record as output_record
 from toolformer_dag.lake.session import News
-from toolformer_dag.lake.table import WHOLE, DamagedPart, Table, part_phrase
+from toolformer_dag.lake.table import WHOLE, DamagedPart, Table, format_part_phrase
 from toolformer_dag.lake.warehouse_table import ROWS, WarehouseTable
 
 Rejected = Counter[tuple[str, str]]
@@ -109,7 +109,7 @@ class StaleInput(UserError):
     """
 
     def __init__(self, table: str, part: str, what: str, asset: str) -> None:
-        where = part_phrase(", shard", part)
+        where = format_part_phrase(", shard", part)
         super().__init__(f"{table}{where}: {what}; materialize {asset} first, or all with `toolformer-dag stale --run`")
 
 
@@ -228,17 +228,17 @@ class InWarehouse:
     keeps_places: bool = False
 
 
-def _nothing(output: "TableOutput") -> tuple[()]:
+def _return_nothing(output: "TableOutput") -> tuple[()]:
     """Return nothing to say, or to call."""
     return ()
 
 
-def _shows_nothing(output: "TableOutput") -> Shown:
+def _show_nothing(output: "TableOutput") -> Shown:
     """Return nothing to show."""
     return {}
 
 
-def _refuses_nothing(output: "TableOutput") -> None:
+def _refuse_nothing(output: "TableOutput") -> None:
     """Let the run go on."""
     return
 
@@ -259,11 +259,11 @@ class StageAsset:
     `keeps_calls`: whether the rows are the calls that a lane keeps; `changes` then tells how many before and after.
     """
 
-    shows: Callable[["TableOutput"], Shown] = _shows_nothing
-    warns: Callable[["TableOutput"], Sequence[str]] = _nothing
-    concludes: Callable[["TableOutput"], Sequence[LogLine]] = _nothing
-    refuses: Callable[["TableOutput"], UserError | None] = _refuses_nothing
-    calls: Callable[["TableOutput"], Iterable[Lane]] = _nothing
+    shows: Callable[["TableOutput"], Shown] = _show_nothing
+    warns: Callable[["TableOutput"], Sequence[str]] = _return_nothing
+    concludes: Callable[["TableOutput"], Sequence[LogLine]] = _return_nothing
+    refuses: Callable[["TableOutput"], UserError | None] = _refuse_nothing
+    calls: Callable[["TableOutput"], Iterable[Lane]] = _return_nothing
     keeps_calls: bool = False
 
 
@@ -278,7 +278,7 @@ class Shard(Protocol):
         """Return what tells that it changed, such as size and time."""
 
 
-def _corpus_shards(plan: Plan) -> Mapping[str, Shard]:
+def _get_corpus_shards(plan: Plan) -> Mapping[str, Shard]:
     """Return the shards of the corpus."""
     return plan.shards
 
@@ -339,7 +339,7 @@ class Stage:
     inner: "tuple[Stage, ...]" = ()
     group: str | None = None
     sharded: bool = True
-    shards: Callable[[Plan], Mapping[str, Shard]] = _corpus_shards
+    shards: Callable[[Plan], Mapping[str, Shard]] = _get_corpus_shards
     shared: bool = False
     pool: Literal["gpu", "tools", "lake"] = "lake"
     kinds: frozenset[str] = frozenset({"python", "parquet"})
@@ -448,7 +448,7 @@ class TableOutput:
         """The whole names of all tables that are read."""
         reads = self.stage.reads
         names = reads(self.plan, self.lane_or_none) if callable(reads) else reads
-        return self._whole_names(names)
+        return self._expand_names(names)
 
     @property
     def parts(self) -> list[str]:
@@ -492,7 +492,7 @@ class TableOutput:
     @property
     def beside(self) -> list[Table]:
         """The tables that are published with this one, part for part."""
-        return [self.plan.lake.table(name) for name in self._whole_names(self.stage.beside)]
+        return [self.plan.lake.table(name) for name in self._expand_names(self.stage.beside)]
 
     @property
     def inner(self) -> list["TableOutput"]:
@@ -507,12 +507,12 @@ class TableOutput:
         inputs = self.stage.inputs
         if callable(inputs):  # the stage tells its inputs itself
             return inputs(self)
-        names = self._whole_names(inputs) or self.depends_on  # such as "calculator/loss_deltas"; default: all it reads
+        names = self._expand_names(inputs) or self.depends_on  # such as "calculator/loss_deltas"; default: all it reads
         tables = {name: self.plan.lake.table(name) for name in names}
         if self.stage.sharded:  # a part per shard, made from the parts of the same shard
-            tables_by_short_name = {_last_part(name): table for name, table in tables.items()}  # "loss_deltas"
+            tables_by_short_name = {_drop_group(name): table for name, table in tables.items()}  # "loss_deltas"
             return versions(tables_by_short_name)
-        return partial(_versions_of_all_parts, tables)  # one part, made from all parts of the inputs
+        return partial(_read_versions_of_all_parts, tables)  # one part, made from all parts of the inputs
 
     def publish(self, part: str, rows: PartRows) -> Pointer:
         """Write the rows of a part into the table, with the record of what they were made from.
@@ -530,18 +530,18 @@ class TableOutput:
         for name, rows_beside in rows.beside.items():
             self._publish_beside(name, part, rows_beside, inputs)
         try:
-            return self._publish(part, rows, inputs)
+            return self._publish_rows(part, rows, inputs)
         except UnusableRows:
-            return self._publish(part, replace(rows, frames=()), inputs)
+            return self._publish_rows(part, replace(rows, frames=()), inputs)
 
-    def _publish(self, part: str, rows: PartRows, inputs: Mapping[str, Any]) -> Pointer:
+    def _publish_rows(self, part: str, rows: PartRows, inputs: Mapping[str, Any]) -> Pointer:
         """Write the rows of a part and their record. inputs: the versions of what they were made from."""
         published = _PublishedRows(self, rows, inputs)
         return self.table.publish(part, published.frames(), published.record, self.stage.volatile)
 
     def _publish_beside(self, name: str, part: str, rows: pl.DataFrame, inputs: Mapping[str, Any]) -> None:
         """Publish a part of a table beside this one. Its record has no settings: those of this table determine it."""
-        [whole_name] = self._whole_names([name])
+        [whole_name] = self._expand_names([name])
         facts = {MADE_BY: name, "tool": self.lane_or_none.key if self.lane_or_none else None}
         self.plan.lake.table(whole_name).publish(part, [rows], lambda: output_record({}, inputs, **facts))
 
@@ -553,7 +553,7 @@ class TableOutput:
         """
         stage = self.stage
         in_warehouse = stage.in_warehouse
-        comments = _warehouse_comments(stage)
+        comments = _map_column_to_comment(stage)
         holds_scored_calls = "delta_is_bound" in stage.columns  # one of SCORED, which only those tables have
         return WarehouseTable(
             name=in_warehouse.name or stage.name,
@@ -561,20 +561,20 @@ class TableOutput:
             columns=comments,
             schema=stage.schema,
             sources=tuple(sources),
-            select=_warehouse_select(in_warehouse),
+            select=_build_warehouse_select(in_warehouse),
             by_shard=stage.sharded and "shard" in comments,
             keeps_places=in_warehouse.keeps_places,
             scores=scores if holds_scored_calls else {},
         )
 
-    def _whole_names(self, reads: Sequence[str]) -> tuple[str, ...]:
+    def _expand_names(self, reads: Sequence[str]) -> tuple[str, ...]:
         """Return the whole names of tables that are named as in `Stage.reads`."""
         names: list[str] = []
         for read in reads:
-            names += self._tables_named(read)
+            names += self._expand_name(read)
         return tuple(names)
 
-    def _tables_named(self, read: str) -> list[str]:
+    def _expand_name(self, read: str) -> list[str]:
         """Return the tables of a name: "*/name" of every lane, "name" of this table's lane, "group/name" itself."""
         group, slash, name = read.rpartition("/")
         if group == "*":
@@ -582,19 +582,19 @@ class TableOutput:
         return [read] if slash else [f"{self.lane.key}/{read}"]
 
 
-def _last_part(name: str) -> str:
+def _drop_group(name: str) -> str:
     """Return the name of a table without its group: "calculator/loss_deltas" -> "loss_deltas"."""
     return name.rpartition("/")[2]
 
 
-def _warehouse_comments(stage: Stage) -> dict[str, str]:
+def _map_column_to_comment(stage: Stage) -> dict[str, str]:
     """Return the description of each column that a stage's table has in the warehouse."""
     columns = {**stage.columns, **stage.in_warehouse.added}
     hidden = stage.in_warehouse.hidden
     return {name: column.description for name, column in columns.items() if name not in hidden}
 
 
-def _warehouse_select(in_warehouse: InWarehouse) -> str:
+def _build_warehouse_select(in_warehouse: InWarehouse) -> str:
     """Return the SQL by which the warehouse selects from `rows`: all but the hidden columns, and the added ones."""
     if not in_warehouse.hidden:
         return in_warehouse.select
@@ -619,12 +619,12 @@ class _PublishedRows:
     def frames(self) -> Iterator[pl.DataFrame]:
         """Yield the frames after counting their keys and violations; an empty frame where there are none."""
         for frame in self._rows.frames:
-            self._count(frame)
+            self._count_frame(frame)
             yield frame
         if not self._key_hashes:
             yield self._output.stage.schema.to_frame()
 
-    def _count(self, frame: pl.DataFrame) -> None:
+    def _count_frame(self, frame: pl.DataFrame) -> None:
         """Remember the hashes of a frame's keys, and count the rows that break a check."""
         stage = self._output.stage
         self._key_hashes.append(frame.select(stage.key).hash_rows())
@@ -644,10 +644,10 @@ class _PublishedRows:
             **output_record(self._output.settings, self._inputs, **facts),
             STORES: list(self._rows.stores),
             REJECTIONS: encoded(self._rows.rejected),
-            VIOLATIONS: {"unique_keys": self._rows_with_shared_key(), **self._violations},
+            VIOLATIONS: {"unique_keys": self._count_rows_with_shared_key(), **self._violations},
         }
 
-    def _rows_with_shared_key(self) -> int:
+    def _count_rows_with_shared_key(self) -> int:
         """Return how many rows have a key that another row has too."""
         if not self._key_hashes:
             return 0
@@ -661,29 +661,29 @@ def versions(tables: Mapping[str, Table], over_all: Table | None = None) -> Inpu
 
     The function returns {"raw_shards": "<version>", "removed_documents": "<fingerprint>"}, the latter by `over_all`.
     """
-    fingerprints = _fingerprints_by_shard(over_all) if over_all else {}
+    fingerprints = _read_fingerprints_by_shard(over_all) if over_all else {}
 
     def inputs_of(shard: str) -> Mapping[str, Any]:
         inputs = {name: table.part_version(shard) for name, table in tables.items()}
         if over_all and shard in fingerprints:
-            inputs[_last_part(over_all.name)] = fingerprints[shard]
+            inputs[_drop_group(over_all.name)] = fingerprints[shard]
         return inputs
 
     return inputs_of
 
 
-def _fingerprints_by_shard(table: Table) -> Mapping[str, Any]:
+def _read_fingerprints_by_shard(table: Table) -> Mapping[str, Any]:
     """Return what the only part of a table over all shards records of each shard; nothing where there is no part."""
-    pointer = table.whole_pointer(WHOLE)
+    pointer = table.find_whole_pointer(WHOLE)
     return pointer.record[BY_SHARD] if pointer else {}
 
 
-def _versions_of_all_parts(tables: Mapping[str, Table], part: str) -> Mapping[str, Any]:
+def _read_versions_of_all_parts(tables: Mapping[str, Table], part: str) -> Mapping[str, Any]:
     """Return the inputs of a table's only part: the version of every part of `tables`, by table and part."""
-    return {name: _part_versions(table) for name, table in tables.items()}
+    return {name: _read_part_versions(table) for name, table in tables.items()}
 
 
-def _part_versions(table: Table) -> dict[str, str | None]:
+def _read_part_versions(table: Table) -> dict[str, str | None]:
     """Return the version of each part of a table."""
     return {part: table.part_version(part) for part in table.parts()}
 

@@ -31,32 +31,32 @@ class ChunkLimits(NamedTuple):
     tokens: float
 
 
-def chunk_size(settings: Settings) -> int:
+def choose_chunk_size(settings: Settings) -> int:
     """Return the most texts of a chunk: `execution.chunk_texts`, else what suits the device."""
     if settings.execution.chunk_texts is not None:
         return settings.execution.chunk_texts
-    return GPU_TEXTS if _on_gpu(settings.model) else CPU_TEXTS
+    return GPU_TEXTS if _runs_on_gpu(settings.model) else CPU_TEXTS
 
 
-def _on_gpu(model: ModelSettings) -> bool:
+def _runs_on_gpu(model: ModelSettings) -> bool:
     """Return whether the model will run on a GPU of this machine."""
     import torch
 
     return model.device != "cpu" and torch.cuda.device_count() > 0
 
 
-def chunk_limits(plan: Plan, role: Role) -> ChunkLimits:
+def choose_chunk_limits(plan: Plan, role: Role) -> ChunkLimits:
     """Return how many texts and tokens a chunk (what a worker computes and stores at once) has at most.
 
     role: the model that computes it, "proposer" or "judge". Raises ModelError.
     """
     model = plan.model_of(role)
-    return ChunkLimits(texts=chunk_size(plan.settings), tokens=_most_tokens(model))
+    return ChunkLimits(texts=choose_chunk_size(plan.settings), tokens=_estimate_token_limit(model))
 
 
-def _most_tokens(model: ModelSettings) -> float:
+def _estimate_token_limit(model: ModelSettings) -> float:
     """Return about the most tokens of a chunk on a CPU; inf for a small model, on a GPU, and for other engines."""
-    if not model.in_torch or _on_gpu(model):
+    if not model.in_torch or _runs_on_gpu(model):
         return inf
     folder = model_folder(model_name(model), model.revision)
     parameter_count = parameters(folder) if folder else UNSEEN_PARAMETERS
@@ -65,7 +65,9 @@ def _most_tokens(model: ModelSettings) -> float:
     return CPU_WORK / parameter_count
 
 
-def text_chunks(texts: pl.DataFrame, lacking: pl.DataFrame, size: int, tokens: float = inf) -> list[pl.DataFrame]:
+def split_texts_into_chunks(
+    texts: pl.DataFrame, lacking: pl.DataFrame, size: int, tokens: float = inf
+) -> list[pl.DataFrame]:
     """Cut the texts of a shard that have to be computed into chunks; return a frame per chunk, with `texts`' columns.
 
     For example with size 2 and the texts a b c d e f, of which a and c are stored:
@@ -78,30 +80,30 @@ def text_chunks(texts: pl.DataFrame, lacking: pl.DataFrame, size: int, tokens: f
     lacking: the texts to compute: text_digest, and `whole`, false where some of the text is stored.
     size, tokens: the most texts of a chunk, and about the most tokens. A text with more tokens has its own chunk.
     """
-    chunk_number = _chunk_number(size, tokens)  # an expression: numbers the rows of a frame by their order
+    chunk_number = _number_chunks(size, tokens)  # an expression: numbers the rows of a frame by their order
     numbered = texts.with_columns(chunk=chunk_number)
     marked = numbered.join(lacking, on="text_digest", how="left", maintain_order="left")  # `whole` is null if stored
-    unstored_chunks = _chunks_without_stored_texts(marked)
-    pooled = _lacking_outside(marked, unstored_chunks["chunk"])
+    unstored_chunks = _select_unstored_chunks(marked)
+    pooled = _select_lacking_outside(marked, unstored_chunks["chunk"])
     pooled_chunks = pooled.with_columns(chunk=chunk_number)
     chunks = [*unstored_chunks.partition_by("chunk"), *pooled_chunks.partition_by("chunk")]
     return [chunk.drop("chunk", "whole") for chunk in chunks]
 
 
-def _chunks_without_stored_texts(numbered: pl.DataFrame) -> pl.DataFrame:
+def _select_unstored_chunks(numbered: pl.DataFrame) -> pl.DataFrame:
     """Return the texts of the chunks of which nothing is stored. numbered: texts with `chunk` and `whole`."""
     is_unstored = pl.col("whole").fill_null(False)
     return numbered.filter(is_unstored.all().over("chunk"))
 
 
-def _lacking_outside(numbered: pl.DataFrame, chunks: pl.Series) -> pl.DataFrame:
+def _select_lacking_outside(numbered: pl.DataFrame, chunks: pl.Series) -> pl.DataFrame:
     """Return the texts that have to be computed and are in none of these chunks. numbered: texts with `chunk`."""
     is_lacking = pl.col("whole").is_not_null()
     is_in_chunks = pl.col("chunk").is_in(chunks.unique().implode())
     return numbered.filter(is_lacking & ~is_in_chunks)
 
 
-def _chunk_number(size: int, tokens: float) -> pl.Expr:
+def _number_chunks(size: int, tokens: float) -> pl.Expr:
     """Return the number of each text's chunk, in the order of the rows: at most `size` texts, about `tokens` tokens."""
     by_size = pl.int_range(pl.len()) // size
     if tokens == inf:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from uuid import uuid4
 
 from toolformer_dag.computing.chunks import Task
-from toolformer_dag.computing.reasons import Reasons, table_differences
+from toolformer_dag.computing.reasons import Reasons, find_table_differences
 from toolformer_dag.computing.stage import (
     BACKENDS,
     REJECTIONS,
@@ -110,7 +110,7 @@ def update(worker: Worker, workers: Workers, output: TableOutput, progress: Prog
         for inner in output.inner:  # tables that only this one reads
             _bring_up_to_date(worker, workers, inner, progress)
         updated = _bring_up_to_date(worker, workers, output, progress)
-        return _report(output, updated, seconds=time.monotonic() - began)
+        return _build_report(output, updated, seconds=time.monotonic() - began)
 
 
 class _Updated(NamedTuple):
@@ -122,7 +122,7 @@ class _Updated(NamedTuple):
 
 def _bring_up_to_date(worker: Worker, workers: Workers, output: TableOutput, progress: Progress) -> _Updated:
     """Plan the parts of one table, let workers compute their chunks, publish part after part; return what that cost."""
-    reasons = table_differences(output)  # by part that is out of date
+    reasons = find_table_differences(output)  # by part that is out of date
     with session():
         for part in reasons.parts:
             _check_inputs(output, part)
@@ -242,14 +242,14 @@ class _PartsUnderWay:
         step = uuid4().hex  # tells workers which tasks are of this update
         for number, part in enumerate(self._parts):
             if number % AT_ONCE == 0:
-                self._bring_inputs(self._parts[number : number + AT_ONCE])
+                self._fetch_inputs(self._parts[number : number + AT_ONCE])
             chunks = self._plan_part(part)
             self._publish_complete()  # a part without chunks is complete now
             for chunk in chunks:
                 self._part_chunks.append(_PartChunk(part, chunk))  # at the index that is the task's number
-                yield self._task(chunk, step)
+                yield self._build_task(chunk, step)
 
-    def _task(self, chunk: Chunk, step: str) -> Task:
+    def _build_task(self, chunk: Chunk, step: str) -> Task:
         """Return the task of computing a chunk. step: the id of this update."""
         return Task(table=self._output.name, settings=self._output.code_version, payload=chunk.payload, step=step)
 
@@ -263,7 +263,7 @@ class _PartsUnderWay:
         self._show_forecast()
         self._publish_complete()
 
-    def _bring_inputs(self, parts: Sequence[str]) -> None:
+    def _fetch_inputs(self, parts: Sequence[str]) -> None:
         """Fetch the inputs of the parts that are planned next, where they are not on this machine."""
         self._near_parts = parts
         if self._output.stage.sharded:
@@ -272,7 +272,7 @@ class _PartsUnderWay:
 
     def _plan_part(self, part: str) -> Sequence[Chunk]:
         """Plan a part, count its work, and return the chunks that are to be computed."""
-        planned = self._planned(part)
+        planned = self._plan_chunks(part)
         self.work += planned.work
         self.forecast.add_part(planned.chunks)
         self._show_forecast()
@@ -283,7 +283,7 @@ class _PartsUnderWay:
         """Let the step show how much is left: its thread of progress reads `worker.ahead`."""
         self._worker.ahead = self.forecast.ahead()
 
-    def _planned(self, part: str) -> Planned:
+    def _plan_chunks(self, part: str) -> Planned:
         """Return the chunks of a part: one for a shard that a worker publishes, none for a part that is made here."""
         make = self._output.stage.make
         if isinstance(make, ByChunk):
@@ -305,40 +305,40 @@ class _PartsUnderWay:
 
     def _publish(self, part: str) -> None:
         """Publish the rows of a part; keys that were claimed for it may be claimed again."""
-        rows = self._rows(part)
+        rows = self._make_rows(part)
         if self.work.backends:  # none where all rows were stored before
             rows = replace(rows, facts={**rows.facts, BACKENDS: sorted(self.work.backends)})
         self._output.publish(part, rows)
         release(self._claimed)
 
-    def _rows(self, part: str) -> PartRows:
+    def _make_rows(self, part: str) -> PartRows:
         """Return the rows of a part: read from row stores, or made by this process."""
         make = self._output.stage.make
         assert not isinstance(make, ByShard)
         if isinstance(make, ByParts):
-            return self._rows_of_small_part(make, part)
+            return self._make_rows_of_small_part(make, part)
         return make.rows(self._worker, self._output, part)
 
-    def _rows_of_small_part(self, make: ByParts, part: str) -> PartRows:
+    def _make_rows_of_small_part(self, make: ByParts, part: str) -> PartRows:
         """Return the rows of a part; those of the next parts are made with them and kept for their turn."""
         if part not in self._rows_made_together:
-            rows_of_parts = make.rows(self._worker, self._output, self._parts_together(part))
+            rows_of_parts = make.rows(self._worker, self._output, self._choose_parts_together(part))
             self._rows_made_together = dict(rows_of_parts)
         return self._rows_made_together.pop(part)
 
-    def _parts_together(self, part: str) -> list[str]:
+    def _choose_parts_together(self, part: str) -> list[str]:
         """Choose the parts that are made with `part`: those after it, up to AT_ONCE_BYTES of inputs in all."""
         first = self._near_parts.index(part)
         together = [part]
-        total_bytes = self._input_bytes(part)
+        total_bytes = self._sum_input_bytes(part)
         for next_part in self._near_parts[first + 1 :]:
-            total_bytes += self._input_bytes(next_part)
+            total_bytes += self._sum_input_bytes(next_part)
             if total_bytes > AT_ONCE_BYTES:
                 break
             together.append(next_part)
         return together
 
-    def _input_bytes(self, part: str) -> int:
+    def _sum_input_bytes(self, part: str) -> int:
         """Return the size of the files that a part is computed from."""
         lake = self._output.plan.lake
         total_bytes = 0
@@ -363,23 +363,23 @@ def _check_inputs(output: TableOutput, part: str) -> None:
 
 def _require_present_sources(output: TableOutput, part: str, name: str, lane_inputs: Sequence[str]) -> None:
     """Raise StaleInput where the input `name` was made from other versions of the lane's inputs than the present."""
-    for source, version in _versions_read(output, name, part).items():
-        if source in lane_inputs and version != _present_version(output, source, part):
+    for source, version in _read_input_versions(output, name, part).items():
+        if source in lane_inputs and version != _read_present_version(output, source, part):
             raise StaleInput(output.name, part, f"{name} was made from other rows of {source}", name)
 
 
-def _present_version(output: TableOutput, table: str, part: str) -> str:
+def _read_present_version(output: TableOutput, table: str, part: str) -> str:
     """Return the version of a published part of another table."""
     return output.plan.lake.table(table).pointer(part).data_version
 
 
-def _versions_read(output: TableOutput, name: str, part: str) -> dict[str, Any]:
+def _read_input_versions(output: TableOutput, name: str, part: str) -> dict[str, Any]:
     """Return the versions of its inputs that a part of the table `name` was computed from, by table of the lane."""
     inputs = output.plan.lake.table(name).pointer(part).record["inputs"]
     return {f"{output.group}/{source}": version for source, version in inputs.items()}
 
 
-def _report(output: TableOutput, updated: _Updated, seconds: float) -> TableReport:
+def _build_report(output: TableOutput, updated: _Updated, seconds: float) -> TableReport:
     """Return what a table holds after an update, and what the update cost.
 
     updated: why which parts were computed, and what that cost. seconds: wall time of the update.
@@ -394,13 +394,13 @@ def _report(output: TableOutput, updated: _Updated, seconds: float) -> TableRepo
         seconds=seconds,
         updated=tuple(updated.reasons.parts),
         differences=updated.reasons,
-        rejections=_rejections_by_reason(pointers.values()),
-        violations=_violations_by_check(pointers.values()),
+        rejections=_count_rejections_by_reason(pointers.values()),
+        violations=_count_violations_by_check(pointers.values()),
         work=updated.work,
     )
 
 
-def _violations_by_check(pointers: Iterable[Pointer]) -> dict[str, int]:
+def _count_violations_by_check(pointers: Iterable[Pointer]) -> dict[str, int]:
     """Return how many rows of a table's parts break each check."""
     violations: Counter[str] = Counter()
     for pointer in pointers:
@@ -408,7 +408,7 @@ def _violations_by_check(pointers: Iterable[Pointer]) -> dict[str, int]:
     return dict(violations)
 
 
-def _rejections_by_reason(pointers: Iterable[Pointer]) -> dict[str, int]:
+def _count_rejections_by_reason(pointers: Iterable[Pointer]) -> dict[str, int]:
     """Return how many rows the parts of a table have left out, by reason, sorted."""
     rejections: Counter[str] = Counter()
     for pointer in pointers:

@@ -18,7 +18,7 @@ from toolformer_dag.computing.spending import Spent, token_count
 from toolformer_dag.files import locked
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.row_store import RowStore
-from toolformer_dag.processes import forked_end_too
+from toolformer_dag.processes import end_forked_with_parent
 from toolformer_dag.settings.call_markers import PAPER_MARKERS
 from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.tools.runner import Runner
@@ -119,7 +119,7 @@ class Worker:
     def runner(self, lane: Lane) -> Runner:
         """Return what runs the lane's tool under its limits, which count over the whole run."""
         if lane.tool.key not in self._runners:
-            forked_end_too()
+            end_forked_with_parent()
             self._runners[lane.tool.key] = Runner(lane.tool, lane.limits)
         return self._runners[lane.tool.key]
 
@@ -160,8 +160,8 @@ def _choose_gpus(model: ModelSettings) -> None:
     """
     import torch
 
-    visible = visible_gpus(torch.cuda.device_count())
-    taken = own_gpus(visible, model.gpus).names
+    visible = list_visible_gpus(torch.cuda.device_count())
+    taken = take_gpus(visible, model.gpus).names
     if not taken:
         return
     is_worker_process = parent_process() is not None
@@ -171,7 +171,7 @@ def _choose_gpus(model: ModelSettings) -> None:
         os.environ[VISIBLE] = ",".join(taken)
 
 
-def visible_gpus(count: int) -> tuple[str, ...]:
+def list_visible_gpus(count: int) -> tuple[str, ...]:
     """Return the names of the `count` GPUs that this process sees, as CUDA_VISIBLE_DEVICES has them.
 
     Their numbers where the variable is not set.
@@ -190,7 +190,7 @@ class OwnGpus(NamedTuple):
 
 
 @cache
-def own_gpus(visible: tuple[str, ...], count: int) -> OwnGpus:
+def take_gpus(visible: tuple[str, ...], count: int) -> OwnGpus:
     """Take the first `count` of the `visible` GPUs that no other process of this user has; none where fewer are free.
 
     Cached, so that this process holds the locks to its end.
@@ -198,14 +198,14 @@ def own_gpus(visible: tuple[str, ...], count: int) -> OwnGpus:
     taken: list[str] = []
     with ExitStack() as locks:
         for gpu in visible:
-            if len(taken) < count and locks.enter_context(locked(_lock_of(gpu), wait=False)):
+            if len(taken) < count and locks.enter_context(locked(_build_lock_path(gpu), wait=False)):
                 taken.append(gpu)
         if len(taken) == count:
             return OwnGpus(tuple(taken), locks.pop_all())  # without pop_all, the end of the block would release them
     return OwnGpus((), ExitStack())
 
 
-def _lock_of(gpu: str) -> Path:
+def _build_lock_path(gpu: str) -> Path:
     """Return the file that the process of this user locks which has taken a GPU."""
     folder = Path(gettempdir()) / f"toolformer-dag-{os.getuid()}"
     return folder / f"gpu-{gpu.replace('/', '-')}.lock"

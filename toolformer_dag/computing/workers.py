@@ -21,7 +21,7 @@ from toolformer_dag.computing.chunks import (
     ThisProcess,
     WorkerError,
 )
-from toolformer_dag.computing.ray_actors import ray_executor
+from toolformer_dag.computing.ray_actors import build_ray_executor
 from toolformer_dag.computing.spending import Spent
 from toolformer_dag.computing.stage import Work
 from toolformer_dag.computing.worker import Worker
@@ -63,7 +63,7 @@ def local_processes(count: int, tables_of: TablesOf, worker: Worker, tables: Tab
     )
 
 
-def this_machine(tables_of: TablesOf, worker: Worker, tables: Tables) -> Executor:
+def build_machine_executor(tables_of: TablesOf, worker: Worker, tables: Tables) -> Executor:
     """Return as many processes of this machine as `worker_count` says; none but this one where that is one."""
     count = worker_count(worker.plan.settings)
     if count == 1:
@@ -72,8 +72,8 @@ def this_machine(tables_of: TablesOf, worker: Worker, tables: Tables) -> Executo
 
 
 EXECUTORS: Mapping[str, Callable[[TablesOf, Worker, Tables], Executor]] = {
-    "local": this_machine,
-    "ray": lambda tables_of, worker, tables: ray_executor(worker.plan.settings, tables_of),
+    "local": build_machine_executor,
+    "ray": lambda tables_of, worker, tables: build_ray_executor(worker.plan.settings, tables_of),
 }
 """Where chunks are computed, by `execution.engine`."""
 
@@ -219,10 +219,10 @@ class Workers:
     def _work_off(self, not_taken: Iterator[_Assignment]) -> Ended:
         """Yield tasks as they end, and None about once a second, until none is left or all tokens are spent."""
         outcomes = deque[_Outcome]()  # that were not yielded yet
-        while self._employ(not_taken) or outcomes:
+        while self._employ_workers(not_taken) or outcomes:
             seconds = 0.0 if outcomes else 1.0
             outcomes.extend(self._wait_for_outcomes(not_taken, seconds))
-            yield _first_ended(outcomes)
+            yield _take_first_ended(outcomes)
 
     def _require_none_left(self, not_taken: Iterator[_Assignment]) -> None:
         """Raise TokensSpent where a task is left because `execution.most_tokens` are spent."""
@@ -253,7 +253,7 @@ class Workers:
             _, busy = self._busy.popitem()
             busy.worker.kill()
 
-    def _employ(self, not_taken: Iterator[_Assignment]) -> bool:
+    def _employ_workers(self, not_taken: Iterator[_Assignment]) -> bool:
         """Give waiting chunks to idle workers, and start new workers; return whether a chunk is still to be awaited.
 
         not_taken: the chunks that were not taken from the caller yet; one is taken where none waits.
@@ -270,7 +270,7 @@ class Workers:
         """Give the next waiting chunk to an idle worker; without one, start a worker, which may take a while."""
         worker = self._idle.pop() if self._idle else self._executor.start()
         if worker.started.done():
-            self._give(worker, self._waiting.popleft())
+            self._give_to_worker(worker, self._waiting.popleft())
         else:
             self._starting.append(worker)
 
@@ -287,9 +287,9 @@ class Workers:
 
     def _has_waiting(self, not_taken: Iterator[_Assignment]) -> bool:
         """Return whether a chunk waits to be given, taking one from the caller where none does."""
-        return bool(self._waiting) or self._take(not_taken)
+        return bool(self._waiting) or self._take_from_caller(not_taken)
 
-    def _take(self, not_taken: Iterator[_Assignment]) -> bool:
+    def _take_from_caller(self, not_taken: Iterator[_Assignment]) -> bool:
         """Take a chunk from the caller, to be given after those that wait; return whether there was one."""
         assignment = next(not_taken, None)
         if assignment is None:
@@ -301,10 +301,10 @@ class Workers:
         """Take up to a chunk per worker from the caller, to plan it early, until a worker has answered."""
         while self._may_spend() and len(self._waiting) < self._most_workers:
             is_an_answer_there = any(future.done() for future in self._busy)
-            if is_an_answer_there or not self._take(not_taken):
+            if is_an_answer_there or not self._take_from_caller(not_taken):
                 return
 
-    def _give(self, worker: ChunkWorker, assignment: _Assignment) -> None:
+    def _give_to_worker(self, worker: ChunkWorker, assignment: _Assignment) -> None:
         """Send a chunk to an idle worker, which is then busy.
 
         Where the worker died while it was idle, the chunk waits again, before the others.
@@ -336,9 +336,11 @@ class Workers:
         outcomes = []
         answered = [future for future in self._busy if future.done()]
         for future in answered:
-            if future not in self._busy:  # its task was with two workers, and `_receive` took the other one's answer
+            if (
+                future not in self._busy
+            ):  # its task was with two workers, and `_receive_answer` took the other one's answer
                 continue
-            outcome = self._receive(future)
+            outcome = self._receive_answer(future)
             if outcome is not None:  # None: the worker died, and another one has or gets its task
                 outcomes.append(outcome)
         return outcomes
@@ -364,7 +366,7 @@ class Workers:
             raise WorkerError(f"no worker can be started: {death}") from death
         self._failed_starts += 1
 
-    def _receive(self, future: "Future[ChunkAnswer]") -> _Outcome | None:
+    def _receive_answer(self, future: "Future[ChunkAnswer]") -> _Outcome | None:
         """Take the answer of a busy worker; return what its task cost, or the error that the task raised.
 
         Unless the task failed, the worker gets the next chunk that waits. If the worker died, another one has or
@@ -374,7 +376,7 @@ class Workers:
         try:
             answer = future.result()
         except self._executor.deaths as death:
-            return self._outcome_of_death(worker, assignment, death)
+            return self._receive_death(worker, assignment, death)
         self._idle.append(worker)
         self._spent_elsewhere += answer.spent  # tokens and tool calls; none by a worker that is this process
         self._forget_other_assignments(assignment.number)  # a late task was given to another worker as well
@@ -386,9 +388,9 @@ class Workers:
     def _give_next(self) -> None:
         """Give the next waiting chunk, if there is one and tokens are left, to the worker that became idle last."""
         if self._waiting and self._may_spend():
-            self._give(self._idle.pop(), self._waiting.popleft())
+            self._give_to_worker(self._idle.pop(), self._waiting.popleft())
 
-    def _outcome_of_death(self, worker: ChunkWorker, assignment: _Assignment, death: Exception) -> _Outcome | None:
+    def _receive_death(self, worker: ChunkWorker, assignment: _Assignment, death: Exception) -> _Outcome | None:
         """Let another worker have the chunk of a dead worker; return a WorkerError only where too many died over it."""
         try:
             self._replace_dead(worker, assignment, death)
@@ -447,22 +449,22 @@ class Workers:
         limit = timedelta(hours=self._own_worker.plan.settings.execution.chunk_hours)
         for future, busy in list(self._busy.items()):  # future of the answer -> worker and its chunk
             if busy.assignment.exceeds(limit) and not future.done():
-                self._pass_on(future, limit)  # the chunk waits again; its worker stays in `_busy`, marked as late
-        if self._all_are_late() and not self._has_room():
+                self._pass_on_chunk(future, limit)  # the chunk waits again; its worker stays in `_busy`, marked as late
+        if self._are_all_late() and not self._has_room():
             self._kill_busy()  # make room for workers that get the chunks
 
-    def _pass_on(self, future: "Future[ChunkAnswer]", limit: timedelta) -> None:
+    def _pass_on_chunk(self, future: "Future[ChunkAnswer]", limit: timedelta) -> None:
         """Let the chunk of a late worker wait for another one too, and mark it as late. future: of its answer."""
         worker, assignment = self._busy[future]
         self._give_again(assignment, LATE, f"{worker} has not answered for {limit} (execution.chunk_hours)")
         self._busy[future] = _Busy(worker, replace(assignment, was_given_again=True))
 
-    def _all_are_late(self) -> bool:
+    def _are_all_late(self) -> bool:
         """Return whether every worker that computes takes too long."""
         return all(busy.assignment.was_given_again for busy in self._busy.values())
 
 
-def _first_ended(outcomes: deque[_Outcome]) -> EndedTask | None:
+def _take_first_ended(outcomes: deque[_Outcome]) -> EndedTask | None:
     """Take the first of the outcomes, if there is one. Raises the error that it is."""
     if not outcomes:
         return None

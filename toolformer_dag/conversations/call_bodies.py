@@ -6,10 +6,10 @@ These forms are tried in turn: JSON, `<function=...>`, `<invoke name="...">`, GL
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from toolformer_dag.conversations.mark_scanner import Marks, enclosed, enclosed_bodies
+from toolformer_dag.conversations.mark_scanner import Marks, iter_mark_pairs, list_enclosed_bodies
 from toolformer_dag.conversations.plain_values import parsed
 from toolformer_dag.conversations.record_paths import Path
-from toolformer_dag.conversations.shapes import FoundCall, listed_call
+from toolformer_dag.conversations.shapes import FoundCall, parse_listed_call
 
 FUNCTION = Marks("<function=", "</function>")
 """`<function=search><parameter=query>Oslo</parameter></function>`, as Qwen3-Coder and Llama write calls."""
@@ -37,15 +37,15 @@ def calls_in(body: str, opening: str) -> list[BodyCall]:
     body: the text between the marks. opening: the first mark.
     """
     if opening in ONE_WORD_TOOLS:  # `<search>`: the text is the query
-        return _one_word_call(body, opening)
+        return _parse_one_word_call(body, opening)
     json_value = parsed(body.strip())  # None for a text that is no JSON
     if json_value is not None:
-        return _json_calls(json_value)
+        return _parse_json_calls(json_value)
     readers = (
-        _tagged_functions,  # <function=search>...</function>
-        _tagged_invocations,  # <invoke name="search">...</invoke>
-        _glm_call,  # search<arg_key>query</arg_key><arg_value>Oslo</arg_value>
-        _json_lines,  # {"name": "search", ...} in each line
+        _parse_function_tags,  # <function=search>...</function>
+        _parse_invoke_tags,  # <invoke name="search">...</invoke>
+        _parse_glm_call,  # search<arg_key>query</arg_key><arg_value>Oslo</arg_value>
+        _parse_json_lines,  # {"name": "search", ...} in each line
     )
     for read in readers:
         calls = read(body)
@@ -54,7 +54,7 @@ def calls_in(body: str, opening: str) -> list[BodyCall]:
     return []
 
 
-def _one_word_call(body: str, opening: str) -> list[BodyCall]:
+def _parse_one_word_call(body: str, opening: str) -> list[BodyCall]:
     """Return the call that `Oslo weather` between `<search>` marks stands for: search with that query."""
     words = body.strip()
     if not words:
@@ -64,7 +64,7 @@ def _one_word_call(body: str, opening: str) -> list[BodyCall]:
     return [BodyCall(call, path=())]
 
 
-def _json_calls(json_value: object) -> list[BodyCall]:
+def _parse_json_calls(json_value: object) -> list[BodyCall]:
     """Return the call, or the list of calls, that JSON holds; an empty list where an item is no call.
 
     The path (None, 1) leads to the second call of a list: None opens the JSON. A call that is no item of a list gets an
@@ -73,26 +73,26 @@ def _json_calls(json_value: object) -> list[BodyCall]:
     items = json_value if isinstance(json_value, list) else [json_value]
     calls = []
     for index, item in enumerate(items):
-        call = listed_call(item)
+        call = parse_listed_call(item)
         if call is None:
             return []
         calls.append(BodyCall(call, path=(None, index)))
     return calls
 
 
-def _tagged_functions(body: str) -> list[BodyCall]:
+def _parse_function_tags(body: str) -> list[BodyCall]:
     """Return every readable `<function=...>...</function>`."""
-    return list(_tagged_calls(body, FUNCTION, function_call))
+    return list(_iter_tagged_calls(body, FUNCTION, function_call))
 
 
-def _tagged_invocations(body: str) -> list[BodyCall]:
+def _parse_invoke_tags(body: str) -> list[BodyCall]:
     """Return every readable `<invoke name="...">...</invoke>`."""
-    return list(_tagged_calls(body, INVOKE, _invoke_call))
+    return list(_iter_tagged_calls(body, INVOKE, _parse_invoke_body))
 
 
-def _tagged_calls(body: str, marks: Marks, read: Callable[[str], FoundCall | None]) -> Iterator[BodyCall]:
+def _iter_tagged_calls(body: str, marks: Marks, read: Callable[[str], FoundCall | None]) -> Iterator[BodyCall]:
     """Yield the calls between such marks. read: returns the call of the text between two marks, or None."""
-    for pair in enclosed(body, marks):
+    for pair in iter_mark_pairs(body, marks):
         call = read(pair.body(body))
         if call is not None:
             yield BodyCall(call, path=(pair.span,))
@@ -108,11 +108,11 @@ def function_call(body: str) -> FoundCall | None:
         return None
     arguments = parsed(rest.strip())
     if not isinstance(arguments, dict):
-        arguments = _named_values(rest, PARAMETER, separator=">")
+        arguments = _parse_tagged_arguments(rest, PARAMETER, separator=">")
     return FoundCall(tool.strip(), arguments, id=None)
 
 
-def _invoke_call(body: str) -> FoundCall | None:
+def _parse_invoke_body(body: str) -> FoundCall | None:
     """Return the call of `search"><parameter name="query">Oslo</parameter>`; None for any other text.
 
     body: the text between the marks INVOKE.
@@ -120,49 +120,49 @@ def _invoke_call(body: str) -> FoundCall | None:
     tool, closed, rest = body.partition('">')
     if not closed or not tool.strip():
         return None
-    arguments = _named_values(rest, INVOKE_PARAMETER, separator='">')
+    arguments = _parse_tagged_arguments(rest, INVOKE_PARAMETER, separator='">')
     return FoundCall(tool.strip(), arguments, id=None)
 
 
-def _named_values(text: str, marks: Marks, separator: str) -> dict[str, Any]:
+def _parse_tagged_arguments(text: str, marks: Marks, separator: str) -> dict[str, Any]:
     """Return the arguments between marks: {"query": "Oslo"} for `<parameter=query>Oslo</parameter>`.
 
     separator: the text between a name and its value, as ">".
     """
     values: dict[str, Any] = {}
-    for parameter in enclosed_bodies(text, marks):
+    for parameter in list_enclosed_bodies(text, marks):
         name, _, value = parameter.partition(separator)
         values[name.strip()] = value.strip("\n")
     return values
 
 
-def _glm_call(body: str) -> list[BodyCall]:
+def _parse_glm_call(body: str) -> list[BodyCall]:
     """Return the call of `search<arg_key>query</arg_key><arg_value>Oslo</arg_value>`, as GLM writes it."""
     tool, has_arguments, _ = body.partition(GLM_KEY.opening)
     if not has_arguments or not tool.strip():
         return []
-    arguments = _glm_arguments(body)
+    arguments = _parse_glm_arguments(body)
     if arguments is None:
         return []
     call = FoundCall(tool.strip(), arguments, id=None)
     return [BodyCall(call, path=())]
 
 
-def _glm_arguments(body: str) -> dict[str, Any] | None:
+def _parse_glm_arguments(body: str) -> dict[str, Any] | None:
     """Return the arguments of a call of GLM; None where keys and values do not match."""
-    keys = [key.strip() for key in enclosed_bodies(body, GLM_KEY)]
-    values = enclosed_bodies(body, GLM_VALUE)
+    keys = [key.strip() for key in list_enclosed_bodies(body, GLM_KEY)]
+    values = list_enclosed_bodies(body, GLM_VALUE)
     return dict(zip(keys, values, strict=True)) if len(keys) == len(values) else None
 
 
-def _json_lines(body: str) -> list[BodyCall]:
+def _parse_json_lines(body: str) -> list[BodyCall]:
     """Return the calls of a text with a call in JSON per line; an empty list where a line holds no call."""
     calls = []
     line_start = 0
     for line in body.splitlines(keepends=True):
         line_end = line_start + len(line)
         if line.strip():
-            call = listed_call(parsed(line.strip()))
+            call = parse_listed_call(parsed(line.strip()))
             if call is None:
                 return []
             calls.append(BodyCall(call, path=((line_start, line_end),)))

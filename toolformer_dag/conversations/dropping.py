@@ -10,7 +10,12 @@ from toolformer_dag.conversations.forms.form import Form
 from toolformer_dag.conversations.marked_messages import BETWEEN_CALLS
 from toolformer_dag.conversations.messages import RecordedCall
 from toolformer_dag.conversations.raw_messages import RawMessage, StoredMessage, read_message
-from toolformer_dag.conversations.reading import FIRST_RECORDS, file_form, record_form, stored_conversations
+from toolformer_dag.conversations.reading import (
+    FIRST_RECORDS,
+    find_file_form,
+    find_record_form,
+    list_stored_conversations,
+)
 from toolformer_dag.conversations.record_paths import GONE, Path, without
 
 
@@ -22,11 +27,11 @@ def drop(record: Any, calls: Collection[RecordedCall], messages: Collection[Path
     - `record`: a record; for a form in which a whole file is one conversation, the list of its records
     - `messages`: paths of whole messages to drop (`RecordedMessage.place`)
     """
-    form = _form_of(record)
+    form = _find_form(record)
     if form is None or not (calls or messages):
         return record
-    dropped_paths = {*messages, *_paths_of(calls)}
-    dropped_paths.update(_emptied_messages(form, record, dropped_paths))
+    dropped_paths = {*messages, *_iter_call_paths(calls)}
+    dropped_paths.update(_list_emptied_messages(form, record, dropped_paths))
     remaining_record = without(record, dropped_paths)
     if remaining_record is GONE:  # every field or item was dropped
         return [] if isinstance(record, list) else {}
@@ -35,7 +40,7 @@ def drop(record: Any, calls: Collection[RecordedCall], messages: Collection[Path
     return form.after_drop(remaining_record, record)  # mends what refers to the dropped parts, such as parents' ids
 
 
-def _paths_of(calls: Collection[RecordedCall]) -> Iterator[Path]:
+def _iter_call_paths(calls: Collection[RecordedCall]) -> Iterator[Path]:
     """Yield the paths of calls, of their copies and of their results."""
     for call in calls:
         yield call.place
@@ -44,13 +49,13 @@ def _paths_of(calls: Collection[RecordedCall]) -> Iterator[Path]:
             yield call.answered
 
 
-def _emptied_messages(form: Form, record: Any, dropped_paths: Collection[Path]) -> list[Path]:
+def _list_emptied_messages(form: Form, record: Any, dropped_paths: Collection[Path]) -> list[Path]:
     """Return the paths of the messages that say nothing any more once `dropped_paths` are removed.
 
     As an example, {"role": "assistant", "tool_calls": [...]} says nothing without its only call.
     """
-    stored_messages = list(chain.from_iterable(stored_conversations(form, record)))
-    dropped_by_message = _by_message(dropped_paths, stored_messages)
+    stored_messages = list(chain.from_iterable(list_stored_conversations(form, record)))
+    dropped_by_message = _group_paths_by_message(dropped_paths, stored_messages)
     emptied_paths = []
     for stored in stored_messages:
         dropped_inside = dropped_by_message.get(stored.path)
@@ -59,10 +64,10 @@ def _emptied_messages(form: Form, record: Any, dropped_paths: Collection[Path]) 
     return emptied_paths
 
 
-def _form_of(record: Any) -> Form | None:
+def _find_form(record: Any) -> Form | None:
     """Return the form of a record, or of the records of a file; None where there is no conversation."""
-    form = file_form(record[:FIRST_RECORDS]) if isinstance(record, list) else None
-    return form or record_form(record)
+    form = find_file_form(record[:FIRST_RECORDS]) if isinstance(record, list) else None
+    return form or find_record_form(record)
 
 
 def can_drop(form_name: str) -> bool:
@@ -70,7 +75,9 @@ def can_drop(form_name: str) -> bool:
     return all(form.can_drop for form in ALL_FORMS if form.name == form_name)
 
 
-def _by_message(paths: Collection[Path], stored_messages: Sequence[StoredMessage]) -> dict[Path, list[Path]]:
+def _group_paths_by_message(
+    paths: Collection[Path], stored_messages: Sequence[StoredMessage]
+) -> dict[Path, list[Path]]:
     """Return by the path of each message the paths inside it, relative to it.
 
     As an example, {("messages", 1): [("tool_calls", 0)]} for the path ("messages", 1, "tool_calls", 0). Where messages
@@ -90,10 +97,10 @@ def _is_emptied(stored: StoredMessage, dropped_paths: Collection[Path]) -> bool:
     if left is GONE:
         return True
     messages = read_message(stored._replace(value=left), number=0, faults=[])
-    return not any(map(_says_something, messages))
+    return not any(map(_has_content, messages))
 
 
-def _says_something(message: RawMessage) -> bool:
+def _has_content(message: RawMessage) -> bool:
     """Return whether a message has calls, results that are not empty, or words."""
     has_results = any(result.text.strip() for result in message.results)
     has_words = bool(message.text.strip(BETWEEN_CALLS))

@@ -21,22 +21,22 @@ SUCCESS_KEYS = ("success", "ok")
 FAILED_STATUS = ("error", "failed", "failure", "outcome_failed", "outcome_deadline_exceeded")
 
 
-def says_failure(result: str, status_fields: Any = None) -> bool:
+def is_failed_result(result: str, status_fields: Any = None) -> bool:
     """Return whether a result reports a failure: by its first words, by fields of its JSON, or by `status_fields`.
 
     status_fields: the object of the record that holds the result.
     """
-    if isinstance(status_fields, Mapping) and _fields_say_failure(status_fields):
+    if isinstance(status_fields, Mapping) and _has_failure_fields(status_fields):
         return True
     fields = None
     if result[:100].lstrip().startswith("{") and len(result) <= LONGEST_JSON:
         fields = parsed(result)
     if isinstance(fields, Mapping):
-        return _fields_say_failure(fields)
+        return _has_failure_fields(fields)
     return FAILURE.match(result[:BEGINNING_LENGTH]) is not None
 
 
-def _fields_say_failure(fields: Mapping[str, Any]) -> bool:
+def _has_failure_fields(fields: Mapping[str, Any]) -> bool:
     """Return whether an object holds an error, a status of failure, or a success that is false."""
     if any(fields.get(key) for key in FAILURE_KEYS) or fields.get("failed") is True:
         return True

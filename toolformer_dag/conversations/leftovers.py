@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from toolformer_dag.conversations.shapes import CALL_LISTS, PASSIVE_FIELDS, shape_of
+from toolformer_dag.conversations.shapes import CALL_LISTS, PASSIVE_FIELDS, find_shape
 
 MOST_VALUES = 100_000
 """Lists and objects of a record that are looked at."""
@@ -14,7 +14,7 @@ DEFINITIONS = (*PASSIVE_FIELDS, "tool_definitions", "tool_schemas", "evaluation_
 """Fields that describe tools, or calls that are expected and were not made."""
 
 
-def unread_call(record: Any) -> str | None:
+def find_unread_call(record: Any) -> str | None:
     """Return the path to the first value of a record that looks like a call, as "rejected.1.tool_calls"; else None.
 
     Only the names of fields count. Outer values come before inner ones. Fields that describe tools are skipped, and at
@@ -27,7 +27,7 @@ def unread_call(record: Any) -> str | None:
         outer = waiting.popleft()
         if outer.is_call:
             return outer.path or "the record"
-        for inner in outer.inner_values():
+        for inner in outer.iter_inner_values():
             if inner.is_call_list:  # by its field's name, so what it holds need not be looked at
                 return inner.path
             waiting.append(inner)
@@ -55,15 +55,15 @@ class _Value(NamedTuple):
         """Whether the value is an object with the fields of a call."""
         return isinstance(self.value, Mapping) and _has_call_fields(self.value)
 
-    def inner_values(self) -> Iterator["_Value"]:
+    def iter_inner_values(self) -> Iterator["_Value"]:
         """Yield the lists and objects among the fields or items."""
-        for name, item in _items_of(self.value):
+        for name, item in _list_items(self.value):
             if isinstance(item, list | Mapping):
                 path = f"{self.path}.{name}" if self.path else name
                 yield _Value(path, name, item)
 
 
-def _items_of(value: Any) -> list[tuple[str, Any]]:
+def _list_items(value: Any) -> list[tuple[str, Any]]:
     """Return the items of a list by their indexes, or the fields of an object except those that describe tools."""
     if isinstance(value, Mapping):
         return [(str(key), item) for key, item in value.items() if key not in DEFINITIONS]
@@ -76,6 +76,6 @@ def _has_call_fields(fields: Mapping[str, Any]) -> bool:
     """Return whether an object is a call, by its fields or by its shape."""
     if any(all(fields.get(name) is not None for name in names) for names in CALL_FIELDS):
         return True
-    shaped = shape_of(fields)
+    shaped = find_shape(fields)
     has_call_shape = shaped is not None and bool(shaped.shape.tool) and bool(shaped.shape.arguments)
     return has_call_shape and fields.get("type") != "function"  # a definition of a tool has this type too

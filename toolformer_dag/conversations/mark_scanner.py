@@ -69,7 +69,7 @@ def positions_of(text: str, mark: str) -> Iterator[int]:
         position = text.find(mark, position + len(mark))
 
 
-def mark_positions(text: str, marks: Marks, start: int = 0) -> Iterator[MarkPositions]:
+def iter_mark_positions(text: str, marks: Marks, start: int = 0) -> Iterator[MarkPositions]:
     """Yield each opening mark from `start` on with its closing mark, without going back; an unclosed mark is the last.
 
     Between an opening mark and its closing mark may stand further opening marks.
@@ -87,21 +87,21 @@ def mark_positions(text: str, marks: Marks, start: int = 0) -> Iterator[MarkPosi
         position = closing + len(marks.closing)
 
 
-def enclosed(text: str, marks: Marks) -> Iterator[Enclosed]:
+def iter_mark_pairs(text: str, marks: Marks) -> Iterator[Enclosed]:
     """Yield each pair of marks in a text, in order.
 
     Of several opening marks before a closing one the last counts, since the others are only mentioned: "I write <a>
     before: <a>x</a>" encloses x. An unclosed mark encloses the rest of the text, up to END_OF_TEXT.
     """
-    for positions in mark_positions(text, marks):
+    for positions in iter_mark_positions(text, marks):
         if positions.closing is None:
-            yield _unclosed(text, positions.opening, marks.opening)
+            yield _build_unclosed_pair(text, positions.opening, marks.opening)
         else:
             start = text.rfind(marks.opening, positions.opening, positions.closing)
-            yield _pair_of(marks, opening=start, closing=positions.closing)
+            yield _build_pair(marks, opening=start, closing=positions.closing)
 
 
-def _pair_of(marks: Marks, *, opening: int, closing: int) -> Enclosed:
+def _build_pair(marks: Marks, *, opening: int, closing: int) -> Enclosed:
     """Return a pair of marks by their offsets."""
     return Enclosed(
         start=opening,
@@ -111,7 +111,7 @@ def _pair_of(marks: Marks, *, opening: int, closing: int) -> Enclosed:
     )
 
 
-def _unclosed(text: str, start: int, opening: str) -> Enclosed:
+def _build_unclosed_pair(text: str, start: int, opening: str) -> Enclosed:
     """Return the rest of a text from an unclosed opening mark at `start` on, up to END_OF_TEXT."""
     body_end = text.find(END_OF_TEXT, start)
     if body_end < 0:
@@ -120,20 +120,20 @@ def _unclosed(text: str, start: int, opening: str) -> Enclosed:
     return Enclosed(start, start + len(opening), body_end, end)
 
 
-def enclosed_bodies(text: str, marks: Marks) -> list[str]:
+def list_enclosed_bodies(text: str, marks: Marks) -> list[str]:
     """Return the text between each pair of marks, as ["a", "b"] for `<k>a</k> <k>b</k>`."""
-    return [pair.body(text) for pair in enclosed(text, marks)]
+    return [pair.body(text) for pair in iter_mark_pairs(text, marks)]
 
 
 def outermost(text: str, marks: Marks) -> list[Enclosed]:
     """Return the pairs of marks that lie in no other pair: the first `<a>` and the last `</a>` of `<a>x<a>y</a></a>`.
 
-    Where a mark has no partner, each closing mark is paired with the last opening one before it, as in `enclosed`: of
-    `<a>x<a>y</a>` the pair around y.
+    Where a mark has no partner, each closing mark is paired with the last opening one before it, as in
+    `iter_mark_pairs`: of `<a>x<a>y</a>` the pair around y.
     """
-    marks_in_text = _marks_in_order(text, marks)
+    marks_in_text = _list_marks_in_order(text, marks)
     if not _are_balanced(marks_in_text):
-        return list(enclosed(text, marks))
+        return list(iter_mark_pairs(text, marks))
     pairs = list[Enclosed]()
     depth = 0
     outer_opening = 0
@@ -142,7 +142,7 @@ def outermost(text: str, marks: Marks) -> list[Enclosed]:
             outer_opening = mark.position
         depth += mark.depth_change  # 1 for an opening mark, -1 for a closing one
         if depth == 0:
-            pairs.append(_pair_of(marks, opening=outer_opening, closing=mark.position))
+            pairs.append(_build_pair(marks, opening=outer_opening, closing=mark.position))
     return pairs
 
 
@@ -168,35 +168,35 @@ class _Mark(NamedTuple):
         return 1 if self.is_opening else -1
 
 
-def _marks_in_order(text: str, marks: Marks) -> list[_Mark]:
+def _list_marks_in_order(text: str, marks: Marks) -> list[_Mark]:
     """Return the opening and closing marks of a text in the order of the text."""
     openings = [_Mark(position, is_opening=True) for position in positions_of(text, marks.opening)]
     closings = [_Mark(position, is_opening=False) for position in positions_of(text, marks.closing)]
     return sorted([*openings, *closings])
 
 
-def enclosed_json(text: str, marks: Marks) -> Iterator[Enclosed]:
+def iter_json_pairs(text: str, marks: Marks) -> Iterator[Enclosed]:
     """Yield each pair of marks in a text; marks inside the JSON between a pair are part of that JSON.
 
     As an example, `<c>{"text": "</c>"}</c>` is one pair, closed by the last mark.
     """
     end_of_last = 0
-    for pair in enclosed(text, marks):
+    for pair in iter_mark_pairs(text, marks):
         is_inside_last_pair = pair.start < end_of_last
         if is_inside_last_pair:
             continue
-        whole_pair = _closed_behind_json(text, pair, marks.closing)
+        whole_pair = _close_behind_json(text, pair, marks.closing)
         end_of_last = whole_pair.end
         yield whole_pair
 
 
-def _closed_behind_json(text: str, pair: Enclosed, closing: str) -> Enclosed:
+def _close_behind_json(text: str, pair: Enclosed, closing: str) -> Enclosed:
     """Return a pair of marks, closed by the mark behind its JSON where the JSON itself contains the closing mark.
 
     Nothing but white space may stand between the JSON and that mark; else the pair is returned as it is.
     """
     json_start = pair.body_end - len(pair.body(text).lstrip())
-    json_end = _json_end(text, json_start)
+    json_end = _find_json_end(text, json_start)
     if json_end is None or json_end <= pair.body_end:
         return pair
     closing_start = text.find(closing, json_end)
@@ -208,7 +208,7 @@ def _closed_behind_json(text: str, pair: Enclosed, closing: str) -> Enclosed:
     return pair._replace(body_end=closing_start, end=closing_start + len(closing))
 
 
-def _json_end(text: str, start: int) -> int | None:
+def _find_json_end(text: str, start: int) -> int | None:
     """Return the offset behind the object or list in JSON that begins at `start`; None where there is none."""
     if text[start : start + 1] not in ("{", "["):
         return None

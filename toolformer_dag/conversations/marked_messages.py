@@ -13,10 +13,10 @@ from toolformer_dag.conversations.marks import (
     MarkedCall,
     MarkedResult,
     consists_of,
+    find_marked_calls,
+    find_marked_results,
+    find_untagged_result,
     has_call_marks,
-    marked_calls,
-    marked_results,
-    untagged_result,
 )
 from toolformer_dag.conversations.raw_messages import CallAt, Fault, RawMessage, ResultAt, Words
 from toolformer_dag.conversations.record_paths import Path
@@ -43,20 +43,20 @@ def with_marked_calls(messages: Sequence[RawMessage], faults: list[Fault]) -> li
     has_call_fields = any(message.calls for message in messages)
     has_result_fields = any(message.results for message in messages)
     if has_call_fields:
-        faults += _marks_beside_fields(messages)
+        faults += _list_marks_beside_fields(messages)
     if has_call_fields and has_result_fields:
         return list(messages)
-    return _searched(messages, reads_calls=not has_call_fields, faults=faults)
+    return _search_texts(messages, reads_calls=not has_call_fields, faults=faults)
 
 
-def _searched(messages: Sequence[RawMessage], *, reads_calls: bool, faults: list[Fault]) -> list[RawMessage]:
+def _search_texts(messages: Sequence[RawMessage], *, reads_calls: bool, faults: list[Fault]) -> list[RawMessage]:
     """Return the messages with the results in their texts, and with the calls if `reads_calls`."""
     has_searches = any(SEARCH_RESULT in message.text for message in messages)
     reader = _MarkReader(reads_calls=reads_calls, has_searches=has_searches, faults=faults)
     return list(chain.from_iterable(map(reader.read, messages)))
 
 
-def _marks_beside_fields(messages: Sequence[RawMessage]) -> list[Fault]:
+def _list_marks_beside_fields(messages: Sequence[RawMessage]) -> list[Fault]:
     """Return a fault for each message of the assistant with marks of a call in its text."""
     faults = list[Fault]()
     for message in messages:
@@ -83,30 +83,30 @@ class _MarkReader:
 
     def read(self, message: RawMessage) -> list[RawMessage]:
         """Return a message with the calls and results of its texts; several where calls follow results in it."""
-        parts = self._parts_of(message)
+        parts = self._read_by_role(message)
         for part in parts:
             balance = len(part.calls) - len(part.results)
             self._waiting_calls = max(0, self._waiting_calls + balance)
         return parts
 
-    def _parts_of(self, message: RawMessage) -> list[RawMessage]:
+    def _read_by_role(self, message: RawMessage) -> list[RawMessage]:
         """Return what `read` returns, by the role of the message."""
         if message.role == "assistant" and self._reads_calls:
-            return self._read_assistant(message)
+            return self._read_assistant_message(message)
         if message.role == "tool":
-            return [_read_tool(message)]
+            return [_read_tool_message(message)]
         if self._waiting_calls > 0:  # the message may bring a result, whatever its role
-            return [_read_user(message)]
+            return [_read_user_message(message)]
         return [message]
 
-    def _read_assistant(self, message: RawMessage) -> list[RawMessage]:
+    def _read_assistant_message(self, message: RawMessage) -> list[RawMessage]:
         """Return a message of the assistant, with the marked calls and results of its texts in fields.
 
         It is cut behind results: "Look: CALL RESULT Warm." becomes "Look:" with the call and its result, and "Warm.".
         """
         cutter = _MessageCutter(message)
         for words in message.words:
-            marked = marked_calls(words.text, self._has_searches)
+            marked = find_marked_calls(words.text, self._has_searches)
             self._report_unread(marked.unread, message.number)
             # Without a path (words joined from several values), a call in them could have no path either.
             if words.path is None or not marked.calls:
@@ -124,7 +124,7 @@ class _MarkReader:
 
 def _with_results(text: str, calls: Sequence[MarkedCall]) -> list[MarkedCall | MarkedResult]:
     """Return the calls of a text and the results behind the first of them, in the order of the text."""
-    results = [result for result in marked_results(text) if result.span > calls[0].span]
+    results = [result for result in find_marked_results(text) if result.span > calls[0].span]
     return sorted([*calls, *results], key=lambda marked: marked.span)
 
 
@@ -155,7 +155,7 @@ class _MessageCutter:
             if isinstance(marked, MarkedCall):
                 self._add_call(marked, path)
             else:
-                self.messages[-1].results.append(_result_at(marked, path))
+                self.messages[-1].results.append(_to_result_at(marked, path))
             added_end = max(added_end, end)
         self._add_last_words(text, path, added_end)
 
@@ -166,7 +166,7 @@ class _MessageCutter:
         if not between.strip(BETWEEN_CALLS):
             return
         self._end_results(self.messages[-1].path)
-        self.add_words(Words(between.strip(), (*path, _stripped(text, span))))
+        self.add_words(Words(between.strip(), (*path, _strip_span(text, span))))
 
     def _add_call(self, call: MarkedCall, path: Path) -> None:
         """Add a call. Behind a result it begins a new message."""
@@ -181,7 +181,7 @@ class _MessageCutter:
             return
         span = (start, len(text))
         self._end_results((*path, span))
-        self.add_words(Words(rest.strip(), (*path, _stripped(text, span))))
+        self.add_words(Words(rest.strip(), (*path, _strip_span(text, span))))
 
     def _end_results(self, path: Path) -> None:
         """Begin another message with the same number if the last one has results. path: of the new message."""
@@ -190,22 +190,22 @@ class _MessageCutter:
             self.messages.append(RawMessage(last.number, "assistant", path))
 
 
-def _stripped(text: str, span: Span) -> Span:
+def _strip_span(text: str, span: Span) -> Span:
     """Return a stretch of a text without the white space at its beginning and its end."""
     start, end = span
     stretch = text[start:end]
     return start + len(stretch) - len(stretch.lstrip()), start + len(stretch.rstrip())
 
 
-def _read_tool(message: RawMessage) -> RawMessage:
+def _read_tool_message(message: RawMessage) -> RawMessage:
     """Return a message of a tool, with its results as the marks in their texts divide them."""
     results = list[ResultAt]()
     for result in message.results:
-        results += _divided_by_marks(result)
+        results += _split_by_marks(result)
     return replace(message, results=results)
 
 
-def _divided_by_marks(result: ResultAt) -> list[ResultAt]:
+def _split_by_marks(result: ResultAt) -> list[ResultAt]:
     """Return the results in the text of a result; any other text, also one with words beside tags, stays as it is.
 
     - `<tool_response>17</tool_response><tool_response>4</tool_response>`: two results, "17" and "4"
@@ -215,18 +215,18 @@ def _divided_by_marks(result: ResultAt) -> list[ResultAt]:
     text = result.fields.content
     if not isinstance(text, str):
         return [result]
-    tagged_results = marked_results(text)
-    text_path = _text_path(result)  # None where the text is no field of the message
+    tagged_results = find_marked_results(text)
+    text_path = _find_text_path(result)  # None where the text is no field of the message
     if consists_of(tagged_results, text) and text_path is not None:
-        return _of_tags(result, tagged_results, text_path)
-    untagged = untagged_result(text)
+        return _split_by_tags(result, tagged_results, text_path)
+    untagged = find_untagged_result(text)
     return [result] if untagged is None else [_with_content(result, untagged.text)]
 
 
-def _of_tags(result: ResultAt, tagged: Sequence[MarkedResult], text_path: Path) -> list[ResultAt]:
+def _split_by_tags(result: ResultAt, tagged: Sequence[MarkedResult], text_path: Path) -> list[ResultAt]:
     """Return the results between the tags of a result's text; a single one keeps the id and path of the result."""
     if len(tagged) > 1:
-        return [_result_at(part, text_path) for part in tagged]
+        return [_to_result_at(part, text_path) for part in tagged]
     return [_with_content(result, tagged[0].text, tool=tagged[0].tool)]
 
 
@@ -236,7 +236,7 @@ def _with_content(result: ResultAt, content: str, tool: str | None = None) -> Re
     return result._replace(fields=fields)
 
 
-def _text_path(result: ResultAt) -> Path | None:
+def _find_text_path(result: ResultAt) -> Path | None:
     """Return the path to the text of a tool's message; None where the text is not a field of the message."""
     message = result.fields.status_fields
     for key in ("content", "value", "text"):
@@ -245,38 +245,38 @@ def _text_path(result: ResultAt) -> Path | None:
     return None
 
 
-def _read_user(message: RawMessage) -> RawMessage:
+def _read_user_message(message: RawMessage) -> RawMessage:
     """Return a message with the results in its texts moved from its words to its results.
 
     As an example, the words `<tool_response>17</tool_response> Go on.` become the result "17" and the words "Go on.".
     """
     divided = replace(message, words=[], results=list(message.results))
     for words in message.words:
-        results = _results_in(words.text)
+        results = _list_results_in_text(words.text)
         if words.path is None or not results:  # without a path (joined words), a result could have none either
             divided.words.append(words)
             continue
-        divided.results += [_result_at(result, words.path) for result in results]
-        divided.words += _words_left(words.text, results)
+        divided.results += [_to_result_at(result, words.path) for result in results]
+        divided.words += _list_words_left(words.text, results)
     return divided
 
 
-def _words_left(text: str, results: Sequence[MarkedResult]) -> list[Words]:
+def _list_words_left(text: str, results: Sequence[MarkedResult]) -> list[Words]:
     """Return the words of a text beside its results, without a path; an empty list where there are none."""
     rest = without_spans(text, [result.span for result in results]).strip()
     return [Words(rest, None)] if rest else []
 
 
-def _results_in(text: str) -> list[MarkedResult]:
+def _list_results_in_text(text: str) -> list[MarkedResult]:
     """Return the results between tags in a text; else the whole text where its first words say that it is a result."""
-    tagged = marked_results(text)
+    tagged = find_marked_results(text)
     if tagged:
         return tagged
-    untagged = untagged_result(text)
+    untagged = find_untagged_result(text)
     return [] if untagged is None else [untagged]
 
 
-def _result_at(marked: MarkedResult, path: Path) -> ResultAt:
+def _to_result_at(marked: MarkedResult, path: Path) -> ResultAt:
     """Return a result of a text as a result of the record. path: of the text."""
     fields = FoundResult(content=marked.text, tool=marked.tool)
     return ResultAt(fields, (*path, marked.span))

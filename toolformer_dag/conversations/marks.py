@@ -9,9 +9,9 @@ from toolformer_dag.conversations.mark_scanner import (
     Enclosed,
     Marks,
     Span,
-    enclosed,
-    enclosed_json,
     is_within,
+    iter_json_pairs,
+    iter_mark_pairs,
     outermost,
     without_spans,
 )
@@ -19,7 +19,7 @@ from toolformer_dag.conversations.plain_values import parsed
 from toolformer_dag.conversations.python_calls import python_calls
 from toolformer_dag.conversations.record_paths import Path
 from toolformer_dag.conversations.shapes import FoundCall
-from toolformer_dag.conversations.thoughts import thinking_spans, visible
+from toolformer_dag.conversations.thoughts import find_thinking_spans, visible
 
 CALL_TAGS = (
     Marks("<tool_call>", "</tool_call>"),
@@ -106,23 +106,23 @@ class Marked(NamedTuple):
             self.unread.append(stretch)
 
 
-def marked_calls(text: str, has_one_word_tools: bool = False) -> Marked:
+def find_marked_calls(text: str, has_one_word_tools: bool = False) -> Marked:
     """Return the calls in a text, outside of its thinking, and the stretches that look like calls and cannot be read.
 
     has_one_word_tools: whether `<search>Oslo weather</search>` and its like are calls; else they are words.
     """
-    thoughts = thinking_spans(text)
-    marked = _tagged_calls(text, thoughts, has_one_word_tools)
+    thoughts = find_thinking_spans(text)
+    marked = _find_tagged_calls(text, thoughts, has_one_word_tools)
     _add_functions(marked, text, thoughts)
     if marked.is_empty:  # no tags: the text may be `[weather(city="Oslo")]`
-        marked.calls.extend(_listed_python_calls(text, thoughts))
+        marked.calls.extend(_iter_listed_python_calls(text, thoughts))
     if marked.is_empty:  # marks of models whose calls are not read
-        marked.unread.extend(_other_marks(without_spans(text, thoughts)))
+        marked.unread.extend(_iter_other_marks(without_spans(text, thoughts)))
     marked.calls.sort(key=lambda call: call.span)
     return marked
 
 
-def _tagged_calls(text: str, thoughts: Sequence[Span], has_one_word_tools: bool) -> Marked:
+def _find_tagged_calls(text: str, thoughts: Sequence[Span], has_one_word_tools: bool) -> Marked:
     """Return the calls between CALL_TAGS such as `<tool_call>`, and as unread the tags around anything else.
 
     thoughts: the stretches of thinking, in which no call counts. has_one_word_tools: whether `<search>` is a tag.
@@ -132,9 +132,9 @@ def _tagged_calls(text: str, thoughts: Sequence[Span], has_one_word_tools: bool)
         is_one_word_tool = marks.opening in ONE_WORD_TOOLS  # the tag names the tool: <search>Oslo weather</search>
         if is_one_word_tool and not has_one_word_tools:
             continue
-        for pair in enclosed_json(text, marks):
+        for pair in iter_json_pairs(text, marks):
             if not is_within(pair.start, thoughts):
-                calls = _calls_of_pair(text, pair, marks.opening)
+                calls = _parse_calls_of_pair(text, pair, marks.opening)
                 marked.add(pair.whole(text), calls)
     return marked
 
@@ -142,7 +142,7 @@ def _tagged_calls(text: str, thoughts: Sequence[Span], has_one_word_tools: bool)
 def _add_functions(marked: Marked, text: str, thoughts: Sequence[Span]) -> None:
     """Add the calls between FUNCTION marks that lie in no other call and in no thinking."""
     other_calls = sorted({call.span for call in marked.calls})
-    for pair in enclosed(text, FUNCTION):
+    for pair in iter_mark_pairs(text, FUNCTION):
         if is_within(pair.start, thoughts) or is_within(pair.start, other_calls):
             continue
         call = function_call(pair.body(text))
@@ -150,7 +150,7 @@ def _add_functions(marked: Marked, text: str, thoughts: Sequence[Span]) -> None:
         marked.add(pair.whole(text), calls)
 
 
-def _calls_of_pair(text: str, pair: Enclosed, opening: str) -> list[MarkedCall]:
+def _parse_calls_of_pair(text: str, pair: Enclosed, opening: str) -> list[MarkedCall]:
     """Return the calls between a pair of marks; an empty list where they cannot be read.
 
     Each of several calls gets a path inside the pair. In `<tool_call>[{...}, {...}]</tool_call>` the second call has
@@ -162,14 +162,14 @@ def _calls_of_pair(text: str, pair: Enclosed, opening: str) -> list[MarkedCall]:
     return [MarkedCall(call.fields, pair.span, inside=(pair.body_span_in_pair, *call.path)) for call in calls]
 
 
-def _listed_python_calls(text: str, thoughts: Sequence[Span]) -> Iterator[MarkedCall]:
+def _iter_listed_python_calls(text: str, thoughts: Sequence[Span]) -> Iterator[MarkedCall]:
     """Yield the calls of a text that is, behind its thinking, a list of calls in Python's notation."""
     answer_start = thoughts[-1][1] if thoughts else 0
     for call, (start, end) in python_calls(text[answer_start:]):
         yield MarkedCall(call, (answer_start + start, answer_start + end))
 
 
-def _other_marks(text: str) -> Iterator[str]:
+def _iter_other_marks(text: str) -> Iterator[str]:
     """Yield the rest of a text from the first of OTHER_CALL_MARKS on; nothing without one."""
     positions = [text.find(mark) for mark in OTHER_CALL_MARKS if mark in text]
     if positions:
@@ -183,16 +183,16 @@ def has_call_marks(text: str) -> bool:
     return any(opening in visible_text for opening in openings if opening not in ONE_WORD_TOOLS)
 
 
-def marked_results(text: str) -> list[MarkedResult]:
+def find_marked_results(text: str) -> list[MarkedResult]:
     """Return the results between tags in a text; a result inside another one is part of it."""
     results = list[MarkedResult]()
     for marks in RESULT_TAGS:
         for pair in outermost(text, marks):
-            results.append(_result_between(text, pair))
-    return _outer_results(results)
+            results.append(_parse_result_between(text, pair))
+    return _select_outer_results(results)
 
 
-def _outer_results(results: Iterable[MarkedResult]) -> list[MarkedResult]:
+def _select_outer_results(results: Iterable[MarkedResult]) -> list[MarkedResult]:
     """Return the results that begin in no other result, in the order of the text."""
     outer_results = list[MarkedResult]()
     end_of_last = 0
@@ -204,13 +204,13 @@ def _outer_results(results: Iterable[MarkedResult]) -> list[MarkedResult]:
     return outer_results
 
 
-def _result_between(text: str, pair: Enclosed) -> MarkedResult:
+def _parse_result_between(text: str, pair: Enclosed) -> MarkedResult:
     """Return the text between a pair of marks as a result."""
     body = pair.body(text).strip()
-    return MarkedResult(body, _named_tool(body), pair.span)
+    return MarkedResult(body, _find_named_tool(body), pair.span)
 
 
-def _named_tool(body: str) -> str | None:
+def _find_named_tool(body: str) -> str | None:
     """Return the tool that a result in JSON names, as in Hermes: `{"name": "search", "content": ...}`."""
     fields = parsed(body) if body.startswith("{") else None
     name = fields.get("name") if isinstance(fields, dict) else None
@@ -223,7 +223,7 @@ def consists_of(results: Sequence[MarkedResult], text: str) -> bool:
     return bool(results) and not without_spans(text, spans).strip()
 
 
-def untagged_result(text: str) -> MarkedResult | None:
+def find_untagged_result(text: str) -> MarkedResult | None:
     """Return a text as a result where its first words say that it is one; else None.
 
     - `Observation: 17 degrees` (RESULT_BEGINNINGS)
@@ -233,12 +233,12 @@ def untagged_result(text: str) -> MarkedResult | None:
     words = text.strip()
     span = (0, len(text))
     if words.startswith(NAMED_RESULT.opening):
-        return _named_result(words.removeprefix(NAMED_RESULT.opening), span)
-    result_text = _unnamed_result(words)
+        return _parse_named_result(words.removeprefix(NAMED_RESULT.opening), span)
+    result_text = _find_unnamed_result(words)
     return None if result_text is None else MarkedResult(result_text, tool=None, span=span)
 
 
-def _unnamed_result(words: str) -> str | None:
+def _find_unnamed_result(words: str) -> str | None:
     """Return the result in words such as `Observation: 17 degrees`; None where they are no result."""
     if words in EMPTY_RESULTS:
         return words
@@ -248,7 +248,7 @@ def _unnamed_result(words: str) -> str | None:
     return None
 
 
-def _named_result(words: str, span: Span) -> MarkedResult | None:
+def _parse_named_result(words: str, span: Span) -> MarkedResult | None:
     """Return the result of `search]: 17 degrees`; None where the name of the tool is not closed."""
     tool, closed, body = words.partition(NAMED_RESULT.closing)
     return MarkedResult(body.strip(), tool, span) if closed else None

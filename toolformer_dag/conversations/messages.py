@@ -82,44 +82,44 @@ def to_openai(messages: Sequence[RecordedMessage]) -> Iterator[tuple[int, dict[s
     when another call is left out.
     """
     for number, message in enumerate(messages):
-        for openai_message in _openai_messages(message):
+        for openai_message in _iter_openai_messages(message):
             yield number, openai_message
 
 
-def _openai_messages(message: RecordedMessage) -> Iterator[dict[str, Any]]:
+def _iter_openai_messages(message: RecordedMessage) -> Iterator[dict[str, Any]]:
     """Yield a message in OpenAI's form, then the results of its calls."""
     if message.role == "user" and message.calls:  # chat templates accept calls of the assistant only
-        yield {"role": "user", "content": _content_with_calls(message)}
+        yield {"role": "user", "content": _format_content_with_calls(message)}
         return
-    yield _openai_message(message)
+    yield _to_openai_message(message)
     for call in message.calls:
         if call.result is not None:
-            yield _openai_result(call)
+            yield _to_openai_result(call)
 
 
-def _openai_message(message: RecordedMessage) -> dict[str, Any]:
+def _to_openai_message(message: RecordedMessage) -> dict[str, Any]:
     """Return a message in OpenAI's form with its calls, without their results."""
     openai_message: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.calls:
-        openai_message["tool_calls"] = [_openai_call(call) for call in message.calls]
+        openai_message["tool_calls"] = [_to_openai_call(call) for call in message.calls]
     return openai_message
 
 
-def _openai_call(call: RecordedCall) -> dict[str, Any]:
+def _to_openai_call(call: RecordedCall) -> dict[str, Any]:
     """Return a call as an item of OpenAI's `tool_calls`."""
     return {
-        "id": _openai_id(call),
+        "id": _build_openai_id(call),
         "type": "function",
         "function": {"name": call.tool, "arguments": call.arguments},
     }
 
 
-def _openai_result(call: RecordedCall) -> dict[str, Any]:
+def _to_openai_result(call: RecordedCall) -> dict[str, Any]:
     """Return the result of a call as OpenAI's message of a tool."""
-    return {"role": "tool", "tool_call_id": _openai_id(call), "name": call.tool, "content": call.result}
+    return {"role": "tool", "tool_call_id": _build_openai_id(call), "name": call.tool, "content": call.result}
 
 
-def _content_with_calls(message: RecordedMessage) -> str:
+def _format_content_with_calls(message: RecordedMessage) -> str:
     """Return the text of a message and a line for each of its calls, such as `[search({"q": "Oslo"}) -> 7 degrees]`."""
     lines = []
     if message.content:
@@ -131,7 +131,7 @@ def _content_with_calls(message: RecordedMessage) -> str:
     return "\n".join(lines)
 
 
-def _openai_id(call: RecordedCall) -> str:
+def _build_openai_id(call: RecordedCall) -> str:
     """Return an id that is made of the number of a call: "c00002001" for (2, 1)."""
     message_number, call_index = call.number
     return f"c{message_number:05}{call_index:03}"

@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, NamedTuple
 
-from toolformer_dag.conversations.failures import says_failure
+from toolformer_dag.conversations.failures import is_failed_result
 from toolformer_dag.conversations.messages import RecordedCall, RecordedMessage
 from toolformer_dag.conversations.plain_values import arguments_of, parsed
 from toolformer_dag.conversations.raw_messages import CallAt, Fault, RawMessage, ResultAt
 from toolformer_dag.conversations.record_paths import Path
 from toolformer_dag.conversations.shapes import FoundResult
-from toolformer_dag.conversations.thoughts import Thought, joined_thoughts, visible
+from toolformer_dag.conversations.thoughts import Thought, join_thoughts, visible
 
 SHOWN = 80
 """Characters of a result in the detail of a fault."""
@@ -94,7 +94,7 @@ class WaitingCall:
 def _has_failed(result: ResultAt) -> bool:
     """Return whether a result reports a failure in its text, or in a field such as "is_error" around or in it."""
     fields = result.fields
-    return says_failure(result.text, fields.status_fields) or says_failure(result.text, fields.content)
+    return is_failed_result(result.text, fields.status_fields) or is_failed_result(result.text, fields.content)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ class _MessageOfTurn:
         says_something = bool(words.strip()) and message.role != "tool"
         if not self.calls and not says_something:
             return None
-        thoughts = self._thoughts(has_marks=has_marked_thoughts)
+        thoughts = self._collect_thoughts(has_marks=has_marked_thoughts)
         return _with_thoughts(self._with_words(words), thoughts)
 
     def _with_words(self, words: str) -> RecordedMessage:
@@ -130,7 +130,7 @@ class _MessageOfTurn:
         calls = tuple(call.recorded() for call in self.calls)
         return RecordedMessage(self.message.role, words, calls, self.message.path)
 
-    def _thoughts(self, has_marks: bool) -> list[Thought]:
+    def _collect_thoughts(self, has_marks: bool) -> list[Thought]:
         """Return the thoughts of the assistant before the message. has_marks: whether some stand in its words."""
         if self.message.role != "assistant":
             return []
@@ -145,7 +145,7 @@ def _with_thoughts(message: RecordedMessage, thoughts: Sequence[Thought]) -> Rec
         return message
     return replace(
         message,
-        thoughts=joined_thoughts([thought.text for thought in thoughts]),
+        thoughts=join_thoughts([thought.text for thought in thoughts]),
         thought_places=tuple(chain.from_iterable(thought.paths for thought in thoughts)),
     )
 
@@ -155,8 +155,8 @@ def _with_turns(messages: Sequence[RawMessage]) -> list[_MessageOfTurn]:
 
     A turn is what the assistant and its tools say up to the next message of somebody else.
     """
-    turns = _turns_of(messages)
-    calls_by_message = _waiting_calls(messages, turns)
+    turns = _list_turn_numbers(messages)
+    calls_by_message = _list_waiting_calls(messages, turns)
     messages_of_turns = []
     for index, message in enumerate(messages):
         is_last = index == len(messages) - 1
@@ -171,18 +171,18 @@ def _with_turns(messages: Sequence[RawMessage]) -> list[_MessageOfTurn]:
     return messages_of_turns
 
 
-def _waiting_calls(messages: Sequence[RawMessage], turns: Sequence[int]) -> list[list[WaitingCall]]:
+def _list_waiting_calls(messages: Sequence[RawMessage], turns: Sequence[int]) -> list[list[WaitingCall]]:
     """Return the calls of each message. turns: the number of the turn of each message."""
     call_counts = Counter[int]()  # by message number: a stored message may have been cut into several messages
     calls_by_message = []
     for message, turn_number in zip(messages, turns, strict=True):
-        calls = _calls_of_message(message, turn_number, first_index=call_counts[message.number])
+        calls = _list_calls_of_message(message, turn_number, first_index=call_counts[message.number])
         call_counts[message.number] += len(calls)
         calls_by_message.append(calls)
     return calls_by_message
 
 
-def _calls_of_message(message: RawMessage, turn_number: int, first_index: int) -> list[WaitingCall]:
+def _list_calls_of_message(message: RawMessage, turn_number: int, first_index: int) -> list[WaitingCall]:
     """Return the calls of a message. first_index: the index of its first call in the stored message."""
     caller = "user" if message.role == "user" else "assistant"
     turn = Turn(caller, turn_number)
@@ -192,7 +192,7 @@ def _calls_of_message(message: RawMessage, turn_number: int, first_index: int) -
     return calls
 
 
-def _turns_of(messages: Sequence[RawMessage]) -> list[int]:
+def _list_turn_numbers(messages: Sequence[RawMessage]) -> list[int]:
     """Return the number of the turn of each message: [1, 1, 1, 2] for messages of user, assistant, tool, user.
 
     A message of anybody but the assistant and its tools begins a turn. In some logs it brings results: then it is still
@@ -230,8 +230,8 @@ class _Pairing:
         """
         for call in message.calls:
             self._waiting.add(call)
-        for result in self._results_of(message):
-            answered_call = self._waiting.call_of(result)
+        for result in self._list_results(message):
+            answered_call = self._waiting.find_answered_call(result)
             if answered_call is None:
                 self._early_results.append(result)
                 continue
@@ -243,7 +243,7 @@ class _Pairing:
     def pair_early_results(self) -> None:
         """Pair the results that came before any call for them, by id, once all calls are added."""
         for result in self._early_results:
-            call = None if result.fields.id is None else self._waiting.of_id(result.fields.id)
+            call = None if result.fields.id is None else self._waiting.find_by_id(result.fields.id)
             if call is None:
                 self._report("result_without_call", result)
             else:
@@ -254,15 +254,15 @@ class _Pairing:
         """Add a fault about a result."""
         self._faults.append((reason, result.text[:SHOWN]))
 
-    def _results_of(self, message: _MessageOfTurn) -> list[ResultAt]:
+    def _list_results(self, message: _MessageOfTurn) -> list[ResultAt]:
         """Return the results of a message; a single result that lists the results of several calls is divided."""
         results = message.message.results
         is_single = len(results) == 1 and not message.results_follow
         if not is_single or results[0].fields.id is not None or self._waiting.has_call_of_message(results[0]):
             return results
-        return self._divided(results[0])
+        return self._divide_result(results[0])
 
-    def _divided(self, result: ResultAt) -> list[ResultAt]:
+    def _divide_result(self, result: ResultAt) -> list[ResultAt]:
         """Return the items of a result that is a list with one for each waiting call of a turn; else the result alone.
 
         As an example, `["7 degrees", "9 degrees"]` is two results where two calls of the turn have none yet. Where
@@ -272,9 +272,9 @@ class _Pairing:
         waiting_count = self._waiting.count_in_turn_of(next_call)
         if waiting_count == 0:
             return [result]
-        items = _items_of(result)
+        items = _list_items(result)
         if _are_results_of_calls(items, waiting_count):
-            return [_result_of_item(result, item, index) for index, item in enumerate(items)]
+            return [_build_result_of_item(result, item, index) for index, item in enumerate(items)]
         if waiting_count > 1:
             self._report_undivided(result, waiting_count)
         return [result]
@@ -291,9 +291,9 @@ def _are_results_of_calls(items: Sequence[Any], call_count: int) -> bool:
     return call_count > 1 or all(map(_is_named_result, items))
 
 
-def _result_of_item(result: ResultAt, item: object, index: int) -> ResultAt:
+def _build_result_of_item(result: ResultAt, item: object, index: int) -> ResultAt:
     """Return an item of a result that is a list, as a result with its path in the record."""
-    return ResultAt(_item_result(item), _item_path(result, index), result.caller)
+    return ResultAt(_parse_item_result(item), _build_item_path(result, index), result.caller)
 
 
 class _WaitingCalls:
@@ -312,13 +312,13 @@ class _WaitingCalls:
 
     def add(self, call: WaitingCall) -> None:
         """Add a call to the queues of its turn, and to those of its id if it has one."""
-        calls_of_turn = self._turn_of(call)
-        self._open(calls_of_turn)
+        calls_of_turn = self._get_or_create_turn(call)
+        self._reopen_turn(calls_of_turn)
         calls_of_turn.add(call)
         if call.id is not None:
             self._add_by_id(call, call.id)
 
-    def _turn_of(self, call: WaitingCall) -> "_CallsOfTurn":
+    def _get_or_create_turn(self, call: WaitingCall) -> "_CallsOfTurn":
         """Return the calls of a call's turn; a turn without calls so far is created."""
         calls_of_turn = self._turns.get(call.turn)
         if calls_of_turn is None:
@@ -326,7 +326,7 @@ class _WaitingCalls:
             self._turns[call.turn] = calls_of_turn
         return calls_of_turn
 
-    def _open(self, calls_of_turn: "_CallsOfTurn") -> None:
+    def _reopen_turn(self, calls_of_turn: "_CallsOfTurn") -> None:
         """Search a turn for waiting calls again; `in_order` closes a turn once all its calls have results."""
         if not calls_of_turn.is_open:
             calls_of_turn.is_open = True
@@ -345,16 +345,16 @@ class _WaitingCalls:
         call.result = result
         self._turns[call.turn].waiting_count -= 1
 
-    def call_of(self, result: ResultAt) -> WaitingCall | None:
+    def find_answered_call(self, result: ResultAt) -> WaitingCall | None:
         """Return the waiting call that a result answers, by its id or else by its order; None without one."""
         call_id = result.fields.id
         if call_id is None:
-            call_of_message = None if result.message_id is None else self.of_id(result.message_id)
+            call_of_message = None if result.message_id is None else self.find_by_id(result.message_id)
             return call_of_message or self.in_order(result.caller, result.fields.tool)
-        call = self.of_id(call_id)
-        return self._call_of_other_id(result, call_id) if call is None else call
+        call = self.find_by_id(call_id)
+        return self._find_call_of_other_id(result, call_id) if call is None else call
 
-    def _call_of_other_id(self, result: ResultAt, call_id: str) -> WaitingCall | None:
+    def _find_call_of_other_id(self, result: ResultAt, call_id: str) -> WaitingCall | None:
         """Return the call that a result answers if no waiting call has its id; None if it answers none.
 
         - the id is the name of a tool: the next waiting call to this tool
@@ -369,11 +369,11 @@ class _WaitingCalls:
             return None
         return self.in_order(result.caller, result.fields.tool)
 
-    def of_id(self, call_id: str) -> WaitingCall | None:
+    def find_by_id(self, call_id: str) -> WaitingCall | None:
         """Return the first waiting call of an id in the latest turn that has one, since ids may be used again."""
         queues = self._of_id.get(call_id, [])
         while queues:
-            call = _first_waiting(queues[-1])
+            call = _find_first_waiting(queues[-1])
             if call is not None:
                 return call
             queues.pop()
@@ -381,7 +381,7 @@ class _WaitingCalls:
 
     def has_call_of_message(self, result: ResultAt) -> bool:
         """Return whether a call waits whose id is that of the result's message."""
-        return result.message_id is not None and self.of_id(result.message_id) is not None
+        return result.message_id is not None and self.find_by_id(result.message_id) is not None
 
     def in_order(self, caller: str | None, tool: str | None) -> WaitingCall | None:
         """Return the first waiting call in the latest turn that has one, by preference a call to this tool.
@@ -393,7 +393,7 @@ class _WaitingCalls:
             calls_of_turn = self._open_turns[index]
             if caller is not None and calls_of_turn.caller != caller:
                 continue
-            call = calls_of_turn.first_waiting(tool)
+            call = calls_of_turn.find_first_waiting(tool)
             if call is not None:
                 return call
             calls_of_turn.is_open = False  # all its calls have their results; another call may follow in this turn
@@ -426,20 +426,20 @@ class _CallsOfTurn:
         self._calls_by_tool[call.tool].append(call)
         self.waiting_count += 1
 
-    def first_waiting(self, tool: str | None) -> WaitingCall | None:
+    def find_first_waiting(self, tool: str | None) -> WaitingCall | None:
         """Return the first waiting call to this tool, else the first waiting call; None where all have results."""
-        call_to_tool = None if tool is None else _first_waiting(self._calls_by_tool.get(tool, deque()))
-        return call_to_tool or _first_waiting(self._calls)
+        call_to_tool = None if tool is None else _find_first_waiting(self._calls_by_tool.get(tool, deque()))
+        return call_to_tool or _find_first_waiting(self._calls)
 
 
-def _first_waiting(calls: deque[WaitingCall]) -> WaitingCall | None:
+def _find_first_waiting(calls: deque[WaitingCall]) -> WaitingCall | None:
     """Return the first waiting call of a queue, after removing the calls before it, which have their results."""
     while calls and calls[0].result is not None:
         calls.popleft()
     return calls[0] if calls else None
 
 
-def _items_of(result: ResultAt) -> list[Any]:
+def _list_items(result: ResultAt) -> list[Any]:
     """Return the items of a result that is a list, or a list in JSON; an empty list for another result."""
     content = result.fields.content
     opened = parsed(content) if isinstance(content, str) else content
@@ -451,7 +451,7 @@ def _is_named_result(item: object) -> bool:
     return isinstance(item, Mapping) and item.keys() in NAMED_RESULT_KEYS
 
 
-def _item_result(item: object) -> FoundResult:
+def _parse_item_result(item: object) -> FoundResult:
     """Return an item of a list of results as a result."""
     if not isinstance(item, dict):
         return FoundResult(content=item)
@@ -460,7 +460,7 @@ def _item_result(item: object) -> FoundResult:
     return FoundResult(content=content, tool=tool if isinstance(tool, str) else None, status_fields=item)
 
 
-def _item_path(result: ResultAt, index: int) -> Path:
+def _build_item_path(result: ResultAt, index: int) -> Path:
     """Return the path in the record to an item of a result that is a list of results.
 
     For the first item of the result at `path`:

@@ -30,21 +30,21 @@ def parsed(text: str) -> Any:
     if first_character not in BEGINS_JSON:
         return None
     with suppress(ValueError, RecursionError):
-        return _checked_json(json.loads(text))
+        return _check_json(json.loads(text))
     if len(text) <= LONGEST_LITERAL:
         literal = text.strip().replace("\n", " ")  # glaive breaks lines inside quoted text
         with suppress(ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
-            return _checked_json(ast.literal_eval(literal))
+            return _check_json(ast.literal_eval(literal))
     return None
 
 
 @lru_cache(maxsize=4)
-def parsed_field(text: str) -> Any:
+def parse_json_field(text: str) -> Any:
     """Return `parsed(text)`, cached for the few fields of a record that every form looks into."""
     return parsed(text)
 
 
-def _checked_json(value: Any) -> Any:
+def _check_json(value: Any) -> Any:
     """Return the value if JSON can hold it. Raises ValueError or TypeError otherwise, or if it is too deep."""
     if is_too_deep(value):
         raise ValueError("too deep")
@@ -56,13 +56,13 @@ def is_too_deep(value: Any) -> bool:
     """Return whether lists and objects are nested more than DEEPEST levels deep, without recursion."""
     level = [value]
     for _ in range(DEEPEST):
-        level = _containers_inside(level)
+        level = _list_inner_containers(level)
         if not level:
             return False
     return True
 
 
-def _containers_inside(level: Iterable[Any]) -> list[Any]:
+def _list_inner_containers(level: Iterable[Any]) -> list[Any]:
     """Return the objects and lists that are fields or items of these values."""
     inner = list[Any]()
     for item in level:
@@ -73,7 +73,7 @@ def _containers_inside(level: Iterable[Any]) -> list[Any]:
     return [item for item in inner if isinstance(item, Mapping | list | tuple)]
 
 
-def first_of(value: Any, paths: tuple[str, ...]) -> Any:
+def find_value(value: Any, paths: tuple[str, ...]) -> Any:
     """Return the first value that is not null at paths of keys such as `name` or `function.name`; None without one."""
     for path in paths:
         inner = value
@@ -86,7 +86,7 @@ def first_of(value: Any, paths: tuple[str, ...]) -> Any:
 
 def list_at(value: Any, path: str) -> list[Any]:
     """Return the list at a path such as `message.tool_calls`; an empty list where there is none."""
-    items = first_of(value, (path,))
+    items = find_value(value, (path,))
     return items if isinstance(items, list) else []
 
 
@@ -97,7 +97,7 @@ def text_of(content: Any) -> str:
     if isinstance(content, str):
         return content
     if isinstance(content, list) and all(map(_has_text, content)):
-        return "".join(map(_part_text, content))
+        return "".join(map(_format_part, content))
     return json.dumps(content, ensure_ascii=False)
 
 
@@ -114,21 +114,21 @@ def _has_text_as_value(part: Mapping[str, Any]) -> bool:
     return part.get("type") in TYPES_WITH_VALUE and "value" in part
 
 
-def _part_text(part: Any) -> str:
+def _format_part(part: Any) -> str:
     """Return the text of a content part; for a medium its type in brackets, as "[image]"."""
     if not isinstance(part, Mapping):
         return str(part)
-    text = first_of(part, ("text", "text.value", "thinking"))
+    text = find_value(part, ("text", "text.value", "thinking"))
     if isinstance(text, str):
         return text
     if part.get("json") is not None:  # in results of Bedrock
         return text_of(part["json"])
     if _has_text_as_value(part) and isinstance(part["value"], str):
         return part["value"]
-    return _instead_of_text(part)
+    return _format_placeholder(part)
 
 
-def _instead_of_text(part: Mapping[str, Any]) -> str:
+def _format_placeholder(part: Mapping[str, Any]) -> str:
     """Return what stands for a content part without text: its type in brackets, or the part in JSON."""
     kind = part.get("type")
     return json.dumps(part, ensure_ascii=False) if kind is None else f"[{kind}]"
@@ -152,11 +152,11 @@ def arguments_of(recorded: Any) -> Any:
         text = value.strip()
         if text in ("", "null"):
             return {}
-        value = _json_value(text)  # None for a text that is no JSON
+        value = _parse_json_text(text)  # None for a text that is no JSON
     return value if isinstance(value, Mapping) else {"input": recorded}
 
 
-def _json_value(text: str) -> Any:
+def _parse_json_text(text: str) -> Any:
     """Return the object, list or string that a text holds in JSON; None for any other text."""
     if text.startswith('"'):
         with suppress(ValueError):

@@ -45,7 +45,7 @@ def python_calls(text: str) -> list[PythonCall]:
         return []
     offset = text.index(expression)
     try:
-        calls = [call.moved_by(offset) for call in _calls_of(expression)]
+        calls = [call.moved_by(offset) for call in _iter_calls(expression)]
     except NotPython:
         return []
     if len(calls) == 1:
@@ -59,20 +59,20 @@ def _may_be_list(expression: str) -> bool:
     return is_in_brackets and len(expression) <= LONGEST_LITERAL
 
 
-def _calls_of(expression: str) -> Iterator[PythonCall]:
+def _iter_calls(expression: str) -> Iterator[PythonCall]:
     """Yield the calls of `[a(x=1), b(y=2)]`; a comma may follow the last. Raises NotPython.
 
     The span of a call contains the comma behind it, so the next call begins where it ends.
     """
     start = 1  # behind the opening bracket
     while expression[start:-1].strip():  # something is left before the closing bracket
-        call = _next_call(expression, start)
+        call = _parse_next_call(expression, start)
         yield call
         _, call_end = call.span
         start = call_end
 
 
-def _next_call(expression: str, start: int) -> PythonCall:
+def _parse_next_call(expression: str, start: int) -> PythonCall:
     """Return the first call from `start` on, with the comma after it in its span.
 
     Raises NotPython where there is none, where neither a comma nor the last bracket follows it, or where an argument is
@@ -81,16 +81,16 @@ def _next_call(expression: str, start: int) -> PythonCall:
     opening = expression.find("(", start)
     if opening < 0:
         raise NotPython
-    arguments_end = _brackets_end(expression, opening)
+    arguments_end = _find_brackets_end(expression, opening)
     tool = expression[start:opening].strip()
     if not tool:
         raise NotPython
-    separator_end = _end_of_separator(expression, arguments_end)
-    arguments = _named_literals(expression[opening:arguments_end])
+    separator_end = _find_separator_end(expression, arguments_end)
+    arguments = _parse_named_literals(expression[opening:arguments_end])
     return PythonCall(FoundCall(tool, arguments, id=None), span=(start, separator_end))
 
 
-def _end_of_separator(expression: str, position: int) -> int:
+def _find_separator_end(expression: str, position: int) -> int:
     """Return the offset behind a comma at this position, or the position itself before the last bracket.
 
     Raises NotPython where neither stands there.
@@ -101,17 +101,17 @@ def _end_of_separator(expression: str, position: int) -> int:
     return position + 1 if separator == "," else position
 
 
-def _brackets_end(expression: str, opening: int) -> int:
+def _find_brackets_end(expression: str, opening: int) -> int:
     """Return the offset behind the bracket that closes the one at `opening`. Raises NotPython where none does."""
     depth = 0
-    for position in _bracket_positions(expression, opening):
+    for position in _iter_bracket_positions(expression, opening):
         depth += 1 if expression[position] in OPENING_BRACKETS else -1
         if depth == 0:
             return position + 1
     raise NotPython
 
 
-def _bracket_positions(expression: str, start: int) -> Iterator[int]:
+def _iter_bracket_positions(expression: str, start: int) -> Iterator[int]:
     """Yield the offsets of the brackets of any kind from `start` on, outside of quotes."""
     open_quote = ""  # the quotation mark of the text in which the position is; "" outside of texts
     position = start
@@ -129,23 +129,23 @@ def _bracket_positions(expression: str, start: int) -> Iterator[int]:
         position += 1
 
 
-def _named_literals(brackets: str) -> dict[str, Any]:
+def _parse_named_literals(brackets: str) -> dict[str, Any]:
     """Return arguments in brackets by name: {"city": "Oslo", "days": 3} for `(city="Oslo", days=3)`.
 
     Raises NotPython where an argument has no name or is no literal.
     """
-    call = _parsed_call(brackets)
+    call = _parse_call(brackets)
     if call.args:
         raise NotPython
     arguments: dict[str, Any] = {}
     for keyword in call.keywords:
         if keyword.arg is None:  # **others
             raise NotPython
-        arguments[keyword.arg] = _literal(keyword.value)
+        arguments[keyword.arg] = _parse_literal(keyword.value)
     return arguments
 
 
-def _parsed_call(brackets: str) -> ast.Call:
+def _parse_call(brackets: str) -> ast.Call:
     """Return the syntax tree of a call with the arguments in these brackets. Raises NotPython."""
     tree: ast.expr | None = None
     with suppress(SyntaxError, ValueError, RecursionError, MemoryError):
@@ -155,7 +155,7 @@ def _parsed_call(brackets: str) -> ast.Call:
     return tree
 
 
-def _literal(expression: ast.expr) -> Any:
+def _parse_literal(expression: ast.expr) -> Any:
     """Return the value of a literal. Raises NotPython for any other expression."""
     try:
         return ast.literal_eval(expression)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from toolformer_dag.conversations.plain_values import arguments_of, first_of, parsed, text_of
+from toolformer_dag.conversations.plain_values import arguments_of, find_value, parsed, text_of
 from toolformer_dag.conversations.record_paths import Path
 from toolformer_dag.conversations.shapes import (
     ANSWERED_IDS,
@@ -19,18 +19,18 @@ from toolformer_dag.conversations.shapes import (
     FoundCall,
     FoundResult,
     ShapedObject,
-    id_in,
-    listed_call,
+    find_id,
+    find_shape,
     may_hold_call,
-    shape_of,
+    parse_listed_call,
 )
 from toolformer_dag.conversations.thoughts import (
     THINKING_TYPES,
     Thought,
+    find_thought_beside_content,
+    get_thought_text,
     is_thought,
     marked_thoughts,
-    thought_beside_content,
-    thought_text,
     visible,
 )
 
@@ -132,7 +132,7 @@ class ResultAt(NamedTuple):
     @property
     def text(self) -> str:
         """The tool's answer as text."""
-        return text_of(_vercel_value(self.fields.content))
+        return text_of(_unwrap_vercel_value(self.fields.content))
 
 
 @dataclass
@@ -172,18 +172,18 @@ class RawMessage:
 
     def add_call(self, call: FoundCall, path: Path) -> None:
         """Add a call, and the result that its object holds; for a copy of an earlier call, add only the path."""
-        copied_index = self._index_of_copy(call)
+        copied_index = self._find_index_of_copy(call)
         if copied_index is not None:
             self.calls[copied_index] = self.calls[copied_index].with_copy(path)
             return
         if call.id is not None:
             self._index_by_id.setdefault(call.id, len(self.calls))
         self.calls.append(CallAt(call, (path,)))
-        result = call.held_result()
+        result = call.get_held_result()
         if result is not None:
             self.results.append(ResultAt(result, path))
 
-    def _index_of_copy(self, call: FoundCall) -> int | None:
+    def _find_index_of_copy(self, call: FoundCall) -> int | None:
         """Return the index of the same call with the same id in `calls`; None without one."""
         index = None if call.id is None else self._index_by_id.get(call.id)
         if index is None or not _is_copy(call, self.calls[index].fields):
@@ -235,7 +235,7 @@ def read_message(stored: StoredMessage, number: int, faults: list[Fault]) -> lis
     return reader.parts
 
 
-def _unwrapped(path: Path, value: Any) -> tuple[Path, Any]:
+def _unwrap(path: Path, value: Any) -> tuple[Path, Any]:
     """Return the message, and its path, inside an object that a framework or a log puts around it."""
     for key in WRAPPERS:
         inner = value.get(key) if isinstance(value, Mapping) else None
@@ -244,19 +244,19 @@ def _unwrapped(path: Path, value: Any) -> tuple[Path, Any]:
     return path, value
 
 
-def _path_of_text(stored: StoredMessage, text: str) -> Path:
+def _build_text_path(stored: StoredMessage, text: str) -> Path:
     """Return the path to a message that is a text, with the stretch that it takes in a longer text."""
     if stored.offset is None:
         return stored.path
     return (*stored.path, (stored.offset, stored.offset + len(text)))
 
 
-def _role_of(envelope: Any, message: Mapping[str, Any]) -> str:
+def _find_role(envelope: Any, message: Mapping[str, Any]) -> str:
     """Return the role of a message: one of ROLES if it is known, else as it was recorded; "None" where none is named.
 
     envelope: the object around the message, which may name its writer too.
     """
-    names = _writers(envelope, message)
+    names = _list_writers(envelope, message)
     for name in names:
         role = ROLES.get(name) or ROLES.get(name.lower())
         if role is not None:
@@ -264,13 +264,13 @@ def _role_of(envelope: Any, message: Mapping[str, Any]) -> str:
     return names[0] if names else "None"
 
 
-def _writers(envelope: Any, message: Mapping[str, Any]) -> list[str]:
+def _list_writers(envelope: Any, message: Mapping[str, Any]) -> list[str]:
     """Return the names of the writer in the fields of a message, then in those of the object around it."""
     names = []
     for fields in (message, envelope):
         for key in SPEAKERS:
-            names.append(first_of(fields, (key,)))
-    class_path = first_of(envelope, ("id",))
+            names.append(find_value(fields, (key,)))
+    class_path = find_value(envelope, ("id",))
     if isinstance(class_path, list) and class_path:
         names.append(class_path[-1])  # the class of a message that LangChain has serialized
     return [name for name in names if isinstance(name, str)]
@@ -303,7 +303,7 @@ class _MessageReader:
         if self._thoughts_of_next:  # thoughts behind a result, and no words behind them
             self.parts[-1].thoughts += self._thoughts_of_next
 
-    def _begin(self, role: str, path: Path) -> RawMessage:
+    def _begin_part(self, role: str, path: Path) -> RawMessage:
         """Begin a part and return it."""
         part = RawMessage(self._number, role, path, thoughts=self._thoughts_of_next)
         self._thoughts_of_next = []
@@ -312,7 +312,7 @@ class _MessageReader:
 
     def _read_known(self, stored: StoredMessage) -> None:
         """Read the call or the result that a form has read itself."""
-        part = self._begin("tool" if stored.call is None else "assistant", stored.path)
+        part = self._begin_part("tool" if stored.call is None else "assistant", stored.path)
         if stored.call is not None:
             part.add_call(stored.call, stored.path)
         if stored.result is not None:
@@ -321,7 +321,7 @@ class _MessageReader:
 
     def _read_single_part(self, value: Any, path: Path, role: str) -> None:
         """Read a message that is one part: a content block, or a call that is a message of its own."""
-        self._begin(role, path)
+        self._begin_part(role, path)
         self._read_part(value, path)
 
     def _read_whole(self, stored: StoredMessage) -> None:
@@ -329,22 +329,22 @@ class _MessageReader:
 
         The message may stand inside an object that a framework puts around it, such as LangChain's {"kwargs": {...}}.
         """
-        path, message = _unwrapped(stored.path, stored.value)
+        path, message = _unwrap(stored.path, stored.value)
         if isinstance(message, str) and stored.role is not None:  # a text cannot name its role itself
             self._read_text(stored, message)
         elif isinstance(message, Mapping):
-            role = stored.role or _role_of(stored.value, message)
+            role = stored.role or _find_role(stored.value, message)
             self._read_object(message, path, role)
         else:
             self._faults.append(("no_message", f"message {self._number} is a {type(message).__name__}"))
 
     def _read_text(self, stored: StoredMessage, text: str) -> None:
         """Read a message that is a text: a result where a tool wrote it."""
-        part = self._begin(str(stored.role), stored.path)
+        part = self._begin_part(str(stored.role), stored.path)
         if part.role == "tool":
             part.results.append(ResultAt(FoundResult(text), stored.path))
         else:
-            part.words.append(Words(text, _path_of_text(stored, text)))
+            part.words.append(Words(text, _build_text_path(stored, text)))
 
     def _read_object(self, message: Mapping[str, Any], path: Path, role: str) -> None:
         """Append a message that is an object to `parts`, by its type and role.
@@ -358,7 +358,7 @@ class _MessageReader:
         if kind in SILENT_TYPES:
             return
         if kind in THINKING_TYPES and role not in ROLES.values():
-            self._begin(THOUGHT, path)
+            self._begin_part(THOUGHT, path)
             self._add_thought(message, path)
         elif _is_item_of_shape(message):
             self._read_single_part(message, path, "assistant")
@@ -369,7 +369,7 @@ class _MessageReader:
         """Read a message that somebody wrote; an unknown role is a fault, and the message is read all the same."""
         if role not in ROLES.values():
             self._faults.append(("unknown_role", f"message {self._number} is of {role!r}"))
-        self._begin("assistant" if role == CALLS else role, path)
+        self._begin_part("assistant" if role == CALLS else role, path)
         self._read_fields(message, path, role)
         self._read_thought_beside_content(message, path)
 
@@ -388,7 +388,7 @@ class _MessageReader:
             self._read_calls_in_content(message, path)
         elif role != "tool":
             self._read_content(message, path)
-        elif not _lists_results(message):
+        elif not _has_result_list(message):
             self._read_results(message, path)
         self._read_lists(message, path)
 
@@ -400,7 +400,7 @@ class _MessageReader:
         first_part = self.parts[0]
         if first_part.role != "assistant" or not isinstance(message, Mapping):
             return
-        thought = thought_beside_content(message, path)
+        thought = find_thought_beside_content(message, path)
         if thought is None:
             return
         part_with_thoughts = next((part for part in self.parts if part.thoughts), None)
@@ -446,11 +446,11 @@ class _MessageReader:
 
         Parts of silent types, such as {"type": "step-start"}, are skipped.
         """
-        shaped = shape_of(part)
+        shaped = find_shape(part)
         if shaped is not None:  # a known kind of call or result, such as {"type": "tool_use", ...}
             self._read_shaped(shaped, part, path)
             return
-        kind = first_of(part, TYPE_KEYS)
+        kind = find_value(part, TYPE_KEYS)
         if kind in SILENT_TYPES:
             return
         if is_thought(part, kind):
@@ -462,7 +462,7 @@ class _MessageReader:
 
     def _read_words(self, part: Mapping[str, Any], path: Path, kind: object) -> None:
         """Read a part as words; one of an unknown type, or without a text, is kept as it is. kind: its type."""
-        words = _words_of(part, path) if kind is None or kind in TEXT_TYPES else None
+        words = _find_words(part, path) if kind is None or kind in TEXT_TYPES else None
         if words is None:
             self._keep_unknown(part, kind)
         else:
@@ -491,11 +491,11 @@ class _MessageReader:
 
         AutoGen writes `{"id": "1", "name": "search", "arguments": "{}"}` and `{"call_id": "1", "content": "17"}`.
         """
-        call = listed_call(part)
+        call = parse_listed_call(part)
         if call is not None and call.arguments is not None:
             self._add_call(call, path)
             return True
-        result = _untyped_result(part)
+        result = _parse_untyped_result(part)
         if result is None:
             return False
         self.parts[-1].results.append(ResultAt(result, path))
@@ -514,7 +514,7 @@ class _MessageReader:
         The calls of a list can be dropped one by one, by paths in the content. A single call, or calls behind thoughts,
         are dropped with the message, by its path.
         """
-        key = _content_key(message)
+        key = _find_content_key(message)
         if key is None:
             return
         content = message[key]
@@ -531,8 +531,8 @@ class _MessageReader:
 
     def _read_results(self, message: Mapping[str, Any], path: Path) -> None:
         """Read a message of a tool: a list of results, each a content part, or a single result."""
-        key = _content_key(message) or "content"
-        content = first_of(message, (*CONTENTS, *RESULT))
+        key = _find_content_key(message) or "content"
+        content = find_value(message, (*CONTENTS, *RESULT))
         if isinstance(content, list) and any(map(_is_result_part, content)):
             for index, part in enumerate(content):
                 self._read_part(part, (*path, key, index))
@@ -541,10 +541,10 @@ class _MessageReader:
 
     def _read_single_result(self, message: Mapping[str, Any], path: Path) -> None:
         """Read a message of a tool that is one result: `{"role": "tool", "tool_call_id": "1", "content": "17"}`."""
-        tool = first_of(message, ("name", "tool_name", "toolName"))
+        tool = find_value(message, ("name", "tool_name", "toolName"))
         result = FoundResult(
-            content=_result_content(message),
-            id=id_in(message, ANSWERED_IDS),
+            content=_get_result_content(message),
+            id=find_id(message, ANSWERED_IDS),
             tool=tool if isinstance(tool, str) else None,
             status_fields=message,
         )
@@ -557,7 +557,7 @@ class _MessageReader:
                 self._read_listed(message[key], (*path, key))
         self._read_copies(message, path)  # LangChain repeats the calls in `additional_kwargs`
         for dotted_name in RESULT_LISTS:  # such as "observation.results": a field inside a field
-            results = first_of(message, (dotted_name,))
+            results = find_value(message, (dotted_name,))
             if isinstance(results, list):
                 results_path = (*path, *dotted_name.split("."))
                 self._read_listed_results(results, results_path)
@@ -567,14 +567,14 @@ class _MessageReader:
         """Report the fields of a message that hold calls and are not read."""
         for key, item in message.items():
             is_read = key in CALL_LISTS or key in CONTENTS
-            if not is_read and may_hold_call(str(key)) and _holds_call(item):
+            if not is_read and may_hold_call(str(key)) and _has_call(item):
                 self._add_fault("unknown_field", f"field {key} holds a call")
 
     def _read_listed_results(self, results: Sequence[Any], path: Path) -> None:
         """Read a list of results, each an object. path: of the list."""
         for index, item in enumerate(results):
-            content = first_of(item, RESULT)
-            result = FoundResult(content=content, id=id_in(item, ANSWERED_IDS), status_fields=item)
+            content = find_value(item, RESULT)
+            result = FoundResult(content=content, id=find_id(item, ANSWERED_IDS), status_fields=item)
             self._add_result(result, (*path, index), item)
 
     def _read_copies(self, message: Mapping[str, Any], path: Path) -> None:
@@ -599,7 +599,7 @@ class _MessageReader:
 
     def _read_listed_call(self, item: Any, path: Path, shown: Any) -> None:
         """Read a call, or a call in JSON. shown: the value that a fault shows where it is no call."""
-        call = listed_call(parsed(item) if isinstance(item, str) else item)
+        call = parse_listed_call(parsed(item) if isinstance(item, str) else item)
         if call is None:
             self._add_unreadable(shown)
         else:
@@ -614,19 +614,19 @@ class _MessageReader:
 
     def _add_result(self, result: FoundResult, path: Path, fields: Any) -> None:
         """Add a result to the last part. fields: the object that holds it, which may name the caller."""
-        result_at = ResultAt(result, path, caller=_requestor(fields), message_id=id_in(fields, ("id",)))
+        result_at = ResultAt(result, path, caller=_find_requestor(fields), message_id=find_id(fields, ("id",)))
         self.parts[-1].results.append(result_at)
 
     def _add_words(self, text: str, path: Path | None) -> None:
         """Add words to the last part; words of the assistant behind a result begin another part."""
         last = self.parts[-1]
         if last.role == "assistant" and last.results and text.strip():
-            last = self._begin(last.role, path or last.path)
+            last = self._begin_part(last.role, path or last.path)
         last.words.append(Words(text, path))
 
     def _add_thought(self, thought: Any, path: Path) -> None:
         """Add a thought to the last part; behind a result it waits for the words that begin another part."""
-        text = thought_text(thought)
+        text = get_thought_text(thought)
         thoughts = self._thoughts_of_next if self.parts[-1].results else self.parts[-1].thoughts
         if text:
             thoughts.append(Thought(text, (path,)))
@@ -646,66 +646,66 @@ def _is_item_of_shape(message: Mapping[str, Any]) -> bool:
     return isinstance(kind, str) and kind in CALL_TYPES and "role" not in message
 
 
-def _lists_results(message: Mapping[str, Any]) -> bool:
+def _has_result_list(message: Mapping[str, Any]) -> bool:
     """Return whether a message has a field with a list of results."""
-    return any(isinstance(first_of(message, (name,)), list) for name in RESULT_LISTS)
+    return any(isinstance(find_value(message, (name,)), list) for name in RESULT_LISTS)
 
 
-def _content_key(message: Mapping[str, Any]) -> str | None:
+def _find_content_key(message: Mapping[str, Any]) -> str | None:
     """Return the first of the fields CONTENTS that a message has; None without one."""
     return next((key for key in CONTENTS if message.get(key) is not None), None)
 
 
-def _words_of(part: Mapping[str, Any], path: Path) -> Words | None:
+def _find_words(part: Mapping[str, Any], path: Path) -> Words | None:
     """Return the first of the fields WORDS of a content part; None where it is no text."""
     for key in WORDS:
-        text = first_of(part, (key,))
+        text = find_value(part, (key,))
         if text is not None:
             return Words(text, (*path, *key.split("."))) if isinstance(text, str) else None
     return None
 
 
-def _untyped_result(part: Mapping[str, Any]) -> FoundResult | None:
+def _parse_untyped_result(part: Mapping[str, Any]) -> FoundResult | None:
     """Return the result in a part without a type, by its fields for an id and a content; None without either."""
-    call_id = id_in(part, ANSWERED_IDS)
-    content = first_of(part, RESULT)
+    call_id = find_id(part, ANSWERED_IDS)
+    content = find_value(part, RESULT)
     if call_id is None or content is None:
         return None
     return FoundResult(content=content, id=call_id, status_fields=part)
 
 
-def _result_content(message: Mapping[str, Any]) -> Any:
+def _get_result_content(message: Mapping[str, Any]) -> Any:
     """Return the answer in a message of a tool, or the error in place of it."""
-    content = first_of(message, (*CONTENTS, *RESULT))
-    error = first_of(message, ("error.message",))
+    content = find_value(message, (*CONTENTS, *RESULT))
+    error = find_value(message, ("error.message",))
     if error is not None and not content:
         content = error
-    return [_openinference_part(part) for part in content] if isinstance(content, list) else content
+    return [_unwrap_openinference_part(part) for part in content] if isinstance(content, list) else content
 
 
-def _openinference_part(part: Any) -> Any:
+def _unwrap_openinference_part(part: Any) -> Any:
     """Return the content part inside the object that OpenInference puts around it; any other part unchanged."""
     return part.get("message_content", part) if isinstance(part, Mapping) else part
 
 
 def _is_result_part(part: Any) -> bool:
     """Return whether a content part is a result by its type or key."""
-    shaped = shape_of(part) if isinstance(part, Mapping) else None
+    shaped = find_shape(part) if isinstance(part, Mapping) else None
     return shaped is not None and bool(shaped.shape.result)
 
 
-def _holds_call(value: Any) -> bool:
+def _has_call(value: Any) -> bool:
     """Return whether a value is a call with arguments, or a list with one."""
     for item in value if isinstance(value, list) else [value]:
-        call = listed_call(item)
+        call = parse_listed_call(item)
         if call is not None and call.arguments is not None:
             return True
     return False
 
 
-def _requestor(result: Any) -> str | None:
+def _find_requestor(result: Any) -> str | None:
     """Return who made the call of a result, user or assistant, as files of tau2 name it; None in other files."""
-    requestor = first_of(result, ("requestor",))
+    requestor = find_value(result, ("requestor",))
     return requestor if requestor in ("user", "assistant") else None
 
 
@@ -715,7 +715,7 @@ def _is_list(content: Any) -> bool:
     return isinstance(opened, list)
 
 
-def _vercel_value(content: Any) -> Any:
+def _unwrap_vercel_value(content: Any) -> Any:
     """Return the value inside a result of Vercel that names its type, as `{"type": "json", "value": ...}`."""
     if isinstance(content, Mapping) and content.keys() == {"type", "value"}:
         return content["value"]

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 from toolformer_dag.conversations.forms import FILE_FORMS, FORMS
 from toolformer_dag.conversations.forms.form import Form
-from toolformer_dag.conversations.leftovers import unread_call
+from toolformer_dag.conversations.leftovers import find_unread_call
 from toolformer_dag.conversations.marked_messages import with_marked_calls
 from toolformer_dag.conversations.messages import RecordedMessage
 from toolformer_dag.conversations.pairing import paired
-from toolformer_dag.conversations.plain_values import first_of, is_too_deep
+from toolformer_dag.conversations.plain_values import find_value, is_too_deep
 from toolformer_dag.conversations.raw_messages import Fault, StoredMessage, raw_messages
 from toolformer_dag.files import UserError
 from toolformer_dag.texts.record_files import NumberedRecord
@@ -79,7 +79,7 @@ def read_conversations(records: Iterable[NumberedRecord]) -> Iterator[ReadConver
     """
     iterator = iter(records)
     first_records = list(islice(iterator, FIRST_RECORDS))
-    form = file_form([record.value for record in first_records])
+    form = find_file_form([record.value for record in first_records])
     if form is None:
         for record in chain(first_records, iterator):
             yield from read_record(record)
@@ -91,12 +91,12 @@ def _read_file(records: Sequence[NumberedRecord], form: Form) -> Iterator[ReadCo
     """Yield the conversations of a file that is read as a whole."""
     values = [record.value for record in records]
     if any(map(is_too_deep, values)):
-        yield _unread(records[0], "too_deep", TOO_DEEP)
+        yield _build_unread_conversation(records[0], "too_deep", TOO_DEEP)
         return
-    yield from _conversations_of(records[0].number, form, values, record_count=len(values))
+    yield from _iter_conversations(records[0].number, form, values, record_count=len(values))
 
 
-def file_form(values: Sequence[Any]) -> Form | None:
+def find_file_form(values: Sequence[Any]) -> Form | None:
     """Return the form of a file that is read as a whole, by its first records; None for a file that is not.
 
     1. None where a record is nested too deep, or is a conversation itself. A span of a trace does not count as one: it
@@ -107,14 +107,14 @@ def file_form(values: Sequence[Any]) -> Form | None:
     if any(map(is_too_deep, values)):
         return None
     for value in values:
-        if not _is_span(value) and record_form(value) is not None:
+        if not _is_span(value) and find_record_form(value) is not None:
             return None
     for value in values:
         for form in FILE_FORMS:
-            if form.recognises(value):
+            if form.is_form_of(value):
                 return form
     for form in FORMS:
-        if form.takes_lists and form.recognises(list(values)):
+        if form.takes_lists and form.is_form_of(list(values)):
             return form
     return None
 
@@ -131,13 +131,13 @@ def read_record(record: NumberedRecord) -> Iterator[ReadConversation]:
     unknown_part, unknown_field, marks_beside_fields, and the faults of `pairing.paired`.
     """
     if is_too_deep(record.value):
-        yield _unread(record, "too_deep", TOO_DEEP)
+        yield _build_unread_conversation(record, "too_deep", TOO_DEEP)
         return
-    form = record_form(record.value)
+    form = find_record_form(record.value)
     if form is None:
-        yield _unread(record, "unknown_form", f"no conversation; {described(record.value)}")
+        yield _build_unread_conversation(record, "unknown_form", f"no conversation; {described(record.value)}")
         return
-    first, *others = _conversations_of(record.number, form, record.value)
+    first, *others = _iter_conversations(record.number, form, record.value)
     # If the record holds a call and no conversation has one, the first reports it for the record as a whole.
     yield _with_unread_call(first, others, record.value)
     yield from others
@@ -150,24 +150,24 @@ def _with_unread_call(first: ReadConversation, others: Sequence[ReadConversation
     """
     if any(conversation.has_calls_or_faults for conversation in (first, *others)):
         return first
-    call_path = unread_call(record)
+    call_path = find_unread_call(record)
     if call_path is None:
         return first
     return replace(first, faults=(("unknown_field", f"no call was read, and {call_path} holds one"),))
 
 
-def record_form(value: Any) -> Form | None:
+def find_record_form(value: Any) -> Form | None:
     """Return the first form that recognises a record and finds a message in it; None where it is no conversation.
 
     Of several such forms, the first that finds a call is preferred: a record may hold a task next to its messages.
     """
     fitting_forms = []
     for form in FORMS:
-        if form.recognises(value) and any(map(_is_conversation, stored_conversations(form, value))):
+        if form.is_form_of(value) and any(map(_is_conversation, list_stored_conversations(form, value))):
             fitting_forms.append(form)
     if len(fitting_forms) > 1:
         for form in fitting_forms:
-            if any(map(_has_call, stored_conversations(form, value))):
+            if any(map(_has_call, list_stored_conversations(form, value))):
                 return form
     return fitting_forms[0] if fitting_forms else None
 
@@ -178,13 +178,13 @@ def _has_call(stored: Sequence[StoredMessage]) -> bool:
     return any(message.calls for message in messages)
 
 
-def stored_conversations(form: Form, value: Any) -> list[list[StoredMessage]]:
+def list_stored_conversations(form: Form, value: Any) -> list[list[StoredMessage]]:
     """Return the stored messages of each conversation of a record, or of the records of a file.
 
     The list is empty where a value of the record has another type than the form expects.
     """
     try:
-        return list(form.conversations_in(value))
+        return list(form.iter_conversations(value))
     except (AttributeError, LookupError, TypeError):
         return []
 
@@ -199,25 +199,27 @@ def _is_conversation(stored: Sequence[StoredMessage]) -> bool:
     return any(message.role != "None" for message in first_messages)
 
 
-def _conversations_of(number: int, form: Form, value: Any, *, record_count: int = 1) -> Iterator[ReadConversation]:
+def _iter_conversations(number: int, form: Form, value: Any, *, record_count: int = 1) -> Iterator[ReadConversation]:
     """Yield the conversations of a record, or of a file that is read as a whole; if there are none, one with a fault.
 
     - value: the record, or the list of the file's records
     - number: of the record, or of the file's first one
     - record_count: 1, or how many records the file has
     """
-    conversations = stored_conversations(form, value)
+    conversations = list_stored_conversations(form, value)
     if not conversations:
-        yield _unread(NumberedRecord(number, value), "unknown_form", _without_content(form, value, "conversation"))
+        yield _build_unread_conversation(
+            NumberedRecord(number, value), "unknown_form", _describe_missing(form, value, "conversation")
+        )
         return
     for part, stored in enumerate(conversations):
         messages = _read_messages(stored)
         if messages.is_empty:
-            messages.faults.append(("unknown_form", _without_content(form, value, "message")))
+            messages.faults.append(("unknown_form", _describe_missing(form, value, "message")))
         yield ReadConversation(
             number=number,
             part=part,
-            record_id=_id_of_part(form, value, part),
+            record_id=_find_id_of_part(form, value, part),
             form=form.name,
             messages=messages.messages,
             faults=tuple(messages.faults),
@@ -225,7 +227,7 @@ def _conversations_of(number: int, form: Form, value: Any, *, record_count: int 
         )
 
 
-def _without_content(form: Form, value: Any, missing: str) -> str:
+def _describe_missing(form: Form, value: Any, missing: str) -> str:
     """Return the detail of a fault about a record that has the signs of a form but no message, or no conversation."""
     return f"it begins as {form.name}, and holds no {missing}; {described(value)}"
 
@@ -252,15 +254,15 @@ def _read_messages(stored: Sequence[StoredMessage]) -> _Messages:
     return _Messages(paired(messages, faults), faults)
 
 
-def _id_of_part(form: Form, value: Any, part: int) -> str | None:
+def _find_id_of_part(form: Form, value: Any, part: int) -> str | None:
     """Return the id of a conversation, else that of its record or of the first record of its file."""
     first_record = value[0] if isinstance(value, list) and value else value
     if not form.conversations:
-        return id_of(first_record)
-    conversations = first_of(value, (form.conversations,))
+        return find_record_id(first_record)
+    conversations = find_value(value, (form.conversations,))
     has_part = isinstance(conversations, list) and part < len(conversations)
-    part_id = id_of(conversations[part]) if has_part else None
-    return part_id or id_of(first_record)
+    part_id = find_record_id(conversations[part]) if has_part else None
+    return part_id or find_record_id(first_record)
 
 
 def read_conversation(record: Any) -> tuple[tuple[RecordedMessage, ...], list[Fault]]:
@@ -273,19 +275,19 @@ def read_conversation(record: Any) -> tuple[tuple[RecordedMessage, ...], list[Fa
     return (), []
 
 
-def _unread(record: NumberedRecord, reason: str, detail: str) -> ReadConversation:
+def _build_unread_conversation(record: NumberedRecord, reason: str, detail: str) -> ReadConversation:
     """Return a conversation without messages and with a fault, for a record that was not read."""
     return ReadConversation(
         number=record.number,
         part=0,
-        record_id=id_of(record.value),
+        record_id=find_record_id(record.value),
         form=UNKNOWN,
         messages=(),
         faults=((reason, detail),),
     )
 
 
-def id_of(record: Any) -> str | None:
+def find_record_id(record: Any) -> str | None:
     """Return the first of the fields RECORD_IDS that holds text or a whole number, as text; None without one."""
     fields = record if isinstance(record, Mapping) else {}
     for key in RECORD_IDS:
@@ -302,11 +304,11 @@ def described(value: Any) -> str:
     """
     if not isinstance(value, Mapping):
         return f"it is a {type(value).__name__}"
-    fields = [_described_field(name, value[name]) for name in list(value)[:FIELDS_SHOWN]]
+    fields = [_describe_field(name, value[name]) for name in list(value)[:FIELDS_SHOWN]]
     return f"the fields are {', '.join(fields)}"
 
 
-def _described_field(name: object, value: Any) -> str:
+def _describe_field(name: object, value: Any) -> str:
     """Return the name of a field, with the fields of the first object where it holds a list: `log [role, content]`."""
     is_list_of_objects = isinstance(value, list) and bool(value) and isinstance(value[0], Mapping)
     if not is_list_of_objects:

@@ -58,15 +58,15 @@ def without(value: Any, paths: Collection[Path]) -> Any:
         return value
     if () in paths:
         return GONE
-    inner_paths = _by_first_step(paths)
+    inner_paths = _group_paths_by_first_step(paths)
     if isinstance(value, str):
-        return _text_without(value, inner_paths)
+        return _without_in_text(value, inner_paths)
     if isinstance(value, Mapping):
-        return _object_without(value, inner_paths)
-    return _list_without(value, inner_paths)
+        return _without_in_object(value, inner_paths)
+    return _without_in_list(value, inner_paths)
 
 
-def _object_without(fields: Mapping[Any, Any], inner_paths: Mapping[Step, list[Path]]) -> Any:
+def _without_in_object(fields: Mapping[Any, Any], inner_paths: Mapping[Step, list[Path]]) -> Any:
     """Return an object without what lies at the paths in each field; GONE where no field is left."""
     fields_left = {}
     for key, item in fields.items():
@@ -76,7 +76,7 @@ def _object_without(fields: Mapping[Any, Any], inner_paths: Mapping[Step, list[P
     return fields_left or GONE
 
 
-def _list_without(items: Sequence[Any], inner_paths: Mapping[Step, list[Path]]) -> Any:
+def _without_in_list(items: Sequence[Any], inner_paths: Mapping[Step, list[Path]]) -> Any:
     """Return a list without what lies at the paths in each item; GONE where no item is left."""
     items_left = []
     for index, item in enumerate(items):
@@ -86,7 +86,7 @@ def _list_without(items: Sequence[Any], inner_paths: Mapping[Step, list[Path]]) 
     return items_left or GONE
 
 
-def _text_without(text: str, inner_paths: Mapping[Step, list[Path]]) -> Any:
+def _without_in_text(text: str, inner_paths: Mapping[Step, list[Path]]) -> Any:
     """Return a text without some of its stretches, or without parts of the JSON that it holds."""
     if None in inner_paths:  # the text is JSON
         left = without(parsed(text), inner_paths[None])
@@ -112,9 +112,9 @@ def _without_stretches(text: str, inner_paths: Mapping[Step, list[Path]]) -> _Te
     """
     replacements = dict[Span, str]()
     has_emptied = False
-    for span in _spans(inner_paths):
+    for span in _list_spans(inner_paths):
         start, end = span
-        stretch_left = _stretch_without(text[start:end], inner_paths[span])
+        stretch_left = _without_in_stretch(text[start:end], inner_paths[span])
         replacements[span] = stretch_left
         is_removed_whole = () in inner_paths[span]
         if not stretch_left and not is_removed_whole:
@@ -134,7 +134,7 @@ def _with_stretches(text: str, replacements: Mapping[Span, str]) -> str:
     return "".join(pieces)
 
 
-def _stretch_without(stretch: str, paths: Collection[Path]) -> str:
+def _without_in_stretch(stretch: str, paths: Collection[Path]) -> str:
     """Return what is left of a stretch of text, such as a call with its marks, without what lies at these paths in it.
 
     It is "" where nothing is left, also where a stretch inside it lost all that it held: marks go with their only call.
@@ -145,9 +145,9 @@ def _stretch_without(stretch: str, paths: Collection[Path]) -> str:
     """
     if () in paths:
         return ""
-    inner_paths = _by_first_step(paths)
+    inner_paths = _group_paths_by_first_step(paths)
     if None in inner_paths:  # the stretch is JSON
-        json_left = _text_without(stretch, inner_paths)
+        json_left = _without_in_text(stretch, inner_paths)
         return "" if json_left is GONE else str(json_left)
     left = _without_stretches(stretch, inner_paths)
     if left.has_emptied or not left.text.strip():
@@ -155,12 +155,12 @@ def _stretch_without(stretch: str, paths: Collection[Path]) -> str:
     return left.text
 
 
-def _spans(steps: Iterable[Step]) -> list[Span]:
+def _list_spans(steps: Iterable[Step]) -> list[Span]:
     """Return the steps that are stretches of text, in the order of the text."""
     return sorted(step for step in steps if isinstance(step, tuple))
 
 
-def _by_first_step(paths: Collection[Path]) -> dict[Step, list[Path]]:
+def _group_paths_by_first_step(paths: Collection[Path]) -> dict[Step, list[Path]]:
     """Return the rest of each path by its first step: {"a": [(0,), (1,)]} for ("a", 0) and ("a", 1)."""
     inner_paths = defaultdict[Step, list[Path]](list)
     for path in paths:

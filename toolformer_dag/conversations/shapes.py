@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from toolformer_dag.conversations.plain_values import first_of
+from toolformer_dag.conversations.plain_values import find_value
 
 TOOL = (
     "function.name",
@@ -69,7 +69,7 @@ RESULT = (
 class Shape:
     """A kind of object that holds a call, a result, or both, and the fields in which they stand.
 
-    Fields are paths of `first_of`, in the order in which they are looked for.
+    Fields are paths of `find_value`, in the order in which they are looked for.
 
     - `types`: the types of such objects, which stand in one of TYPE_KEYS; empty where `under` tells them
     - `under`: the key whose value holds the fields; "" for the object itself
@@ -197,7 +197,7 @@ class FoundCall:
     has_result: bool = False
     status_fields: Any = None
 
-    def held_result(self) -> "FoundResult | None":
+    def get_held_result(self) -> "FoundResult | None":
         """Return the result that the object of the call holds too; None without one."""
         if not self.has_result:
             return None
@@ -228,20 +228,20 @@ class ShapedObject(NamedTuple):
 
     def call(self) -> FoundCall | None:
         """Return the call of the object; None where it is only a result, or names no tool."""
-        return found_call(self.shape, self.fields) if self.shape.tool else None
+        return parse_call_of_shape(self.shape, self.fields) if self.shape.tool else None
 
     @property
     def holds_json(self) -> bool:
         """Whether the object is a call whose fields stand as JSON in its field `value`."""
-        return bool(self.shape.tool) and isinstance(first_of(self.fields, ("value",)), str)
+        return bool(self.shape.tool) and isinstance(find_value(self.fields, ("value",)), str)
 
     def result(self) -> FoundResult | None:
         """Return the result of the object; None where it is a call."""
         is_only_result = bool(self.shape.result) and not self.shape.tool
-        return found_result(self.shape, self.fields) if is_only_result else None
+        return parse_result_of_shape(self.shape, self.fields) if is_only_result else None
 
 
-def shape_of(part: Mapping[str, Any]) -> ShapedObject | None:
+def find_shape(part: Mapping[str, Any]) -> ShapedObject | None:
     """Return which kind of call or result an object is, with the object that holds its fields; None for another object.
 
     - `{"toolUse": {"name": ...}}`: the shape of the key toolUse, and the object there. Keys count before a type
@@ -251,11 +251,11 @@ def shape_of(part: Mapping[str, Any]) -> ShapedObject | None:
         fields = part.get(key)
         if isinstance(fields, Mapping):
             return ShapedObject(shape, fields)
-    kind = first_of(part, TYPE_KEYS)
-    return _shape_of_type(kind, part) if isinstance(kind, str) else None
+    kind = find_value(part, TYPE_KEYS)
+    return _find_shape_of_type(kind, part) if isinstance(kind, str) else None
 
 
-def _shape_of_type(kind: str, part: Mapping[str, Any]) -> ShapedObject | None:
+def _find_shape_of_type(kind: str, part: Mapping[str, Any]) -> ShapedObject | None:
     """Return the shape of an object by its type; None for another type.
 
     Vercel's `{"type": "tool-search", "toolCallId": ...}` names the tool in its type; the name is added as a field.
@@ -268,37 +268,37 @@ def _shape_of_type(kind: str, part: Mapping[str, Any]) -> ShapedObject | None:
     return None
 
 
-def found_call(shape: Shape, fields: Mapping[str, Any]) -> FoundCall | None:
+def parse_call_of_shape(shape: Shape, fields: Mapping[str, Any]) -> FoundCall | None:
     """Return the call in the fields of an object, with its result if the object holds one; None where no tool is named.
 
     shape: names the fields for the tool, the arguments, the result and the id; of each, the first with a value counts.
     """
-    tool = first_of(fields, shape.tool)
+    tool = find_value(fields, shape.tool)
     if not isinstance(tool, str) or not tool:
         return None
-    result = first_of(fields, shape.result)  # None in an object that is only a call
+    result = find_value(fields, shape.result)  # None in an object that is only a call
     return FoundCall(
         tool=tool,
-        arguments=first_of(fields, shape.arguments),
-        id=id_in(fields, shape.ids),
+        arguments=find_value(fields, shape.arguments),
+        id=find_id(fields, shape.ids),
         result=result,
         has_result=result is not None,
         status_fields=fields if result is not None else None,
     )
 
 
-def found_result(shape: Shape, fields: Mapping[str, Any]) -> FoundResult:
+def parse_result_of_shape(shape: Shape, fields: Mapping[str, Any]) -> FoundResult:
     """Return the result in the fields of an object; its content is None where they hold none."""
-    tool = first_of(fields, ("name", "tool_name", "toolName"))
+    tool = find_value(fields, ("name", "tool_name", "toolName"))
     return FoundResult(
-        content=first_of(fields, shape.result),
-        id=id_in(fields, shape.ids),
+        content=find_value(fields, shape.result),
+        id=find_id(fields, shape.ids),
         tool=tool if isinstance(tool, str) else None,
         status_fields=fields,
     )
 
 
-def listed_call(item: Any) -> FoundCall | None:
+def parse_listed_call(item: Any) -> FoundCall | None:
     """Return the call that an item of a list of calls holds, whatever its fields; None where it names no tool.
 
     - `{"type": "function", "function": {"name": ..., "arguments": ...}}`
@@ -309,18 +309,18 @@ def listed_call(item: Any) -> FoundCall | None:
         return None
     inner_item = item.get("tool_call")
     fields = inner_item if isinstance(inner_item, Mapping) else item
-    shaped = shape_of(fields)
+    shaped = find_shape(fields)
     call = None if shaped is None else shaped.call()
     if call is not None:
         return call
     # An item of no known type: its tool and arguments may stand in any of the usual fields.
     shape = VERCEL_CALL if "toolCallId" in fields else ANY_CALL
-    return found_call(shape, fields)
+    return parse_call_of_shape(shape, fields)
 
 
-def id_in(fields: Any, keys: tuple[str, ...]) -> str | None:
+def find_id(fields: Any, keys: tuple[str, ...]) -> str | None:
     """Return the id at the first of some keys, also from a list with a single id; None without one."""
-    value = first_of(fields, keys)
+    value = find_value(fields, keys)
     if isinstance(value, list):
         value = value[0] if len(value) == 1 else None
     if isinstance(value, str) and value:

@@ -7,7 +7,7 @@ To read thoughts from another field or type of part, add its name to one of thes
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from toolformer_dag.conversations.mark_scanner import Marks, Span, mark_positions, without_spans
+from toolformer_dag.conversations.mark_scanner import Marks, Span, iter_mark_positions, without_spans
 from toolformer_dag.conversations.record_paths import Path
 
 THINKING_TYPES = (
@@ -82,7 +82,7 @@ def is_thought(part: Mapping[str, Any], kind: object) -> bool:
     return kind in THINKING_TYPES or any(part.get(key) for key in THINKING_KEYS)
 
 
-def thought_text(thought: Any) -> str:
+def get_thought_text(thought: Any) -> str:
     """Return the text of a thought: a text, a list of texts, or an object with one of THOUGHT_TEXTS; "" without any.
 
     Thoughts that a provider has encrypted have no text.
@@ -90,60 +90,60 @@ def thought_text(thought: Any) -> str:
     if isinstance(thought, str):
         return thought.strip()
     if isinstance(thought, list):
-        return joined_thoughts(map(thought_text, thought))
+        return join_thoughts(map(get_thought_text, thought))
     if isinstance(thought, Mapping):
-        texts = (thought_text(thought.get(key)) for key in THOUGHT_TEXTS)
+        texts = (get_thought_text(thought.get(key)) for key in THOUGHT_TEXTS)
         return next(filter(None, texts), "")
     return ""
 
 
-def thought_beside_content(message: Mapping[str, Any], path: Path) -> Thought | None:
+def find_thought_beside_content(message: Mapping[str, Any], path: Path) -> Thought | None:
     """Return the thought in fields of a message beside its content, such as `reasoning_content`; None without any.
 
     Several such fields repeat one thought: its text is that of the first, its paths lead to all. LangChain keeps these
     fields in an object, `additional_kwargs`. path: of the message.
     """
-    names = [name for name in THOUGHT_FIELDS if name in message and thought_text(message[name])]
+    names = [name for name in THOUGHT_FIELDS if name in message and get_thought_text(message[name])]
     if names:
-        text = thought_text(message[names[0]])
+        text = get_thought_text(message[names[0]])
         paths = tuple((*path, name) for name in names)
         return Thought(text, paths)
     langchain_fields = message.get(LANGCHAIN_FIELDS)
     if isinstance(langchain_fields, Mapping):
-        return thought_beside_content(langchain_fields, (*path, LANGCHAIN_FIELDS))
+        return find_thought_beside_content(langchain_fields, (*path, LANGCHAIN_FIELDS))
     return None
 
 
-def joined_thoughts(thoughts: Iterable[str]) -> str:
+def join_thoughts(thoughts: Iterable[str]) -> str:
     """Return several thoughts as one text, with an empty line between them."""
     return "\n\n".join(filter(None, thoughts))
 
 
-def words_and_thoughts(text: str) -> WordsAndThoughts:
+def split_words_and_thoughts(text: str) -> WordsAndThoughts:
     """Part a text of the assistant into its words and its thoughts; a text without thoughts stays unchanged."""
-    spans = thinking_spans(text)
+    spans = find_thinking_spans(text)
     if not spans:
         return WordsAndThoughts(text, (), ())
-    outer_spans = _outer(spans)
+    outer_spans = _merge_overlapping_spans(spans)
     thoughts = [_without_marks(text[start:end]) for start, end in outer_spans]
     return WordsAndThoughts(without_spans(text, spans).strip(), thoughts, outer_spans)
 
 
 def visible(text: str) -> str:
     """Return a text without its thoughts; unchanged where it has none."""
-    return words_and_thoughts(text).words
+    return split_words_and_thoughts(text).words
 
 
 def marked_thoughts(text: str, path: Path | None) -> list[Thought]:
     """Return the thoughts between marks in a text. path: of the text; None where thoughts can have no path."""
-    _, thoughts, spans = words_and_thoughts(text)
+    _, thoughts, spans = split_words_and_thoughts(text)
     marked = []
     for thought, span in zip(thoughts, spans, strict=True):
         marked.append(Thought(thought, () if path is None else ((*path, span),)))
     return marked
 
 
-def thinking_spans(text: str) -> list[Span]:
+def find_thinking_spans(text: str) -> list[Span]:
     """Return the stretches of thinking in a text, marks included.
 
     A closing mark without an opening one closes thinking that begins with the text, since some templates open it in
@@ -151,19 +151,19 @@ def thinking_spans(text: str) -> list[Span]:
     """
     spans = list[Span]()
     for marks in THINKING:
-        spans += _thinking_between(text, marks)
+        spans += _iter_thinking_between(text, marks)
     return sorted(spans)
 
 
-def _thinking_between(text: str, marks: Marks) -> Iterator[Span]:
+def _iter_thinking_between(text: str, marks: Marks) -> Iterator[Span]:
     """Yield the stretches of a text from an opening mark such as `<think>` to behind its closing mark.
 
     Where the prompt has opened the thinking already, the first stretch begins with the text and has no opening mark.
     """
-    prompted_end = _end_of_prompted_thinking(text, marks)  # 0 where the prompt opened none
+    prompted_end = _find_end_of_prompted_thinking(text, marks)  # 0 where the prompt opened none
     if prompted_end > 0:
         yield 0, prompted_end
-    for positions in mark_positions(text, marks, start=prompted_end):
+    for positions in iter_mark_positions(text, marks, start=prompted_end):
         if positions.closing is not None:
             yield positions.opening, positions.closing + len(marks.closing)
             continue
@@ -172,7 +172,7 @@ def _thinking_between(text: str, marks: Marks) -> Iterator[Span]:
             yield positions.opening, len(text)
 
 
-def _end_of_prompted_thinking(text: str, marks: Marks) -> int:
+def _find_end_of_prompted_thinking(text: str, marks: Marks) -> int:
     """Return where thinking ends that was opened in the prompt, and so is only closed in the text; 0 without any."""
     first_opening = text.find(marks.opening)
     first_closing = text.find(marks.closing)
@@ -182,7 +182,7 @@ def _end_of_prompted_thinking(text: str, marks: Marks) -> int:
     return first_closing + len(marks.closing)
 
 
-def _outer(spans: Sequence[Span]) -> list[Span]:
+def _merge_overlapping_spans(spans: Sequence[Span]) -> list[Span]:
     """Return the stretches with those that overlap joined. spans: in the order of the text."""
     outer_spans = list[Span]()
     for start, end in spans:

@@ -69,11 +69,11 @@ def _goes_on(ending: re.Match[str], text: str) -> bool:
     following_sign = _NEXT_SIGN.search(text, ending.end())
     if following_sign and following_sign[0].islower():
         return True
-    last_word = _word_before(text, ending.start())
+    last_word = _find_word_before(text, ending.start())
     return punctuation == "." and (_is_initial(last_word) or last_word.lower() in _ABBREVIATIONS)
 
 
-def _word_before(text: str, end: int) -> str:
+def _find_word_before(text: str, end: int) -> str:
     """Return the word that ends at a character of a text, or the end of a long word; "e.g" counts as a word."""
     start = max(0, end - _LONGEST_ABBREVIATION - 1)
     return re.split(r"[^\w.]", text[start:end])[-1]

@@ -39,7 +39,7 @@ class FinishedText:
         self.plain += new_text
         self.token_count += since_call.token_count
         # p of a call before each token, and before `last_text`; empty unless the rules trace it:
-        self.chances += since_call.start_chances(last_text)
+        self.chances += since_call.list_start_chances(last_text)
         records_log_p = since_call.rules.likeliest is not None
         if records_log_p:
             self.likelihoods += [since_call.likelihood(index) for index in range(since_call.token_count)]

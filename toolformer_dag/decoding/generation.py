@@ -26,7 +26,7 @@ REMEDIES = {
 }
 
 
-def why_nothing(reason: str) -> str:
+def explain_nothing_written(reason: str) -> str:
     """Return a sentence for users that says why nothing was written (`reason` of a Generation) and what to do."""
     return f"nothing was written, {reason}: {REMEDIES[reason]}"
 
@@ -47,7 +47,7 @@ class DecodedCall:
     reason: str | None
 
 
-def call_text(call: DecodedCall) -> str:
+def format_decoded_call(call: DecodedCall) -> str:
     """Return a call with its result as in the text, e(c, r) of the paper; "" without a result: the text leaves it out.
 
     ` [Calculator(2+3) -> 5]` is an example.

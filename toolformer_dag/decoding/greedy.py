@@ -58,22 +58,22 @@ def generate(
     """
     if backend is None:
         backend = backend_of(rules.language_model)
-    texts = _texts(rules, prompts, contexts or [""] * len(prompts))
+    texts = _build_texts(rules, prompts, contexts or [""] * len(prompts))
     while not all(text.has_ended for text in texts):
-        for batch in _batches(backend, _texts_in_state(texts, TextState.READY)):
+        for batch in _split_into_batches(backend, _select_texts_in_state(texts, TextState.READY)):
             _write_until_calls(backend, batch)
-        _answer_calls(_texts_in_state(texts, TextState.WAITING), rules)
+        _answer_calls(_select_texts_in_state(texts, TextState.WAITING), rules)
     return [text.generation() for text in texts]
 
 
-def _texts_in_state(texts: Sequence[WrittenText], state: TextState) -> list[WrittenText]:
+def _select_texts_in_state(texts: Sequence[WrittenText], state: TextState) -> list[WrittenText]:
     """Return the texts that are in a state, in order."""
     return [text for text in texts if text.state is state]
 
 
 def _write_until_calls(backend: Backend, texts: list[WrittenText]) -> None:
     """Write a batch of texts until each has ended, waits for a tool, or has to be prefilled again (steps 1 to 3)."""
-    rows = backend.greedy([text.tokens_to_prefill() for text in texts])
+    rows = backend.greedy([text.get_tokens_to_prefill() for text in texts])
     for text in texts:
         text.start_writing()
     while texts:
@@ -87,7 +87,7 @@ def _answer_calls(texts: Sequence[WrittenText], rules: DecodingRules) -> None:
         text.go_on(text.accepted(call))
 
 
-def _texts(rules: DecodingRules, prompts: Sequence[str], contexts: Sequence[str]) -> list[WrittenText]:
+def _build_texts(rules: DecodingRules, prompts: Sequence[str], contexts: Sequence[str]) -> list[WrittenText]:
     """Return a `WrittenText` for each prompt, with nothing written yet after its tokens (and BOS, if the model has it).
 
     contexts: for each prompt, what its tools get in addition to their input, such as the date.
@@ -100,21 +100,21 @@ def _texts(rules: DecodingRules, prompts: Sequence[str], contexts: Sequence[str]
     return texts
 
 
-def _batches(backend: Backend, texts: Sequence[WrittenText]) -> list[list[WrittenText]]:
+def _split_into_batches(backend: Backend, texts: Sequence[WrittenText]) -> list[list[WrittenText]]:
     """Split texts into batches for the model, with texts of similar length together; this changes no result.
 
     The number of a batch's texts times its largest counted length is at most BATCH_TOKENS, or it is a single text. A
     text counts at least BATCH_TOKENS / `backend.greedy_rows` tokens, so that a batch has at most `greedy_rows` texts.
     """
-    by_length = sorted(texts, key=lambda text: len(text.tokens_to_prefill()))
-    counted_lengths = [_counted_length(text, backend) for text in by_length]
+    by_length = sorted(texts, key=lambda text: len(text.get_tokens_to_prefill()))
+    counted_lengths = [_count_batch_tokens(text, backend) for text in by_length]
     batches_of_texts = []
     for indices in batches(range(len(by_length)), counted_lengths, BATCH_TOKENS):
         batches_of_texts.append([by_length[index] for index in indices])
     return batches_of_texts
 
 
-def _counted_length(text: WrittenText, backend: Backend) -> int:
+def _count_batch_tokens(text: WrittenText, backend: Backend) -> int:
     """Return how many of the BATCH_TOKENS tokens of a batch a text takes: the tokens that it may grow to.
 
     It takes so many at least that no batch gets more than `greedy_rows` texts.

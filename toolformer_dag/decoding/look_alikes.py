@@ -25,17 +25,17 @@ def look_alike_start(text: str, names: Collection[str]) -> int | None:
         look_alike_start("Then [<QA(", ["QA"])  # 5
         look_alike_start("Then QA(", ["QA"])  # None
     """
-    name_pattern = _name_pattern(frozenset(names))
+    name_pattern = _build_name_pattern(frozenset(names))
     name = name_pattern.search(text)
     while name is not None:
-        bracket_length = _brackets_before(text, name.start())
+        bracket_length = _measure_brackets_before(text, name.start())
         if bracket_length:
             return name.start() - bracket_length
         name = name_pattern.search(text, name.start() + 1)
     return None
 
 
-def begun_start(text: str) -> int:
+def find_begun_look_alike(text: str) -> int:
     """Return the index from which the end of a text may become a look-alike of a call; the text's length if none may.
 
     A look-alike is a tool's name between brackets, such as "<QA(":
@@ -55,7 +55,7 @@ def begun_start(text: str) -> int:
 
 
 @cache
-def _name_pattern(names: frozenset[str]) -> re.Pattern[str]:
+def _build_name_pattern(names: frozenset[str]) -> re.Pattern[str]:
     """Return a pattern that matches one of `names` followed by `(`; without names it matches nothing."""
     if not names:
         return re.compile(r"(?!)")
@@ -63,7 +63,7 @@ def _name_pattern(names: frozenset[str]) -> re.Pattern[str]:
     return re.compile(rf"(?:{any_name})\(")
 
 
-def _brackets_before(text: str, end: int) -> int:
+def _measure_brackets_before(text: str, end: int) -> int:
     """Return the length of the opening brackets and white space that end at `end`, from the first bracket on.
 
     3 for "Then [ (" and its end: "[ (" without the space before it. 0 if there is no bracket.

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from toolformer_dag.decoding.generation import DecodedCall, TokenLikelihood, WrittenPiece
-from toolformer_dag.decoding.look_alikes import begun_start
+from toolformer_dag.decoding.look_alikes import find_begun_look_alike
 from toolformer_dag.decoding.rules import DecodingRules
 from toolformer_dag.decoding.text_since_call import TextSinceCall
 from toolformer_dag.decoding.written_call import INCOMPLETE, WrittenCall
@@ -51,23 +51,23 @@ class PieceFeed:
         """
         if self._rules.watch is None:
             return
-        new_characters = self._new_characters(text, whole=whole)
+        new_characters = self._take_new_characters(text, whole=whole)
         if new_characters:
-            likelihoods = self._new_likelihoods(text, earlier_tokens)
+            likelihoods = self._take_new_likelihoods(text, earlier_tokens)
             self._rules.watch(WrittenPiece(self._prompt, new_characters, in_call=False, likelihoods=likelihoods))
 
-    def _new_characters(self, text: TextSinceCall, *, whole: bool) -> str:
+    def _take_new_characters(self, text: TextSinceCall, *, whole: bool) -> str:
         """Return the characters of the text since the call that are not sent yet, and count them as sent.
 
         whole: whether the text is over; else only the characters that no later token can change.
         """
-        final_text = text.text() if whole else shown_text(text.text(), self._rules.stop)
+        final_text = text.text() if whole else drop_uncertain_end(text.text(), self._rules.stop)
         new_characters = final_text[self._text_characters_sent :]
         self._text_characters_sent += len(new_characters)  # counted from the last call on
         self._plain_characters_sent += len(new_characters)  # counted from the prompt on, without calls
         return new_characters
 
-    def _new_likelihoods(
+    def _take_new_likelihoods(
         self, text: TextSinceCall, earlier_tokens: Sequence[TokenLikelihood]
     ) -> tuple[TokenLikelihood, ...]:
         """Return the tokens, with log p, that begin in the characters sent so far, and count them as sent.
@@ -82,7 +82,7 @@ class PieceFeed:
         token_count = len(earlier_tokens) + text.token_count
         # A token is sent once its first character is, even if its last ones are still held back.
         while self._tokens_sent < token_count and self._next_token_start < self._plain_characters_sent:
-            token = _likelihood(text, earlier_tokens, self._tokens_sent)
+            token = _get_likelihood(text, earlier_tokens, self._tokens_sent)
             new_tokens.append(token)
             self._tokens_sent += 1
             self._next_token_start += len(token.text)
@@ -96,7 +96,7 @@ class PieceFeed:
         if self._rules.watch is None or self._may_be_removed(call):
             return
         body = call.closed_body() if is_over else call.body()  # a closed body without `->` is cut where `)` was likely
-        final_text = shown_call(body, self._rules.vocabulary.encoding.markers.arrow)
+        final_text = format_begun_call(body, self._rules.vocabulary.encoding.markers.arrow)
         new_characters = final_text[self._call_characters_sent :]  # none if it was cut before what was sent
         if new_characters:
             self._call_characters_sent = len(final_text)  # 0 again when the next call begins
@@ -112,26 +112,30 @@ class PieceFeed:
             self._rules.watch(WrittenPiece(self._prompt, "", in_call=True, call=call))
 
 
-def _likelihood(text: TextSinceCall, earlier_tokens: Sequence[TokenLikelihood], token_index: int) -> TokenLikelihood:
+def _get_likelihood(
+    text: TextSinceCall, earlier_tokens: Sequence[TokenLikelihood], token_index: int
+) -> TokenLikelihood:
     """Return the token at an index of all plain text, which is `earlier_tokens` and then the tokens of `text`."""
     if token_index < len(earlier_tokens):
         return earlier_tokens[token_index]
     return text.likelihood(token_index - len(earlier_tokens))
 
 
-def shown_text(text: str, stop: Sequence[str]) -> str:
+def drop_uncertain_end(text: str, stop: Sequence[str]) -> str:
     """Return the beginning of an unfinished text that no later token can change.
 
-    `shown_text("It is\\nQu", stop=["\\nQuestion"])` is "It is": "\\nQu" may become the stop word. So may an end
+    `drop_uncertain_end("It is\\nQu", stop=["\\nQuestion"])` is "It is": "\\nQu" may become the stop word. So may an end
     become ` [`, a look-alike of a call such as `<QA(`, or another character.
     """
-    begun_length = max((_begun_length(text, word) for word in stop), default=0)
+    begun_length = max((_measure_begun_word(text, word) for word in stop), default=0)
     before_stop_word = text[: len(text) - begun_length]
-    before_brackets = before_stop_word[: begun_start(before_stop_word)]  # they may begin a call or a look-alike
+    before_brackets = before_stop_word[
+        : find_begun_look_alike(before_stop_word)
+    ]  # they may begin a call or a look-alike
     return before_brackets.rstrip(f" {INCOMPLETE}")  # spaces may belong to ` [`; INCOMPLETE is half a character
 
 
-def _begun_length(text: str, word: str) -> int:
+def _measure_begun_word(text: str, word: str) -> int:
     """Return with how many characters at its end `text` may begin the stop word `word`; 0 for none.
 
     3 for "It is\\nQu" and "\\nQuestion": the text ends with "\\nQu". A whole stop word is not looked for: it has ended
@@ -147,10 +151,10 @@ def _begun_length(text: str, word: str) -> int:
         start += 1
 
 
-def shown_call(body: str, arrow: str) -> str:
+def format_begun_call(body: str, arrow: str) -> str:
     """Return ` [` and the beginning of an unfinished call that no later token can change, without its `->`.
 
-    `shown_call("Calculator(2+3) -", "->")` is " [Calculator(2+3)", because " -" may become " ->".
+    `format_begun_call("Calculator(2+3) -", "->")` is " [Calculator(2+3)", because " -" may become " ->".
 
     - body: the text written after ` [`.
     - arrow: the model's marker for `->`; `body` may end with the beginning of it.

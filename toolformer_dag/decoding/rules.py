@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from toolformer_dag.computing.plan import Lane, start_thresholds
+from toolformer_dag.computing.plan import Lane, map_tool_to_start_threshold
 from toolformer_dag.decoding.generation import WrittenPiece
 from toolformer_dag.decoding.vocabulary import Vocabulary, vocabulary_of
 from toolformer_dag.model.loading import LanguageModel
@@ -12,7 +12,7 @@ from toolformer_dag.settings.sections import Settings
 from toolformer_dag.settings.tool_settings import ToolLimits
 from toolformer_dag.texts.arguments import Schema
 from toolformer_dag.tools.routing import Offer, offer
-from toolformer_dag.tools.tool import Tool, schemas_of
+from toolformer_dag.tools.tool import Tool, collect_schemas
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class DecodingRules:
     @cached_property
     def schemas(self) -> Mapping[str, Schema]:
         """The schemas of the tools with named arguments."""
-        return schemas_of(self.tools)
+        return collect_schemas(self.tools)
 
 
 def rules_for(language_model: LanguageModel, lanes: Sequence[Lane], settings: Settings) -> DecodingRules:
@@ -86,7 +86,7 @@ def rules_for(language_model: LanguageModel, lanes: Sequence[Lane], settings: Se
         k=decoding.k,
         calls=decoding.calls,
         depth=decoding.depth,
-        min_probability=start_thresholds(lanes),
+        min_probability=map_tool_to_start_threshold(lanes),
         limits={lane.tool.name: lane.limits for lane in lanes},
         offer=offer(tools, decoding.tools),
     )

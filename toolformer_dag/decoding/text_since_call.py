@@ -95,7 +95,7 @@ class TextSinceCall:
         vocabulary = self.rules.vocabulary
         return vocabulary.text(self.tokens[:token_index], vocabulary.start).endswith(INCOMPLETE)
 
-    def _tokens_until(self, token_index: int) -> list[int]:
+    def _list_tokens_until(self, token_index: int) -> list[int]:
         """Return all tokens of the text before an index, including the prompt."""
         return self.tokens_before + self.tokens[:token_index]
 
@@ -170,7 +170,7 @@ class TextSinceCall:
         if self.rules.offer is None:
             return self.permitted_tools
         if token_index not in self._offered_tools:
-            text_before = self.rules.vocabulary.text(self._tokens_until(token_index))
+            text_before = self.rules.vocabulary.text(self._list_tokens_until(token_index))
             self._offered_tools[token_index] = self.rules.offer(text_before, self.permitted_tools)
         return self._offered_tools[token_index]
 
@@ -285,10 +285,10 @@ class TextSinceCall:
     def likelihood(self, token_index: int) -> TokenLikelihood:
         """Return the token at an index and the likeliest tokens there, as texts with log p. Results are cached."""
         while len(self._likelihoods) <= token_index:
-            self._likelihoods.append(self._decoded_likelihood(len(self._likelihoods)))
+            self._likelihoods.append(self._decode_likelihood(len(self._likelihoods)))
         return self._likelihoods[token_index]
 
-    def _decoded_likelihood(self, token_index: int) -> TokenLikelihood:
+    def _decode_likelihood(self, token_index: int) -> TokenLikelihood:
         """Return text and log p of the token at an index, and of the `rules.likeliest` likeliest tokens there.
 
         The written token has log p UNLISTED if it was not among the recorded likeliest ones.
@@ -296,34 +296,34 @@ class TextSinceCall:
         token = self.tokens[token_index]
         recorded = self.scores.likeliest.get(token_index, {})  # token -> log p, likeliest first; empty if forced
         likeliest = dict(islice(recorded.items(), self.rules.likeliest))
-        token_text, *likeliest_texts = self._texts_at(token_index, [token, *likeliest])  # a text for each token
+        token_text, *likeliest_texts = self._decode_texts_at(token_index, [token, *likeliest])  # a text for each token
         return TokenLikelihood(
             text=token_text,
             log_probability=recorded.get(token, UNLISTED),
             likeliest=tuple(zip(likeliest_texts, likeliest.values(), strict=True)),
         )
 
-    def _texts_at(self, token_index: int, tokens: Sequence[int]) -> list[str]:
+    def _decode_texts_at(self, token_index: int, tokens: Sequence[int]) -> list[str]:
         """Return the text that each of `tokens` alone has, or would have, at an index."""
-        return self.rules.vocabulary.additions(tokens, self._tokens_until(token_index))
+        return self.rules.vocabulary.decode_additions(tokens, self._list_tokens_until(token_index))
 
-    def start_chances(self, last_text: str | None) -> list[StartChance]:
+    def list_start_chances(self, last_text: str | None) -> list[StartChance]:
         """Return how likely a tool call was before each token where that was recorded, with the token's text.
 
         `last_text`: what follows the last token: ` [` before a call, "" at the end, None if nothing is written yet.
         """
         chances = []
         for token_index, start_score in self.scores.starts.items():  # p of ` [` and its rank
-            token_text = self._text_after(token_index, last_text)  # None if the token was removed again
+            token_text = self._decode_text_after(token_index, last_text)  # None if the token was removed again
             if token_text is not None:
                 chances.append(StartChance(token_text, start_score.probability, start_score.rank))
         return chances
 
-    def _text_after(self, token_count: int, last_text: str | None) -> str | None:
+    def _decode_text_after(self, token_count: int, last_text: str | None) -> str | None:
         """Return the text of the token that follows so many tokens; `last_text` after all of them.
 
         None beyond the last token: there, scores belong to tokens that were removed again.
         """
         if token_count < self.token_count:
-            return self.rules.vocabulary.text([self.tokens[token_count]], self._tokens_until(token_count))
+            return self.rules.vocabulary.text([self.tokens[token_count]], self._list_tokens_until(token_count))
         return last_text if token_count == self.token_count else None

@@ -22,7 +22,7 @@ def write_tokens(batch: GreedyRows, texts: Sequence[WrittenText]) -> list[Writte
     last characters and has to be prefilled again.
     """
     # Read the model's scores of the next tokens, before any is forbidden:
-    starts = _call_starts(batch, texts)  # how likely ` [` is in each text, which begins a tool call
+    starts = _rank_call_starts(batch, texts)  # how likely ` [` is in each text, which begins a tool call
     _keep_scores(batch, texts, starts)  # records scores in the texts; a tool may need a least p of ` [`
     _stop_before_sentences(batch, texts)  # ends texts that may have one sentence only
     _begin_calls(texts, starts)  # makes ` [` the next tokens of a text
@@ -39,7 +39,7 @@ def _append_next_tokens(batch: GreedyRows, texts: Sequence[WrittenText]) -> list
     The token of a text that no longer writes is meaningless, and is not appended.
     """
     tokens = []
-    for text, likeliest in zip(texts, _likeliest_tokens(batch, texts), strict=True):
+    for text, likeliest in zip(texts, _choose_likeliest_tokens(batch, texts), strict=True):
         token = text.next_token(likeliest=likeliest)
         tokens.append(token)
         if text.is_writing:
@@ -61,7 +61,7 @@ def _run_remaining(batch: GreedyRows, texts: Sequence[WrittenText], tokens: Sequ
         batch.keep(remaining_rows)
     remaining_texts = [texts[row] for row in remaining_rows]
     last_tokens = [tokens[row] for row in remaining_rows]
-    grammars = _grammars_of_new_calls(remaining_texts)  # of the calls that begin with these tokens, by row
+    grammars = _collect_new_grammars(remaining_texts)  # of the calls that begin with these tokens, by row
     batch.step(last_tokens, grammars)
     return remaining_texts
 
@@ -97,7 +97,7 @@ class _CallStart:
         return StartScore(probability=exp(self.batch.log_probability(self.row, self.tokens)), rank=self.rank())
 
 
-def _call_starts(batch: GreedyRows, texts: Sequence[WrittenText]) -> list[_CallStart]:
+def _rank_call_starts(batch: GreedyRows, texts: Sequence[WrittenText]) -> list[_CallStart]:
     """Return for each text, as a row of `batch`, the tokens of ` [` and the rank of the first one."""
     start_tokens = texts[0].rules.vocabulary.start  # all texts of a batch have the same vocabulary
     first_ranks = batch.ranks(start_tokens[0])
@@ -161,7 +161,7 @@ class _OpenCall:
             self.call.measure_closing(batch.log_probability(self.row, [token]), closing)
 
 
-def _open_calls(texts: Sequence[WrittenText]) -> list[_OpenCall]:
+def _list_open_calls(texts: Sequence[WrittenText]) -> list[_OpenCall]:
     """Return the tool calls that the texts of a batch are writing and whose tool is already named."""
     open_calls = []
     for row, text in enumerate(texts):
@@ -176,7 +176,7 @@ def _measure_closings(batch: GreedyRows, texts: Sequence[WrittenText]) -> None:
     An end is a token that closes the input, such as `)`. It counts if it is among the k likeliest next tokens and the
     call's grammar allows it here (`_OpenCall.measure_closing`).
     """
-    open_calls = _open_calls(texts)
+    open_calls = _list_open_calls(texts)
     if not open_calls:
         return
     vocabulary = texts[0].rules.vocabulary  # all texts of a batch have the same one
@@ -197,7 +197,7 @@ def _forbid_outside_grammar(batch: GreedyRows, texts: Sequence[WrittenText]) -> 
                 text.end_call()
 
 
-def _likeliest_tokens(batch: GreedyRows, texts: Sequence[WrittenText]) -> list[int]:
+def _choose_likeliest_tokens(batch: GreedyRows, texts: Sequence[WrittenText]) -> list[int]:
     """Return for each text the likeliest next token that no rule forbids; likelier ones are masked in `batch`.
 
     A text whose likeliest token would complete something that only looks like a tool call, such as `<QA(`, stops
@@ -215,7 +215,7 @@ def _likeliest_tokens(batch: GreedyRows, texts: Sequence[WrittenText]) -> list[i
         batch.forbid(forbidden)
 
 
-def _grammars_of_new_calls(texts: Sequence[WrittenText]) -> dict[int, CallForm]:
+def _collect_new_grammars(texts: Sequence[WrittenText]) -> dict[int, CallForm]:
     """Return the grammar (form) of each call that begins now, by the index of its text in `texts`."""
     grammars = {}
     for row, text in enumerate(texts):

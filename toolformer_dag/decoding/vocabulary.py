@@ -12,7 +12,7 @@ from llguidance import LLMatcher
 from toolformer_dag.model.backend import CallForm
 from toolformer_dag.model.loading import LanguageModel
 from toolformer_dag.texts.arguments import Schema
-from toolformer_dag.texts.calls import call_grammar
+from toolformer_dag.texts.calls import build_call_grammar
 
 
 class Vocabulary:
@@ -32,22 +32,22 @@ class Vocabulary:
         self._tokenizer = language_model.tokenizer
         self.encoding = language_model.encoding
         self.start = self.encoding.start  # the tokens of ` [`, which begins a call
-        self.ends = _ends(language_model)  # the tokens that end a text
-        self.call_signs = self._call_signs()  # texts that occur in calls alone, such as ("->",)
-        self._hidden = self._special_tokens_without_text()  # to leave out of texts; None for all special tokens
+        self.ends = _list_end_tokens(language_model)  # the tokens that end a text
+        self.call_signs = self._list_call_signs()  # texts that occur in calls alone, such as ("->",)
+        self._hidden = self._list_hidden_tokens()  # to leave out of texts; None for all special tokens
         # llguidance's table of all tokens, without `slices`, an optional speed-up.
         self._table = llguidance.hf.from_tokenizer(self._tokenizer, n_vocab=len(self._tokenizer), slices=[])
-        # A compiled matcher at the beginning of each grammar of calls so far; `_new_matcher` copies them.
+        # A compiled matcher at the beginning of each grammar of calls so far; `_build_matcher` copies them.
         self._matchers: dict[str, LLMatcher] = {}
 
-    def _call_signs(self) -> tuple[str, ...]:
+    def _list_call_signs(self) -> tuple[str, ...]:
         """Return the texts that occur in calls alone: ("->",), and the marker of `]` if it is more than brackets."""
         arrow = self.encoding.markers.arrow.strip()
         end = self.encoding.markers.end
         has_only_brackets = all(character in "])}>" for character in end)
         return (arrow,) if has_only_brackets else (arrow, end)
 
-    def _special_tokens_without_text(self) -> set[int] | None:
+    def _list_hidden_tokens(self) -> set[int] | None:
         """Return the special tokens to leave out of texts; None for all of them, which the tokenizer can leave out."""
         markers: set[int] = set()
         for ids in self.encoding.added.values():
@@ -62,7 +62,7 @@ class Vocabulary:
         """
         return self._decode([*context, *ids])[len(self._decode(context)) :]
 
-    def additions(self, tokens: Sequence[int], context: Sequence[int]) -> list[str]:
+    def decode_additions(self, tokens: Sequence[int], context: Sequence[int]) -> list[str]:
         """Return, for each of `tokens`, the text that it alone would add after the tokens `context`."""
         context_length = len(self._decode(context))
         return [self._decode([*context, token])[context_length:] for token in tokens]
@@ -77,15 +77,15 @@ class Vocabulary:
         markers = self.encoding.markers
         # If the arrow was added to the tokenizer as a token, the grammar needs its id: text may not be encoded to it.
         arrow_token = self._tokenizer.get_added_vocab().get(markers.arrow.strip())  # else None
-        grammar = call_grammar(names, schemas, markers, arrow_token)
+        grammar = build_call_grammar(names, schemas, markers, arrow_token)
         return CallForm(
             grammar=grammar,
-            matcher=self._new_matcher(grammar),  # the state of the grammar: nothing is written yet
+            matcher=self._build_matcher(grammar),  # the state of the grammar: nothing is written yet
             most=max_tokens,
             end=self._table.eos_token,  # what llguidance allows after a complete call
         )
 
-    def _new_matcher(self, grammar: str) -> LLMatcher:
+    def _build_matcher(self, grammar: str) -> LLMatcher:
         """Return a matcher at the beginning of a grammar, which is compiled once."""
         if grammar not in self._matchers:
             self._matchers[grammar] = LLMatcher(self._table, grammar)
@@ -109,7 +109,7 @@ class Vocabulary:
 
         After ` [`, because some tokenizers drop the leading space of a token that stands alone.
         """
-        return self.additions(range(len(self._tokenizer)), self.start)
+        return self.decode_additions(range(len(self._tokenizer)), self.start)
 
     def _decode(self, ids: Sequence[int]) -> str:
         """Return the text of tokens from the beginning of a text, without the hidden special tokens."""
@@ -132,7 +132,7 @@ def vocabulary_of(language_model: LanguageModel) -> Vocabulary:
     return _VOCABULARIES[language_model]
 
 
-def _ends(language_model: LanguageModel) -> frozenset[int]:
+def _list_end_tokens(language_model: LanguageModel) -> frozenset[int]:
     """Return all end-of-sequence tokens that the model's configuration, its text part and the tokenizer name.
 
     Each may name none, one or a list.

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from toolformer_dag.decoding.generation import NO_END, DecodedCall
 from toolformer_dag.decoding.vocabulary import Vocabulary
 from toolformer_dag.model.backend import CallForm
-from toolformer_dag.texts.calls import RESULT_ARROW, MalformedCall, in_paper_form, parse_call
+from toolformer_dag.texts.calls import RESULT_ARROW, MalformedCall, parse_call, to_paper_form
 from toolformer_dag.texts.input_ends import find_behind_input
 
 INCOMPLETE = "\ufffd"
@@ -52,7 +52,7 @@ class WrittenCall:
     def body(self) -> str:
         """Return the text written after ` [`, with the markers of the paper in place of the model's own."""
         text = self.vocabulary.text(self.tokens, self.vocabulary.start)
-        return in_paper_form(text, self.vocabulary.encoding.markers)
+        return to_paper_form(text, self.vocabulary.encoding.markers)
 
     def closed_body(self) -> str:
         """Return the body of a finished call; without a `->` it is cut at the likeliest end of its input, if any."""
@@ -84,7 +84,7 @@ def _has_arrow(body: str) -> bool:
     return find_behind_input(RESULT_ARROW, body) >= 0
 
 
-def read_call(body: str) -> DecodedCall:
+def parse_written_call(body: str) -> DecodedCall:
     """Parse the text of a written tool call; return it without a result, or with the reason why it cannot be run.
 
     `body`: the text after ` [`, of the form `Name(input) ->` unless the limit of tokens has cut it:
@@ -95,7 +95,7 @@ def read_call(body: str) -> DecodedCall:
     """
     arrow_start = find_behind_input(RESULT_ARROW, body)  # -1 without an arrow after the input
     if arrow_start < 0:
-        return _unfinished_call(body)
+        return _parse_unfinished_call(body)
     try:
         call = parse_call(body[:arrow_start].rstrip())
     except MalformedCall as error:  # no call after all: what was written is kept, with the reason
@@ -104,7 +104,7 @@ def read_call(body: str) -> DecodedCall:
     return DecodedCall(call.tool, call.input, result=None, reason=None)
 
 
-def _unfinished_call(body: str) -> DecodedCall:
+def _parse_unfinished_call(body: str) -> DecodedCall:
     """Return a call without an end, with the reason NO_END; its tool is "" if not even the name is complete."""
     tool, bracket, input = body.partition("(")
     if not bracket:

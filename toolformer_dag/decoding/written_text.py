@@ -12,14 +12,14 @@ from toolformer_dag.decoding.generation import (
     REPEATED,
     DecodedCall,
     Generation,
-    call_text,
+    format_decoded_call,
 )
 from toolformer_dag.decoding.piece_feed import PieceFeed
 from toolformer_dag.decoding.rules import DecodingRules
 from toolformer_dag.decoding.text_memory import TextMemory
 from toolformer_dag.decoding.text_since_call import FirstTokenRules, TextSinceCall
 from toolformer_dag.decoding.token_scores import StartScore
-from toolformer_dag.decoding.written_call import WrittenCall, read_call
+from toolformer_dag.decoding.written_call import WrittenCall, parse_written_call
 from toolformer_dag.texts.calls import API_START
 from toolformer_dag.tools.tool import ToolCall
 
@@ -79,7 +79,7 @@ class WrittenText:
         self._feed = PieceFeed(rules, prompt)  # passes new text to `rules.watch`
         self._forced: list[int] = []  # the next tokens, chosen by a rule and not by the model
         # The tokens since the prompt; each call, and each removal of text, replaces it by a new one (`_begin_text`).
-        self.since_call = self._new_text(list(prompt_tokens), rules.max_new_tokens, FirstTokenRules())
+        self.since_call = self._build_text(list(prompt_tokens), rules.max_new_tokens, FirstTokenRules())
         self._end_if_nothing_fits()
 
     def _end_if_nothing_fits(self) -> None:
@@ -149,7 +149,7 @@ class WrittenText:
 
     # 1. Prefill
 
-    def tokens_to_prefill(self) -> list[int]:
+    def get_tokens_to_prefill(self) -> list[int]:
         """Return the tokens of the prompt and of all text so far, which the model reads before it goes on."""
         return self.since_call.tokens_before
 
@@ -180,7 +180,7 @@ class WrittenText:
         """
         if not self.model_chooses_next:
             return
-        text = self._text_without_calls()
+        text = self._get_text_without_calls()
         if not may_have_ended(text):  # it does not end with the punctuation of a sentence
             return
         text_with_token = text + self.since_call.addition(token)
@@ -189,7 +189,7 @@ class WrittenText:
         if ends_before_token or is_end_token:
             self._end()
 
-    def _text_without_calls(self) -> str:
+    def _get_text_without_calls(self) -> str:
         """Return all text so far, without calls and their results, while plain text is being written."""
         return self.finished.plain + self.since_call.text()
 
@@ -204,7 +204,7 @@ class WrittenText:
         look_alike_start = self.since_call.look_alike_start(token)  # its first character; None without one
         if look_alike_start is not None:
             self.since_call.shorten_to(look_alike_start)
-            self._show_whole_text()  # the watcher gets what is left now, before new text is counted from 0
+            self._show_complete_text()  # the watcher gets what is left now, before new text is counted from 0
             self.finished.look_alikes += 1
             self._go_on_after_removal(no_bracket=True)
 
@@ -241,7 +241,7 @@ class WrittenText:
 
     def _end_or_show_text(self) -> None:
         """End the text at a stop word, the end of its only sentence or a limit; else show the watcher what is new."""
-        answer_length = self._answer_length()
+        answer_length = self._find_answer_length()
         if answer_length is not None:
             self._end_answer(answer_length)
         elif self.since_call.is_full and not self._forced:  # the forced tokens of ` [` may exceed the limit
@@ -261,14 +261,14 @@ class WrittenText:
         ends_with_start = self.since_call.tokens[-len(start_tokens) :] == start_tokens
         return ends_with_start and self.since_call.has_calls_left(self.since_call.token_count - len(start_tokens))
 
-    def _answer_length(self) -> int | None:
+    def _find_answer_length(self) -> int | None:
         """Return after how many characters of the text without calls the answer ends; None if it goes on.
 
         It ends before the first stop word of `rules.stop` and, under `one_sentence`, after its first sentence or line.
         """
         if not (self.rules.stop or self.rules.one_sentence):
             return None
-        text = self._text_without_calls()
+        text = self._get_text_without_calls()
         ends = [text.find(word) for word in self.rules.stop if word in text]
         if self.rules.one_sentence:
             sentence_end = answer_end(text)
@@ -282,13 +282,13 @@ class WrittenText:
         """WRITING_TEXT -> WRITING_CALL: open a tool call at the ` [` that was just written, and show it as begun."""
         start_tokens = self.rules.vocabulary.start
         del self.since_call.tokens[-len(start_tokens) :]
-        self._show_whole_text()
-        self.call = self._new_call()
+        self._show_complete_text()
+        self.call = self._build_call()
         self.state = TextState.WRITING_CALL
         self._feed.begin_call()
         self._feed.show_call(self.call, is_over=False)
 
-    def _new_call(self) -> WrittenCall:
+    def _build_call(self) -> WrittenCall:
         """Return a call without tokens after the text so far, with the grammar that it has to follow.
 
         The grammar has the tools that the call may name, and the maximum number of its tokens.
@@ -297,10 +297,10 @@ class WrittenText:
         start_length = len(vocabulary.start)  # tokens of ` [`, with which the call began
         context_left = self.since_call.context_left - self.since_call.token_count - start_length
         max_tokens = min(self.rules.max_call_tokens, context_left)
-        grammar = vocabulary.form(self._tools_of_new_call(), self.rules.schemas, max_tokens=max_tokens)
+        grammar = vocabulary.form(self._choose_callable_tools(), self.rules.schemas, max_tokens=max_tokens)
         return WrittenCall(vocabulary, grammar)
 
-    def _tools_of_new_call(self) -> frozenset[str]:
+    def _choose_callable_tools(self) -> frozenset[str]:
         """Return the names of the tools that a call, which begins after the last token, may go to.
 
         - Usually all tools that the rules offer for this text. Some may need a likelier ` [` than it is here
@@ -343,7 +343,7 @@ class WrittenText:
     def open_call(self) -> DecodedCall:
         """Return the waiting call, parsed and without a result; `reason` is set if it cannot be run."""
         assert self.call is not None
-        return read_call(self.call.closed_body())
+        return parse_written_call(self.call.closed_body())
 
     def tool_call(self) -> ToolCall:
         """Return the input and the context with which the tool of the waiting call is run."""
@@ -382,7 +382,7 @@ class WrittenText:
         self.call = None
         if call.result is None:
             return []
-        inserted_text = call_text(call)
+        inserted_text = format_decoded_call(call)
         self.finished.text += inserted_text
         return self.rules.vocabulary.encoding.calls([inserted_text])[0]
 
@@ -407,7 +407,7 @@ class WrittenText:
         """-> ENDED at once, because nobody waits for the text: `generation` is not complete then."""
         self.state = TextState.ENDED
 
-    def _new_text(self, tokens_before: list[int], max_tokens: int, first_token: FirstTokenRules) -> TextSinceCall:
+    def _build_text(self, tokens_before: list[int], max_tokens: int, first_token: FirstTokenRules) -> TextSinceCall:
         """Return text of at most `max_tokens` tokens, with nothing written yet, after all earlier tokens.
 
         It reads what this text remembers.
@@ -423,7 +423,7 @@ class WrittenText:
     def _begin_text(self, tokens_before: list[int], first_token: FirstTokenRules) -> None:
         """Begin new text after all tokens so far, with the number of tokens left over: READY, or ENDED at a limit."""
         tokens_left = self.since_call.max_tokens - self.since_call.token_count
-        self.since_call = self._new_text(tokens_before, tokens_left, first_token)
+        self.since_call = self._build_text(tokens_before, tokens_left, first_token)
         self.state = TextState.READY
         self._forced = []
         self._feed.begin_text()
@@ -448,10 +448,10 @@ class WrittenText:
     def _end(self) -> None:
         """-> ENDED: nothing more is written."""
         self.state = TextState.ENDED
-        self._show_whole_text()
+        self._show_complete_text()
         self._finish_text_since_call(last_text="")
 
-    def _show_whole_text(self) -> None:
+    def _show_complete_text(self) -> None:
         """Show the watcher all text since the last call, now that it is complete."""
         self._feed.show_text(self.since_call, self.finished.likelihoods, whole=True)
 

@@ -10,12 +10,12 @@ from typing import Any, NamedTuple, TypeVar
 
 import polars as pl
 
-from toolformer_dag.computing.plan import Lane, start_thresholds
+from toolformer_dag.computing.plan import Lane, map_tool_to_start_threshold
 from toolformer_dag.decoding.generation import DECODING, DecodedCall, Generation
 from toolformer_dag.decoding.greedy import generate
 from toolformer_dag.decoding.rules import DecodingRules, rules_for
 from toolformer_dag.evaluation.benchmark import Benchmark, BenchmarkQuestion
-from toolformer_dag.evaluation.function_calls import OFFERING, offered_functions
+from toolformer_dag.evaluation.function_calls import OFFERING, parse_offered_functions
 from toolformer_dag.evaluation.outcomes import CALLS, Condition, QuestionOutcome, is_lost, judge
 from toolformer_dag.files import StorageError
 from toolformer_dag.lake.row_store import RowStore
@@ -27,7 +27,7 @@ from toolformer_dag.settings.evaluation_settings import OF_CALLS
 from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.settings.sections import Settings
 from toolformer_dag.settings.setting_types import determining
-from toolformer_dag.tools.routing import offer, offer_identity
+from toolformer_dag.tools.routing import build_offer_identity, offer
 from toolformer_dag.tools.tool import Tool
 from toolformer_dag.training.checkpoints import checkpoints, disabled
 
@@ -47,7 +47,7 @@ def compared(
     measure: called with a loaded model and the conditions under which it answers. A condition is a model's name with a
         k of decoding; the first one is without calls. Only one model is in memory unless `measure` keeps a reference.
     """
-    for compared_model in compared_models(settings):
+    for compared_model in list_compared_models(settings):
         # A variable with the loaded model would keep it in memory while the next one is loaded.
         yield from measure(load_identified(compared_model.settings, compared_model.folder), compared_model.conditions)
 
@@ -65,29 +65,29 @@ class ComparedModel(NamedTuple):
     conditions: list[Condition]
 
 
-def compared_models(settings: Settings) -> list[ComparedModel]:
+def list_compared_models(settings: Settings) -> list[ComparedModel]:
     """Return the models that are evaluated: the base model, the checkpoints, those of `[evaluation.models]`."""
     base = ComparedModel(settings.model, folder=None, conditions=[BASE])
-    return [base, *_compared_checkpoints(settings), *_further_models(settings)]
+    return [base, *_iter_compared_checkpoints(settings), *_iter_further_models(settings)]
 
 
-def _compared_checkpoints(settings: Settings) -> Iterator[ComparedModel]:
+def _iter_compared_checkpoints(settings: Settings) -> Iterator[ComparedModel]:
     """Yield the finetuned checkpoints with their conditions."""
     for name, checkpoint in checkpoints(settings).items():
         folder = str(checkpoint_folder(settings, name))
-        conditions = _conditions(settings, checkpoint.condition, calls=checkpoint.calls)
+        conditions = _build_conditions(settings, checkpoint.condition, calls=checkpoint.calls)
         yield ComparedModel(settings.model, folder, conditions)
 
 
-def _further_models(settings: Settings) -> Iterator[ComparedModel]:
+def _iter_further_models(settings: Settings) -> Iterator[ComparedModel]:
     """Yield the models of `[evaluation.models]` with their conditions."""
     for name, model in settings.evaluation.models.items():
         other_model = settings.model.other(model.name, model.revision)
-        conditions = _conditions(settings, name, calls=model.tools)
+        conditions = _build_conditions(settings, name, calls=model.tools)
         yield ComparedModel(other_model, folder=None, conditions=conditions)
 
 
-def _conditions(settings: Settings, model: str, *, calls: bool) -> list[Condition]:
+def _build_conditions(settings: Settings, model: str, *, calls: bool) -> list[Condition]:
     """Return the conditions under which a model answers; the first is without calls (k = 0).
 
     calls: whether the model was finetuned to call tools.
@@ -96,10 +96,10 @@ def _conditions(settings: Settings, model: str, *, calls: bool) -> list[Conditio
         return [Condition(name=model, k=NO_CALLS)]
     without_calls = Condition(name=disabled(model), k=NO_CALLS, model=model)  # such as "Toolformer (disabled)"
     with_calls = Condition(name=model, k=settings.decoding.k, model=model)
-    return [without_calls, with_calls, *_conditions_of_other_k(settings, model)]
+    return [without_calls, with_calls, *_build_conditions_of_other_k(settings, model)]
 
 
-def _conditions_of_other_k(settings: Settings, model: str) -> list[Condition]:
+def _build_conditions_of_other_k(settings: Settings, model: str) -> list[Condition]:
     """Return a condition for each k of [evaluation] that [decoding] does not have (Table 9), by ascending k."""
     other_k = set(settings.evaluation.decoding_k) - {NO_CALLS, settings.decoding.k}
     return [Condition(f"{model} (k = {k})", k, model) for k in sorted(other_k)]
@@ -130,14 +130,14 @@ class Asking:
 
         Without calls (k = 0) tools do not matter. With `function_calls`, the functions are in the question's context.
         """
-        identity = self._model_identity()
+        identity = self._build_model_identity()
         if self.k == 0:
             return identity
         if self.function_calls:
-            return {**identity, **self._function_identity()}
-        return {**identity, **self._tool_identity()}
+            return {**identity, **self._build_function_identity()}
+        return {**identity, **self._build_tool_identity()}
 
-    def _model_identity(self) -> dict[str, Any]:
+    def _build_model_identity(self) -> dict[str, Any]:
         """Return what determines a generated text without calls."""
         return {
             "model": {**self.language_model.identity, "dtype": self.language_model.dtype},
@@ -147,7 +147,7 @@ class Asking:
             "columns": list(ROW),
         }
 
-    def _function_identity(self) -> dict[str, Any]:
+    def _build_function_identity(self) -> dict[str, Any]:
         """Return the settings that determine the calls of a question's functions."""
         decoding = {**determining(self.settings.decoding), "k": self.k}
         return {
@@ -155,18 +155,20 @@ class Asking:
             "max_call_tokens": self.settings.sampling.max_call_tokens,
         }
 
-    def _tool_identity(self) -> dict[str, Any]:
+    def _build_tool_identity(self) -> dict[str, Any]:
         """Return what determines the calls that are written and their results, for the key of stored texts."""
         tools = [lane.tool for lane in self.lanes]
-        thresholds = start_thresholds(self.lanes)  # tool -> least probability of ` [`; empty if no setting has it
+        thresholds = map_tool_to_start_threshold(
+            self.lanes
+        )  # tool -> least probability of ` [`; empty if no setting has it
         # Settings of [decoding] that matter for calls. Three of them are below in another form: k as it is asked for
-        # here, `tools` (how many are offered) by `offer_identity`, and min_probability by tool.
+        # here, `tools` (how many are offered) by `build_offer_identity`, and min_probability by tool.
         decoding = determining(self.settings.decoding, *OF_CALLS, but=("k", "tools", "min_probability"))
         return {
             **({"min_probability": thresholds} if thresholds else {}),
             "k": self.k,
             **decoding,
-            **offer_identity(tools, self.settings.decoding.tools),
+            **build_offer_identity(tools, self.settings.decoding.tools),
             "max_call_tokens": self.settings.sampling.max_call_tokens,
             "tools": {lane.tool.key: result_settings(lane) for lane in self.lanes},
             "withheld": sorted(self._not_called),
@@ -181,7 +183,7 @@ class Asking:
             of the question's functions.
         max_new_tokens: the setting of [decoding] if None.
         """
-        rules = self._rules(max_new_tokens)
+        rules = self._build_rules(max_new_tokens)
         brings_functions = self.function_calls > 0 and self.k > 0
         if brings_functions:
             return self._write_with_functions(rules, prompts, contexts)
@@ -193,11 +195,11 @@ class Asking:
         """Generate a text per prompt, each with the functions of its context in place of the lanes' tools."""
         texts = []
         for prompt, context in zip(prompts, contexts, strict=True):
-            rules_of_prompt = self._rules_with_functions(rules, offered_functions(context))
+            rules_of_prompt = self._with_functions(rules, parse_offered_functions(context))
             texts += generate(rules_of_prompt, [prompt])
         return texts
 
-    def _rules(self, max_new_tokens: int | None) -> DecodingRules:
+    def _build_rules(self, max_new_tokens: int | None) -> DecodingRules:
         """Return the rules of decoding for the lanes' tools."""
         return replace(
             rules_for(self.language_model, self.lanes, self.settings),
@@ -206,7 +208,7 @@ class Asking:
             max_new_tokens=max_new_tokens or self.settings.decoding.max_new_tokens,
         )
 
-    def _rules_with_functions(self, rules: DecodingRules, functions: Mapping[str, Tool]) -> DecodingRules:
+    def _with_functions(self, rules: DecodingRules, functions: Mapping[str, Tool]) -> DecodingRules:
         """Return the rules of decoding with the functions of a question (by name) in place of the lanes' tools.
 
         A text may hold at least `function_calls` calls, and a chain of calls may be as long.
@@ -277,18 +279,20 @@ def generations(
     Texts with a lost call (time limit, connection, outage) are not stored, so that the next run retries them.
     advance: called with the number of questions answered so far. Raises StorageError, WriteError.
     """
-    requested = _distinct_prompts(questions)
-    missing = _not_stored(store, requested)  # distinct prompts, so that repeated questions count as answered before
+    requested = _select_distinct_prompts(questions)
+    missing = _select_missing_prompts(
+        store, requested
+    )  # distinct prompts, so that repeated questions count as answered before
     answered_before = len(questions) - missing.height
     fresh = _generate_missing(store, asking, missing, lambda generated: advance(answered_before + generated))
     # Fresh texts are in the store by now, except those with a lost call.
-    generation_of = _generations_by_key(pl.concat([fresh, store.stored(requested)]))
+    generation_of = _map_keys_to_generations(pl.concat([fresh, store.stored(requested)]))
     _check_complete(store, requested.height, len(generation_of))
     texts = [generation_of[question.prompt, question.context] for question in questions]
     return Generations(texts, fresh)
 
 
-def _not_stored(store: RowStore, requested: pl.DataFrame) -> pl.DataFrame:
+def _select_missing_prompts(store: RowStore, requested: pl.DataFrame) -> pl.DataFrame:
     """Return the requested prompts (KEY) for which the store has no text, in order."""
     return requested.join(store.stored(requested), on=KEY, how="anti", maintain_order="left")
 
@@ -302,7 +306,7 @@ def _check_complete(store: RowStore, requested: int, available: int) -> None:
         raise StorageError(f"{requested - available} rows of {store.name} were damaged during reading; run again")
 
 
-def _distinct_prompts(questions: Sequence[BenchmarkQuestion]) -> pl.DataFrame:
+def _select_distinct_prompts(questions: Sequence[BenchmarkQuestion]) -> pl.DataFrame:
     """Return the prompts and contexts (KEY) of questions, each pair once, in order."""
     pairs = [(question.prompt, question.context) for question in questions]
     return pl.DataFrame(pairs, schema=KEY, orient="row").unique(maintain_order=True)
@@ -318,31 +322,31 @@ def _generate_missing(
     chunks = [ROW.to_frame()]  # no rows; gives the columns if nothing is generated
     for start in range(0, missing.height, CHUNK):
         advance(start)
-        chunks.append(_generated(store, asking, missing[start : start + CHUNK]))
+        chunks.append(_generate_and_store(store, asking, missing[start : start + CHUNK]))
     return pl.concat(chunks)
 
 
-def _generations_by_key(rows: pl.DataFrame) -> dict[tuple[str, str], Generation]:
+def _map_keys_to_generations(rows: pl.DataFrame) -> dict[tuple[str, str], Generation]:
     """Return the generated texts of stored rows (ROW) by prompt and context."""
     generation_of = {}
     for row in rows.iter_rows(named=True):
-        generation_of[row["prompt"], row["context"]] = _generation(row)
+        generation_of[row["prompt"], row["context"]] = _build_generation(row)
     return generation_of
 
 
-def _generated(store: RowStore, asking: Asking, chunk: pl.DataFrame) -> pl.DataFrame:
+def _generate_and_store(store: RowStore, asking: Asking, chunk: pl.DataFrame) -> pl.DataFrame:
     """Let the model answer each prompt of a chunk (KEY); return the rows (ROW), and store them.
 
     A text with a lost call (time limit, broken connection) is returned but not stored, so that the next run asks again.
     """
     texts = asking.write(chunk["prompt"].to_list(), chunk["context"].to_list())
-    rows = _generation_rows(chunk, texts)
+    rows = _build_generation_rows(chunk, texts)
     is_whole = [not _has_lost_call(text) for text in texts]
     store.append(rows.filter(pl.Series(is_whole, dtype=pl.Boolean)))
     return rows
 
 
-def _generation_rows(chunk: pl.DataFrame, texts: Sequence[Generation]) -> pl.DataFrame:
+def _build_generation_rows(chunk: pl.DataFrame, texts: Sequence[Generation]) -> pl.DataFrame:
     """Return the rows (ROW) of generated texts. chunk: the prompt and context of each (KEY)."""
     rows = []
     for key, text in zip(chunk.to_dicts(), texts, strict=True):
@@ -355,7 +359,7 @@ def _has_lost_call(text: Generation) -> bool:
     return any(is_lost(call) for call in text.calls)
 
 
-def _generation(row: Mapping[str, Any]) -> Generation:
+def _build_generation(row: Mapping[str, Any]) -> Generation:
     """Return the generated text that a stored row (ROW) holds."""
     return Generation(
         text=row["text"],
@@ -383,7 +387,7 @@ class BenchmarkOutcomes:
     calls: int
 
 
-def benchmark_outcomes(
+def ask_benchmark(
     settings: Settings,
     lanes: Sequence[Lane],
     model: LanguageModel,
@@ -407,14 +411,14 @@ def benchmark_outcomes(
     store = Lake.of(settings.paths).rows(GENERATIONS, asking.identity(), KEY, ROW)
     written = generations(store, asking, benchmark.questions, advance)
     return BenchmarkOutcomes(
-        outcomes=_judged(benchmark, condition, written.texts, lanes),
+        outcomes=_judge_texts(benchmark, condition, written.texts, lanes),
         store=store.name,
         tokens=written.new_tokens,
         calls=written.new_calls,
     )
 
 
-def _judged(
+def _judge_texts(
     benchmark: Benchmark, condition: Condition, texts: Sequence[Generation], lanes: Sequence[Lane]
 ) -> list[QuestionOutcome]:
     """Return the outcome of each question of a benchmark. texts: one per question, in order."""

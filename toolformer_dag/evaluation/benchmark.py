@@ -67,8 +67,8 @@ def in_first_words(output: str, answers: Sequence[str], words: int) -> bool:
 
     The first words are separated by white space; within them, a word is what WORD matches. Empty answers never occur.
     """
-    first_words = _words(" ".join(output.split()[:words]))
-    return any(_holds(first_words, _words(answer)) for answer in answers)
+    first_words = _split_into_words(" ".join(output.split()[:words]))
+    return any(_has_answer(first_words, _split_into_words(answer)) for answer in answers)
 
 
 in_first_five_words: Rule = partial(in_first_words, words=5)
@@ -81,27 +81,27 @@ in_first_twenty_words: Rule = partial(in_first_words, words=20)
 
 def number_is_right(output: str, answers: Sequence[str]) -> bool:
     """Return whether the predicted number is within 0.005 of an answer: the rule of ASDiv, SVAMP and MAWPS."""
-    predicted = predicted_number(output)
+    predicted = find_predicted_number(output)
     if predicted is None:
         return False
-    return any(abs(predicted - _number(answer)) <= Decimal("0.005") for answer in answers)
+    return any(abs(predicted - _parse_number(answer)) <= Decimal("0.005") for answer in answers)
 
 
-def predicted_number(output: str) -> Decimal | None:
+def find_predicted_number(output: str) -> Decimal | None:
     """Return the first number after `=` of an equation such as `5+3=8`, else the first number; None without numbers.
 
     See footnote 7 of the paper.
     """
     match = None
-    right_side = _right_side_start(output)
+    right_side = _find_right_side_start(output)
     if right_side is not None:
         match = NUMBER.search(output, right_side)
     if match is None:
         match = NUMBER.search(output)
-    return _number(match[0]) if match else None
+    return _parse_number(match[0]) if match else None
 
 
-def _right_side_start(output: str) -> int | None:
+def _find_right_side_start(output: str) -> int | None:
     """Return the index of the character after the first `=` of an equation; None without an equation."""
     for equals in EQUALS.finditer(output):
         begins_line = output[equals.start() - 1 : equals.end()] == "\n="
@@ -110,23 +110,23 @@ def _right_side_start(output: str) -> int | None:
     return None
 
 
-def numbers_in(text: str) -> list[Decimal]:
+def parse_numbers(text: str) -> list[Decimal]:
     """Return all numbers of a text, in order."""
-    return [_number(written) for written in NUMBER.findall(text)]
+    return [_parse_number(written) for written in NUMBER.findall(text)]
 
 
-def _number(text: str) -> Decimal:
+def _parse_number(text: str) -> Decimal:
     """Return the value of a number as NUMBER matches it: 1,200.5."""
     return Decimal(text.replace(",", "").replace("\u2212", "-"))
 
 
-def _words(text: str) -> list[str]:
+def _split_into_words(text: str) -> list[str]:
     """Return the words of a text (WORD), without case and without the commas of numbers."""
     composed = normalize("NFC", text)  # `é` is one letter, or `e` and an accent
     return [word.replace(",", "") for word in WORD.findall(composed.casefold())]
 
 
-def _holds(words: list[str], answer: list[str]) -> bool:
+def _has_answer(words: list[str], answer: list[str]) -> bool:
     """Return whether the words of an answer occur in `words` one after another; False for an empty answer."""
     if not answer:
         return False

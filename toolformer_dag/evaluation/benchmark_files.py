@@ -15,7 +15,7 @@ from typing import Any
 
 from toolformer_dag.evaluation.benchmark import Benchmark, BenchmarkQuestion, Rule
 from toolformer_dag.files import UserError, require_regular
-from toolformer_dag.texts.compression import HEAD_BYTES, kind_in_words, text_of
+from toolformer_dag.texts.compression import HEAD_BYTES, describe_kind, text_of
 
 QuestionOrReason = BenchmarkQuestion | str
 """A question, or the short reason why a record has none."""
@@ -32,10 +32,10 @@ def records(file: Path, key: str | None = None, *, lone: bool = False) -> Iterat
     - `lone`: whether a JSON object without `key` is a record by itself
     """
     if file.suffix.lower() in (".csv", ".tsv"):
-        yield from _table_records(file)
+        yield from _iter_table_records(file)
         return
     try:
-        parsed = json.loads(_text(file))
+        parsed = json.loads(_read_text(file))
     except (ValueError, RecursionError):  # several lines, or an error that reading by line locates
         yield from json_lines(file)
         return
@@ -44,14 +44,14 @@ def records(file: Path, key: str | None = None, *, lone: bool = False) -> Iterat
     if isinstance(parsed, dict) and object_is_record and key not in parsed:
         yield parsed
     else:
-        yield from _listed_records(parsed, file, key)
+        yield from _get_listed_records(parsed, file, key)
 
 
-def _listed_records(parsed: Any, file: Path, key: str | None) -> list[Any]:
-    """Return the records of a list that is not empty, whatever the key; else as `list_in`. Raises BenchmarkError."""
+def _get_listed_records(parsed: Any, file: Path, key: str | None) -> list[Any]:
+    """Return the records of a list that is not empty, whatever the key; else as `get_list`. Raises BenchmarkError."""
     if isinstance(parsed, list) and parsed:
         return parsed
-    return list_in(parsed, file, key)
+    return get_list(parsed, file, key)
 
 
 COMMA = re.compile(r",\s*(?:[\]}]|\Z)")
@@ -68,17 +68,17 @@ LIST_ITEM = re.compile(rf"[\[\s,]*+(?P<literal>{QUOTED})", re.DOTALL)
 """An item of such a list, with what stands before it."""
 
 
-def _table_records(file: Path) -> Iterator[dict[str, Any]]:
+def _iter_table_records(file: Path) -> Iterator[dict[str, Any]]:
     """Yield a record per row of a table; without headings it has question and answers. Raises BenchmarkError."""
-    rows = _cells(file)
+    rows = _read_cells(file)
     names = ["question", "answers"]
     first_number = 1
-    if rows and _are_headings(rows[0]):
+    if rows and _has_known_heading(rows[0]):
         names = [name.strip() for name in rows.pop(0)]
         first_number = 2
     for number, row in enumerate(rows, first_number):
         _require_cells(row, names, where=f"{file}, row {number}")
-        yield _table_record(names, row)
+        yield _build_table_record(names, row)
 
 
 def _require_cells(row: Sequence[str], names: Sequence[str], where: str) -> None:
@@ -89,17 +89,17 @@ def _require_cells(row: Sequence[str], names: Sequence[str], where: str) -> None
         )
 
 
-def _are_headings(cells: Sequence[str]) -> bool:
+def _has_known_heading(cells: Sequence[str]) -> bool:
     """Return whether the cells of a first row are headings: one of them is a known heading."""
     return any(cell.strip().lower() in HEADINGS for cell in cells)
 
 
-def _cells(file: Path) -> list[list[str]]:
+def _read_cells(file: Path) -> list[list[str]]:
     """Return the cells of each row that is not empty. Raises BenchmarkError.
 
     Tabs separate cells if the first line has one, else commas; quotes are doubled within quotes (RFC 4180).
     """
-    text = _text(file)
+    text = _read_text(file)
     first_line = text.partition("\n")[0]
     delimiter = "\t" if "\t" in first_line else ","
     try:
@@ -109,15 +109,15 @@ def _cells(file: Path) -> list[list[str]]:
         raise BenchmarkError(f"{file} is not readable CSV ({error}); give the benchmark's own file") from error
 
 
-def _table_record(names: Sequence[str], row: Sequence[str]) -> dict[str, Any]:
+def _build_table_record(names: Sequence[str], row: Sequence[str]) -> dict[str, Any]:
     """Return the cells of a row by heading; cells with answers become lists."""
     record: dict[str, Any] = {}
     for name, cell in zip(names, row, strict=True):
-        record[name] = _cell_answers(cell) if name in ANSWER_HEADINGS else cell
+        record[name] = _parse_cell_answers(cell) if name in ANSWER_HEADINGS else cell
     return record
 
 
-def _cell_answers(cell: str) -> list[str]:
+def _parse_cell_answers(cell: str) -> list[str]:
     """Return the answers of a cell: a text, or a list as Python or numpy writes it (`['a', "b"]`, `['a' 'b']`)."""
     if not LIST_CELL.fullmatch(cell):
         return [cell]
@@ -132,7 +132,7 @@ def _cell_answers(cell: str) -> list[str]:
     return answers
 
 
-def field_of(record: Any, *names: str) -> Any:
+def get_first_field(record: Any, *names: str) -> Any:
     """Return the value of the first of `names` that a record has. Raises KeyError if it has none."""
     for name in names:
         if name in record:
@@ -142,17 +142,17 @@ def field_of(record: Any, *names: str) -> Any:
 
 def json_lines(file: Path) -> Iterator[Any]:
     """Yield the records of a file of JSON lines. Raises BenchmarkError."""
-    for number, line in enumerate(_text(file).split("\n"), 1):
+    for number, line in enumerate(_read_text(file).split("\n"), 1):
         if line.strip():
             yield _parsed(line, f"{file}, line {number}")
 
 
-def json_file(file: Path) -> Any:
+def read_json_file(file: Path) -> Any:
     """Parse a JSON file. Raises BenchmarkError."""
-    return _parsed(_text(file), str(file))
+    return _parsed(_read_text(file), str(file))
 
 
-def list_in(parsed: Any, file: Path, key: str | None) -> list[Any]:
+def get_list(parsed: Any, file: Path, key: str | None) -> list[Any]:
     """Return `parsed` if it is a list; with a `key`, the list under that key of the object `parsed`.
 
     Raises BenchmarkError if there is no list. file: named in the message.
@@ -162,7 +162,9 @@ def list_in(parsed: Any, file: Path, key: str | None) -> list[Any]:
         listed = parsed.get(key) if isinstance(parsed, dict) else None
     if not isinstance(listed, list):
         under_key = f" {key!r}" if key else ""
-        raise BenchmarkError(f"{file} holds no list{under_key}; give the benchmark's own file ({_described(parsed)})")
+        raise BenchmarkError(
+            f"{file} holds no list{under_key}; give the benchmark's own file ({_describe_value(parsed)})"
+        )
     return listed
 
 
@@ -180,7 +182,7 @@ def content(path: Path) -> str:
     """Return a hash (32 hexadecimal characters) of a file, or of all files in a folder. Raises BenchmarkError."""
     digest = hashlib.blake2b(digest_size=16)
     try:
-        for file in _files_below(path):
+        for file in _list_files_below(path):
             require_regular(file)
             digest.update(f"{file.relative_to(path)} {file.stat().st_size}\n".encode())
             digest.update(file.read_bytes())
@@ -192,14 +194,14 @@ def content(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _files_below(path: Path) -> list[Path]:
+def _list_files_below(path: Path) -> list[Path]:
     """Return a file as a list, or all files below a folder, sorted."""
     if not path.is_dir():
         return [path]
     return sorted(file for file in path.rglob("*") if file.is_file())
 
 
-def _described(value: Any) -> str:
+def _describe_value(value: Any) -> str:
     """Return what a value is, for a message: its fields or its type."""
     if not isinstance(value, dict):
         return f"it holds {type(value).__name__} {value!r:.40}"
@@ -222,19 +224,19 @@ def benchmark(
 
     Raises BenchmarkError for a record of another shape.
     """
-    results = list(_results(sources, convert, shapes))
+    results = list(_iter_converted_records(sources, convert, shapes))
     questions = tuple(result for result in results if isinstance(result, BenchmarkQuestion))
     left_out = Counter(reason for reason in results if isinstance(reason, str))
     return Benchmark(name, questions, correct, withheld, dict(left_out))
 
 
-def _results(
+def _iter_converted_records(
     sources: Mapping[Path, Iterable[Any]], convert: Callable[[Any], QuestionOrReason], shapes: str
 ) -> Iterator[QuestionOrReason]:
     """Yield the checked question of each record of all files, or the reason why it has none."""
     for file, file_records in sources.items():
         for number, record in enumerate(file_records, 1):
-            yield _converted(f"{file}, record {number}", record, convert, shapes)
+            yield _convert_record(f"{file}, record {number}", record, convert, shapes)
 
 
 @contextmanager
@@ -251,21 +253,23 @@ def expect_shape(where: str, details: str = "") -> Iterator[None]:
         ) from error
 
 
-def _converted(where: str, record: Any, convert: Callable[[Any], QuestionOrReason], shapes: str) -> QuestionOrReason:
+def _convert_record(
+    where: str, record: Any, convert: Callable[[Any], QuestionOrReason], shapes: str
+) -> QuestionOrReason:
     """Return the question of a record, without blank and repeated answers, or the reason why it has none.
 
     where: the file and record. shapes: the known shapes of records. Both are for the message of BenchmarkError, which
         is raised for a record of another shape.
     """
-    details = f": {_described(record)}; known: {shapes}" if shapes else ""
+    details = f": {_describe_value(record)}; known: {shapes}" if shapes else ""
     with expect_shape(where, details):  # turns a KeyError, TypeError and the like into BenchmarkError
         question_or_reason = convert(record)
         if isinstance(question_or_reason, BenchmarkQuestion):
-            return _answerable(question_or_reason)
+            return _clean_question(question_or_reason)
         return question_or_reason
 
 
-def _answerable(question: BenchmarkQuestion) -> QuestionOrReason:
+def _clean_question(question: BenchmarkQuestion) -> QuestionOrReason:
     """Return a question without blank and repeated answers, or the reason why it cannot be used.
 
     Raises AttributeError for an answer that is not a string.
@@ -281,7 +285,7 @@ def _answerable(question: BenchmarkQuestion) -> QuestionOrReason:
     return replace(question, answers=distinct)
 
 
-def _text(file: Path, remedy: str = "give the benchmark's own file") -> str:
+def _read_text(file: Path, remedy: str = "give the benchmark's own file") -> str:
     """Return the text of a file, which may be compressed. Raises BenchmarkError with the remedy."""
     try:
         return text_of(file)
@@ -297,13 +301,13 @@ def _parsed(text: str, where: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:  # also for too many digits or brackets
-        reason = _json_fault(text, error)
+        reason = _explain_json_fault(text, error)
         raise BenchmarkError(f"{where} is not readable JSON ({reason}); give the benchmark's own file") from error
 
 
-def _json_fault(text: str, error: Exception) -> str:
+def _explain_json_fault(text: str, error: Exception) -> str:
     """Return why a text is no JSON: the kind of file that it is, or the parser's error."""
-    kind = kind_in_words(text[:HEAD_BYTES].encode(errors="replace"))
+    kind = describe_kind(text[:HEAD_BYTES].encode(errors="replace"))
     if kind:
         return f"it is {kind}"
     return f"{error}, after a comma too many" if COMMA.search(text) else str(error)
@@ -345,7 +349,7 @@ def wikitext(file: Path) -> list[str]:
 
     Raises BenchmarkError if the file cannot be read or holds no text.
     """
-    text = _text(file, WIKITEXT)
+    text = _read_text(file, WIKITEXT)
     # With a blank line before it, a title at the beginning of the file is found like the others.
     articles = [article for article in TITLE.split(BLANK + text) if article.strip()]
     if not articles:

@@ -27,17 +27,17 @@ from toolformer_dag.evaluation.benchmark_files import (
     benchmark,
     completion,
     expect_shape,
-    field_of,
     files,
-    json_file,
+    get_first_field,
+    get_list,
     json_lines,
-    list_in,
     mathematics,
     multilingual,
     question_answering,
+    read_json_file,
     records,
 )
-from toolformer_dag.texts.compression import HEAD_BYTES, kind_in_words
+from toolformer_dag.texts.compression import HEAD_BYTES, describe_kind
 
 GOOGLE_RE = {
     "/people/person/place_of_birth": "[X] was born in [Y] .",
@@ -55,17 +55,17 @@ def lama(folder: Path) -> list[Benchmark]:
 
     Raises BenchmarkError.
     """
-    t_rex_templates = _templates(folder / "relations.jsonl")
-    google_re = partial(_templated, templates=GOOGLE_RE, key="pred")
-    t_rex = partial(_templated, templates=t_rex_templates, key="predicate_id")
+    t_rex_templates = _read_templates(folder / "relations.jsonl")
+    google_re = partial(_parse_templated_record, templates=GOOGLE_RE, key="pred")
+    t_rex = partial(_parse_templated_record, templates=t_rex_templates, key="predicate_id")
     return [
-        _lama_subset("LAMA SQuAD", folder / "Squad", _squad),
-        _lama_subset("LAMA Google-RE", folder / "Google_RE", google_re),
-        _lama_subset("LAMA T-REx", folder / "TREx", t_rex),
+        _read_lama_subset("LAMA SQuAD", folder / "Squad", _parse_squad_record),
+        _read_lama_subset("LAMA Google-RE", folder / "Google_RE", google_re),
+        _read_lama_subset("LAMA T-REx", folder / "TREx", t_rex),
     ]
 
 
-def _lama_subset(name: str, folder: Path, convert: Callable[[Any], QuestionOrReason]) -> Benchmark:
+def _read_lama_subset(name: str, folder: Path, convert: Callable[[Any], QuestionOrReason]) -> Benchmark:
     """Return a subset of LAMA. convert: returns the question of a record, or the reason why it has none."""
     return benchmark(
         name=name,
@@ -76,7 +76,7 @@ def _lama_subset(name: str, folder: Path, convert: Callable[[Any], QuestionOrRea
     )
 
 
-def _templates(file: Path) -> dict[str, str]:
+def _read_templates(file: Path) -> dict[str, str]:
     """Return the templates of T-REx, relation -> template. Raises BenchmarkError."""
     templates = {}
     for number, record in enumerate(json_lines(file), 1):
@@ -85,15 +85,15 @@ def _templates(file: Path) -> dict[str, str]:
     return templates
 
 
-def _squad(record: Any) -> QuestionOrReason:
+def _parse_squad_record(record: Any) -> QuestionOrReason:
     """Return the question of a record of LAMA's SQuAD, whose sentence has a mask already."""
     sentences = record["masked_sentences"]
     if len(sentences) != 1:
         return "several_sentences"
-    return _lama_question(sentences[0], record["obj_label"])
+    return _build_lama_question(sentences[0], record["obj_label"])
 
 
-def _templated(record: Any, templates: Mapping[str, str], key: str) -> QuestionOrReason:
+def _parse_templated_record(record: Any, templates: Mapping[str, str], key: str) -> QuestionOrReason:
     """Return the question of a record that a template turns into a statement.
 
     templates: relation -> template. key: the record's field with the relation.
@@ -101,10 +101,10 @@ def _templated(record: Any, templates: Mapping[str, str], key: str) -> QuestionO
     template = templates.get(record[key])
     if template is None:
         return "unknown_relation"
-    return _lama_question(template.replace("[X]", record["sub_label"]), record["obj_label"])
+    return _build_lama_question(template.replace("[X]", record["sub_label"]), record["obj_label"])
 
 
-def _lama_question(masked: str, answer: str) -> QuestionOrReason:
+def _build_lama_question(masked: str, answer: str) -> QuestionOrReason:
     """Return the question of a statement that ends with a mask, `Jane Austen wrote [MASK].`, else "mask_not_last"."""
     *before, after = MASK.split(masked)
     statement = masked[: masked.rfind("[")].rstrip()
@@ -115,10 +115,10 @@ def _lama_question(masked: str, answer: str) -> QuestionOrReason:
 
 def templama(file: Path) -> list[Benchmark]:
     """Read TempLAMA, a question per query and year, of which the calendar tells the model. Raises BenchmarkError."""
-    return [benchmark("TempLAMA", {file: json_lines(file)}, _templama_question, in_first_five_words)]
+    return [benchmark("TempLAMA", {file: json_lines(file)}, _parse_templama_record, in_first_five_words)]
 
 
-def _templama_question(record: Any) -> QuestionOrReason:
+def _parse_templama_record(record: Any) -> QuestionOrReason:
     """Return the question of a record {"query": "Tom Brady plays for _X_.", "date": "2019", ...}.
 
     Returns the reason "mask_not_last" if `_X_`, the blank for the answer, is not at the end.
@@ -129,14 +129,14 @@ def _templama_question(record: Any) -> QuestionOrReason:
     new_year = date.fromisoformat(f"{record['date']}-01-01")  # ValueError if `date` is not a year
     return BenchmarkQuestion(
         prompt=completion(statement.rstrip()),
-        answers=_templama_answers(record["answer"]),
+        answers=_parse_templama_answers(record["answer"]),
         tool="calendar",
         context=new_year.isoformat(),  # the day that the calendar returns: of the date, only the year is known
         wording=record["relation"],
     )
 
 
-def _templama_answers(answer: Any) -> tuple[str, ...]:
+def _parse_templama_answers(answer: Any) -> tuple[str, ...]:
     """Return the names of {"name": "Patriots"}, or of a list of such objects."""
     answers = answer if isinstance(answer, list) else [answer]
     return tuple(item["name"] for item in answers)
@@ -152,12 +152,12 @@ def web_questions(file: Path) -> list[Benchmark]:
     Raises BenchmarkError.
     """
     shapes = f"utterance and targetValue; {OPEN}"
-    return _open_benchmark("WebQuestions", file, records(file), _web_question, shapes)
+    return _build_open_benchmark("WebQuestions", file, records(file), _parse_web_questions_record, shapes)
 
 
 def natural_questions(file: Path) -> list[Benchmark]:
     """Read NQ-open: a question and its answers. Raises BenchmarkError."""
-    return _open_benchmark("Natural Questions", file, records(file, lone=True), _question_and_answers, OPEN)
+    return _build_open_benchmark("Natural Questions", file, records(file, lone=True), _parse_open_record, OPEN)
 
 
 def trivia_qa(file: Path) -> list[Benchmark]:
@@ -174,10 +174,10 @@ def trivia_qa(file: Path) -> list[Benchmark]:
     # A .json with one object is the original, {"Data": [...]}. In other files, such as a .jsonl of one line, an object
     # is a record by itself (`lone`).
     records_of_file = records(file, "Data", lone=file.suffix != ".json")
-    return _open_benchmark("TriviaQA", file, records_of_file, _trivia, shapes)
+    return _build_open_benchmark("TriviaQA", file, records_of_file, _parse_trivia_record, shapes)
 
 
-def _open_benchmark(
+def _build_open_benchmark(
     name: str, file: Path, records_of_file: Iterable[Any], convert: Callable[[Any], QuestionOrReason], shapes: str
 ) -> list[Benchmark]:
     """Return a list of one benchmark of questions that come without a text to read; the tool QA may not be called.
@@ -197,65 +197,65 @@ def _open_benchmark(
 
 
 OPEN = "question or qText with a list answer, answers or golden_answers"
-"""The fields of records that `_question_and_answers` reads, for error messages."""
+"""The fields of records that `_parse_open_record` reads, for error messages."""
 
 
-def _question_and_answers(record: Any) -> QuestionOrReason:
+def _parse_open_record(record: Any) -> QuestionOrReason:
     """Return the question of a record such as {"question": "who wrote Emma", "answer": ["Jane Austen"]}."""
-    question = field_of(record, "question", "qText")
-    answers = field_of(record, "answer", "answers", "golden_answers")
-    return _open_question(question, answers)
+    question = get_first_field(record, "question", "qText")
+    answers = get_first_field(record, "answer", "answers", "golden_answers")
+    return _build_open_question(question, answers)
 
 
-def _web_question(record: Any) -> QuestionOrReason:
+def _parse_web_questions_record(record: Any) -> QuestionOrReason:
     """Return the question of a record of WebQuestions: the original, with answers in Lisp, or question and answers."""
     if "utterance" not in record:
-        return _question_and_answers(record)
+        return _parse_open_record(record)
     answers = []
     for quoted, bare in DESCRIPTION.findall(record["targetValue"]):
         without_escapes = re.sub(r"\\(.)", r"\1", quoted)
         answers.append(bare or without_escapes)
-    return _open_question(record["utterance"], answers)
+    return _build_open_question(record["utterance"], answers)
 
 
-def _trivia(record: Any) -> QuestionOrReason:
+def _parse_trivia_record(record: Any) -> QuestionOrReason:
     """Return the question of a record of TriviaQA, in any of its three published shapes; aliases are right answers."""
     if "Question" in record:  # {"Question": "...", "Answer": {"Value": "Jane Austen", "Aliases": ["J. Austen"]}}
-        return _open_question(record["Question"], _values(record["Answer"], "Value", "Aliases"))
+        return _build_open_question(record["Question"], _list_answer_texts(record["Answer"], "Value", "Aliases"))
     if "answer" in record:
-        return _trivia_with_aliases(record)
-    return _question_and_answers(record)  # {"question": "...", "golden_answers": ["Jane Austen"]}
+        return _parse_trivia_with_aliases(record)
+    return _parse_open_record(record)  # {"question": "...", "golden_answers": ["Jane Austen"]}
 
 
-def _trivia_with_aliases(record: Any) -> QuestionOrReason:
+def _parse_trivia_with_aliases(record: Any) -> QuestionOrReason:
     """Return the question of {"question": "...", "answer": "Jane Austen", "aliases": ["J. Austen"]}.
 
     - The question may also be a prompt in `context`: "Question: ...\\nAnswer:".
     - The answer may also be a list, or an object {"value": "Jane Austen", "aliases": ["J. Austen"]}.
     """
-    prompt = field_of(record, "context", "question")
+    prompt = get_first_field(record, "context", "question")
     question = prompt.removeprefix("Question: ").removesuffix("\nAnswer:")
-    answers = _values(record["answer"], "value", "aliases")
-    aliases = _listed(record.get("aliases") or ())
-    return _open_question(question, [*answers, *aliases])
+    answers = _list_answer_texts(record["answer"], "value", "aliases")
+    aliases = _require_list(record.get("aliases") or ())
+    return _build_open_question(question, [*answers, *aliases])
 
 
-def _values(answer: Any, value_key: str, aliases_key: str) -> list[str]:
+def _list_answer_texts(answer: Any, value_key: str, aliases_key: str) -> list[str]:
     """Return the texts of an answer: a text, a list of texts, or an object with a text and perhaps aliases."""
     if isinstance(answer, str):
         return [answer]
     if isinstance(answer, list):
         return answer
-    aliases = _listed(answer.get(aliases_key) or ())
+    aliases = _require_list(answer.get(aliases_key) or ())
     return [answer[value_key], *aliases]
 
 
-def _open_question(question: str, answers: Any) -> QuestionOrReason:
+def _build_open_question(question: str, answers: Any) -> QuestionOrReason:
     """Return a question for WikiSearch. answers: a list of right texts. Raises TypeError for a single text."""
-    return BenchmarkQuestion(question_answering(question), tuple(_listed(answers)), tool="wiki_search")
+    return BenchmarkQuestion(question_answering(question), tuple(_require_list(answers)), tool="wiki_search")
 
 
-def _listed(texts: Any) -> Iterable[str]:
+def _require_list(texts: Any) -> Iterable[str]:
     """Return a list of texts. Raises TypeError for a string, which would count as a list of letters."""
     if isinstance(texts, str):
         raise TypeError("a list of texts is expected, not a string")
@@ -280,30 +280,30 @@ def mlqa(folder: Path) -> list[Benchmark]:
     patterns = [f"*context-en-question-{language}.json" for language in LANGUAGES]
     language_files = files(folder, *patterns)
     english_files = sorted(folder.glob("*context-en-question-en.json"))
-    _check_distinct([*language_files, *english_files])
+    _check_distinct_languages([*language_files, *english_files])
     benchmarks: list[Benchmark] = []
     for file in language_files:
-        benchmarks.append(_mlqa(file))
-        benchmarks += _in_english_if_any(file, english_files)
+        benchmarks.append(_read_mlqa_benchmark(file))
+        benchmarks += _iter_english_versions(file, english_files)
     return benchmarks
 
 
-def _in_english_if_any(file: Path, english_files: Iterable[Path]) -> Iterator[Benchmark]:
+def _iter_english_versions(file: Path, english_files: Iterable[Path]) -> Iterator[Benchmark]:
     """Yield the English versions of a file's questions as a benchmark, if there are any."""
     for english_file in english_files:
-        in_english = _in_english(file, english_file)
+        in_english = _read_english_version(file, english_file)
         if in_english.questions:
             yield in_english
 
 
-def _check_distinct(paths: list[Path]) -> None:
+def _check_distinct_languages(paths: list[Path]) -> None:
     """Raise BenchmarkError if two of MLQA's files have the same language, as `dev-...` and `test-...` have.
 
     Their benchmarks would have the same name.
     """
     file_of: dict[str, Path] = {}
     for file in paths:
-        language = _language(file)
+        language = _parse_language(file)
         if language in file_of:
             raise BenchmarkError(
                 f"{file_of[language]} and {file.name} have the same language; keep one of them (the paper uses test)"
@@ -311,7 +311,7 @@ def _check_distinct(paths: list[Path]) -> None:
         file_of[language] = file
 
 
-def _language(file: Path) -> str:
+def _parse_language(file: Path) -> str:
     """Return the language of a file's questions, from its name."""
     return file.stem.rpartition("question-")[2]
 
@@ -336,31 +336,31 @@ class _MlqaFile(NamedTuple):
     questions: list[ParagraphQuestion]
 
 
-def _mlqa(file: Path) -> Benchmark:
+def _read_mlqa_benchmark(file: Path) -> Benchmark:
     """Read a file of MLQA, or of XQuAD in MLQA's format, as a benchmark named "MLQA (de)"."""
-    content = _read_mlqa(file)
+    content = _read_mlqa_file(file)
     return benchmark(
-        name=f"{content.name} ({_language(file)})",
+        name=f"{content.name} ({_parse_language(file)})",
         sources={file: content.questions},
-        convert=_mlqa_question,
+        convert=_build_mlqa_question,
         correct=in_first_ten_words,
     )
 
 
-def _in_english(file: Path, english_file: Path) -> Benchmark:
+def _read_english_version(file: Path, english_file: Path) -> Benchmark:
     """Return the English versions of a file's questions as a benchmark, "MLQA (de, all En)" (section 4.2.4)."""
-    content = _read_mlqa(file)
+    content = _read_mlqa_file(file)
     return benchmark(
-        name=f"{content.name} ({_language(file)}{ALL_ENGLISH}",
-        sources={english_file: _translations(content.questions, english_file)},  # errors name the records' file
-        convert=lambda question: _mlqa_question(question) if question else NOT_IN_ENGLISH,
+        name=f"{content.name} ({_parse_language(file)}{ALL_ENGLISH}",
+        sources={english_file: _find_translations(content.questions, english_file)},  # errors name the records' file
+        convert=lambda question: _build_mlqa_question(question) if question else NOT_IN_ENGLISH,
         correct=in_first_ten_words,
     )
 
 
-def _translations(questions: Sequence[ParagraphQuestion], english_file: Path) -> list[ParagraphQuestion | None]:
+def _find_translations(questions: Sequence[ParagraphQuestion], english_file: Path) -> list[ParagraphQuestion | None]:
     """Return the English version of each question, found by its id; None if there is none."""
-    english_questions = {question.id: question for question in _read_mlqa(english_file).questions}
+    english_questions = {question.id: question for question in _read_mlqa_file(english_file).questions}
     translations: list[ParagraphQuestion | None] = []
     for question in questions:
         translations.append(english_questions.get(question.id) if question.id else None)
@@ -371,20 +371,20 @@ NOT_IN_ENGLISH = "not_in_english"
 """The reason of a question that the English file lacks."""
 
 
-def _read_mlqa(file: Path) -> _MlqaFile:
+def _read_mlqa_file(file: Path) -> _MlqaFile:
     """Read a file in the format of MLQA or XQuAD. Raises BenchmarkError for another shape."""
-    content = json_file(file)
-    articles = list_in(content, file, "data")
+    content = read_json_file(file)
+    articles = get_list(content, file, "data")
     questions: list[ParagraphQuestion] = []
     for number, article in enumerate(articles, 1):
         with expect_shape(f"{file}, article {number}"):
-            questions += _questions_of_article(article)
+            questions += _list_article_questions(article)
     is_xquad = str(content.get("version", "")).startswith("xquad")
     name = "XQuAD in MLQA's form" if is_xquad else "MLQA"
     return _MlqaFile(name, questions)
 
 
-def _questions_of_article(article: Any) -> list[ParagraphQuestion]:
+def _list_article_questions(article: Any) -> list[ParagraphQuestion]:
     """Return every question about the paragraphs of an article."""
     questions = []
     for paragraph in article["paragraphs"]:
@@ -393,7 +393,7 @@ def _questions_of_article(article: Any) -> list[ParagraphQuestion]:
     return questions
 
 
-def _mlqa_question(question: ParagraphQuestion) -> QuestionOrReason:
+def _build_mlqa_question(question: ParagraphQuestion) -> QuestionOrReason:
     """Return the benchmark's question for a question about a paragraph."""
     answers = tuple(answer["text"] for answer in question.record["answers"])
     prompt = multilingual(question.paragraph.strip(), question.record["question"].strip())
@@ -415,26 +415,26 @@ def asdiv(file: Path) -> list[Benchmark]:
         of_file = benchmark(
             name="ASDiv",
             sources={file: records(file)},
-            convert=_asdiv_record,
+            convert=_parse_asdiv_record,
             correct=number_is_right,
             shapes="body, question and answer",
         )
     else:
         of_file = benchmark(
             name="ASDiv",
-            sources={file: _asdiv_problems(file)},
-            convert=_asdiv_problem,
+            sources={file: _read_asdiv_problems(file)},
+            convert=_parse_asdiv_problem,
             correct=number_is_right,
         )
     return [of_file]
 
 
-def _asdiv_problems(file: Path) -> Iterable[ElementTree.Element]:
+def _read_asdiv_problems(file: Path) -> Iterable[ElementTree.Element]:
     """Return the elements `Problem` of ASDiv.xml. Raises BenchmarkError if it cannot be read or is no XML."""
     try:
         return ElementTree.parse(file).getroot().iter("Problem")
     except (OSError, ElementTree.ParseError, LookupError, ValueError) as error:  # the last two for an unknown encoding
-        kind = kind_in_words(file.read_bytes()[:HEAD_BYTES]) if file.is_file() else None
+        kind = describe_kind(file.read_bytes()[:HEAD_BYTES]) if file.is_file() else None
         reason = f"{error}, it is {kind}" if kind else str(error)
         raise BenchmarkError(f"{file} is not ASDiv.xml ({reason}); give the benchmark's own file") from error
 
@@ -444,19 +444,23 @@ def svamp(file: Path) -> list[Benchmark]:
 
     Raises BenchmarkError.
     """
-    return [benchmark("SVAMP", {file: records(file)}, _svamp, number_is_right, shapes="Body, Question and Answer")]
+    return [
+        benchmark(
+            "SVAMP", {file: records(file)}, _parse_svamp_record, number_is_right, shapes="Body, Question and Answer"
+        )
+    ]
 
 
 def mawps(folder: Path) -> list[Benchmark]:
     """Read all files of a folder as MAWPS; problems with several solutions are left out. Raises BenchmarkError."""
     sources = {file: records(file) for file in files(folder, "*.json", "*.jsonl", "*.csv")}
     shapes = "sQuestion and lSolutions; input and target"
-    return [benchmark("MAWPS", sources, _mawps, number_is_right, shapes=shapes)]
+    return [benchmark("MAWPS", sources, _parse_mawps_record, number_is_right, shapes=shapes)]
 
 
-def _asdiv_problem(problem: Any) -> QuestionOrReason:
+def _parse_asdiv_problem(problem: Any) -> QuestionOrReason:
     """Return the question of an element of ASDiv.xml."""
-    return _asdiv_question(
+    return _build_asdiv_question(
         problem.findtext("Body"),
         problem.findtext("Question"),
         problem.findtext("Answer"),
@@ -464,36 +468,36 @@ def _asdiv_problem(problem: Any) -> QuestionOrReason:
     )
 
 
-def _asdiv_record(record: Any) -> QuestionOrReason:
+def _parse_asdiv_record(record: Any) -> QuestionOrReason:
     """Return the question of a JSON record."""
-    return _asdiv_question(
+    return _build_asdiv_question(
         record.get("body"), record.get("question"), record.get("answer"), record.get("solution_type")
     )
 
 
-def _asdiv_question(body: Any, question: Any, answer: Any, solution_type: Any) -> QuestionOrReason:
+def _build_asdiv_question(body: Any, question: Any, answer: Any, solution_type: Any) -> QuestionOrReason:
     """Return the question of a problem whose answer is a number and its unit. Raises AttributeError for a None."""
     prompt = mathematics(body.strip(), question.strip())
     match = ASDIV_ANSWER.fullmatch(answer.strip())
     if match is None:
         return NO_NUMBER
-    return _question(prompt, match[1], solution_type or "")
+    return _build_calculator_question(prompt, match[1], solution_type or "")
 
 
-def _svamp(record: Any) -> QuestionOrReason:
+def _parse_svamp_record(record: Any) -> QuestionOrReason:
     """Return the question of a record: {"Body": "...", "Question": "...", "Answer": 8.0, "Type": "Addition"}."""
     prompt = mathematics(record["Body"].strip(), record["Question"].strip())
-    return _question(prompt, record["Answer"], str(record.get("Type") or ""))
+    return _build_calculator_question(prompt, record["Answer"], str(record.get("Type") or ""))
 
 
-def _mawps(record: Any) -> QuestionOrReason:
+def _parse_mawps_record(record: Any) -> QuestionOrReason:
     """Return the question of a record, or NO_NUMBER unless it has exactly one solution."""
     if "sQuestion" not in record:
-        return _question(mathematics("", record["input"].strip()), record["target"])
+        return _build_calculator_question(mathematics("", record["input"].strip()), record["target"])
     solutions = record["lSolutions"]
     if len(solutions) != 1:
         return NO_NUMBER
-    return _question(mathematics("", record["sQuestion"].strip()), solutions[0])
+    return _build_calculator_question(mathematics("", record["sQuestion"].strip()), solutions[0])
 
 
 NO_RIGHT_CALL = ("cannot_answer", "direct")
@@ -509,47 +513,47 @@ def irrelevance(path: Path) -> list[Benchmark]:
     paths = [path]
     if path.is_dir():
         paths = files(path, "*irrelevance*.json", "*irrelevance*.jsonl")
-    return [_without_call(file.stem, file, _irrelevant) for file in paths]
+    return [_build_no_call_benchmark(file.stem, file, _parse_irrelevance_record) for file in paths]
 
 
 def when2call(file: Path) -> list[Benchmark]:
     """Read When2Call's questions that no tool answers: an answer without a call is right. Raises BenchmarkError."""
-    return [_without_call("When2Call", file, _unanswerable)]
+    return [_build_no_call_benchmark("When2Call", file, _parse_unanswerable_record)]
 
 
-def _without_call(name: str, file: Path, convert: Callable[[Any], QuestionOrReason]) -> Benchmark:
+def _build_no_call_benchmark(name: str, file: Path, convert: Callable[[Any], QuestionOrReason]) -> Benchmark:
     """Return a benchmark in which exactly the answers without a call are right."""
     of_file = benchmark(name, {file: json_lines(file)}, convert, in_first_twenty_words)
     return replace(of_file, calls_nothing=True)
 
 
-def _irrelevant(record: Any) -> QuestionOrReason:
+def _parse_irrelevance_record(record: Any) -> QuestionOrReason:
     """Return the user's last message as a question, or the reason "nobody_asks"."""
-    prompt = last_asked(record)
+    prompt = find_last_prompt(record)
     if not prompt:
         return "nobody_asks"
     return BenchmarkQuestion(prompt, (NO_CALL,))
 
 
-def last_asked(record: Any) -> str | None:
+def find_last_prompt(record: Any) -> str | None:
     """Return the prompt for the user's last message in a record of the leaderboard; None if no user asks."""
     turns = record["question"]
     if isinstance(turns, str):
-        return _prompt(turns)
+        return _format_prompt(turns)
     messages = turns[-1] if isinstance(turns[-1], list) else turns
     of_user = [message["content"] for message in messages if message["role"] == "user"]
-    return _prompt(of_user[-1]) if of_user else None
+    return _format_prompt(of_user[-1]) if of_user else None
 
 
-def _unanswerable(record: Any) -> QuestionOrReason:
+def _parse_unanswerable_record(record: Any) -> QuestionOrReason:
     """Return the question of a record that no tool answers; of other records the label, as the reason."""
     label = record["correct_answer"]
     if label not in NO_RIGHT_CALL:
         return str(label)
-    return BenchmarkQuestion(_prompt(record["question"]), (NO_CALL,))
+    return BenchmarkQuestion(_format_prompt(record["question"]), (NO_CALL,))
 
 
-def _prompt(text: str) -> str:
+def _format_prompt(text: str) -> str:
     """Return the prompt of a question that a tool may help with or not."""
     return f"Answer the following question: {text.strip()}"
 
@@ -558,7 +562,7 @@ NO_CALL = "no call"
 """Stands for the right answer (`gold`) where an answer without a call is right."""
 
 
-def _question(prompt: str, answer: Any, wording: str = "") -> QuestionOrReason:
+def _build_calculator_question(prompt: str, answer: Any, wording: str = "") -> QuestionOrReason:
     """Return a question for the calculator, or NO_NUMBER unless the answer is a number or the text of one."""
     if NUMBER.fullmatch(str(answer)) is None:
         return NO_NUMBER

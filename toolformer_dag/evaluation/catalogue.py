@@ -39,16 +39,16 @@ READING = 7
 
 def read_benchmark(name: str, path: Path) -> list[Benchmark]:
     """Return a benchmark as a list with an entry per subset or language. Raises BenchmarkError."""
-    return _reader(name)(path)
+    return _get_reader(name)(path)
 
 
-def benchmark_identity(name: str, path: Path) -> str:
+def read_benchmark_identity(name: str, path: Path) -> str:
     """Return a hash of the benchmark's files, or `made` for a generated benchmark. Raises BenchmarkError."""
-    is_generated = _reader(name) is READERS["dateset"]
+    is_generated = _get_reader(name) is READERS["dateset"]
     return "made" if is_generated else content(path)
 
 
-def _reader(name: str) -> Callable[[Path], list[Benchmark]]:
+def _get_reader(name: str) -> Callable[[Path], list[Benchmark]]:
     """Return the reader of a benchmark. Raises BenchmarkError for an unknown name."""
     if name not in READERS:
         raise BenchmarkError(f"there is no benchmark {name!r}; known: {', '.join(READERS)}")
@@ -61,7 +61,7 @@ FIRST_TOOLS = {TWO_HOP: "question_answering"}
 """Kind of questions that take several calls -> the tool of the first call, which counts as the right one."""
 
 
-def synthetic_benchmark(tool: str, n: int, seed: int, wordings: Literal["seen", "unseen"]) -> Benchmark:
+def build_synthetic_benchmark(tool: str, n: int, seed: int, wordings: Literal["seen", "unseen"]) -> Benchmark:
     """Return `n` generated questions that a tool answers, about the invented world of the synthetic corpus.
 
     - tool: such as "calculator"; or TWO_HOP, for questions that take two calls of question answering
@@ -71,13 +71,13 @@ def synthetic_benchmark(tool: str, n: int, seed: int, wordings: Literal["seen", 
     is_right = number_is_right if tool == "calculator" else in_first_five_words
     return Benchmark(
         name=f"{tool} ({wordings})",
-        questions=tuple(_synthetic_question(tool, text) for text in generated_texts),
+        questions=tuple(_build_synthetic_question(tool, text) for text in generated_texts),
         correct=is_right,  # judges the texts that models write after the prompts
         withheld=WITHHELD.get(tool, frozenset()),  # tools that may not be called: they would make it trivial
     )
 
 
-def _synthetic_question(tool: str, phenomenon: Phenomenon) -> BenchmarkQuestion:
+def _build_synthetic_question(tool: str, phenomenon: Phenomenon) -> BenchmarkQuestion:
     """Return a generated text as a question. tool: the tool that answers it, or TWO_HOP."""
     return BenchmarkQuestion(
         prompt=phenomenon.before,
@@ -88,7 +88,7 @@ def _synthetic_question(tool: str, phenomenon: Phenomenon) -> BenchmarkQuestion:
     )
 
 
-def chosen_benchmarks(section: EvaluationSettings, tools: Sequence[str]) -> list[Benchmark]:
+def collect_chosen_benchmarks(section: EvaluationSettings, tools: Sequence[str]) -> list[Benchmark]:
     """Return the benchmarks that the settings choose: the synthetic world's for each tool, then the ones in files.
 
     tools: such as "calculator", or TWO_HOP. Raises BenchmarkError, also for a benchmark without questions.
@@ -96,7 +96,7 @@ def chosen_benchmarks(section: EvaluationSettings, tools: Sequence[str]) -> list
     benchmarks: list[Benchmark] = []
     if section.questions:
         for tool in tools:
-            benchmarks.append(synthetic_benchmark(tool, section.questions, section.seed, "seen"))
+            benchmarks.append(build_synthetic_benchmark(tool, section.questions, section.seed, "seen"))
     for name, path in section.benchmarks.items():
         for benchmark in read_benchmark(name, path):
             _refuse_empty(benchmark)
@@ -124,11 +124,11 @@ def sampled(benchmark: Benchmark, limit: int | None) -> Benchmark:
     return replace(benchmark, questions=tuple(questions[index] for index in indices))
 
 
-def chosen_identity(section: EvaluationSettings) -> Mapping[str, object]:
+def build_questions_identity(section: EvaluationSettings) -> Mapping[str, object]:
     """Return what determines the questions. Raises BenchmarkError for an unknown benchmark or missing files."""
     return {
         **determining(section, "questions", "seed", "benchmark_questions"),
         "world": VERSION,
-        "benchmarks": {name: benchmark_identity(name, path) for name, path in section.benchmarks.items()},
+        "benchmarks": {name: read_benchmark_identity(name, path) for name, path in section.benchmarks.items()},
         "reading": READING,
     }

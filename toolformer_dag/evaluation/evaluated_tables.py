@@ -11,7 +11,7 @@ from toolformer_dag.evaluation.measurements import ACCURACY, OUTCOMES, OVERLAP, 
 from toolformer_dag.evaluation.outcomes import OUTCOME_SCHEMA, SCORE_SCHEMA
 from toolformer_dag.evaluation.paper_tables import VIEWS
 from toolformer_dag.evaluation.question_overlap import OVERLAP_COLUMNS
-from toolformer_dag.lake.queries import sql_text
+from toolformer_dag.lake.queries import read_sql_file
 from toolformer_dag.lake.table import DamagedPart, Lake, Table
 from toolformer_dag.lake.warehouse_table import WarehouseTable
 from toolformer_dag.pipeline.stages import warehouse_tables
@@ -141,13 +141,13 @@ EVALUATED = (
         {name: comment for name, (_, comment) in CHANGE_COLUMNS.items()},
         pl.Schema({name: kind for name, (kind, _) in CHANGE_COLUMNS.items()}),
         (CHANGES,),
-        views=sql_text(__package__, "run_views.sql"),
+        views=read_sql_file(__package__, "run_views.sql"),
         measured=True,
     ),
 )
 
 
-def all_tables(outputs: Sequence[TableOutput]) -> list[WarehouseTable]:
+def list_all_tables(outputs: Sequence[TableOutput]) -> list[WarehouseTable]:
     """Return every table of the warehouse: the ones of the stages, and EVALUATED."""
     return [*warehouse_tables(outputs), *EVALUATED]
 

@@ -11,8 +11,8 @@ from typing import Any
 from toolformer_dag.decoding.generation import REPEATED, DecodedCall
 from toolformer_dag.evaluation.benchmark import Benchmark, BenchmarkQuestion, in_first_twenty_words
 from toolformer_dag.evaluation.benchmark_files import QuestionOrReason, benchmark, expect_shape, files, json_lines
-from toolformer_dag.evaluation.benchmark_readers import last_asked
-from toolformer_dag.texts.arguments import Schema, read_arguments, schema_fault
+from toolformer_dag.evaluation.benchmark_readers import find_last_prompt
+from toolformer_dag.texts.arguments import Schema, find_schema_fault, parse_arguments
 from toolformer_dag.texts.calls import Call, fault
 from toolformer_dag.tools.options import ToolOptions
 from toolformer_dag.tools.tool import Tool, ToolCall, ToolDefaults, ToolResult
@@ -46,19 +46,19 @@ def function_calling(folder: Path) -> list[Benchmark]:
     Records without right calls, or with a function for which no call can be written, are left out. Raises
     BenchmarkError.
     """
-    return [_benchmark_of_set(file) for file in files(folder, *SETS)]
+    return [_read_benchmark_of_set(file) for file in files(folder, *SETS)]
 
 
-def _benchmark_of_set(file: Path) -> Benchmark:
+def _read_benchmark_of_set(file: Path) -> Benchmark:
     """Read a file of the Berkeley Function-Calling Leaderboard as a benchmark.
 
     A model's text may hold as many calls (`function_calls`) as the question with the most right calls has.
     """
-    right_calls = _right_calls(file.parent / "possible_answer" / file.name)
+    right_calls = _read_right_calls(file.parent / "possible_answer" / file.name)
     without_limit = benchmark(
         name=file.stem,
         sources={file: json_lines(file)},
-        convert=partial(_question, right_calls),
+        convert=partial(_parse_function_record, right_calls),
         correct=in_first_twenty_words,
     )
     # The one answer of a question is the JSON list of its right calls: '[{"area": {"base": [10]}}]'.
@@ -66,7 +66,7 @@ def _benchmark_of_set(file: Path) -> Benchmark:
     return replace(without_limit, function_calls=max(call_counts, default=1))
 
 
-def _right_calls(file: Path) -> dict[str, Any]:
+def _read_right_calls(file: Path) -> dict[str, Any]:
     """Read the file of right calls: id of the record -> [{"area": {"base": [10], "height": [5]}}].
 
     Raises BenchmarkError for calls of another shape.
@@ -88,52 +88,52 @@ def _check_right_call(call: Any) -> None:
         iter(values)  # TypeError for a single value
 
 
-def _question(right_calls: Mapping[str, Any], record: Any) -> QuestionOrReason:
+def _parse_function_record(right_calls: Mapping[str, Any], record: Any) -> QuestionOrReason:
     """Return the question of a record, or the reason why it has none.
 
     Its `context` is the JSON of its functions, its only answer the JSON of its right calls.
     """
-    prompt = last_asked(record)
-    declarations = _listed(record["function"])
+    prompt = find_last_prompt(record)
+    declarations = _to_list(record["function"])
     if prompt is None:
         return "nobody_asks"
     if record["id"] not in right_calls:
         return "no_ground_truth"
     functions = []
     for declaration in declarations:
-        function = _function(declaration)
+        function = _parse_function(declaration)
         if not _can_be_written(function):
             return "function_cannot_be_written"
         functions.append(function)
-    answer = _json(right_calls[record["id"]])
-    return BenchmarkQuestion(prompt, (answer,), context=_json(functions))
+    answer = _to_json(right_calls[record["id"]])
+    return BenchmarkQuestion(prompt, (answer,), context=_to_json(functions))
 
 
-def _json(value: Any) -> str:
+def _to_json(value: Any) -> str:
     """Return the JSON of a value, with the letters of all languages as they are."""
     return json.dumps(value, ensure_ascii=False)
 
 
-def _function(declaration: Any) -> dict[str, Any]:
+def _parse_function(declaration: Any) -> dict[str, Any]:
     """Return a function of a record in the form of a question's context, its parameters as a JSON schema."""
     return {
         "name": declaration["name"],
         "description": declaration.get("description", ""),
-        "parameters": _json_schema(declaration.get("parameters") or {}),
+        "parameters": _to_json_schema(declaration.get("parameters") or {}),
     }
 
 
 def _can_be_written(function: Mapping[str, Any]) -> bool:
     """Return whether decoding can write the name of a function and arguments of its schema."""
-    return not (fault(Call(function["name"], "")) or schema_fault(function["parameters"]))
+    return not (fault(Call(function["name"], "")) or find_schema_fault(function["parameters"]))
 
 
-def _json_schema(parameters: Any) -> Any:
+def _to_json_schema(parameters: Any) -> Any:
     """Return the leaderboard's `parameters` as a JSON schema: {"type": "dict"} becomes {"type": "object"}."""
-    return json.loads(json.dumps(parameters), object_hook=_json_types)
+    return json.loads(json.dumps(parameters), object_hook=_to_json_types)
 
 
-def _json_types(schema: dict[str, Any]) -> dict[str, Any]:
+def _to_json_types(schema: dict[str, Any]) -> dict[str, Any]:
     """Return an object of a schema with the types of JSON schema and without the entries of NO_RULES."""
     kept = {key: value for key, value in schema.items() if (key, value) not in NO_RULES}
     type_name = kept.get("type")
@@ -163,7 +163,7 @@ class OfferedFunction(Tool):
         return [ToolResult(NOTHING) for _ in calls]
 
 
-def offered_functions(context: str) -> dict[str, Tool]:
+def parse_offered_functions(context: str) -> dict[str, Tool]:
     """Return the functions of a question as tools, by name. context: of the question, the JSON of its functions."""
     functions = json.loads(context)
     return {function["name"]: OfferedFunction(**function) for function in functions}
@@ -179,18 +179,18 @@ def calls_are_right(calls: Sequence[DecodedCall], answer: str) -> bool:
     is_any_unfinished = any(call.result is None for call in distinct)
     if is_any_unfinished or len(distinct) != len(right_calls):
         return False
-    written_calls = [_with_arguments(call) for call in distinct]
+    written_calls = [_parse_written_call(call) for call in distinct]
     # For each right call the indices of the written calls that fit it; a written call may fit several.
-    candidates = [_fitting_calls(right_call, written_calls) for right_call in right_calls]
+    candidates = [_list_fitting_calls(right_call, written_calls) for right_call in right_calls]
     return _can_be_matched(candidates)
 
 
-def _with_arguments(call: DecodedCall) -> dict[str, Any]:
+def _parse_written_call(call: DecodedCall) -> dict[str, Any]:
     """Return a written call in the form of the right ones: {"area": {"base": 10, "height": 5}}."""
-    return {call.tool: read_arguments(call.input, ANYTHING)}
+    return {call.tool: parse_arguments(call.input, ANYTHING)}
 
 
-def _fitting_calls(right_call: Any, written_calls: Sequence[Any]) -> list[int]:
+def _list_fitting_calls(right_call: Any, written_calls: Sequence[Any]) -> list[int]:
     """Return the indices of the written calls that fit a right call."""
     return [index for index, call in enumerate(written_calls) if _is_right_value(call, right_call)]
 
@@ -201,10 +201,12 @@ def _can_be_matched(candidates: Sequence[Sequence[int]]) -> bool:
     candidates: per right call, the indices of written calls that fit. [[0, 1], [0]] can be matched, [[0], [0]] cannot.
     """
     right_call_of: dict[int, int] = {}  # written call -> right call, as matched so far
-    return all(_match(right_call, candidates, right_call_of, tried=set()) for right_call in range(len(candidates)))
+    return all(
+        _match_right_call(right_call, candidates, right_call_of, tried=set()) for right_call in range(len(candidates))
+    )
 
 
-def _match(
+def _match_right_call(
     right_call: int, candidates: Sequence[Sequence[int]], right_call_of: dict[int, int], tried: set[int]
 ) -> bool:
     """Match a right call with a written call that fits it; return whether that was possible.
@@ -221,7 +223,7 @@ def _match(
             continue
         tried.add(written_call)
         is_free = written_call not in right_call_of
-        if is_free or _match(right_call_of[written_call], candidates, right_call_of, tried):
+        if is_free or _match_right_call(right_call_of[written_call], candidates, right_call_of, tried):
             right_call_of[written_call] = right_call
             return True
     return False
@@ -234,7 +236,7 @@ def _arguments_fit(arguments: Mapping[str, Any], right: Mapping[str, Any]) -> bo
     """
     if not arguments.keys() <= right.keys():
         return False
-    return all(_argument_fits(arguments, name, _listed(values)) for name, values in right.items())
+    return all(_argument_fits(arguments, name, _to_list(values)) for name, values in right.items())
 
 
 def _argument_fits(arguments: Mapping[str, Any], name: str, right_values: Sequence[Any]) -> bool:
@@ -244,7 +246,7 @@ def _argument_fits(arguments: Mapping[str, Any], name: str, right_values: Sequen
     return any(_is_right_value(arguments[name], right_value) for right_value in right_values)
 
 
-def _listed(values: Any) -> list[Any]:
+def _to_list(values: Any) -> list[Any]:
     """Return a list as it is, any other value as a list of one."""
     return values if isinstance(values, list) else [values]
 
@@ -254,14 +256,14 @@ def _is_right_value(value: Any, right: Any) -> bool:
     if isinstance(right, dict):
         return isinstance(value, dict) and _arguments_fit(value, right)
     if isinstance(right, list):
-        return isinstance(value, list) and _are_right_items(value, right)
+        return isinstance(value, list) and _has_right_items(value, right)
     if isinstance(right, str):
         return isinstance(value, str) and _without_punctuation(value) == _without_punctuation(right)
     both_or_neither_bool = isinstance(value, bool) == isinstance(right, bool)
     return both_or_neither_bool and bool(value == right)
 
 
-def _are_right_items(values: Sequence[Any], right: Sequence[Any]) -> bool:
+def _has_right_items(values: Sequence[Any], right: Sequence[Any]) -> bool:
     """Return whether two lists have equally many items, and each item of the first is right."""
     if len(values) != len(right):
         return False

@@ -22,7 +22,7 @@ from toolformer_dag.evaluation.language_modeling import perplexity
 from toolformer_dag.files import UserError
 from toolformer_dag.model.loading import load_model
 from toolformer_dag.settings.settings_file import load_settings
-from toolformer_dag.training.training_report import finetuned_or_base
+from toolformer_dag.training.training_report import find_finetuned_or_base
 
 NAME = "toolformer"
 """The name of the model in the harness."""
@@ -62,7 +62,7 @@ class HarnessModel(LM):  # type: ignore[misc]  # the extra is not installed wher
         settings = load_settings(Path(config) if config else None)
         # loglikelihood needs the logits of whole texts, which only the engine "transformers" gives.
         model_settings = settings.model.model_copy(update={"engine": "transformers"})
-        self._model = load_model(model_settings, model or finetuned_or_base(settings))
+        self._model = load_model(model_settings, model or find_finetuned_or_base(settings))
         self._asking = Asking(
             settings=settings,
             lanes=[lane.at_inference() for lane in lanes(settings)],  # tools with the settings for decoding
@@ -81,8 +81,8 @@ class HarnessModel(LM):  # type: ignore[misc]  # the extra is not installed wher
         Raises UserError for a task that samples (`do_sample`, or a temperature above 0).
         """
         texts = [""] * len(requests)
-        for max_new_tokens, indices in self._indices_by_limit(requests):
-            written = self._written([requests[index] for index in indices], max_new_tokens)
+        for max_new_tokens, indices in self._group_indices_by_limit(requests):
+            written = self._write_texts([requests[index] for index in indices], max_new_tokens)
             for index, text in zip(indices, written, strict=True):
                 texts[index] = text
         self._cache(requests, texts)
@@ -93,24 +93,24 @@ class HarnessModel(LM):  # type: ignore[misc]  # the extra is not installed wher
         for request, text in zip(requests, texts, strict=True):
             self.cache_hook.add_partial("generate_until", request.args, text)
 
-    def _indices_by_limit(self, requests: Sequence[Any]) -> list[tuple[int, list[int]]]:
+    def _group_indices_by_limit(self, requests: Sequence[Any]) -> list[tuple[int, list[int]]]:
         """Return (limit of tokens, indices of the requests with this limit), since these are generated together."""
         indices_of_limit: dict[int, list[int]] = {}
         for index, request in enumerate(requests):
             _, options = request.args
-            indices_of_limit.setdefault(self._limit(options), []).append(index)
+            indices_of_limit.setdefault(self._choose_token_limit(options), []).append(index)
         return sorted(indices_of_limit.items())
 
-    def _written(self, requests: Sequence[Any], max_new_tokens: int) -> list[str]:
+    def _write_texts(self, requests: Sequence[Any], max_new_tokens: int) -> list[str]:
         """Return the text after each prompt, without calls, cut at the stop strings of its request."""
         prompts = [request.args[0] for request in requests]
-        contexts = [_context(request.doc) for request in requests]
+        contexts = [_get_context(request.doc) for request in requests]
         options = [request.args[1] for request in requests]
         generations = self._asking.write(prompts, contexts, max_new_tokens)
         texts = [generation.plain for generation in generations]
-        return [_until(text, request_options) for text, request_options in zip(texts, options, strict=True)]
+        return [_cut_at_stops(text, request_options) for text, request_options in zip(texts, options, strict=True)]
 
-    def _limit(self, options: dict[str, Any]) -> int:
+    def _choose_token_limit(self, options: dict[str, Any]) -> int:
         """Return the most tokens that a request may write. Raises UserError for a request that samples."""
         samples = options.get("do_sample") or (options.get("temperature") or 0) > 0
         if samples:
@@ -122,9 +122,9 @@ class HarnessModel(LM):  # type: ignore[misc]  # the extra is not installed wher
 
         A context that does not fit loses its beginning.
         """
-        return [self._continuation(*request.args) for request in requests]
+        return [self._score_continuation(*request.args) for request in requests]
 
-    def _continuation(self, context: str, continuation: str) -> tuple[float, bool]:
+    def _score_continuation(self, context: str, continuation: str) -> tuple[float, bool]:
         """Return log p of a continuation in nats, and whether greedy decoding would write it; (0, True) without tokens.
 
         A text that exceeds the model's context loses its beginning.
@@ -170,25 +170,25 @@ def harness_task(benchmark: Benchmark, name: str, max_new_tokens: int) -> dict[s
         raise UserError(f"{benchmark.name}: the harness sees no calls; name it under [evaluation.benchmarks] instead")
     return {
         "task": name,
-        "custom_dataset": lambda **_: {"test": _documents(benchmark)},
+        "custom_dataset": lambda **_: {"test": _build_documents(benchmark)},
         "test_split": "test",
         "output_type": "generate_until",
         "doc_to_text": lambda document: document["prompt"],
         "doc_to_target": lambda document: document["answers"][0],
-        "process_results": lambda document, results: _judged(benchmark, document, results),
+        "process_results": lambda document, results: _judge_document(benchmark, document, results),
         "generation_kwargs": {"until": [], "max_gen_toks": max_new_tokens, "do_sample": False},
         "metric_list": [{"metric": METRIC, "aggregation": "mean", "higher_is_better": True}],
         "metadata": {},
     }
 
 
-def _judged(benchmark: Benchmark, document: dict[str, Any], results: Sequence[str]) -> dict[str, float]:
+def _judge_document(benchmark: Benchmark, document: dict[str, Any], results: Sequence[str]) -> dict[str, float]:
     """Return whether the text that was written for a question is right, as the value of METRIC."""
     is_right = benchmark.correct(results[0], document["answers"])
     return {METRIC: float(is_right)}
 
 
-def _documents(benchmark: Benchmark) -> Dataset:
+def _build_documents(benchmark: Benchmark) -> Dataset:
     """Return the questions of a benchmark as the harness's data set: prompt, answers, context."""
     documents = []
     for question in benchmark.questions:
@@ -196,12 +196,12 @@ def _documents(benchmark: Benchmark) -> Dataset:
     return Dataset.from_list(documents)
 
 
-def _context(document: dict[str, Any] | None) -> str:
+def _get_context(document: dict[str, Any] | None) -> str:
     """Return the context of a task's document, empty without one."""
     return str((document or {}).get("context") or "")
 
 
-def _until(text: str, options: dict[str, Any]) -> str:
+def _cut_at_stops(text: str, options: dict[str, Any]) -> str:
     """Return a text up to the first of the task's stop strings (`until`: a text or a list of them)."""
     stops = options.get("until") or []
     if isinstance(stops, str):

@@ -81,19 +81,21 @@ def perplexity(
     call_start = language_model.encoding.start if disabled else []  # the tokens of ` [`
     length = min(runner.context_length, PASS_TOKENS)
     sums = _LossSums(len(texts))
-    for batch in _batches(_windows_of_texts(language_model, texts, length)):
-        losses_of_windows = _losses_of_batch(runner, batch, call_start)
+    for batch in _iter_batches(_split_texts_into_windows(language_model, texts, length)):
+        losses_of_windows = _compute_batch_losses(runner, batch, call_start)
         for window, losses in zip(batch, losses_of_windows, strict=True):
             sums.add(window.text, losses)
     return sums.perplexity(utf8_bytes=_count_utf8_bytes(texts))
 
 
-def _losses_of_batch(runner: Backend, batch: Sequence[_Window], call_start: Sequence[int]) -> list[NDArray[np.float64]]:
-    """Return the losses of each window, with the start of a call disabled. call_start: as `_losses` takes it."""
-    answers = runner.log_probabilities([_query(window.ids, call_start) for window in batch])
+def _compute_batch_losses(
+    runner: Backend, batch: Sequence[_Window], call_start: Sequence[int]
+) -> list[NDArray[np.float64]]:
+    """Return the losses of each window, with the start of a call disabled. call_start: see `_compute_losses`."""
+    answers = runner.log_probabilities([_build_query(window.ids, call_start) for window in batch])
     losses = []
     for window, log_p in zip(batch, answers, strict=True):
-        losses.append(_losses(window.ids, log_p.astype(np.float64), call_start))
+        losses.append(_compute_losses(window.ids, log_p.astype(np.float64), call_start))
     return losses
 
 
@@ -102,7 +104,7 @@ def _count_utf8_bytes(texts: Sequence[str]) -> int:
     return len("".join(texts).encode())
 
 
-def _windows_of_texts(language_model: LanguageModel, texts: Sequence[str], length: int) -> list[_Window]:
+def _split_texts_into_windows(language_model: LanguageModel, texts: Sequence[str], length: int) -> list[_Window]:
     """Return the windows of all texts, of at most `length` tokens, the shortest first: less padding in a batch."""
     encoding = language_model.encoding
     text_windows: list[_Window] = []
@@ -113,7 +115,7 @@ def _windows_of_texts(language_model: LanguageModel, texts: Sequence[str], lengt
     return text_windows
 
 
-def _batches(text_windows: Sequence[_Window]) -> Iterator[Sequence[_Window]]:
+def _iter_batches(text_windows: Sequence[_Window]) -> Iterator[Sequence[_Window]]:
     """Yield the windows in order, BATCH_WINDOWS at a time."""
     for start in range(0, len(text_windows), BATCH_WINDOWS):
         yield text_windows[start : start + BATCH_WINDOWS]
@@ -140,11 +142,11 @@ class _LossSums:
             nats=float(self._nats.sum()),
             tokens=predicted_tokens,
             utf8_bytes=utf8_bytes,
-            error=_standard_error(self._nats, self._tokens),
+            error=_compute_standard_error(self._nats, self._tokens),
         )
 
 
-def _standard_error(nats: NDArray[np.float64], tokens: NDArray[np.int64]) -> float | None:
+def _compute_standard_error(nats: NDArray[np.float64], tokens: NDArray[np.int64]) -> float | None:
     """Return the standard error of the ratio sum(nats) / sum(tokens) (Cochran 1977, 6.13); None for a single text.
 
     nats, tokens: the summed loss and the predicted tokens of each text.
@@ -161,11 +163,11 @@ def _standard_error(nats: NDArray[np.float64], tokens: NDArray[np.int64]) -> flo
     return float(np.sqrt(variance_of_sum) / total_tokens)
 
 
-def _query(ids: list[int], call_start: Sequence[int]) -> TokenQuery:
+def _build_query(ids: list[int], call_start: Sequence[int]) -> TokenQuery:
     """Return a query for the log probability of every token of a window after its first.
 
-    With `call_start`, the tokens of ` [`, it also asks for the last of these everywhere: `_losses` sets its probability
-    to 0, so that no tool call begins.
+    With `call_start`, the tokens of ` [`, it also asks for the last of these everywhere: `_compute_losses` sets its
+    probability to 0, so that no tool call begins.
     """
     positions = range(1, len(ids))
     last_of_call_start = call_start[-1:]  # a list of one token, or empty
@@ -178,7 +180,7 @@ def _query(ids: list[int], call_start: Sequence[int]) -> TokenQuery:
     )
 
 
-def _losses(ids: list[int], log_p: NDArray[np.float64], call_start: Sequence[int]) -> NDArray[np.float64]:
+def _compute_losses(ids: list[int], log_p: NDArray[np.float64], call_start: Sequence[int]) -> NDArray[np.float64]:
     """Return the losses, in nats, of a window's tokens after its first, with the start of a call disabled.
 
     If ` [` is the tokens 5, 7, the probability of 7 is 0 after each 5, and the window's own 7 there gets no loss.
@@ -189,10 +191,10 @@ def _losses(ids: list[int], log_p: NDArray[np.float64], call_start: Sequence[int
     if not call_start:
         return -token_log_p
     *opening, disabled_token = call_start  # 5 and 7
-    could_begin_call = _follows(ids, opening)  # after each 5
+    could_begin_call = _is_after_tokens(ids, opening)  # after each 5
     begins_call = could_begin_call & _is_token(ids, disabled_token)
     # Without the disabled token, of probability q, the others have p / (1 - q): their loss is log(1 - q) - log p.
-    log_of_rest = np.where(could_begin_call, _log_of_rest(log_p[:, 1]), 0)
+    log_of_rest = np.where(could_begin_call, _compute_log_of_rest(log_p[:, 1]), 0)
     losses: NDArray[np.float64] = (log_of_rest - token_log_p)[~begins_call]
     return losses
 
@@ -203,13 +205,13 @@ def _is_token(ids: list[int], token: int) -> NDArray[np.bool_]:
     return is_token
 
 
-def _log_of_rest(disabled_log_p: NDArray[np.float64]) -> NDArray[np.float64]:
+def _compute_log_of_rest(disabled_log_p: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return log(1 - q) for a token of probability q; without it, every other token has p / (1 - q)."""
     rest: NDArray[np.float64] = np.log1p(-np.exp(disabled_log_p))
     return rest
 
 
-def _follows(ids: list[int], opening: list[int]) -> NDArray[np.bool_]:
+def _is_after_tokens(ids: list[int], opening: list[int]) -> NDArray[np.bool_]:
     """Return for each token after the first whether the tokens `opening` are right before it; all True for none."""
     follows = []
     for position in range(1, len(ids)):

@@ -13,37 +13,37 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import polars as pl
 
-from toolformer_dag.computing.plan import Plan, start_thresholds
+from toolformer_dag.computing.plan import Plan, map_tool_to_start_threshold
 from toolformer_dag.computing.stage import REJECTIONS, encoded
 from toolformer_dag.decoding.generation import DECODING
 from toolformer_dag.evaluation.benchmark import Benchmark
 from toolformer_dag.evaluation.benchmark_files import content, wikitext
-from toolformer_dag.evaluation.catalogue import READING, chosen_benchmarks, chosen_identity
+from toolformer_dag.evaluation.catalogue import READING, build_questions_identity, collect_chosen_benchmarks
 from toolformer_dag.evaluation.outcomes import (
     BASELINES,
     OUTCOME_SCHEMA,
     Condition,
     QuestionOutcome,
     Weights,
-    accuracy_by_condition,
-    baseline_outcomes,
+    build_outcome_table,
+    build_score_table,
     check_outage,
-    outcome_table,
-    score_table,
+    format_accuracy_by_condition,
+    judge_baselines,
 )
 from toolformer_dag.evaluation.question_overlap import question_overlap
 from toolformer_dag.files import StorageError
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.record import STORES, changes, record
 from toolformer_dag.lake.table import WHOLE, Lake
-from toolformer_dag.model.weights import checkpoint_folder, folder_name, model_identity
-from toolformer_dag.pipeline.augmented_corpus import corpus_batches
-from toolformer_dag.pipeline.heldout_texts import document_texts, heldout_documents, heldout_texts
+from toolformer_dag.model.weights import checkpoint_folder, format_model_name, read_model_identity
+from toolformer_dag.pipeline.augmented_corpus import iter_corpus_batches
+from toolformer_dag.pipeline.heldout_texts import draw_heldout_documents, heldout_texts, read_document_texts
 from toolformer_dag.pipeline.tool_results import result_settings
 from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.synthetic.phenomena import TOOLS, TWO_HOP
 from toolformer_dag.texts.shared_passages import MATCHING
-from toolformer_dag.tools.routing import offer_identity
+from toolformer_dag.tools.routing import build_offer_identity
 from toolformer_dag.training.checkpoints import checkpoints
 from toolformer_dag.training.training_report import read_report
 
@@ -52,9 +52,9 @@ if TYPE_CHECKING:
     from toolformer_dag.model.loading import LanguageModel
 
 ACCURACY = "evaluation/accuracy"
-"""The table of scores (`score_table`)."""
+"""The table of scores (`build_score_table`)."""
 OUTCOMES = "evaluation/outcomes"
-"""The table of judged answers (`outcome_table`)."""
+"""The table of judged answers (`build_outcome_table`)."""
 PERPLEXITY = "evaluation/perplexity"
 """The table of perplexity, a row per source and condition (PERPLEXITY_COLUMNS)."""
 OVERLAP = "evaluation/question_overlap"
@@ -100,7 +100,7 @@ class Measurement:
     calls: int
 
 
-def accuracy_settings(plan: Plan) -> dict[str, Any]:
+def build_accuracy_settings(plan: Plan) -> dict[str, Any]:
     """Return all settings that the stored accuracies depend on; a change of one measures them anew.
 
     Checkpoints are not among them: they are inputs. Raises BenchmarkError if a benchmark's files cannot be read.
@@ -108,35 +108,37 @@ def accuracy_settings(plan: Plan) -> dict[str, Any]:
     evaluation = plan.settings.evaluation
     return {
         "columns": fingerprint({name: str(kind) for name, kind in OUTCOME_SCHEMA.items()}),
-        "questions": chosen_identity(evaluation),
+        "questions": build_questions_identity(evaluation),
         "baselines": list(BASELINES),
         "decoding_k": sorted(set(evaluation.decoding_k)),
-        "models": _models(plan),
+        "models": _read_model_identities(plan),
         "overlap": MATCHING,
         "model": dict(plan.model),
-        **_decoding_identity(plan),
+        **_build_decoding_identity(plan),
     }
 
 
-def _decoding_identity(plan: Plan) -> dict[str, Any]:
+def _build_decoding_identity(plan: Plan) -> dict[str, Any]:
     """Return the settings of decoding and of the tools that a model may call, as the record of a table holds them.
 
     A change of one makes the table out of date. A newer setting is left out at the value under which nothing changes,
     since older records lack it.
     """
     decoding = determining(plan.settings.decoding, but=("min_probability",))  # which is added by tool instead
-    thresholds = start_thresholds(plan.lanes)  # tool -> least probability of ` [`; empty if no setting has it
+    thresholds = map_tool_to_start_threshold(
+        plan.lanes
+    )  # tool -> least probability of ` [`; empty if no setting has it
     tools = [lane.tool for lane in plan.inference_lanes]
     return {
         "decoding": {**decoding, "version": DECODING},
-        **offer_identity(tools, plan.settings.decoding.tools),
+        **build_offer_identity(tools, plan.settings.decoding.tools),
         **({"min_probability": thresholds} if thresholds else {}),
         "max_call_tokens": plan.settings.sampling.max_call_tokens,
         "lanes": {lane.tool.key: result_settings(lane) for lane in plan.inference_lanes},
     }
 
 
-def perplexity_settings(plan: Plan) -> dict[str, Any]:
+def build_perplexity_settings(plan: Plan) -> dict[str, Any]:
     """Return all settings that the stored perplexities depend on; a change of one measures them anew.
 
     Checkpoints and held-out texts are not among them: they are inputs. Raises BenchmarkError if the file of WikiText
@@ -146,7 +148,7 @@ def perplexity_settings(plan: Plan) -> dict[str, Any]:
     wikitext_file = evaluation.wikitext
     return {
         "columns": list(PERPLEXITY_COLUMNS),
-        "models": _models(plan),
+        "models": _read_model_identities(plan),
         "texts": evaluation.perplexity_texts,
         **determining(evaluation, "perplexity_on"),  # {} at the default, which older records lack
         "model": dict(plan.model),
@@ -154,22 +156,22 @@ def perplexity_settings(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _models(plan: Plan) -> dict[str, Any]:
+def _read_model_identities(plan: Plan) -> dict[str, Any]:
     """Return what determines each model of [evaluation.models], by name. Raises ModelError."""
     identities = {}
     for name, model in plan.settings.evaluation.models.items():
-        identities[name] = {**model_identity(model.name, model.revision), "tools": model.tools}
+        identities[name] = {**read_model_identity(model.name, model.revision), "tools": model.tools}
     return identities
 
 
 SETTINGS: Mapping[str, Callable[[Plan], dict[str, Any]]] = {
-    ACCURACY: accuracy_settings,
-    PERPLEXITY: perplexity_settings,
+    ACCURACY: build_accuracy_settings,
+    PERPLEXITY: build_perplexity_settings,
 }
 """Table -> the function that returns all settings that its rows depend on."""
 
 
-def checkpoint_versions(plan: Plan) -> dict[str, str]:
+def read_checkpoint_versions(plan: Plan) -> dict[str, str]:
     """Return the fingerprints of the checkpoints that exist, by name."""
     versions = {}
     for name in checkpoints(plan.settings):
@@ -179,20 +181,20 @@ def checkpoint_versions(plan: Plan) -> dict[str, str]:
     return versions
 
 
-def measurement_reasons(plan: Plan, name: str) -> list[str]:
+def find_measurement_reasons(plan: Plan, name: str) -> list[str]:
     """Return why a measurement is missing or out of date, a sentence per reason; empty if it is up to date.
 
     name: ACCURACY or PERPLEXITY.
     """
     for table_name in TABLES[name]:
-        damage = _damage(plan.lake, table_name)
+        damage = _find_damage(plan.lake, table_name)
         if damage is not None:
             return [damage]
     stored_record = plan.lake.table(name).record(WHOLE)
-    return [str(change) for change in changes(stored_record, _record_now(plan, name))]
+    return [str(change) for change in changes(stored_record, _build_current_record(plan, name))]
 
 
-def _damage(lake: Lake, table_name: str) -> str | None:
+def _find_damage(lake: Lake, table_name: str) -> str | None:
     """Return that a table is missing, or which damage it has; None if it is whole."""
     table = lake.table(table_name)
     if not table.has(WHOLE):
@@ -205,25 +207,25 @@ def _damage(lake: Lake, table_name: str) -> str | None:
     return None
 
 
-def _record_now(plan: Plan, name: str) -> dict[str, Any]:
+def _build_current_record(plan: Plan, name: str) -> dict[str, Any]:
     """Return the record that a measurement would have with the present settings, checkpoints and texts."""
-    inputs = {**checkpoint_versions(plan), **_texts_version(plan, name)}
+    inputs = {**read_checkpoint_versions(plan), **_read_texts_version(plan, name)}
     record_now = record(SETTINGS[name](plan), inputs)
     as_read_from_file: dict[str, Any] = json.loads(json.dumps(record_now))  # lists for tuples
     return as_read_from_file
 
 
-def _texts_version(plan: Plan, name: str) -> dict[str, str]:
+def _read_texts_version(plan: Plan, name: str) -> dict[str, str]:
     """Return {MEASURED_ON: the fingerprint of the texts} for PERPLEXITY; {} for ACCURACY, which reads no texts."""
     if name != PERPLEXITY:
         return {}
     try:
-        return {MEASURED_ON: _measured_texts(plan).fingerprint}
+        return {MEASURED_ON: _choose_measured_texts(plan).fingerprint}
     except StorageError:  # reported elsewhere; must not count as a change of the texts
-        return _recorded_texts_version(plan)
+        return _read_recorded_texts_version(plan)
 
 
-def _recorded_texts_version(plan: Plan) -> dict[str, str]:
+def _read_recorded_texts_version(plan: Plan) -> dict[str, str]:
     """Return {MEASURED_ON: the fingerprint in the record of PERPLEXITY}; {} without one."""
     inputs = plan.lake.table(PERPLEXITY).record(WHOLE)["inputs"]
     return {MEASURED_ON: inputs[MEASURED_ON]} if MEASURED_ON in inputs else {}
@@ -240,16 +242,16 @@ class _MeasuredTexts(NamedTuple):
     read: Callable[[], list[str]]
 
 
-def _measured_texts(plan: Plan) -> _MeasuredTexts:
+def _choose_measured_texts(plan: Plan) -> _MeasuredTexts:
     """Return the texts that perplexity is measured on: held-out texts of C or, if the settings say so, whole documents.
 
     Raises MissingPart, DamagedPart.
     """
     if plan.settings.evaluation.perplexity_on == "documents":
-        documents = heldout_documents(plan)
+        documents = draw_heldout_documents(plan)
         return _MeasuredTexts(
             fingerprint=fingerprint(documents.rows()),
-            read=lambda: document_texts(plan, documents),
+            read=lambda: read_document_texts(plan, documents),
         )
     texts = heldout_texts(plan).measuring
     return _MeasuredTexts(fingerprint=fingerprint(texts), read=lambda: texts)
@@ -276,7 +278,7 @@ def publish(
         "stage": table.rpartition("/")[2],
         "tool": None,
         STORES: list(stores),
-        REJECTIONS: encoded(_by_benchmark_and_reason(left_out)),
+        REJECTIONS: encoded(_flatten_counts(left_out)),
     }
     table_record = record(settings, inputs, **facts)
     # A table takes its record from a function: in other stages it is only known once all rows are written.
@@ -284,7 +286,7 @@ def publish(
     return published.data_version
 
 
-def _by_benchmark_and_reason(left_out: Mapping[str, Mapping[str, int]]) -> Counter[tuple[str, str]]:
+def _flatten_counts(left_out: Mapping[str, Mapping[str, int]]) -> Counter[tuple[str, str]]:
     """Return benchmark -> reason -> count as (benchmark, reason) -> count."""
     counts: Counter[tuple[str, str]] = Counter()
     for benchmark, reasons in left_out.items():
@@ -295,13 +297,13 @@ def _by_benchmark_and_reason(left_out: Mapping[str, Mapping[str, int]]) -> Count
 
 def read_accuracy(lake: Lake) -> pl.DataFrame:
     """Return a row per benchmark with a column per condition. Raises MissingPart if nothing was measured."""
-    return accuracy_by_condition(lake.table(ACCURACY).read(WHOLE))
+    return format_accuracy_by_condition(lake.table(ACCURACY).read(WHOLE))
 
 
 class CheckpointTables(NamedTuple):
     """The tables that were measured on a checkpoint; None for a table that was not.
 
-    - `accuracy`: as `accuracy_by_condition` returns it
+    - `accuracy`: as `format_accuracy_by_condition` returns it
     - `perplexity`: with PERPLEXITY_COLUMNS
     """
 
@@ -309,20 +311,20 @@ class CheckpointTables(NamedTuple):
     perplexity: pl.DataFrame | None
 
 
-def measured_on(plan: Plan, checkpoint: str) -> CheckpointTables:
+def read_checkpoint_tables(plan: Plan, checkpoint: str) -> CheckpointTables:
     """Return the tables that were measured on the present version of a checkpoint. Raises DamagedPart."""
-    version = checkpoint_versions(plan).get(checkpoint)
-    scores = _table_of(plan.lake, ACCURACY, checkpoint, version)
+    version = read_checkpoint_versions(plan).get(checkpoint)
+    scores = _read_table_of_version(plan.lake, ACCURACY, checkpoint, version)
     return CheckpointTables(
-        accuracy=None if scores is None else accuracy_by_condition(scores),
-        perplexity=_table_of(plan.lake, PERPLEXITY, checkpoint, version),
+        accuracy=None if scores is None else format_accuracy_by_condition(scores),
+        perplexity=_read_table_of_version(plan.lake, PERPLEXITY, checkpoint, version),
     )
 
 
-def _table_of(lake: Lake, name: str, checkpoint: str, version: str | None) -> pl.DataFrame | None:
+def _read_table_of_version(lake: Lake, name: str, checkpoint: str, version: str | None) -> pl.DataFrame | None:
     """Return the rows of a table; None if it is missing or was measured on another version of the checkpoint."""
     table = lake.table(name)
-    pointer = table.whole_pointer(WHOLE)
+    pointer = table.find_whole_pointer(WHOLE)
     if pointer is None or pointer.record["inputs"].get(checkpoint) != version:
         return None
     return table.read(WHOLE)
@@ -334,34 +336,34 @@ def measure_accuracy(plan: Plan, progress: Progress) -> Measurement:
     Published with them are the judged answers, and which questions occur in the training texts. Raises ToolDown,
     BenchmarkError.
     """
-    benchmarks = chosen_benchmarks(plan.settings.evaluation, _synthetic_kinds(plan))
+    benchmarks = collect_chosen_benchmarks(plan.settings.evaluation, _list_synthetic_kinds(plan))
     # Read before the models: if a checkpoint is replaced meanwhile, the tables are out of date.
-    versions = checkpoint_versions(plan)
+    versions = read_checkpoint_versions(plan)
     questioning = _Questioning(plan, benchmarks, progress)
     questioning.ask_all_models()  # collects their answers
 
-    outcomes = outcome_table(questioning.outcomes())
-    scores = score_table(outcomes, questioning.weights)
-    publish_table = partial(publish, plan.lake, settings=accuracy_settings(plan), inputs=versions)
+    outcomes = build_outcome_table(questioning.outcomes())
+    scores = build_score_table(outcomes, questioning.weights)
+    publish_table = partial(publish, plan.lake, settings=build_accuracy_settings(plan), inputs=versions)
     publish_table(OUTCOMES, outcomes, stores=questioning.stores(), left_out=questioning.left_out())
-    publish_table(OVERLAP, question_overlap(benchmarks, corpus_batches(plan.lake)))  # paper, section 4.2
+    publish_table(OVERLAP, question_overlap(benchmarks, iter_corpus_batches(plan.lake)))  # paper, section 4.2
     version = publish_table(ACCURACY, scores)
-    return _measured_accuracy(version, scores, questioning)
+    return _build_accuracy_measurement(version, scores, questioning)
 
 
-def _measured_accuracy(version: str, scores: pl.DataFrame, questioning: "_Questioning") -> Measurement:
+def _build_accuracy_measurement(version: str, scores: pl.DataFrame, questioning: "_Questioning") -> Measurement:
     """Return the accuracies with what their answers cost."""
     return Measurement(
         version=version,
         rows=scores,
-        shown=accuracy_by_condition(scores),
+        shown=format_accuracy_by_condition(scores),
         left_out=questioning.left_out(),
         tokens=questioning.tokens,
         calls=questioning.calls,
     )
 
 
-def _synthetic_kinds(plan: Plan) -> list[str]:
+def _list_synthetic_kinds(plan: Plan) -> list[str]:
     """Return the kinds of synthetic questions that the models answer, such as ["calculator", "calendar"].
 
     These are the settings' tools for which there are synthetic questions, and TWO_HOP (questions that take two calls)
@@ -397,18 +399,20 @@ class _Questioning:
         """
         from toolformer_dag.evaluation.asking import compared
 
-        self._total = self._question_count()
+        self._total = self._count_questions()
         # One model is loaded at a time. It answers a benchmark after another, whose progress `_ask` reports.
         for answers in compared(self._plan.settings, self._ask):
             check_outage(answers.outcomes)  # raises ToolDown
             self.answers.append(answers)
-            self._advance(answered=0)  # none yet of the next benchmark; those in `self.answers` are counted anyway
+            self._report_progress(
+                answered=0
+            )  # none yet of the next benchmark; those in `self.answers` are counted anyway
 
-    def _question_count(self) -> int:
+    def _count_questions(self) -> int:
         """Return the number of questions under all conditions of all models."""
-        from toolformer_dag.evaluation.asking import compared_models
+        from toolformer_dag.evaluation.asking import list_compared_models
 
-        conditions = sum(len(model.conditions) for model in compared_models(self._plan.settings))
+        conditions = sum(len(model.conditions) for model in list_compared_models(self._plan.settings))
         questions = sum(len(benchmark.questions) for benchmark in self._benchmarks)
         return conditions * questions
 
@@ -428,7 +432,7 @@ class _Questioning:
         for answers in self.answers:
             outcomes += answers.outcomes
         for benchmark in self._benchmarks:
-            outcomes += baseline_outcomes(benchmark)
+            outcomes += judge_baselines(benchmark)
         return outcomes
 
     def stores(self) -> list[str]:
@@ -441,22 +445,22 @@ class _Questioning:
 
     def _ask(self, model: "LanguageModel", conditions: list[Condition]) -> "Iterator[BenchmarkOutcomes]":
         """Yield a loaded model's answers to each benchmark under each condition; note its size in `weights`."""
-        from toolformer_dag.evaluation.asking import benchmark_outcomes
+        from toolformer_dag.evaluation.asking import ask_benchmark
 
         settings = self._plan.settings
         lanes = self._plan.inference_lanes
         for condition in conditions:
             self._note_weights(condition.of_model, model.parameters)
             for benchmark in self._benchmarks:
-                yield benchmark_outcomes(settings, lanes, model, condition, benchmark, self._advance)
+                yield ask_benchmark(settings, lanes, model, condition, benchmark, self._report_progress)
 
     def _note_weights(self, model_name: str, parameters: int) -> None:
         """Add the size of a model to `weights`. model_name: as in `Condition`."""
         settings = self._plan.settings
         model_settings = settings.evaluation.models.get(model_name, settings.model)
-        self.weights[model_name] = Weights(folder_name(model_settings.name), parameters)
+        self.weights[model_name] = Weights(format_model_name(model_settings.name), parameters)
 
-    def _advance(self, answered: int) -> None:
+    def _report_progress(self, answered: int) -> None:
         """Report progress. answered: questions of the benchmark at hand, which is not in `answers` yet."""
         done = sum(len(answers.outcomes) for answers in self.answers)
         self._progress(done + answered, self._total)
@@ -469,12 +473,12 @@ def measure_perplexity(plan: Plan, progress: Progress) -> Measurement:
     file. Raises MissingPart, DamagedPart, BenchmarkError.
     """
     # Read before the models: if a checkpoint is replaced meanwhile, the table is out of date.
-    versions = checkpoint_versions(plan)
-    measured_texts = _measured_texts(plan)
-    sources = {HELDOUT_C: measured_texts.read(), **_wikitext_source(plan)}
-    table = _perplexity_table(plan, sources, progress)
+    versions = read_checkpoint_versions(plan)
+    measured_texts = _choose_measured_texts(plan)
+    sources = {HELDOUT_C: measured_texts.read(), **_read_wikitext_source(plan)}
+    table = _build_perplexity_table(plan, sources, progress)
     inputs = {**versions, MEASURED_ON: measured_texts.fingerprint}
-    version = publish(plan.lake, PERPLEXITY, table, perplexity_settings(plan), inputs)
+    version = publish(plan.lake, PERPLEXITY, table, build_perplexity_settings(plan), inputs)
     return Measurement(
         version=version,
         rows=table,
@@ -485,18 +489,18 @@ def measure_perplexity(plan: Plan, progress: Progress) -> Measurement:
     )
 
 
-def _wikitext_source(plan: Plan) -> dict[str, list[str]]:
+def _read_wikitext_source(plan: Plan) -> dict[str, list[str]]:
     """Return {"WikiText": its texts} if the settings name its file, else {}. Raises BenchmarkError."""
     wikitext_file = plan.settings.evaluation.wikitext
     return {"WikiText": wikitext(wikitext_file)} if wikitext_file else {}
 
 
-def _perplexity_table(plan: Plan, sources: Mapping[str, list[str]], progress: Progress) -> pl.DataFrame:
+def _build_perplexity_table(plan: Plan, sources: Mapping[str, list[str]], progress: Progress) -> pl.DataFrame:
     """Return the perplexity of each model on each source of texts; one model at a time is loaded."""
-    from toolformer_dag.evaluation.asking import compared, compared_models
+    from toolformer_dag.evaluation.asking import compared, list_compared_models
 
-    measure = partial(_perplexities, sources)
-    total = len(compared_models(plan.settings)) * len(sources)
+    measure = partial(_iter_perplexity_rows, sources)
+    total = len(list_compared_models(plan.settings)) * len(sources)
     rows: list[dict[str, object]] = []
     for row in compared(plan.settings, measure):
         rows.append(row)
@@ -504,7 +508,7 @@ def _perplexity_table(plan: Plan, sources: Mapping[str, list[str]], progress: Pr
     return pl.DataFrame(rows, schema=PERPLEXITY_COLUMNS)
 
 
-def _perplexities(
+def _iter_perplexity_rows(
     sources: Mapping[str, list[str]], model: "LanguageModel", conditions: list[Condition]
 ) -> Iterator[dict[str, object]]:
     """Measure the perplexity of a model on each source of texts; yield a row (PERPLEXITY_COLUMNS) for each.
@@ -530,14 +534,14 @@ def _perplexities(
         }
 
 
-def stored_measurement(lake: Lake, name: str) -> Measurement:
+def read_stored_measurement(lake: Lake, name: str) -> Measurement:
     """Return a stored measurement, ACCURACY or PERPLEXITY, with a cost of 0. Raises MissingPart, DamagedPart."""
     table = lake.table(name)
     rows = table.read(WHOLE)
     return Measurement(
         version=table.pointer(WHOLE).data_version,
         rows=rows,
-        shown=accuracy_by_condition(rows) if name == ACCURACY else rows,
+        shown=format_accuracy_by_condition(rows) if name == ACCURACY else rows,
         left_out={},
         tokens=0,
         calls=0,

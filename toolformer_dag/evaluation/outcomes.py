@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import polars as pl
 
 from toolformer_dag.decoding.generation import TOOL_DOWN, DecodedCall, Generation
-from toolformer_dag.evaluation.benchmark import Benchmark, number_is_right, numbers_in
+from toolformer_dag.evaluation.benchmark import Benchmark, number_is_right, parse_numbers
 from toolformer_dag.evaluation.function_calls import calls_are_right
 from toolformer_dag.tools.tool import LOST, ToolDown
 
@@ -140,16 +140,16 @@ def judge(
         call_input=first_call.input if first_call else None,
         call_result=first_call.result if first_call else None,
         calls=generation.calls,
-        reason=_reason(generation),
+        reason=_find_reason(generation),
         right_tool=question.tool in called_lanes if question.tool else None,
         correct=_is_right(benchmark, generation, question.answers),
         tokens=generation.tokens,
         look_alikes=generation.look_alikes,
-        p_start=_rounded(generation.p_start),
+        p_start=_round_probability(generation.p_start),
     )
 
 
-def _reason(generation: Generation) -> str | None:
+def _find_reason(generation: Generation) -> str | None:
     """Return why the first call without a result had none, else why nothing was generated, else None."""
     for call in generation.calls:
         if call.reason is not None:
@@ -166,29 +166,29 @@ def _is_right(benchmark: Benchmark, generation: Generation, answers: Sequence[st
     return benchmark.correct(generation.plain, answers)
 
 
-def _rounded(probability: float | None) -> float | None:
+def _round_probability(probability: float | None) -> float | None:
     """Return a probability with four decimals."""
     return None if probability is None else round(probability, 4)
 
 
 def check_outage(outcomes: Sequence[QuestionOutcome]) -> None:
     """Raise ToolDown if a tool was down, or more than the share MAX_LOST of the questions have a lost call."""
-    affected = [outcome for outcome in outcomes if _lost_calls(outcome)]
-    lost_calls = [call for outcome in affected for call in _lost_calls(outcome)]
+    affected = [outcome for outcome in outcomes if _select_lost_calls(outcome)]
+    lost_calls = [call for outcome in affected for call in _select_lost_calls(outcome)]
     tool_was_down = any(call.reason == TOOL_DOWN for call in lost_calls)
     if tool_was_down or len(affected) > MAX_LOST * len(outcomes):
-        tools = _tool_names(lost_calls)
+        tools = _format_tool_names(lost_calls)
         raise ToolDown(
             f"{tools}: no answer to {len(affected)} of {len(outcomes)} questions; fix the backend and run again"
         )
 
 
-def _tool_names(calls: Sequence[DecodedCall]) -> str:
+def _format_tool_names(calls: Sequence[DecodedCall]) -> str:
     """Return the names of the tools that were called, for a message."""
     return ", ".join(sorted({call.tool for call in calls}))
 
 
-def _lost_calls(outcome: QuestionOutcome) -> list[DecodedCall]:
+def _select_lost_calls(outcome: QuestionOutcome) -> list[DecodedCall]:
     """Return the calls of an answer that a tool did not answer."""
     return [call for call in outcome.calls if is_lost(call)]
 
@@ -213,7 +213,7 @@ SCORE_SCHEMA = {
     "parameters": pl.Int64,
     "look_alikes": pl.Float64,
 }
-"""Columns of `score_table`, described in evaluated_tables.py. Shares are between 0 and 1."""
+"""Columns of `build_score_table`, described in evaluated_tables.py. Shares are between 0 and 1."""
 CALLS = pl.List(pl.Struct({name: pl.String() for name in ("tool", "input", "result", "reason")}))
 """The calls of a text; fields as in `DecodedCall`."""
 OUTCOME_SCHEMA = {
@@ -239,7 +239,7 @@ OUTCOME_SCHEMA = {
     "look_alikes": pl.Int64(),
     "p_start": pl.Float64(),
 }
-"""Columns of `outcome_table`: the fields of QuestionOutcome."""
+"""Columns of `build_outcome_table`: the fields of QuestionOutcome."""
 
 
 class Weights(NamedTuple):
@@ -249,22 +249,22 @@ class Weights(NamedTuple):
     parameters: int
 
 
-def outcome_table(outcomes: Sequence[QuestionOutcome]) -> pl.DataFrame:
+def build_outcome_table(outcomes: Sequence[QuestionOutcome]) -> pl.DataFrame:
     """Return a row per question and condition, with the columns of OUTCOME_SCHEMA."""
     return pl.DataFrame([asdict(outcome) for outcome in outcomes], schema=OUTCOME_SCHEMA)
 
 
-def score_table(outcomes: pl.DataFrame, weights: Mapping[str, Weights] = MappingProxyType({})) -> pl.DataFrame:
+def build_score_table(outcomes: pl.DataFrame, weights: Mapping[str, Weights] = MappingProxyType({})) -> pl.DataFrame:
     """Return a row per benchmark and condition: accuracy with 95 % interval, shares of calls, tools and look-alikes.
 
-    outcomes: as `outcome_table` returns them. weights: by the model's name.
+    outcomes: as `build_outcome_table` returns them. weights: by the model's name.
     """
-    counts = _counts_by_condition(outcomes)
-    rows = [_score_row(row, weights.get(row["model"])) for row in counts.iter_rows(named=True)]
+    counts = _count_by_condition(outcomes)
+    rows = [_build_score_row(row, weights.get(row["model"])) for row in counts.iter_rows(named=True)]
     return pl.DataFrame(rows, schema=SCORE_SCHEMA)
 
 
-def _counts_by_condition(outcomes: pl.DataFrame) -> pl.DataFrame:
+def _count_by_condition(outcomes: pl.DataFrame) -> pl.DataFrame:
     """Return per benchmark and condition the numbers of all and of right answers, and shares of the answers."""
     return outcomes.group_by("benchmark", "condition", "model", "k", maintain_order=True).agg(
         n=pl.len(),
@@ -276,7 +276,7 @@ def _counts_by_condition(outcomes: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _score_row(counts: Mapping[str, Any], weights: Weights | None) -> dict[str, Any]:
+def _build_score_row(counts: Mapping[str, Any], weights: Weights | None) -> dict[str, Any]:
     """Return the scores of a benchmark under a condition: its counts, the interval, the model's weights."""
     interval = wilson(counts["right"], counts["n"])
     row = {name: value for name, value in counts.items() if name != "right"}
@@ -289,7 +289,7 @@ def _score_row(counts: Mapping[str, Any], weights: Weights | None) -> dict[str, 
     }
 
 
-def accuracy_by_condition(scores: pl.DataFrame) -> pl.DataFrame:
+def format_accuracy_by_condition(scores: pl.DataFrame) -> pl.DataFrame:
     """Return scores for people: a row per benchmark with `benchmark`, `n` and a column per condition, in order.
 
     Where there are baselines, a last column, "no model", has the best of them, which answer without a model:
@@ -297,27 +297,27 @@ def accuracy_by_condition(scores: pl.DataFrame) -> pl.DataFrame:
 
     scores: a row per benchmark and condition.
     """
-    cells = scores.with_columns(cell=_accuracy_cell())
+    cells = scores.with_columns(cell=_format_accuracy_cell())
     is_baseline = pl.col("k").is_null()  # k of decoding, which only models have
     baselines = cells.filter(is_baseline)
     models = cells.filter(~is_baseline)
     wide = models.pivot("condition", index=["benchmark", "n"], values="cell", maintain_order=True)
     if baselines.is_empty():
         return wide
-    return wide.join(_best_baselines(baselines), on="benchmark", how="left", maintain_order="left")
+    return wide.join(_select_best_baselines(baselines), on="benchmark", how="left", maintain_order="left")
 
 
-def _accuracy_cell() -> pl.Expr:
+def _format_accuracy_cell() -> pl.Expr:
     """Return accuracy and 95 % interval as text in per cent: `95.0 (91.0-97.3)`."""
-    return pl.format("{} ({}-{})", _percent("accuracy"), _percent("low"), _percent("high"))
+    return pl.format("{} ({}-{})", _format_percent("accuracy"), _format_percent("low"), _format_percent("high"))
 
 
-def _percent(column: str) -> pl.Expr:
+def _format_percent(column: str) -> pl.Expr:
     """Return a column of shares as text in per cent, with a decimal."""
     return (pl.col(column) * 100).round(1).cast(pl.String)
 
 
-def _best_baselines(cells: pl.DataFrame) -> pl.DataFrame:
+def _select_best_baselines(cells: pl.DataFrame) -> pl.DataFrame:
     """Return a row per benchmark: `benchmark` and NO_MODEL, the cell of its best baseline with the baseline's name."""
     best_first = cells.sort("accuracy", descending=True, maintain_order=True)
     best = best_first.unique("benchmark", keep="first")
@@ -345,27 +345,27 @@ BASELINES: Mapping[str, Baseline] = {
 """Baselines by name."""
 
 
-def baseline_outcomes(benchmark: Benchmark) -> list[QuestionOutcome]:
+def judge_baselines(benchmark: Benchmark) -> list[QuestionOutcome]:
     """Return the outcomes of all baselines, judged like those of a model; none for other than arithmetic benchmarks."""
     if benchmark.correct is not number_is_right:
         return []
     outcomes: list[QuestionOutcome] = []
     for name, baseline in BASELINES.items():
-        outcomes += _outcomes_of_baseline(benchmark, name, baseline)
+        outcomes += _iter_baseline_outcomes(benchmark, name, baseline)
     return outcomes
 
 
-def _outcomes_of_baseline(benchmark: Benchmark, name: str, baseline: Baseline) -> Iterator[QuestionOutcome]:
+def _iter_baseline_outcomes(benchmark: Benchmark, name: str, baseline: Baseline) -> Iterator[QuestionOutcome]:
     """Yield the outcome of each question of a benchmark under a baseline."""
     condition = Condition(f"{NO_MODEL}: {name}", k=None, model=NO_MODEL)
     for number, question in enumerate(benchmark.questions, 1):
-        generation = _baseline_answer(baseline, question.prompt)
+        generation = _answer_with_baseline(baseline, question.prompt)
         yield judge(benchmark, number, condition, generation)
 
 
-def _baseline_answer(baseline: Baseline, prompt: str) -> Generation:
+def _answer_with_baseline(baseline: Baseline, prompt: str) -> Generation:
     """Return a baseline's answer to a prompt in the form of a generated text."""
-    operands = numbers_in(prompt)[: baseline.operands]
+    operands = parse_numbers(prompt)[: baseline.operands]
     if len(operands) < baseline.operands:
         return Generation("", "", (), tokens=0, reason="too_few_numbers")
     written = f" {baseline.answer(*operands):f}"

@@ -16,7 +16,7 @@ import polars as pl
 from duckdb import DuckDBPyConnection
 
 from toolformer_dag.files import UserError
-from toolformer_dag.lake.queries import quoted, rows, sql_text
+from toolformer_dag.lake.queries import quoted, read_sql_file, rows
 from toolformer_dag.pipeline.controls import CONTROLS
 
 FIGURES: Mapping[str, Any] = tomllib.loads(files(__package__).joinpath("paper_figures.toml").read_text("utf-8"))
@@ -97,10 +97,12 @@ def paper_figures() -> Iterator[PaperFigure]:
             for column, figure in zip(grid["columns"], figures, strict=True):
                 is_dash = math.isnan(figure)
                 if not is_dash:
-                    yield _paper_figure(grid, row, column, figure, row_number)
+                    yield _build_paper_figure(grid, row, column, figure, row_number)
 
 
-def _paper_figure(grid: Mapping[str, Any], row: object, column: object, figure: float, row_number: int) -> PaperFigure:
+def _build_paper_figure(
+    grid: Mapping[str, Any], row: object, column: object, figure: float, row_number: int
+) -> PaperFigure:
     """Return the figure in a cell of a grid, a table of the paper, with the headings `row` and `column`.
 
     The grid says of what its rows and columns are: two of measure, model, item and `at` (tau_f or k), the others being
@@ -124,15 +126,19 @@ def _paper_figure(grid: Mapping[str, Any], row: object, column: object, figure: 
     )
 
 
-def _views() -> str:
+def _build_views_sql() -> str:
     """Return the SQL that makes the views: the paper's figures and its example calls, each as a view of constant rows.
 
     Then those of paper_tables.sql, which compare them with ours, and the comments on all columns.
     """
-    figure_rows = ", ".join(_sql_row(figure) for figure in paper_figures())
+    figure_rows = ", ".join(_format_sql_row(figure) for figure in paper_figures())
     example_columns = list(COLUMN_COMMENTS["paper_examples"])
-    example_rows = ", ".join(_sql_row(example[column] for column in example_columns) for example in FIGURES["example"])
-    comparing_views = sql_text(__package__, "paper_tables.sql").replace("$control_stages", _control_stages())
+    example_rows = ", ".join(
+        _format_sql_row(example[column] for column in example_columns) for example in FIGURES["example"]
+    )
+    comparing_views = read_sql_file(__package__, "paper_tables.sql").replace(
+        "$control_stages", _format_control_stages()
+    )
     return f"""
 CREATE VIEW paper_figures AS
 SELECT paper_table, measure, model, item, "at"::DOUBLE AS "at", figure::DOUBLE AS figure, place
@@ -142,10 +148,10 @@ CREATE VIEW paper_examples AS
 SELECT * REPLACE (delta::DOUBLE AS delta) FROM (VALUES {example_rows}) AS examples({", ".join(example_columns)});
 COMMENT ON VIEW paper_examples IS 'The calls of Table 10 of the paper in their texts, with L- - L+, in nats.';
 {comparing_views}
-{_comments_on_columns()}"""  # noqa: E501, a comment of the warehouse is one line
+{_build_comments_sql()}"""  # noqa: E501, a comment of the warehouse is one line
 
 
-def _control_stages() -> str:
+def _format_control_stages() -> str:
     """Return the names of all stages of controls as an SQL list: 'swapped_results', 'chained_swaps'."""
     names: list[str] = []
     for control in CONTROLS:
@@ -153,7 +159,7 @@ def _control_stages() -> str:
     return ", ".join(map(quoted, names))
 
 
-def _comments_on_columns() -> str:
+def _build_comments_sql() -> str:
     """Return the SQL statements that give the columns of the views their comments."""
     comments = []
     for view, columns in COLUMN_COMMENTS.items():
@@ -162,7 +168,7 @@ def _comments_on_columns() -> str:
     return "".join(comments)
 
 
-def _sql_row(values: Iterable[object]) -> str:
+def _format_sql_row(values: Iterable[object]) -> str:
     """Return values as a row of VALUES in SQL: `(NULL, 'it''s', 1.5)`."""
     literals = []
     for value in values:
@@ -175,7 +181,7 @@ def _sql_row(values: Iterable[object]) -> str:
     return f"({', '.join(literals)})"
 
 
-VIEWS = _views()
+VIEWS = _build_views_sql()
 """Statements that make the views in the warehouse; their text is part of its fingerprint."""
 
 
@@ -207,7 +213,7 @@ class PaperTable:
         return rows(warehouse, f"FROM {self.view}")
 
 
-def _interval(figure: str, low: str = "low", high: str = "high") -> pl.Expr:
+def _format_interval(figure: str, low: str = "low", high: str = "high") -> pl.Expr:
     """Return columns as text, `33.8 (31.0-36.7)`; `33.8` if the ends are null, a dash if the figure is."""
     figure_text = pl.col(figure).round(1).cast(pl.String)
     low_text = pl.col(low).round(1).cast(pl.String)
@@ -215,18 +221,18 @@ def _interval(figure: str, low: str = "low", high: str = "high") -> pl.Expr:
     return pl.coalesce(pl.format("{} ({}-{})", figure_text, low_text, high_text), figure_text, pl.lit(DASH))
 
 
-def _count(name: str) -> pl.Expr:
+def _format_count(name: str) -> pl.Expr:
     """Return a column of numbers as text with commas, null as a dash."""
     return pl.col(name).map_elements("{:,}".format, pl.String).fill_null(DASH)
 
 
-def _model_name() -> pl.Expr:
+def _format_model_name() -> pl.Expr:
     """Return the column `model`, with `paper: ` before the models of the paper."""
     is_of_paper = pl.col("figures_of") == FIGURES_OF_PAPER
     return pl.when(is_of_paper).then(pl.format("paper: {}", "model")).otherwise("model").alias("model")
 
 
-def _pivoted(rows: pl.DataFrame, item: str, cell: pl.Expr) -> pl.DataFrame:
+def _pivot_by_item(rows: pl.DataFrame, item: str, cell: pl.Expr) -> pl.DataFrame:
     """Return a row per model and a column per item, such as a benchmark; the paper's items come first.
 
     rows: with the columns model, figures_of, n and `item`, a row per model and item.
@@ -237,33 +243,35 @@ def _pivoted(rows: pl.DataFrame, item: str, cell: pl.Expr) -> pl.DataFrame:
         Toolformer  | SQuAD     | 308 |       ->   Toolformer         | 33.8 (28.7-39.2) | 53.5 (49.1-57.8)
         Toolformer  | T-REx     | 500 |            paper: Toolformer  | 33.8             | 53.5
     """
-    long = rows.select(_model_name(), item, cell.alias("cell"))
+    long = rows.select(_format_model_name(), item, cell.alias("cell"))
     wide = long.pivot(item, index="model", values="cell", maintain_order=True).fill_null(DASH)
-    heading_of_item = _headings(rows, item)  # {"SQuAD": "SQuAD, n = 308"}, in the order of the columns
+    heading_of_item = _build_headings(rows, item)  # {"SQuAD": "SQuAD, n = 308"}, in the order of the columns
     return wide.select("model", *heading_of_item).rename(heading_of_item)
 
 
-def _headings(rows: pl.DataFrame, item: str) -> dict[str, str]:
+def _build_headings(rows: pl.DataFrame, item: str) -> dict[str, str]:
     """Return item -> heading with its number of questions or texts, "SQuAD, n = 308"; the paper's items come first."""
     with_n = rows.filter(pl.col("n").is_not_null())
     n_of = dict(with_n.select(item, "n").iter_rows())
     headings = {}
-    for name in _paper_items_first(set(rows[item])):
+    for name in _sort_paper_items_first(set(rows[item])):
         headings[name] = f"{name}, n = {n_of[name]:,}" if name in n_of else name
     return headings
 
 
-def _paper_items_first(items: set[str]) -> list[str]:
+def _sort_paper_items_first(items: set[str]) -> list[str]:
     """Return the items in the order of the paper, then those that the paper lacks, sorted."""
     paper_items = dict.fromkeys(figure.item for figure in paper_figures() if figure.item in items)
     return [*paper_items, *sorted(items - paper_items.keys())]
 
 
-_accuracies: Callable[[pl.DataFrame], pl.DataFrame] = partial(_pivoted, item="benchmark", cell=_interval("accuracy"))
-_perplexities = partial(_pivoted, item="source", cell=_interval("perplexity"))
+_accuracies: Callable[[pl.DataFrame], pl.DataFrame] = partial(
+    _pivot_by_item, item="benchmark", cell=_format_interval("accuracy")
+)
+_perplexities = partial(_pivot_by_item, item="source", cell=_format_interval("perplexity"))
 
 
-def _examples(rows: pl.DataFrame) -> pl.DataFrame:
+def _format_examples(rows: pl.DataFrame) -> pl.DataFrame:
     """Return Table 2 for people: the number of texts with calls, by tool and tau_f, the threshold of the filter.
 
     "kept by chance" is the number of calls that would be kept with results of other calls, "12 (8-17)" with its 95 %
@@ -280,25 +288,25 @@ def _examples(rows: pl.DataFrame) -> pl.DataFrame:
         "examples",
         "calls",
         kept_by_chance.alias("kept by chance"),
-        _count("paper").alias("paper: GPT-J"),
+        _format_count("paper").alias("paper: GPT-J"),
     )
 
 
-def _over_k(rows: pl.DataFrame) -> pl.DataFrame:
+def _format_over_k(rows: pl.DataFrame) -> pl.DataFrame:
     """Return Table 9 for people: accuracy by k of decoding, with its 95 % interval and the number of questions.
 
     All: all questions; AC: those with a call; NC: those without.
     """
     return rows.select(
         "benchmark",
-        _model_name(),
+        _format_model_name(),
         "k",
-        _count("n"),
-        _interval("accuracy").alias("All"),
-        _interval("with_call", "with_call_low", "with_call_high").alias("AC"),
-        _count("n_call").alias("n of AC"),
-        _interval("without_call", "without_call_low", "without_call_high").alias("NC"),
-        _count("n_no_call").alias("n of NC"),
+        _format_count("n"),
+        _format_interval("accuracy").alias("All"),
+        _format_interval("with_call", "with_call_low", "with_call_high").alias("AC"),
+        _format_count("n_call").alias("n of AC"),
+        _format_interval("without_call", "without_call_low", "without_call_high").alias("NC"),
+        _format_count("n_no_call").alias("n of NC"),
         pl.col("calls").round(1).alias("% with a call"),
     )
 
@@ -309,7 +317,7 @@ SHOWN_CALL = 58
 """Characters of a call there: the whole row fits into a line."""
 
 
-def _calls(rows: pl.DataFrame) -> pl.DataFrame:
+def _format_calls(rows: pl.DataFrame) -> pl.DataFrame:
     """Return Table 10 for people: calls in their texts, with L- - L+, and whether each was kept and found useful.
 
     rows: before, call, after (the text around the call), delta, tau_f, kept (null for calls of the paper), tool, useful
@@ -322,20 +330,20 @@ def _calls(rows: pl.DataFrame) -> pl.DataFrame:
     return rows.select(
         pl.col("delta").round(2).alias("L- - L+"),
         pl.col("tau_f").round(3).cast(pl.String).fill_null(DASH),
-        _decision().alias("kept"),
+        _format_decision().alias("kept"),
         "tool",
-        _call_in_text().alias("example"),
+        _format_call_in_text().alias("example"),
         useful.alias("judged useful"),
     )
 
 
-def _decision() -> pl.Expr:
+def _format_decision() -> pl.Expr:
     """Return "kept" or "rejected" for the column `kept`, "paper" for null."""
     ours = pl.when("kept").then(pl.lit("kept")).otherwise(pl.lit("rejected"))
     return pl.when(pl.col("kept").is_null()).then(pl.lit("paper")).otherwise(ours)
 
 
-def _call_in_text() -> pl.Expr:
+def _format_call_in_text() -> pl.Expr:
     """Return the columns before, call and after as one text with the call in brackets; long ones are cut."""
     call = _without_breaks("call")
     is_long = call.str.len_chars() > SHOWN_CALL
@@ -351,7 +359,7 @@ def _without_breaks(column: str) -> pl.Expr:
     return pl.col(column).str.replace_all(r"\s+", " ")
 
 
-def _averages(rows: pl.DataFrame) -> pl.DataFrame:
+def _format_averages(rows: pl.DataFrame) -> pl.DataFrame:
     """Return Figure 4 for people: the average accuracy on groups of benchmarks, by model and its parameters.
 
     Its columns are model, benchmarks, questions ("the paper's" or "synthetic"), parameters, n and average.
@@ -362,24 +370,26 @@ def _averages(rows: pl.DataFrame) -> pl.DataFrame:
         whose_questions.alias("questions"),
         pl.col("condition").alias("model"),
         "parameters",
-        _count("n"),
-        _interval("accuracy").alias("average"),
+        _format_count("n"),
+        _format_interval("accuracy").alias("average"),
         "figures_of",
     )
-    return table.select(_model_name(), pl.exclude("model", "figures_of"))  # the name is made of these two columns
+    return table.select(
+        _format_model_name(), pl.exclude("model", "figures_of")
+    )  # the name is made of these two columns
 
 
 PAPER_TABLES = (
-    PaperTable("table_2", "Table 2: examples with calls, by tau_f", _examples),
+    PaperTable("table_2", "Table 2: examples with calls, by tau_f", _format_examples),
     PaperTable("table_3", "Table 3: LAMA, % right", _accuracies),
     PaperTable("table_4", "Table 4: mathematics, % right", _accuracies),
     PaperTable("table_5", "Table 5: question answering, % right", _accuracies),
     PaperTable("table_6", "Table 6: MLQA, % right", _accuracies),
     PaperTable("table_7", "Table 7: temporal questions, % right", _accuracies),
     PaperTable("table_8", "Table 8: perplexity with calls disabled", _perplexities),
-    PaperTable("table_9", "Table 9: % right over k of decoding, with a call (AC) and without (NC)", _over_k),
-    PaperTable("table_10", "Table 10: kept and rejected calls nearest to tau_f, by L- - L+", _calls),
-    PaperTable("figure_4", "Figure 4: average % right over the size of the model", _averages),
+    PaperTable("table_9", "Table 9: % right over k of decoding, with a call (AC) and without (NC)", _format_over_k),
+    PaperTable("table_10", "Table 10: kept and rejected calls nearest to tau_f, by L- - L+", _format_calls),
+    PaperTable("figure_4", "Figure 4: average % right over the size of the model", _format_averages),
 )
 
 
@@ -427,17 +437,17 @@ def notes(warehouse: DuckDBPyConnection, table: PaperTable) -> list[str]:
     lines = []
     is_of_corpus = table.number in ("2", "10")  # of calls in the corpus, not of models' answers
     if not is_of_corpus:
-        lines += _measured_models(warehouse)
+        lines += _describe_measured_models(warehouse)
     lines.append(COMPARABLE.get(table.number, PAPERS_MODEL))  # why its figures do not compare with the paper's
     if table.is_of_benchmarks:
         ours = table.rows(warehouse).filter(pl.col("figures_of") != FIGURES_OF_PAPER)
         # "All" is no benchmark but the sum of them, which no setting can add.
-        lines += _missing_benchmarks(table, measured={"All", *ours["benchmark"]})
-        lines += _left_out(warehouse, table)
+        lines += _describe_missing_benchmarks(table, measured={"All", *ours["benchmark"]})
+        lines += _describe_left_out(warehouse, table)
     return lines
 
 
-def _measured_models(warehouse: DuckDBPyConnection) -> list[str]:
+def _describe_measured_models(warehouse: DuckDBPyConnection) -> list[str]:
     """Return a sentence per model, "Ours are of gpt2 (124,439,808 parameters): base, Toolformer."."""
     models = rows(warehouse, MODELS_SQL)
     if models.is_empty():
@@ -445,13 +455,13 @@ def _measured_models(warehouse: DuckDBPyConnection) -> list[str]:
     return [f"Ours are of {line}." for [line] in models.iter_rows()]
 
 
-def _left_out(warehouse: DuckDBPyConnection, table: PaperTable) -> list[str]:
+def _describe_left_out(warehouse: DuckDBPyConnection, table: PaperTable) -> list[str]:
     """Return a sentence per benchmark of a table whose reader has left out records."""
     left_out = rows(warehouse, LEFT_OUT_SQL.replace("{number}", table.number))
     return [f"Left out by the reader: {line}." for [line] in left_out.iter_rows()]
 
 
-def _missing_benchmarks(table: PaperTable, measured: set[str]) -> list[str]:
+def _describe_missing_benchmarks(table: PaperTable, measured: set[str]) -> list[str]:
     """Return a sentence that names the benchmarks of a table that are not in `measured`; [] if none is missing.
 
     "Not asked: SVAMP; add svamp = "PATH" under [evaluation.benchmarks]."
@@ -460,11 +470,11 @@ def _missing_benchmarks(table: PaperTable, measured: set[str]) -> list[str]:
     missing = [name for name in dict.fromkeys(items) if name not in measured]
     if not missing:
         return []
-    settings = dict.fromkeys(_setting_of(name) for name in missing)  # several benchmarks may have the same key
+    settings = dict.fromkeys(_format_setting(name) for name in missing)  # several benchmarks may have the same key
     return [f"Not asked: {', '.join(missing)}; add {', '.join(settings)} under [evaluation.benchmarks]."]
 
 
-def _setting_of(benchmark: str) -> str:
+def _format_setting(benchmark: str) -> str:
     """Return the setting that adds a benchmark of the paper, such as `svamp = "PATH"`."""
     first_word = benchmark.split()[0].lower()  # "LAMA SQuAD" is read under the key lama
     key = BENCHMARK_KEYS.get(benchmark, first_word)
@@ -472,7 +482,7 @@ def _setting_of(benchmark: str) -> str:
     return f'{key} = "{path}"'
 
 
-def over_min_probability(warehouse: DuckDBPyConnection, table: PaperTable) -> pl.DataFrame | None:
+def query_over_min_probability(warehouse: DuckDBPyConnection, table: PaperTable) -> pl.DataFrame | None:
     """Return calls and right answers of Toolformer over `decoding.min_probability`, which are drawn with Table 9.
 
     The columns are those of the view over_min_probability. None for other tables, and if the view has no rows.
@@ -483,7 +493,7 @@ def over_min_probability(warehouse: DuckDBPyConnection, table: PaperTable) -> pl
     return None if curve.is_empty() else curve
 
 
-def tools_called(warehouse: DuckDBPyConnection, table: PaperTable) -> pl.DataFrame | None:
+def query_tool_shares(warehouse: DuckDBPyConnection, table: PaperTable) -> pl.DataFrame | None:
     """Return the share of questions with a call of each tool, a row per benchmark and model, a column per tool.
 
         benchmark | model      | n   | Calculator       | WikiSearch
@@ -496,7 +506,9 @@ def tools_called(warehouse: DuckDBPyConnection, table: PaperTable) -> pl.DataFra
     # Conditions with another k of decoding than the settings' are shown in Table 9 only.
     where = f"paper_table = {table.number} AND NOT only_in_table_9(condition)"
     shares = rows(warehouse, f"SELECT *, condition AS model FROM tool_shares WHERE {where}")
-    cells = shares.select("benchmark", _model_name(), _count("n"), "called", _interval("share").alias("cell"))
+    cells = shares.select(
+        "benchmark", _format_model_name(), _format_count("n"), "called", _format_interval("share").alias("cell")
+    )
     # `called` is the name of a tool; n is the number of questions.
     wide = cells.pivot("called", index=["benchmark", "model", "n"], values="cell", maintain_order=True)
     return wide.fill_null(DASH)

@@ -49,24 +49,24 @@ class Frame(NamedTuple):
     after: str
 
 
-def _frames() -> tuple[Frame, ...]:
+def _build_frames() -> tuple[Frame, ...]:
     """Return the text around the question of each template of prompts (appendix C)."""
     before_paragraph, _, _ = multilingual(MARK, "").partition(MARK)
     return (
-        _frame(completion(MARK)),
-        _frame(question_answering(MARK)),
+        _split_at_mark(completion(MARK)),
+        _split_at_mark(question_answering(MARK)),
         Frame(before_paragraph, ""),
-        _frame(mathematics("", MARK)),
+        _split_at_mark(mathematics("", MARK)),
     )
 
 
-def _frame(prompt: str) -> Frame:
+def _split_at_mark(prompt: str) -> Frame:
     """Return the text before and after MARK in a prompt."""
     before, _, after = prompt.partition(MARK)
     return Frame(before, after)
 
 
-FRAMES = _frames()
+FRAMES = _build_frames()
 """The frames of all templates of appendix C."""
 
 
@@ -85,17 +85,17 @@ def question_overlap(benchmarks: Sequence[Benchmark], corpus: Iterable[pl.DataFr
 
     corpus: batches of rows of C*, read once; with columns split, text, document_hash, digest, segment and shard.
     """
-    questions = _numbered_questions(benchmarks)
-    passages = SharedPassages([own_words(question.prompt) for question in questions])
-    first_texts = _first_texts(passages, corpus)
+    questions = _number_questions(benchmarks)
+    passages = SharedPassages([drop_template_words(question.prompt) for question in questions])
+    first_texts = _find_first_texts(passages, corpus)
     rows = []
     for index, question in enumerate(questions):
         is_long_enough = passages.words[index] >= FEWEST_WORDS
-        rows.append(_overlap_row(question, first_texts.get(index), is_long_enough=is_long_enough))
+        rows.append(_build_overlap_row(question, first_texts.get(index), is_long_enough=is_long_enough))
     return pl.DataFrame(rows, schema=OVERLAP_COLUMNS)
 
 
-def _numbered_questions(benchmarks: Sequence[Benchmark]) -> list[_NumberedQuestion]:
+def _number_questions(benchmarks: Sequence[Benchmark]) -> list[_NumberedQuestion]:
     """Return the questions of all benchmarks, in order."""
     questions = []
     for benchmark in benchmarks:
@@ -104,7 +104,9 @@ def _numbered_questions(benchmarks: Sequence[Benchmark]) -> list[_NumberedQuesti
     return questions
 
 
-def _overlap_row(question: _NumberedQuestion, text: CorpusTextId | None, *, is_long_enough: bool) -> dict[str, Any]:
+def _build_overlap_row(
+    question: _NumberedQuestion, text: CorpusTextId | None, *, is_long_enough: bool
+) -> dict[str, Any]:
     """Return the row (OVERLAP_COLUMNS) of a question, which says whether it occurs in C*, and in which text.
 
     text: the first text of C* that holds it, None without one.
@@ -121,15 +123,17 @@ def _overlap_row(question: _NumberedQuestion, text: CorpusTextId | None, *, is_l
     }
 
 
-def _first_texts(passages: SharedPassages, corpus: Iterable[pl.DataFrame]) -> dict[int, CorpusTextId]:
+def _find_first_texts(passages: SharedPassages, corpus: Iterable[pl.DataFrame]) -> dict[int, CorpusTextId]:
     """Return index of a question -> the first training text of C* that holds it: the one with the least id.
 
     passages: the questions, indexed by their words.
     """
     first_texts: dict[int, CorpusTextId] = {}
-    for batch in _training_batches(corpus):
+    for batch in _iter_training_batches(corpus):
         ids = batch.select(CorpusTextId._fields)
-        matches = passages.found_in(batch["text"].to_list())  # a row per text of the batch and question that it holds
+        matches = passages.find_pairs_in(
+            batch["text"].to_list()
+        )  # a row per text of the batch and question that it holds
         for text_index, question_index in matches.iter_rows():
             text_id = CorpusTextId(*ids.row(text_index))
             first_so_far = first_texts.get(question_index, text_id)
@@ -137,14 +141,14 @@ def _first_texts(passages: SharedPassages, corpus: Iterable[pl.DataFrame]) -> di
     return first_texts
 
 
-def _training_batches(corpus: Iterable[pl.DataFrame]) -> Iterator[pl.DataFrame]:
+def _iter_training_batches(corpus: Iterable[pl.DataFrame]) -> Iterator[pl.DataFrame]:
     """Yield the training rows of C*, BATCH at a time."""
     for rows in corpus:
         training_rows = rows.filter(pl.col("split") == TRAIN)
         yield from training_rows.iter_slices(BATCH)
 
 
-def own_words(prompt: str) -> str:
+def drop_template_words(prompt: str) -> str:
     """Return the question of a prompt, without the words of its template (appendix C)."""
     for frame in FRAMES:
         if prompt.startswith(frame.before) and prompt.endswith(frame.after):
@@ -152,7 +156,7 @@ def own_words(prompt: str) -> str:
     return prompt
 
 
-def overlap_counts(overlap: pl.DataFrame) -> pl.DataFrame:
+def count_overlap(overlap: pl.DataFrame) -> pl.DataFrame:
     """Return a row per benchmark: n questions, those in_corpus, and those too_short to tell.
 
     overlap: as `question_overlap` returns it.

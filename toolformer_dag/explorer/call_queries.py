@@ -99,7 +99,7 @@ def overview(reader: WarehouseReader) -> dict[str, Any]:
 
     - `version`, `about`: version and description of the warehouse.
     - `near`: how many calls a list shows on each side of a threshold.
-    - `tools`: a row per tool, see `_tools`.
+    - `tools`: a row per tool, see `_query_tools`.
     - `reasons`: the reasons for which calls were rejected, to filter by.
     """
     reasons = reader.rows("SELECT DISTINCT reason FROM rejections WHERE stage = 'filtered_calls' ORDER BY reason")
@@ -107,23 +107,23 @@ def overview(reader: WarehouseReader) -> dict[str, Any]:
         "version": reader.version(),
         "about": reader.about,
         "near": NEAR,
-        "tools": _tools(reader),
+        "tools": _query_tools(reader),
         "reasons": [row["reason"] for row in reasons],
     }
 
 
-def _tools(reader: WarehouseReader) -> list[Row]:
+def _query_tools(reader: WarehouseReader) -> list[Row]:
     """Return a row per tool, with its rows of the queries under `curve`, `bars`, `applied` and `best`, or None."""
     queries = {"curve": CURVE, "bars": BARS, "applied": APPLIED, "best": BEST}
     tools = reader.rows(TOOLS)
     for name, sql in queries.items():
-        row_of_tool = _by_tool(reader.rows(sql))
+        row_of_tool = _map_tools_to_rows(reader.rows(sql))
         for tool in tools:
             tool[name] = row_of_tool.get(tool["tool"])
     return tools
 
 
-def _by_tool(rows: Iterable[Row]) -> dict[str, Row]:
+def _map_tools_to_rows(rows: Iterable[Row]) -> dict[str, Row]:
     """Return rows by their column `tool`, which is removed from them."""
     by_tool = {}
     for row in rows:
@@ -147,16 +147,16 @@ def calls(reader: WarehouseReader, query: Mapping[str, str]) -> dict[str, Any]:
 
     Raises ValueError if tau is not a number, and WarehouseError.
     """
-    call_filter = _filter(query)
-    above = _calls_of(reader, call_filter, AT_OR_ABOVE)
-    below = _calls_of(reader, call_filter, BELOW)
-    unscored = _calls_of(reader, call_filter, WITHOUT_DELTA)
+    call_filter = _build_filter(query)
+    above = _query_calls_on_side(reader, call_filter, AT_OR_ABOVE)
+    below = _query_calls_on_side(reader, call_filter, BELOW)
+    unscored = _query_calls_on_side(reader, call_filter, WITHOUT_DELTA)
     tau = call_filter.parameters["tau"]
     nearest_first = sorted([*above, *below], key=lambda row: abs(row["delta"] - tau))
     return {"version": reader.version(), "rows": [*nearest_first, *unscored]}
 
 
-def _calls_of(reader: WarehouseReader, call_filter: "_Filter", side: Side) -> list[Row]:
+def _query_calls_on_side(reader: WarehouseReader, call_filter: "_Filter", side: Side) -> list[Row]:
     """Return the NEAR calls on a side of the threshold that are nearest to it, with COLUMNS and `verdict`."""
     return reader.rows(
         f"SELECT {COLUMNS}, {VERDICT} AS verdict FROM decisions "
@@ -170,7 +170,7 @@ def excerpts(reader: WarehouseReader, numbers: Sequence[int]) -> dict[str, Any]:
     return {"version": reader.version(), "rows": reader.rows(EXCERPTS, {"rows": list(numbers)})}
 
 
-def whole_call(reader: WarehouseReader, key: Mapping[str, Any]) -> Row | None:
+def query_call(reader: WarehouseReader, key: Mapping[str, Any]) -> Row | None:
     """Return a call with its whole input and result; None if it does not exist.
 
     The row has the columns of `decisions`, the tool's `name`, and the `text` that the call was scored in, which is cut
@@ -179,7 +179,7 @@ def whole_call(reader: WarehouseReader, key: Mapping[str, Any]) -> Row | None:
     sql = f"""
     SELECT decisions.*, lanes.name, substr(documents.text, texts."offset" + 1, characters::BIGINT) AS text, context
     FROM decisions JOIN lanes USING (tool) JOIN texts USING (tool, shard, digest, segment)
-    JOIN documents USING (shard, digest) WHERE {_equal(KEY)}
+    JOIN documents USING (shard, digest) WHERE {_build_equality_condition(KEY)}
     """
     rows = reader.rows(sql, dict(key))
     return rows[0] if rows else None
@@ -200,14 +200,14 @@ def text_with_calls(reader: WarehouseReader, key: Mapping[str, Any]) -> dict[str
     part_of_document = {"digest": key["digest"], "low": first_character, "high": end}
     return {
         **text,
-        "calls": _calls_within(reader, {**part_of_document, "shard": key["shard"]}),
-        "samples": _samples_of(reader, key),
-        "results": _results_of(reader, key),
-        "augmented": _augmented(reader, part_of_document),
+        "calls": _query_calls_within(reader, {**part_of_document, "shard": key["shard"]}),
+        "samples": _query_samples(reader, key),
+        "results": _query_results(reader, key),
+        "augmented": _query_augmented_text(reader, part_of_document),
     }
 
 
-def _calls_within(reader: WarehouseReader, part_of_document: Mapping[str, Any]) -> list[Row]:
+def _query_calls_within(reader: WarehouseReader, part_of_document: Mapping[str, Any]) -> list[Row]:
     """Return the calls of all tools in a part of a document, given by shard, digest, low and high (excluded)."""
     return reader.rows(
         f"SELECT {COLUMNS} FROM decisions "
@@ -217,7 +217,7 @@ def _calls_within(reader: WarehouseReader, part_of_document: Mapping[str, Any]) 
     )
 
 
-def _augmented(reader: WarehouseReader, part_of_document: Mapping[str, Any]) -> list[Row]:
+def _query_augmented_text(reader: WarehouseReader, part_of_document: Mapping[str, Any]) -> list[Row]:
     """Return the text of C* that covers a part of a document, if any, given by digest, low and high (excluded)."""
     return reader.rows(
         "SELECT text_with_calls, split FROM augmented_corpus "
@@ -226,18 +226,18 @@ def _augmented(reader: WarehouseReader, part_of_document: Mapping[str, Any]) -> 
     )
 
 
-def _samples_of(reader: WarehouseReader, key: Mapping[str, Any]) -> list[Row]:
+def _query_samples(reader: WarehouseReader, key: Mapping[str, Any]) -> list[Row]:
     """Return the samples of a text (columns TEXT_KEY); a sample without a call has a reason."""
     return reader.rows(
         f"SELECT tool, position, sample, char_offset, p_api, body[:{SHORT}] AS body, input[:{SHORT}] AS input, reason "
-        f"FROM candidates WHERE {_equal(TEXT_KEY)} ORDER BY position, sample",
+        f"FROM candidates WHERE {_build_equality_condition(TEXT_KEY)} ORDER BY position, sample",
         dict(key),
     )
 
 
-def _results_of(reader: WarehouseReader, key: Mapping[str, Any]) -> list[Row]:
+def _query_results(reader: WarehouseReader, key: Mapping[str, Any]) -> list[Row]:
     """Return the results of the calls that were sampled in a text (columns TEXT_KEY)."""
-    of_text = _equal(TEXT_KEY)
+    of_text = _build_equality_condition(TEXT_KEY)
     return reader.rows(
         f"SELECT input[:{SHORT}] AS input, result[:{SHORT}] AS result, reason, seconds FROM tool_results "
         f"WHERE tool = $tool AND context = (SELECT context FROM texts WHERE {of_text}) "
@@ -253,13 +253,13 @@ class _Filter(NamedTuple):
     parameters: dict[str, Any]
 
 
-def _filter(query: Mapping[str, str]) -> _Filter:
+def _build_filter(query: Mapping[str, str]) -> _Filter:
     """Turn the query of a request into an SQL condition with parameters. Raises ValueError if tau is not a number."""
-    condition = " AND ".join(_conditions(query))
-    return _Filter(condition, _parameters(query))
+    condition = " AND ".join(_iter_conditions(query))
+    return _Filter(condition, _collect_parameters(query))
 
 
-def _conditions(query: Mapping[str, str]) -> Iterator[str]:
+def _iter_conditions(query: Mapping[str, str]) -> Iterator[str]:
     """Yield the SQL conditions of a query: its tool, and each filter that it has."""
     yield "tool = $tool"
     if query.get("domain"):
@@ -267,14 +267,14 @@ def _conditions(query: Mapping[str, str]) -> Iterator[str]:
     if query.get("text"):
         yield "(contains(lower(input), $text) OR contains(lower(result), $text))"
     if query.get("verdict"):
-        yield _verdict_condition(query["verdict"])
+        yield _build_verdict_condition(query["verdict"])
     if query.get("reason"):
-        yield _reason_condition(query["reason"])
+        yield _build_reason_condition(query["reason"])
 
 
-def _parameters(query: Mapping[str, str]) -> dict[str, Any]:
-    """Return the values of the parameters in `_conditions`. Raises ValueError if tau is not a number."""
-    parameters: dict[str, Any] = {"tool": query.get("tool", ""), "tau": _tau(query)}
+def _collect_parameters(query: Mapping[str, str]) -> dict[str, Any]:
+    """Return the values of the parameters in `_iter_conditions`. Raises ValueError if tau is not a number."""
+    parameters: dict[str, Any] = {"tool": query.get("tool", ""), "tau": _parse_tau(query)}
     for name in ("domain", "reason"):
         if query.get(name):
             parameters[name] = query[name]
@@ -283,7 +283,7 @@ def _parameters(query: Mapping[str, str]) -> dict[str, Any]:
     return parameters
 
 
-def _tau(query: Mapping[str, str]) -> float:
+def _parse_tau(query: Mapping[str, str]) -> float:
     """Return the threshold of a query. Raises ValueError if it is not a number."""
     try:
         tau = float(query.get("tau", ""))
@@ -294,17 +294,17 @@ def _tau(query: Mapping[str, str]) -> float:
     return tau
 
 
-def _verdict_condition(verdict: str) -> str:
+def _build_verdict_condition(verdict: str) -> str:
     """Return the SQL condition that a call stays at $tau for the verdict `kept`, else that it does not."""
     return f"{VERDICT} = 'kept'" if verdict == "kept" else f"{VERDICT} <> 'kept'"
 
 
-def _reason_condition(reason: str) -> str:
+def _build_reason_condition(reason: str) -> str:
     """Return the SQL condition that a call is rejected for $reason, at the threshold $tau if it depends on that."""
     return f"{VERDICT} = $reason" if reason in REASONS_OF_THRESHOLD else "reason = $reason"
 
 
-def _equal(names: Sequence[str]) -> str:
+def _build_equality_condition(names: Sequence[str]) -> str:
     """Return the SQL condition that each column equals the parameter of its name."""
     return " AND ".join(f"{name} = ${name}" for name in names)
 
@@ -312,6 +312,6 @@ def _equal(names: Sequence[str]) -> str:
 TEXT = f"""
 SELECT url, documents.domain, title, date, wanted, context, texts."offset", characters,
        substr(text, texts."offset" + 1, characters::BIGINT) AS text
-FROM texts JOIN documents USING (shard, digest) WHERE {_equal(TEXT_KEY)}
+FROM texts JOIN documents USING (shard, digest) WHERE {_build_equality_condition(TEXT_KEY)}
 """
 """Selects a text of a tool by TEXT_KEY."""

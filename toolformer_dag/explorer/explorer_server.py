@@ -26,12 +26,12 @@ from toolformer_dag.explorer.call_queries import (
     calls,
     excerpts,
     overview,
+    query_call,
     text_with_calls,
-    whole_call,
 )
 from toolformer_dag.explorer.live_model import LiveModel
-from toolformer_dag.explorer.outcome_queries import outcome_tables, pairs, questions
-from toolformer_dag.explorer.trace_queries import TRACE_KEY, conversation, judge_name, recorded_calls
+from toolformer_dag.explorer.outcome_queries import pairs, query_outcome_tables, questions
+from toolformer_dag.explorer.trace_queries import TRACE_KEY, conversation, query_judge_name, recorded_calls
 from toolformer_dag.explorer.warehouse_reader import WarehouseReader
 from toolformer_dag.files import UserError
 
@@ -79,7 +79,7 @@ Answer = Callable[[Mapping[str, str]], Any]
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
-def page_file(name: str) -> str:
+def read_page_file(name: str) -> str:
     """Return the text of a file of the page."""
     return files(__package__).joinpath("page", name).read_text("utf-8")
 
@@ -92,31 +92,31 @@ def explorer_app(reader: WarehouseReader, model: LiveModel | None, traces: Wareh
     - `traces`: reads the file of `judge`, which may be missing.
     """
     answers = _PageAnswers(reader, model, traces)
-    routes = [*_table_routes(answers.from_tables()), *_page_routes()]
+    routes = [*_build_table_routes(answers.from_tables()), *_build_page_routes()]
     if model is not None:
-        routes += _model_routes(answers.from_model(model))
+        routes += _build_model_routes(answers.from_model(model))
     return Starlette(routes=routes, middleware=[Middleware(GZipMiddleware, minimum_size=2000)])
 
 
-def _table_routes(answers: Mapping[str, Answer]) -> list[Route]:
+def _build_table_routes(answers: Mapping[str, Answer]) -> list[Route]:
     """Return a route per answer that only reads tables."""
-    return [Route(f"/api/{name}", _query_endpoint(answer), methods=["GET"]) for name, answer in answers.items()]
+    return [Route(f"/api/{name}", _build_query_endpoint(answer), methods=["GET"]) for name, answer in answers.items()]
 
 
-def _model_routes(answers: Mapping[str, Answer]) -> list[Route]:
+def _build_model_routes(answers: Mapping[str, Answer]) -> list[Route]:
     """Return a route per answer that runs the model; they share MOST_MODEL_THREADS threads."""
     threads = asyncio.Semaphore(MOST_MODEL_THREADS)
     routes = []
     for name, answer in answers.items():
-        routes.append(Route(f"/api/{name}", _form_endpoint(answer, threads), methods=["POST"]))
+        routes.append(Route(f"/api/{name}", _build_form_endpoint(answer, threads), methods=["POST"]))
     return routes
 
 
-def _page_routes() -> list[Route]:
+def _build_page_routes() -> list[Route]:
     """Return a route per file of the page, and one for the page itself."""
-    routes = [Route("/", _file_endpoint("index.html", "text/html"), methods=["GET"])]
+    routes = [Route("/", _build_file_endpoint("index.html", "text/html"), methods=["GET"])]
     for name, media_type in FILES.items():
-        routes.append(Route(f"/{name}", _file_endpoint(name, media_type), methods=["GET"]))
+        routes.append(Route(f"/{name}", _build_file_endpoint(name, media_type), methods=["GET"]))
     return routes
 
 
@@ -131,69 +131,69 @@ class _PageAnswers:
     def from_tables(self) -> dict[str, Answer]:
         """Return the answers that only read the warehouse and the file of `judge`."""
         return {
-            "overview": self._overview,
+            "overview": self._query_overview,
             "calls": partial(calls, self._reader),
-            "excerpts": self._excerpts,
-            "call": self._call,
-            "text": self._text,
-            "outcomes": self._outcomes,
+            "excerpts": self._query_excerpts,
+            "call": self._query_call,
+            "text": self._query_text,
+            "outcomes": self._query_outcomes,
             "pairs": partial(pairs, self._reader),
             "questions": partial(questions, self._reader),
             "recorded": partial(recorded_calls, self._traces),
-            "conversation": self._conversation,
+            "conversation": self._query_conversation,
         }
 
     def from_model(self, model: LiveModel) -> dict[str, Answer]:
         """Return the answers that run the model or its tools."""
         return {
-            "tokens": partial(self._token_losses, model),
-            "line": partial(self._line, model),
-            "complete": partial(self._completion, model),
+            "tokens": partial(self._compute_token_losses, model),
+            "line": partial(self._run_tool_stages, model),
+            "complete": partial(self._complete_text, model),
         }
 
-    def _overview(self, query: Mapping[str, str]) -> dict[str, Any]:
+    def _query_overview(self, query: Mapping[str, str]) -> dict[str, Any]:
         """Return what every view of the page needs."""
-        return {**page_overview(self._reader, self._traces), "live": self._is_live}
+        return {**query_page_overview(self._reader, self._traces), "live": self._is_live}
 
-    def _excerpts(self, query: Mapping[str, str]) -> dict[str, Any]:
+    def _query_excerpts(self, query: Mapping[str, str]) -> dict[str, Any]:
         """Return the text around some calls; `rows` of the query are their numbers, with commas."""
-        rows = [_integer("rows", row) for row in query.get("rows", "").split(",") if row]
+        rows = [_parse_integer("rows", row) for row in query.get("rows", "").split(",") if row]
         return excerpts(self._reader, rows[:MOST_ROWS])
 
-    def _call(self, query: Mapping[str, str]) -> dict[str, Any] | None:
+    def _query_call(self, query: Mapping[str, str]) -> dict[str, Any] | None:
         """Return a whole call with its text."""
-        return whole_call(self._reader, _key(query, KEY))
+        return query_call(self._reader, _parse_key(query, KEY))
 
-    def _text(self, query: Mapping[str, str]) -> dict[str, Any] | None:
+    def _query_text(self, query: Mapping[str, str]) -> dict[str, Any] | None:
         """Return a text with the calls in it."""
-        return text_with_calls(self._reader, _key(query, TEXT_KEY))
+        return text_with_calls(self._reader, _parse_key(query, TEXT_KEY))
 
-    def _outcomes(self, query: Mapping[str, str]) -> dict[str, Any]:
+    def _query_outcomes(self, query: Mapping[str, str]) -> dict[str, Any]:
         """Return the tables of evaluation."""
-        return outcome_tables(self._reader)
+        return query_outcome_tables(self._reader)
 
-    def _conversation(self, query: Mapping[str, str]) -> dict[str, Any] | None:
+    def _query_conversation(self, query: Mapping[str, str]) -> dict[str, Any] | None:
         """Return the messages and calls around a recorded call."""
-        return conversation(self._traces, _key(query, TRACE_KEY))
+        return conversation(self._traces, _parse_key(query, TRACE_KEY))
 
-    def _token_losses(self, model: LiveModel, query: Mapping[str, str]) -> dict[str, Any] | None:
+    def _compute_token_losses(self, model: LiveModel, query: Mapping[str, str]) -> dict[str, Any] | None:
         """Return the losses of the tokens after a call; None where there is no such call."""
-        call = self._call(query)
+        call = self._query_call(query)
         return None if call is None else model.token_losses(call)
 
-    def _line(self, model: LiveModel, query: Mapping[str, str]) -> dict[str, Any]:
+    def _run_tool_stages(self, model: LiveModel, query: Mapping[str, str]) -> dict[str, Any]:
         """Run a tool's stages on a text, with the threshold of the warehouse where it was chosen by chance."""
         tool = query.get("tool", "")
         lanes = self._reader.rows("SELECT tau_f FROM lanes WHERE tool = $tool", {"tool": tool})
         tau_f = lanes[0]["tau_f"] if lanes else None
         return model.line(tool, query.get("text", ""), query.get("context", ""), tau_f)
 
-    def _completion(self, model: LiveModel, query: Mapping[str, str]) -> dict[str, Any]:
+    def _complete_text(self, model: LiveModel, query: Mapping[str, str]) -> dict[str, Any]:
         """Complete a text with tool calls."""
         return model.completed(query.get("text", ""), query.get("context", ""))
 
 
-def page_overview(reader: WarehouseReader, traces: WarehouseReader) -> dict[str, Any]:
+def query_page_overview(reader: WarehouseReader, traces: WarehouseReader) -> dict[str, Any]:
     """Return what every view of the page needs: the `overview` of the warehouse, `traces` and `judge`.
 
     In the result `traces` says whether there are judged conversations, and `judge` names the model that judged. Raises
@@ -207,10 +207,10 @@ def page_overview(reader: WarehouseReader, traces: WarehouseReader) -> dict[str,
         return {**overview(reader), "traces": False}
     has_warehouse = reader.database.is_file()
     shown = overview(reader) if has_warehouse else {"about": traces.about, "tools": []}
-    return {**shown, "traces": True, "judge": judge_name(traces)}
+    return {**shown, "traces": True, "judge": query_judge_name(traces)}
 
 
-def _query_endpoint(answer: Answer) -> Endpoint:
+def _build_query_endpoint(answer: Answer) -> Endpoint:
     """Return an endpoint that answers the query of an address with JSON, in a thread."""
 
     async def respond(request: Request) -> Response:
@@ -219,14 +219,14 @@ def _query_endpoint(answer: Answer) -> Endpoint:
     return respond
 
 
-def _form_endpoint(answer: Answer, threads: asyncio.Semaphore) -> Endpoint:
+def _build_form_endpoint(answer: Answer, threads: asyncio.Semaphore) -> Endpoint:
     """Return an endpoint that answers a form with JSON, in one of the threads that `threads` counts."""
 
     async def respond(request: Request) -> Response:
         try:
-            fields = await _form(request)
+            fields = await _read_form(request)
         except UserError as error:
-            return _json({"error": str(error)}, 413)
+            return _build_json_response({"error": str(error)}, 413)
         async with threads:
             return await _respond(answer, fields)
 
@@ -238,13 +238,13 @@ async def _respond(answer: Answer, fields: Mapping[str, str]) -> Response:
     try:
         content = await run_in_threadpool(answer, fields)
     except (UserError, ValueError) as error:
-        return _json({"error": str(error)}, 400)
+        return _build_json_response({"error": str(error)}, 400)
     if content is None:
-        return _json({"error": "there is no such call or text"}, 404)
-    return _json(content)
+        return _build_json_response({"error": "there is no such call or text"}, 404)
+    return _build_json_response(content)
 
 
-async def _form(request: Request) -> Mapping[str, str]:
+async def _read_form(request: Request) -> Mapping[str, str]:
     """Return the fields of a form in a request's body. Raises UserError for more than MOST_FORM_BYTES."""
     body = bytearray()
     async for part in request.stream():
@@ -254,9 +254,9 @@ async def _form(request: Request) -> Mapping[str, str]:
     return QueryParams(body.decode("latin-1"))
 
 
-def _file_endpoint(name: str, media_type: str) -> Endpoint:
+def _build_file_endpoint(name: str, media_type: str) -> Endpoint:
     """Return an endpoint that sends a file of the page; the file is read once, now."""
-    text = page_file(name)
+    text = read_page_file(name)
 
     async def respond(request: Request) -> Response:
         return Response(text, headers=HEADERS, media_type=media_type)
@@ -264,22 +264,22 @@ def _file_endpoint(name: str, media_type: str) -> Endpoint:
     return respond
 
 
-def _json(value: Any, status: int = 200) -> Response:
+def _build_json_response(value: Any, status: int = 200) -> Response:
     """Return a response with a value as JSON."""
     content = orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS, default=str)
     return Response(content, status, headers=HEADERS, media_type="application/json")
 
 
-def _key(query: Mapping[str, str], names: tuple[str, ...]) -> dict[str, str | int]:
+def _parse_key(query: Mapping[str, str], names: tuple[str, ...]) -> dict[str, str | int]:
     """Return the values of key columns in a query. Raises ValueError if one of NUMBERS is no integer."""
     key: dict[str, str | int] = {}
     for name in names:
         value = query.get(name, "")
-        key[name] = _integer(name, value) if name in NUMBERS else value
+        key[name] = _parse_integer(name, value) if name in NUMBERS else value
     return key
 
 
-def _integer(name: str, text: str) -> int:
+def _parse_integer(name: str, text: str) -> int:
     """Return the integer in a field. Raises ValueError if the text is none, or too large for a column."""
     try:
         number = int(text)

@@ -10,9 +10,9 @@ from typing import Any
 import orjson
 
 from toolformer_dag.explorer.call_queries import TEXT_KEY, best_calls, calls, excerpts, text_with_calls
-from toolformer_dag.explorer.explorer_server import SCRIPTS, page_file, page_overview
-from toolformer_dag.explorer.outcome_queries import exported_outcomes, outcome_tables
-from toolformer_dag.explorer.trace_queries import exported_conversations
+from toolformer_dag.explorer.explorer_server import SCRIPTS, query_page_overview, read_page_file
+from toolformer_dag.explorer.outcome_queries import query_exported_outcomes, query_outcome_tables
+from toolformer_dag.explorer.trace_queries import query_exported_conversations
 from toolformer_dag.explorer.warehouse_reader import Row, WarehouseReader
 from toolformer_dag.files import write_output
 
@@ -30,17 +30,17 @@ def export_page(reader: WarehouseReader, traces: WarehouseReader, file: Path, fo
 
     Raises WarehouseError, and what `write_output` raises.
     """
-    overview = page_overview(reader, traces)
+    overview = query_page_overview(reader, traces)
     has_recorded_calls = overview["traces"]
-    proposed = _proposed_calls(reader, overview) if overview["tools"] else {"calls": []}
-    recorded = exported_conversations(traces) if has_recorded_calls else {"conversations": []}
+    proposed = _collect_proposed_calls(reader, overview) if overview["tools"] else {"calls": []}
+    recorded = query_exported_conversations(traces) if has_recorded_calls else {"conversations": []}
     overview_without_model = {**overview, "live": False}
     content = {"overview": overview_without_model, **proposed, **recorded}
-    write_output(file, _html(content).encode(), "--export", force)
+    write_output(file, _render_page(content).encode(), "--export", force)
     return len(proposed["calls"]) + len(recorded["conversations"])
 
 
-def _proposed_calls(reader: WarehouseReader, shown: dict[str, Any]) -> dict[str, Any]:
+def _collect_proposed_calls(reader: WarehouseReader, shown: dict[str, Any]) -> dict[str, Any]:
     """Return what an exported page shows of a warehouse, under the names that the page's script reads:
 
     - `calls`: those near each tool's threshold, with their `excerpts`, the words before and after each
@@ -50,18 +50,18 @@ def _proposed_calls(reader: WarehouseReader, shown: dict[str, Any]) -> dict[str,
 
     `shown`: an `overview`.
     """
-    near_threshold = _calls_near_thresholds(reader, shown)
+    near_threshold = _query_calls_near_thresholds(reader, shown)
     row_numbers = [call["row"] for call in near_threshold]
     return {
         "calls": near_threshold,
         "excerpts": excerpts(reader, row_numbers)["rows"],
-        "texts": _texts_of(reader, [*near_threshold, *best_calls(shown)]),
-        "outcomes": outcome_tables(reader),
-        **exported_outcomes(reader),  # `pairs` and `questions`
+        "texts": _query_texts_of_calls(reader, [*near_threshold, *best_calls(shown)]),
+        "outcomes": query_outcome_tables(reader),
+        **query_exported_outcomes(reader),  # `pairs` and `questions`
     }
 
 
-def _calls_near_thresholds(reader: WarehouseReader, shown: dict[str, Any]) -> list[Row]:
+def _query_calls_near_thresholds(reader: WarehouseReader, shown: dict[str, Any]) -> list[Row]:
     """Return the calls nearest to the threshold of each tool of an `overview`."""
     near_threshold: list[Row] = []
     for tool in shown["tools"]:
@@ -70,7 +70,7 @@ def _calls_near_thresholds(reader: WarehouseReader, shown: dict[str, Any]) -> li
     return near_threshold
 
 
-def _texts_of(reader: WarehouseReader, shown_calls: Iterable[Row]) -> list[Row]:
+def _query_texts_of_calls(reader: WarehouseReader, shown_calls: Iterable[Row]) -> list[Row]:
     """Return the texts that calls stand in, each once and with its key."""
     keys = sorted({tuple(call[name] for name in TEXT_KEY) for call in shown_calls})
     texts = []
@@ -82,39 +82,40 @@ def _texts_of(reader: WarehouseReader, shown_calls: Iterable[Row]) -> list[Row]:
     return texts
 
 
-def _html(content: dict[str, Any]) -> str:
+def _render_page(content: dict[str, Any]) -> str:
     """Return the page as a single HTML file that holds script, style and data.
 
     Its content security policy allows only this script and style, so that no text of the corpus can run code.
     """
-    script = _single_script()
-    style = page_file("page.css")
+    script = _join_scripts()
+    style = read_page_file("page.css")
     charset = '<meta charset="utf-8">'
+    security_policy = _build_security_policy(script, style)
     replacements = {
-        charset: f'{charset}\n<meta http-equiv="content-security-policy" content="{_policy(script, style)}">',
+        charset: f'{charset}\n<meta http-equiv="content-security-policy" content="{security_policy}">',
         '<link rel="stylesheet" href="page.css">': f"<style>{style}</style>",
         '<script type="module" src="page.js"></script>\n': "",
-        "</body>": f'{_data_element(content)}\n<script type="module">{script}</script>\n</body>',
+        "</body>": f'{_render_data_element(content)}\n<script type="module">{script}</script>\n</body>',
     }
-    html = page_file("index.html")
+    html = read_page_file("index.html")
     for part, replacement in replacements.items():
         html = html.replace(part, replacement)
     return html
 
 
-def _data_element(content: dict[str, Any]) -> str:
+def _render_data_element(content: dict[str, Any]) -> str:
     """Return the element of the page that holds its data, from which the page's script reads them."""
     data = orjson.dumps(content, default=str).decode().replace("<", "\\u003c")  # so that no text ends the element
     return f'<script type="application/json" id="exported">{data}</script>'
 
 
-def _single_script() -> str:
+def _join_scripts() -> str:
     """Return all scripts as one without imports: each stands after those it imports, and no names collide."""
-    modules = "".join(page_file(name) for name in SCRIPTS)
+    modules = "".join(read_page_file(name) for name in SCRIPTS)
     return MODULE_SYNTAX.sub("", modules)
 
 
-def _policy(script: str, style: str) -> str:
+def _build_security_policy(script: str, style: str) -> str:
     """Return a content security policy that allows a script and a style, and nothing from the network."""
     return (
         f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; img-src data:; "

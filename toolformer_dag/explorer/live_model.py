@@ -24,11 +24,11 @@ from toolformer_dag.method.call_warehouse import CallWarehouse
 from toolformer_dag.model.requests import WINDOW_WEIGHTS, LossRequest
 from toolformer_dag.pipeline import heuristic_subset
 from toolformer_dag.pipeline.sample_store import SampleStore
-from toolformer_dag.pipeline.stages import lane_stages, table_outputs, warehouse_tables
+from toolformer_dag.pipeline.stages import list_lane_stages, list_table_outputs, warehouse_tables
 from toolformer_dag.pipeline.trial import ALL, Trial, trial
 from toolformer_dag.settings.tool_settings import ChanceThreshold
 from toolformer_dag.texts.segments import text_digest
-from toolformer_dag.tools.tool import context_fault
+from toolformer_dag.tools.tool import find_context_fault
 
 if TYPE_CHECKING:
     from toolformer_dag.model.engine import Engine
@@ -61,7 +61,7 @@ class LiveModel:
     def token_losses(self, call: Mapping[str, Any]) -> dict[str, Any]:
         """Return -log p, in nats, of each of the tokens after a call (paper, section 4.1), as `tokens` and `sums`.
 
-        - `call`: as `whole_call` returns it
+        - `call`: as `query_call` returns it
         - `tokens`: a row per token with `token`, its `weight` and a column for each of LOSSES, None where not finite
         - `sums`: for each of LOSSES the weighted sum over the tokens, from which the filter decided
 
@@ -69,11 +69,11 @@ class LiveModel:
         """
         with self._lock:
             engine = self._worker.engine("judge")
-            tokens = engine.token_losses(_loss_request(engine, call), SHOWN_TOKENS)
+            tokens = engine.token_losses(_build_loss_request(engine, call), SHOWN_TOKENS)
         if not tokens:
             raise UserError("call and text do not fit the model's context together")
         rows = [_with_finite_losses(token) for token in tokens]
-        return {"tokens": rows, "sums": {kind: _weighted_sum(rows, kind) for kind in LOSSES}}
+        return {"tokens": rows, "sums": {kind: _sum_weighted_losses(rows, kind) for kind in LOSSES}}
 
     def line(self, tool: str, text: str, context: str, found_by_chance: float | None = None) -> dict[str, Any]:
         """Propose, make, score and filter a tool's calls in a typed text, and return the text with these calls.
@@ -86,8 +86,8 @@ class LiveModel:
 
         Raises UserError for an unknown tool, and for a text that is empty, too long or does not fit the model.
         """
-        lane = self._lane(tool)
-        _refuse(text)
+        lane = self._require_lane(tool)
+        _refuse_text(text)
         _refuse_context(context, [lane])
         is_found_by_chance = isinstance(lane.tau_f, ChanceThreshold)
         if is_found_by_chance:
@@ -98,7 +98,7 @@ class LiveModel:
         thresholds = {"tau_s": lane.tau_s, "tau_f": lane.tau_f, "by_chance": is_found_by_chance}
         return {**text_and_calls, "name": lane.tool.name, **thresholds}
 
-    def _lane(self, tool: str) -> Lane:
+    def _require_lane(self, tool: str) -> Lane:
         """Return a tool with its settings. Raises UserError for an unknown tool."""
         for lane in self.plan.all_lanes:
             if lane.key == tool:
@@ -110,15 +110,15 @@ class LiveModel:
 
         `context`: the ISO date for the calendar, else empty. Raises UserError, ModelError.
         """
-        _refuse(text)
+        _refuse_text(text)
         _refuse_context(context, self.plan.inference_lanes)
         with self._lock:
-            [writing] = self._decoder.begin([self._request(text, context)])
+            [writing] = self._decoder.begin([self._build_text_request(text, context)])
         generation = writing.done.result()  # waits, while other requests are answered
         calls = [asdict(call) for call in generation.calls]
         return {"text": generation.text, "plain": generation.plain, "calls": calls}
 
-    def _request(self, text: str, context: str) -> "TextRequest":
+    def _build_text_request(self, text: str, context: str) -> "TextRequest":
         """Return the request to complete a text to the end of its sentence, by the settings of decoding."""
         from toolformer_dag.serving.writings import TextRequest
 
@@ -146,14 +146,14 @@ class LiveModel:
         """What completes texts: the finetuned model if there is one, with the tools."""
         from toolformer_dag.model.loading import load_model
         from toolformer_dag.serving.shared_decoder import SharedDecoder
-        from toolformer_dag.training.training_report import finetuned_or_base
+        from toolformer_dag.training.training_report import find_finetuned_or_base
 
         settings = self.plan.settings
-        finetuned = load_model(settings.model, finetuned_or_base(settings))
+        finetuned = load_model(settings.model, find_finetuned_or_base(settings))
         return SharedDecoder(finetuned, self.plan.inference_lanes, settings)
 
 
-def _loss_request(engine: "Engine", call: Mapping[str, Any]) -> LossRequest:
+def _build_loss_request(engine: "Engine", call: Mapping[str, Any]) -> LossRequest:
     """Return the request for the losses of a call. call: as `LiveModel.token_losses` gets it."""
     return LossRequest(
         call["text"],
@@ -166,11 +166,11 @@ def _loss_request(engine: "Engine", call: Mapping[str, Any]) -> LossRequest:
 
 def _with_finite_losses(token: Mapping[str, Any]) -> dict[str, Any]:
     """Return a token's row with None in place of each loss that is not finite."""
-    losses = {kind: _finite(token[kind]) for kind in LOSSES}
+    losses = {kind: _to_finite(token[kind]) for kind in LOSSES}
     return {**token, **losses}
 
 
-def _weighted_sum(tokens: Sequence[Mapping[str, Any]], kind: str) -> float:
+def _sum_weighted_losses(tokens: Sequence[Mapping[str, Any]], kind: str) -> float:
     """Return the sum of a loss over tokens, each times its weight; a loss that is not finite counts as 0."""
     total = 0.0
     for token in tokens:
@@ -185,21 +185,21 @@ def _run_stages(worker: Worker, lane: Lane, text: str, context: str) -> dict[str
     UserError for a text that the model cannot take.
     """
     key = {"tool": lane.key, "shard": ALL, "digest": TYPED, "segment": 0}
-    texts = _chosen_texts(key, text, context)
-    _, *stages = lane_stages(worker.plan, lane)  # without the first, which chooses texts of the corpus
+    texts = _build_chosen_texts(key, text, context)
+    _, *stages = list_lane_stages(worker.plan, lane)  # without the first, which chooses texts of the corpus
 
     def show_no_progress(done: int, total: int) -> None:
         pass
 
     with trial(worker, lane, texts, stages, progress=show_no_progress, row_lake=None) as finished_trial:
         _refuse_unfit(finished_trial)
-        warehouse = _warehouse_of(finished_trial.worker.plan, text)  # a file in the trial's temporary folder
+        warehouse = _build_warehouse(finished_trial.worker.plan, text)  # a file in the trial's temporary folder
         text_and_calls = text_with_calls(WarehouseReader(warehouse), key) or {}  # None only for an unknown text
-        positions = _positions(finished_trial, lane, texts)
+        positions = _read_positions(finished_trial, lane, texts)
     return {**text_and_calls, "positions": positions}
 
 
-def _chosen_texts(key: Mapping[str, Any], text: str, context: str) -> pl.DataFrame:
+def _build_chosen_texts(key: Mapping[str, Any], text: str, context: str) -> pl.DataFrame:
     """Return the rows of the stage that chooses texts, as if it had chosen the typed text. key: of the text."""
     row = {
         **key,
@@ -219,19 +219,19 @@ def _refuse_unfit(finished: Trial) -> None:
             raise UserError(f"the model does not take this text ({reason}); give a shorter one")
 
 
-def _positions(finished: Trial, lane: Lane, texts: pl.DataFrame) -> list[dict[str, Any]]:
+def _read_positions(finished: Trial, lane: Lane, texts: pl.DataFrame) -> list[dict[str, Any]]:
     """Return where a call may begin, with the probability of ` [`: [{"char": 12, "p": 0.03}]."""
     stored = SampleStore(finished.worker, lane).positions.stored(texts.select("text_digest"))
     positions = stored.select(char=pl.col("offsets").explode(), p=pl.col("probabilities").explode())
-    return [{"char": char, "p": _finite(p)} for char, p in positions.iter_rows()]
+    return [{"char": char, "p": _to_finite(p)} for char, p in positions.iter_rows()]
 
 
-def _warehouse_of(plan: Plan, text: str) -> Path:
+def _build_warehouse(plan: Plan, text: str) -> Path:
     """Build a warehouse (a DuckDB file) for a typed text, and return its path.
 
     `plan`: its lake is temporary, and has the results of the stages for this text alone.
     """
-    outputs = table_outputs(plan)
+    outputs = list_table_outputs(plan)
     _publish_document(outputs[0], text)  # the table of documents comes first
     file = Path(str(plan.lake.root)) / "typed.duckdb"
     build(plan.lake, CallWarehouse(warehouse_tables(outputs), plan.lane_names), file)
@@ -245,7 +245,7 @@ def _publish_document(documents: TableOutput, text: str) -> None:
     documents.publish(ALL, PartRows([pl.concat([no_rows, document], how="diagonal")]))
 
 
-def _refuse(text: str) -> None:
+def _refuse_text(text: str) -> None:
     """Raise UserError for a typed text that is blank or too long."""
     if not text.strip():
         raise UserError("give a text")
@@ -255,11 +255,11 @@ def _refuse(text: str) -> None:
 
 def _refuse_context(context: str, lanes: Sequence[Lane]) -> None:
     """Raise UserError for a context that is no date, if a tool reads it as one."""
-    fault = context_fault(context, [lane.tool for lane in lanes])
+    fault = find_context_fault(context, [lane.tool for lane in lanes])
     if fault is not None:
         raise UserError(f"context: {fault}")
 
 
-def _finite(value: float | None) -> float | None:
+def _to_finite(value: float | None) -> float | None:
     """Return a number as JSON can hold it: None for NaN and infinity."""
     return value if value is not None and math.isfinite(value) else None

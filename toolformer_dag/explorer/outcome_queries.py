@@ -57,16 +57,16 @@ COSTS_SHOWN = "* REPLACE (ended AT TIME ZONE 'UTC' AS ended)"
 """The columns of costs, with times in UTC."""
 
 
-def outcome_tables(reader: WarehouseReader) -> dict[str, Any]:
+def query_outcome_tables(reader: WarehouseReader) -> dict[str, Any]:
     """Return what the page shows of evaluation, as JSON data: accuracy, perplexity, training curves and costs.
 
     Raises WarehouseError.
     """
-    conditions = _conditions(reader)
+    conditions = _query_conditions(reader)
     return {
         "made_by": "toolformer-dag run",
         "conditions": conditions,
-        "compared": _compared(conditions),
+        "compared": _choose_compared_conditions(conditions),
         "accuracy": reader.rows(f"FROM accuracy ORDER BY benchmark, condition LIMIT {MOST_COSTS}"),
         "perplexity": reader.rows(f"FROM perplexity ORDER BY ALL LIMIT {MOST_COSTS}"),
         "training_curve": reader.rows(f"FROM training_curve ORDER BY ALL LIMIT {MOST_POINTS}"),
@@ -76,23 +76,23 @@ def outcome_tables(reader: WarehouseReader) -> dict[str, Any]:
     }
 
 
-def exported_outcomes(reader: WarehouseReader) -> dict[str, Any]:
+def query_exported_outcomes(reader: WarehouseReader) -> dict[str, Any]:
     """Return what an exported page shows of the questions of benchmarks. Raises WarehouseError.
 
     - `pairs`: pairs of conditions (a model and how it may call tools), with how many questions each of the two wins
     - `questions`: some questions won and lost, of the one pair that the page shows first
     """
     counted_pairs = [{**pair, "rows": pairs(reader, pair)} for pair in reader.rows(COMPARED)]
-    shown_first = _compared(_conditions(reader))
+    shown_first = _choose_compared_conditions(_query_conditions(reader))
     exported_questions: list[Row] = []
     for pair in counted_pairs:
         is_shown_first = [pair["one"], pair["other"]] == shown_first
         if is_shown_first:
-            exported_questions += _questions_won_and_lost(reader, pair)
+            exported_questions += _query_questions_won_and_lost(reader, pair)
     return {"pairs": counted_pairs, "questions": exported_questions}
 
 
-def _questions_won_and_lost(reader: WarehouseReader, pair: Row) -> list[Row]:
+def _query_questions_won_and_lost(reader: WarehouseReader, pair: Row) -> list[Row]:
     """Return MOST_EXPORTED questions won and lost of each benchmark, each list with the query that it answers."""
     answers = []
     for counts in pair["rows"]:
@@ -102,12 +102,12 @@ def _questions_won_and_lost(reader: WarehouseReader, pair: Row) -> list[Row]:
     return answers
 
 
-def _conditions(reader: WarehouseReader) -> list[str]:
+def _query_conditions(reader: WarehouseReader) -> list[str]:
     """Return the conditions under which questions were asked, such as `Toolformer (disabled)`."""
     return [row["condition"] for row in reader.rows(CONDITIONS)]
 
 
-def _compared(conditions: Sequence[str]) -> list[str]:
+def _choose_compared_conditions(conditions: Sequence[str]) -> list[str]:
     """Return the two conditions to compare first: from PREFERRED, else the first and the last."""
     preferred = [name for name in PREFERRED if name in conditions]
     if len(preferred) > 1:

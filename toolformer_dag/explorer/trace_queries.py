@@ -27,7 +27,7 @@ conversation, {{record_id}}, turn, call, tool, gain, delta, overlap, swapped_gai
 arguments[:{LONG}] AS arguments, length(arguments) AS arguments_length,
 result[:{LONG}] AS result, length(result) AS result_length
 """
-"""What the page shows of a call within its conversation; `{record_id}` is for `_record_id`."""
+"""What the page shows of a call within its conversation; `{record_id}` is for `_choose_record_id_column`."""
 LISTED = f"""
 SELECT conversation, {{record_id}}, turn, call, tool, gain, verdict, reason, count(*) OVER () AS fitting
 FROM trace_calls
@@ -71,7 +71,7 @@ WHERE conversation = $conversation AND turn = $turn AND call = $call ORDER BY ga
 """Selects the swapped results of a call."""
 
 
-def judge_name(reader: WarehouseReader) -> str:
+def query_judge_name(reader: WarehouseReader) -> str:
     """Return the name of the model that judged, without folders of this machine: pages are passed on.
 
     Raises WarehouseError, also where the file does not name the model.
@@ -79,15 +79,15 @@ def judge_name(reader: WarehouseReader) -> str:
     rows = reader.rows(JUDGE)
     if not rows:
         raise WarehouseError(f"{reader.database} does not say which model judged; run `toolformer-dag judge` again")
-    return name_to_show(rows[0]["model"])
+    return shorten_model_name(rows[0]["model"])
 
 
-def name_to_show(model: str) -> str:
+def shorten_model_name(model: str) -> str:
     """Return a model's name, or of an absolute path its last part only."""
     return Path(model).name if Path(model).is_absolute() else model
 
 
-def _record_id(reader: WarehouseReader) -> str:
+def _choose_record_id_column(reader: WarehouseReader) -> str:
     """Return SQL for the column of the records' own ids; it is null in files that were judged before it existed."""
     return "record_id" if reader.rows(RECORD_ID) else "NULL AS record_id"
 
@@ -99,7 +99,7 @@ def recorded_calls(reader: WarehouseReader, query: Mapping[str, str]) -> dict[st
     are `fitting`, and the `tools` and `verdicts` to filter by.
     """
     filters = {"tool": query.get("tool", ""), "verdict": query.get("verdict", "")}
-    sql = LISTED.format(record_id=_record_id(reader))
+    sql = LISTED.format(record_id=_choose_record_id_column(reader))
     rows = reader.rows(sql, filters)
     fitting = rows[0]["fitting"] if rows else 0  # every row has the number of calls without the limit
     return {
@@ -121,7 +121,7 @@ def conversation(reader: WarehouseReader, key: Mapping[str, Any]) -> dict[str, A
     """
     [extent] = reader.rows(FIRST, {"conversation": key["conversation"], "turn": key["turn"]})
     shown_part = {"conversation": key["conversation"], "first": extent["first"]}
-    calls = _calls_around(reader, {**key, **shown_part})
+    calls = _query_calls_around(reader, {**key, **shown_part})
     call_exists = any(_has_key(call, key) for call in calls)
     if not call_exists:
         return None
@@ -135,9 +135,9 @@ def conversation(reader: WarehouseReader, key: Mapping[str, Any]) -> dict[str, A
     }
 
 
-def _calls_around(reader: WarehouseReader, key_and_first: Mapping[str, Any]) -> list[Row]:
+def _query_calls_around(reader: WarehouseReader, key_and_first: Mapping[str, Any]) -> list[Row]:
     """Return the calls nearest a call, in order, from the message `first` on. key_and_first: its TRACE_KEY, `first`."""
-    sql = CALLED.format(record_id=_record_id(reader))
+    sql = CALLED.format(record_id=_choose_record_id_column(reader))
     calls = reader.rows(sql, key_and_first)
     return sorted(calls, key=lambda call: (call["turn"], call["call"]))
 
@@ -147,7 +147,7 @@ def _has_key(call: Row, key: Mapping[str, Any]) -> bool:
     return all(call[name] == value for name, value in key.items())
 
 
-def exported_conversations(reader: WarehouseReader) -> dict[str, Any]:
+def query_exported_conversations(reader: WarehouseReader) -> dict[str, Any]:
     """Return what an exported page shows of recorded conversations. Raises WarehouseError.
 
     - `recorded`: the MOST_EXPORTED calls with the lowest gains, and `counts` by tool and verdict

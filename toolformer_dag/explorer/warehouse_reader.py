@@ -35,7 +35,7 @@ class WarehouseReader:
 
     def version(self) -> str:
         """Return a name of the file's content, which differs after each rebuild. Raises WarehouseError."""
-        self._current()
+        self._open_cursor()
         stamp = self._stamp
         return f"{stamp.inode}-{stamp.modified}" if stamp else ""
 
@@ -45,16 +45,16 @@ class WarehouseReader:
         `parameters`: values for `$NAME` in the query.
         """
         try:
-            cursor = self._current().execute(sql, parameters)
+            cursor = self._open_cursor().execute(sql, parameters)
             names = [column[0] for column in cursor.description]
-            return [dict(zip(names, map(_plain, values), strict=True)) for values in cursor.fetchall()]
+            return [dict(zip(names, map(_to_json_value, values), strict=True)) for values in cursor.fetchall()]
         except duckdb.Error as error:
             raise WarehouseError(str(error)) from error
 
-    def _current(self) -> duckdb.DuckDBPyConnection:
+    def _open_cursor(self) -> duckdb.DuckDBPyConnection:
         """Return a new cursor for the caller's thread; open the file again first if it was replaced."""
         with self._lock:
-            stamp = self._stamp_of_file()  # of the file as it is now; None without a file
+            stamp = self._read_stamp()  # of the file as it is now; None without a file
             was_replaced = stamp is None or stamp != self._stamp
             if was_replaced:
                 self._stamp = None  # until the file is open again: opening may fail, as without a file
@@ -63,7 +63,7 @@ class WarehouseReader:
                 self._stamp = stamp
             return self._connection.cursor()
 
-    def _stamp_of_file(self) -> "_Stamp | None":
+    def _read_stamp(self) -> "_Stamp | None":
         """Return the stamp of the file, or None without a file."""
         try:
             status = self.database.stat()
@@ -79,7 +79,7 @@ class _Stamp(NamedTuple):
     modified: int
 
 
-def _plain(value: Any) -> Any:
+def _to_json_value(value: Any) -> Any:
     """Return a value as JSON data: None for NaN and infinity, text for dates, times and integers beyond 64 bits."""
     if isinstance(value, float) and not math.isfinite(value):
         return None

@@ -22,9 +22,9 @@ from toolformer_dag.exports.dataset_folder import (
     TOOL_TITLES,
     Exported,
     ExportError,
-    columns_table,
+    build_lane_cells,
+    format_columns_table,
     header,
-    lane_cells,
     read_exported,
     refuse_foreign,
     replacing,
@@ -33,15 +33,15 @@ from toolformer_dag.exports.dataset_folder import (
 )
 from toolformer_dag.exports.export_forms import ExportForm, masked_form, preference_form, text_form
 from toolformer_dag.exports.structured_forms import chat_form, functions_form
-from toolformer_dag.files import damaged_beside
+from toolformer_dag.files import list_damaged_beside
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.local_outputs import LocalOutput
-from toolformer_dag.lake.queries import sql_text
+from toolformer_dag.lake.queries import read_sql_file
 from toolformer_dag.lake.record import changes
 from toolformer_dag.lake.warehouse import WarehouseError, opened, query
 from toolformer_dag.markdown import table
 from toolformer_dag.method.corpus_texts import SQL, TEXTS, CorpusText, corpus_texts
-from toolformer_dag.model.weights import folder_name
+from toolformer_dag.model.weights import format_model_name
 from toolformer_dag.pipeline.controls import ESTIMATING
 from toolformer_dag.settings.setting_types import determining
 
@@ -72,23 +72,23 @@ FROM augmented_corpus JOIN (SELECT shard, digest, language FROM documents) USING
 WHERE language IS NOT NULL ORDER BY language
 """
 """Selects the languages of the documents of C*."""
-CARD_TEXT = Template(sql_text(__package__, "corpus_card.md"))
+CARD_TEXT = Template(read_sql_file(__package__, "corpus_card.md"))
 """The card after its header."""
 TITLE = "Toolformer C*: web text with tool calls"
 """The name of the data set."""
 FORMS: Mapping[FormName, Callable[[Plan, str | None], ExportForm]] = {
     "text": lambda plan, tokenizer: text_form(),
-    "masked": lambda plan, tokenizer: _masked_form(plan, tokenizer),
-    "preference": lambda plan, tokenizer: preference_form(applied_thresholds(plan), plan.settings.model.markers),
-    "chat": lambda plan, tokenizer: chat_form(plan.lanes, _tokenizer(plan, tokenizer).encoding),
+    "masked": lambda plan, tokenizer: _build_masked_form(plan, tokenizer),
+    "preference": lambda plan, tokenizer: preference_form(query_applied_thresholds(plan), plan.settings.model.markers),
+    "chat": lambda plan, tokenizer: chat_form(plan.lanes, _load_tokenizer(plan, tokenizer).encoding),
     "functions": lambda plan, tokenizer: functions_form(plan.lanes),
 }
 """The forms of C* by name, from a plan and the name of another tokenizer than the settings' model's (or None)."""
 
 
-def _masked_form(plan: Plan, tokenizer: str | None) -> ExportForm:
+def _build_masked_form(plan: Plan, tokenizer: str | None) -> ExportForm:
     """Return the form `masked` for a tokenizer; None: the settings' model's."""
-    chosen = _tokenizer(plan, tokenizer)
+    chosen = _load_tokenizer(plan, tokenizer)
     return masked_form(chosen.encoding, chosen.name, sequence_length=plan.settings.training.sequence_length)
 
 
@@ -99,7 +99,7 @@ class _Tokenizer(NamedTuple):
     name: str
 
 
-def _tokenizer(plan: Plan, name: str | None) -> _Tokenizer:
+def _load_tokenizer(plan: Plan, name: str | None) -> _Tokenizer:
     """Load a tokenizer by its name; None: the settings' model's. Raises ModelError.
 
     Code that comes with another tokenizer is not run, even if the settings allow it for the model.
@@ -109,7 +109,7 @@ def _tokenizer(plan: Plan, name: str | None) -> _Tokenizer:
     model = plan.settings.model
     if name is not None:
         model = model.other(name).model_copy(update={"trust_remote_code": False})
-    return _Tokenizer(load_encoding(model), folder_name(model.name))
+    return _Tokenizer(load_encoding(model), format_model_name(model.name))
 
 
 class _ExportedRows:
@@ -166,7 +166,7 @@ def export_corpus(plan: Plan, folder: Path, form: ExportForm, of_the_lake: bool 
     Raises ExportError if `folder` holds something else than an export, or there is nothing to export; also
     WarehouseError, StorageError, WriteError.
     """
-    made_from = corpus_record(plan, form)
+    made_from = build_corpus_record(plan, form)
     if not of_the_lake:
         refuse_foreign(folder)
     with replacing(folder) as fresh:
@@ -174,7 +174,7 @@ def export_corpus(plan: Plan, folder: Path, form: ExportForm, of_the_lake: bool 
         splits = write_splits(fresh, form.schema, exported.stream())
         if not splits and not of_the_lake:
             raise ExportError(f"{folder}: C* gives no row in the form {form.name}; lower tau_f or add shards, and run")
-        (fresh / CARD).write_text(_card(fresh, plan, form, splits, exported), "utf-8")
+        (fresh / CARD).write_text(_format_card(fresh, plan, form, splits, exported), "utf-8")
         if exported.longest:  # known only now, after all rows were streamed
             made_from["longest"] = exported.longest
         return write_record(fresh, splits, made_from)
@@ -191,21 +191,21 @@ def corpus_settings(plan: Plan, form: ExportForm) -> dict[str, Any]:
     }
 
 
-def corpus_record(plan: Plan, form: ExportForm) -> dict[str, Any]:
+def build_corpus_record(plan: Plan, form: ExportForm) -> dict[str, Any]:
     """Return what an export of C* is made from, for its record. Raises WarehouseError.
 
     - settings: what determines the files besides the rows (`corpus_settings`)
     - inputs: source in the warehouse, such as `ccnet/raw_shards` -> its version
-    - told: the settings that the card shows (`_card_settings`)
+    - told: the settings that the card shows (`_collect_card_settings`)
     """
     return {
         "settings": corpus_settings(plan, form),
-        "inputs": _source_versions(plan),
-        "told": _card_settings(plan),
+        "inputs": _query_source_versions(plan),
+        "told": _collect_card_settings(plan),
     }
 
 
-def _source_versions(plan: Plan) -> dict[str, str]:
+def _query_source_versions(plan: Plan) -> dict[str, str]:
     """Return source in the warehouse, such as `ccnet/raw_shards` -> version, for TABLES_OF_EXPORT."""
     sources = query(plan.settings.warehouse, "SELECT source, version FROM sources ORDER BY source")
     versions = {}
@@ -216,7 +216,7 @@ def _source_versions(plan: Plan) -> dict[str, str]:
     return versions
 
 
-def corpus_reasons(plan: Plan, folder: Path, form: ExportForm) -> list[str]:
+def find_corpus_reasons(plan: Plan, folder: Path, form: ExportForm) -> list[str]:
     """Return why an exported data set is missing, damaged or out of date; empty if it is up to date.
 
     Files are compared with their hashes, the record with what would be exported now.
@@ -224,36 +224,36 @@ def corpus_reasons(plan: Plan, folder: Path, form: ExportForm) -> list[str]:
     exported = read_exported(folder)
     if exported is None:
         return [f"{folder} is damaged: it has no record"] if folder.exists() else ["never made"]
-    damaged = damaged_beside(folder / RECORD)
+    damaged = list_damaged_beside(folder / RECORD)
     if damaged:
         return [f"{damaged[0]} is missing, or its content is not what was written"]
     try:
-        record_now = corpus_record(plan, form)
+        record_now = build_corpus_record(plan, form)
     except WarehouseError:  # reported as the warehouse's own reason
         return []
     return [str(change) for change in changes(exported.made_from, record_now)]
 
 
-def tells_the_same(plan: Plan, folder: Path) -> bool:
+def has_current_card(plan: Plan, folder: Path) -> bool:
     """Return whether the card of an exported folder shows the present settings.
 
     Rows may be equal under other settings, so an up-to-date data set may need another card.
     """
     exported = read_exported(folder)
-    return exported is not None and exported.made_from["told"] == _card_settings(plan)
+    return exported is not None and exported.made_from["told"] == _collect_card_settings(plan)
 
 
-def asset_folder(plan: Plan) -> Path:
+def get_dataset_folder(plan: Plan) -> Path:
     """Return the folder of the data set that every run keeps up to date."""
     return plan.settings.paths.local / f"dataset{plan.suffix}"
 
 
-def asset_files(plan: Plan) -> LocalOutput:
+def build_dataset_output(plan: Plan) -> LocalOutput:
     """Return the files of the data set that every run keeps up to date, as an output that machines share."""
-    return LocalOutput(plan.lake.storage, plan.named("warehouse/dataset"), asset_folder(plan))
+    return LocalOutput(plan.lake.storage, plan.named("warehouse/dataset"), get_dataset_folder(plan))
 
 
-def applied_thresholds(plan: Plan) -> dict[str, float]:
+def query_applied_thresholds(plan: Plan) -> dict[str, float]:
     """Return lane -> the tau_f that its calls were kept by, from the warehouse. Raises WarehouseError.
 
     It is infinite if no threshold was certified, so that no call was kept.
@@ -262,7 +262,7 @@ def applied_thresholds(plan: Plan) -> dict[str, float]:
     return dict(query(database, "SELECT tool, coalesce(tau_f, 'infinity'::DOUBLE) FROM lanes").iter_rows())
 
 
-def _card_settings(plan: Plan) -> dict[str, Any]:
+def _collect_card_settings(plan: Plan) -> dict[str, Any]:
     """Return the settings that the data set's card shows, as {"sampling.top_p": 1.0, "tools": {...}, ...}.
 
     A model in a folder is shown by the folder's name, without its path.
@@ -272,7 +272,7 @@ def _card_settings(plan: Plan) -> dict[str, Any]:
     markers = determining(settings.model, "markers")
     plain_texts = determining(settings.training, "plain_texts")
     return {
-        "model": folder_name(settings.model.name),
+        "model": format_model_name(settings.model.name),
         "model identity": fingerprint(dict(plan.model)),
         **{f"model.{name}": value for name, value in markers.items()},
         "corpus.segment_tokens": settings.corpus.segment_tokens,
@@ -281,44 +281,44 @@ def _card_settings(plan: Plan) -> dict[str, Any]:
         "sampling.seed": settings.sampling.seed,
         "training.examples_per_tool": settings.training.examples_per_tool,
         **{f"training.{name}": value for name, value in plain_texts.items()},
-        "tools": {lane.key: _lane_settings(lane) for lane in plan.all_lanes},
+        "tools": {lane.key: _list_lane_settings(lane) for lane in plan.all_lanes},
     }
 
 
-def _lane_settings(lane: Lane) -> list[Any]:
+def _list_lane_settings(lane: Lane) -> list[Any]:
     """Return [name, tau_s, k, m, tau_f] of a lane (a tool with its settings)."""
     tau_f = lane.tau_f if isinstance(lane.tau_f, float) else lane.tau_f.model_dump()
     return [lane.tool.name, lane.tau_s, lane.k, lane.m, tau_f]
 
 
-def _card(folder: Path, plan: Plan, form: ExportForm, splits: Mapping[str, int], exported: _ExportedRows) -> str:
+def _format_card(folder: Path, plan: Plan, form: ExportForm, splits: Mapping[str, int], exported: _ExportedRows) -> str:
     """Return the README of an exported data set: YAML header and text, as the Hugging Face hub shows them.
 
     - folder: of the data set, whose data files are written already
     - splits: name of the split -> number of rows
     - exported: what was counted while writing
     """
-    return _yaml_header(folder, plan, splits) + CARD_TEXT.substitute(
+    return _format_yaml_header(folder, plan, splits) + CARD_TEXT.substitute(
         title=TITLE,
         form=form.name,
-        rows=_sizes(splits, exported),
+        rows=_format_sizes(splits, exported),
         about=form.card,
-        columns=columns_table(form.schema),
-        tools=_tools_table(plan, exported),
+        columns=format_columns_table(form.schema),
+        tools=_format_tools_table(plan, exported),
         join=form.join,
-        settings=_settings_table(plan),
+        settings=_format_settings_table(plan),
         license=plan.settings.export.license,
         citation=CITATION.strip(),
     )
 
 
-def _settings_table(plan: Plan) -> str:
+def _format_settings_table(plan: Plan) -> str:
     """Return a Markdown table of settings, without the tools, which have a table of their own."""
-    rows = [(f"`{name}`", value) for name, value in _card_settings(plan).items() if name != "tools"]
+    rows = [(f"`{name}`", value) for name, value in _collect_card_settings(plan).items() if name != "tools"]
     return table(("setting", "value"), rows)
 
 
-def _yaml_header(folder: Path, plan: Plan, splits: Mapping[str, int]) -> str:
+def _format_yaml_header(folder: Path, plan: Plan, splits: Mapping[str, int]) -> str:
     """Return the YAML header of the card, which tells the hub the license, languages, size and files of the data set.
 
     splits: name of the split -> number of rows.
@@ -339,7 +339,7 @@ def _yaml_header(folder: Path, plan: Plan, splits: Mapping[str, int]) -> str:
     )
 
 
-def _sizes(splits: Mapping[str, int], exported: _ExportedRows) -> str:
+def _format_sizes(splits: Mapping[str, int], exported: _ExportedRows) -> str:
     """Return the numbers of rows for the card, such as `train 1,200, heldout 30`.
 
     Forms of pairs add ` (pairs: no_call 400, rejected_call 830)`; forms that count tokens add `; the longest has 512
@@ -355,14 +355,14 @@ def _sizes(splits: Mapping[str, int], exported: _ExportedRows) -> str:
     return text
 
 
-def _tools_table(plan: Plan, exported: _ExportedRows) -> str:
+def _format_tools_table(plan: Plan, exported: _ExportedRows) -> str:
     """Return a Markdown table with a line per tool: its settings, its exported calls, and how they were filtered."""
     figures_of = {row["tool"]: row for row in query(plan.settings.warehouse, FIGURES).iter_rows(named=True)}
-    lines = [_tool_cells(lane, exported, figures_of[lane.key]) for lane in plan.all_lanes]
+    lines = [_build_tool_cells(lane, exported, figures_of[lane.key]) for lane in plan.all_lanes]
     return table((*TOOL_TITLES, "calls in C*", "texts", "kept by the filter", "by chance"), lines)
 
 
-def _tool_cells(lane: Lane, exported: _ExportedRows, figures: Mapping[str, Any]) -> list[object]:
+def _build_tool_cells(lane: Lane, exported: _ExportedRows, figures: Mapping[str, Any]) -> list[object]:
     """Return the cells of a tool's line: its settings with tau_f, calls and texts in C*, kept calls, those by chance.
 
     tau_f is the threshold by which a call had to lower the loss to be kept; it is null if none could be certified.
@@ -370,16 +370,16 @@ def _tool_cells(lane: Lane, exported: _ExportedRows, figures: Mapping[str, Any])
     """
     tau_f = "none certified" if figures["tau_f"] is None else figures["tau_f"]
     return [
-        *lane_cells(lane),
+        *build_lane_cells(lane),
         tau_f,
         f"{exported.calls[lane.key]:,}",
         f"{exported.texts[lane.key]:,}",
         f"{figures['kept'] or 0:,}",
-        _kept_by_chance(figures),
+        _format_kept_by_chance(figures),
     ]
 
 
-def _kept_by_chance(figures: Mapping[str, Any]) -> str:
+def _format_kept_by_chance(figures: Mapping[str, Any]) -> str:
     """Return how many calls would be kept by chance, by calls with swapped results. figures: a row of FIGURES."""
     by_chance = figures["by_chance"]
     return "too few swaps to tell" if by_chance is None else f"{by_chance:,}"

@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from toolformer_dag.computing.plan import Lane
-from toolformer_dag.files import UserError, WriteError, locked, replace_folder, sealed, unsealed, write_whole
+from toolformer_dag.files import UserError, WriteError, locked, replace_folder, seal_record, unseal_record, write_whole
 from toolformer_dag.identity import fingerprint, stream_hash
-from toolformer_dag.lake.queries import sql_text
+from toolformer_dag.lake.queries import read_sql_file
 from toolformer_dag.markdown import table
 
 RECORD = "export.json"
@@ -97,13 +97,13 @@ class ParquetFiles:
     def _write_group(self) -> None:
         """Write GROUP_ROWS of the waiting rows as a row group, to the next file once FILE_ROWS are in the open one."""
         if self._writer is None or self.rows % FILE_ROWS == 0:
-            self._writer = self._next_file()
+            self._writer = self._open_next_file()
         group = self._waiting[:GROUP_ROWS]
         self._waiting = self._waiting[GROUP_ROWS:]
         self._writer.write_table(group.combine_chunks())
         self.rows += group.num_rows
 
-    def _next_file(self) -> pq.ParquetWriter:
+    def _open_next_file(self) -> pq.ParquetWriter:
         """Close the open file, and open the next: NAME-00000.parquet, NAME-00001.parquet."""
         self._open_file.close()
         path = self._folder / f"{self._name}-{self.rows // FILE_ROWS:05}.parquet"
@@ -116,8 +116,8 @@ def write_splits(folder: Path, schema: pa.Schema, rows: Iterable[Mapping[str, An
     `train` comes before `heldout`. A split without rows has no file, since `load_dataset` cannot read an empty one.
     """
     splits = _SplitFiles(folder / DATA, schema)
-    for batch in _batches(rows):
-        for split, split_rows in _by_split(batch).items():
+    for batch in _iter_batches(rows):
+        for split, split_rows in _group_rows_by_split(batch).items():
             splits.write(split, split_rows)
     return splits.close()
 
@@ -143,7 +143,7 @@ class _SplitFiles:
         return {split: self._files[split].rows for split in sorted(self._files, reverse=True)}
 
 
-def _batches(rows: Iterable[Mapping[str, Any]]) -> Iterator[list[Mapping[str, Any]]]:
+def _iter_batches(rows: Iterable[Mapping[str, Any]]) -> Iterator[list[Mapping[str, Any]]]:
     """Yield the rows in lists of GROUP_ROWS; the last may be shorter."""
     remaining = iter(rows)
     batch = list(islice(remaining, GROUP_ROWS))
@@ -152,7 +152,7 @@ def _batches(rows: Iterable[Mapping[str, Any]]) -> Iterator[list[Mapping[str, An
         batch = list(islice(remaining, GROUP_ROWS))
 
 
-def _by_split(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
+def _group_rows_by_split(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
     """Return the rows by their column `split`."""
     rows_of: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
@@ -172,12 +172,12 @@ def replacing(folder: Path) -> Iterator[Path]:
     with locked(lock, wait=False) as alone:
         if not alone:
             raise ExportError(f"{folder} is being written by another export; wait for it, or name another folder")
-        with _partial_folder(folder, lock) as fresh:
+        with _create_partial_folder(folder, lock) as fresh:
             yield fresh
 
 
 @contextmanager
-def _partial_folder(folder: Path, lock: Path) -> Iterator[Path]:
+def _create_partial_folder(folder: Path, lock: Path) -> Iterator[Path]:
     """Yield an empty folder that replaces `folder` after the block; remove it and the lock's file in any case.
 
     Raises WriteError.
@@ -200,14 +200,14 @@ def write_record(folder: Path, rows: Mapping[str, int], made_from: Mapping[str, 
 
     It holds no time: equal inputs give equal bytes. rows, made_from: as in `Exported`.
     """
-    exported = Exported(_exported_files(folder), dict(rows), dict(made_from))
+    exported = Exported(_hash_files(folder), dict(rows), dict(made_from))
     files = {path: [file.size, file.hash] for path, file in exported.files.items()}
     content = {"layout": LAYOUT, "rows": exported.rows, "files": files, "made_from": exported.made_from}
-    write_whole(folder / RECORD, sealed(str(folder), content))
+    write_whole(folder / RECORD, seal_record(str(folder), content))
     return exported
 
 
-def _exported_files(folder: Path) -> dict[str, ExportedFile]:
+def _hash_files(folder: Path) -> dict[str, ExportedFile]:
     """Return size and hash of each file in a folder, by its path."""
     files = {}
     for name, path in _files(folder).items():
@@ -224,7 +224,7 @@ def _files(folder: Path) -> dict[str, Path]:
 def read_exported(folder: Path) -> Exported | None:
     """Return the record of an exported folder; None if it is missing, damaged or of another layout."""
     try:
-        content = unsealed((folder / RECORD).read_bytes())
+        content = unseal_record((folder / RECORD).read_bytes())
         if content["layout"] != LAYOUT:
             return None
         files = {path: ExportedFile(*file) for path, file in content["files"].items()}
@@ -243,12 +243,12 @@ def refuse_foreign(folder: Path) -> None:
         return
     if not folder.is_dir():
         raise ExportError(f"{folder} is a file; name a folder")
-    reason = _foreign_content(folder)
+    reason = _find_foreign_content(folder)
     if reason:
         raise ExportError(f"{reason}; name another folder, or move it away")
 
 
-def _foreign_content(folder: Path) -> str | None:
+def _find_foreign_content(folder: Path) -> str | None:
     """Return what in a folder no export wrote, for the message; None if there is nothing else.
 
     It has no record of an export, holds a file that the record does not list, or its card (README) was edited.
@@ -278,10 +278,10 @@ SIZES = (
     (10_000_000, "1M<n<10M"),
 )
 """The hub's names for sizes of data sets, each after the number of rows that is too many for it."""
-CITATION = sql_text(__package__, "citation.md")
+CITATION = read_sql_file(__package__, "citation.md")
 """How to cite the paper, for cards."""
 TOOL_TITLES = ("tool", "in the text", "tau_s", "k", "m", "tau_f")
-"""Headings of the columns of `lane_cells`, and of the threshold that was applied."""
+"""Headings of the columns of `build_lane_cells`, and of the threshold that was applied."""
 
 
 def header(
@@ -305,15 +305,15 @@ def header(
         pretty_name=title,
         license=license,
         language=list(languages) or None,
-        size_categories=[_size_category(rows)],
+        size_categories=[_choose_size_category(rows)],
         task_categories=[task] if task else None,
         tags=["toolformer", "tool-use"],
-        configs=_configs_with_hash(folder, configs) or None,
+        configs=_add_content_hash(folder, configs) or None,
     )
     return f"---\n{data.to_yaml()}\n---\n"
 
 
-def _configs_with_hash(folder: Path, configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _add_content_hash(folder: Path, configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the configs of a data set with a hash of its data as their description.
 
     The cache of `load_dataset` knows folders of one name apart by their configs alone, not by their files.
@@ -323,7 +323,7 @@ def _configs_with_hash(folder: Path, configs: Sequence[Mapping[str, Any]]) -> li
     return [{**config, "description": description} for config in configs]
 
 
-def _size_category(rows: int) -> str:
+def _choose_size_category(rows: int) -> str:
     """Return the hub's name for the size of a data set."""
     for limit, name in SIZES:
         if rows < limit:
@@ -331,7 +331,7 @@ def _size_category(rows: int) -> str:
     return "n>10M"
 
 
-def columns_table(schema: pa.Schema) -> str:
+def format_columns_table(schema: pa.Schema) -> str:
     """Return a Markdown table of the columns with their comments, which also describe the fields of structs and lists.
 
     Every column needs a `comment` in its metadata.
@@ -343,6 +343,6 @@ def columns_table(schema: pa.Schema) -> str:
     return table(("column", "type", "meaning"), rows)
 
 
-def lane_cells(lane: Lane) -> tuple[object, ...]:
+def build_lane_cells(lane: Lane) -> tuple[object, ...]:
     """Return the first cells of a line about a lane (a tool with its settings): TOOL_TITLES without tau_f."""
     return f"`{lane.key}`", lane.tool.name, lane.tau_s, lane.k, lane.m

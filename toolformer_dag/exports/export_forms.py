@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 
 from toolformer_dag.exports import FormName
 from toolformer_dag.identity import fingerprint
-from toolformer_dag.method.corpus_texts import CorpusText, preference_pairs
+from toolformer_dag.method.corpus_texts import CorpusText, iter_preference_pairs
 from toolformer_dag.settings.call_markers import PAPER_MARKERS, CallMarkers
 
 if TYPE_CHECKING:
     from toolformer_dag.model.encoding import Encoding, TextTokens
 
 
-def join_of_calls(calls_column: str) -> str:
+def build_calls_join(calls_column: str) -> str:
     """Return an SQL query, shown on the card, that finds the calls of exported rows in the warehouse again.
 
     calls_column: the SQL expression for the calls of a row, such as `unnest(calls)`.
@@ -50,7 +50,7 @@ class ExportForm:
     rows: Callable[[CorpusText], Iterator[Mapping[str, Any]]]
     card: str
     settings: Mapping[str, Any] = field(default_factory=dict)
-    join: str = join_of_calls("unnest(calls)")
+    join: str = build_calls_join("unnest(calls)")
     preferences: bool = False
     length: Callable[[Mapping[str, Any]], int] = lambda row: 0
 
@@ -118,10 +118,10 @@ def text_form() -> ExportForm:
         "Plain language modelling on `text` is what the paper trains; on `plain` it gives the paper's baseline.\n"
         "Results are predicted too, as in the paper; the form `masked` leaves them out of the loss."
     )
-    return ExportForm(name="text", schema=schema, rows=_text_row, card=about)
+    return ExportForm(name="text", schema=schema, rows=_iter_text_rows, card=about)
 
 
-def _text_row(text: CorpusText) -> Iterator[Mapping[str, Any]]:
+def _iter_text_rows(text: CorpusText) -> Iterator[Mapping[str, Any]]:
     """Yield the row of a text in the form `text`."""
     yield {"text": text.text, "plain": text.plain, **shared_columns(text)}
 
@@ -139,14 +139,14 @@ def masked_form(encoding: "Encoding", tokenizer: str, *, sequence_length: int) -
     tokenizer_identity = fingerprint(encoding.tokenizer.backend_tokenizer.to_str())
     return ExportForm(
         name="masked",
-        schema=_masked_schema(tokenizer),
-        rows=partial(_masked_rows, encoding, sequence_length),
+        schema=_build_masked_schema(tokenizer),
+        rows=partial(_iter_masked_rows, encoding, sequence_length),
         card=about,
         settings={"tokenizer": tokenizer_identity, "sequence_length": sequence_length},
     )
 
 
-def _masked_schema(tokenizer: str) -> pa.Schema:
+def _build_masked_schema(tokenizer: str) -> pa.Schema:
     """Return the columns of the form `masked`. tokenizer: its name for people."""
     return pa.schema(
         [
@@ -160,7 +160,7 @@ def _masked_schema(tokenizer: str) -> pa.Schema:
     )
 
 
-def _masked_rows(encoding: "Encoding", sequence_length: int, text: CorpusText) -> Iterator[Mapping[str, Any]]:
+def _iter_masked_rows(encoding: "Encoding", sequence_length: int, text: CorpusText) -> Iterator[Mapping[str, Any]]:
     """Yield the rows of a text with calls: windows of at most `sequence_length` tokens, each with its labels.
 
     A label is the token itself, or -100 for a token in the result of a call, which trainers leave out of the loss.
@@ -168,7 +168,7 @@ def _masked_rows(encoding: "Encoding", sequence_length: int, text: CorpusText) -
     from toolformer_dag.training.sequences import windows
 
     [tokens] = encoding.with_calls([text.text])
-    labels = _labels(tokens, text, encoding.markers)
+    labels = _build_labels(tokens, text, encoding.markers)
     id_windows = windows(_with_ends(encoding, tokens.ids), sequence_length)
     label_windows = windows(_with_ends(encoding, labels), sequence_length)
     for number, (window_ids, window_labels) in enumerate(zip(id_windows, label_windows, strict=True)):
@@ -186,11 +186,11 @@ def _with_ends(encoding: "Encoding", ids: Sequence[int]) -> list[int]:
     return [*encoding.bos, *ids, *encoding.eos]
 
 
-def _labels(tokens: "TextTokens", text: CorpusText, markers: CallMarkers) -> list[int]:
+def _build_labels(tokens: "TextTokens", text: CorpusText, markers: CallMarkers) -> list[int]:
     """Return the tokens of a text, with IGNORED (-100) for those in the result of a call: tools write these."""
     from toolformer_dag.training.sequences import IGNORED
 
-    in_result = _within(tokens.offsets, len(text.text), result_spans(text, markers))
+    in_result = _mark_tokens_in_spans(tokens.offsets, len(text.text), find_result_spans(text, markers))
     labels: list[int] = np.where(in_result, IGNORED, tokens.ids).tolist()
     return labels
 
@@ -202,7 +202,7 @@ class TextSpan(NamedTuple):
     end: int
 
 
-def result_spans(text: CorpusText, markers: CallMarkers = PAPER_MARKERS) -> list[TextSpan]:
+def find_result_spans(text: CorpusText, markers: CallMarkers = PAPER_MARKERS) -> list[TextSpan]:
     """Return the character spans of the calls' results in x*, the text with its calls."""
     spans = []
     inserted = 0  # characters of the calls so far
@@ -213,7 +213,7 @@ def result_spans(text: CorpusText, markers: CallMarkers = PAPER_MARKERS) -> list
     return spans
 
 
-def _within(starts: NDArray[np.int32], length: int, spans: Sequence[TextSpan]) -> NDArray[np.bool_]:
+def _mark_tokens_in_spans(starts: NDArray[np.int32], length: int, spans: Sequence[TextSpan]) -> NDArray[np.bool_]:
     """Return for each token whether it holds a character of a span.
 
     starts: the character at which each token begins. length: the characters of the text.
@@ -263,15 +263,17 @@ def preference_form(tau_f: Mapping[str, float], markers: CallMarkers = PAPER_MAR
     return ExportForm(
         name="preference",
         schema=PREFERENCES,
-        rows=partial(_preference_rows, thresholds, markers),
+        rows=partial(_iter_preference_rows, thresholds, markers),
         card=ABOUT_PREFERENCES,
         settings={"tau_f": thresholds},
-        join=join_of_calls("rejected_call"),
+        join=build_calls_join("rejected_call"),
         preferences=True,
     )
 
 
-def _preference_rows(tau_f: Mapping[str, float], markers: CallMarkers, text: CorpusText) -> Iterator[Mapping[str, Any]]:
+def _iter_preference_rows(
+    tau_f: Mapping[str, float], markers: CallMarkers, text: CorpusText
+) -> Iterator[Mapping[str, Any]]:
     """Yield a row per pair of a text."""
-    for pair in preference_pairs(text, tau_f, markers):
+    for pair in iter_preference_pairs(text, tau_f, markers):
         yield {**pair, **shared_columns(text)}

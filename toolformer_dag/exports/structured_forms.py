@@ -13,8 +13,8 @@ import pyarrow as pa
 from toolformer_dag.computing.plan import Lane
 from toolformer_dag.exports.export_forms import CALLS, ORIGIN, ExportForm, column, shared_columns
 from toolformer_dag.method.corpus_texts import CorpusText, ScoredCall
-from toolformer_dag.texts.arguments import Schema, read_arguments
-from toolformer_dag.tools.tool import schemas_of
+from toolformer_dag.texts.arguments import Schema, parse_arguments
+from toolformer_dag.tools.tool import collect_schemas
 
 if TYPE_CHECKING:
     from toolformer_dag.model.encoding import Encoding
@@ -62,24 +62,24 @@ class _ChatRows:
     """Makes a conversation of each text, all with the same `tools`, and counts its tokens."""
 
     def __init__(self, lanes: Sequence[Lane], encoding: "Encoding") -> None:
-        self.tools = [_function(lane) for lane in lanes]
+        self.tools = [_build_function(lane) for lane in lanes]
         self._encoding = encoding
         self._schemas = _schemas(lanes)
-        self._tools_json = _json(self.tools)
-        self._tools_tokens = self._tokens(self.tools)
+        self._tools_json = _to_json(self.tools)
+        self._tools_tokens = self._count_tokens(self.tools)
 
     def rows(self, text: CorpusText) -> Iterator[Mapping[str, Any]]:
         """Yield the conversation of a text."""
         messages = list(conversation(text, self._schemas))
-        yield {"messages": _json(messages), "tools": self._tools_json, **shared_columns(text)}
+        yield {"messages": _to_json(messages), "tools": self._tools_json, **shared_columns(text)}
 
     def length(self, row: Mapping[str, Any]) -> int:
         """Return the tokens of a row's messages and tools."""
-        return self._tools_tokens + self._tokens(json.loads(row["messages"]))
+        return self._tools_tokens + self._count_tokens(json.loads(row["messages"]))
 
-    def _tokens(self, parts: Sequence[Mapping[str, Any]]) -> int:
+    def _count_tokens(self, parts: Sequence[Mapping[str, Any]]) -> int:
         """Return the tokens of messages or tools, each written as JSON."""
-        return sum(self._encoding.lengths([_json(part) for part in parts]))
+        return sum(self._encoding.lengths([_to_json(part) for part in parts]))
 
 
 def functions_form(lanes: Sequence[Lane]) -> ExportForm:
@@ -87,18 +87,18 @@ def functions_form(lanes: Sequence[Lane]) -> ExportForm:
 
     The query is the text before the call, so it is a context and no question. lanes: the tools with their settings.
     """
-    tools = [_function(lane)["function"] for lane in lanes]  # each {name, description, parameters}
+    tools = [_build_function(lane)["function"] for lane in lanes]  # each {name, description, parameters}
     about = "A row per kept call: the text before it, the tools, and the call as JSON. Texts without calls have no row."
     return ExportForm(
         name="functions",
-        schema=_functions_schema(),
-        rows=partial(_function_rows, tools_json=_json(tools), schemas=_schemas(lanes)),
+        schema=_build_functions_schema(),
+        rows=partial(_iter_function_rows, tools_json=_to_json(tools), schemas=_schemas(lanes)),
         card=about,
         settings={"tools": tools},
     )
 
 
-def _functions_schema() -> pa.Schema:
+def _build_functions_schema() -> pa.Schema:
     """Return the columns of a data set with a row per kept call, as public function-calling sets have them.
 
     CALLS adds the call with its losses, ORIGIN the document that it is from.
@@ -114,37 +114,39 @@ def _functions_schema() -> pa.Schema:
     )
 
 
-def _function_rows(text: CorpusText, *, tools_json: str, schemas: Mapping[str, Schema]) -> Iterator[Mapping[str, Any]]:
+def _iter_function_rows(
+    text: CorpusText, *, tools_json: str, schemas: Mapping[str, Schema]
+) -> Iterator[Mapping[str, Any]]:
     """Yield a row per call of a text: the text before it as `query`, the call as `answers`.
 
     tools_json: the declared functions, as JSON. schemas: of the arguments, by the tool's name in the text.
     """
     for call in text.calls:
-        answer = {"name": _function_name(call.name), "arguments": _arguments(call, schemas)}
+        answer = {"name": _to_function_name(call.name), "arguments": _parse_call_arguments(call, schemas)}
         yield {
             **shared_columns(text),
             "query": text.plain[: call.offset],
             "tools": tools_json,
-            "answers": _json([answer]),
+            "answers": _to_json([answer]),
             "calls": [asdict(call)],  # of all calls of the text, only this one
         }
 
 
 def _schemas(lanes: Sequence[Lane]) -> dict[str, Schema]:
     """Return the tool's name in the text -> the schema of its arguments, for tools that have one."""
-    return schemas_of({lane.tool.name: lane.tool for lane in lanes})
+    return collect_schemas({lane.tool.name: lane.tool for lane in lanes})
 
 
-def _json(value: object) -> str:
+def _to_json(value: object) -> str:
     """Return a value as JSON that keeps letters of all scripts as they are."""
     return json.dumps(value, ensure_ascii=False)
 
 
-def _arguments(call: ScoredCall, schemas: Mapping[str, Schema]) -> dict[str, Any]:
+def _parse_call_arguments(call: ScoredCall, schemas: Mapping[str, Schema]) -> dict[str, Any]:
     """Return the named arguments of a call or, for a tool without a schema, its text as `input`."""
     if call.name not in schemas:
         return {"input": call.input}
-    return read_arguments(call.input, schemas[call.name])
+    return parse_arguments(call.input, schemas[call.name])
 
 
 def conversation(text: CorpusText, schemas: Mapping[str, Schema] = MappingProxyType({})) -> Iterator[dict[str, Any]]:
@@ -159,31 +161,33 @@ def conversation(text: CorpusText, schemas: Mapping[str, Schema] = MappingProxyT
 
     schemas: the tool's name in the text -> the JSON schema of its arguments.
     """
-    position = _end_of_question(text)
+    position = _find_end_of_question(text)
     yield {"role": "user", "content": INSTRUCTION + text.plain[:position]}
     call_count = 0
-    for calls in _parallel_calls(text.calls):
+    for calls in _group_parallel_calls(text.calls):
         calls_offset = calls[0].offset  # the same for all calls of a group
-        tool_calls = _tool_calls(calls, schemas, first_number=call_count)
+        tool_calls = _build_calls_of_message(calls, schemas, first_number=call_count)
         before_calls = text.plain[position:calls_offset]
         yield {"role": "assistant", "content": before_calls, "tool_calls": tool_calls}
-        yield from _tool_messages(calls, tool_calls)
+        yield from _iter_tool_messages(calls, tool_calls)
         position = calls_offset
         call_count += len(calls)
     yield {"role": "assistant", "content": text.plain[position:]}
 
 
-def _end_of_question(text: CorpusText) -> int:
+def _find_end_of_question(text: CorpusText) -> int:
     """Return the character at which the user's message ends: at the first call, else at a space in the middle."""
-    return text.calls[0].offset if text.calls else _middle(text.plain)
+    return text.calls[0].offset if text.calls else _find_middle_space(text.plain)
 
 
-def _middle(text: str) -> int:
+def _find_middle_space(text: str) -> int:
     """Return the index of the last space in the first half of a text; 0 without one."""
     return max(text.rfind(" ", 0, len(text) // 2), 0)
 
 
-def _tool_messages(calls: Sequence[ScoredCall], tool_calls: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+def _iter_tool_messages(
+    calls: Sequence[ScoredCall], tool_calls: Sequence[Mapping[str, Any]]
+) -> Iterator[dict[str, Any]]:
     """Yield the messages with the results of calls. tool_calls: the same calls in the assistant's message."""
     for call, tool_call in zip(calls, tool_calls, strict=True):
         yield {
@@ -194,23 +198,23 @@ def _tool_messages(calls: Sequence[ScoredCall], tool_calls: Sequence[Mapping[str
         }
 
 
-def _tool_calls(
+def _build_calls_of_message(
     calls: Sequence[ScoredCall], schemas: Mapping[str, Schema], *, first_number: int
 ) -> list[dict[str, Any]]:
     """Return the calls of an assistant's message. first_number: of the first one in the conversation, from 0."""
-    return [_tool_call(call, schemas, number) for number, call in enumerate(calls, first_number)]
+    return [_build_tool_call(call, schemas, number) for number, call in enumerate(calls, first_number)]
 
 
-def _tool_call(call: ScoredCall, schemas: Mapping[str, Schema], number: int) -> dict[str, Any]:
+def _build_tool_call(call: ScoredCall, schemas: Mapping[str, Schema], number: int) -> dict[str, Any]:
     """Return a call for the assistant's message. number: of the call in the conversation, from 0.
 
     Its id has nine letters and digits, which templates like Mistral's demand.
     """
-    function = {"name": _function_name(call.name), "arguments": _arguments(call, schemas)}
+    function = {"name": _to_function_name(call.name), "arguments": _parse_call_arguments(call, schemas)}
     return {"id": f"call{number:05}", "type": "function", "function": function}
 
 
-def _parallel_calls(calls: Sequence[ScoredCall]) -> list[list[ScoredCall]]:
+def _group_parallel_calls(calls: Sequence[ScoredCall]) -> list[list[ScoredCall]]:
     """Return the calls of a text in groups that may be made at once.
 
     The calls of a group have the same offset, and none needs the result of another.
@@ -228,29 +232,29 @@ def _can_join(call: ScoredCall, group: Sequence[ScoredCall]) -> bool:
     """Return whether a call has the offset of a group, and no word of the group's results in its input."""
     if group[0].offset != call.offset:
         return False
-    input_words = _words(call.input)
-    return not any(_words(earlier.result) & input_words for earlier in group)
+    input_words = _split_into_words(call.input)
+    return not any(_split_into_words(earlier.result) & input_words for earlier in group)
 
 
-def _words(text: str) -> set[str]:
+def _split_into_words(text: str) -> set[str]:
     """Return the words of a text without their case."""
     return set(re.findall(r"\w+", text.casefold()))
 
 
-def _function(lane: Lane) -> dict[str, Any]:
+def _build_function(lane: Lane) -> dict[str, Any]:
     """Return a tool as chat templates take it: {"type": "function", "function": {name, description, parameters}}.
 
     parameters: the JSON schema of its arguments. A tool without a schema has a single argument, `input`.
     """
     only_input = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
     function = {
-        "name": _function_name(lane.tool.name),
+        "name": _to_function_name(lane.tool.name),
         "description": lane.tool.about,
         "parameters": only_input if lane.tool.schema is None else dict(lane.tool.schema),
     }
     return {"type": "function", "function": function}
 
 
-def _function_name(name: str) -> str:
+def _to_function_name(name: str) -> str:
     """Return a tool's name as chat templates and servers take it: letters, digits, `_` and `-`."""
     return re.sub(r"[^\w-]", "_", name, flags=re.ASCII)

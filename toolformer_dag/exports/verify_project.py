@@ -14,7 +14,7 @@ from typing import NamedTuple
 from toolformer_dag.computing.plan import Plan
 from toolformer_dag.computing.shards import PINS, WEB_RECORD, ShardFile
 from toolformer_dag.exports import dataset_folder
-from toolformer_dag.files import UserError, files_beside, unsealed
+from toolformer_dag.files import UserError, iter_files_beside, unseal_record
 from toolformer_dag.identity import stream_hash
 from toolformer_dag.lake import warehouse
 from toolformer_dag.lake.manifest import Pointer
@@ -23,12 +23,12 @@ from toolformer_dag.lake.storage import CheckedFile
 from toolformer_dag.lake.table import Lake
 from toolformer_dag.lake.verification import checked_files, set_aside_damaged, set_aside_file
 from toolformer_dag.model.weights import checkpoint_folder
-from toolformer_dag.pipeline.raw_shards import CONTENT, NAME, format_choice
+from toolformer_dag.pipeline.raw_shards import CONTENT, NAME, choose_format
 from toolformer_dag.texts.shard_faults import ShardError, ShardFault
 from toolformer_dag.tools.passage_index import MANIFEST, set_aside_damaged_index
 from toolformer_dag.tools.passage_search import RetrievalOptions
 from toolformer_dag.training.checkpoints import checkpoints
-from toolformer_dag.training.training_report import CARD, RECORD, card_is_lost, checkpoint_files
+from toolformer_dag.training.training_report import CARD, RECORD, build_checkpoint_output, is_card_lost
 
 NOT_WRITTEN = "is missing, or its content is not what was written"
 """The reason of a damaged file."""
@@ -61,26 +61,26 @@ class Verification:
     bytes: int
 
 
-def verified(plan: Plan) -> Verification:
+def verify_files(plan: Plan) -> Verification:
     """Check all files of a project and its shards; touch damaged files, so that the next run looks at them.
 
     In an object store damaged files are set aside. Models, passages and other files that users supply are not covered.
     """
-    written = list(_written_files(plan))
-    verification = _verification([*written, *_shards(plan)])
+    written = list(_verify_written_files(plan))
+    verification = _build_verification([*written, *_verify_shards(plan)])
     for file in written:
         if file.reason is not None:
             _mark_damaged(plan.lake, file)
     return verification
 
 
-def _written_files(plan: Plan) -> Iterator[CheckedFile]:
+def _verify_written_files(plan: Plan) -> Iterator[CheckedFile]:
     """Check every file that the project has written: published files, rows, the warehouse, indexes."""
     yield from checked_files(plan.lake)
-    yield from _files_beside_tables(plan)
-    yield from _warehouse(plan)
-    for index in _indexes(plan):
-        yield from _recorded(index / MANIFEST)
+    yield from _verify_files_beside_tables(plan)
+    yield from _verify_warehouse(plan)
+    for index in _list_index_folders(plan):
+        yield from _verify_recorded_files(index / MANIFEST)
 
 
 def _mark_damaged(lake: Lake, file: CheckedFile) -> None:
@@ -91,7 +91,7 @@ def _mark_damaged(lake: Lake, file: CheckedFile) -> None:
         os.utime(file.path)
 
 
-def verified_folder(folder: Path) -> Verification:
+def verify_folder(folder: Path) -> Verification:
     """Check every file of an exported data set, a checkpoint or an index against the record in its folder.
 
     The folder may be anywhere. Raises UserError if it holds no such record.
@@ -103,11 +103,11 @@ def verified_folder(folder: Path) -> Verification:
         )
     files: list[CheckedFile] = []
     for record in records:
-        files += _recorded(record)
-    return _verification(files)
+        files += _verify_recorded_files(record)
+    return _build_verification(files)
 
 
-def _verification(files: Sequence[CheckedFile]) -> Verification:
+def _build_verification(files: Sequence[CheckedFile]) -> Verification:
     """Return which of the checked files are damaged, and the bytes of all."""
     return Verification(
         damaged=tuple(file for file in files if file.reason is not None),
@@ -121,34 +121,34 @@ def set_aside(plan: Plan) -> Sequence[CheckedFile]:
     Checkpoints, the data set and the warehouse are compared by their own steps.
     """
     damaged = set_aside_damaged(plan.lake)
-    for index in _indexes(plan):
+    for index in _list_index_folders(plan):
         damaged += [CheckedFile(file, 0, NOT_WRITTEN) for file in set_aside_damaged_index(index)]
     return damaged
 
 
-def _files_beside_tables(plan: Plan) -> Iterator[CheckedFile]:
+def _verify_files_beside_tables(plan: Plan) -> Iterator[CheckedFile]:
     """Check the files that are no rows of tables: checkpoints' cards, LAKE_FOLDERS, pins of hub data sets.
 
     Each file is yielded with its size and its damage (`reason`), None if it is whole.
     """
-    yield from _cards(plan)
-    for record in _lake_records(plan.lake):
-        yield from _recorded(record)
-    yield from _pins(plan.lake)
+    yield from _verify_cards(plan)
+    for record in _iter_lake_records(plan.lake):
+        yield from _verify_recorded_files(record)
+    yield from _verify_pins(plan.lake)
 
 
-def _cards(plan: Plan) -> Iterator[CheckedFile]:
+def _verify_cards(plan: Plan) -> Iterator[CheckedFile]:
     """Check the card of each checkpoint, after downloading a checkpoint that another machine has sent."""
     for name in checkpoints(plan.settings):
-        checkpoint_files(plan.settings, name).receive()
+        build_checkpoint_output(plan.settings, name).receive()
         card = checkpoint_folder(plan.settings, name) / CARD
         if card.parent.is_dir():
             size = card.stat().st_size if card.is_file() else 0
-            reason = NOT_WRITTEN if card_is_lost(card.parent) else None
+            reason = NOT_WRITTEN if is_card_lost(card.parent) else None
             yield CheckedFile(card, size, reason)
 
 
-def _lake_records(lake: Lake) -> Iterator[Path]:
+def _iter_lake_records(lake: Lake) -> Iterator[Path]:
     """Yield the records of LAKE_FOLDERS that exist, or that should."""
     for kind in LAKE_FOLDERS:
         for folder in sorted(lake.root.glob(kind.pattern)):
@@ -158,16 +158,16 @@ def _lake_records(lake: Lake) -> Iterator[Path]:
                 yield record
 
 
-def _pins(lake: Lake) -> Iterator[CheckedFile]:
+def _verify_pins(lake: Lake) -> Iterator[CheckedFile]:
     """Check every pin: a sealed record of the commit at which a data set of the Hugging Face hub was read first.
 
     If a pin is damaged, the next run asks the hub for the commit again.
     """
     for name in sorted(lake.storage.names(lake.root / PINS)):
-        yield _checked_pin(lake, lake.root / PINS / name)
+        yield _verify_pin(lake, lake.root / PINS / name)
 
 
-def _checked_pin(lake: Lake, path: Path) -> CheckedFile:
+def _verify_pin(lake: Lake, path: Path) -> CheckedFile:
     """Return a pin (the record of the commit at which a hub data set is read) with its size and its damage, if any.
 
     A pin that cannot be read has the size 0, and counts as damaged.
@@ -176,20 +176,20 @@ def _checked_pin(lake: Lake, path: Path) -> CheckedFile:
     reason = None
     try:
         content, _version = lake.storage.read(path)
-        unsealed(content)  # raises ValueError for a damaged record
+        unseal_record(content)  # raises ValueError for a damaged record
     except (OSError, ValueError):
         reason = NOT_WRITTEN
     return CheckedFile(path, len(content), reason)
 
 
-def _recorded(record: Path) -> Iterator[CheckedFile]:
+def _verify_recorded_files(record: Path) -> Iterator[CheckedFile]:
     """Check the files that a sealed record lists; of a missing or damaged record, yield the record alone."""
-    for path, is_whole in files_beside(record, again=True):
+    for path, is_whole in iter_files_beside(record, again=True):
         size = path.stat().st_size if path.is_file() else 0
         yield CheckedFile(path, size, None if is_whole else NOT_WRITTEN)
 
 
-def _indexes(plan: Plan) -> list[Path]:
+def _list_index_folders(plan: Plan) -> list[Path]:
     """Return the folders of the tools' indexes, each once; an index that was not built yet is left out."""
     folders: list[Path] = []
     for lane in plan.lanes:
@@ -202,36 +202,36 @@ def _indexes(plan: Plan) -> list[Path]:
     return folders
 
 
-def _warehouse(plan: Plan) -> Iterator[CheckedFile]:
+def _verify_warehouse(plan: Plan) -> Iterator[CheckedFile]:
     """Check the warehouse, if there is one."""
     database = warehouse.received(plan.settings)
     if database.is_file():
         yield CheckedFile(database, database.stat().st_size, warehouse.damage(database))
 
 
-def _shards(plan: Plan) -> Iterator[CheckedFile]:
+def _verify_shards(plan: Plan) -> Iterator[CheckedFile]:
     """Check each shard file (a file of input texts) that a run has read against its hash in the table `raw_shards`.
 
     Shards of other kinds than local files are left out.
     """
     raw = plan.lake.table(NAME)
     for name, file in plan.shards.items():
-        pointer = raw.whole_pointer(name)
+        pointer = raw.find_whole_pointer(name)
         if pointer is not None and isinstance(file, ShardFile) and CONTENT in pointer.record:
-            yield _checked_shard(plan, file, pointer)
+            yield _verify_shard(plan, file, pointer)
 
 
-def _checked_shard(plan: Plan, file: ShardFile, pointer: Pointer) -> CheckedFile:
+def _verify_shard(plan: Plan, file: ShardFile, pointer: Pointer) -> CheckedFile:
     """Return a shard file with its size and its damage. pointer: to the rows that were read from it."""
     size = file.stamp().get("bytes", 0)
     try:
-        reason = _shard_damage(plan, file, pointer)
+        reason = _find_shard_damage(plan, file, pointer)
     except OSError as error:
         reason = f"cannot be read: {error.strerror}"
     return CheckedFile(file.path, size, reason)
 
 
-def _shard_damage(plan: Plan, file: ShardFile, pointer: Pointer) -> str | None:
+def _find_shard_damage(plan: Plan, file: ShardFile, pointer: Pointer) -> str | None:
     """Return the damage of a shard file, None if it is whole or was replaced on purpose. Raises OSError.
 
     pointer: to the rows that were read from it.
@@ -241,13 +241,13 @@ def _shard_damage(plan: Plan, file: ShardFile, pointer: Pointer) -> str | None:
     if pointer.record["inputs"] == file.stamp():
         return "its content changed since it was read, its size and time did not"
     # Somebody replaced the file, so the content may differ; but where rows were read, it must be readable.
-    return _unreadable(plan, file) if pointer.rows else None
+    return _explain_unreadable(plan, file) if pointer.rows else None
 
 
-def _unreadable(plan: Plan, file: ShardFile) -> str | None:
+def _explain_unreadable(plan: Plan, file: ShardFile) -> str | None:
     """Read a shard file to its end; return why that fails, None if it does not. Raises OSError."""
     try:
-        for _ in file.batches(format_choice(plan)):
+        for _ in file.batches(choose_format(plan)):
             pass
     except (ShardFault, ShardError) as error:
         return f"was whole when it was read, and is not any more: {error}"

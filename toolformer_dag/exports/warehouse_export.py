@@ -13,7 +13,7 @@ from toolformer_dag.exports.dataset_folder import (
     GROUP_ROWS,
     Exported,
     ParquetFiles,
-    columns_table,
+    format_columns_table,
     header,
     refuse_foreign,
     replacing,
@@ -43,16 +43,17 @@ TITLE = "Toolformer: every proposed call, scored"
 def export_warehouse(database: Path, folder: Path, license: str, views: str) -> Exported:
     """Replace `folder` by the tables of the warehouse, each a config of the data set, with a card and a record.
 
-    Comments of tables and columns are in the metadata of the Arrow schemas. views: the SQL of the views, as `views_sql`
-    returns it, for `load.sql`, which makes the warehouse again. Raises WarehouseError, ExportError, WriteError.
+    Comments of tables and columns are in the metadata of the Arrow schemas. views: the SQL of the views, as
+    `build_views_sql` returns it, for `load.sql`, which makes the warehouse again. Raises WarehouseError, ExportError,
+    WriteError.
     """
     refuse_foreign(folder)
     with opened(database) as connection, replacing(folder) as fresh:
-        tables = [_write(table, fresh) for table in tables_to_export(connection)]
-        (fresh / "load.sql").write_text(_load_sql(connection, tables, views), "utf-8")
-        (fresh / CARD).write_text(_card(fresh, tables, license), "utf-8")
+        tables = [_write_table(table, fresh) for table in iter_tables_to_export(connection)]
+        (fresh / "load.sql").write_text(_build_load_sql(connection, tables, views), "utf-8")
+        (fresh / CARD).write_text(_format_card(fresh, tables, license), "utf-8")
         row_counts = {table.name: table.rows for table in tables}
-        made_from = {"settings": {"license": license}, "inputs": _versions(connection)}
+        made_from = {"settings": {"license": license}, "inputs": _query_versions(connection)}
         return write_record(fresh, row_counts, made_from)
 
 
@@ -69,13 +70,18 @@ class _WrittenTable(NamedTuple):
         return str(self.schema.metadata[b"comment"].decode())
 
 
-def _load_sql(connection: duckdb.DuckDBPyConnection, tables: Sequence[_WrittenTable], views: str) -> str:
+def _build_load_sql(connection: duckdb.DuckDBPyConnection, tables: Sequence[_WrittenTable], views: str) -> str:
     """Return the SQL that makes the warehouse of the Parquet files: tables, macros, views, comments."""
-    statements = [_load(tables), views, *_view_comments(connection), *_view_column_comments(connection)]
+    statements = [
+        _build_load_statements(tables),
+        views,
+        *_build_view_comments(connection),
+        *_build_view_column_comments(connection),
+    ]
     return "\n".join(statements) + "\n"
 
 
-def _versions(connection: duckdb.DuckDBPyConnection) -> dict[str, str]:
+def _query_versions(connection: duckdb.DuckDBPyConnection) -> dict[str, str]:
     """Return source -> version of what the warehouse was built from."""
     return dict(connection.execute("SELECT source, version FROM sources ORDER BY source").fetchall())
 
@@ -93,16 +99,16 @@ class ExportedTable(NamedTuple):
     rows: Iterator[pa.RecordBatch]
 
 
-def tables_to_export(connection: duckdb.DuckDBPyConnection) -> Iterator[ExportedTable]:
+def iter_tables_to_export(connection: duckdb.DuckDBPyConnection) -> Iterator[ExportedTable]:
     """Yield the tables of an opened warehouse, by name. Read the rows of one before the next."""
     query = "SELECT table_name, comment FROM duckdb_tables() WHERE NOT internal AND NOT temporary ORDER BY table_name"
     for name, comment in connection.execute(query).fetchall():
-        schema = _schema(connection, name, comment)
+        schema = _query_schema(connection, name, comment)
         rows = connection.sql(f'FROM "{name}"').to_arrow_reader(GROUP_ROWS)
         yield ExportedTable(name, schema, rows)
 
 
-def _schema(connection: duckdb.DuckDBPyConnection, name: str, comment: str) -> pa.Schema:
+def _query_schema(connection: duckdb.DuckDBPyConnection, name: str, comment: str) -> pa.Schema:
     """Return a table's schema, with its comments as metadata."""
     without_comments = connection.sql(f'FROM "{name}" LIMIT 0').to_arrow_table().schema
     query = "SELECT column_name, comment FROM duckdb_columns() WHERE table_name = ? AND NOT internal"
@@ -111,7 +117,7 @@ def _schema(connection: duckdb.DuckDBPyConnection, name: str, comment: str) -> p
     return pa.schema(fields, {"comment": comment or ""})
 
 
-def _write(table: ExportedTable, folder: Path) -> _WrittenTable:
+def _write_table(table: ExportedTable, folder: Path) -> _WrittenTable:
     """Write a table as Parquet files in `folder`/data."""
     files = ParquetFiles(folder / DATA, table.name, table.schema)
     for batch in table.rows:
@@ -120,37 +126,37 @@ def _write(table: ExportedTable, folder: Path) -> _WrittenTable:
     return _WrittenTable(table.name, table.schema, files.rows)
 
 
-def _load(tables: Sequence[_WrittenTable]) -> str:
+def _build_load_statements(tables: Sequence[_WrittenTable]) -> str:
     """Return the SQL that makes the tables of the Parquet files, with their comments, and the macros."""
     lines = ["-- The warehouse, from these files: `duckdb warehouse.duckdb < load.sql`, in this folder.", ""]
     for table in tables:
-        lines += _table_statements(table)
+        lines += _build_table_statements(table)
     return "\n".join(lines) + f"\n\nCREATE {RULE}\n"
 
 
-def _table_statements(table: _WrittenTable) -> list[str]:
+def _build_table_statements(table: _WrittenTable) -> list[str]:
     """Return the SQL statements that make a table of its Parquet files, and give it and its columns their comments."""
     files = f"{DATA}/{table.name}-*.parquet"
     create = f"CREATE TABLE \"{table.name}\" AS FROM read_parquet('{files}');"
     comment = f'COMMENT ON TABLE "{table.name}" IS {quoted(table.comment)};'
-    column_comments = [_column_comment(table.name, field) for field in table.schema]
+    column_comments = [_build_column_comment(table.name, field) for field in table.schema]
     return [create, comment, *column_comments]
 
 
-def _column_comment(table_name: str, field: pa.Field) -> str:
+def _build_column_comment(table_name: str, field: pa.Field) -> str:
     """Return the SQL statement that gives a column its comment."""
     comment = field.metadata[b"comment"].decode()
     return f'COMMENT ON COLUMN "{table_name}"."{field.name}" IS {quoted(comment)};'
 
 
-def _view_comments(connection: duckdb.DuckDBPyConnection) -> list[str]:
+def _build_view_comments(connection: duckdb.DuckDBPyConnection) -> list[str]:
     """Return the SQL statements that give views their comments."""
     query = "SELECT view_name, comment FROM duckdb_views() WHERE NOT internal ORDER BY ALL"
     comments = connection.execute(query).fetchall()
     return [f'COMMENT ON VIEW "{view}" IS {quoted(comment)};' for view, comment in comments]
 
 
-def _view_column_comments(connection: duckdb.DuckDBPyConnection) -> list[str]:
+def _build_view_column_comments(connection: duckdb.DuckDBPyConnection) -> list[str]:
     """Return the SQL statements that give the columns of views their comments."""
     query = (
         "SELECT table_name, column_name, comment FROM duckdb_columns() WHERE NOT internal AND comment IS NOT NULL "
@@ -160,11 +166,11 @@ def _view_column_comments(connection: duckdb.DuckDBPyConnection) -> list[str]:
     return [f'COMMENT ON COLUMN "{view}"."{column}" IS {quoted(comment)};' for view, column, comment in comments]
 
 
-def _card(folder: Path, tables: Sequence[_WrittenTable], license: str) -> str:
+def _format_card(folder: Path, tables: Sequence[_WrittenTable], license: str) -> str:
     """Return the card of a data set whose files in `folder` are written."""
-    parts = [_yaml_header(folder, tables, license), f"# {TITLE}\n", ABOUT]
+    parts = [_format_yaml_header(folder, tables, license), f"# {TITLE}\n", ABOUT]
     for table in tables:
-        parts += [f"## {table.name}\n", f"{table.comment} Rows: {table.rows:,}.\n", columns_table(table.schema)]
+        parts += [f"## {table.name}\n", f"{table.comment} Rows: {table.rows:,}.\n", format_columns_table(table.schema)]
     parts += [
         "## Licence\n",
         f"`license: {license}` was set by whoever exported this data set. `documents` and `texts` hold web pages; who\n"
@@ -173,7 +179,7 @@ def _card(folder: Path, tables: Sequence[_WrittenTable], license: str) -> str:
     return "\n".join(parts)
 
 
-def _yaml_header(folder: Path, tables: Sequence[_WrittenTable], license: str) -> str:
+def _format_yaml_header(folder: Path, tables: Sequence[_WrittenTable], license: str) -> str:
     """Return the YAML header of the card, in which each table with rows is a config."""
     configs = []
     for table in tables:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from toolformer_dag.lake.inventory import LakeFile, inventory
-from toolformer_dag.lake.local_outputs import contents_in_use
+from toolformer_dag.lake.local_outputs import read_contents_in_use
 from toolformer_dag.lake.manifest import Pointer
 from toolformer_dag.lake.record import STORES
 from toolformer_dag.lake.row_store import IDENTITY
@@ -48,7 +48,7 @@ def clean(lake: Lake, grace: timedelta, dry_run: bool) -> list[RemovedFile]:
     files for that long. Raises ReadError, WriteError.
     """
     kept_since = (datetime.now(UTC) - grace).timestamp()
-    unneeded = _unneeded(lake, kept_since)
+    unneeded = _list_unneeded_files(lake, kept_since)
     removed = unneeded if dry_run else _remove(lake, unneeded, kept_since)
     return [
         RemovedFile(path=lake.storage.shown(file.item.path), bytes=file.item.bytes, reason=file.reason)
@@ -124,11 +124,11 @@ class _Use:
         self.stores.update(pointer.record.get(STORES, ()))
         self.files.update(table.file_path(part, file) for file in pointer.files)
         if pointer.published >= kept_since:
-            self.folders.add(table.part_folder(part))
+            self.folders.add(table.get_part_folder(part))
 
     def add_local_output(self, lake: Lake, folder: Path, kept_since: float) -> None:
         """Note what the manifest of a local output names, such as a checkpoint; all its files where that is unknown."""
-        contents = contents_in_use(lake.storage, folder, kept_since)
+        contents = read_contents_in_use(lake.storage, folder, kept_since)
         if contents is None:
             self.folders.add(folder)
         else:
@@ -138,25 +138,25 @@ class _Use:
         """Return why a file older than the grace period can be removed; None where it is in use, so that it stays."""
         if item.kind in ("unfinished", "damaged"):
             return item.kind
-        if item.kind in ("part", "content") and not self._uses_file(item):
+        if item.kind in ("part", "content") and not self._is_file_in_use(item):
             return "replaced"
-        if item.kind == "rows" and not self._uses_store(item.owner):
+        if item.kind == "rows" and not self._is_store_in_use(item.owner):
             return "rows of an identity that nothing uses"
         return None
 
-    def _uses_file(self, item: LakeFile) -> bool:
+    def _is_file_in_use(self, item: LakeFile) -> bool:
         """Return whether a file of a table, or of an output such as a checkpoint, is in use."""
         return item.path in self.files or item.path.parent in self.folders
 
-    def _uses_store(self, store: str) -> bool:
+    def _is_store_in_use(self, store: str) -> bool:
         """Return whether a row store may be in use."""
         return self.any_store or store in self.stores
 
 
-def _unneeded(lake: Lake, kept_since: float) -> list[_Unneeded]:
+def _list_unneeded_files(lake: Lake, kept_since: float) -> list[_Unneeded]:
     """Return the files that were written before `kept_since` (seconds since 1970) and that nothing needs, by path."""
     items = sorted(inventory(lake.storage), key=lambda item: item.path)
-    use = _use_of(lake, items, kept_since)
+    use = _collect_use(lake, items, kept_since)
     unneeded = []
     for item in items:
         reason = use.reason(item) if item.changed < kept_since else None
@@ -165,14 +165,14 @@ def _unneeded(lake: Lake, kept_since: float) -> list[_Unneeded]:
     return unneeded
 
 
-def _use_of(lake: Lake, items: Sequence[LakeFile], kept_since: float) -> _Use:
+def _collect_use(lake: Lake, items: Sequence[LakeFile], kept_since: float) -> _Use:
     """Return the files and row stores that the manifests of tables and of local outputs (checkpoints) name.
 
     kept_since: what was replaced since then, and row stores opened since then, count too (seconds since 1970).
     """
     tables = {item.owner for item in items if item.kind in ("manifest", "part")}
     output_folders = {item.path.parent for item in items if item.kind == "content"}
-    use = _Use(stores=_stores_opened_since(kept_since, items))
+    use = _Use(stores=_collect_stores_opened_since(kept_since, items))
     with session():
         for table in sorted(tables):
             use.add_table(lake, table, items, kept_since)
@@ -181,6 +181,6 @@ def _use_of(lake: Lake, items: Sequence[LakeFile], kept_since: float) -> _Use:
     return use
 
 
-def _stores_opened_since(kept_since: float, items: Sequence[LakeFile]) -> set[str]:
+def _collect_stores_opened_since(kept_since: float, items: Sequence[LakeFile]) -> set[str]:
     """Return the row stores that a run has opened or appended to since then: either changes one of their files."""
     return {item.owner for item in items if item.kind == "rows" and item.changed >= kept_since}

@@ -27,7 +27,7 @@ def write_out(connection: duckdb.DuckDBPyConnection, name: str = "") -> None:
     connection.execute(f"CHECKPOINT {name}")
 
 
-def reason_of(error: Exception) -> str:
+def parse_error_reason(error: Exception) -> str:
     """Return what went wrong, in DuckDB's words: the first line, without what it writes before the reason."""
     message = str(error)
     for words in REASON_BEGINS:
@@ -36,7 +36,7 @@ def reason_of(error: Exception) -> str:
 
 
 @contextmanager
-def replaced_database(database: Path) -> Iterator[duckdb.DuckDBPyConnection]:
+def replace_database(database: Path) -> Iterator[duckdb.DuckDBPyConnection]:
     """Yield a connection to a new, empty DuckDB file, which replaces `database` after the block.
 
     Where the block raises, or the disk is full, the old file stays. Raises WriteError.
@@ -52,7 +52,7 @@ def replaced_database(database: Path) -> Iterator[duckdb.DuckDBPyConnection]:
             write_out(connection)
         replace_whole(fresh, database)
     except NO_SPACE as error:
-        raise WriteError(database, OSError(reason_of(error))) from error
+        raise WriteError(database, OSError(parse_error_reason(error))) from error
     except OSError as error:
         raise WriteError(database, error) from error
     finally:

@@ -39,10 +39,10 @@ def described(connection: duckdb.DuckDBPyConnection, sql: str) -> pl.DataFrame |
     name = match["quoted"] or match["plain"]
     if name is None:
         return rows(connection, ALL)
-    return _description(connection, name)
+    return _query_description(connection, name)
 
 
-def _description(connection: duckdb.DuckDBPyConnection, name: str) -> pl.DataFrame | None:
+def _query_description(connection: duckdb.DuckDBPyConnection, name: str) -> pl.DataFrame | None:
     """Return the columns of a table or view, or the parameters of a macro; None where nothing has that name."""
     for query in (COLUMNS, MACRO):
         description: pl.DataFrame = connection.sql(query, params={"name": name}).pl()

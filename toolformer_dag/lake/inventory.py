@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from toolformer_dag.files import TEMPORARY, plain_name
+from toolformer_dag.files import TEMPORARY, decode_file_name
 from toolformer_dag.lake.local_outputs import LOCAL_OUTPUTS
 from toolformer_dag.lake.manifest import FOLDER, SUFFIX
 from toolformer_dag.lake.row_store import NAME
@@ -55,15 +55,15 @@ def inventory(storage: Storage, all_parts: bool = True) -> Iterator[LakeFile]:
     all_parts: list every part of a table; else, in a folder, only the files of one part.
     """
     for file in storage.files(all_parts):
-        item = lake_file_of(storage, file.path, size=file.bytes, changed=file.changed)
+        item = parse_lake_file(storage, file.path, size=file.bytes, changed=file.changed)
         if item is not None:
             yield item
 
 
-def lake_file_of(storage: Storage, path: Path, size: int = 0, changed: float = 0.0) -> LakeFile | None:
+def parse_lake_file(storage: Storage, path: Path, size: int = 0, changed: float = 0.0) -> LakeFile | None:
     """Tell from its name below the lake what a file is; None where the lake did not write it. Nothing is read."""
     name = path.relative_to(storage.root).as_posix()
-    matched = _matched_form(name.removesuffix(ASIDE))
+    matched = _match_form(name.removesuffix(ASIDE))
     if matched is None:
         return None
     was_set_aside = name.endswith(ASIDE)
@@ -71,7 +71,7 @@ def lake_file_of(storage: Storage, path: Path, size: int = 0, changed: float = 0
         path=path,
         kind="damaged" if was_set_aside else matched.kind,
         owner=matched.fields.get("owner", ""),
-        part=plain_name(matched.fields.get("part", "")),
+        part=decode_file_name(matched.fields.get("part", "")),
         bytes=size,
         changed=changed,
     )
@@ -84,7 +84,7 @@ class _MatchedForm(NamedTuple):
     fields: dict[str, str]
 
 
-def _matched_form(name: str) -> _MatchedForm | None:
+def _match_form(name: str) -> _MatchedForm | None:
     """Return the first of FORMS that fits a file's name below the lake; None where none does."""
     for kind, form in FORMS.items():
         match = form.fullmatch(name)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from toolformer_dag.files import FILES, WriteError, beside, sealed, unsealed, write_whole
+from toolformer_dag.files import FILES, WriteError, beside, seal_record, unseal_record, write_whole
 from toolformer_dag.identity import file_hash
 from toolformer_dag.lake.object_storage import ObjectStorage
 from toolformer_dag.lake.storage import Storage
@@ -63,25 +63,25 @@ class LocalOutput:
         storage = self.storage
         if not isinstance(storage, ObjectStorage):
             return
-        with storage.alone(self._object(".lock")):
-            sent = self._sent_files(storage)
+        with storage.alone(self._get_object_path(".lock")):
+            sent = self._read_sent_files(storage)
             if sent is not None:
                 self._receive_files(storage, sent)
 
     def _receive_files(self, storage: ObjectStorage, sent: _SentFiles) -> None:
         """Replace the files of this machine by those that were sent, unless they were written here since."""
-        local_hashes = self._local_hashes()
+        local_hashes = self._compute_local_hashes()
         if not self._is_outdated(local_hashes, sent):
             return
         all_are_whole = self._replace_files(storage, local_hashes, sent.hashes)
         if all_are_whole:
-            write_whole(self._object(MANIFEST), sent.manifest)  # the copy that says what was received last
+            write_whole(self._get_object_path(MANIFEST), sent.manifest)  # the copy that says what was received last
 
-    def _sent_files(self, storage: ObjectStorage) -> _SentFiles | None:
+    def _read_sent_files(self, storage: ObjectStorage) -> _SentFiles | None:
         """Return what was sent last by any machine; None where nothing was sent or the manifest is damaged."""
         try:
-            manifest, _ = storage.read(self._object(MANIFEST))
-            return _SentFiles(manifest, unsealed(manifest)[FILES])
+            manifest, _ = storage.read(self._get_object_path(MANIFEST))
+            return _SentFiles(manifest, unseal_record(manifest)[FILES])
         except (FileNotFoundError, ValueError, KeyError):
             return None
 
@@ -90,7 +90,7 @@ class LocalOutput:
 
         Files that were written here and not sent yet stay.
         """
-        was_sent_since = self._last_manifest() != sent.manifest
+        was_sent_since = self._read_last_manifest() != sent.manifest
         only_lacks_files = local_hashes.items() < sent.hashes.items()  # a proper subset
         return was_sent_since or only_lacks_files
 
@@ -102,12 +102,14 @@ class LocalOutput:
         storage = self.storage
         if not isinstance(storage, ObjectStorage):
             return
-        with storage.alone(self._object(".lock")):
-            hashes = self._local_hashes()
+        with storage.alone(self._get_object_path(".lock")):
+            hashes = self._compute_local_hashes()
             self._upload_contents(storage, hashes)
-            manifest = sealed(self.name, {FILES: hashes})
-            storage.mark(self._object(MANIFEST), manifest)  # puts the object: other machines receive these files now
-            write_whole(self._object(MANIFEST), manifest)  # this machine's copy says what was sent last
+            manifest = seal_record(self.name, {FILES: hashes})
+            storage.mark(
+                self._get_object_path(MANIFEST), manifest
+            )  # puts the object: other machines receive these files now
+            write_whole(self._get_object_path(MANIFEST), manifest)  # this machine's copy says what was sent last
 
     def _upload_contents(self, storage: ObjectStorage, hashes: dict[str, str]) -> None:
         """Upload files, several at once, each as an object that is named by the hash of its content.
@@ -117,24 +119,24 @@ class LocalOutput:
         with ThreadPoolExecutor(UPLOADS_AT_ONCE) as pool:
             uploads = []
             for name, digest in hashes.items():
-                uploads.append(pool.submit(storage.upload, self._object(digest), self.folder / name))
+                uploads.append(pool.submit(storage.upload, self._get_object_path(digest), self.folder / name))
             for upload in uploads:
                 upload.result()
 
-    def unsent(self) -> bool:
+    def has_unsent_files(self) -> bool:
         """Return whether the files of this machine differ from what was sent or received last."""
         if not isinstance(self.storage, ObjectStorage):
             return False
-        return self._last_manifest() != sealed(self.name, {FILES: self._local_hashes()})
+        return self._read_last_manifest() != seal_record(self.name, {FILES: self._compute_local_hashes()})
 
-    def _last_manifest(self) -> bytes | None:
+    def _read_last_manifest(self) -> bytes | None:
         """Return the manifest that this machine has sent or received last; None where there is none."""
         try:
-            return self._object(MANIFEST).read_bytes()
+            return self._get_object_path(MANIFEST).read_bytes()
         except OSError:
             return None
 
-    def _local_hashes(self) -> dict[str, str]:
+    def _compute_local_hashes(self) -> dict[str, str]:
         """Return the hash of each file that is on this machine, by its name below `folder`."""
         named_paths = [self.folder / name for name in self.names]
         paths = named_paths or sorted(self.folder.rglob("*"))
@@ -162,14 +164,14 @@ class LocalOutput:
 
     def _replace_file(self, storage: ObjectStorage, name: str, content: str) -> bool:
         """Put an object in place of the file `name`; return False for a damaged one. content: its hash and name."""
-        stored = self._object(content)
+        stored = self._get_object_path(content)
         is_replaced = _download_if_whole(storage, stored, self.folder / name, content)
         if not is_replaced:
             storage.remove(stored)
             log.warning("%s (%s) is gone or damaged; it is made again", storage.shown(stored), name)
         return is_replaced
 
-    def _object(self, name: str) -> Path:
+    def _get_object_path(self, name: str) -> Path:
         """Return where an object of the output lies, which is also the place of this machine's copy."""
         return self.storage.root / LOCAL_OUTPUTS / self.name / name
 
@@ -187,7 +189,7 @@ def _download_if_whole(storage: ObjectStorage, stored: Path, path: Path, content
     return is_whole
 
 
-def contents_in_use(storage: Storage, folder: Path, kept_since: float) -> set[str] | None:
+def read_contents_in_use(storage: Storage, folder: Path, kept_since: float) -> set[str] | None:
     """Return the names of the objects of a local output (a checkpoint, say) that must not be cleaned away.
 
     None where every object in `folder` has to stay: its manifest is damaged or gone, or was put after `kept_since`
@@ -195,7 +197,7 @@ def contents_in_use(storage: Storage, folder: Path, kept_since: float) -> set[st
     """
     try:
         content, _ = storage.read(folder / MANIFEST)
-        names = set(unsealed(content)[FILES].values())
+        names = set(unseal_record(content)[FILES].values())
         is_recent = storage.changed(folder / MANIFEST) >= kept_since
     except (FileNotFoundError, ValueError, KeyError):
         return None

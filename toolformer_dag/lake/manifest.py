@@ -178,7 +178,7 @@ class _Change(NamedTuple):
     line_before: bytes | None
     line: bytes | None
 
-    def came_too_late(self, line_in_file: bytes | None) -> bool:
+    def is_too_late(self, line_in_file: bytes | None) -> bool:
         """Return whether another process has changed the part's line in the file meanwhile."""
         return line_in_file not in (self.line_before, self.line)
 
@@ -254,14 +254,14 @@ class Manifest:
             content, self.version = self.storage.manifest(self.path, anew)
         except FileNotFoundError:
             self.version = NO_FILE
-            self._take(_Content(digest="", lines={}, fault=None, answers={}))
+            self._hold_content(_Content(digest="", lines={}, fault=None, answers={}))
         except OSError as error:
             raise ReadError(self.path, error) from error
         else:
-            self._take(_decoded_once(self.path, content))
+            self._hold_content(_decode_manifest_once(self.path, content))
         return self
 
-    def _take(self, content: "_Content") -> None:
+    def _hold_content(self, content: "_Content") -> None:
         """Hold the lines of a file, and what is remembered of them."""
         self.lines = content.lines
         self.fault = content.fault
@@ -297,7 +297,7 @@ class Manifest:
         replaced the file at every try.
         """
         for pause in PAUSES:
-            merged = self._merged()
+            merged = self._merge_changes()
             try:
                 self._replace_file(merged.lines)
             except Overtaken:  # another process has replaced the file
@@ -324,9 +324,9 @@ class Manifest:
         Raises Overtaken where the file has changed since.
         """
         if self.fault:
-            self.storage.mark(self.path.with_name(f"{self.path.name}{ASIDE}"), _encoded(self.lines))
+            self.storage.mark(self.path.with_name(f"{self.path.name}{ASIDE}"), _encode_manifest(self.lines))
         if lines != self.lines or self.fault:
-            self.version = self.storage.replace_manifest(self.path, _encoded(lines), self.version)
+            self.version = self.storage.replace_manifest(self.path, _encode_manifest(lines), self.version)
 
     def mend(self) -> None:
         """Write a damaged file anew with the lines that are whole. Raises as `write`."""
@@ -349,7 +349,7 @@ class Manifest:
             return None
         return DAMAGED
 
-    def _merged(self) -> _Merged:
+    def _merge_changes(self) -> _Merged:
         """Return the lines of the next file, and the pending changes that are lost to a faster writer.
 
         In a folder none is lost. Over an object store (`first_wins`) a change is lost where the part's line in the file
@@ -357,7 +357,7 @@ class Manifest:
         """
         merged = _Merged(lines=dict(self.lines), lost={})
         for part, change in self.pending.items():
-            is_lost = self.storage.first_wins and change.came_too_late(self.lines.get(part))
+            is_lost = self.storage.first_wins and change.is_too_late(self.lines.get(part))
             if is_lost:
                 merged.lost[part] = change.line
             else:
@@ -374,13 +374,13 @@ def _is_whole(line: bytes) -> bool:
     return True
 
 
-def _encoded(lines: Mapping[str, bytes]) -> bytes:
+def _encode_manifest(lines: Mapping[str, bytes]) -> bytes:
     """Return the content of a manifest with these lines, by part."""
     body = b"".join(b"%s\n" % line for _, line in sorted(lines.items()))
-    return _head(body, len(lines)) + b"\n" + body
+    return _build_head(body, len(lines)) + b"\n" + body
 
 
-def _decoded(content: bytes, digest: str) -> _Content:
+def _decode_manifest(content: bytes, digest: str) -> _Content:
     """Split the content of a manifest into the lines of its parts, and tell whether lines were lost or changed.
 
     digest: the hash of the content, to be remembered with it.
@@ -389,18 +389,18 @@ def _decoded(content: bytes, digest: str) -> _Content:
     """
     head, _, body = content.partition(b"\n")
     _require_known_layout(head)
-    lines = _lines_of_parts(body)
-    is_whole = head == _head(body, len(lines))  # the first line has a hash of the others, and their number
+    lines = _map_part_to_line(body)
+    is_whole = head == _build_head(body, len(lines))  # the first line has a hash of the others, and their number
     fault = None if is_whole else DAMAGED
     return _Content(digest, lines, fault, answers={})
 
 
-def _decoded_once(path: Path, content: bytes) -> _Content:
-    """Return the lines of a manifest, as the last time where the content is equal. Raises as `_decoded`."""
+def _decode_manifest_once(path: Path, content: bytes) -> _Content:
+    """Return the lines of a manifest, as the last time where the content is equal. Raises as `_decode_manifest`."""
     digest = content_hash(content)
     last = _last_contents.get(path)
     if last is None or last.digest != digest:
-        last = _decoded(content, digest)
+        last = _decode_manifest(content, digest)
         _last_contents[path] = last
     return last
 
@@ -415,7 +415,7 @@ def _require_known_layout(head: bytes) -> None:
         raise StorageError(f"the lake was written by a later release (layout {layout}); use that one")
 
 
-def _lines_of_parts(body: bytes) -> dict[str, bytes]:
+def _map_part_to_line(body: bytes) -> dict[str, bytes]:
     """Return the lines of a manifest, `{"seal": "<hash>", "part": "en_head_0000", ...}`, by part.
 
     Lines without a readable name of a part are left out.
@@ -431,6 +431,6 @@ def _lines_of_parts(body: bytes) -> dict[str, bytes]:
     return lines
 
 
-def _head(body: bytes, parts: int) -> bytes:
+def _build_head(body: bytes, parts: int) -> bytes:
     """Return the first line of a manifest, whose other lines are `body`."""
     return b'{"seal": "%s", "layout": %d, "parts": %d}' % (content_hash(body).encode(), LAYOUT, parts)

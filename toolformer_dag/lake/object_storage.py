@@ -28,7 +28,7 @@ from uuid import uuid4
 from toolformer_dag.files import StorageError, WriteError, beside, file_name, write_whole
 from toolformer_dag.lake import parquet
 from toolformer_dag.lake.parquet import UnreadableFile
-from toolformer_dag.lake.session import LakeSession, current_session
+from toolformer_dag.lake.session import LakeSession, get_current_session
 from toolformer_dag.lake.storage import (
     ASIDE,
     CLAIMS,
@@ -39,7 +39,7 @@ from toolformer_dag.lake.storage import (
     Storage,
     StoredFile,
     Version,
-    this_process,
+    describe_this_process,
 )
 
 if TYPE_CHECKING:
@@ -102,9 +102,9 @@ LEASE_SECONDS = 30.0
 """How long a claim holds that is not renewed."""
 
 
-def _claim_of_this_process() -> bytes:
+def _build_claim() -> bytes:
     """Return the content of a claim; other bytes each time, so that the store gives each another version."""
-    return f"{this_process()}\n{uuid4().hex}".encode()
+    return f"{describe_this_process()}\n{uuid4().hex}".encode()
 
 
 class _Renewal(NamedTuple):
@@ -114,7 +114,7 @@ class _Renewal(NamedTuple):
     is_over: threading.Event
 
 
-def _release(renewal: _Renewal, local_claim: ExitStack) -> None:
+def _release_claim(renewal: _Renewal, local_claim: ExitStack) -> None:
     """Wait until a claim is released in the store, then release it among the processes of this machine."""
     renewal.thread.join()
     local_claim.close()
@@ -127,11 +127,11 @@ class ObjectStoreError(StorageError):
 def opened(url: str, root: Path) -> "ObjectStorage":
     """Return the object store at `url`, with copies in `root`. Raises ObjectStoreError without the extra `objects`."""
     variables = [(name, value) for name, value in os.environ.items() if name.startswith(VARIABLES)]
-    return _opened(url, root, tuple(sorted(variables)))
+    return _open_store(url, root, tuple(sorted(variables)))
 
 
 @lru_cache(maxsize=16)
-def _opened(url: str, root: Path, variables: tuple[tuple[str, str], ...]) -> "ObjectStorage":
+def _open_store(url: str, root: Path, variables: tuple[tuple[str, str], ...]) -> "ObjectStorage":
     """Open a store once per process.
 
     variables: (name, value) of what the store reads of the environment; other values make another connection.
@@ -140,7 +140,7 @@ def _opened(url: str, root: Path, variables: tuple[tuple[str, str], ...]) -> "Ob
     from obstore.exceptions import BaseError
     from obstore.store import from_url
 
-    options = _options(url, dict(variables))
+    options = _build_client_options(url, dict(variables))
     try:
         impatient = from_url(url, client_options=options, retry_config=FEW_RETRIES)
         patient = from_url(url, client_options=options, retry_config=MANY_RETRIES)
@@ -161,13 +161,13 @@ def _require_obstore(url: str) -> None:
         ) from error
 
 
-def _options(url: str, variables: Mapping[str, str]) -> "ClientConfig":
+def _build_client_options(url: str, variables: Mapping[str, str]) -> "ClientConfig":
     """Return the options of the HTTP client for the store at `url`: time limits, and whether plain HTTP is allowed.
 
     Raises ObjectStoreError for an endpoint that is no address. variables: the environment.
     """
     options: ClientConfig = {"connect_timeout": "10s", "timeout": "300s"}
-    address = _endpoint(url, variables)
+    address = _get_endpoint(url, variables)
     is_local = address.startswith("http:") and urlsplit(address).hostname in LOCAL_HOSTS
     # obstore ignores the variable where options are passed
     allows_http = variables.get("AWS_ALLOW_HTTP", "").lower() in TRUE_VALUES
@@ -176,7 +176,7 @@ def _options(url: str, variables: Mapping[str, str]) -> "ClientConfig":
     return options
 
 
-def _endpoint(url: str, variables: Mapping[str, str]) -> str:
+def _get_endpoint(url: str, variables: Mapping[str, str]) -> str:
     """Return the address of the store that the environment sets, or an empty text.
 
     Raises ObjectStoreError where the value is no address.
@@ -259,11 +259,11 @@ class ObjectStorage(Storage):
 
     def shown(self, path: Path) -> str:
         """Return the address of an object, or of the lake."""
-        return self.url if path == self.root else f"{self.url}/{self._key(path)}"
+        return self.url if path == self.root else f"{self.url}/{self._get_key(path)}"
 
     def require_access(self) -> None:
         """Raise ObjectStoreError where the lake cannot be listed, or the store ignores the conditions of puts."""
-        self._objects(self.root / TRIAL_FOLDER)  # raises where nothing can be listed; the folder is empty
+        self._list_objects(self.root / TRIAL_FOLDER)  # raises where nothing can be listed; the folder is empty
         self._store = self._patient  # the address is right: from now on a request that fails is tried for minutes
         if not (self.root / CONDITIONS_WORK).exists():
             self._require_conditions(self.root / TRIAL_FOLDER / uuid4().hex)
@@ -278,8 +278,8 @@ class ObjectStorage(Storage):
         except ObjectStoreError:  # this user may only read
             return
         try:
-            replaces_current_version = self._replaces(path, created)
-            replaces_older_version = self._replaces(path, created)  # there is a newer one since the line above
+            replaces_current_version = self._try_to_replace(path, created)
+            replaces_older_version = self._try_to_replace(path, created)  # there is a newer one since the line above
         finally:
             self.remove(path)
         if not replaces_current_version or replaces_older_version:
@@ -289,7 +289,7 @@ class ObjectStorage(Storage):
             )
         write_whole(self.root / CONDITIONS_WORK, b"")
 
-    def _replaces(self, path: Path, before: Version) -> bool:
+    def _try_to_replace(self, path: Path, before: Version) -> bool:
         """Replace an object; return whether the store did."""
         try:
             self.replace(path, b"2", before)
@@ -299,8 +299,8 @@ class ObjectStorage(Storage):
 
     def read(self, path: Path) -> tuple[bytes, Version]:
         """Return the content of an object and its version. Raises FileNotFoundError, ObjectStoreError."""
-        with self._errors("read", path):
-            response = self._store.get(self._key(path))
+        with self._convert_errors("read", path):
+            response = self._store.get(self._get_key(path))
             return bytes(response.bytes()), Version(response.meta["e_tag"], response.meta["version"])
 
     def manifest(self, path: Path, anew: bool = False) -> tuple[bytes, Version]:
@@ -309,48 +309,48 @@ class ObjectStorage(Storage):
         anew: read the object itself; else a session takes this machine's copy where the object did not change. Raises
         FileNotFoundError, ObjectStoreError.
         """
-        open_session = None if anew else current_session()
+        open_session = None if anew else get_current_session()
         if open_session:
-            copied = self._unchanged_copy(path, open_session)
+            copied = self._find_unchanged_copy(path, open_session)
             if copied is not None:
                 return copied
         content, version = self.read(path)
         self._copy_manifest(path, content, version)  # for later sessions
         return content, version
 
-    def _unchanged_copy(self, path: Path, open_session: LakeSession) -> tuple[bytes, Version] | None:
+    def _find_unchanged_copy(self, path: Path, open_session: LakeSession) -> tuple[bytes, Version] | None:
         """Return this machine's copy of a manifest; None where it is missing, damaged, or older than the object.
 
         Raises FileNotFoundError where there is no such object.
         """
-        e_tag = self._listed_manifest(path, open_session)["e_tag"]  # equal tags: equal content
+        e_tag = self._get_listed_manifest(path, open_session)["e_tag"]  # equal tags: equal content
         try:
-            content, version = self._copied_manifest(path)
+            content, version = self._read_copied_manifest(path)
         except (OSError, ValueError):  # missing, damaged
             return None
         if version.e_tag and version.e_tag == e_tag:
             return content, version
         return None
 
-    def _listed_manifest(self, path: Path, open_session: LakeSession) -> "ObjectMeta":
+    def _get_listed_manifest(self, path: Path, open_session: LakeSession) -> "ObjectMeta":
         """Return what the session's list of all manifests says of one. Raises FileNotFoundError."""
         manifests_folder = self.root / path.relative_to(self.root).parts[0]
-        listed = self._objects_in_session(manifests_folder, open_session)
+        listed = self._list_objects_once(manifests_folder, open_session)
         if path not in listed:
-            raise self._missing(path)
+            raise self._build_missing_error(path)
         return listed[path]
 
-    def _objects_in_session(self, folder: Path, open_session: LakeSession) -> "dict[Path, ObjectMeta]":
+    def _list_objects_once(self, folder: Path, open_session: LakeSession) -> "dict[Path, ObjectMeta]":
         """Return the objects of a folder by path, listed once in a session."""
-        objects: dict[Path, ObjectMeta] = open_session.once(self.shown(folder), lambda: self._objects(folder))
+        objects: dict[Path, ObjectMeta] = open_session.once(self.shown(folder), lambda: self._list_objects(folder))
         return objects
 
     def _copy_manifest(self, path: Path, content: bytes, version: Version) -> None:
         """Write the copy of a manifest: its version as a line of JSON, then its content."""
         version_line = json.dumps([version.e_tag, version.number]).encode()
-        self._copy(path, [version_line, b"\n", content])
+        self._write_copy(path, [version_line, b"\n", content])
 
-    def _copied_manifest(self, path: Path) -> tuple[bytes, Version]:
+    def _read_copied_manifest(self, path: Path) -> tuple[bytes, Version]:
         """Read what `_copy_manifest` wrote. Raises OSError, ValueError."""
         version_line, _, content = path.read_bytes().partition(b"\n")
         e_tag, number = json.loads(version_line)
@@ -378,10 +378,10 @@ class ObjectStorage(Storage):
 
         before: NO_FILE where there must be no object yet. Raises Overtaken where it has another version, or is gone.
         """
-        mode: Any = "create" if before == NO_FILE else _put_condition(before)  # obstore's two kinds of condition
+        mode: Any = "create" if before == NO_FILE else _build_put_condition(before)  # obstore's two kinds of condition
         try:
-            with self._errors("write", path):
-                put = self._store.put(self._key(path), content, mode=mode)
+            with self._convert_errors("write", path):
+                put = self._store.put(self._get_key(path), content, mode=mode)
         except FileNotFoundError as error:  # it was deleted since it was read
             raise Overtaken(self.shown(path)) from error
         return Version(put["e_tag"], put["version"])
@@ -391,12 +391,12 @@ class ObjectStorage(Storage):
         if later:
             later(lambda: self.mark(path, content))
             return
-        with self._errors("write", path):
-            self._store.put(self._key(path), content)
+        with self._convert_errors("write", path):
+            self._store.put(self._get_key(path), content)
 
     def add(self, path: Path, content: bytes, later: Later | None = None) -> None:
         """Upload a file; this machine keeps a copy, since it will be the first to read it."""
-        self._copy(path, [content])
+        self._write_copy(path, [content])
         if later:
             later(lambda: self.mark(path, content))
         else:
@@ -405,14 +405,14 @@ class ObjectStorage(Storage):
     def upload(self, path: Path, local: Path) -> None:
         """Upload a file of this machine that need not fit into memory; nothing where the object is there."""
         if not self.exists(path):
-            with self._errors("write", path):
-                self._store.put(self._key(path), local)
+            with self._convert_errors("write", path):
+                self._store.put(self._get_key(path), local)
 
     def download(self, path: Path, local: Path) -> None:
         """Write an object that need not fit into memory to a file. Raises FileNotFoundError, WriteError."""
-        with self._errors("read", path):
-            response = self._store.get(self._key(path))
-        self._copy(local, self._blocks(path, response))
+        with self._convert_errors("read", path):
+            response = self._store.get(self._get_key(path))
+        self._write_copy(local, self._iter_blocks(path, response))
 
     def fetch(self, path: Path, size: int, digest: str, owner: str | None = None) -> Path:
         """Return the path of a whole copy of a Parquet file on this machine; download it where there is none.
@@ -442,20 +442,20 @@ class ObjectStorage(Storage):
     def _check_object(self, path: Path, size: int) -> None:
         """Raise UnreadableFile where the object of a Parquet file is gone or does not have `size` bytes."""
         try:
-            stored_size = self._stored_size(path)
+            stored_size = self._read_stored_size(path)
         except FileNotFoundError as error:
             raise UnreadableFile("is gone from the object store") from error
         if stored_size != size:
             raise UnreadableFile(f"has {stored_size} bytes, not the {size} that were written")
 
-    def _stored_size(self, path: Path) -> int:
+    def _read_stored_size(self, path: Path) -> int:
         """Return the size of the object of a Parquet file, which a session lists once. Raises FileNotFoundError."""
-        open_session = current_session()
+        open_session = get_current_session()
         if open_session:
-            listed = self._objects_in_session(path.parents[1], open_session)
+            listed = self._list_objects_once(path.parents[1], open_session)
             if path in listed:
                 return listed[path]["size"]
-        return self._head(path)["size"]
+        return self._read_object_meta(path)["size"]
 
     def damage(self, path: str, size: int, digest: str, since: int, owner: str | None = None) -> str | None:
         """Return what is wrong with an object, which is downloaded anew whatever `since` says; None for a whole one."""
@@ -478,7 +478,7 @@ class ObjectStorage(Storage):
         with ExitStack() as local_claim:
             # First among the processes of this machine, by a lock, which takes no request.
             local_claim.enter_context(super().claimed(name, on_wait))
-            version = self._claim(path, on_wait)
+            version = self._take_claim(path, on_wait)
             renewal = self._start_renewal(path, version)
             try:
                 yield
@@ -486,7 +486,7 @@ class ObjectStorage(Storage):
                 renewal.is_over.set()  # its thread makes the object empty, then ends
                 # A thread of the pool waits for that and then unlocks; pop_all, so that the end of this block does not.
                 lock = local_claim.pop_all()
-                self._releasing[path] = self._release_pool.submit(_release, renewal, lock)
+                self._releasing[path] = self._release_pool.submit(_release_claim, renewal, lock)
 
     def _start_renewal(self, path: Path, version: Version) -> "_Renewal":
         """Keep a claim alive in a thread, until `is_over` of the result is set. version: of the claim's object."""
@@ -501,12 +501,12 @@ class ObjectStorage(Storage):
         if releasing is not None:
             releasing.result()
 
-    def _claim(self, path: Path, on_wait: Callable[[str], None]) -> Version:
+    def _take_claim(self, path: Path, on_wait: Callable[[str], None]) -> Version:
         """Put this process into the object of a claim once nobody else holds it; return the object's version."""
         released_version = self._released.pop(path, None)
         if released_version is not None:  # this process has held it, and mostly nobody has since: one request tells
             with suppress(Overtaken):
-                return self.replace(path, _claim_of_this_process(), released_version)
+                return self.replace(path, _build_claim(), released_version)
         return self._wait_for_claim(path, on_wait)
 
     def _wait_for_claim(self, path: Path, on_wait: Callable[[str], None]) -> Version:
@@ -521,7 +521,7 @@ class ObjectStorage(Storage):
             watched.note(holder, version)
             if watched.is_free:  # missing, empty, or not renewed for LEASE_SECONDS
                 try:
-                    return self.replace(path, _claim_of_this_process(), version)
+                    return self.replace(path, _build_claim(), version)
                 except Overtaken:  # another process took it: read who
                     continue
             if not has_named_holder:
@@ -544,10 +544,10 @@ class ObjectStorage(Storage):
         with suppress(Overtaken):  # another process has replaced the object
             while not is_over.wait(LEASE_SECONDS / 3):
                 with suppress(ObjectStoreError):  # the store is away for a while
-                    version = self.replace(path, _claim_of_this_process(), version)
+                    version = self.replace(path, _build_claim(), version)
             with suppress(ObjectStoreError):  # the claim expires
                 empty_version = self.replace(path, b"", version)
-                self._released[path] = empty_version  # the next `_claim` of this process tries to replace that
+                self._released[path] = empty_version  # the next `_take_claim` of this process tries to replace that
 
     def write_beside(self, write: Callable[[], None]) -> None:
         """Run a write in the background, one at a time, so that a kill loses only that."""
@@ -564,62 +564,62 @@ class ObjectStorage(Storage):
     def exists(self, path: Path) -> bool:
         """Return whether an object is there, whatever this machine has a copy of."""
         try:
-            self._head(path)
+            self._read_object_meta(path)
         except FileNotFoundError:
             return False
         return True
 
     def changed(self, path: Path) -> float:
         """Return when an object was written, in seconds since 1970. Raises FileNotFoundError."""
-        return self._head(path)["last_modified"].timestamp()
+        return self._read_object_meta(path)["last_modified"].timestamp()
 
     def names(self, folder: Path) -> list[str]:
         """Return the names of the objects in a folder."""
-        return [path.name for path in self._objects(folder) if path.parent == folder]
+        return [path.name for path in self._list_objects(folder) if path.parent == folder]
 
     def files(self, all_parts: bool = True) -> Iterator[StoredFile]:
         """Yield every object of the lake, whatever `all_parts` says."""
-        for path, listed in self._objects(self.root).items():
+        for path, listed in self._list_objects(self.root).items():
             yield StoredFile(path, listed["size"], listed["last_modified"].timestamp())
 
     def remove(self, *paths: Path) -> None:
         """Delete objects and their copies; nothing happens where there are none."""
-        keys = [self._key(path) for path in paths]
-        with suppress(FileNotFoundError), self._errors("delete", self.root):
+        keys = [self._get_key(path) for path in paths]
+        with suppress(FileNotFoundError), self._convert_errors("delete", self.root):
             self._store.delete(keys)  # one request for a thousand of them
         super().remove(*paths)
 
     def set_aside(self, path: Path) -> None:
         """Copy an object to its name with ASIDE, and delete it; nothing happens where there is none."""
-        with suppress(FileNotFoundError), self._errors("write", path):
-            self._store.copy(self._key(path), f"{self._key(path)}{ASIDE}")
+        with suppress(FileNotFoundError), self._convert_errors("write", path):
+            self._store.copy(self._get_key(path), f"{self._get_key(path)}{ASIDE}")
         self.remove(path)
 
-    def _objects(self, folder: Path) -> dict[Path, "ObjectMeta"]:
+    def _list_objects(self, folder: Path) -> dict[Path, "ObjectMeta"]:
         """List the objects below a folder: path of the copy -> size, time of change and tag (ObjectMeta)."""
-        prefix = None if folder == self.root else self._key(folder)
+        prefix = None if folder == self.root else self._get_key(folder)
         objects: dict[Path, ObjectMeta] = {}
-        with self._errors("list", folder):
+        with self._convert_errors("list", folder):
             for page in self._store.list(prefix):
                 for listed in page:
                     objects[self.root / listed["path"]] = listed
         return objects
 
-    def _key(self, path: Path) -> str:
+    def _get_key(self, path: Path) -> str:
         """Return the key of the object whose copy lies at a path."""
         return path.relative_to(self.root).as_posix()
 
-    def _head(self, path: Path) -> "ObjectMeta":
+    def _read_object_meta(self, path: Path) -> "ObjectMeta":
         """Return size, time of change and tag of an object. Raises FileNotFoundError."""
-        with self._errors("read", path):
-            return self._store.head(self._key(path))
+        with self._convert_errors("read", path):
+            return self._store.head(self._get_key(path))
 
-    def _blocks(self, path: Path, response: "GetResult") -> Iterator[Any]:
+    def _iter_blocks(self, path: Path, response: "GetResult") -> Iterator[Any]:
         """Yield the content of an object in blocks of READ_BYTES."""
-        with self._errors("read", path):
+        with self._convert_errors("read", path):
             yield from response.stream(min_chunk_size=READ_BYTES)
 
-    def _copy(self, path: Path, blocks: Iterable[Any]) -> None:
+    def _write_copy(self, path: Path, blocks: Iterable[Any]) -> None:
         """Write blocks of bytes to a file of this machine: it is there as a whole, or not at all. Raises WriteError."""
         fresh = beside(path)
         try:
@@ -632,12 +632,12 @@ class ObjectStorage(Storage):
         finally:
             fresh.unlink(missing_ok=True)
 
-    def _missing(self, path: Path) -> FileNotFoundError:
+    def _build_missing_error(self, path: Path) -> FileNotFoundError:
         """Return the error for an object that is not there."""
         return FileNotFoundError(ENOENT, "there is no such object", self.shown(path))
 
     @contextmanager
-    def _errors(self, verb: Literal["read", "write", "delete", "list"], path: Path) -> Iterator[None]:
+    def _convert_errors(self, verb: Literal["read", "write", "delete", "list"], path: Path) -> Iterator[None]:
         """Raise errors of the store inside the block as errors of the lake.
 
         - Overtaken: the condition of a put does not hold, because another writer was first
@@ -654,18 +654,18 @@ class ObjectStorage(Storage):
             raise Overtaken(self.shown(path)) from error
         except (BaseError, OSError) as error:
             if _is_missing_object(error):
-                raise self._missing(path) from error
-            remedy = self._remedy(str(error))
+                raise self._build_missing_error(path) from error
+            remedy = self._explain_error(str(error))
             raise ObjectStoreError(f"cannot {verb} {self.shown(path)}: {remedy}") from error
 
-    def _remedy(self, error: str) -> str:
+    def _explain_error(self, error: str) -> str:
         """Return the reason of an error of the store and what to do, by REMEDIES."""
         if self.url.startswith("gs:"):
             keys = "GOOGLE_APPLICATION_CREDENTIALS"
         else:
             keys = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
         remedy = next(remedy for pattern, remedy in REMEDIES if re.search(pattern, error))  # the last one always fits
-        return remedy.format(bucket=urlsplit(self.url).netloc, code=_code(error), keys=keys)
+        return remedy.format(bucket=urlsplit(self.url).netloc, code=_parse_error_code(error), keys=keys)
 
 
 def _is_missing_object(error: Exception) -> bool:
@@ -673,13 +673,13 @@ def _is_missing_object(error: Exception) -> bool:
     return isinstance(error, FileNotFoundError) and "NoSuchBucket" not in str(error)
 
 
-def _put_condition(before: Version) -> dict[str, str]:
+def _build_put_condition(before: Version) -> dict[str, str]:
     """Return the condition of a put: that the object has the version `before`, by its tag, and its number if any."""
     condition = {"e_tag": before.e_tag, "version": before.number}
     return {name: value for name, value in condition.items() if value}
 
 
-def _code(error: str) -> str:
+def _parse_error_code(error: str) -> str:
     """Return the name of an error of the store, such as NoSuchBucket or "503 Service Unavailable"; else nothing."""
     for pattern in CODES:
         match = re.search(pattern, error)

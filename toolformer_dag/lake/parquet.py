@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from xxhash import xxh3_128
 
 from toolformer_dag.files import ReadError
-from toolformer_dag.identity import fingerprint, settled, stream_hash
+from toolformer_dag.identity import fingerprint, is_settled, stream_hash
 
 MAGIC = b"PAR1"
 """The last four bytes of every Parquet file."""
@@ -36,17 +36,17 @@ OWNER = "toolformer_dag.rows"
 def encode(frame: pl.DataFrame, owner: str | None = None) -> bytes:
     """Return the bytes of a Parquet file of `frame` (zstd). `owner`: the row store that stands in its metadata."""
     if frame.is_empty():
-        return _encoded_empty(tuple(frame.schema.items()), owner)
-    return _encoded(frame, owner)
+        return _encode_empty(tuple(frame.schema.items()), owner)
+    return _encode_frame(frame, owner)
 
 
 @lru_cache(maxsize=256)
-def _encoded_empty(columns: tuple[tuple[str, pl.DataType], ...], owner: str | None) -> bytes:
+def _encode_empty(columns: tuple[tuple[str, pl.DataType], ...], owner: str | None) -> bytes:
     """Return the bytes of a file without rows, cached per schema: many shards have no call of a rare tool."""
-    return _encoded(pl.DataFrame(schema=dict(columns)), owner)
+    return _encode_frame(pl.DataFrame(schema=dict(columns)), owner)
 
 
-def _encoded(frame: pl.DataFrame, owner: str | None) -> bytes:
+def _encode_frame(frame: pl.DataFrame, owner: str | None) -> bytes:
     """Return the bytes of a Parquet file, written in memory."""
     buffer = BytesIO()
     metadata = {} if owner is None else {OWNER: owner}
@@ -60,7 +60,7 @@ def check(path: Path | str, size: int) -> None:
     Reads the last bytes only, so damage before them goes unnoticed. Raises ReadError where the file cannot be opened.
     """
     try:
-        tail = _tail(path, size)
+        tail = _read_tail(path, size)
     except FileNotFoundError as error:
         raise UnreadableFile(error.strerror or str(error)) from error
     except OSError as error:
@@ -71,7 +71,7 @@ def check(path: Path | str, size: int) -> None:
         raise UnreadableFile("has no Parquet footer")
 
 
-def _tail(path: Path | str, size: int) -> bytes:
+def _read_tail(path: Path | str, size: int) -> bytes:
     """Return the last four bytes of a file of `size` bytes; one byte more where the file is longer."""
     # Every step reads this of every part: system calls cost less than a Python stream.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -131,7 +131,7 @@ _verified: set[_FileState] = set()
 """The files whose hash this process has compared."""
 
 
-def _file_state(path: Path, status: os.stat_result) -> _FileState:
+def _build_file_state(path: Path, status: os.stat_result) -> _FileState:
     """Return what a `stat` says of a file."""
     return _FileState(
         path=str(path),
@@ -161,12 +161,12 @@ def verify(path: Path, size: int, digest: str, owner: str | None = None) -> None
     owner: the row store in whose folder the file lies; a file that was written for another one is refused.
     """
     status = _require_size(path, size)
-    state = _file_state(path, status)
+    state = _build_file_state(path, status)
     if state in _verified:
         return
     check(path, size)  # the last bytes, before the whole file is read
     _require_content(path, digest, owner)
-    if settled(status):  # a file written a moment ago may change again within the same clock tick
+    if is_settled(status):  # a file written a moment ago may change again within the same clock tick
         _verified.add(state)  # until the file changes, a later call only looks at its state
 
 
@@ -244,7 +244,7 @@ class ContentHash:
 
     def _set_schema(self, schema: pl.Schema) -> None:
         """Remember the schema of the rows. Raises ValueError for another schema than before."""
-        text = _schema_text(tuple(schema.items()), self._volatile)
+        text = _format_schema(tuple(schema.items()), self._volatile)
         if self._schema and text != self._schema:
             raise ValueError(f"a part has one schema: {self._schema} and then {text}")
         self._schema = text
@@ -252,15 +252,15 @@ class ContentHash:
     def _add_values(self, name: str, values: pa.Array) -> None:
         """Add an array, a column or what is nested in it, to the streams that begin with `name`. Raises TypeError."""
         kind = values.type
-        self._add(f"{name} nulls", np.asarray(values.is_null()))
-        if _holds_texts(kind):
+        self._add_bytes(f"{name} nulls", np.asarray(values.is_null()))
+        if _is_text_type(kind):
             self._add_texts(name, values)
         elif pa.types.is_large_list(kind):
             self._add_lists(name, values)
         elif pa.types.is_struct(kind):
             self._add_structs(name, values)
         elif pa.types.is_primitive(kind):
-            self._add(f"{name} values", _numbers(values))
+            self._add_bytes(f"{name} values", _to_numbers(values))
         else:
             raise TypeError(f"{name}: no table holds {kind}")
 
@@ -268,13 +268,13 @@ class ContentHash:
         """Add the lengths of texts (0 for null), and their bytes."""
         if texts.null_count:  # there may be bytes of former values in place of a null
             texts = pc.fill_null(texts, pa.scalar(b"", texts.type))
-        self._add(f"{name} lengths", pc.binary_length(texts).to_numpy())
+        self._add_bytes(f"{name} lengths", pc.binary_length(texts).to_numpy())
         self._add_text_bytes(f"{name} text", texts)
 
     def _add_lists(self, name: str, lists: pa.Array) -> None:
         """Add the lengths of lists (0 for null), and their items."""
         lengths = pc.fill_null(pc.list_value_length(lists), 0)
-        self._add(f"{name} lengths", lengths.to_numpy())
+        self._add_bytes(f"{name} lengths", lengths.to_numpy())
         self._add_values(f"{name} items", lists.flatten())
 
     def _add_structs(self, name: str, structs: pa.Array) -> None:
@@ -292,9 +292,9 @@ class ContentHash:
         offsets = np.frombuffer(offsets_buffer, np.int64)
         first = offsets[values.offset]
         end = offsets[values.offset + len(values)]
-        self._add(stream, memoryview(text_buffer)[first:end])
+        self._add_bytes(stream, memoryview(text_buffer)[first:end])
 
-    def _add(self, stream: str, values: NDArray[Any] | memoryview) -> None:
+    def _add_bytes(self, stream: str, values: NDArray[Any] | memoryview) -> None:
         """Add bytes to the XXH3 stream of that name."""
         content = values if isinstance(values, memoryview) else np.ascontiguousarray(values).data
         if stream not in self._streams:
@@ -302,12 +302,12 @@ class ContentHash:
         self._streams[stream].update(content)
 
 
-def _holds_texts(kind: pa.DataType) -> bool:
+def _is_text_type(kind: pa.DataType) -> bool:
     """Return whether the values of an Arrow type are texts or bytes."""
     return bool(pa.types.is_large_string(kind) or pa.types.is_large_binary(kind))
 
 
-def _numbers(values: pa.Array) -> NDArray[Any]:
+def _to_numbers(values: pa.Array) -> NDArray[Any]:
     """Return numbers, or days and times as integers, with 0 for null: the memory of a null may hold anything."""
     kind = values.type
     numbers = values
@@ -320,7 +320,7 @@ def _numbers(values: pa.Array) -> NDArray[Any]:
 
 
 @lru_cache(maxsize=256)
-def _schema_text(columns: tuple[tuple[str, pl.DataType], ...], volatile: tuple[str, ...]) -> str:
+def _format_schema(columns: tuple[tuple[str, pl.DataType], ...], volatile: tuple[str, ...]) -> str:
     """Return the names and types of all columns but the volatile ones, as text."""
     return str([(name, str(dtype)) for name, dtype in columns if name not in volatile])
 

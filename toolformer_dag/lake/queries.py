@@ -19,27 +19,27 @@ UNSHOWN = "which cannot be shown; turn it into text with ::VARCHAR"
 """The end of the error for an answer with such a type."""
 
 
-def in_memory() -> duckdb.DuckDBPyConnection:
+def open_in_memory() -> duckdb.DuckDBPyConnection:
     """Open a new database in memory, which is gone when the connection is closed."""
     return duckdb.connect(config=OFFLINE)
 
 
-def scratch() -> duckdb.DuckDBPyConnection:
+def open_scratch() -> duckdb.DuckDBPyConnection:
     """Open a connection to the one database in memory that all callers in this process share, for small queries.
 
     TEMP tables are gone when it is closed; anything else stays as long as the process.
     """
-    return _shared_database().cursor()
+    return _open_shared_database().cursor()
 
 
 @cache
-def _shared_database() -> duckdb.DuckDBPyConnection:
+def _open_shared_database() -> duckdb.DuckDBPyConnection:
     """Open the database of this process; once."""
-    return in_memory()
+    return open_in_memory()
 
 
-def sql_text(package: str, name: str) -> str:
-    """Return the text of the file `name` in a Python package, as in `sql_text("toolformer_dag.lake", "rule.sql")`.
+def read_sql_file(package: str, name: str) -> str:
+    """Return the text of the file `name` in a Python package, as in `read_sql_file("toolformer_dag.lake", "rule.sql")`.
 
     The text belongs in the fingerprint of whatever runs it.
     """
@@ -69,7 +69,7 @@ def rows(connection: duckdb.DuckDBPyConnection, query: str) -> pl.DataFrame:
     try:
         answer: pl.DataFrame = relation.pl()
     except pl.exceptions.PolarsError as error:
-        raise _unshown(f"a column has values without a place in polars ({error})") from error
+        raise _build_unshown_error(f"a column has values without a place in polars ({error})") from error
     return answer
 
 
@@ -77,7 +77,7 @@ def _require_readable_columns(relation: duckdb.DuckDBPyRelation) -> None:
     """Raise duckdb.Error for a column whose type Polars cannot hold."""
     for name, kind in zip(relation.columns, relation.types, strict=True):
         if _is_foreign(kind):
-            raise _unshown(f"column {name!r} is of type {kind}")
+            raise _build_unshown_error(f"column {name!r} is of type {kind}")
 
 
 def quoted(text: object) -> str:
@@ -94,6 +94,6 @@ def _is_foreign(kind: DuckDBPyType) -> bool:
     return any(_is_foreign(held_type) for held_type in held_types)
 
 
-def _unshown(reason: str) -> duckdb.Error:
+def _build_unshown_error(reason: str) -> duckdb.Error:
     """Return the error for an answer that cannot be shown, with what to do."""
     return duckdb.NotSupportedError(f"{reason}, {UNSHOWN}")

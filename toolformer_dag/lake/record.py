@@ -51,7 +51,7 @@ class FieldChange:
     new: object
 
     def __str__(self) -> str:
-        old, new = shortened_pair(self.old, self.new)
+        old, new = shorten_pair(self.old, self.new)
         return f"{self.field}: {old} -> {new}"
 
 
@@ -59,13 +59,13 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[FieldChange]
     """Return the settings that differ between two records, then the inputs, each sorted by field."""
     if all(old.get(field, {}) == new.get(field, {}) for field in COMPARED):
         return []
-    return _changed_fields(_compared_values(old), _compared_values(new))
+    return _list_changed_fields(_collect_compared_values(old), _collect_compared_values(new))
 
 
-def _changed_fields(old: Mapping[str, object], new: Mapping[str, object]) -> list[FieldChange]:
+def _list_changed_fields(old: Mapping[str, object], new: Mapping[str, object]) -> list[FieldChange]:
     """Return the fields, by dotted path, whose values differ: settings first, then inputs."""
     changed = []
-    for field in sorted(old.keys() | new.keys(), key=_settings_first):
+    for field in sorted(old.keys() | new.keys(), key=_sort_settings_first):
         old_value = old.get(field, ABSENT)
         new_value = new.get(field, ABSENT)
         if old_value != new_value:
@@ -73,13 +73,13 @@ def _changed_fields(old: Mapping[str, object], new: Mapping[str, object]) -> lis
     return changed
 
 
-def _settings_first(field: str) -> tuple[bool, str]:
+def _sort_settings_first(field: str) -> tuple[bool, str]:
     """Return the sort key that puts settings, which people change themselves, before inputs."""
     is_input = not field.startswith("settings.")
     return is_input, field
 
 
-def _compared_values(record: Mapping[str, Any]) -> dict[str, object]:
+def _collect_compared_values(record: Mapping[str, Any]) -> dict[str, object]:
     """Return the settings and inputs of a record by dotted path, such as "settings.tau_f"."""
     return dict(flat({field: record.get(field, {}) for field in COMPARED}))
 
@@ -92,18 +92,18 @@ def shortened(value: object) -> str:
     return f"{text[: SHORT - 3]}..."
 
 
-def shortened_pair(old: object, new: object) -> tuple[str, str]:
+def shorten_pair(old: object, new: object) -> tuple[str, str]:
     """Return two values in at most SHORT characters each.
 
     Long texts are cut so that their first difference is shown.
     """
     if isinstance(old, str) and isinstance(new, str):
-        begin = _first_shown_character(old, new)
-        return _shortened_from(begin, old), _shortened_from(begin, new)
+        begin = _find_first_shown_character(old, new)
+        return _shorten_from(begin, old), _shorten_from(begin, new)
     return shortened(old), shortened(new)
 
 
-def _first_shown_character(old: str, new: str) -> int:
+def _find_first_shown_character(old: str, new: str) -> int:
     """Return the character offset shortly before the first difference of two texts; 0 where both are short."""
     if max(len(old), len(new)) <= SHORT:
         return 0
@@ -115,7 +115,7 @@ def _first_shown_character(old: str, new: str) -> int:
     return max(0, first_difference - SHORT // 4)
 
 
-def _shortened_from(begin: int, text: str) -> str:
+def _shorten_from(begin: int, text: str) -> str:
     """Return a text from the character offset `begin` on, in at most SHORT characters; `...` marks what is cut."""
     dots = "..." if begin else ""
     return shortened(dots + text[begin:])
@@ -138,10 +138,10 @@ def flat(value: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, object
 @lru_cache(maxsize=1)
 def versions() -> Mapping[str, str]:
     """Return the installed versions of PACKAGES, without importing them; once per process."""
-    return {package: installed_version(package) for package in PACKAGES}
+    return {package: get_installed_version(package) for package in PACKAGES}
 
 
-def installed_version(package: str) -> str:
+def get_installed_version(package: str) -> str:
     """Return the installed version of a package, else "not installed"."""
     try:
         return version(package)

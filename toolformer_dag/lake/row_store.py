@@ -31,7 +31,7 @@ from toolformer_dag.files import StorageError
 from toolformer_dag.identity import content_hash
 from toolformer_dag.lake import parquet
 from toolformer_dag.lake.parquet import UnreadableFile
-from toolformer_dag.lake.session import NewRowFile, current_session
+from toolformer_dag.lake.session import NewRowFile, get_current_session
 from toolformer_dag.lake.storage import CheckedFile, Later, Storage
 
 log = logging.getLogger(__name__)
@@ -97,12 +97,12 @@ class RowStore:
     def missing(self, keys: pl.DataFrame) -> pl.DataFrame:
         """Return the keys that have no stored row, in their order, each once. keys: at least the key columns."""
         requested = keys.select(self.key).unique(maintain_order=True)
-        stored = self._rows(requested, self.key)
+        stored = self._read_rows_with_retries(requested, self.key)
         return requested.join(stored, on=self.key, how="anti", maintain_order="left")
 
     def stored(self, keys: pl.DataFrame) -> pl.DataFrame:
         """Return the rows stored under `keys`, one per key, in no particular order; keys without a row are left out."""
-        return self._rows(keys.select(self.key).unique(), self.schema.names())
+        return self._read_rows_with_retries(keys.select(self.key).unique(), self.schema.names())
 
     def append(self, rows: pl.DataFrame) -> None:
         """Store rows; many small files are merged into one.
@@ -116,7 +116,7 @@ class RowStore:
         if rows.is_empty():
             return
         self._write(rows, written=time.time_ns())  # where several files have a key, the oldest counts
-        if len(self._small_files()) >= MERGE_AT:
+        if len(self._list_small_files()) >= MERGE_AT:
             self._merge()
 
     def files(self) -> list[RowFile]:
@@ -136,13 +136,13 @@ class RowStore:
             if not was_merged_away:
                 yield CheckedFile(path, file.bytes, reason)
 
-    def _rows(self, keys: pl.DataFrame, columns: Sequence[str]) -> pl.DataFrame:
+    def _read_rows_with_retries(self, keys: pl.DataFrame, columns: Sequence[str]) -> pl.DataFrame:
         """Return columns of the rows stored under `keys`; where several files have a key, the oldest file counts.
 
         Raises StorageError where others merge files all the time.
         """
         for _ in range(MOST_TRIES):
-            paths = self._readable_paths(self._held_files())
+            paths = self._find_readable_paths(self._list_held_files())
             try:
                 if paths is not None:  # None: a file is gone
                     return self._read_rows(paths, keys, columns)
@@ -176,27 +176,27 @@ class RowStore:
         with self.storage.alone(self.folder / LOCK, wait=False) as is_alone:
             if not is_alone:
                 return
-            small_files = self._small_files()  # another process may have merged them before the lock was taken
+            small_files = self._list_small_files()  # another process may have merged them before the lock was taken
             if len(small_files) >= MERGE_AT:
-                self._merge_files(_up_to_full(small_files))
+                self._merge_files(_select_up_to_full(small_files))
 
     def _merge_files(self, files: Sequence[RowFile]) -> None:
         """Replace files by one with all their rows, a row per key; nothing happens where one is gone or damaged.
 
         files: the oldest first. The caller holds the lock.
         """
-        paths = self._readable_paths(files)
+        paths = self._find_readable_paths(files)
         self.refresh()  # the next lookup of this session lists the files again
         if paths is None:
             return
-        merged_name = self._write(self._oldest_rows(paths), written=files[0].written)
+        merged_name = self._write(self._read_oldest_rows(paths), written=files[0].written)
         self._finish_writes()  # the merged file has to be there before the others go
         # A name is made of time and hash: where the other files have no row that the first lacks, the merged file has
         # the name of the first, and is not removed.
         replaced = [self.folder / file.name for file in files if file.name != merged_name]
         self.storage.remove(*replaced)
 
-    def _oldest_rows(self, paths: Sequence[Path]) -> pl.DataFrame:
+    def _read_oldest_rows(self, paths: Sequence[Path]) -> pl.DataFrame:
         """Return the rows of Parquet files, a row per key; where several files have a key, the first counts."""
         rows = pl.concat(pl.read_parquet(path, columns=self.schema.names()) for path in paths)
         return rows.unique(self.key, keep="first", maintain_order=True)
@@ -205,18 +205,18 @@ class RowStore:
         """Write rows as a file and return its name. written: nanoseconds since 1970."""
         content = parquet.encode(rows, self.name)
         name = f"{written:016x}-{content_hash(content)}-{len(content)}.parquet"
-        self.storage.add(self.folder / name, content, _background_writes())
+        self.storage.add(self.folder / name, content, _get_background_writer())
         self.note(name)
         self._tell_leading_process(name)
         return name
 
     def _tell_leading_process(self, name: str) -> None:
         """Let a worker process report a file that it has written; nothing elsewhere."""
-        open_session = current_session()
+        open_session = get_current_session()
         if open_session and open_session.news is not None:
             open_session.news.append(NewRowFile(store=self.name, file=name))
 
-    def _readable_paths(self, files: Collection[RowFile]) -> list[Path] | None:
+    def _find_readable_paths(self, files: Collection[RowFile]) -> list[Path] | None:
         """Return the paths of files that can be opened.
 
         None where a file was merged away, or was damaged and is now set aside.
@@ -224,10 +224,10 @@ class RowStore:
         paths = []
         for file in files:
             with suppress(UnreadableFile):
-                paths.append(self._readable_path(file))
+                paths.append(self._fetch_readable_path(file))
         return paths if len(paths) == len(files) else None
 
-    def _readable_path(self, file: RowFile) -> Path:
+    def _fetch_readable_path(self, file: RowFile) -> Path:
         """Return the path of a whole file on this machine; a damaged one is set aside. Raises UnreadableFile."""
         path = self.folder / file.name
         try:
@@ -246,31 +246,31 @@ class RowStore:
         self.damaged.append(note)
         self.storage.set_aside(path)
 
-    def _held_files(self) -> list[RowFile]:
+    def _list_held_files(self) -> list[RowFile]:
         """Return the files by age; a session lists them once and adds what is written in it."""
-        open_session = current_session()
+        open_session = get_current_session()
         if open_session is None:
-            return sorted(self._listed_files())
-        return sorted(open_session.once(self._held_key, self._listed_files))
+            return sorted(self._list_settled_files())
+        return sorted(open_session.once(self._held_key, self._list_settled_files))
 
     def note(self, name: str) -> None:
         """Add a file that was written to those that the session has listed; nothing where it has not listed them."""
-        open_session = current_session()
+        open_session = get_current_session()
         file = parse_row_file(name)
         if open_session and file:
             open_session.held.get(self._held_key, set()).add(file)
 
     def refresh(self) -> None:
         """Let the session list the files again at the next lookup."""
-        open_session = current_session()
+        open_session = get_current_session()
         if open_session:
             open_session.held.pop(self._held_key, None)
 
-    def _small_files(self) -> list[RowFile]:
+    def _list_small_files(self) -> list[RowFile]:
         """Return the files that may still be merged, the oldest first."""
-        return [file for file in self._held_files() if file.bytes < FULL_BYTES]
+        return [file for file in self._list_held_files() if file.bytes < FULL_BYTES]
 
-    def _listed_files(self) -> set[RowFile]:
+    def _list_settled_files(self) -> set[RowFile]:
         """Return the files of the folder, listed until two listings agree: others may merge files meanwhile.
 
         After MOST_TRIES listings the last one counts.
@@ -289,7 +289,7 @@ class RowStore:
 
     def _finish_writes(self) -> None:
         """Wait until the session has written its files of rows."""
-        open_session = current_session()
+        open_session = get_current_session()
         if open_session:
             open_session.settle(in_order=True)
 
@@ -299,15 +299,15 @@ class RowStore:
         return f"{self.storage.shown(self.folder)} files"
 
 
-def _background_writes() -> Later | None:
+def _get_background_writer() -> Later | None:
     """Return what runs a write in the background, first in, first out; None outside a batch."""
-    open_session = current_session()
+    open_session = get_current_session()
     if open_session is None or not open_session.batching:
         return None
     return partial(open_session.later, in_order=True)
 
 
-def _up_to_full(files: Sequence[RowFile]) -> list[RowFile]:
+def _select_up_to_full(files: Sequence[RowFile]) -> list[RowFile]:
     """Return the first files, up to and with the one that brings them to FULL_BYTES together."""
     chosen: list[RowFile] = []
     total_bytes = 0

@@ -1,6 +1,6 @@
 """The session of a step: what the step has read of the lake and remembers, and what it still has to write.
 
-A session is ambient: `with session():` opens one for everything that runs inside the block, and `current_session()`
+A session is ambient: `with session():` opens one for everything that runs inside the block, and `get_current_session()`
 finds it. Tables and row stores (computed rows) behave differently inside one:
 
 - A manifest, and the names of a row store's files, are read once. What others change is seen by the next step; what the
@@ -126,7 +126,7 @@ class LakeSession:
 _current: ContextVar[LakeSession | None] = ContextVar("session", default=None)
 
 
-def current_session() -> LakeSession | None:
+def get_current_session() -> LakeSession | None:
     """Return the session of the block around the caller, if there is one."""
     return _current.get()
 
@@ -137,7 +137,7 @@ def session(kept: LakeSession | None = None) -> Iterator[LakeSession]:
 
     kept: a session to go on with, in place of the outer or a new one.
     """
-    entered = kept or current_session() or LakeSession()
+    entered = kept or get_current_session() or LakeSession()
     token = _current.set(entered)
     try:
         yield entered

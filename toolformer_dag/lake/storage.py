@@ -126,7 +126,7 @@ class Storage:
         """
         require_regular(path)
         content = path.read_bytes()
-        return content, _first_line(content)
+        return content, _parse_version(content)
 
     def replace_manifest(self, path: Path, content: bytes, before: Version) -> Version:
         """Replace a manifest and return its version: its first line, which has a hash of the others.
@@ -136,11 +136,11 @@ class Storage:
         with locked(path.with_name(f".{path.name}.lock")):
             current_version = NO_FILE  # unless there is a file
             with suppress(FileNotFoundError), path.open("rb") as stream:
-                current_version = _first_line(stream.readline())
+                current_version = _parse_version(stream.readline())
             if current_version != before:
                 raise Overtaken(self.shown(path))
             write_whole(path, content)
-        return _first_line(content)
+        return _parse_version(content)
 
     def mark(self, path: Path, content: bytes, later: Later | None = None) -> None:
         """Write a small file that always has this content; where it is there, renew its time: it is in use.
@@ -222,7 +222,7 @@ class Storage:
         with ExitStack() as locks:
             was_free = locks.enter_context(self.alone(path, wait=False))  # then this process has locked it
             if not was_free:
-                on_wait(_holder(path))
+                on_wait(_describe_holder(path))
                 locks.enter_context(self.alone(path))  # waits
             _write_holder(path)  # for people who wait: who holds the claim
             yield
@@ -253,24 +253,24 @@ def _walk(folder: str, real_path: str, walked: set[str], all_parts: bool) -> Ite
     walked.add(real_path)
     # Below PARTS lies a folder per part of a table: one with files shows that there is a table.
     stops_at_first_folder = not all_parts and real_path.endswith(f"/{PARTS}")
-    for entry in _entries(folder):
+    for entry in _list_entries(folder):
         if not _is_folder(entry):
-            yield from _regular_file(entry)
+            yield from _iter_regular_file(entry)
             continue
         has_files = False
-        for file in _walk(entry.path, _real_path(entry, real_path), walked, all_parts):
+        for file in _walk(entry.path, _resolve_real_path(entry, real_path), walked, all_parts):
             has_files = True
             yield file
         if has_files and stops_at_first_folder:  # the files of one part are enough
             return
 
 
-def _real_path(entry: os.DirEntry[str], real_folder: str) -> str:
+def _resolve_real_path(entry: os.DirEntry[str], real_folder: str) -> str:
     """Return the path of an entry without links. real_folder: that of the folder that it is in."""
     return os.path.realpath(entry.path) if entry.is_symlink() else f"{real_folder}/{entry.name}"
 
 
-def _entries(folder: str) -> list[os.DirEntry[str]]:
+def _list_entries(folder: str) -> list[os.DirEntry[str]]:
     """Return what a folder holds; nothing where it is gone, or may not be read."""
     try:
         with os.scandir(folder) as entries:
@@ -287,7 +287,7 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def _regular_file(entry: os.DirEntry[str]) -> Iterator[StoredFile]:
+def _iter_regular_file(entry: os.DirEntry[str]) -> Iterator[StoredFile]:
     """Yield a regular file; nothing for anything else, and for a file that is gone since it was listed."""
     try:
         status = entry.stat()
@@ -297,7 +297,7 @@ def _regular_file(entry: os.DirEntry[str]) -> Iterator[StoredFile]:
         yield StoredFile(Path(entry.path), status.st_size, status.st_mtime)
 
 
-def this_process() -> str:
+def describe_this_process() -> str:
     """Say which process this is, for people who wait for it."""
     return f"process {os.getpid()} on {gethostname()}, in {Path.cwd()}"
 
@@ -305,20 +305,20 @@ def this_process() -> str:
 def _write_holder(claim: Path) -> None:
     """Write into a lock file which process holds it, if it can be written: people read it, and the lock counts."""
     with suppress(OSError):
-        claim.write_text(this_process(), "utf-8")
+        claim.write_text(describe_this_process(), "utf-8")
 
 
-def _holder(claim: Path) -> str:
+def _describe_holder(claim: Path) -> str:
     """Say which process holds a claim (a lock file that names it), or that it has ended and left a child running."""
     holder = claim.read_text("utf-8", "replace")
-    # The form of `this_process`, where it is a process of this machine.
+    # The form of `describe_this_process`, where it is a process of this machine.
     match = re.match(rf"process (\d+) on {re.escape(gethostname())},", holder)
     if match is None or exists(int(match[1])):
         return holder
     return f"{holder}, which has ended; end what it left running, which holds its place"
 
 
-def _first_line(content: bytes) -> Version:
+def _parse_version(content: bytes) -> Version:
     """Return the version of a manifest: its first line, which holds the hash of the others."""
     if not content:
         return NO_FILE

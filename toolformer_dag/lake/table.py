@@ -28,7 +28,7 @@ from toolformer_dag.lake.object_storage import opened
 from toolformer_dag.lake.parquet import ContentHash, UnreadableFile
 from toolformer_dag.lake.record import FieldChange, changes
 from toolformer_dag.lake.row_store import IDENTITY, RowStore
-from toolformer_dag.lake.session import LakeSession, NewPart, NewRowFile, News, current_session, session
+from toolformer_dag.lake.session import LakeSession, NewPart, NewRowFile, News, get_current_session, session
 from toolformer_dag.lake.storage import PARTS, CheckedFile, FileToFetch, Storage
 from toolformer_dag.settings.rounds import named
 from toolformer_dag.settings.sections import PathSettings
@@ -42,7 +42,7 @@ WHOLE = "all"
 """The only part of a table that is not cut by shard."""
 
 
-def part_phrase(words: str, part: str) -> str:
+def format_part_phrase(words: str, part: str) -> str:
     """Return `WORDS 'PART'`, or nothing for WHOLE, which people never see."""
     return "" if part == WHOLE else f"{words} {part!r}"
 
@@ -51,7 +51,7 @@ class MissingPart(StorageError):
     """A part of a table that was never published, or was withdrawn."""
 
     def __init__(self, table: str, part: str) -> None:
-        lacks = part_phrase("has no rows of shard", part) or "was not materialized yet"
+        lacks = format_part_phrase("has no rows of shard", part) or "was not materialized yet"
         super().__init__(f"{table} {lacks}; run `toolformer-dag stale --run`")
 
 
@@ -59,7 +59,7 @@ class DamagedPart(StorageError):
     """A published part whose files are missing, truncated or unreadable."""
 
     def __init__(self, table: str, part: str, file: str, reason: str) -> None:
-        shard = part_phrase(", shard", part)
+        shard = format_part_phrase(", shard", part)
         super().__init__(f"{table}{shard}: {file} {reason}; run `toolformer-dag stale --run`, computed rows are reused")
 
 
@@ -83,7 +83,7 @@ class LostRace(StorageError):
             differs = " with other rows"
         else:
             differs = ""
-        shard = part_phrase(", shard", part)
+        shard = format_part_phrase(", shard", part)
         super().__init__(
             f"{table}{shard}: another run published it{when}{differs}, while this one made it; wait for that run and "
             "run again, computed rows are reused"
@@ -122,10 +122,10 @@ class Table:
         Raises WriteError, NotPlain for a record that JSON cannot hold, LostRace where an object store has another part
         by now, and what `frames` raises; the part is then unchanged, and the new files are removed.
         """
-        line_before = self._manifest().line(part)  # in the list of the table's parts
-        reusable_files = self._reusable_files(part)
+        line_before = self._read_manifest().line(part)  # in the list of the table's parts
+        reusable_files = self._find_reusable_files(part)
         content = ContentHash(volatile)
-        with self._removed_on_error(part, reusable_files) as files:  # a list, which the block fills
+        with self._remove_on_error(part, reusable_files) as files:  # a list, which the block fills
             for rows in parquet.pieces(frames):
                 content.update(rows)
                 files.append(self._write_file(part, rows, reusable_files))
@@ -137,7 +137,7 @@ class Table:
         return pointer_of_faster_run or pointer
 
     @contextmanager
-    def _removed_on_error(self, part: str, published: Mapping[str, PartFile]) -> Iterator[list[PartFile]]:
+    def _remove_on_error(self, part: str, published: Mapping[str, PartFile]) -> Iterator[list[PartFile]]:
         """Yield an empty list, to which the block adds the new files of a part; remove these if it raises.
 
         published: published files with equal rows, by hash, which may be among those of the list: they stay.
@@ -166,15 +166,15 @@ class Table:
         """
         with session(), self.storage.alone(self.folder / ".revise.lock"):
             for _ in range(REVISIONS):
-                self._manifest(anew=True)  # what another writer has published since the last try
-                rows = self._rows_or_none(part)
+                self._read_manifest(anew=True)  # what another writer has published since the last try
+                rows = self._read_rows_or_none(part)
                 try:
                     return self.publish(part, [revised(rows)], record)
                 except LostRace:  # another writer was faster: try again with its rows
                     continue
         raise StorageError(f"{self.name}: others replace {part!r} all the time; run again when they are done")
 
-    def _rows_or_none(self, part: str) -> pl.DataFrame | None:
+    def _read_rows_or_none(self, part: str) -> pl.DataFrame | None:
         """Return the rows of a part; None where it is missing, or damaged and now set aside with a warning."""
         try:
             return self.read(part)
@@ -203,7 +203,7 @@ class Table:
         while True:
             pointer = self.pointer(part)
             try:
-                return [str(path) for path in self._verified_paths(part, pointer)]
+                return [str(path) for path in self._iter_verified_paths(part, pointer)]
             except DamagedPart:
                 # The part may have been replaced, and the files of `pointer` cleaned away, before they were opened.
                 if not self._has_newer_pointer(part, pointer) or retries == 0:
@@ -212,14 +212,14 @@ class Table:
 
     def _has_newer_pointer(self, part: str, pointer: Pointer) -> bool:
         """Read the manifest again, for later calls too; return whether it has another pointer of the part."""
-        self._manifest(anew=True)
+        self._read_manifest(anew=True)
         return self.has(part) and self.pointer(part) != pointer
 
     def scan(self, parts: Collection[str] | None = None) -> pl.LazyFrame:
         """Scan the rows of at least one part, or of all parts. Raises MissingPart, DamagedPart."""
-        return pl.scan_parquet(self.all_files(parts), glob=False)  # a folder may have brackets in its name
+        return pl.scan_parquet(self.list_all_files(parts), glob=False)  # a folder may have brackets in its name
 
-    def all_files(self, parts: Collection[str] | None = None) -> list[str]:
+    def list_all_files(self, parts: Collection[str] | None = None) -> list[str]:
         """Return the paths of the files of parts, or of all parts, after their hashes were compared.
 
         Raises MissingPart, DamagedPart.
@@ -234,9 +234,9 @@ class Table:
 
     def bring(self, parts: Iterable[str]) -> None:
         """Fetch the files of these parts, many at once, where they are not on this machine."""
-        self.storage.bring(self._files_to_fetch(parts))
+        self.storage.bring(self._iter_files_to_fetch(parts))
 
-    def _files_to_fetch(self, parts: Iterable[str]) -> Iterator[FileToFetch]:
+    def _iter_files_to_fetch(self, parts: Iterable[str]) -> Iterator[FileToFetch]:
         """Yield the files of those of the parts that are published and whole."""
         for part in parts:
             with suppress(MissingPart, DamagedPart):
@@ -245,11 +245,11 @@ class Table:
 
     def parts(self) -> list[str]:
         """Return the names of the published parts, sorted."""
-        return self._manifest().parts()
+        return self._read_manifest().parts()
 
     def has(self, part: str) -> bool:
         """Return whether something is published, damaged or not."""
-        return self._manifest().line(part) is not None
+        return self._read_manifest().line(part) is not None
 
     def pointer(self, part: str, manifest: Manifest | None = None) -> Pointer:
         """Return the pointer of a part: its files, the version of its rows, the record of what made them.
@@ -258,7 +258,7 @@ class Table:
 
         Raises MissingPart, DamagedPart, ReadError. The files themselves are not looked at.
         """
-        line = (manifest or self._manifest()).line(part)
+        line = (manifest or self._read_manifest()).line(part)
         if line is None:
             raise MissingPart(self.name, part)
         try:
@@ -271,7 +271,7 @@ class Table:
 
         A session looks once, until the part changes. Raises MissingPart, DamagedPart.
         """
-        manifest = self._manifest()
+        manifest = self._read_manifest()
         if part not in manifest.checked:
             pointer = self.pointer(part, manifest)
             for file in pointer.files:
@@ -282,11 +282,11 @@ class Table:
     def _check_file(self, part: str, file: PartFile) -> None:
         """Raise DamagedPart where a file is missing, has another size, or does not end as a Parquet file does."""
         try:
-            self.storage.check(self._file(part, file), file.bytes)
+            self.storage.check(self._format_file_path(part, file), file.bytes)
         except UnreadableFile as error:
             raise DamagedPart(self.name, part, file.name, str(error)) from error
 
-    def whole_pointer(self, part: str) -> Pointer | None:
+    def find_whole_pointer(self, part: str) -> Pointer | None:
         """Return the pointer where it and its files are there, else None. Looks at sizes and footers."""
         try:
             return self.checked(part)
@@ -306,7 +306,7 @@ class Table:
         with suppress(MissingPart, DamagedPart):
             pointer = self.pointer(part)
             for file in pointer.files:
-                damage = self.storage.damage(self._file(part, file), file.bytes, file.hash, since)
+                damage = self.storage.damage(self._format_file_path(part, file), file.bytes, file.hash, since)
                 if damage and self._was_replaced(part, pointer):
                     return
                 if damage or yields_whole_files:
@@ -330,9 +330,9 @@ class Table:
 
         None for a table without parts, or with a damaged part.
         """
-        return self.remembered("version", self._version)
+        return self.remembered("version", self._compute_version)
 
-    def _version(self) -> str | None:
+    def _compute_version(self) -> str | None:
         """Return the fingerprint of all parts' versions."""
         try:
             versions = {part: pointer.data_version for part, pointer in self.pointers().items()}
@@ -342,7 +342,7 @@ class Table:
 
     def part_version(self, part: str) -> str | None:
         """Return the version of a part's rows; None where it is missing or damaged. Looks at sizes and footers."""
-        pointer = self.whole_pointer(part)
+        pointer = self.find_whole_pointer(part)
         return pointer.data_version if pointer else None
 
     def remembered(self, question: str, ask: Callable[[], Answer]) -> Answer:
@@ -350,7 +350,7 @@ class Table:
 
         ask: computes the answer.
         """
-        answers = self._manifest().answers
+        answers = self._read_manifest().answers
         if question not in answers:
             answers[question] = ask()
         answer: Answer = answers[question]
@@ -358,11 +358,11 @@ class Table:
 
     def damage(self) -> str | None:
         """Return what is wrong with the manifest in the storage, which may have lost parts; None for a whole one."""
-        return self._manifest(anew=True).damage()
+        return self._read_manifest(anew=True).damage()
 
     def mend(self) -> None:
         """Set the manifest aside and write a new one with the parts that can be read."""
-        self._manifest(anew=True).mend()
+        self._read_manifest(anew=True).mend()
 
     def record(self, part: str) -> Mapping[str, Any]:
         """Return what the rows of a part were computed from. Raises MissingPart, DamagedPart."""
@@ -370,15 +370,15 @@ class Table:
 
     def remove(self, part: str) -> None:
         """Withdraw a part, if there is one; its files go with the next `clean`."""
-        line = self._manifest().line(part)
+        line = self._read_manifest().line(part)
         if line is not None:
             self.commit(part, line, None)
 
-    def _reusable_files(self, part: str) -> dict[str, PartFile]:
+    def _find_reusable_files(self, part: str) -> dict[str, PartFile]:
         """Return the published files of a part by hash, so that equal rows need no new file; {} in an object store."""
         if self.storage.first_wins or not self.has(part):
             return {}
-        pointer = self.whole_pointer(part)
+        pointer = self.find_whole_pointer(part)
         if pointer is None:
             return {}
         return {file.hash: file for file in pointer.files}
@@ -407,7 +407,7 @@ class Table:
 
     def _add_file(self, path: Path, content: bytes) -> None:
         """Write a new file; in a batch of an open session in the background."""
-        open_session = current_session()
+        open_session = get_current_session()
         if open_session and open_session.batching:
             open_session.later(lambda: self.storage.add(path, content))
         else:
@@ -415,18 +415,18 @@ class Table:
 
     def _remove_files(self, part: str, files: Iterable[PartFile]) -> None:
         """Remove files of a part that no manifest names."""
-        open_session = current_session()
+        open_session = get_current_session()
         if open_session:  # a file that is still being written would come back
             with suppress(StorageError):
                 open_session.settle()
         self.storage.remove(*(self.file_path(part, file) for file in files))
 
-    def _manifest(self, anew: bool = False) -> Manifest:
+    def _read_manifest(self, anew: bool = False) -> Manifest:
         """Return the manifest of the table, the list of its parts. A session reads it once; else every call does.
 
         anew: read it again in a session, too, and over an object store the object itself.
         """
-        open_session = current_session()
+        open_session = get_current_session()
         if open_session is None:
             return Manifest(self.storage, self.name).read(anew)
         manifest: Manifest | None = open_session.held.get(self._held_key)  # with changes that are not written yet
@@ -450,11 +450,11 @@ class Table:
         write_now: write the manifest at once. Otherwise a worker leaves that to the leading process, and a batch writes
             several lines together.
         """
-        manifest = self._manifest()
+        manifest = self._read_manifest()
         manifest.change(part, line_before, line)  # in memory; `flush` writes it
         if write_now:
             return self.flush(manifest).get(part)
-        open_session = current_session()
+        open_session = get_current_session()
         if open_session and open_session.news is not None:  # in a worker: the leading process is told, and writes it
             open_session.news.append(NewPart(table=self.name, part=part, line_before=line_before, line=line))
             return None
@@ -468,10 +468,10 @@ class Table:
         Returns, by part, the other run's pointer where it published equal rows meanwhile. Raises LostRace where it
         published other rows.
         """
-        open_session = current_session()
+        open_session = get_current_session()
         if open_session:
             open_session.settle()  # waits until the files that the new lines name are written
-        lost_lines = (manifest or self._manifest()).write()  # this run's, of parts where another run was faster
+        lost_lines = (manifest or self._read_manifest()).write()  # this run's, of parts where another run was faster
         return {part: self._give_way(part, lost_line) for part, lost_line in lost_lines.items()}
 
     def _give_way(self, part: str, lost_line: bytes | None) -> Pointer:
@@ -481,7 +481,7 @@ class Table:
 
         Raises LostRace unless the other run has published the same rows, from the same settings and inputs.
         """
-        winner = self._pointer_or_none(part)  # None: the other run withdrew the part
+        winner = self._find_pointer(part)  # None: the other run withdrew the part
         if lost_line is None:
             raise LostRace(self.name, part, winner, changed=())
         loser = decode(lost_line)
@@ -494,14 +494,14 @@ class Table:
             raise LostRace(self.name, part, winner, changed)
         return winner
 
-    def _pointer_or_none(self, part: str) -> Pointer | None:
+    def _find_pointer(self, part: str) -> Pointer | None:
         """Return the pointer of a part; None where there is none. Raises DamagedPart."""
         try:
             return self.pointer(part)
         except MissingPart:
             return None
 
-    def _verified_paths(self, part: str, pointer: Pointer) -> Iterator[Path]:
+    def _iter_verified_paths(self, part: str, pointer: Pointer) -> Iterator[Path]:
         """Yield the paths of the files of a part, after their hashes were compared.
 
         A part with a damaged file is withdrawn. Raises DamagedPart then, and MissingPart where another run withdrew it.
@@ -520,7 +520,7 @@ class Table:
 
         pointer: the part as it was read. Raises MissingPart where another run has withdrawn the part.
         """
-        line_now = self._manifest(anew=True).line(part)
+        line_now = self._read_manifest(anew=True).line(part)
         if line_now is None:
             raise MissingPart(self.name, part)
         is_still_published = decode(line_now) == pointer
@@ -533,15 +533,15 @@ class Table:
         with suppress(LostRace):
             self.commit(part, line, None, write_now=True)
 
-    def part_folder(self, part: str) -> Path:
+    def get_part_folder(self, part: str) -> Path:
         """Return where the files of a part lie, those that were replaced too."""
         return Path(self._files_folder, file_name(part))
 
     def file_path(self, part: str, file: PartFile) -> Path:
         """Return where a file of a part lies."""
-        return Path(self._file(part, file))
+        return Path(self._format_file_path(part, file))
 
-    def _file(self, part: str, file: PartFile) -> str:
+    def _format_file_path(self, part: str, file: PartFile) -> str:
         """Return where a file lies, as text: every step looks at every part, and a Path takes longer to make."""
         return f"{self._files_folder}/{file_name(part)}/{file.name}"
 
@@ -606,7 +606,7 @@ class Lake:
 
         due: only those whose changes have waited for some seconds, or are many.
         """
-        open_session = current_session()
+        open_session = get_current_session()
         if open_session is None:  # then every change was written at once
             return
         for manifest in list(open_session.held.values()):
@@ -633,7 +633,7 @@ class Lake:
         identity that cannot be written down or has no fingerprint.
         """
         path = f"{name}/{fingerprint(identity)}"
-        open_session = current_session()
+        open_session = get_current_session()
         later = None
         if open_session and open_session.batching:
             later = open_session.later  # over an object store, the identity is then written in the background

@@ -21,17 +21,17 @@ def write_comments(
 
     tables: those with declared comments. derived: table without a declaration -> the tables that it is made from.
     """
-    views = _tables_read_by_views(connection)
+    views = _query_tables_read_by_views(connection)
     for table in tables:
         kind = "VIEW" if table.name in views else "TABLE"
         connection.execute(f'COMMENT ON {kind} "{table.name}" IS {quoted(table.comment)}')
-        _comment_columns(connection, table.name, table.columns)
+        _write_column_comments(connection, table.name, table.columns)
     sources_by_name = {**derived, **views}
     for name, sources in sources_by_name.items():
         _inherit_comments(connection, name, sources)
 
 
-def _tables_read_by_views(connection: duckdb.DuckDBPyConnection) -> dict[str, list[str]]:
+def _query_tables_read_by_views(connection: duckdb.DuckDBPyConnection) -> dict[str, list[str]]:
     """Return for each view what stands behind FROM and JOIN in it; a view comes after the views that it reads."""
     query = (
         "SELECT view_name, sql FROM duckdb_views() "
@@ -45,19 +45,19 @@ def _inherit_comments(connection: duckdb.DuckDBPyConnection, name: str, sources:
     query = "SELECT column_name FROM duckdb_columns() WHERE table_name = ? AND comment IS NULL"
     lacking = {column for (column,) in connection.execute(query, [name]).fetchall()}
     for source in sources:
-        comments = _column_comments(connection, source)
+        comments = _query_column_comments(connection, source)
         inherited = {column: comments[column] for column in lacking if column in comments}
-        _comment_columns(connection, name, inherited)
+        _write_column_comments(connection, name, inherited)
         lacking -= inherited.keys()
 
 
-def _column_comments(connection: duckdb.DuckDBPyConnection, name: str) -> dict[str, str]:
+def _query_column_comments(connection: duckdb.DuckDBPyConnection, name: str) -> dict[str, str]:
     """Return the comment of each column of a table that has one."""
     query = "SELECT column_name, comment FROM duckdb_columns() WHERE table_name = ? AND comment IS NOT NULL"
     return dict(connection.execute(query, [name]).fetchall())
 
 
-def _comment_columns(connection: duckdb.DuckDBPyConnection, name: str, comments: Mapping[str, str]) -> None:
+def _write_column_comments(connection: duckdb.DuckDBPyConnection, name: str, comments: Mapping[str, str]) -> None:
     """Write comments, by column, to a table or view."""
     for column, comment in comments.items():
         connection.execute(f'COMMENT ON COLUMN "{name}"."{column}" IS {quoted(comment)}')

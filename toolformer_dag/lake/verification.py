@@ -10,7 +10,7 @@ import polars as pl
 
 from toolformer_dag.files import write_whole
 from toolformer_dag.identity import fingerprint
-from toolformer_dag.lake.inventory import LakeFile, inventory, lake_file_of
+from toolformer_dag.lake.inventory import LakeFile, inventory, parse_lake_file
 from toolformer_dag.lake.manifest import MANIFEST_GONE
 from toolformer_dag.lake.object_storage import ObjectStorage
 from toolformer_dag.lake.row_store import IDENTITY, RowStore
@@ -39,9 +39,9 @@ def checked_files(lake: Lake, since: int = 0) -> Iterator[CheckedFile]:
     stores = {item.owner for item in items if _is_of_store(item)}
     tables = {item.owner for item in items if item.kind in ("manifest", "part")}
     for store in sorted(stores):
-        yield from _checked_store(lake, store, since)
+        yield from _verify_store(lake, store, since)
     for table in sorted(tables):
-        yield from _checked_table(lake, table, since)
+        yield from _verify_table(lake, table, since)
 
 
 def _is_of_store(item: LakeFile) -> bool:
@@ -58,19 +58,19 @@ def set_aside_damaged(lake: Lake) -> list[CheckedFile]:
         return []
     time_file = lake.root / VERIFIED  # has the time of the last call
     began = time.time_ns() - CLOCK_LAG_NS  # a file that changes from now on may show a time of change that much earlier
-    damaged = _damaged_since(lake, _verified_until(time_file))
+    damaged = _list_damaged_since(lake, _read_verified_until(time_file))
     for file in damaged:
         set_aside_file(lake, file.path)
     write_whole(time_file, str(began).encode())
     return damaged
 
 
-def _damaged_since(lake: Lake, since: int) -> list[CheckedFile]:
+def _list_damaged_since(lake: Lake, since: int) -> list[CheckedFile]:
     """Return the damaged files among those that changed since then (nanoseconds since 1970)."""
     return [file for file in checked_files(lake, since) if file.reason is not None and file.path.exists()]
 
 
-def _verified_until(time_file: Path) -> int:
+def _read_verified_until(time_file: Path) -> int:
     """Return the time in a file; 0 where it has none, or a time in the future (a clock was set back)."""
     try:
         until = int(time_file.read_bytes())
@@ -88,7 +88,7 @@ def set_aside_file(lake: Lake, path: Path) -> None:
     - A file of a row store (computed rows) is renamed: its rows count as missing
     - Any other file stays as it is
     """
-    item = lake_file_of(lake.storage, path)
+    item = parse_lake_file(lake.storage, path)
     if item is None:
         return
     if item.kind == "manifest":
@@ -105,7 +105,7 @@ def _withdraw_damaged_part(table: Table, part: str) -> None:
         table.files(part)
 
 
-def _checked_table(lake: Lake, name: str, since: int) -> list[CheckedFile]:
+def _verify_table(lake: Lake, name: str, since: int) -> list[CheckedFile]:
     """Check the manifest of a table (the list of its parts) and the files of the parts; return each with its fault.
 
     A table without a manifest has no fault, and no entry of it.
@@ -120,23 +120,23 @@ def _checked_table(lake: Lake, name: str, since: int) -> list[CheckedFile]:
             part_files.extend(table.checked_files(part, since))
     if fault == MANIFEST_GONE:  # there is no manifest yet: the very first run was killed, or goes on
         return part_files
-    return [_checked_manifest(table, fault), *part_files]
+    return [_build_checked_manifest(table, fault), *part_files]
 
 
-def _checked_manifest(table: Table, fault: str | None) -> CheckedFile:
+def _build_checked_manifest(table: Table, fault: str | None) -> CheckedFile:
     """Return the manifest of a table with its size and what is wrong with it."""
     size = table.path.stat().st_size if table.path.is_file() else 0
     return CheckedFile(table.path, size, fault)
 
 
-def _checked_store(lake: Lake, name: str, since: int) -> Iterator[CheckedFile]:
+def _verify_store(lake: Lake, name: str, since: int) -> Iterator[CheckedFile]:
     """Yield the identity of a row store, what its rows were computed with, and its files of rows."""
     with suppress(FileNotFoundError):  # whoever uses the rows writes it, or `clean` has removed them
-        yield _checked_identity(lake, lake.root / name / IDENTITY)
+        yield _verify_identity(lake, lake.root / name / IDENTITY)
     yield from RowStore(lake.storage, name, (), pl.Schema()).checked_files(since)
 
 
-def _checked_identity(lake: Lake, path: Path) -> CheckedFile:
+def _verify_identity(lake: Lake, path: Path) -> CheckedFile:
     """Check the identity.json of a row store, which says what its rows were computed with.
 
     Its fingerprint has to be the name of its folder. Raises FileNotFoundError.
@@ -147,11 +147,11 @@ def _checked_identity(lake: Lake, path: Path) -> CheckedFile:
         raise
     except OSError:  # it cannot be read
         return CheckedFile(path, bytes=0, reason=NO_IDENTITY)
-    names_its_folder = _fingerprint_or_none(content) == path.parent.name
+    names_its_folder = _compute_fingerprint_or_none(content) == path.parent.name
     return CheckedFile(path, len(content), reason=None if names_its_folder else NO_IDENTITY)
 
 
-def _fingerprint_or_none(content: bytes) -> str | None:
+def _compute_fingerprint_or_none(content: bytes) -> str | None:
     """Return the fingerprint of what a JSON file holds; None where it is no JSON."""
     try:
         return fingerprint(json.loads(content))

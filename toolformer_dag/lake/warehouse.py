@@ -18,7 +18,7 @@ from typing import Any
 import duckdb
 import polars as pl
 
-from toolformer_dag.files import ReadError, StorageError, beside, locked, unsealed
+from toolformer_dag.files import ReadError, StorageError, beside, locked, unseal_record
 from toolformer_dag.identity import stream_hash
 from toolformer_dag.lake.descriptions import described
 from toolformer_dag.lake.local_outputs import LocalOutput
@@ -79,7 +79,7 @@ def query(database: Path, sql: str, gib: float | None = None, folders: Sequence[
     folders: folders whose files the query may read too; without them it reaches no other file.
     """
     _refuse_half_characters(sql)
-    config = _limits(gib)
+    config = _build_limits(gib)
     if not folders:
         with opened(database, config | CLOSED) as connection:  # no access to other files
             return _answer_or_stop(connection, sql, QUERIES, database)
@@ -96,7 +96,7 @@ def _answer_or_stop(
     Ctrl-C interrupts the statement, and ends this process where DuckDB does not stop in time.
     """
     with ThreadPoolExecutor(1) as threads:
-        answer = threads.submit(_answer, connection, sql, kinds)
+        answer = threads.submit(_answer_query, connection, sql, kinds)
         try:
             # Python raises KeyboardInterrupt only between short waits: a thread of DuckDB may have got the signal.
             while not answer.done():
@@ -115,7 +115,7 @@ def _refuse_half_characters(sql: str) -> None:
         raise WarehouseError(f"the query holds half of a character at {error.start}; remove it") from error
 
 
-def _limits(gib: float | None) -> dict[str, Any]:
+def _build_limits(gib: float | None) -> dict[str, Any]:
     """Return DuckDB's settings for the most memory, and the most space on the disk, of a query; None: no limit."""
     if gib is None:
         return {}
@@ -128,7 +128,7 @@ def _stop_or_die(connection: duckdb.DuckDBPyConnection, answer: "Future[pl.DataF
         connection.interrupt()  # more than once: it may be between two statements
         if wait([answer], POLL_SECONDS).done:
             return
-    shutil.rmtree(_spill_folder(database), ignore_errors=True)
+    shutil.rmtree(_get_spill_folder(database), ignore_errors=True)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     os.kill(os.getpid(), signal.SIGINT)
 
@@ -149,7 +149,7 @@ def _close_all_but(connection: duckdb.DuckDBPyConnection, folders: Sequence[Path
         connection.execute(f"SET {setting} = {value}")
 
 
-def _answer(connection: duckdb.DuckDBPyConnection, sql: str, kinds: Collection[str]) -> pl.DataFrame:
+def _answer_query(connection: duckdb.DuckDBPyConnection, sql: str, kinds: Collection[str]) -> pl.DataFrame:
     """Run one statement whose type is among `kinds`. Raises WarehouseError for any other text."""
     statements = connection.extract_statements(sql)
     if len(statements) > 1 or any(statement.type.name not in kinds for statement in statements):
@@ -173,17 +173,17 @@ def opened(database: Path, config: Mapping[str, Any] = MappingProxyType({})) -> 
         )
     try:
         # The order counts: before `enable_external_access` = False, DuckDB refuses `temp_directory`.
-        settings = {**OFFLINE, **config, "temp_directory": str(_spill_folder(database))}
+        settings = {**OFFLINE, **config, "temp_directory": str(_get_spill_folder(database))}
         with duckdb.connect(database, read_only=True, config=settings) as connection:
             yield connection
     except duckdb.Error as error:
-        raise WarehouseError(_message_with_remedy(database, error)) from error
+        raise WarehouseError(_format_message_with_remedy(database, error)) from error
 
 
-def _message_with_remedy(database: Path, error: duckdb.Error) -> str:
+def _format_message_with_remedy(database: Path, error: duckdb.Error) -> str:
     """Return the message of an error of DuckDB over this file, with what to do about it where that is known."""
     message = str(error)
-    if isinstance(error, duckdb.CatalogException) and not _names(database):
+    if isinstance(error, duckdb.CatalogException) and not _query_names(database):
         return f"{database} holds no tables yet; run `toolformer-dag run`"
     for words, remedy in REMEDIES.items():
         if words in message:
@@ -194,7 +194,7 @@ def _message_with_remedy(database: Path, error: duckdb.Error) -> str:
 
 
 @cache
-def _spill_folder(database: Path) -> Path:
+def _get_spill_folder(database: Path) -> Path:
     """Return the folder for what does not fit into memory: one of this process, which `clean` knows by its name."""
     return beside(database)
 
@@ -207,24 +207,24 @@ def refuse_other_file(database: Path) -> None:
     if not database.exists():
         return
     if database.is_dir():
-        raise _other_file(database, "a folder")
+        raise _build_other_file_error(database, "a folder")
     seal = read_seal(database) if database.is_file() else None
     if seal and seal["bytes"] == database.stat().st_size:
         return
     # The file is damaged, has lost its seal, or is another one.
-    if not (seal or _begins_as_duckdb(database)):
-        raise _other_file(database, "no DuckDB file and will not be replaced")
+    if not (seal or _is_duckdb_file(database)):
+        raise _build_other_file_error(database, "no DuckDB file and will not be replaced")
     _refuse_other_tables(database)  # a damaged file, whose tables nobody can read, passes
 
 
 def _refuse_other_tables(database: Path) -> None:
     """Raise WarehouseError for a database that holds tables, but not those that every warehouse has."""
-    names = _names(database)
+    names = _query_names(database)
     if names and not TABLES_OF_EVERY_WAREHOUSE.issubset(names):
-        raise _other_file(database, f"a database with the {names[0]}, which was not built here and stays")
+        raise _build_other_file_error(database, f"a database with the {names[0]}, which was not built here and stays")
 
 
-def _other_file(database: Path, kind: str) -> WarehouseError:
+def _build_other_file_error(database: Path, kind: str) -> WarehouseError:
     """Return the error for a file in the warehouse's place. kind: what it is, in words."""
     return WarehouseError(
         f"paths.warehouse: {database} is {kind}; move it away, or name another file, as in "
@@ -232,14 +232,14 @@ def _other_file(database: Path, kind: str) -> WarehouseError:
     )
 
 
-def _names(database: Path) -> list[str]:
+def _query_names(database: Path) -> list[str]:
     """Return what a database holds, each with its kind, as in `table letters`; nothing where it cannot be read."""
     with suppress(duckdb.Error), duckdb.connect(database, read_only=True, config={**OFFLINE, **CLOSED}) as connection:
         return [name for (name,) in connection.sql(NAMES).fetchall()]
     return []
 
 
-def _begins_as_duckdb(file: Path) -> bool:
+def _is_duckdb_file(file: Path) -> bool:
     """Return whether the first bytes of a file are those of a DuckDB file. Raises ReadError.
 
     They are a checksum (8 bytes), MAGIC (4 bytes), and the version of the format (8 bytes).
@@ -257,10 +257,10 @@ def _begins_as_duckdb(file: Path) -> bool:
 
 def damage(database: Path) -> str | None:
     """Read the whole file and return what is wrong with it; None where it is what was built."""
-    with build_lock(database):  # between the rename and the seal of another build there is a moment
+    with lock_builds(database):  # between the rename and the seal of another build there is a moment
         seal = read_seal(database)
         if seal is None:
-            return f"cannot be verified: {seal_path(database)} is missing or damaged"
+            return f"cannot be verified: {get_seal_path(database)} is missing or damaged"
         try:
             content_hash = stream_hash(database)
         except OSError as error:
@@ -272,29 +272,29 @@ def damage(database: Path) -> str | None:
 def read_seal(database: Path) -> dict[str, Any] | None:
     """Return `hash`, `bytes` and `content` of the file that was built last; None without a seal that is whole."""
     try:
-        return unsealed(seal_path(database).read_bytes())
+        return unseal_record(get_seal_path(database).read_bytes())
     except (OSError, ValueError):
         return None
 
 
-def seal_path(database: Path) -> Path:
+def get_seal_path(database: Path) -> Path:
     """Return where the seal of a warehouse lies."""
     return database.with_name(f".{database.name}.seal")
 
 
-def build_lock(database: Path) -> AbstractContextManager[bool]:
+def lock_builds(database: Path) -> AbstractContextManager[bool]:
     """Return the lock that builds of this file hold, so that they wait for each other."""
     return locked(database.with_name(f".{database.name}.lock"))
 
 
-def warehouse_files(lake: Lake, database: Path) -> LocalOutput:
+def build_warehouse_output(lake: Lake, database: Path) -> LocalOutput:
     """Return the file and its seal, as the lake shares them among machines."""
-    names = (database.name, seal_path(database).name)
+    names = (database.name, get_seal_path(database).name)
     return LocalOutput(lake.storage, f"warehouse{lake.suffix}/toolformer_duckdb", database.parent, names)
 
 
 def received(settings: Settings) -> Path:
     """Return the warehouse that the settings name, after bringing it up to what another machine has built."""
     lake = Lake.of(settings.paths, settings.rounds.suffix)
-    warehouse_files(lake, settings.warehouse).receive()
+    build_warehouse_output(lake, settings.warehouse).receive()
     return settings.warehouse

@@ -16,19 +16,19 @@ from typing import Any, NamedTuple, Protocol
 import duckdb
 import polars as pl
 
-from toolformer_dag.files import StorageError, WriteError, limit_met, replace_whole, sealed, write_whole
+from toolformer_dag.files import StorageError, WriteError, explain_limit_met, replace_whole, seal_record, write_whole
 from toolformer_dag.identity import fingerprint, stream_hash
-from toolformer_dag.lake.database_files import NO_SPACE, reason_of
+from toolformer_dag.lake.database_files import NO_SPACE, parse_error_reason
 from toolformer_dag.lake.manifest import Pointer
 from toolformer_dag.lake.session import session
 from toolformer_dag.lake.table import Lake, Table
 from toolformer_dag.lake.warehouse import (
     WarehouseError,
-    build_lock,
     damage,
+    get_seal_path,
+    lock_builds,
     read_seal,
     refuse_other_file,
-    seal_path,
 )
 from toolformer_dag.lake.warehouse_table import WarehouseTable
 
@@ -84,27 +84,27 @@ def build(lake: Lake, warehouse: DeclaredWarehouse, database: Path) -> Mapping[s
     """
     refuse_other_file(database)
     try:
-        with session(), build_lock(database), _folder_beside(database) as folder:
-            return _built(lake, warehouse, database, folder)
+        with session(), lock_builds(database), _create_scratch_folder(database) as folder:
+            return _build_in_folder(lake, warehouse, database, folder)
     except (duckdb.Error, pl.exceptions.ComputeError) as error:  # Polars raises ComputeError where the disk is full
-        raise WarehouseError(f"cannot write {database}: {_reason_and_remedy(error)}") from error
+        raise WarehouseError(f"cannot write {database}: {_explain_error(error)}") from error
     except OSError as error:
         raise WriteError(database, error) from error
 
 
-def _built(lake: Lake, warehouse: DeclaredWarehouse, database: Path, folder: Path) -> Mapping[str, int]:
+def _build_in_folder(lake: Lake, warehouse: DeclaredWarehouse, database: Path, folder: Path) -> Mapping[str, int]:
     """Build the file in a scratch folder, from nothing or from a copy of the present one, then put it in place.
 
     folder: empty, on the same disk as `database`. The caller holds the lock. Returns table -> rows.
     """
-    content = _content(lake, warehouse)  # the versions of everything that the file is built from
-    sources = _sources(lake, warehouse.tables, content, _last_content(database))
+    content = _collect_content(lake, warehouse)  # the versions of everything that the file is built from
+    sources = _collect_sources(lake, warehouse.tables, content, _read_last_content(database))
     record_files = _write_record_rows(lake, warehouse, content, folder)  # a Parquet file per table
     fresh = folder / "fresh.duckdb"
     updates_copy = sources.changed_shards is not None  # else all tables are built from nothing
     if updates_copy:
         shutil.copyfile(database, fresh)
-    counts = warehouse.fill(fresh, folder, sources.files_with(record_files), sources.changed_shards)
+    counts = warehouse.fill(fresh, folder, sources.list_files_with(record_files), sources.changed_shards)
     _put_in_place(fresh, database, content)
     return counts
 
@@ -120,17 +120,19 @@ class _Sources:
     files: dict[str, list[str]]
     changed_shards: list[str] | None
 
-    def files_with(self, last_files: Mapping[str, str]) -> dict[str, list[str]]:
+    def list_files_with(self, last_files: Mapping[str, str]) -> dict[str, list[str]]:
         """Return the files of each table, with its file of `last_files`, which has every table, at the end."""
         return {name: [*self.files.get(name, ()), last_file] for name, last_file in last_files.items()}
 
 
-def _sources(lake: Lake, tables: Sequence[WarehouseTable], content: "Content", last: "Content | None") -> _Sources:
+def _collect_sources(
+    lake: Lake, tables: Sequence[WarehouseTable], content: "Content", last: "Content | None"
+) -> _Sources:
     """Return what to read for a file with `content`. last: what the present file was built from, if it is whole."""
     changed_shards = last.changed_shards(content) if last else None
     if last is None or changed_shards is None:
-        return _Sources(_all_files(lake, tables), changed_shards=None)
-    files = _files_of_shards(lake, tables, changed_shards, last.kept_places)
+        return _Sources(_list_all_files(lake, tables), changed_shards=None)
+    files = _list_files_of_shards(lake, tables, changed_shards, last.kept_places)
     return _Sources(files, changed_shards)
 
 
@@ -140,7 +142,7 @@ def _write_record_rows(lake: Lake, warehouse: DeclaredWarehouse, content: "Conte
     Without such rows a file is empty and names the columns.
     """
     empty_frames = {table.name: table.schema.to_frame() for table in warehouse.tables}
-    record_rows = warehouse.record_rows(_records(lake, content), content.sources)
+    record_rows = warehouse.record_rows(_collect_records(lake, content), content.sources)
     files = {}
     for name, frame in {**empty_frames, **record_rows}.items():
         files[name] = str(folder / f"{name}.parquet")
@@ -152,11 +154,11 @@ def _put_in_place(fresh: Path, database: Path, content: "Content") -> None:
     """Replace the database by the fresh file, and write its seal: hash, size and what it was built from."""
     seal = {"hash": stream_hash(fresh), "bytes": fresh.stat().st_size, "content": asdict(content)}
     replace_whole(fresh, database)
-    write_whole(seal_path(database), sealed(str(database), seal))
+    write_whole(get_seal_path(database), seal_record(str(database), seal))
 
 
 @contextmanager
-def _folder_beside(database: Path) -> Iterator[Path]:
+def _create_scratch_folder(database: Path) -> Iterator[Path]:
     """Yield an empty scratch folder beside the file, and remove it after the block. The caller holds the lock."""
     folder = database.with_name(f".{database.name}.spilled")  # a killed build may have left one
     shutil.rmtree(folder, ignore_errors=True)
@@ -167,9 +169,9 @@ def _folder_beside(database: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _reason_and_remedy(error: Exception) -> str:
+def _explain_error(error: Exception) -> str:
     """Return the first line of an error of DuckDB or Polars, and what to do: "... ; free space and run again"."""
-    limit = limit_met(error)
+    limit = explain_limit_met(error)
     if limit:
         remedy = f"{limit} and run again"
     elif _is_disk_full(error):
@@ -179,7 +181,7 @@ def _reason_and_remedy(error: Exception) -> str:
             "a file of the lake is damaged, or this is a bug: run `toolformer-dag verify`, and report the bug if "
             "nothing is found"
         )
-    return f"{reason_of(error)}; {remedy}"
+    return f"{parse_error_reason(error)}; {remedy}"
 
 
 def _is_disk_full(error: Exception) -> bool:
@@ -221,18 +223,20 @@ class Content:
         return same_settings and places_stay
 
 
-def _content(lake: Lake, warehouse: DeclaredWarehouse) -> Content:
+def _collect_content(lake: Lake, warehouse: DeclaredWarehouse) -> Content:
     """Return the versions of everything that the warehouse would be built from now."""
     tables_by_shard = [table for table in warehouse.tables if table.by_shard]
-    parts = list(_source_parts(lake, tables_by_shard))
+    parts = list(_iter_source_parts(lake, tables_by_shard))
     return Content(
-        shards=_versions_of_shards(lake, warehouse, parts),
-        kept_places=_kept_places(parts),
-        sources=_source_versions(lake, warehouse),
+        shards=_compute_versions_of_shards(lake, warehouse, parts),
+        kept_places=_collect_kept_places(parts),
+        sources=_compute_source_versions(lake, warehouse),
     )
 
 
-def _versions_of_shards(lake: Lake, warehouse: DeclaredWarehouse, parts: Sequence["SourcePart"]) -> dict[str, str]:
+def _compute_versions_of_shards(
+    lake: Lake, warehouse: DeclaredWarehouse, parts: Sequence["SourcePart"]
+) -> dict[str, str]:
     """Return a fingerprint of each shard's rows in all tables of the warehouse that have a part per shard.
 
     parts: of these tables. Where a table's data version leaves columns out (`tables_by_file`), the hashes of its files
@@ -241,16 +245,16 @@ def _versions_of_shards(lake: Lake, warehouse: DeclaredWarehouse, parts: Sequenc
     versions: dict[str, list[object]] = {}
     for source in parts:
         shard = source.part
-        shard_version = _shard_version(warehouse, source.pointer)
+        shard_version = _compute_shard_version(warehouse, source.pointer)
         versions.setdefault(shard, []).append([source.name, shard_version])
-    for source in _source_parts(lake, warehouse.tables_by_file):
+    for source in _iter_source_parts(lake, warehouse.tables_by_file):
         shard = source.part
-        hashes = _file_hashes(source.pointer)
+        hashes = _list_file_hashes(source.pointer)
         versions.setdefault(shard, []).append([source.name, hashes])
     return {shard: fingerprint(shard_versions) for shard, shard_versions in versions.items()}
 
 
-def _kept_places(parts: Sequence["SourcePart"]) -> dict[str, str]:
+def _collect_kept_places(parts: Sequence["SourcePart"]) -> dict[str, str]:
     """Return the version of each part whose rows keep their row numbers in the file; "" for a damaged part."""
     versions = {}
     for source in parts:
@@ -259,7 +263,7 @@ def _kept_places(parts: Sequence["SourcePart"]) -> dict[str, str]:
     return versions
 
 
-def _last_content(database: Path) -> Content | None:
+def _read_last_content(database: Path) -> Content | None:
     """Return what the file was built from; None where it is damaged, or an earlier release built it."""
     seal = read_seal(database)
     if seal is None or not database.is_file() or stream_hash(database) != seal["hash"]:
@@ -270,7 +274,7 @@ def _last_content(database: Path) -> Content | None:
         return None
 
 
-def out_of_date(lake: Lake, warehouse: DeclaredWarehouse, database: Path) -> list[str]:
+def explain_out_of_date(lake: Lake, warehouse: DeclaredWarehouse, database: Path) -> list[str]:
     """Return why the warehouse file is out of date, a line per reason; empty where it is up to date."""
     if not database.is_file():
         return [f"{database} is gone"]
@@ -279,10 +283,10 @@ def out_of_date(lake: Lake, warehouse: DeclaredWarehouse, database: Path) -> lis
         return [f"{database} {reason}"]
     seal = read_seal(database)
     copied = seal["content"].get("sources", {}) if seal else {}
-    return _changed_sources(copied, _source_versions(lake, warehouse))
+    return _describe_changed_sources(copied, _compute_source_versions(lake, warehouse))
 
 
-def _changed_sources(copied: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+def _describe_changed_sources(copied: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     """Return a line per lake table whose version differs, sorted by name. copied: the versions in the file."""
     lines = []
     for name in sorted({*copied, *now}):
@@ -294,10 +298,10 @@ def _changed_sources(copied: Mapping[str, str], now: Mapping[str, str]) -> list[
 
 def version(lake: Lake, warehouse: DeclaredWarehouse) -> str:
     """Return the version of the file that `build` would write now."""
-    return fingerprint(_source_versions(lake, warehouse))
+    return fingerprint(_compute_source_versions(lake, warehouse))
 
 
-def _source_versions(lake: Lake, warehouse: DeclaredWarehouse) -> dict[str, str]:
+def _compute_source_versions(lake: Lake, warehouse: DeclaredWarehouse) -> dict[str, str]:
     """Return a version of each lake table that is copied, by name; under SETTINGS that of columns and views.
 
     Where a table has columns that its data version leaves out (`tables_by_file`, such as costs), the hashes of its
@@ -306,10 +310,10 @@ def _source_versions(lake: Lake, warehouse: DeclaredWarehouse) -> dict[str, str]
     names = [name for table in warehouse.tables for name in table.sources]
     versions = {SETTINGS: fingerprint(warehouse.settings)}
     for name in names:
-        versions[name] = _table_version(lake.table(name), warehouse)
-    for source in _source_parts(lake, warehouse.tables_by_file):
+        versions[name] = _compute_table_version(lake.table(name), warehouse)
+    for source in _iter_source_parts(lake, warehouse.tables_by_file):
         version_so_far = versions[source.name]
-        versions[source.name] = fingerprint([version_so_far, source.part, _file_hashes(source.pointer)])
+        versions[source.name] = fingerprint([version_so_far, source.part, _list_file_hashes(source.pointer)])
     return versions
 
 
@@ -322,31 +326,31 @@ class SourcePart(NamedTuple):
     pointer: Pointer | None
 
 
-def _source_parts(lake: Lake, tables: Sequence[WarehouseTable]) -> Iterator[SourcePart]:
+def _iter_source_parts(lake: Lake, tables: Sequence[WarehouseTable]) -> Iterator[SourcePart]:
     """Yield each part of the lake tables that these tables are filled from."""
     for table in tables:
         for name in table.sources:
-            for part, pointer in _pointers(lake.table(name)).items():
+            for part, pointer in _read_pointers(lake.table(name)).items():
                 yield SourcePart(table, name, part, pointer)
 
 
-def _table_version(table: Table, warehouse: DeclaredWarehouse) -> str:
+def _compute_table_version(table: Table, warehouse: DeclaredWarehouse) -> str:
     """Return a hash of what the warehouse shows of a lake table: settings, rows, rejections and thresholds.
 
     It is remembered until the table changes.
     """
 
     def compute_version() -> str:
-        pointers = _pointers(table)
+        pointers = _read_pointers(table)
         settings_of_parts = (pointer.record["settings"] for pointer in pointers.values() if pointer)  # None: damaged
         settings = next(settings_of_parts, None)  # of the first part: all are equal
-        part_versions = {part: _part_version(warehouse, pointer) for part, pointer in pointers.items()}
+        part_versions = {part: _compute_part_version(warehouse, pointer) for part, pointer in pointers.items()}
         return fingerprint([settings, part_versions])
 
     return table.remembered("version of what is copied", compute_version)
 
 
-def _pointers(table: Table) -> dict[str, Pointer | None]:
+def _read_pointers(table: Table) -> dict[str, Pointer | None]:
     """Return the pointer of every part; None for a damaged one."""
     pointers: dict[str, Pointer | None] = dict.fromkeys(table.parts())
     for part in pointers:
@@ -355,35 +359,35 @@ def _pointers(table: Table) -> dict[str, Pointer | None]:
     return pointers
 
 
-def _part_version(warehouse: DeclaredWarehouse, pointer: Pointer | None) -> list[object] | None:
+def _compute_part_version(warehouse: DeclaredWarehouse, pointer: Pointer | None) -> list[object] | None:
     """Return what changes when the rows, the rejections or what is shown of a part change; None for a damaged part."""
     if pointer is None:
         return None
     return [pointer.data_version, pointer.record.get("rejections", []), warehouse.applied(pointer.record)]
 
 
-def _shard_version(warehouse: DeclaredWarehouse, pointer: Pointer | None) -> list[object] | None:
+def _compute_shard_version(warehouse: DeclaredWarehouse, pointer: Pointer | None) -> list[object] | None:
     """Return the version of a shard's part; without rows and rejections, it is the version of its data alone."""
     if pointer and not (pointer.rows or pointer.record.get("rejections")):
         return [pointer.data_version]
-    return _part_version(warehouse, pointer)
+    return _compute_part_version(warehouse, pointer)
 
 
-def _file_hashes(pointer: Pointer | None) -> list[str]:
+def _list_file_hashes(pointer: Pointer | None) -> list[str]:
     """Return the hashes of a part's files; none for a damaged part."""
     return [file.hash for file in pointer.files] if pointer else []
 
 
-def _all_files(lake: Lake, tables: Sequence[WarehouseTable]) -> dict[str, list[str]]:
+def _list_all_files(lake: Lake, tables: Sequence[WarehouseTable]) -> dict[str, list[str]]:
     """Return the Parquet files of all parts, by table."""
     files: dict[str, list[str]] = {table.name: [] for table in tables}
     for table in tables:
         for name in table.sources:
-            files[table.name] += lake.table(name).all_files()
+            files[table.name] += lake.table(name).list_all_files()
     return files
 
 
-def _files_of_shards(
+def _list_files_of_shards(
     lake: Lake, tables: Sequence[WarehouseTable], shards: Collection[str], copied_shards: Collection[str]
 ) -> dict[str, list[str]]:
     """Return the Parquet files of shards, by table of the warehouse.
@@ -396,24 +400,24 @@ def _files_of_shards(
         shards_to_read = set(shards)
         if table.keeps_places:
             shards_to_read.difference_update(copied_shards)
-        files[table.name] = _files_of_table(lake, table, shards_to_read)
+        files[table.name] = _list_files_of_table(lake, table, shards_to_read)
     return files
 
 
-def _files_of_table(lake: Lake, table: WarehouseTable, shards: Collection[str]) -> list[str]:
+def _list_files_of_table(lake: Lake, table: WarehouseTable, shards: Collection[str]) -> list[str]:
     """Return the Parquet files of shards, for a table of the warehouse; all files where it is not cut by shard."""
     files: list[str] = []
     for name in table.sources:
         source = lake.table(name)
         parts = [part for part in source.parts() if part in shards or not table.by_shard]
-        files += source.all_files(parts)
+        files += source.list_all_files(parts)
     return files
 
 
-def _records(lake: Lake, content: Content) -> dict[str, list[Mapping[str, Any]]]:
+def _collect_records(lake: Lake, content: Content) -> dict[str, list[Mapping[str, Any]]]:
     """Return the records of all undamaged parts, by lake table."""
     records: dict[str, list[Mapping[str, Any]]] = {}
     for name in content.sources:
         if name != SETTINGS:
-            records[name] = [pointer.record for pointer in _pointers(lake.table(name)).values() if pointer]
+            records[name] = [pointer.record for pointer in _read_pointers(lake.table(name)).values() if pointer]
     return records

@@ -12,9 +12,9 @@ from toolformer_dag.lake.warehouse_building import PartFiles, Records
 from toolformer_dag.lake.warehouse_table import WarehouseTable
 from toolformer_dag.method.decision_sql import JUDGED, RULE, SWAPPED_PLACES
 from toolformer_dag.method.record_tables import RECORD_TABLES, filter_rule, record_rows
-from toolformer_dag.method.scoring import IDENTITY, reads_cost
+from toolformer_dag.method.scoring import IDENTITY, list_lanes_reading_cost
 from toolformer_dag.method.warehouse_filling import CURVES, DECISIONS, VERDICTS, fill
-from toolformer_dag.method.warehouse_views import has_costs, views_sql
+from toolformer_dag.method.warehouse_views import build_views_sql, has_costs
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,11 @@ class CallWarehouse:
         deciding_sql = RULE + JUDGED + VERDICTS + DECISIONS + SWAPPED_PLACES + CURVES
         return {
             "lanes": dict(self.lanes),
-            "tables": fingerprint(self._declared_tables()),
-            "views": fingerprint(deciding_sql + views_sql(self.tables)),
+            "tables": fingerprint(self._collect_declared_tables()),
+            "views": fingerprint(deciding_sql + build_views_sql(self.tables)),
         }
 
-    def _declared_tables(self) -> dict[str, dict[str, object]]:
+    def _collect_declared_tables(self) -> dict[str, dict[str, object]]:
         """Return columns, comments and queries of every table, and the SQL of a score other than the paper's."""
         declared: dict[str, dict[str, object]] = {}
         for table in (*self.tables, *RECORD_TABLES):
@@ -54,7 +54,7 @@ class CallWarehouse:
     @property
     def tables_by_file(self) -> list[WarehouseTable]:
         """The tables whose files count as their version: results, if a score reads costs, which no version covers."""
-        if not any(reads_cost(table.scores) for table in self.tables):
+        if not any(list_lanes_reading_cost(table.scores) for table in self.tables):
             return []
         return [table for table in self.tables if has_costs(table)]
 

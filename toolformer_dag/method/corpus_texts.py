@@ -8,12 +8,12 @@ from typing import Any
 import duckdb
 
 from toolformer_dag.files import StorageError
-from toolformer_dag.lake.queries import run_sql, sql_text
+from toolformer_dag.lake.queries import read_sql_file, run_sql
 from toolformer_dag.settings.call_markers import PAPER_MARKERS, CallMarkers
 from toolformer_dag.texts.calls import Call, PlacedCall, format_call, placed_calls, take_out
-from toolformer_dag.texts.chains import ChainLink, read_chain
+from toolformer_dag.texts.chains import ChainLink, parse_chain
 
-SQL = sql_text(__package__, "corpus_texts.sql")
+SQL = read_sql_file(__package__, "corpus_texts.sql")
 """Makes the temporary tables that TEXTS reads."""
 TEXTS = """
 SELECT c.digest, c.segment, c.shard, c."offset", c.text, c.text_with_calls, c.calls, c.split, d.url, kept, least_helpful
@@ -97,20 +97,20 @@ def corpus_texts(
     run_sql(connection, SQL, {"preferences": preferences})  # makes the temporary tables that TEXTS reads
     for batch in connection.sql(TEXTS).to_arrow_reader(BATCH):
         for row in batch.to_pylist():
-            yield _corpus_text(row, tool_names, markers)  # raises StorageError
+            yield _build_corpus_text(row, tool_names, markers)  # raises StorageError
 
 
-def _corpus_text(row: Mapping[str, Any], tool_names: Mapping[str, str], markers: CallMarkers) -> CorpusText:
+def _build_corpus_text(row: Mapping[str, Any], tool_names: Mapping[str, str], markers: CallMarkers) -> CorpusText:
     """Return the text of a row of the query TEXTS, a text of the corpus to finetune on, with its calls.
 
     It also has, for each tool and position, the single call that lowers the loss least, for preference pairs. Raises
     StorageError if the text holds other calls than the filter kept: one of the tables is older.
     """
     try:
-        calls = _calls_in_text(row, tool_names, markers)
+        calls = _parse_calls_in_text(row, tool_names, markers)
     except (KeyError, ValueError) as error:
-        raise _other_calls(row, error) from error
-    least_helpful = _scored_calls(row["least_helpful"], row["offset"], tool_names)
+        raise _build_other_calls_error(row, error) from error
+    least_helpful = _iter_scored_calls(row["least_helpful"], row["offset"], tool_names)
     return CorpusText(
         digest=row["digest"],
         segment=row["segment"],
@@ -124,7 +124,7 @@ def _corpus_text(row: Mapping[str, Any], tool_names: Mapping[str, str], markers:
     )
 
 
-def _other_calls(row: Mapping[str, Any], reason: Exception) -> StorageError:
+def _build_other_calls_error(row: Mapping[str, Any], reason: Exception) -> StorageError:
     """Return the error for a row of TEXTS whose text holds other calls than the filter kept."""
     return StorageError(
         f"text {row['segment']} of document {row['digest']} in augmented_corpus has other calls than "
@@ -132,7 +132,9 @@ def _other_calls(row: Mapping[str, Any], reason: Exception) -> StorageError:
     )
 
 
-def _calls_in_text(row: Mapping[str, Any], tool_names: Mapping[str, str], markers: CallMarkers) -> list[ScoredCall]:
+def _parse_calls_in_text(
+    row: Mapping[str, Any], tool_names: Mapping[str, str], markers: CallMarkers
+) -> list[ScoredCall]:
     """Parse the calls out of a text, and return them with their losses, in the order of the text.
 
     row: of the query TEXTS, with the text with and without calls, the kept calls and their number. Raises KeyError for
@@ -141,7 +143,7 @@ def _calls_in_text(row: Mapping[str, Any], tool_names: Mapping[str, str], marker
     """
     text_with_calls = row["text_with_calls"]
     names = tool_names.values()
-    kept_call_at = _calls_by_place(_scored_calls(row["kept"], row["offset"], tool_names))
+    kept_call_at = _map_places_to_calls(_iter_scored_calls(row["kept"], row["offset"], tool_names))
     calls = [kept_call_at[placed_call] for placed_call in placed_calls(text_with_calls, names, markers)]
     has_all_calls = len(calls) == row["calls"]
     if not has_all_calls or take_out(text_with_calls, names, markers) != row["text"]:
@@ -149,12 +151,12 @@ def _calls_in_text(row: Mapping[str, Any], tool_names: Mapping[str, str], marker
     return calls
 
 
-def _calls_by_place(calls: Iterable[ScoredCall]) -> dict[PlacedCall, ScoredCall]:
+def _map_places_to_calls(calls: Iterable[ScoredCall]) -> dict[PlacedCall, ScoredCall]:
     """Map each call with its result and its character offset to its losses."""
     return {PlacedCall(call.offset, Call(call.name, call.input), call.result): call for call in calls}
 
 
-def _scored_calls(
+def _iter_scored_calls(
     structs: Collection[Mapping[str, Any]] | None, text_offset: int, tool_names: Mapping[str, str]
 ) -> Iterator[ScoredCall]:
     """Yield the calls of a list of structs, as corpus_texts.sql makes them; each call of a chain by itself.
@@ -167,14 +169,14 @@ def _scored_calls(
         lane = struct["tool"]
         if lane not in tool_names:
             continue
-        links = read_chain(struct["chain"])
+        links = parse_chain(struct["chain"])
         if not links:  # a single call
             links = [ChainLink(tool_names[lane], struct["input"], struct["result"])]
         for link in links:
-            yield _scored_call(struct, link, text_offset)
+            yield _build_scored_call(struct, link, text_offset)
 
 
-def _scored_call(struct: Mapping[str, Any], link: ChainLink, text_offset: int) -> ScoredCall:
+def _build_scored_call(struct: Mapping[str, Any], link: ChainLink, text_offset: int) -> ScoredCall:
     """Return one call of a scored call or chain, with the losses of the whole."""
     return ScoredCall(
         tool=struct["tool"],
@@ -193,7 +195,7 @@ def _scored_call(struct: Mapping[str, Any], link: ChainLink, text_offset: int) -
     )
 
 
-def preference_pairs(
+def iter_preference_pairs(
     text: CorpusText, tau_f: Mapping[str, float], markers: CallMarkers = PAPER_MARKERS
 ) -> Iterator[dict[str, Any]]:
     """Yield preference pairs, as DPO trains on: two continuations of a text, of which one was measured to be better.
@@ -217,7 +219,7 @@ def preference_pairs(
             continue
         kept_call = kept_call_at.get(offset)
         if _is_worse(least_helpful, kept_call, tau_f[least_helpful.tool]):
-            yield _pair(text.plain, least_helpful, kept_call, markers)
+            yield _build_preference_pair(text.plain, least_helpful, kept_call, markers)
 
 
 def _is_worse(least_helpful: ScoredCall, kept_call: ScoredCall | None, tau_f: float) -> bool:
@@ -234,7 +236,9 @@ def _is_worse(least_helpful: ScoredCall, kept_call: ScoredCall | None, tau_f: fl
     return least_helpful.tool == kept_call.tool and least_helpful.delta < tau_f and not is_same_call
 
 
-def _pair(plain: str, rejected: ScoredCall, kept_call: ScoredCall | None, markers: CallMarkers) -> dict[str, Any]:
+def _build_preference_pair(
+    plain: str, rejected: ScoredCall, kept_call: ScoredCall | None, markers: CallMarkers
+) -> dict[str, Any]:
     """Return a preference pair: a text that goes on with a better and with a worse call at the same place.
 
     plain: the text without calls. rejected: the worse call. kept_call: the better call; None to go on without a call.

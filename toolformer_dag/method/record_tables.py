@@ -113,11 +113,11 @@ def record_rows(
     named: settings that determine no rows, but are shown, as name -> value.
     """
     records_of_all_tables = chain.from_iterable(records.values())
-    lane_rows = _filter_rules(records, lanes)  # dicts with the columns of both LANES and FILTER_RULES
-    setting_rows = _setting_rows(records, named)
+    lane_rows = _build_filter_rules(records, lanes)  # dicts with the columns of both LANES and FILTER_RULES
+    setting_rows = _build_setting_rows(records, named)
     return {
         SOURCES.name: pl.DataFrame(list(versions.items()), SOURCES.schema, orient="row"),
-        REJECTIONS.name: _rejections(records_of_all_tables),
+        REJECTIONS.name: _sum_rejections(records_of_all_tables),
         # Of dicts, polars takes the columns of the schema and leaves out the others.
         LANES.name: pl.DataFrame(lane_rows, LANES.schema),
         FILTER_RULES.name: pl.DataFrame(lane_rows, FILTER_RULES.schema),
@@ -125,16 +125,16 @@ def record_rows(
     }
 
 
-def _setting_rows(records: Records, named: Mapping[str, str]) -> list[MadeWith]:
+def _build_setting_rows(records: Records, named: Mapping[str, str]) -> list[MadeWith]:
     """Return a row per setting: those of no stage (`named`) first, then those of each table."""
     setting_rows = [MadeWith(stage=None, tool=None, setting=setting, value=value) for setting, value in named.items()]
     for table_records in records.values():
         if table_records:  # parts of a table share their settings
-            setting_rows += _made_with(table_records[0])
+            setting_rows += _build_made_with_rows(table_records[0])
     return setting_rows
 
 
-def _filter_rules(records: Records, lanes: Mapping[str, str]) -> list[dict[str, Any]]:
+def _build_filter_rules(records: Records, lanes: Mapping[str, str]) -> list[dict[str, Any]]:
     """Return a row per lane (a tool with its settings): tool, name, round, and its threshold (`filter_rule`).
 
     It is the threshold that the published calls were filtered with, even if the settings have changed since, and
@@ -152,7 +152,7 @@ def _filter_rules(records: Records, lanes: Mapping[str, str]) -> list[dict[str, 
     return rows
 
 
-def _rejections(records: Iterable[Mapping[str, Any]]) -> pl.DataFrame:
+def _sum_rejections(records: Iterable[Mapping[str, Any]]) -> pl.DataFrame:
     """Add up the rejections in the records of all parts: a row per stage, tool, shard and reason (REJECTIONS).
 
     Stages for single calls and for chains write the same `stage` into their records, and are counted together.
@@ -168,7 +168,7 @@ def _rejections(records: Iterable[Mapping[str, Any]]) -> pl.DataFrame:
     return pl.DataFrame(rows, REJECTIONS.schema, orient="row")
 
 
-def _made_with(record: Mapping[str, Any]) -> list[MadeWith]:
+def _build_made_with_rows(record: Mapping[str, Any]) -> list[MadeWith]:
     """Return a row per setting in a record, nested ones by dotted path: sampling.temperature -> "0.8".
 
     Other values than text are written as JSON. The fingerprint of columns is left out.

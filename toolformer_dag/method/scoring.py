@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import duckdb
 
 from toolformer_dag.files import UserError
-from toolformer_dag.lake.queries import in_memory, quoted, sql_text
+from toolformer_dag.lake.queries import open_in_memory, quoted, read_sql_file
 
 PAPER_SCORE = "loss_minus - loss_plus"
 """The score that loss_deltas and swapped_results hold as delta."""
@@ -33,10 +33,10 @@ NUMBERS = (
     "cost",
 )
 """Columns that a score may read. `cost`: of the call or of all calls of a chain, 0 if the tool says nothing."""
-CALL_COSTS = sql_text(__package__, "call_costs.sql")
+CALL_COSTS = read_sql_file(__package__, "call_costs.sql")
 """A query over decisions, lanes, texts and tool_costs for what each scored call cost."""
-COSTS = f"CREATE VIEW call_costs AS {CALL_COSTS};{sql_text(__package__, 'call_costs_comments.sql')}"
-SCORED_SQL = sql_text(__package__, "scored.sql")
+COSTS = f"CREATE VIEW call_costs AS {CALL_COSTS};{read_sql_file(__package__, 'call_costs_comments.sql')}"
+SCORED_SQL = read_sql_file(__package__, "scored.sql")
 IDENTITY = SCORED_SQL + CALL_COSTS
 """The SQL that counts in fingerprints of whatever uses a score other than the paper's."""
 CALL_KEY = "tool, shard, digest, segment, position, sample"
@@ -54,16 +54,16 @@ def refuse(score: str) -> None:
     # DuckDB tries the score on a call whose columns are all null.
     null_columns = ", ".join(f"NULL::DOUBLE AS {name}" for name in NUMBERS)
     # The score stands in WHERE, because there DuckDB refuses sums and other aggregates over several rows.
-    query = f"SELECT delta FROM (SELECT {null_columns}) WHERE {_value(score)} > 0"
+    query = f"SELECT delta FROM (SELECT {null_columns}) WHERE {_build_value_sql(score)} > 0"
     try:
-        with in_memory() as connection:
+        with open_in_memory() as connection:
             connection.execute(query)
     except duckdb.Error as error:
         reason = str(error).splitlines()[0]
         raise ScoreError(f"{score!r} is no score ({reason}); write SQL over {', '.join(NUMBERS)}") from error
 
 
-def _value(score: str) -> str:
+def _build_value_sql(score: str) -> str:
     """Return the SQL expression of a score that gives null if it fails, as for a division by zero.
 
     The line breaks let a comment at its end (`delta -- as in the paper`) end before the bracket.
@@ -71,17 +71,17 @@ def _value(score: str) -> str:
     return f"TRY((\n{score}\n)::DOUBLE)"
 
 
-def reads_cost(scores: Mapping[str, str]) -> list[str]:
+def list_lanes_reading_cost(scores: Mapping[str, str]) -> list[str]:
     """Return the lanes whose score reads the cost of a call. `scores`: key of the lane -> expression."""
     return [lane for lane, score in scores.items() if re.search(r"\bcost\b", score, re.IGNORECASE)]
 
 
-def kept_as(scores: Mapping[str, str]) -> str:
+def choose_table_or_view(scores: Mapping[str, str]) -> str:
     """Return "TABLE" or "VIEW": how to create scored calls that are read several times.
 
     It is a table if a score reads costs: a view would join the costs at each reading.
     """
-    return "TABLE" if reads_cost(scores) else "VIEW"
+    return "TABLE" if list_lanes_reading_cost(scores) else "VIEW"
 
 
 def calls_query(
@@ -105,11 +105,11 @@ def calls_query(
     numbered_calls = f"SELECT * EXCLUDE (file_row_number), {row} AS row FROM {scan}"
     if not scores:
         return numbered_calls
-    costs = _costs_query(scores, cost_tables, swaps)  # what a call costs, for scores that read it
+    costs = _build_costs_query(scores, cost_tables, swaps)  # what a call costs, for scores that read it
     return with_scores(numbered_calls, costs, scores)
 
 
-def _costs_query(scores: Mapping[str, str], cost_tables: str, swaps: bool) -> str:
+def _build_costs_query(scores: Mapping[str, str], cost_tables: str, swaps: bool) -> str:
     """Return an SQL query for what calls cost: a row with the key of the call (CALL_KEY) and its `cost`.
 
     It has the calls of those lanes (tools with their settings) whose score reads `cost`, as "delta - 0.1 * cost" does:
@@ -122,7 +122,7 @@ def _costs_query(scores: Mapping[str, str], cost_tables: str, swaps: bool) -> st
     cost_tables: common table expressions, the "..." above, for the other tables that the costs are computed from.
     swaps: whether `called` has several rows per call, one per swapped result.
     """
-    lanes_with_costs = reads_cost(scores)
+    lanes_with_costs = list_lanes_reading_cost(scores)
     if not lanes_with_costs:
         return f"SELECT {CALL_KEY}, 0.0::DOUBLE AS cost FROM called WHERE false"
     condition = f"tool IN ({', '.join(map(quoted, lanes_with_costs))})"
@@ -141,7 +141,7 @@ def with_scores(called: str, costs: str, scores: Mapping[str, str]) -> str:
     called: a query for the calls. costs: a query for what calls cost. scores: key of the lane (a tool with its
     settings) -> SQL expression over the columns of a call.
     """
-    cases = " ".join(f"WHEN {quoted(lane)} THEN {_value(score)}" for lane, score in scores.items())
+    cases = " ".join(f"WHEN {quoted(lane)} THEN {_build_value_sql(score)}" for lane, score in scores.items())
     sql_of_placeholder = {
         "CALLED": called,
         "COSTS": costs,

@@ -11,20 +11,20 @@ from pathlib import Path
 import duckdb
 
 from toolformer_dag.lake.database_files import write_out
-from toolformer_dag.lake.queries import in_memory, quoted, rows, run_sql, sql_text
+from toolformer_dag.lake.queries import open_in_memory, quoted, read_sql_file, rows, run_sql
 from toolformer_dag.lake.table_comments import write_comments
 from toolformer_dag.lake.warehouse_building import PartFiles
 from toolformer_dag.lake.warehouse_table import WarehouseTable
 from toolformer_dag.method.decided_calls import DECIDED
 from toolformer_dag.method.decision_sql import JUDGED, RULE, SCORED, SWAPPED_PLACES
-from toolformer_dag.method.scoring import calls_query, kept_as, reads_cost
-from toolformer_dag.method.warehouse_views import holds_swaps, tool_costs_query, views_sql
+from toolformer_dag.method.scoring import calls_query, choose_table_or_view, list_lanes_reading_cost
+from toolformer_dag.method.warehouse_views import build_tool_costs_query, build_views_sql, has_swaps
 
-VERDICTS = sql_text(__package__, "verdicts.sql")
+VERDICTS = read_sql_file(__package__, "verdicts.sql")
 """`verdicts`: every scored call with what became of it."""
-DECISIONS = sql_text(__package__, "decisions.sql")
+DECISIONS = read_sql_file(__package__, "decisions.sql")
 """The empty table `decisions`, with its comments."""
-CURVES = sql_text(__package__, "curves.sql")
+CURVES = read_sql_file(__package__, "curves.sql")
 """`curves`: how many deltas lie in each hundredth of a nat."""
 DERIVED_FROM = {"decisions": [SCORED], "swapped_places": ["decisions"], "curves": ["decisions"]}
 """Tables that follow from others: name -> the tables from which columns without a comment take one."""
@@ -45,21 +45,21 @@ def fill(
     Any DuckDB from 1.0 on can open the file.
     """
     is_new = shards is None
-    with _attached(file, spilled) as connection:
+    with _attach_warehouse(file, spilled) as connection:
         _create_replaced_shards(connection, shards or ())
         run_sql(connection, f"CREATE OR REPLACE {RULE}")  # the macro `why_not`, why a call is not kept
-        for table in _scores_last(tables):
-            query = _rows_query(table, files[table.name], tables)
+        for table in _sort_scores_last(tables):
+            query = _build_rows_query(table, files[table.name], tables)
             _fill_table(connection, table, query, is_new)
         _fill_decisions(connection, is_new)  # follows from the scored calls, which are filled now
         if is_new:  # a copy has the views already
-            run_sql(connection, views_sql(tables))
+            run_sql(connection, build_views_sql(tables))
         tables_in_file = [table for table in tables if table.name != DECIDED]  # that one only fills `decisions`
         write_comments(connection, tables_in_file, DERIVED_FROM)
-        return _row_counts(connection, [*(table.name for table in tables_in_file), *DERIVED_FROM])
+        return _count_rows(connection, [*(table.name for table in tables_in_file), *DERIVED_FROM])
 
 
-def _scores_last(tables: Sequence[WarehouseTable]) -> list[WarehouseTable]:
+def _sort_scores_last(tables: Sequence[WarehouseTable]) -> list[WarehouseTable]:
     """Return the tables in their order, those with scores last: a score may read costs from the other tables."""
     return sorted(tables, key=lambda table: bool(table.scores))  # False sorts before True
 
@@ -70,7 +70,7 @@ def _create_replaced_shards(connection: duckdb.DuckDBPyConnection, shards: Colle
     connection.execute(replaced, {"shards": list(shards)})
 
 
-def _row_counts(connection: duckdb.DuckDBPyConnection, names: Sequence[str]) -> dict[str, int]:
+def _count_rows(connection: duckdb.DuckDBPyConnection, names: Sequence[str]) -> dict[str, int]:
     """Return the number of rows of each of the tables with these names."""
     return {name: rows(connection, f'SELECT count(*) FROM "{name}"').item() for name in names}
 
@@ -82,7 +82,7 @@ def _fill_table(connection: duckdb.DuckDBPyConnection, table: WarehouseTable, qu
     filter's reasons (DECIDED) are only needed to fill `decisions`: they are temporary and not written into the file.
     """
     if table.name == SCORED:
-        table_or_view = kept_as(table.scores)
+        table_or_view = choose_table_or_view(table.scores)
         connection.execute(f"CREATE TEMP {table_or_view} scored AS {query}")
     elif table.name == DECIDED:
         connection.execute(f"CREATE TEMP VIEW {DECIDED} AS {query}")
@@ -93,12 +93,12 @@ def _fill_table(connection: duckdb.DuckDBPyConnection, table: WarehouseTable, qu
 
 
 @contextmanager
-def _attached(file: Path, spilled: Path) -> Iterator[duckdb.DuckDBPyConnection]:
+def _attach_warehouse(file: Path, spilled: Path) -> Iterator[duckdb.DuckDBPyConnection]:
     """Open a connection whose default database is the file; when the block ends, the file is written and closed.
 
     If the block raises, the file is not to be used. spilled: a folder for what does not fit into memory.
     """
-    with in_memory() as connection:
+    with open_in_memory() as connection:
         connection.execute(f"SET memory_limit = {quoted(MEMORY)}")
         connection.execute(f"SET temp_directory = {quoted(spilled)}")
         connection.execute("SET preserve_insertion_order = false")  # or copied rows would be compressed twice
@@ -110,7 +110,7 @@ def _attached(file: Path, spilled: Path) -> Iterator[duckdb.DuckDBPyConnection]:
         connection.execute("DETACH warehouse")
 
 
-def _rows_query(table: WarehouseTable, files: Sequence[str], tables: Sequence[WarehouseTable]) -> str:
+def _build_rows_query(table: WarehouseTable, files: Sequence[str], tables: Sequence[WarehouseTable]) -> str:
     """Return an SQL query for the rows of a table of the warehouse, over Parquet files of the lake.
 
     files: the Parquet files of the table. tables: all tables; the results among them say what calls cost.
@@ -122,19 +122,21 @@ def _rows_query(table: WarehouseTable, files: Sequence[str], tables: Sequence[Wa
     - all others: `WITH rows AS (FROM read_parquet([...])) FROM rows`, where the last part is `select`
     """
     if table.name == SCORED:
-        return _scored_query(table, files, tables)
+        return _build_scored_query(table, files, tables)
     if table.scores:
-        return f"WITH rows AS (SELECT * EXCLUDE (row) FROM ({_scored_query(table, files, tables)})) {table.select}"
+        return (
+            f"WITH rows AS (SELECT * EXCLUDE (row) FROM ({_build_scored_query(table, files, tables)})) {table.select}"
+        )
     names = ", ".join(map(quoted, files))
     # Files of measurements may lack columns (see WarehouseTable.measured), which are then null.
     scan = f"FROM read_parquet([{names}], hive_partitioning = false, union_by_name = {table.measured})"
     return f"WITH rows AS ({scan}) {table.select}"
 
 
-def _scored_query(table: WarehouseTable, files: Sequence[str], tables: Sequence[WarehouseTable]) -> str:
+def _build_scored_query(table: WarehouseTable, files: Sequence[str], tables: Sequence[WarehouseTable]) -> str:
     """Return an SQL query for a table of calls whose `delta` is the score of their lane; `row` numbers them."""
-    cost_tables = f"tool_costs AS ({tool_costs_query(tables)})" if reads_cost(table.scores) else ""
-    return calls_query(files, table.scores, cost_tables, swaps=holds_swaps(table))
+    cost_tables = f"tool_costs AS ({build_tool_costs_query(tables)})" if list_lanes_reading_cost(table.scores) else ""
+    return calls_query(files, table.scores, cost_tables, swaps=has_swaps(table))
 
 
 def _replace_rows(connection: duckdb.DuckDBPyConnection, table: WarehouseTable, query: str) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from toolformer_dag.lake.queries import quoted, sql_text
+from toolformer_dag.lake.queries import quoted, read_sql_file
 from toolformer_dag.lake.warehouse_table import WarehouseTable
 from toolformer_dag.method.decision_sql import CHANCE, COST_FRONTIER, of_control
 from toolformer_dag.method.scoring import COSTS
@@ -13,8 +13,8 @@ LOSS_DELTAS = (
     "REPLACE (unfit AS reason)"
 )
 """The columns of a scored call without its verdict; replaces `$loss_deltas` in views.sql."""
-VIEWS = CHANCE + of_control(sql_text(__package__, "views.sql").replace("$loss_deltas", LOSS_DELTAS))
-CONTROL_STATISTICS = of_control(sql_text(__package__, "control_statistics.sql"))
+VIEWS = CHANCE + of_control(read_sql_file(__package__, "views.sql").replace("$loss_deltas", LOSS_DELTAS))
+CONTROL_STATISTICS = of_control(read_sql_file(__package__, "control_statistics.sql"))
 """The view control_statistics; `$names` and `$swaps` stand for the names and the rows of all controls."""
 SAMPLES = ("candidates", "chained_candidates")
 """Beginnings of the names of tables of samples."""
@@ -24,14 +24,14 @@ TOOL_INPUT = "tool, input, context"
 """The key of a tool's call: equal calls are run once."""
 
 
-def views_sql(tables: Sequence[WarehouseTable]) -> str:
+def build_views_sql(tables: Sequence[WarehouseTable]) -> str:
     """Return the statements that create every view and macro, in their order."""
     of_tables = "".join(table.views for table in tables)
     return (
-        _sampled_view(tables)
+        _build_sampled_view(tables)
         + VIEWS
-        + _control_statistics_view(tables)
-        + _tool_costs_view(tables)
+        + _build_control_statistics_view(tables)
+        + _build_tool_costs_view(tables)
         + COSTS
         + COST_FRONTIER
         + of_tables
@@ -43,12 +43,12 @@ def has_costs(table: WarehouseTable) -> bool:
     return "tool_version" in table.columns
 
 
-def holds_swaps(table: WarehouseTable) -> bool:
+def has_swaps(table: WarehouseTable) -> bool:
     """Return whether the rows of a table are calls that were scored with other results."""
     return "swap" in table.columns
 
 
-def tool_costs_query(tables: Sequence[WarehouseTable]) -> str:
+def build_tool_costs_query(tables: Sequence[WarehouseTable]) -> str:
     """Return the query for the cost of every distinct call, over all tables of results: (tool, input, context, ...)."""
     results = [f'SELECT {TOOL_INPUT}, cost, seconds FROM "{table.name}"' for table in tables if has_costs(table)]
     return (
@@ -57,7 +57,7 @@ def tool_costs_query(tables: Sequence[WarehouseTable]) -> str:
     )
 
 
-def _sampled_view(tables: Sequence[WarehouseTable]) -> str:
+def _build_sampled_view(tables: Sequence[WarehouseTable]) -> str:
     """Return the SQL of the view `sampled` (tool, input, source) over all tables of samples.
 
     Tables of chained calls have no column `source`: only the model proposes such calls, so the view shows MODEL.
@@ -72,15 +72,15 @@ def _sampled_view(tables: Sequence[WarehouseTable]) -> str:
     return f"{view}COMMENT ON VIEW sampled IS {comment};"
 
 
-def _control_statistics_view(tables: Sequence[WarehouseTable]) -> str:
+def _build_control_statistics_view(tables: Sequence[WarehouseTable]) -> str:
     """Return the SQL of the view control_statistics, over the tables of all controls."""
-    names = [table.name for table in tables if holds_swaps(table)]
+    names = [table.name for table in tables if has_swaps(table)]
     swaps = [f'SELECT {quoted(name)} AS control, {SWAP} FROM "{name}"' for name in names]
     view = CONTROL_STATISTICS.replace("$names", ", ".join(map(quoted, names)))
     return view.replace("$swaps", " UNION ALL ".join(swaps))
 
 
-def _tool_costs_view(tables: Sequence[WarehouseTable]) -> str:
+def _build_tool_costs_view(tables: Sequence[WarehouseTable]) -> str:
     """Return the SQL of the view `tool_costs`, over all tables of results, chained calls included."""
-    query = tool_costs_query(tables)
+    query = build_tool_costs_query(tables)
     return f"CREATE VIEW tool_costs AS {query};COMMENT ON VIEW tool_costs IS 'What every distinct call cost.';"

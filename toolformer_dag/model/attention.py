@@ -71,12 +71,12 @@ class AttentionLayer:
         - scores: [B, H, T, S], or [B, G, R, S] for one query per sequence, where H heads are G groups of R.
         - bias: minus infinity where a key is hidden, else zero; broadcasts to the scores.
         """
-        scores = self._capped(scores) + bias  # under the same name, so that the memory of the old scores is freed
+        scores = self._cap_scores(scores) + bias  # under the same name, so that the memory of the old scores is freed
         if self.sinks is None:
             return scores.softmax(-1, torch.float32).to(scores.dtype)
         return _softmax_with_sinks(scores, self.sinks)
 
-    def _capped(self, scores: Tensor) -> Tensor:
+    def _cap_scores(self, scores: Tensor) -> Tensor:
         """Return the scores bounded by the layer's soft cap, if it has one."""
         if self.softcap is None:
             return scores
@@ -121,18 +121,18 @@ class Visibility:
 
     def bias(self, layer: AttentionLayer) -> Tensor:
         """Return zero where a query attends to a key, else minus infinity; broadcasts to [B, 1, T, S]."""
-        locality = self.limiting(layer)
+        locality = self.find_limiting_locality(layer)
         if locality not in self._biases:
-            self._biases[locality] = self._bias(locality)
+            self._biases[locality] = self._compute_bias(locality)
         return self._biases[locality]
 
-    def _bias(self, locality: Locality | None) -> Tensor:
+    def _compute_bias(self, locality: Locality | None) -> Tensor:
         """Compute the bias under a sliding window or chunks, or under neither (None)."""
-        seen = self._seen(locality)
+        seen = self._compute_seen_mask(locality)
         zeros = torch.zeros(seen.shape, dtype=self.dtype, device=seen.device)
         return zeros.masked_fill_(~seen, -torch.inf).unsqueeze(-3)  # the same for all heads
 
-    def _seen(self, locality: Locality | None) -> Tensor:
+    def _compute_seen_mask(self, locality: Locality | None) -> Tensor:
         """Return whether each query attends to each key under a window or chunks; broadcasts to [B, T, S]."""
         queries = self.queries[..., :, None]
         keys = self.keys[..., None, :]
@@ -141,7 +141,7 @@ class Visibility:
             return seen
         return seen & locality.mask(0, 0, queries, keys)
 
-    def limiting(self, layer: AttentionLayer) -> Locality | None:
+    def find_limiting_locality(self, layer: AttentionLayer) -> Locality | None:
         """Return the layer's window or chunks where they hide a key of these sequences, else None."""
         return layer.locality if layer.hides_within(self.longest) else None
 
@@ -154,21 +154,21 @@ def attention(layer: AttentionLayer, queries: Tensor, keys: Tensor, values: Tens
     - bias: zero where a query sees a key, else minus infinity; broadcasts to [B, 1, T, S].
     """
     # With a bias, fused GPU kernels do not support several query heads per head of keys.
-    keys = _repeated_heads(keys, queries.shape[1])  # [B, H, S, D]
-    values = _repeated_heads(values, queries.shape[1])
+    keys = _repeat_heads(keys, queries.shape[1])  # [B, H, S, D]
+    values = _repeat_heads(values, queries.shape[1])
     if layer.is_plain:  # without soft cap and sinks, which torch's kernel does not know
         return F.scaled_dot_product_attention(queries, keys, values, attn_mask=bias, scale=layer.scale)
     # The scores, [B, H, T, S], have no name here, so that `weights` can free them.
     return layer.weights(queries @ keys.mT * layer.scale, bias) @ values
 
 
-def _repeated_heads(keys: Tensor, query_heads: int) -> Tensor:
+def _repeat_heads(keys: Tensor, query_heads: int) -> Tensor:
     """Repeat each head of keys or values [B, H_kv, S, D] for the query heads that share it: [B, H, S, D]."""
     times = query_heads // keys.shape[1]
     return keys.repeat_interleave(times, 1) if times > 1 else keys
 
 
-def causal(layer: AttentionLayer, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+def attend_causally(layer: AttentionLayer, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     """Compute attention in which each token of B whole sequences sees itself and the tokens before it, [B, H, T, D].
 
     Padding on the right needs no mask: no earlier token attends to it.
@@ -179,14 +179,14 @@ def causal(layer: AttentionLayer, queries: Tensor, keys: Tensor, values: Tensor)
     length = keys.shape[2]
     has_window = layer.hides_within(length)  # also true for chunks
     if layer.is_plain and not has_window:  # plain: without soft cap and sinks
-        return _fused_causal(layer, queries, keys, values)
+        return _attend_causally_by_fused_kernel(layer, queries, keys, values)
     positions = torch.arange(length, device=keys.device)  # [T]; a query sees the keys at no later position
     visibility = Visibility(queries=positions, keys=positions, longest=length, dtype=queries.dtype)
     return attention(layer, queries, keys, values, visibility.bias(layer))
 
 
-def _fused_causal(layer: AttentionLayer, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """Compute causal attention as `causal` does, by torch's fused kernel, which knows no window, soft cap or sinks."""
+def _attend_causally_by_fused_kernel(layer: AttentionLayer, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """Compute what `attend_causally` does by torch's fused kernel, which knows no window, soft cap or sinks."""
     is_grouped = queries.shape[1] > keys.shape[1]  # several query heads share a head of keys
     return F.scaled_dot_product_attention(
         queries, keys, values, is_causal=True, scale=layer.scale, enable_gqa=is_grouped
@@ -222,13 +222,13 @@ class _Replacement:
             locality=locality,
         )
 
-    def true_query(self, module: Any, query: Tensor) -> Tensor:
+    def correct_query(self, module: Any, query: Tensor) -> Tensor:
         """Return a layer's queries [B, H, T, D]; Llama 4's are rescaled from positions 0..T-1 to the true ones."""
         if self.positions is not None and _scales_by_position(module):
-            return _rescaled_llama4_query(module, query, self.positions)
+            return _rescale_llama4_query(module, query, self.positions)
         return query
 
-    def gptj_rotations(self, module: Any, position_ids: Tensor, dtype: torch.dtype) -> Tensor:
+    def compute_gptj_rotations(self, module: Any, position_ids: Tensor, dtype: torch.dtype) -> Tensor:
         """Return GPT-J's rotation of each token, cos + i sin, complex [B, T, 1, rotary_dim / 2].
 
         They are computed for the first layer of a pass, from sines and cosines rounded to `dtype`.
@@ -288,13 +288,13 @@ def _restore_methods(module: Any) -> None:
         delattr(module, name)
 
 
-def _interface(
+def _compute_attention(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Locality | None, **options: Any
 ) -> tuple[Tensor, None]:
     """Compute a layer's attention for transformers, which calls this, by the function that `custom_attention` set.
 
     - query: of T tokens of B sequences, in H heads of D numbers, [B, H, T, D]; key and value: [B, H_kv, T, D].
-    - attention_mask: no mask, but what `_mask` returned in its place: the layer's sliding window or chunks.
+    - attention_mask: no mask, but what `_find_locality` returned in its place: the layer's sliding window or chunks.
     - options: the layer's scale, soft cap and sinks.
 
     Returns [B, T, H, D] and, in place of the weights, None. Raises NotImplementedError for a position bias.
@@ -303,7 +303,7 @@ def _interface(
         raise NotImplementedError(f"attention of {type(module).__name__} has a position bias")
     replacement = _replacement.get()  # set for this pass of the model
     layer = replacement.layer(module, query.shape[-1], locality=attention_mask, options=options)  # its parameters
-    query = replacement.true_query(module, query)  # Llama 4 scales queries by position, as if rows began at 0
+    query = replacement.correct_query(module, query)  # Llama 4 scales queries by position, as if rows began at 0
     answer = replacement.attend(layer, query, key, value)  # [B, H, T, D]
     return answer.transpose(1, 2).contiguous(), None
 
@@ -313,42 +313,44 @@ def _scales_by_position(module: Any) -> bool:
     return bool(getattr(module, "attn_temperature_tuning", False) and not module.use_rope)
 
 
-def _rescaled_llama4_query(module: Any, query: Tensor, positions: Tensor) -> Tensor:
+def _rescale_llama4_query(module: Any, query: Tensor, positions: Tensor) -> Tensor:
     """Return Llama 4's queries [B, H, T, D], which transformers scaled for the positions 0..T-1, scaled for others.
 
     positions: the true positions of the queries in their sequences, [B, T].
     """
     assumed_positions = torch.arange(query.shape[2], device=query.device)  # [T]
-    correction = _llama4_scale(module, positions) / _llama4_scale(module, assumed_positions)  # [B, T]
+    correction = _compute_llama4_scale(module, positions) / _compute_llama4_scale(module, assumed_positions)  # [B, T]
     scaled: Tensor = query * correction[:, None, :, None]
     return scaled.to(query.dtype)
 
 
-def _llama4_scale(module: Any, positions: Tensor) -> Tensor:
+def _compute_llama4_scale(module: Any, positions: Tensor) -> Tensor:
     """Return the factor of Llama 4's query at each position, in their shape; 1 at the first positions."""
     steps: Tensor = torch.floor((positions.float() + 1) / module.floor_scale)
     growth: Tensor = torch.log1p(steps) * module.attn_scale
     return growth + 1
 
 
-def _mask(mask_function: Callable[..., Tensor], local_size: int | None = None, **_: Any) -> Locality | None:
-    """Return a layer's sliding window or chunks, if any, as its mask; transformers hands it on to `_interface`."""
+def _find_locality(mask_function: Callable[..., Tensor], local_size: int | None = None, **_: Any) -> Locality | None:
+    """Return a layer's sliding window or chunks, if any, as its mask; transformers hands it to `_compute_attention`."""
     if mask_function is causal_mask_function:
         return None
     return Locality(mask_function, local_size or 0)
 
 
-def _codegen_attention(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any = None) -> tuple[Tensor, None]:
+def _compute_codegen_attention(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any = None
+) -> tuple[Tensor, None]:
     """Compute attention in place of CodeGen's `_attn`; queries, keys, values and answers are [B, H, T, D]."""
-    return _replacement.get().attend(_gptj_layer(module), query, key, value), None
+    return _replacement.get().attend(_build_gptj_layer(module), query, key, value), None
 
 
-def _gptj_layer(module: Any) -> AttentionLayer:
+def _build_gptj_layer(module: Any) -> AttentionLayer:
     """Return the parameters of a GPT-J or CodeGen layer's attention."""
     return AttentionLayer(module.layer_idx, scale=1 / float(module.scale_attn))
 
 
-def _gptj_attention(module: Any, hidden_states: Tensor, *, position_ids: Tensor, **_: Any) -> tuple[Tensor, None]:
+def _run_gptj_attention(module: Any, hidden_states: Tensor, *, position_ids: Tensor, **_: Any) -> tuple[Tensor, None]:
     """Run a GPT-J attention layer in place of its `forward`; return its output [B, T, F], and None for the weights.
 
     Only the step from queries, keys and values to the answer is another: the function that `custom_attention` set.
@@ -357,10 +359,12 @@ def _gptj_attention(module: Any, hidden_states: Tensor, *, position_ids: Tensor,
     - position_ids: the positions of the tokens, [B, T].
     """
     replacement = _replacement.get()  # set for this pass of the model
-    rotations = replacement.gptj_rotations(module, position_ids, hidden_states.dtype)  # of rotary embedding, by token
-    queries, keys = _rotated_queries_and_keys(module, hidden_states, rotations)  # [B, H, T, D] each
+    rotations = replacement.compute_gptj_rotations(
+        module, position_ids, hidden_states.dtype
+    )  # of rotary embedding, by token
+    queries, keys = _rotate_queries_and_keys(module, hidden_states, rotations)  # [B, H, T, D] each
     values = _split_heads(module, module.v_proj(hidden_states)).transpose(1, 2)  # [B, H, T, D]
-    layer = _gptj_layer(module)  # number and scale
+    layer = _build_gptj_layer(module)  # number and scale
     answer = replacement.attend(layer, queries, keys, values)  # [B, H, T, D]
     return module.out_proj(answer.transpose(1, 2).flatten(2)), None
 
@@ -370,7 +374,7 @@ def _split_heads(module: Any, projected: Tensor) -> Tensor:
     return projected.view(*projected.shape[:-1], module.num_attention_heads, -1)
 
 
-def _rotated_queries_and_keys(module: Any, hidden_states: Tensor, rotations: Tensor) -> Tensor:
+def _rotate_queries_and_keys(module: Any, hidden_states: Tensor, rotations: Tensor) -> Tensor:
     """Return GPT-J's queries and keys after rotary embedding, [2, B, H, T, D]. rotations: of each token, as complex."""
     # Both are rotated at once, which is faster than transformers: it copies its table of sines (500 kB) for every row
     # in every layer, and every head's numbers five times.
@@ -389,13 +393,15 @@ def _rotate_in_place(vectors: Tensor, rotations: Tensor) -> None:
     torch.view_as_complex(pairs).mul_(rotations)
 
 
-def _gpt_neo_attention(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any = None) -> tuple[Tensor, None]:
+def _compute_gpt_neo_attention(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any = None
+) -> tuple[Tensor, None]:
     """Compute attention in place of GPT-Neo's `_attn`: without a scale, and with a window in every other layer."""
-    layer = AttentionLayer(module.layer_id, scale=1.0, locality=_gpt_neo_window(module))
+    layer = AttentionLayer(module.layer_id, scale=1.0, locality=_find_gpt_neo_window(module))
     return _replacement.get().attend(layer, query, key, value), None
 
 
-def _gpt_neo_window(module: Any) -> Locality | None:
+def _find_gpt_neo_window(module: Any) -> Locality | None:
     """Return the sliding window of a GPT-Neo layer; None for a layer that attends to all tokens."""
     if module.attention_type != "local":
         return None
@@ -404,15 +410,15 @@ def _gpt_neo_window(module: Any) -> Locality | None:
 
 
 _METHODS: dict[type, dict[str, Callable[..., Any]]] = {
-    GPTJAttention: {"forward": _gptj_attention},
-    CodeGenAttention: {"_attn": _codegen_attention},
-    GPTNeoSelfAttention: {"_attn": _gpt_neo_attention},
+    GPTJAttention: {"forward": _run_gptj_attention},
+    CodeGenAttention: {"_attn": _compute_codegen_attention},
+    GPTNeoSelfAttention: {"_attn": _compute_gpt_neo_attention},
 }
 """Attention that transformers' interface does not reach: by class, the methods that are replaced."""
 
 
-AttentionInterface.register(NAME, _interface)
-AttentionMaskInterface.register(NAME, _mask)
+AttentionInterface.register(NAME, _compute_attention)
+AttentionMaskInterface.register(NAME, _find_locality)
 
 
 def padded(sequences: Sequence[Sequence[int]], device: torch.device) -> Tensor:

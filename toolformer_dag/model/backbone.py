@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from toolformer_dag.model.attention import Attend, causal, custom_attention
+from toolformer_dag.model.attention import Attend, attend_causally, custom_attention
 from toolformer_dag.model.memory import TokenBudget
 
 LOGIT_ROWS = 1024
@@ -49,23 +49,23 @@ class Backbone:
         self.body = self.model
         self.whole = True
 
-    def features(self, ids: Tensor, positions: Tensor | None = None, attend: Attend = causal) -> Tensor:
+    def features(self, ids: Tensor, positions: Tensor | None = None, attend: Attend = attend_causally) -> Tensor:
         """Run the model's layers on token ids [B, T]; return features, its last hidden states, [B, T, F].
 
         - positions: of the tokens in their sequences, [B, T]; None where each row is a whole sequence.
         - attend: replaces the model's attention; unused where `uses_custom_attention` is false.
         """
         if not self.uses_custom_attention:
-            return self._last_hidden(self.body(input_ids=ids, use_cache=False))
+            return self._extract_features(self.body(input_ids=ids, use_cache=False))
         # `attend` alone decides what is hidden; this mask hides nothing. Without a mask, transformers would take
         # positions that do not rise by one each for several sequences packed into a row.
         options = {"attention_mask": torch.ones_like(ids)}  # [B, T]
         if positions is not None:
             options["position_ids"] = positions
         with custom_attention(self.model, attend, positions):  # every layer calls `attend`
-            return self._last_hidden(self.body(input_ids=ids, use_cache=False, **options))
+            return self._extract_features(self.body(input_ids=ids, use_cache=False, **options))
 
-    def cached_features(self, ids: Tensor, name: str, cache: Any, **options: Any) -> tuple[Tensor, Any]:
+    def compute_features_after_cache(self, ids: Tensor, name: str, cache: Any, **options: Any) -> tuple[Tensor, Any]:
         """Run the model's layers on tokens [B, T] that follow cached ones; return features [B, T, F] and the new cache.
 
         - name: the argument of `forward` that takes the cache.
@@ -73,7 +73,7 @@ class Backbone:
         - options: further arguments of `forward`.
         """
         output = self.body(input_ids=ids, use_cache=True, **{name: cache}, **options)
-        return self._last_hidden(output), getattr(output, name)
+        return self._extract_features(output), getattr(output, name)
 
     def logits(self, features: Tensor) -> Tensor:
         """Compute logits [N, V] in float32 from features [N, F]."""
@@ -96,12 +96,12 @@ class Backbone:
         feature_parts = torch.split(features, LOGIT_ROWS)
         target_parts = torch.split(alternatives, LOGIT_ROWS)
         log_p_parts = [
-            _log_p(self.logits(part), part_targets)  # [rows of the part, C]
+            _compute_log_p(self.logits(part), part_targets)  # [rows of the part, C]
             for part, part_targets in zip(feature_parts, target_parts, strict=True)
         ]
         return torch.cat(log_p_parts).view_as(targets)
 
-    def _last_hidden(self, output: Any) -> Tensor:
+    def _extract_features(self, output: Any) -> Tensor:
         """Return the features in the body's output; its type is stored for `_body_returns`."""
         self._output_type = type(output)
         features: Tensor = output.logits if self.whole else output.last_hidden_state
@@ -118,6 +118,6 @@ class Backbone:
             del self.body.forward
 
 
-def _log_p(logits: Tensor, tokens: Tensor) -> Tensor:
+def _compute_log_p(logits: Tensor, tokens: Tensor) -> Tensor:
     """Return log p of tokens [N, C] by logits [N, V]: a token's logit minus the logarithm of the sum of exp(logits)."""
     return logits.gather(1, tokens) - logits.logsumexp(1, keepdim=True)

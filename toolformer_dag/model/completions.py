@@ -30,7 +30,7 @@ CALLS_PER_TEXT = 4
 """The number of calls of full length for which a rewritten text has room."""
 
 
-def written_again(
+def rewrite_texts(
     model: ModelSettings, sampling: SamplingSettings, prompt: str, samples: Sequence[tuple[str, int]]
 ) -> list[str]:
     """Return each text as a language model on a server rewrites it with calls in it, in the order of `samples`.
@@ -41,8 +41,8 @@ def written_again(
 
     Raises ModelError where a server refuses, or does not answer after TRIES requests.
     """
-    requests = _requests(model, sampling, prompt, samples)
-    with _client() as client, ThreadPoolExecutor(IN_FLIGHT) as threads:
+    requests = _build_requests(model, sampling, prompt, samples)
+    with _build_client() as client, ThreadPoolExecutor(IN_FLIGHT) as threads:
         return list(threads.map(lambda request: request.completion(client), requests))
 
 
@@ -70,12 +70,12 @@ class _Request:
         for attempt in range(TRIES):
             _pause_before(attempt)
             try:
-                return self._text(self._response(client))
+                return self._parse_text(self._send_once(client))
             except _UnavailableError as error:
                 reason = str(error)
         raise ModelError(f"proposer.url: {self.address} does not answer ({reason}); start the server and run again")
 
-    def _response(self, client: httpx.Client) -> httpx.Response:
+    def _send_once(self, client: httpx.Client) -> httpx.Response:
         """Send the request once and return the response. Raises _UnavailableError where another try may succeed."""
         try:
             response = client.post(self.address, json=self.body)
@@ -85,7 +85,7 @@ class _Request:
             raise _UnavailableError(f"HTTP {response.status_code}")
         return response
 
-    def _text(self, response: httpx.Response) -> str:
+    def _parse_text(self, response: httpx.Response) -> str:
         """Return the text of a completion. Raises ModelError where the server refused the request."""
         try:
             response.raise_for_status()
@@ -96,20 +96,20 @@ class _Request:
             ) from error
 
 
-def _requests(
+def _build_requests(
     model: ModelSettings, sampling: SamplingSettings, prompt: str, samples: Sequence[tuple[str, int]]
 ) -> list[_Request]:
     """Return a request for each text and sample number; the model's servers get them in turn."""
     addresses = [f"{url.rstrip('/')}/chat/completions" for url in model.url]
     requests = []
     for (text, sample_number), address in zip(samples, cycle(addresses), strict=False):
-        body = _request_body(model.name, sampling, prompt=prompt, text=text)
+        body = _build_request_body(model.name, sampling, prompt=prompt, text=text)
         body["seed"] = sampling.seed + sample_number
         requests.append(_Request(address, body))
     return requests
 
 
-def _request_body(model_name: str, sampling: SamplingSettings, *, prompt: str, text: str) -> dict[str, object]:
+def _build_request_body(model_name: str, sampling: SamplingSettings, *, prompt: str, text: str) -> dict[str, object]:
     """Return the JSON of a request to rewrite a text with calls in it, without a seed."""
     text_tokens = len(text) // CHARACTERS_PER_TOKEN
     return {
@@ -121,7 +121,7 @@ def _request_body(model_name: str, sampling: SamplingSettings, *, prompt: str, t
     }
 
 
-def _client() -> httpx.Client:
+def _build_client() -> httpx.Client:
     """Return a client that sends the key of the environment, if there is one."""
     key = os.environ.get(KEY_VARIABLE)
     headers = {"Authorization": f"Bearer {key}"} if key else {}

@@ -15,10 +15,10 @@ from toolformer_dag.settings.call_markers import CallMarkers
 from toolformer_dag.texts.call_places import CallPlace, place_at
 from toolformer_dag.texts.calls import (
     API_START,
-    call_opening,
-    in_markers,
-    in_paper_form,
-    marker_places,
+    build_opening_pattern,
+    iter_marker_places,
+    rewrite_markers,
+    to_paper_form,
 )
 from toolformer_dag.texts.input_ends import find_behind_input
 
@@ -132,29 +132,33 @@ class Encoding:
         """
         self.tokenizer = tokenizer
         self.markers = markers or CallMarkers(**tokenizer.init_kwargs.get(MARKERS, {}))
-        self.added = _added_markers(tokenizer, self.markers)  # marker -> ids, for markers in the vocabulary
-        self.bos = _leading_special_tokens(tokenizer)
-        self.eos = _eos(tokenizer)
+        self.added = _encode_added_markers(tokenizer, self.markers)  # marker -> ids, for markers in the vocabulary
+        self.bos = _list_leading_special_tokens(tokenizer)
+        self.eos = _list_eos(tokenizer)
 
         # Llama 2's tokenizer adds a space before the first word. What stands inside a sequence is tokenized after the
         # anchor "a", whose ids are cut off again. Other tokenizers need no anchor: it is "".
-        self.anchor = self._needed_anchor()
-        self._anchor_ids: list[int] = self._ids(self.anchor) if self.anchor else []
-        begin_ids, self.output = self._ids_inside([self.markers.begin, OUTPUT])  # the ids of ` [` and of "\nOutput: "
+        self.anchor = self._choose_anchor()
+        self._anchor_ids: list[int] = self._encode_piece(self.anchor) if self.anchor else []
+        begin_ids, self.output = self._encode_inside(
+            [self.markers.begin, OUTPUT]
+        )  # the ids of ` [` and of "\nOutput: "
         self.start = self.added.get(self.markers.begin, begin_ids)  # the ids with which every call begins
 
-        self._call_opening = call_opening(None, self.markers.begin)  # the pattern of ` [` where it opens a call
+        self._call_opening = build_opening_pattern(
+            None, self.markers.begin
+        )  # the pattern of ` [` where it opens a call
         self._marker_ids = {self.markers.begin: self.start, **self.added}  # markers that are never merged with text
         self._end_markers: tuple[str, ...] = (self.markers.end,)  # what ends a sampled call
 
-    def _needed_anchor(self) -> str:
+    def _choose_anchor(self) -> str:
         """Return "a" where the tokenizer adds a space to a ` [` that stands alone, as Llama 2's does, else ""."""
-        writes_pieces_alike = self._appends_start(self._ids(ANCHOR), self._ids(API_START))
+        writes_pieces_alike = self._appends_start(self._encode_piece(ANCHOR), self._encode_piece(API_START))
         return "" if writes_pieces_alike else ANCHOR
 
     def prompt_tokens(self, prompt: str) -> list[int]:
         """Return the tokens of `prompt` and "Input: " after it; BOS comes first where the tokenizer adds it."""
-        written = in_markers(f"{prompt}Input: ", self.markers)
+        written = rewrite_markers(f"{prompt}Input: ", self.markers)
         return self.bos + self.with_calls([written])[0].ids
 
     def texts(self, texts: Sequence[str]) -> list[TextTokens]:
@@ -165,10 +169,10 @@ class Encoding:
         """
         if not texts:
             return []
-        encoded = self._encoded(texts, return_offsets_mapping=True)
+        encoded = self._tokenize(texts, return_offsets_mapping=True)
         spans_of_texts = encoded.offset_mapping  # per text, the first and the end character of each token
         encodings = zip(texts, encoded.input_ids, spans_of_texts, strict=True)
-        return [_text_tokens(text, ids, spans) for text, ids, spans in encodings]
+        return [_build_text_tokens(text, ids, spans) for text, ids, spans in encodings]
 
     def lengths(self, texts: Sequence[str]) -> list[int]:
         """Return the number of tokens of each text; twice as fast as `texts`, because offsets are left out."""
@@ -184,12 +188,14 @@ class Encoding:
         """
         if not calls:
             return []
-        written_calls = [in_markers(call, self.markers) for call in calls]
+        written_calls = [rewrite_markers(call, self.markers) for call in calls]
         # Tokenized in one piece, a call may begin with another token, such as " [C"; it is then tokenized in pieces.
-        ids_in_one_piece = self._ids_inside(written_calls)
-        return [self._ids_with_start(call, ids) for call, ids in zip(written_calls, ids_in_one_piece, strict=True)]
+        ids_in_one_piece = self._encode_inside(written_calls)
+        return [
+            self._split_call_if_needed(call, ids) for call, ids in zip(written_calls, ids_in_one_piece, strict=True)
+        ]
 
-    def _ids_with_start(self, call: str, ids_in_one_piece: list[int]) -> list[int]:
+    def _split_call_if_needed(self, call: str, ids_in_one_piece: list[int]) -> list[int]:
         """Return the tokens of a call that begin with `start`, where possible."""
         if not self._needs_split(call, ids_in_one_piece):
             return ids_in_one_piece
@@ -214,9 +220,9 @@ class Encoding:
         """Return whether a text keeps its tokens where ` [` or "Output: " is appended to it."""
         if not self.anchor:
             return True
-        [start] = self._ids_inside([API_START])
+        [start] = self._encode_inside([API_START])
         for piece, ids in ((API_START, start), (OUTPUT, self.output)):
-            if self._ids(self.anchor + piece) != self._anchor_ids + ids:
+            if self._encode_piece(self.anchor + piece) != self._anchor_ids + ids:
                 return False
         return self._appends_start(self._anchor_ids, start)
 
@@ -226,13 +232,13 @@ class Encoding:
         sampled: the tokens after " [". "Calculator(2+3)] and" gives "Calculator(2+3)". A "]" inside the input is no
         end. In the encoding `before_results`, "->" is an end too. Markers of the model are replaced by the paper's.
         """
-        text = self._text([*self.start, *sampled])  # with the tokens of " [", as the model has read the sample
+        text = self._decode([*self.start, *sampled])  # with the tokens of " [", as the model has read the sample
         begin = self.markers.begin.strip()
         after_begin = text[text.index(begin) + len(begin) :]
-        end = self._call_end(after_begin)
-        return None if end is None else in_paper_form(after_begin[:end], self.markers)
+        end = self._find_call_end(after_begin)
+        return None if end is None else to_paper_form(after_begin[:end], self.markers)
 
-    def _call_end(self, text: str) -> int | None:
+    def _find_call_end(self, text: str) -> int | None:
         """Return the character of the first end marker after the input of a call; None without one.
 
         text: what follows the marker that opens the call, such as "Calculator(2+3)] and".
@@ -267,12 +273,12 @@ class Encoding:
         ending_tokens = list(self.eos)
         for marker in self._end_markers:
             # An added token of the tokenizer is the only one that completes its marker.
-            ending_tokens += self.added.get(marker) or _completing_tokens(marker.strip(), token_texts)
+            ending_tokens += self.added.get(marker) or _list_completing_tokens(marker.strip(), token_texts)
         return ending_tokens
 
-    def _ids_inside(self, pieces: Sequence[str]) -> list[list[int]]:
+    def _encode_inside(self, pieces: Sequence[str]) -> list[list[int]]:
         """Return the tokens of each piece as it stands inside a sequence, not at its beginning."""
-        encoded = self._encoded([self.anchor + piece for piece in pieces])
+        encoded = self._tokenize([self.anchor + piece for piece in pieces])
         return [list(ids[len(self._anchor_ids) :]) for ids in encoded.input_ids]
 
     def _needs_split(self, call: str, ids: list[int]) -> bool:
@@ -306,39 +312,39 @@ class Encoding:
         Return None if they decode to another text than `ids_in_one_piece`, the tokens of the text without cuts. This is
         not checked where the vocabulary has tokens added for the markers: only the pieces have these tokens.
         """
-        tokens = _joined(self._parts(text))
+        tokens = _join_parts(self._encode_parts(text))
         if self.added:
             return tokens
-        is_same_text = self._text(tokens.ids) == self._text(ids_in_one_piece)
+        is_same_text = self._decode(tokens.ids) == self._decode(ids_in_one_piece)
         return tokens if is_same_text else None
 
-    def _parts(self, text: str) -> list[TextTokens]:
+    def _encode_parts(self, text: str) -> list[TextTokens]:
         """Return the tokens of each text between two markers, and of each marker, in order."""
         parts = []
         start = 0
-        for mark in self._marks(text):  # the last one is empty, at the end of the text
-            between = self._text_between(text[start : mark.start], is_first=start == 0)
+        for mark in self._iter_marks(text):  # the last one is empty, at the end of the text
+            between = self._encode_text_between(text[start : mark.start], is_first=start == 0)
             parts.append(between.shifted(start))
-            parts.append(self._marker_tokens(mark))
+            parts.append(self._encode_marker(mark))
             start = mark.end
         return parts
 
-    def _text_between(self, text: str, is_first: bool) -> TextTokens:
+    def _encode_text_between(self, text: str, is_first: bool) -> TextTokens:
         """Return the tokens of a text between two markers, or before the first marker."""
-        return self.texts([text])[0] if is_first else self._after_marker(text)
+        return self.texts([text])[0] if is_first else self._encode_after_marker(text)
 
-    def _marker_tokens(self, mark: Mark) -> TextTokens:
+    def _encode_marker(self, mark: Mark) -> TextTokens:
         """Return the tokens of a marker; each gets the marker's first character. An empty marker has none."""
         ids = self._marker_ids.get(mark.marker, [])
         return TextTokens(ids, offsets=np.full(len(ids), mark.start, np.int32), inside=np.zeros(len(ids), np.bool_))
 
-    def _marks(self, text: str) -> Iterator[Mark]:
+    def _iter_marks(self, text: str) -> Iterator[Mark]:
         """Yield the markers of calls in a text that are tokenized apart from it, in order.
 
         Last comes an empty marker at the end of the text.
         """
         if self.added:  # all markers that are tokens of the vocabulary, and ` [`
-            for marker, start in marker_places(text, self.markers):
+            for marker, start in iter_marker_places(text, self.markers):
                 if marker in self._marker_ids:
                     yield Mark(marker, start)
         else:  # only the ` [` of each call
@@ -346,18 +352,18 @@ class Encoding:
                 yield Mark(match[0], match.start())
         yield Mark("", len(text))
 
-    def _after_marker(self, text: str) -> TextTokens:
+    def _encode_after_marker(self, text: str) -> TextTokens:
         """Return the tokens of a text that follows a marker such as ` [`, without the space of a first word."""
         if self.anchor:
             for anchor in NAME_ANCHORS:
-                tokens = self._after_anchor(text, anchor=anchor)
+                tokens = self._encode_after_anchor(text, anchor=anchor)
                 if tokens is not None:
                     return tokens
         return self.texts([text])[0]
 
-    def _after_anchor(self, text: str, *, anchor: str) -> TextTokens | None:
+    def _encode_after_anchor(self, text: str, *, anchor: str) -> TextTokens | None:
         """Return the tokens of a text that follows the text `anchor`; None where a token spans both."""
-        anchor_ids = self._ids(anchor)
+        anchor_ids = self._encode_piece(anchor)
         [anchored] = self.texts([anchor + text])
         if anchored.ids[: len(anchor_ids)] != anchor_ids:
             return None
@@ -365,31 +371,31 @@ class Encoding:
 
     def _appends_start(self, before: list[int], start: list[int]) -> bool:
         """Return whether the tokens `before` and `start` decode to the text of `before` and then ` [`."""
-        return self._text(before + start) == self._text(before) + API_START
+        return self._decode(before + start) == self._decode(before) + API_START
 
-    def _ids(self, piece: str) -> list[int]:
+    def _encode_piece(self, piece: str) -> list[int]:
         """Return the tokens of a piece of text that stands alone."""
-        return list(self._encoded([piece]).input_ids[0])
+        return list(self._tokenize([piece]).input_ids[0])
 
-    def _encoded(self, texts: Sequence[str], **options: Any) -> Any:
+    def _tokenize(self, texts: Sequence[str], **options: Any) -> Any:
         """Return what the tokenizer makes of texts, without special tokens. options: further arguments for it."""
         return self.tokenizer(
             list(texts), add_special_tokens=False, split_special_tokens=True, verbose=False, **options
         )
 
-    def _text(self, ids: list[int]) -> str:
+    def _decode(self, ids: list[int]) -> str:
         """Return the text of tokens, special ones included."""
         text: str = self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return text
 
 
-def _eos(tokenizer: Any) -> list[int]:
+def _list_eos(tokenizer: Any) -> list[int]:
     """Return the token that ends a sequence, in a list; empty where the tokenizer has none."""
     token = tokenizer.eos_token_id
     return [] if token is None else [int(token)]
 
 
-def _completing_tokens(marker: str, token_texts: Sequence[str]) -> list[int]:
+def _list_completing_tokens(marker: str, token_texts: Sequence[str]) -> list[int]:
     """Return the tokens that may complete a marker: their text holds it, as ")]" does, or begins with its last part.
 
     token_texts: the text of each token of the vocabulary. "->" may be written as two of them, "-" and ">".
@@ -398,7 +404,7 @@ def _completing_tokens(marker: str, token_texts: Sequence[str]) -> list[int]:
     return [token for token, text in enumerate(token_texts) if marker in text or text.startswith(tails)]
 
 
-def _added_markers(tokenizer: Any, markers: CallMarkers) -> dict[str, list[int]]:
+def _encode_added_markers(tokenizer: Any, markers: CallMarkers) -> dict[str, list[int]]:
     """Return the tokens of each marker of calls that the tokenizer has as an added token, by marker."""
     vocabulary_of_added = tokenizer.get_added_vocab()
     tokens_of_markers = {}
@@ -409,7 +415,7 @@ def _added_markers(tokenizer: Any, markers: CallMarkers) -> dict[str, list[int]]
     return tokens_of_markers
 
 
-def _leading_special_tokens(tokenizer: Any) -> list[int]:
+def _list_leading_special_tokens(tokenizer: Any) -> list[int]:
     """Return the tokens that the tokenizer adds before a text, such as BOS."""
     text_tokens = tokenizer("a", add_special_tokens=False).input_ids
     all_tokens = tokenizer("a").input_ids
@@ -419,7 +425,7 @@ def _leading_special_tokens(tokenizer: Any) -> list[int]:
     return []
 
 
-def _joined(parts: Sequence[TextTokens]) -> TextTokens:
+def _join_parts(parts: Sequence[TextTokens]) -> TextTokens:
     """Return the tokens of all parts of a text in one."""
     ids = [token for part in parts for token in part.ids]
     offsets = np.concatenate([part.offsets for part in parts])
@@ -427,7 +433,7 @@ def _joined(parts: Sequence[TextTokens]) -> TextTokens:
     return TextTokens(ids, offsets, inside)
 
 
-def _text_tokens(text: str, ids: list[int], spans: Sequence[tuple[int, int]]) -> TextTokens:
+def _build_text_tokens(text: str, ids: list[int], spans: Sequence[tuple[int, int]]) -> TextTokens:
     """Return the tokens of a text, each with the character at which it begins, so that each character has a token.
 
     spans: the first character of each token and the character after its last, by the tokenizer. They leave gaps where
@@ -439,37 +445,37 @@ def _text_tokens(text: str, ids: list[int], spans: Sequence[tuple[int, int]]) ->
     #   offsets      0       1       3       the dropped characters belong to the second token
     #   inside       False   False   True    the third token begins inside a character
     starts, ends = np.array(spans, np.int32).reshape(-1, 2).T  # [n] each
-    ends_before = _ends_of_earlier_tokens(ends)  # [n]
+    ends_before = _compute_ends_before(ends)  # [n]
     if not text.isascii():
         # Dropped accents belong to the letter before them, not to the next token.
-        ends_before = _ends_after_accents(text, starts, ends_before)
+        ends_before = _move_ends_after_accents(text, starts, ends_before)
     return TextTokens(list(ids), offsets=np.minimum(starts, ends_before), inside=starts < ends_before)
 
 
-def _ends_of_earlier_tokens(ends: NDArray[np.int32]) -> NDArray[np.int32]:
+def _compute_ends_before(ends: NDArray[np.int32]) -> NDArray[np.int32]:
     """Return for each token the character after all earlier tokens, [n]; 0 for the first. ends: of each token, [n]."""
     reached = np.concatenate([[0], np.maximum.accumulate(ends)])  # [n + 1]
     return reached[:-1].astype(np.int32)
 
 
-def _ends_after_accents(text: str, starts: NDArray[np.int32], ends_before: NDArray[np.int32]) -> NDArray[np.int32]:
+def _move_ends_after_accents(text: str, starts: NDArray[np.int32], ends_before: NDArray[np.int32]) -> NDArray[np.int32]:
     """Return `ends_before` moved behind accents without a token, which belong to the letter before them, [n].
 
     A tokenizer that merges accents into letters (NFC) drops them. starts: the first character of each token, [n].
     """
     moved = ends_before.copy()
     for token in np.flatnonzero(ends_before < starts):
-        moved[token] = _end_of_accents(text, start=int(ends_before[token]), end=int(starts[token]))
+        moved[token] = _find_end_of_accents(text, start=int(ends_before[token]), end=int(starts[token]))
     return moved
 
 
-def _end_of_accents(text: str, *, start: int, end: int) -> int:
+def _find_end_of_accents(text: str, *, start: int, end: int) -> int:
     """Return the first character from `start` on that is no accent, at most `end`."""
-    while start < end and _combines(text[start]):
+    while start < end and _is_combining(text[start]):
         start += 1
     return start
 
 
-def _combines(character: str) -> bool:
+def _is_combining(character: str) -> bool:
     """Return whether a character belongs to the one before it: a combining mark, or a Hangul vowel or final."""
     return unicodedata.category(character).startswith("M") or "\u1160" <= character <= "\u11ff"

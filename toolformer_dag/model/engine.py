@@ -21,7 +21,7 @@ from toolformer_dag.model.transformers_backend import TransformersBackend
 from toolformer_dag.model.weights import OffsetError
 from toolformer_dag.settings.model_settings import SamplingSettings
 from toolformer_dag.settings.sections import Settings
-from toolformer_dag.texts.call_places import sampling_token
+from toolformer_dag.texts.call_places import find_sampling_token
 
 
 class Engine:
@@ -41,7 +41,7 @@ class Engine:
         """
         self.language_model = language_model
         self.encoding = language_model.encoding
-        self.backend = backend or _new_backend(language_model, token_budget)
+        self.backend = backend or _build_backend(language_model, token_budget)
 
     @property
     def counts(self) -> TokenCounts:
@@ -84,25 +84,25 @@ class Engine:
         selection = Selection(tau_s, k, m, sampling)
         prompt_tokens = self.encoding.prompt_tokens(prompt)
         ends = self.encoding.before_results if finetuned else self.encoding  # says with which tokens a sample ends
-        proposals = self._pending_proposals(requests, selection, prompt_length=len(prompt_tokens))
-        self._run(prompt_tokens, proposals, ends, sampling)  # sets the p_i and samples of each proposal
+        proposals = self._build_pending_proposals(requests, selection, prompt_length=len(prompt_tokens))
+        self._run_proposals(prompt_tokens, proposals, ends, sampling)  # sets the p_i and samples of each proposal
         return [proposal.proposal(ends) for proposal in proposals]
 
-    def _pending_proposals(
+    def _build_pending_proposals(
         self, requests: Sequence[ProposalRequest], selection: Selection, *, prompt_length: int
     ) -> list[PendingProposal]:
         """Return the proposal of each request before the model runs. Raises ValueError for unfit stored p_i."""
         texts = self.encoding.texts([request.text for request in requests])
         proposals = []
         for request, text in zip(requests, texts, strict=True):
-            proposal = self._new_proposal(request, text, selection)
-            proposal.reason = self._refusal(proposal, prompt_length)
+            proposal = self._build_proposal(request, text, selection)
+            proposal.reason = self._explain_refusal(proposal, prompt_length)
             if proposal.reason is None:
-                _take_stored_probabilities(proposal)
+                _apply_stored_probabilities(proposal)
             proposals.append(proposal)
         return proposals
 
-    def _new_proposal(self, request: ProposalRequest, text: TextTokens, selection: Selection) -> PendingProposal:
+    def _build_proposal(self, request: ProposalRequest, text: TextTokens, selection: Selection) -> PendingProposal:
         """Return the proposal of a request before the model has run. text: the tokens of the request's text x.
 
         The model reads the prompt, x, "Output:", and x again, and may begin a call before each token of the second x.
@@ -113,13 +113,13 @@ class Engine:
             return PendingProposal(request, selection, text=text, lead=x_and_output)
         # The next call of a chain stands right after the earlier calls of the chain, so before a single token:
         # for `is 215` with calls before ` 215`, lead is x, "Output:", `is` and these calls.
-        token_after_calls = sampling_token(request.text, text.offsets, request.behind)
+        token_after_calls = find_sampling_token(request.text, text.offsets, request.behind)
         only_token = text.part(token_after_calls, token_after_calls + 1)
         [earlier_calls] = self.encoding.calls([request.calls])
         lead = x_and_output + text.ids[:token_after_calls] + earlier_calls
         return PendingProposal(request, selection, text=only_token, lead=lead)
 
-    def _refusal(self, proposal: PendingProposal, prompt_length: int) -> str | None:
+    def _explain_refusal(self, proposal: PendingProposal, prompt_length: int) -> str | None:
         """Return why the model cannot run for a proposal: "empty", or "does_not_fit" the context with a call."""
         place_count = len(proposal.text.ids)
         if not place_count:
@@ -128,7 +128,7 @@ class Engine:
         length = prompt_length + len(proposal.lead) + place_count + call_length
         return "does_not_fit" if length > self.backend.context_length else None
 
-    def _run(
+    def _run_proposals(
         self, prompt: list[int], proposals: Sequence[PendingProposal], ends: Ends, sampling: SamplingSettings
     ) -> None:
         """Run the model for the proposals that need it, and set their samples.
@@ -173,38 +173,38 @@ class Engine:
         sequence does not fit into memory.
         """
         # Two queries per request, in turn: log p of its call after `before`, and after `other`.
-        answers = self.backend.log_probabilities(self._need_queries(requests))
+        answers = self.backend.log_probabilities(self._build_need_queries(requests))
         log_p_of_calls = [float(log_p_of_tokens.sum()) for log_p_of_tokens in answers]
         after_before = log_p_of_calls[0::2]
         after_other = log_p_of_calls[1::2]
         return [before - other for before, other in zip(after_before, after_other, strict=True)]
 
-    def _need_queries(self, requests: Sequence[NeedRequest]) -> list[TokenQuery]:
+    def _build_need_queries(self, requests: Sequence[NeedRequest]) -> list[TokenQuery]:
         """Return two queries per request, for log p of its call after the earlier calls of its chain.
 
         In the first query these have their own results (`before`), in the second one other results (`other`).
         """
-        text_tokens = self._tokens_by_text(requests)
-        call_tokens = self._tokens_by_call(requests)
+        text_tokens = self._encode_texts(requests)
+        call_tokens = self._encode_calls(requests)
         queries = []
         for request in requests:
-            text_before = self._tokens_before_call(request, text_tokens[request.text])
+            text_before = self._select_tokens_before_call(request, text_tokens[request.text])
             for earlier_calls in (request.before, request.other):
                 prefix = text_before + call_tokens[earlier_calls]
-                queries.append(self._call_query(call_tokens[request.call], prefix=prefix))
+                queries.append(self._build_call_query(call_tokens[request.call], prefix=prefix))
         return queries
 
-    def _tokens_before_call(self, request: NeedRequest, text: TextTokens) -> list[int]:
+    def _select_tokens_before_call(self, request: NeedRequest, text: TextTokens) -> list[int]:
         """Return BOS and the tokens of a text before a call: those before x_i and the white space beside it."""
-        next_token = sampling_token(request.text, text.offsets, request.position)
+        next_token = find_sampling_token(request.text, text.offsets, request.position)
         return self.encoding.bos + text.ids[:next_token]
 
-    def _tokens_by_text(self, requests: Sequence[NeedRequest]) -> dict[str, TextTokens]:
+    def _encode_texts(self, requests: Sequence[NeedRequest]) -> dict[str, TextTokens]:
         """Return the tokens of the requests' texts, by text."""
         texts = list(dict.fromkeys(request.text for request in requests))
         return dict(zip(texts, self.encoding.texts(texts), strict=True))
 
-    def _tokens_by_call(self, requests: Sequence[NeedRequest]) -> dict[str, list[int]]:
+    def _encode_calls(self, requests: Sequence[NeedRequest]) -> dict[str, list[int]]:
         """Return the tokens of the requests' calls, and of both versions of the calls before them, by their text."""
         distinct_calls: dict[str, None] = {}  # a dictionary keeps their order
         for request in requests:
@@ -214,7 +214,7 @@ class Engine:
         calls = list(distinct_calls)
         return dict(zip(calls, self.encoding.calls(calls), strict=True))
 
-    def _call_query(self, call: list[int], *, prefix: list[int]) -> TokenQuery:
+    def _build_call_query(self, call: list[int], *, prefix: list[int]) -> TokenQuery:
         """Return the query for log p of each token of a call after a prefix, without the tokens of ` [`."""
         places = range(len(self.encoding.start), len(call))
         tokens = [[call[place]] for place in places]
@@ -230,7 +230,7 @@ class Engine:
         return LossScorer(self.backend, self.encoding, [request], window=tokens).token_losses()
 
 
-def _take_stored_probabilities(proposal: PendingProposal) -> None:
+def _apply_stored_probabilities(proposal: PendingProposal) -> None:
     """Set a proposal's p_i, the probability of a call before each token i, and its missing samples, from its request.
 
     Nothing is set where the request has no stored p_i. Missing samples are those that are not stored and have to be
@@ -262,11 +262,11 @@ def backend_of(language_model: LanguageModel) -> Backend:
     """Return the backend that runs a model: the same object at each call, released with the model."""
     if language_model not in _BACKENDS:
         # The backend holds a copy: a value that refers to its key would keep the key, and the weights, for ever.
-        _BACKENDS[language_model] = _new_backend(replace(language_model))
+        _BACKENDS[language_model] = _build_backend(replace(language_model))
     return _BACKENDS[language_model]
 
 
-def _new_backend(language_model: LanguageModel, token_budget: int | None = None) -> Backend:
+def _build_backend(language_model: LanguageModel, token_budget: int | None = None) -> Backend:
     """Return the backend for a torch module, or for a service that runs the model in another engine."""
     if isinstance(language_model.model, nn.Module):
         return TransformersBackend(language_model, token_budget=token_budget)

@@ -22,7 +22,7 @@ def convert(file: Path, digest: str, folder: Path) -> None:
 
     digest: the hash of the file, a part of the identity. Raises what transformers raises.
     """
-    model = _dequantized_model(file)
+    model = _load_dequantized_model(file)
     tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
     identity = {"gguf": digest, "conversion": str(CONVERSION)}
     if _gains_by_bos(model, tokenizer):
@@ -38,7 +38,7 @@ def _gains_by_bos(model: Any, tokenizer: Any) -> bool:
     return bool(bos_gain(model, Encoding(tokenizer), context_length(model.config)))
 
 
-def _dequantized_model(file: Path) -> Any:
+def _load_dequantized_model(file: Path) -> Any:
     """Return the model of a GGUF file in bfloat16, which rounds the weights by less than their quantization did."""
     model = AutoModelForCausalLM.from_pretrained(
         file.parent,

@@ -97,18 +97,18 @@ class GreedyBatch:
 
         Nothing is appended to the row: a copy of it runs all tokens but the last.
         """
-        total = self._next_log_p(row, tokens[0])
+        total = self._compute_next_log_p(row, tokens[0])
         if len(tokens) > 1:
-            copied_row = self._copied(row)
+            copied_row = self._copy_row(row)
             for token, next_token in pairwise(tokens):
                 copied_row.step([token])
-                total += copied_row._next_log_p(0, next_token)
+                total += copied_row._compute_next_log_p(0, next_token)
         return total
 
-    def _next_log_p(self, row: int, token: int) -> float:
+    def _compute_next_log_p(self, row: int, token: int) -> float:
         """Return log p of a token as the next one of a row, in nats."""
         return float(self.scores[row].log_softmax(-1)[token])
 
-    def _copied(self, row: int) -> "GreedyBatch":
+    def _copy_row(self, row: int) -> "GreedyBatch":
         """Return a copy of a row as a batch of its own."""
         return GreedyBatch(self._backbone, self._branches.branch(row), self._features[[row]])

@@ -18,7 +18,7 @@ from transformers.utils.logging import disable_progress_bar
 from toolformer_dag.model.encoding import Encoding
 from toolformer_dag.model.sentencepieces import check_sentencepiece
 from toolformer_dag.model.token_service import LoadService
-from toolformer_dag.model.trials import bos_gain, check_causal, trial_tokens
+from toolformer_dag.model.trials import bos_gain, check_causal, list_trial_tokens
 from toolformer_dag.model.weights import (
     CHECKPOINT,
     IDENTIFYING,
@@ -26,19 +26,19 @@ from toolformer_dag.model.weights import (
     SMALL,
     ModelError,
     check_model,
-    checkpoint_markers,
     cores,
-    model_dtype,
     model_folder,
-    model_identity,
     model_name,
     parameters,
+    read_checkpoint_markers,
+    read_model_dtype,
+    read_model_identity,
     require_whole,
 )
 from toolformer_dag.settings.call_markers import PAPER_MARKERS
 from toolformer_dag.settings.model_settings import ENGINES, ModelSettings
 from toolformer_dag.settings.setting_types import determining
-from toolformer_dag.texts.calls import in_markers
+from toolformer_dag.texts.calls import rewrite_markers
 
 THREADS = min(torch.get_num_threads(), cores())
 """The threads of torch at start, at most one per core: more would spin until they get a core."""
@@ -55,7 +55,7 @@ def fit_threads(model: Any) -> None:
     torch.set_num_threads(1 if is_small else THREADS)
 
 
-def fast_dtype() -> torch.dtype:
+def choose_fast_dtype() -> torch.dtype:
     """Return bfloat16 where the processor has AVX-512, else float32: without it, bfloat16 is 50 times slower."""
     return torch.bfloat16 if torch.backends.cpu.get_cpu_capability() == "AVX512" else torch.float32
 
@@ -104,7 +104,7 @@ class LanguageModel:
     @property
     def dtype(self) -> str:
         """Return the data type of the weights, such as "float32"."""
-        return _dtype_name(self.model.dtype)
+        return _format_dtype(self.model.dtype)
 
     @property
     def arithmetic(self) -> str:
@@ -127,14 +127,14 @@ def load_model(model: ModelSettings, name: str | None = None, dtype: str | None 
     Lets a GPU compute float32 in TF32, in the whole process. Logs a warning where the tokenizer should add BOS. Raises
     ModelError where a file is missing or unreadable, or the model is not a causal LM with a fast tokenizer.
     """
-    to_load = model if name is None else _settings_of(model, name)
-    dtype_to_load = _dtype_to_load(model, name, dtype)
+    to_load = model if name is None else _build_settings(model, name)
+    dtype_to_load = _choose_dtype(model, name, dtype)
     if model.in_torch:
         return _load_in_torch(to_load, dtype_to_load)
     return _load_in_service(to_load, dtype_to_load)
 
 
-def _settings_of(model: ModelSettings, name: str) -> ModelSettings:
+def _build_settings(model: ModelSettings, name: str) -> ModelSettings:
     """Return the settings under which the model `name` is loaded on this machine, without servers."""
     settings = model if name == model_name(model) else model.other(name)
     return settings.model_copy(update={"url": ()})  # the servers run the settings' model only
@@ -145,11 +145,11 @@ def _load_in_torch(model: ModelSettings, dtype: torch.dtype | str) -> LanguageMo
 
     Raises ModelError where it cannot be loaded, or its weights have a data type that is not in DTYPES.
     """
-    device = _device(model.device)
+    device = _choose_device(model.device)
     tokenizer = load_encoding(model).tokenizer
     module = _load_module(model, dtype)
     # Raises for data types outside DTYPES; lets a GPU compute float32 in TF32, in the whole process.
-    _prepare_arithmetic(model.name, _dtype_name(module.dtype), device)
+    _prepare_arithmetic(model.name, _format_dtype(module.dtype), device)
     loaded = wrap_language_model(model_name(model), module.to(device), tokenizer)
     _warn_of_bos(model, loaded)  # the token that begins a sequence, where it is missing and would make texts likelier
     return loaded
@@ -157,12 +157,12 @@ def _load_in_torch(model: ModelSettings, dtype: torch.dtype | str) -> LanguageMo
 
 def _load_module(model: ModelSettings, dtype: torch.dtype | str) -> Any:
     """Return the settings' model as a torch module on the CPU. Raises ModelError where it cannot be loaded."""
-    options = {**_source(model), "use_safetensors": True, "dtype": dtype}
+    options = {**_build_source_options(model), "use_safetensors": True, "dtype": dtype}
     with _BUILDING_MODEL:
-        return from_hub(AutoModelForCausalLM, model_name(model), options)
+        return load_from_hub(AutoModelForCausalLM, model_name(model), options)
 
 
-def _dtype_name(dtype: torch.dtype | str) -> str:
+def _format_dtype(dtype: torch.dtype | str) -> str:
     """Return the name of a data type without "torch.", such as "float32"."""
     return str(dtype).removeprefix("torch.")
 
@@ -174,7 +174,7 @@ def _prepare_arithmetic(name: str, dtype: str, device: torch.device) -> None:
     """
     if dtype not in DTYPES:
         raise ModelError(f"the weights of {name!r} are {dtype}; set model.dtype to {', '.join(DTYPES)}")
-    is_slow = device.type == "cpu" and dtype != "float32" and fast_dtype() == torch.float32
+    is_slow = device.type == "cpu" and dtype != "float32" and choose_fast_dtype() == torch.float32
     if is_slow:
         _log.warning('on this processor %s is 50 times slower than float32; set dtype = "float32"', dtype)
     if device.type == "cuda" and dtype == "float32":
@@ -198,14 +198,14 @@ def _load_in_service(model: ModelSettings, dtype: torch.dtype | str) -> Language
     Tokenizer and config are loaded into this process too. Raises ModelError where the engine's package is missing or it
     cannot run the model.
     """
-    engine = _engine_module(model.engine)
+    engine = _import_engine_module(model.engine)
     name = model_name(model)
     encoding = load_encoding(model)
     config = load_config(model)
     check_rows(name, encoding, config)
     length = context_length(config)
     load_service: LoadService = engine.load_service
-    service = load_service(model, _dtype_name(dtype), config, length)
+    service = load_service(model, _format_dtype(dtype), config, length)
     return LanguageModel(
         encoding=encoding,
         context_length=length,
@@ -213,11 +213,11 @@ def _load_in_service(model: ModelSettings, dtype: torch.dtype | str) -> Language
         model=service,
         tokenizer=encoding.tokenizer,
         config=config,
-        parameters=_stored_parameters(name, model.revision),
+        parameters=_count_stored_parameters(name, model.revision),
     )
 
 
-def _engine_module(engine: str) -> Any:
+def _import_engine_module(engine: str) -> Any:
     """Return the module that runs models in an engine. Raises ModelError where the engine's package is missing."""
     module = ENGINES[engine].module
     assert module is not None  # of every engine that runs M beside transformers
@@ -230,7 +230,7 @@ def _engine_module(engine: str) -> Any:
         ) from error
 
 
-def _stored_parameters(name: str, revision: str | None) -> int:
+def _count_stored_parameters(name: str, revision: str | None) -> int:
     """Return the number of a model's parameters by its files; 0 where they are on another machine."""
     folder = model_folder(name, revision)
     return 0 if folder is None else parameters(folder)
@@ -248,7 +248,7 @@ def wrap_language_model(name: str, model: Any, tokenizer: Any) -> LanguageModel:
     fuse_activations(model)
     fit_threads(model)
     model.eval()
-    check_causal(model, trial_tokens(encoding))
+    check_causal(model, list_trial_tokens(encoding))
     return LanguageModel(
         encoding=encoding,
         context_length=context_length(model.config),
@@ -266,7 +266,7 @@ def check_rows(name: str, encoding: Encoding, config: Any) -> None:
     name: of the model, for the message.
     """
     row_count = int(config.get_text_config().vocab_size)
-    never_written = _unused_special_tokens(encoding)
+    never_written = _list_unused_special_tokens(encoding)
     for text, token in encoding.tokenizer.get_vocab().items():
         has_row = token < row_count
         if not has_row and token not in never_written:
@@ -277,7 +277,7 @@ def check_rows(name: str, encoding: Encoding, config: Any) -> None:
             )
 
 
-def _unused_special_tokens(encoding: Encoding) -> set[int]:
+def _list_unused_special_tokens(encoding: Encoding) -> set[int]:
     """Return the special tokens that no sequence holds, such as Gemma 3's image token: all but BOS, EOS and markers."""
     added_tokens = encoding.tokenizer.added_tokens_decoder
     special_tokens = {token for token, content in added_tokens.items() if content.special}
@@ -319,7 +319,7 @@ def _check_brackets(name: str, tokenizer: Any) -> None:
 def _check_markers(name: str, encoding: Encoding) -> None:
     """Raise ModelError where a tokenizer cannot write a call in its markers: its tokens decode to another text."""
     call = " [a(1) -> 2]"
-    written_call = in_markers(call, encoding.markers).strip()
+    written_call = rewrite_markers(call, encoding.markers).strip()
     [call_tokens] = encoding.calls([call])
     if written_call not in encoding.tokenizer.decode(call_tokens, clean_up_tokenization_spaces=False):
         raise ModelError(
@@ -339,10 +339,10 @@ def context_length(config: Any) -> int:
     """Return the most tokens of a sequence by a model's config; UNLIMITED where it names no length."""
     text_config = config.get_text_config()
     # LongRoPE rotates keys by other factors in long sequences, so that cached keys would be wrong there.
-    return min(_position_count(text_config), _short_factor_length(text_config))
+    return min(_count_positions(text_config), _compute_short_factor_length(text_config))
 
 
-def _position_count(text_config: Any) -> int:
+def _count_positions(text_config: Any) -> int:
     """Return the number of positions that a config names; UNLIMITED where it names none."""
     for name in ("max_position_embeddings", "max_seq_len"):
         length = getattr(text_config, name, None)
@@ -351,26 +351,26 @@ def _position_count(text_config: Any) -> int:
     return UNLIMITED
 
 
-def _short_factor_length(text_config: Any) -> int:
+def _compute_short_factor_length(text_config: Any) -> int:
     """Return the length of a sequence up to which LongRoPE uses its short factors; UNLIMITED for models without it."""
     length_name = "original_max_position_embeddings"
     length_of_model = getattr(text_config, length_name, None)
     shortest = UNLIMITED
-    for rotary in _rotary_parameters(text_config):
+    for rotary in _list_rotary_parameters(text_config):
         length = rotary.get(length_name) or length_of_model
         if rotary.get("rope_type") == "longrope" and length:
             shortest = min(shortest, int(length))
     return shortest
 
 
-def _rotary_parameters(text_config: Any) -> list[dict[str, Any]]:
+def _list_rotary_parameters(text_config: Any) -> list[dict[str, Any]]:
     """Return a config's sets of rotary parameters: one for all layers, and one for each kind of layer."""
     rotary = getattr(text_config, "rope_parameters", None) or getattr(text_config, "rope_scaling", None) or {}
     by_kind_of_layer = [values for values in rotary.values() if isinstance(values, dict)]
     return [rotary, *by_kind_of_layer]
 
 
-def from_hub(pretrained: Any, name: str, options: Mapping[str, Any]) -> Any:
+def load_from_hub(pretrained: Any, name: str, options: Mapping[str, Any]) -> Any:
     """Return what a class of transformers, such as AutoTokenizer, loads from a folder or hub id.
 
     - pretrained: the class.
@@ -386,17 +386,17 @@ def from_hub(pretrained: Any, name: str, options: Mapping[str, Any]) -> Any:
         return pretrained.from_pretrained(source, **options)
     except Exception as error:  # backends of transformers raise many kinds
         raise ModelError(
-            f"{pretrained.__name__} cannot load {name!r}: {_one_line(error)}; give the folder of a model saved with "
-            "safetensors (save_pretrained), or a hub id that this machine can reach or has cached"
+            f"{pretrained.__name__} cannot load {name!r}: {_format_error(error)}; give the folder of a model saved "
+            "with safetensors (save_pretrained), or a hub id that this machine can reach or has cached"
         ) from error
 
 
-def _one_line(error: Exception) -> str:
+def _format_error(error: Exception) -> str:
     """Return the message of an error in a line of at most 600 characters, or its class where it has none."""
     return " ".join(str(error).split())[:600] or type(error).__name__
 
 
-def _device(device: str) -> torch.device:
+def _choose_device(device: str) -> torch.device:
     """Return the device that the settings name; `auto` is a GPU where there is one, else the CPU.
 
     Raises ModelError for a device that this machine does not have.
@@ -406,7 +406,7 @@ def _device(device: str) -> torch.device:
     try:
         return torch.empty(0, device=device).device
     except (RuntimeError, AssertionError) as error:
-        raise ModelError(f"device {device!r} cannot be used: {_one_line(error)}; use auto, cpu or cuda") from error
+        raise ModelError(f"device {device!r} cannot be used: {_format_error(error)}; use auto, cpu or cuda") from error
 
 
 LOCAL_INIT_KWARGS = ("is_local", "local_files_only")
@@ -421,7 +421,7 @@ def load_encoding(model: ModelSettings) -> Encoding:
     """
     name = model_name(model)
     check_model(name, model.revision)
-    tokenizer = from_hub(AutoTokenizer, name, _source(model))
+    tokenizer = load_from_hub(AutoTokenizer, name, _build_source_options(model))
     check_sentencepiece(name, tokenizer, model.revision)
     if model.bos is not None:
         set_bos(name, tokenizer, model.bos)
@@ -442,7 +442,7 @@ def _set_markers(model: ModelSettings, tokenizer: Any) -> None:
 
     Markers in the model's files come before the settings': the model was finetuned with them.
     """
-    markers = checkpoint_markers(model_name(model), model.revision) or model.markers
+    markers = read_checkpoint_markers(model_name(model), model.revision) or model.markers
     if markers != PAPER_MARKERS:
         tokenizer.init_kwargs.setdefault(MARKERS, markers.model_dump())
 
@@ -460,15 +460,15 @@ def set_bos(name: str, tokenizer: Any, wanted: bool) -> None:
 
 def load_config(model: ModelSettings) -> Any:
     """Return the transformers config of the settings' model. Raises ModelError where it cannot be loaded."""
-    return from_hub(AutoConfig, model_name(model), _source(model))
+    return load_from_hub(AutoConfig, model_name(model), _build_source_options(model))
 
 
-def _source(model: ModelSettings) -> dict[str, Any]:
+def _build_source_options(model: ModelSettings) -> dict[str, Any]:
     """Return the arguments of `from_pretrained` that say which revision is loaded, and whether its code may run."""
     return {"revision": model.revision, "trust_remote_code": model.trust_remote_code}
 
 
-def _dtype_to_load(model: ModelSettings, name: str | None, dtype: str | None) -> torch.dtype | str:
+def _choose_dtype(model: ModelSettings, name: str | None, dtype: str | None) -> torch.dtype | str:
     """Return the torch data type in which to load a model, or "auto", which leaves the choice to transformers.
 
     - name: another model's folder or hub id; None for the settings' model.
@@ -476,20 +476,20 @@ def _dtype_to_load(model: ModelSettings, name: str | None, dtype: str | None) ->
 
     Raises ModelError for a data type that is neither `auto` nor in DTYPES.
     """
-    chosen = _settings_dtype(model, is_other_model=name is not None) if dtype is None else dtype
+    chosen = _choose_dtype_name(model, is_other_model=name is not None) if dtype is None else dtype
     if chosen not in ("auto", *DTYPES):
         raise ModelError(f"dtype {chosen!r} is unknown; use auto, {', '.join(DTYPES)}")
     return DTYPES.get(chosen, chosen)
 
 
-def _settings_dtype(model: ModelSettings, *, is_other_model: bool) -> str:
+def _choose_dtype_name(model: ModelSettings, *, is_other_model: bool) -> str:
     """Return the name of the data type by the settings, where these say `auto` by the files of the settings' model.
 
     "auto" where these are not on this machine. Another model then gets the data type in the config on the hub.
     """
-    chosen = model_dtype(model)
+    chosen = read_model_dtype(model)
     if chosen == "auto" and is_other_model:
-        return _dtype_name(load_config(model).dtype or torch.float32)
+        return _format_dtype(load_config(model).dtype or torch.float32)
     return chosen
 
 
@@ -500,7 +500,7 @@ def load_identified(model: ModelSettings, name: str | None = None) -> LanguageMo
     """
     loaded_name = model_name(model) if name is None else name
     while True:  # again where another run replaced files meanwhile
-        identity = model_identity(loaded_name, model.revision)
+        identity = read_model_identity(loaded_name, model.revision)
         loaded = load_model(model, name)
-        if model_identity(loaded_name, model.revision) == identity:
+        if read_model_identity(loaded_name, model.revision) == identity:
             return replace(loaded, identity={**identity, **determining(model, but=IDENTIFYING)})

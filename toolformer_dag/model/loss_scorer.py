@@ -74,18 +74,18 @@ class LossScorer:
         self.encoding = encoding
         self.requests = requests
         self.window = len(WINDOW_WEIGHTS) if window is None else window
-        self.log_p: dict[ScoredText, dict[int, float]] = {}  # log p by token index; filled by `_compute`
-        self.texts = self._encoded_texts()
-        self.prefix_tokens = self._encoded_prefixes()
+        self.log_p: dict[ScoredText, dict[int, float]] = {}  # log p by token index; filled by `_compute_log_p`
+        self.texts = self._encode_texts()
+        self.prefix_tokens = self._encode_prefixes()
 
-    def _encoded_texts(self) -> dict[str, TextTokens]:
+    def _encode_texts(self) -> dict[str, TextTokens]:
         """Return the tokens of the requests' texts, by text."""
         texts = list(dict.fromkeys(request.text for request in self.requests))
         return dict(zip(texts, self.encoding.texts(texts), strict=True))
 
-    def _encoded_prefixes(self) -> dict[str, list[int]]:
+    def _encode_prefixes(self) -> dict[str, list[int]]:
         """Return the tokens of nothing (""), and of the requests' calls without and with results, by their text."""
-        calls = _distinct_calls(self.requests)
+        calls = _list_distinct_calls(self.requests)
         tokens_by_call = dict(zip(calls, self.encoding.calls(calls), strict=True))
         return {"": [], **tokens_by_call}
 
@@ -100,16 +100,16 @@ class LossScorer:
 
         Raises ValueError for a position outside its text, ModelError where a sequence does not fit into memory.
         """
-        # `_compute` stores the log p of tokens in `log_p`; `_losses` sums them up.
-        fitting = self._fitting_requests()
+        # `_compute_log_p` stores the log p of tokens in `log_p`; `_compute_losses` sums them up.
+        fitting = self._select_fitting_requests()
         if floor is None:
-            self._compute(fitting, ALL_LOSSES)
+            self._compute_log_p(fitting, ALL_LOSSES)
         else:
-            self._compute(fitting, WITHOUT_CALL)
+            self._compute_log_p(fitting, WITHOUT_CALL)
             # As long as L(c) is missing, `delta` is the largest possible one.
-            undecided = [request for request in fitting if self._losses(request).delta >= floor]
-            self._compute(undecided, ["loss_call"])
-        return [self._losses(request) if self._fits(request) else DOES_NOT_FIT for request in self.requests]
+            undecided = [request for request in fitting if self._compute_losses(request).delta >= floor]
+            self._compute_log_p(undecided, ["loss_call"])
+        return [self._compute_losses(request) if self._fits(request) else DOES_NOT_FIT for request in self.requests]
 
     def chained(self) -> list[tuple[float, float] | None]:
         """Return two losses of each call of a chain in nats, L(z, c) and L(z, c, r), in the order of the requests.
@@ -117,13 +117,13 @@ class LossScorer:
         They are losses of the text after the earlier calls z of the chain and the call c, without and with its result
         r. None in place of the pair where calls and text do not fit the context.
         """
-        self._compute(self._fitting_requests(), WITHOUT_EMPTY)
-        return [self._chained_losses(request) for request in self.requests]
+        self._compute_log_p(self._select_fitting_requests(), WITHOUT_EMPTY)
+        return [self._compute_chained_losses(request) for request in self.requests]
 
-    def _chained_losses(self, request: LossRequest) -> tuple[float, float] | None:
+    def _compute_chained_losses(self, request: LossRequest) -> tuple[float, float] | None:
         """Return L(z, c) and L(z, c, r) of a request, None where they were not computed because it does not fit."""
-        loss_call = self._loss(request, "loss_call")
-        loss_result = self._loss(request, "loss_result")
+        loss_call = self._compute_loss(request, "loss_call")
+        loss_result = self._compute_loss(request, "loss_result")
         if loss_call is None or loss_result is None:
             return None
         return loss_call, loss_result
@@ -137,45 +137,45 @@ class LossScorer:
         [request] = self.requests
         if not self._fits(request):
             return []
-        self._compute([request], ALL_LOSSES)  # stores the log p that `_token_loss` reads
-        indices = self._window(request)  # of the tokens after the call
-        return [self._token_loss(request, index) for index in indices]
+        self._compute_log_p([request], ALL_LOSSES)  # stores the log p that `_build_token_row` reads
+        indices = self._compute_window(request)  # of the tokens after the call
+        return [self._build_token_row(request, index) for index in indices]
 
-    def _token_loss(self, request: LossRequest, index: int) -> dict[str, Any]:
+    def _build_token_row(self, request: LossRequest, index: int) -> dict[str, Any]:
         """Return the token at an index of the text, with its weight and its losses."""
         row: dict[str, Any] = {
-            "token": self._token_text(request.text, index),
-            "weight": _weight(index - request.position),
+            "token": self._get_token_text(request.text, index),
+            "weight": _get_token_weight(index - request.position),
         }
         for kind in ALL_LOSSES:
-            row[kind] = -self.log_p[_scored(kind, request)][index]
+            row[kind] = -self.log_p[_build_scored_text(kind, request)][index]
         return row
 
-    def _token_text(self, text: str, index: int) -> str:
+    def _get_token_text(self, text: str, index: int) -> str:
         """Return the characters of the token at an index of a text."""
         offsets = self.texts[text].offsets  # the character at which each token begins
         is_last = index + 1 == len(offsets)
         end = len(text) if is_last else offsets[index + 1]
         return text[offsets[index] : end]
 
-    def _compute(self, requests: Iterable[LossRequest], kinds: Sequence[LossKind]) -> None:
+    def _compute_log_p(self, requests: Iterable[LossRequest], kinds: Sequence[LossKind]) -> None:
         """Let the model compute the log p of the tokens that these losses sum up, and store them in `log_p`.
 
         kinds: which losses of the requests. Requests with the same text and prefix share a query.
         """
-        needed = self._needed_tokens(requests, kinds)
+        needed = self._collect_needed_tokens(requests, kinds)
         for scored in needed:
             self.log_p[scored] = {}  # stays empty where no token is needed, as in a text of one token
         self._store_log_p({scored: tokens for scored, tokens in needed.items() if tokens.indices})
 
     def _store_log_p(self, needed: Mapping[ScoredText, NeededTokens]) -> None:
         """Let the model compute the log p of tokens by text and prefix, and store it in `log_p`."""
-        queries = [self._query(scored, tokens) for scored, tokens in needed.items()]
+        queries = [self._build_query(scored, tokens) for scored, tokens in needed.items()]
         answers = self.backend.log_probabilities(queries)
         for (scored, tokens), answer in zip(needed.items(), answers, strict=True):
             self.log_p[scored] = tokens.log_p_by_index(answer)
 
-    def _needed_tokens(
+    def _collect_needed_tokens(
         self, requests: Iterable[LossRequest], kinds: Sequence[LossKind]
     ) -> dict[ScoredText, NeededTokens]:
         """Return the tokens whose log p these losses need, by text and what stands before the text (its prefix).
@@ -184,15 +184,17 @@ class LossScorer:
         """
         needed: dict[ScoredText, NeededTokens] = {}
         for request in requests:
-            indices = self._window(request)  # of the tokens after the call that count in its losses
+            indices = self._compute_window(request)  # of the tokens after the call that count in its losses
             for kind in kinds:
-                scored = _scored(kind, request)  # the text after nothing, the call, or the call with its result
+                scored = _build_scored_text(
+                    kind, request
+                )  # the text after nothing, the call, or the call with its result
                 indices_so_far = needed[scored].indices if scored in needed else []
                 distinct_indices = list(dict.fromkeys([*indices, *indices_so_far]))
                 needed[scored] = NeededTokens(kind, distinct_indices)  # the prefix has a form of its own for each kind
         return needed
 
-    def _query(self, scored: ScoredText, needed: NeededTokens) -> TokenQuery:
+    def _build_query(self, scored: ScoredText, needed: NeededTokens) -> TokenQuery:
         """Return the query to the backend for log p of the needed tokens of a text.
 
         The token at index j is predicted from BOS, the prefix and the tokens of the text before it.
@@ -206,16 +208,16 @@ class LossScorer:
             tokens=[[ids[j]] for j in needed.indices],  # at each place, the next token of the text alone
         )
 
-    def _window(self, request: LossRequest) -> range:
+    def _compute_window(self, request: LossRequest) -> range:
         """Return the indices of the tokens whose log p counts in the losses of a request, from its position on."""
         first = 0 if self.encoding.bos else 1  # without BOS, L(empty) has no token before x_0
-        return range(max(request.position, first), self._window_end(request))
+        return range(max(request.position, first), self._compute_window_end(request))
 
-    def _window_end(self, request: LossRequest) -> int:
+    def _compute_window_end(self, request: LossRequest) -> int:
         """Return the index after the last token whose log p counts in the losses of a request."""
         return min(request.position + self.window, len(self.texts[request.text].ids))
 
-    def _fitting_requests(self) -> list[LossRequest]:
+    def _select_fitting_requests(self) -> list[LossRequest]:
         """Return the requests that fit the model's context. Raises ValueError for a position outside its text."""
         return [request for request in self.requests if self._fits(request)]
 
@@ -225,8 +227,8 @@ class LossScorer:
         Raises ValueError for a position outside the text.
         """
         self._check_position(request)
-        tokens_read = self._window_end(request) - 1  # the last token is predicted, not read
-        call_with_result = self.prefix_tokens[_prefix("loss_result", request)]
+        tokens_read = self._compute_window_end(request) - 1  # the last token is predicted, not read
+        call_with_result = self.prefix_tokens[_format_prefix("loss_result", request)]
         return len(self.encoding.bos) + len(call_with_result) + tokens_read <= self.backend.context_length
 
     def _check_position(self, request: LossRequest) -> None:
@@ -237,45 +239,45 @@ class LossScorer:
                 f"position {request.position} is not in a text of {text_length} tokens: {request.text[:60]!r}"
             )
 
-    def _losses(self, request: LossRequest) -> CallLosses:
+    def _compute_losses(self, request: LossRequest) -> CallLosses:
         """Return the losses of a request from computed log p. L(c) is None where it was not computed."""
-        empty = self._loss(request, "loss_empty")
-        result = self._loss(request, "loss_result")
+        empty = self._compute_loss(request, "loss_empty")
+        result = self._compute_loss(request, "loss_result")
         assert empty is not None and result is not None
-        return CallLosses(loss_empty=empty, loss_call=self._loss(request, "loss_call"), loss_result=result)
+        return CallLosses(loss_empty=empty, loss_call=self._compute_loss(request, "loss_call"), loss_result=result)
 
-    def _loss(self, request: LossRequest, kind: LossKind) -> float | None:
+    def _compute_loss(self, request: LossRequest, kind: LossKind) -> float | None:
         """Return a loss of a request in nats: L_i(z) = -sum_j w_(j-i) log p(x_j | z, x_<j) (paper, section 2).
 
         i is the request's position, and z what `kind` puts before the text. Return None if some log p was not computed.
         """
-        indices = self._window(request)  # all j with a weight w_(j-i)
-        log_p = self.log_p.get(_scored(kind, request))  # of x_j by j, after what `kind` puts before the text
+        indices = self._compute_window(request)  # all j with a weight w_(j-i)
+        log_p = self.log_p.get(_build_scored_text(kind, request))  # of x_j by j, after what `kind` puts before the text
         if log_p is None or set(indices) - log_p.keys():
             return None
         return -sum(WINDOW_WEIGHTS[j - request.position] * log_p[j] for j in indices)
 
 
-def _distinct_calls(requests: Iterable[LossRequest]) -> list[str]:
+def _list_distinct_calls(requests: Iterable[LossRequest]) -> list[str]:
     """Return the calls of the requests, without and with their results, each once."""
     calls: dict[str, None] = {}  # a dictionary keeps their order
     for request in requests:
-        calls[_prefix("loss_call", request)] = None
-        calls[_prefix("loss_result", request)] = None
+        calls[_format_prefix("loss_call", request)] = None
+        calls[_format_prefix("loss_result", request)] = None
     return list(calls)
 
 
-def _weight(distance: int) -> float:
+def _get_token_weight(distance: int) -> float:
     """Return the weight of the token `distance` tokens after the call; zero after the paper's window."""
     return WINDOW_WEIGHTS[distance] if distance < len(WINDOW_WEIGHTS) else 0.0
 
 
-def _scored(kind: LossKind, request: LossRequest) -> ScoredText:
+def _build_scored_text(kind: LossKind, request: LossRequest) -> ScoredText:
     """Return the text of a request with what stands before it in a loss."""
-    return ScoredText(request.text, _prefix(kind, request))
+    return ScoredText(request.text, _format_prefix(kind, request))
 
 
-def _prefix(kind: LossKind, request: LossRequest) -> str:
+def _format_prefix(kind: LossKind, request: LossRequest) -> str:
     """Return what stands before the text in a loss; in a chain it begins with the earlier calls.
 
     "" in L(empty), a call such as " [Calculator(2+3)]" in L(c), one such as " [Calculator(2+3) -> 5]" in L(c, r).

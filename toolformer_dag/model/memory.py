@@ -73,14 +73,14 @@ class TokenBudget:
             except RuntimeError as error:
                 if not is_out_of_memory(error):
                     raise
-                self._halve([lengths[index] for index in batch], lower=lower, error=error)
+                self._halve_budget([lengths[index] for index in batch], lower=lower, error=error)
             else:
                 waiting = waiting[len(batch) :]
                 continue
             _free_gpu_cache()  # after the except block: the error keeps the tensors of its frames alive
         return [results[index] for index in range(len(lengths))]
 
-    def _halve(self, lengths: Sequence[int], *, lower: str, error: RuntimeError) -> None:
+    def _halve_budget(self, lengths: Sequence[int], *, lower: str, error: RuntimeError) -> None:
         """Halve the budget after a batch with sequences of these lengths ran out of memory.
 
         Raises ModelError, caused by `error`, for a single sequence that already has no larger budget than its length.
@@ -104,15 +104,15 @@ def is_out_of_memory(error: RuntimeError) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in OUT_OF_MEMORY)
 
 
-def free_token_budget(model: Any, device: torch.device) -> int:
+def estimate_token_budget(model: Any, device: torch.device) -> int:
     """Return about how many tokens of a pass fill half of a GPU's free memory; CPU_TOKENS on a CPU, and at least."""
     if device.type != "cuda":
         return CPU_TOKENS
     free_bytes, _ = torch.cuda.mem_get_info(device)
-    return max(CPU_TOKENS, int(free_bytes / 2 / _bytes_per_token(model)))
+    return max(CPU_TOKENS, int(free_bytes / 2 / _estimate_bytes_per_token(model)))
 
 
-def _bytes_per_token(model: Any) -> int:
+def _estimate_bytes_per_token(model: Any) -> int:
     """Return about how many bytes a token of a pass takes: cached keys and values, and activations of one layer."""
     config = model.config.get_text_config()
     cached_vectors = CACHE_PASSES * 2 * config.num_hidden_layers  # 2: keys and values

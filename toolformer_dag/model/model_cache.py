@@ -87,7 +87,7 @@ class Rearrangement(Protocol):
         """Return the keys of the new rows, [new rows, H_kv, new columns, D]; also used for values."""
 
     def state(self, number: int, state: Tensor) -> Tensor:
-        """Return a state of the new rows, [new rows, ...]. `number`: its index in `ModelCache._state_tensors`."""
+        """Return a state of the new rows, [new rows, ...]. `number`: its index in `ModelCache._list_state_tensors`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,8 +145,8 @@ class ModelCache:
     def __init__(self, backbone: Backbone, use: CacheUse, rows: int) -> None:
         self.backbone = backbone
         self.use = use
-        self.argument = "" if use.recomputes else cache_argument(backbone.body)
-        self.cache: Any = DynamicCache() if use.recomputes else _new_cache(backbone, self.argument)
+        self.argument = "" if use.recomputes else find_cache_argument(backbone.body)
+        self.cache: Any = DynamicCache() if use.recomputes else _build_empty_cache(backbone, self.argument)
         self.starts = [0] * rows
         self.lengths = [0] * rows
         self.width = 0
@@ -184,16 +184,16 @@ class ModelCache:
         None for never.
         """
         width_before = self.width
-        columns_per_pass = self._columns_per_pass(ids.shape[1], store_every)
+        columns_per_pass = self._choose_columns_per_pass(ids.shape[1], store_every)
         features = []
         for pass_ids in torch.split(ids, columns_per_pass, dim=1):
-            features.append(self._forward(pass_ids))  # adds the pass's columns to `self.width`
+            features.append(self._run_columns(pass_ids))  # adds the pass's columns to `self.width`
             new_columns = self.width - width_before
             if store_every is not None and new_columns % store_every == 0:
                 self.store_states()
         return torch.cat(features, 1)
 
-    def _columns_per_pass(self, new_width: int, store_every: int | None) -> int:
+    def _choose_columns_per_pass(self, new_width: int, store_every: int | None) -> int:
         """Return how many of `new_width` new columns a pass may run: at most `store_every`, where states are stored."""
         takes_several = self.use.chunks or not self.width  # some models take one token at a time after cached ones
         columns = new_width if takes_several else 1
@@ -203,11 +203,11 @@ class ModelCache:
 
     def store_states(self) -> None:
         """Copy the present states of linear attention into `self.states`; the next token changes them."""
-        self.states[self.width] = [state.clone() for state in self._state_tensors()]
+        self.states[self.width] = [state.clone() for state in self._list_state_tensors()]
 
     def select(self, rows: Sequence[int]) -> "ModelCache":
         """Return a new cache with whole copies of these rows, in this order; a row may occur twice."""
-        return self._rearranged(
+        return self._rearrange(
             _ChosenRows(on_device(rows, self.backbone.device)),
             starts=[self.starts[row] for row in rows],
             lengths=[self.lengths[row] for row in rows],
@@ -225,12 +225,12 @@ class ModelCache:
         cut_rows = _CutRows(
             rows=rows,
             row_index=on_device(rows, self.backbone.device)[:, None],
-            columns=self._source_columns(rows, new_starts, width),  # where each new column is copied from
-            states=self._states_at_ends(rows, lengths),
+            columns=self._compute_source_columns(rows, new_starts, width),  # where each new column is copied from
+            states=self._select_states_at_ends(rows, lengths),
         )
-        return self._rearranged(cut_rows, starts=new_starts, lengths=list(lengths), width=width)
+        return self._rearrange(cut_rows, starts=new_starts, lengths=list(lengths), width=width)
 
-    def _source_columns(self, rows: Sequence[int], new_starts: Sequence[int], width: int) -> Tensor:
+    def _compute_source_columns(self, rows: Sequence[int], new_starts: Sequence[int], width: int) -> Tensor:
         """Return the column of this cache that each column of the new one is copied from, [new rows, width].
 
         A row starts in the column of its first token, after padding. For rows that start in column 0 here, and in
@@ -245,7 +245,7 @@ class ModelCache:
         source_columns = new_columns + on_device(shifts, device)[:, None]  # negative for padding
         return source_columns.clamp(min=0)  # padding may be copied from any column
 
-    def _states_at_ends(self, rows: Sequence[int], lengths: Sequence[int]) -> list[list[Tensor]]:
+    def _select_states_at_ends(self, rows: Sequence[int], lengths: Sequence[int]) -> list[list[Tensor]]:
         """Return the states stored after the first `length` tokens of each row; none for a model without states."""
         if not self.has_states:
             return [[] for _ in rows]
@@ -258,23 +258,23 @@ class ModelCache:
         """
         return ModelCacheTexts(self)
 
-    def _forward(self, ids: Tensor) -> Tensor:
+    def _run_columns(self, ids: Tensor) -> Tensor:
         """Run the next columns [B, T]; return their features [B, T, F]."""
         if self.use.recomputes:
-            features = self._recomputed(ids)
+            features = self._recompute_rows(ids)
         else:
-            padding = self._padding_arguments(ids)
-            features, self.cache = self.backbone.cached_features(ids, self.argument, self.cache, **padding)
+            padding = self._build_padding_arguments(ids)
+            features, self.cache = self.backbone.compute_features_after_cache(ids, self.argument, self.cache, **padding)
         self.width += ids.shape[1]
         return features
 
-    def _recomputed(self, ids: Tensor) -> Tensor:
+    def _recompute_rows(self, ids: Tensor) -> Tensor:
         """Append tokens, [B, T], and run each row from its beginning; return the features of the new tokens, [B, T, F].
 
         All rows have the same length. A pass has as many rows as the token budget allows.
         """
         tokens = self._append_to_tokens(ids)  # [B, width + T]
-        width_before = self.width  # `_forward` adds the new columns after this
+        width_before = self.width  # `_run_columns` adds the new columns after this
         rows_per_pass = max(1, self.backbone.budget.tokens // tokens.shape[1])
         new_features = []
         for pass_tokens in torch.split(tokens, rows_per_pass):
@@ -292,7 +292,7 @@ class ModelCache:
         tokens: Tensor = all_as_keys[:, 0, :, 0]
         return tokens
 
-    def _padding_arguments(self, ids: Tensor) -> dict[str, Tensor]:
+    def _build_padding_arguments(self, ids: Tensor) -> dict[str, Tensor]:
         """Return the model's arguments that mark padding on the left of the rows; none where no row is padded.
 
         ids: the tokens that run next, [B, T].
@@ -300,13 +300,13 @@ class ModelCache:
         is_padded = any(self.starts)  # a row's start is the column of its first token
         if not self.has_keys or not is_padded:
             return {}
-        mask = self._token_mask(self.width + ids.shape[1])  # [B, width + T]: cached columns, then the new ones
+        mask = self._build_token_mask(self.width + ids.shape[1])  # [B, width + T]: cached columns, then the new ones
         if not self._takes_positions:
             return {"attention_mask": mask}
-        positions = _positions_of_tokens(mask)  # [B, width + T], counted without padding
+        positions = _compute_token_positions(mask)  # [B, width + T], counted without padding
         return {"attention_mask": mask, "position_ids": positions[:, self.width :]}  # positions of new tokens alone
 
-    def _token_mask(self, width: int) -> Tensor:
+    def _build_token_mask(self, width: int) -> Tensor:
         """Return 0 for padding on the left and 1 for tokens, [B, width].
 
         Rows that start in columns 0 and 1 give [[1, 1, 1], [0, 1, 1]].
@@ -320,7 +320,7 @@ class ModelCache:
         """Return whether the model takes the positions of tokens as an argument."""
         return "position_ids" in signature(self.backbone.body.forward).parameters
 
-    def _state_tensors(self) -> list[Tensor]:
+    def _list_state_tensors(self) -> list[Tensor]:
         """Return the states of linear attention in the cache, [rows, ...] each, layer by layer.
 
         A layer has convolution states, then recurrent ones; attention layers have keys instead.
@@ -334,7 +334,7 @@ class ModelCache:
                 tensors += [state for state in states if state is not None]  # None: not computed, or not in this layer
         return tensors
 
-    def _rearranged(
+    def _rearrange(
         self, rearrangement: Rearrangement, *, starts: list[int], lengths: list[int], width: int
     ) -> "ModelCache":
         """Return a new cache with other rows, which `rearrangement` chooses, duplicates or cuts. This one stays.
@@ -348,17 +348,17 @@ class ModelCache:
         other.lengths = lengths
         other.width = width
         other.states = {}  # copies of states at earlier columns stay with this cache
-        other.cache = self._rearranged_tensors(rearrangement)  # keys, values and present states
+        other.cache = self._rearrange_tensors(rearrangement)  # keys, values and present states
         return other
 
-    def _rearranged_tensors(self, rearrangement: Rearrangement) -> Any:
+    def _rearrange_tensors(self, rearrangement: Rearrangement) -> Any:
         """Return a rearranged copy of the model's cache object: RWKV's list of states, or transformers' cache."""
         if self.is_rwkv:
-            return [rearrangement.state(number, state) for number, state in enumerate(self._state_tensors())]
-        return _rearranged_cache(self.cache, rearrangement)
+            return [rearrangement.state(number, state) for number, state in enumerate(self._list_state_tensors())]
+        return _rearrange_cache(self.cache, rearrangement)
 
 
-def _positions_of_tokens(mask: Tensor) -> Tensor:
+def _compute_token_positions(mask: Tensor) -> Tensor:
     """Return the number of each token in its row, from 0, for rows with padding on the left; both are [B, columns].
 
     Mask [[1, 1, 1], [0, 1, 1]] gives [[0, 1, 2], [0, 0, 1]]; padding gets 0.
@@ -366,18 +366,18 @@ def _positions_of_tokens(mask: Tensor) -> Tensor:
     return (mask.cumsum(-1) - 1).clamp(min=0)
 
 
-def _rearranged_cache(cache: DynamicCache, rearrangement: Rearrangement) -> DynamicCache:
+def _rearrange_cache(cache: DynamicCache, rearrangement: Rearrangement) -> DynamicCache:
     """Return a copy of transformers' cache whose keys, values and states are made by `rearrangement`.
 
-    States are numbered through all layers, in the order of `ModelCache._state_tensors`.
+    States are numbered through all layers, in the order of `ModelCache._list_state_tensors`.
     """
     rearranged = copy(cache)
     state_numbers = count()  # each state of each layer takes the next number
-    rearranged.layers = [_rearranged_layer(layer, rearrangement, state_numbers) for layer in cache.layers]
+    rearranged.layers = [_rearrange_layer(layer, rearrangement, state_numbers) for layer in cache.layers]
     return rearranged
 
 
-def _rearranged_layer(layer: Any, rearrangement: Rearrangement, state_numbers: Iterator[int]) -> Any:
+def _rearrange_layer(layer: Any, rearrangement: Rearrangement, state_numbers: Iterator[int]) -> Any:
     """Return a copy of a layer of transformers' cache whose keys and values, or states, have other rows.
 
     - rearrangement: returns such a tensor with rows chosen, duplicated or cut.
@@ -386,15 +386,15 @@ def _rearranged_layer(layer: Any, rearrangement: Rearrangement, state_numbers: I
     rearranged = copy(layer)
     # A layer of linear attention has states, one of attention has keys and values, and some layers have both.
     if isinstance(layer, LinearAttentionLayer):
-        rearranged.conv_states = _rearranged_states(layer.conv_states, rearrangement, state_numbers)
-        rearranged.recurrent_states = _rearranged_states(layer.recurrent_states, rearrangement, state_numbers)
+        rearranged.conv_states = _rearrange_states(layer.conv_states, rearrangement, state_numbers)
+        rearranged.recurrent_states = _rearrange_states(layer.recurrent_states, rearrangement, state_numbers)
     if isinstance(layer, DynamicLayer) and layer.keys is not None:
         rearranged.keys = rearrangement.keys(layer.keys)
         rearranged.values = rearrangement.keys(layer.values)  # values have the rows and columns of keys
     return rearranged
 
 
-def _rearranged_states(
+def _rearrange_states(
     states: Mapping[Any, Tensor | None], rearrangement: Rearrangement, state_numbers: Iterator[int]
 ) -> dict[Any, Tensor | None]:
     """Return a layer's states of linear attention with other rows, under the same keys.
@@ -412,7 +412,7 @@ def _rearranged_states(
     return rearranged
 
 
-def cache_argument(body: Any) -> str:
+def find_cache_argument(body: Any) -> str:
     """Return the name of the argument by which a model takes its cache, such as `past_key_values`.
 
     Raises NotImplementedError for a model that takes no cache.
@@ -424,7 +424,7 @@ def cache_argument(body: Any) -> str:
     raise NotImplementedError(f"{type(body).__name__} takes no cache")
 
 
-def _new_cache(backbone: Backbone, argument: str) -> DynamicCache | None:
+def _build_empty_cache(backbone: Backbone, argument: str) -> DynamicCache | None:
     """Return an empty cache for a model; None for RWKV, which creates its states itself.
 
     Raises NotImplementedError for a model with layers other than attention and linear attention.
@@ -435,11 +435,11 @@ def _new_cache(backbone: Backbone, argument: str) -> DynamicCache | None:
         return None
     cache = DynamicCache(config=backbone.model.config)
     # Rows are cut to their beginnings later, so that sliding windows, which drop keys, keep all keys here.
-    cache.layers = [_cuttable_layer(layer) for layer in cache.layers]
+    cache.layers = [_to_cuttable_layer(layer) for layer in cache.layers]
     return cache
 
 
-def _cuttable_layer(layer: Any) -> Any:
+def _to_cuttable_layer(layer: Any) -> Any:
     """Return a layer of a cache whose rows can be cut: instead of a sliding window, one that keeps all keys.
 
     Raises NotImplementedError for layers other than attention and linear attention.
@@ -497,7 +497,7 @@ class ModelCacheTexts:
         for pass_slots in slots_of_passes:
             features = self._run_in_a_pass(pass_slots)  # [slots of the pass, T, F]
             features_of_passes.append(features[:, first:])
-        return _joined_rows(features_of_passes)
+        return _join_rows(features_of_passes)
 
     def _run_in_a_pass(self, slots: Sequence[int]) -> Tensor:
         """Run the texts that are stored under these numbers (slots) after the prompt; return features, [slots, T, F].
@@ -521,7 +521,7 @@ class ModelCacheTexts:
         return ModelCacheBranches(self)
 
 
-def _joined_rows(parts: Sequence[Tensor]) -> Tensor:
+def _join_rows(parts: Sequence[Tensor]) -> Tensor:
     """Return the rows of all parts, [rows, columns, F] each, with zeros after those with fewer columns."""
     longest = max(part.shape[1] for part in parts)
     return torch.cat([F.pad(part, (0, 0, 0, longest - part.shape[1])) for part in parts])
@@ -566,12 +566,12 @@ class BranchGroup(NamedTuple):
 
         branches: the number of the old branch that each new branch continues, in any group.
         """
-        continued = self._continued(branches)
+        continued = self._list_continued_branches(branches)
         if self.cache.use.runs_rows_alone:
-            return [self._copied([branch]) for branch in continued]
-        return [self._copied(continued)] if continued else []
+            return [self._copy_branches([branch]) for branch in continued]
+        return [self._copy_branches(continued)] if continued else []
 
-    def _continued(self, branches: Sequence[int]) -> list[ContinuedBranch]:
+    def _list_continued_branches(self, branches: Sequence[int]) -> list[ContinuedBranch]:
         """Return the new branches that continue a branch of this group.
 
         branches: the number of the old branch that each new branch continues, in any group.
@@ -583,7 +583,7 @@ class BranchGroup(NamedTuple):
                 continued.append(ContinuedBranch(new_number, row_of_branch[old_number]))
         return continued
 
-    def _copied(self, branches: Sequence[ContinuedBranch]) -> "BranchGroup":
+    def _copy_branches(self, branches: Sequence[ContinuedBranch]) -> "BranchGroup":
         """Return a group of these branches, with copies of their rows."""
         rows = self.cache.select([branch.row for branch in branches])
         return BranchGroup([branch.number for branch in branches], rows)
@@ -623,11 +623,11 @@ class ModelCacheBranches:
         """
         new_branches = []
         for number, (slot, text_length) in enumerate(zip(slots, tokens_before, strict=True), start=self.count):
-            new_branches.append(self._new_branch(number, slot, text_length))
-        for group_branches in _batches_of_branches(new_branches, self.texts.prompt.use):
+            new_branches.append(self._build_new_branch(number, slot, text_length))
+        for group_branches in _group_branches_by_pass(new_branches, self.texts.prompt.use):
             self._start_group(group_branches)  # appends to `groups`
 
-    def _new_branch(self, number: int, slot: int, text_length: int) -> "_NewBranch":
+    def _build_new_branch(self, number: int, slot: int, text_length: int) -> "_NewBranch":
         """Return branch `number`, which continues the first `text_length` tokens of the text in a slot."""
         text_tokens = self.texts.sequences[slot]
         return _NewBranch(number, text=self.texts.rows[slot], beginning=text_tokens[:text_length])
@@ -657,14 +657,14 @@ class ModelCacheBranches:
         first_number = self.count  # branches are numbered in the order in which they are added
         last_features: dict[int, Tensor] = {}  # by index of a sequence, [F]
         lengths = [len(sequence) for sequence in sequences]
-        for indices in self._use_of_whole_sequences().batches(lengths):  # sequences that can share a pass, in any order
+        for indices in self._choose_sequence_use().batches(lengths):  # sequences that can share a pass, in any order
             group_sequences = [sequences[index] for index in indices]
             numbers = [first_number + index for index in indices]
             group_features = self._add_group(group_sequences, numbers)  # runs them, and appends to `groups`
             last_features.update(zip(indices, group_features, strict=True))
         return torch.stack([last_features[index] for index in range(len(sequences))])
 
-    def _use_of_whole_sequences(self) -> CacheUse:
+    def _choose_sequence_use(self) -> CacheUse:
         """Return how whole sequences share passes: with states, which cannot be cut, only if they are equally long."""
         prompt = self.texts.prompt
         if prompt.use.batching == "any" and prompt.has_states:
@@ -684,7 +684,7 @@ class ModelCacheBranches:
         cache = ModelCache(prompt.backbone, prompt.use, rows=len(sequences))
         features = cache.run(sequences)  # [sequences, T, F]; shorter ones are padded on the right
         last_tokens = [length - 1 for length in cache.lengths]
-        if self._use_of_whole_sequences().batching == "any":  # lengths may differ
+        if self._choose_sequence_use().batching == "any":  # lengths may differ
             # Padding moves to the left, so that all sequences end in the last column, and the next tokens follow.
             cache = cache.cut(rows, cache.lengths)
         self.groups.append(BranchGroup(numbers, cache))
@@ -698,9 +698,9 @@ class ModelCacheBranches:
         features_by_group = torch.cat([group.step(tokens) for group in self.groups])  # [B, F]
         self.tokens_run = self._tokens_run_again + sum(group.tokens_of_step for group in self.groups)
         self._tokens_run_again = 0
-        return self._in_order_of_branches(features_by_group)
+        return self._sort_by_branch(features_by_group)
 
-    def _in_order_of_branches(self, features_by_group: Tensor) -> Tensor:
+    def _sort_by_branch(self, features_by_group: Tensor) -> Tensor:
         """Return the features of all branches, [B, F], ordered by branch number instead of group after group."""
         numbers = [number for group in self.groups for number in group.numbers]
         features = torch.empty_like(features_by_group)
@@ -734,7 +734,7 @@ class _NewBranch(NamedTuple):
     beginning: Sequence[int]
 
 
-def _batches_of_branches(branches: Sequence[_NewBranch], use: CacheUse) -> Iterable[list[_NewBranch]]:
+def _group_branches_by_pass(branches: Sequence[_NewBranch], use: CacheUse) -> Iterable[list[_NewBranch]]:
     """Return lists of the branches that may share a pass of the model, and whose texts are in one cache."""
     batches: dict[tuple[int, int], list[_NewBranch]] = defaultdict(list)
     for branch in branches:
@@ -780,7 +780,7 @@ def _cut_with_states(
     - beginnings: for each row, the tokens of its text that stay.
     - final_lengths: for each row, how many tokens stay, with the prompt.
     """
-    tokens_to_run = [_after_stored_states(beginning) for beginning in beginnings]
+    tokens_to_run = [_select_tokens_to_run(beginning) for beginning in beginnings]
     run_counts = [len(tokens) for tokens in tokens_to_run]
     # 1. Cut each row after its last stored states.
     stored_lengths = [length - run_count for length, run_count in zip(final_lengths, run_counts, strict=True)]
@@ -794,7 +794,7 @@ def _cut_with_states(
     return CutCache(cut_at_ends, tokens_run=sum(run_counts))
 
 
-def _after_stored_states(tokens: Sequence[int]) -> Sequence[int]:
+def _select_tokens_to_run(tokens: Sequence[int]) -> Sequence[int]:
     """Return the tokens of a text's beginning after its last stored states."""
     stored_count = len(tokens) // STATE_INTERVAL * STATE_INTERVAL
     return tokens[stored_count:]

@@ -131,18 +131,18 @@ class OpenSamples:
                 tokens_before.append(point.tokens_before)
         self.branches.admit(slots, tokens_before)
         for text in texts:
-            self._open(text)  # adds the records of its samples, with the numbers of these branches
+            self._open_samples(text)  # adds the records of its samples, with the numbers of these branches
 
-    def _open(self, text: StartedText) -> None:
+    def _open_samples(self, text: StartedText) -> None:
         """Append a text's samples to `samples`, and its branches, a branch per point; their next token begins " ["."""
-        new_samples = self._new_samples(text)
+        new_samples = self._build_samples(text)
         new_tokens = np.full(len(text.points), self.calls.start[0])
         self.samples = np.concatenate([self.samples, new_samples])
         self.drawn[text.text_index] = [[] for _ in new_samples]
         self.branch_tokens = np.r_[self.branch_tokens, new_tokens]
         self.branch_lengths = np.r_[self.branch_lengths, np.zeros_like(new_tokens)]
 
-    def _new_samples(self, text: StartedText) -> NDArray[np.void]:
+    def _build_samples(self, text: StartedText) -> NDArray[np.void]:
         """Return the records of a text's samples, point by point; each point gets a new branch number."""
         samples_per_point = [len(point.uniforms) for point in text.points]
         samples = np.zeros(sum(samples_per_point), self.samples.dtype)
@@ -158,11 +158,11 @@ class OpenSamples:
         self.branch_lengths += 1
         self.counts.add("samples", self.branches.tokens_run)
         self.counts.decoding_steps += 1
-        tokens, ended = self._next_tokens(features)
+        tokens, ended = self._choose_next_tokens(features)
         self.samples = self.samples[~ended]
         self._continue_with(tokens[~ended])
 
-    def _next_tokens(self, features: Tensor) -> NextTokens:
+    def _choose_next_tokens(self, features: Tensor) -> NextTokens:
         """Return the next token of each of S open samples: first those of " [", which begins a call, then drawn ones.
 
         Samples with the same tokens so far share a branch, which has run these tokens.
@@ -170,35 +170,35 @@ class OpenSamples:
         features: the last hidden state of each of R branches, [R, F].
         """
         run_counts = self.branch_lengths[self.samples["branch"]]  # [S], the tokens that each sample's branch has run
-        tokens = self._start_tokens(run_counts)  # replaced below where all of " [" has run
+        tokens = self._select_start_tokens(run_counts)  # replaced below where all of " [" has run
         ended = np.zeros(len(tokens), np.bool_)
         drawn_counts = run_counts - len(self.calls.start)  # [S]; negative where tokens of " [" have not run yet
         drawing_samples = np.flatnonzero(drawn_counts >= 0)  # their indices
         if len(drawing_samples):
-            drawn = self._draw(features, drawing_samples, drawn_counts[drawing_samples])
+            drawn = self._draw_and_record(features, drawing_samples, drawn_counts[drawing_samples])
             tokens[drawing_samples] = drawn.tokens
             ended[drawing_samples] = drawn.ended
         return NextTokens(tokens, ended)
 
-    def _start_tokens(self, lengths: Numbers) -> Numbers:
+    def _select_start_tokens(self, lengths: Numbers) -> Numbers:
         """Return the token of " [" that follows so many of its tokens, [S]; after all of them, any token."""
         start = np.array(self.calls.start)
         tokens: Numbers = start[np.minimum(lengths, len(start) - 1)]
         return tokens
 
-    def _draw(self, features: Tensor, sample_indices: Numbers, drawn_counts: Numbers) -> NextTokens:
+    def _draw_and_record(self, features: Tensor, sample_indices: Numbers, drawn_counts: Numbers) -> NextTokens:
         """Draw the next token of N of the open samples; return these tokens, and which samples end with them.
 
         - features: the last hidden state of each of R branches (what samples with the same tokens share), [R, F].
         - sample_indices: which samples, [N].
         - drawn_counts: how many tokens each of them has drawn before, [N].
         """
-        tokens = self._drawn_tokens(features, sample_indices, drawn_counts)
-        is_complete = self._record(sample_indices, tokens)  # appends the tokens to what the samples have drawn
+        tokens = self._draw_tokens(features, sample_indices, drawn_counts)
+        is_complete = self._record_tokens(sample_indices, tokens)  # appends the tokens to what the samples have drawn
         is_longest = drawn_counts == self.calls.sampling.max_call_tokens - 1  # it may draw no more
         return NextTokens(tokens, ended=is_complete | is_longest)
 
-    def _drawn_tokens(self, features: Tensor, sample_indices: Numbers, drawn_counts: Numbers) -> Numbers:
+    def _draw_tokens(self, features: Tensor, sample_indices: Numbers, drawn_counts: Numbers) -> Numbers:
         """Draw the next token of N of the open samples from the model's logits; return these tokens, [N].
 
         A sample has a random number in advance for each token that it may draw: the next is number `drawn_counts`.
@@ -220,7 +220,7 @@ class OpenSamples:
         tokens: Numbers = drawn.cpu().numpy()
         return tokens
 
-    def _record(self, sample_indices: Numbers, tokens: Numbers) -> NDArray[np.bool_]:
+    def _record_tokens(self, sample_indices: Numbers, tokens: Numbers) -> NDArray[np.bool_]:
         """Append a new token to each of N of the open samples; return which of their calls are complete, [N].
 
         - sample_indices: which samples, [N].

@@ -128,7 +128,7 @@ class PendingProposal:
         """
         if len(probabilities):
             self._store_probabilities(probabilities)
-        return self._points()
+        return self._build_points()
 
     def _store_probabilities(self, probabilities: NDArray[np.float32]) -> None:
         """Set `probabilities` to p_i, [n], and `missing` to the samples to draw; to none where a p_i is not finite.
@@ -140,22 +140,22 @@ class PendingProposal:
         if np.isfinite(self.probabilities).all():
             self.missing = self.selection.missing_samples(self.request, self.text.offsets, self.probabilities)
 
-    def _points(self) -> list[SamplePoint]:
+    def _build_points(self) -> list[SamplePoint]:
         """Return a point for each position with missing samples, in order, with the random numbers of each sample."""
         points = []
-        for position, uniforms_of_samples in self._uniforms_by_position().items():
+        for position, uniforms_of_samples in self._group_uniforms_by_position().items():
             tokens_before = len(self.lead) + position
             points.append(SamplePoint(tokens_before, uniforms=np.stack(uniforms_of_samples)))
         return points
 
-    def _uniforms_by_position(self) -> dict[int, list[NDArray[np.float64]]]:
+    def _group_uniforms_by_position(self) -> dict[int, list[NDArray[np.float64]]]:
         """Return by position the random numbers of each missing sample there."""
         by_position: dict[int, list[NDArray[np.float64]]] = defaultdict(list)
         for position, sample in self.missing:
-            by_position[position].append(self._uniforms(position, sample))
+            by_position[position].append(self._compute_uniforms(position, sample))
         return by_position
 
-    def _uniforms(self, position: int, sample: int) -> NDArray[np.float64]:
+    def _compute_uniforms(self, position: int, sample: int) -> NDArray[np.float64]:
         """Return the random numbers of a sample, one per token that it may draw."""
         sampling = self.selection.sampling
         return uniforms(sampling.seed, self.request.digest, position, sample, sampling.max_call_tokens)
@@ -171,9 +171,9 @@ class PendingProposal:
         # After a run `probabilities` is set: None is checked for the types alone.
         if self.probabilities is None or not np.isfinite(self.probabilities).all():
             return Proposal(reason="not_finite")
-        return Proposal(self.probabilities, self.text.offsets, tuple(self._sampled_calls(encoding)))
+        return Proposal(self.probabilities, self.text.offsets, tuple(self._decode_sampled_calls(encoding)))
 
-    def _sampled_calls(self, encoding: Encoding) -> list[SampledCall]:
+    def _decode_sampled_calls(self, encoding: Encoding) -> list[SampledCall]:
         """Return the call of each drawn sample; without "]", its `body` is None and its reason "no_end"."""
         calls = []
         for (position, sample), tokens in zip(self.missing, self.samples, strict=True):

@@ -84,7 +84,7 @@ class Forest:
         self.new_tokens: list[int] = []
         previous: list[int] = []
         for sequence in map(list, sequences):
-            self._add(sequence, shared_count=_common_length(previous, sequence))
+            self._add(sequence, shared_count=_count_common_tokens(previous, sequence))
             previous = sequence
 
     def _add(self, sequence: list[int], shared_count: int) -> None:
@@ -111,23 +111,23 @@ class Forest:
         nodes = len(self.trees[-1].tokens)
         return nodes > 0 and new_tokens > 0 and nodes + new_tokens > TREE_NODES
 
-    def trees_by_size(self) -> list[int]:
+    def sort_trees_by_size(self) -> list[int]:
         """Return the indices of the trees with tokens, the smallest first."""
-        sizes = self._sizes()
+        sizes = self._count_nodes()
         trees_with_tokens = [tree for tree in range(len(sizes)) if sizes[tree]]
         return sorted(trees_with_tokens, key=sizes.__getitem__)
 
     def batches(self, order: Sequence[int], budget: int) -> Iterator[list[PrefixTree]]:
         """Yield batches of trees for a pass of at most `budget` tokens, in the order of these indices of trees."""
-        for batch in batches(order, self._sizes(), budget):
+        for batch in batches(order, self._count_nodes(), budget):
             yield [self.trees[tree] for tree in batch]
 
-    def _sizes(self) -> list[int]:
+    def _count_nodes(self) -> list[int]:
         """Return the number of nodes of each tree."""
         return [len(tree.tokens) for tree in self.trees]
 
 
-def _common_length(first: Sequence[int], second: Sequence[int]) -> int:
+def _count_common_tokens(first: Sequence[int], second: Sequence[int]) -> int:
     """Return how many tokens two sequences have in common from their beginning."""
     length = 0
     for token, other in zip(first, second, strict=False):
@@ -172,8 +172,8 @@ class CachedPrefixes:
         self.backbone = backbone
         forest = Forest(prefixes)
         self.new_tokens = forest.new_tokens  # by prefix: how many nodes it does not share with the one before
-        order = forest.trees_by_size()  # similar sizes run together, with little padding
-        self.paths = _numbered_paths(forest, order)  # by prefix: its nodes, numbered in the order in which they run
+        order = forest.sort_trees_by_size()  # similar sizes run together, with little padding
+        self.paths = _number_paths(forest, order)  # by prefix: its nodes, numbered in the order in which they run
 
         passes_by_layer: PassesByLayer = defaultdict(list)  # filled by each pass
         features_of_passes = []  # [nodes of the pass, F] each
@@ -181,7 +181,7 @@ class CachedPrefixes:
             features_of_passes.append(TreePass(trees, backbone.device).run(backbone, passes_by_layer))
         self.passes = len(features_of_passes)
         self.node_features = torch.cat(features_of_passes) if features_of_passes else None  # [nodes, F]
-        self.layers = _joined(passes_by_layer)  # by layer: the keys and values of all nodes
+        self.layers = _join_passes(passes_by_layer)  # by layer: the keys and values of all nodes
 
     def features(self, batch: Sequence[int], texts: Sequence[Sequence[int]]) -> Tensor:
         """Run B texts, each after a cached prefix; return their last hidden states, [B, 1 + T, F].
@@ -196,7 +196,7 @@ class CachedPrefixes:
         if self.node_features is None:  # there are no cached tokens: all prefixes are empty
             text_features = self._run_texts(texts, paths)  # [B, T, F]
             return F.pad(text_features, (0, 0, 1, 0))  # zeros as column 0
-        prefix_features = _last_features(self.node_features, paths)  # [B, 1, F]
+        prefix_features = _select_last_features(self.node_features, paths)  # [B, 1, F]
         if not any(texts):
             return prefix_features
         return torch.cat([prefix_features, self._run_texts(texts, paths)], 1)
@@ -210,12 +210,12 @@ class CachedPrefixes:
         prefix_nodes = padded(paths, ids.device)  # [B, N], N: the tokens of the longest prefix
         if not prefix_nodes.shape[1]:
             return self.backbone.features(ids)  # all prefixes are empty
-        visibility = self._text_visibility(texts, paths)  # which keys each token attends to
+        visibility = self._build_text_visibility(texts, paths)  # which keys each token attends to
         attend = _TextAttention(self.layers, prefix_nodes, visibility)
         positions = visibility.queries  # [B, T], of the texts' tokens, counted from the beginning of the prefix
         return self.backbone.features(ids, positions, attend)
 
-    def _text_visibility(self, texts: Sequence[Sequence[int]], paths: Sequence[Sequence[int]]) -> Visibility:
+    def _build_text_visibility(self, texts: Sequence[Sequence[int]], paths: Sequence[Sequence[int]]) -> Visibility:
         """Return which keys the T tokens of B texts attend to: those of the prefix, then of the text up to the token.
 
         The keys have a column for each of N tokens of the longest prefix, then for each of T tokens of the text.
@@ -225,23 +225,23 @@ class CachedPrefixes:
         lengths = [len(path) for path in paths]
         prefix_lengths = on_device(lengths, self.backbone.device)[:, None]  # [B, 1]
         prefix_positions = torch.arange(max(lengths), device=self.backbone.device)  # [N]
-        text_positions = _text_positions(texts, prefix_lengths)  # [B, T]
+        text_positions = _compute_text_positions(texts, prefix_lengths)  # [B, T]
         return Visibility(
             queries=text_positions,
             keys=torch.cat([prefix_positions.expand(len(texts), -1), text_positions], 1),  # [B, N + T]
-            longest=_longest_sequence(paths, texts),
+            longest=_measure_longest_sequence(paths, texts),
             dtype=self.backbone.model.dtype,
             # Hides the padding of shorter prefixes too: [B, T, N + T].
-            seen=_prefix_and_text_mask(prefix_lengths, prefix_positions, text_width=text_positions.shape[1]),
+            seen=_build_attention_mask(prefix_lengths, prefix_positions, text_width=text_positions.shape[1]),
         )
 
 
-def _longest_sequence(prefixes: Sequence[Sequence[int]], texts: Sequence[Sequence[int]]) -> int:
+def _measure_longest_sequence(prefixes: Sequence[Sequence[int]], texts: Sequence[Sequence[int]]) -> int:
     """Return the tokens of the longest prefix with its text."""
     return max(len(prefix) + len(text) for prefix, text in zip(prefixes, texts, strict=True))
 
 
-def _text_positions(texts: Sequence[Sequence[int]], prefix_lengths: Tensor) -> Tensor:
+def _compute_text_positions(texts: Sequence[Sequence[int]], prefix_lengths: Tensor) -> Tensor:
     """Return the position of each token of B texts after prefixes of these lengths, [B, 1], as [B, T].
 
     Padding stays at the position of the last token: later ones may lie beyond the model's last position.
@@ -251,7 +251,7 @@ def _text_positions(texts: Sequence[Sequence[int]], prefix_lengths: Tensor) -> T
     return prefix_lengths + torch.minimum(tokens, last_tokens)
 
 
-def _last_features(node_features: Tensor, paths: Sequence[Sequence[int]]) -> Tensor:
+def _select_last_features(node_features: Tensor, paths: Sequence[Sequence[int]]) -> Tensor:
     """Return the features of the last token of each prefix, [B, 1, F]; for an empty prefix, those of any token.
 
     - node_features: the features of each cached token (node), [nodes, F].
@@ -287,12 +287,12 @@ class TreePass:
 
         Appends the keys and values of the nodes to `passes`, for each layer.
         """
-        visibility = self._visibility(backbone.model.dtype)
+        visibility = self._build_visibility(backbone.model.dtype)
         attend = _TreeAttention(self.rows, self.columns, visibility, passes)
         features = backbone.features(self.ids, visibility.queries, attend)  # [trees, width, F]
         return features[self.rows, self.columns]
 
-    def _visibility(self, dtype: torch.dtype) -> Visibility:
+    def _build_visibility(self, dtype: torch.dtype) -> Visibility:
         """Return which nodes each node of the trees attends to: itself and those above it.
 
         A node is a token. The way to it from the root of its tree is a sequence, so that its position in the sequence
@@ -312,7 +312,7 @@ class TreePass:
         )
 
 
-def _numbered_paths(forest: Forest, order: Sequence[int]) -> list[list[int]]:
+def _number_paths(forest: Forest, order: Sequence[int]) -> list[list[int]]:
     """Return the nodes (tokens of trees) of each sequence, numbered through all trees instead of within their tree.
 
     order: the trees with tokens, in the order in which their nodes are numbered. With [1, 0] and two nodes in tree 1,
@@ -329,7 +329,7 @@ def _numbered_paths(forest: Forest, order: Sequence[int]) -> list[list[int]]:
     return paths
 
 
-def _joined(passes: PassesByLayer) -> dict[int, KeysAndValues]:
+def _join_passes(passes: PassesByLayer) -> dict[int, KeysAndValues]:
     """Join the keys and values of all passes, layer by layer. Empties `passes`, so that memory is free early."""
     layers = {}
     for layer in list(passes):
@@ -338,7 +338,7 @@ def _joined(passes: PassesByLayer) -> dict[int, KeysAndValues]:
     return layers
 
 
-def _prefix_and_text_mask(prefix_lengths: Tensor, prefix_positions: Tensor, *, text_width: int) -> Tensor:
+def _build_attention_mask(prefix_lengths: Tensor, prefix_positions: Tensor, *, text_width: int) -> Tensor:
     """Return the attention mask of B texts after cached prefixes, [B, T, N + T]: True where a token sees another one.
 
     A token of a text sees all tokens of the prefix, and the T tokens of the text up to itself.

@@ -100,26 +100,26 @@ class ProposalBatch:
 
         None start where they fill less than half of a pass, more texts wait, and open samples can go on meanwhile.
         """
-        free_slots = self._free_slots()
-        fitting_count = min(len(free_slots), self._texts_with_branches(), len(self.waiting))
+        free_slots = self._list_free_slots()
+        fitting_count = min(len(free_slots), self._count_texts_with_branches(), len(self.waiting))
         if not fitting_count:
             return
         samples_can_go_on = len(self.samples) > 0
-        if samples_can_go_on and fitting_count < self._worthwhile_count():
+        if samples_can_go_on and fitting_count < self._count_worthwhile_texts():
             return
         started = [self.waiting.popleft() for _ in range(fitting_count)]
-        self._start(free_slots[:fitting_count], started)
+        self._start_texts(free_slots[:fitting_count], started)
 
-    def _free_slots(self) -> list[int]:
+    def _list_free_slots(self) -> list[int]:
         """Return the slots of the cache that no text with open samples has, in order."""
         return sorted(set(range(self.limits.texts)) - set(self.slot_of_text.values()))
 
-    def _texts_with_branches(self) -> int:
+    def _count_texts_with_branches(self) -> int:
         """Return for how many more texts, with the most samples of a text each, the cache of branches has space."""
         free_branches = self.limits.branches - len(self.samples)
         return free_branches // self.most_samples
 
-    def _start(self, slots: Sequence[int], indices: Sequence[int]) -> None:
+    def _start_texts(self, slots: Sequence[int], indices: Sequence[int]) -> None:
         """Run texts, let each choose points at which calls are sampled, and begin these samples.
 
         A text chooses by p, the probability of " [", with which a call begins, at each of its places.
@@ -127,35 +127,35 @@ class ProposalBatch:
         - slots: the row of the cache for the keys of each text.
         - indices: of the texts.
         """
-        p_of_texts = self._probabilities(slots, [self.texts[index] for index in indices])
+        p_of_texts = self._compute_probabilities(slots, [self.texts[index] for index in indices])
         started = []
         for index, slot, p in zip(indices, slots, p_of_texts, strict=True):
-            points = _points_with_samples(self.texts[index], p)
+            points = _choose_points(self.texts[index], p)
             if points:  # else nothing is sampled in this text, and its slot stays free
                 self.slot_of_text[index] = slot
                 started.append(StartedText(index, slot, points))
         self.samples.begin(started)
 
-    def _worthwhile_count(self) -> int:
+    def _count_worthwhile_texts(self) -> int:
         """Return how many waiting texts are worth a pass: half of a full one, at least 1, or all where fewer wait."""
-        return min(len(self.waiting), max(1, self._texts_of_full_pass() // 2))
+        return min(len(self.waiting), max(1, self._count_texts_of_full_pass() // 2))
 
-    def _texts_of_full_pass(self) -> int:
+    def _count_texts_of_full_pass(self) -> int:
         """Return the most texts that could start in a pass, limited by its tokens, slots and branches for samples."""
         longest_text = self.texts[self.waiting[-1]]  # texts wait in order of their length
         texts_in_budget = self.backbone.budget.tokens // self.cached_texts.tokens_run(longest_text.ids)
         texts_with_branches = self.limits.branches // self.most_samples
         return min(texts_in_budget, self.limits.texts, texts_with_branches)
 
-    def _probabilities(self, slots: Sequence[int], texts: Sequence[TokenText]) -> list[Probabilities]:
+    def _compute_probabilities(self, slots: Sequence[int], texts: Sequence[TokenText]) -> list[Probabilities]:
         """Run texts, cache their keys in `slots`, and return for each text p of " [" at its places, [place_count]."""
-        p_of_texts = self._first_probabilities(slots, texts)
+        p_of_texts = self._run_passes(slots, texts)
         if len(self.start_tokens) > 1:  # " [" is several tokens, and these are p of the first one
             for slot, text, p in zip(slots, texts, p_of_texts, strict=True):
                 self._multiply_by_later_tokens(p, slot=slot, text=text)
         return p_of_texts
 
-    def _first_probabilities(self, slots: Sequence[int], texts: Sequence[TokenText]) -> list[Probabilities]:
+    def _run_passes(self, slots: Sequence[int], texts: Sequence[TokenText]) -> list[Probabilities]:
         """Run texts in passes of at most the token budget; return p of the first token of " [" for each text."""
         p_of_texts: list[Probabilities] = []
         lengths = [self.cached_texts.tokens_run(text.ids) for text in texts]
@@ -171,7 +171,7 @@ class ProposalBatch:
         places_per_part = self.limits.probes  # each place needs a branch, and so many fit into the cache
         for first in range(0, text.place_count, places_per_part):
             part = slice(first, first + places_per_part)
-            p[part] = self._times_later_tokens(p[part], slot=slot, tokens_before=text.first_place + first)
+            p[part] = self._compute_joint_probabilities(p[part], slot=slot, tokens_before=text.first_place + first)
 
     def _run_pass(self, slots: Sequence[int], texts: Sequence[TokenText]) -> list[Probabilities]:
         """Run texts in one pass; return p of the first token of " [" at the places of each, where a call may begin.
@@ -181,17 +181,17 @@ class ProposalBatch:
         A text whose features are not finite runs again alone: in half precision the padding of a pass may overflow, and
         a model's own attention does not hide it from the text.
         """
-        features = self._features(slots, texts)
-        p_of_texts = self._first_token_probabilities(features, texts)
+        features = self._compute_features(slots, texts)
+        p_of_texts = self._compute_first_probabilities(features, texts)
         if len(texts) > 1:
-            for index in features.overflowed(texts):
+            for index in features.list_overflowed_rows(texts):
                 [p_of_text] = self._run_pass([slots[index]], [texts[index]])  # alone
                 p_of_texts[index] = p_of_text
         return p_of_texts
 
-    def _features(self, slots: Sequence[int], texts: Sequence[TokenText]) -> "PassFeatures":
+    def _compute_features(self, slots: Sequence[int], texts: Sequence[TokenText]) -> "PassFeatures":
         """Run texts in one pass, and cache their keys in `slots`; count their tokens, and return their features."""
-        first_token = min(_first_predicting_token(text) for text in texts)
+        first_token = min(_find_predicting_token(text) for text in texts)
         features = self.cached_texts.features(slots, [text.ids for text in texts], first_token)
         self.counts.passes += 1
         for text in texts:
@@ -199,15 +199,15 @@ class ProposalBatch:
             self.counts.add(kind, self.cached_texts.tokens_run(text.ids))
         return PassFeatures(features, first_token)
 
-    def _first_token_probabilities(self, features: "PassFeatures", texts: Sequence[TokenText]) -> list[Probabilities]:
+    def _compute_first_probabilities(self, features: "PassFeatures", texts: Sequence[TokenText]) -> list[Probabilities]:
         """Return p of the first token of " [" at the places of each text: an array [place_count] per text."""
         if not any(text.place_count for text in texts):
             return [np.zeros(0, np.float32) for _ in texts]
-        p = self._token_probability(features.of_places(texts), self.start_tokens[0])  # [places of all texts]
+        p = self._compute_token_probability(features.of_places(texts), self.start_tokens[0])  # [places of all texts]
         ends_of_texts = np.cumsum([text.place_count for text in texts])
         return np.split(p, ends_of_texts[:-1])
 
-    def _times_later_tokens(self, p: Probabilities, *, slot: int, tokens_before: int) -> Probabilities:
+    def _compute_joint_probabilities(self, p: Probabilities, *, slot: int, tokens_before: int) -> Probabilities:
         """Return p of all tokens of " [" at N consecutive places of a text, from p of its first token there, [N].
 
         - slot: where the keys of the text are cached.
@@ -219,17 +219,17 @@ class ProposalBatch:
         branches.admit([slot] * place_count, range(tokens_before, tokens_before + place_count))
         for token, next_token in pairwise(self.start_tokens):
             # Appends `token` to all branches, and computes p of `next_token` after it.
-            p = p * self._probability_after(branches, token, next_token=next_token)
+            p = p * self._compute_probability_after(branches, token, next_token=next_token)
         return p
 
-    def _probability_after(self, branches: Branches, token: int, *, next_token: int) -> Probabilities:
+    def _compute_probability_after(self, branches: Branches, token: int, *, next_token: int) -> Probabilities:
         """Append a token to all N branches, and run it; return the probability of `next_token` after it, [N]."""
         features = branches.step(torch.full((branches.count,), token, device=self.backbone.device))  # [N, F]
         self.counts.add("positions", branches.tokens_run)
         self.counts.passes += 1
-        return self._token_probability(features, next_token)
+        return self._compute_token_probability(features, next_token)
 
-    def _token_probability(self, features: Tensor, token: int) -> Probabilities:
+    def _compute_token_probability(self, features: Tensor, token: int) -> Probabilities:
         """Return the probability of a token as the next one after each of N tokens with these features, [N, F]."""
         tokens = torch.full((len(features),), token, device=features.device)
         p: Probabilities = self.backbone.log_probabilities(features, tokens).exp().cpu().numpy()
@@ -254,7 +254,7 @@ class PassFeatures(NamedTuple):
             parts.append(self.tensor[row, column : column + text.place_count])
         return torch.cat(parts)
 
-    def overflowed(self, texts: Sequence[TokenText]) -> list[int]:
+    def list_overflowed_rows(self, texts: Sequence[TokenText]) -> list[int]:
         """Return the rows of the texts with a feature that is NaN or infinite.
 
         Checked are a text's tokens from the one before its first place, where a call may begin, to its last.
@@ -270,14 +270,14 @@ class PassFeatures(NamedTuple):
 
     def column_before_places(self, text: TokenText) -> int:
         """Return the column of the token before the text's first place, which predicts what stands there."""
-        return _first_predicting_token(text) - self.first_token
+        return _find_predicting_token(text) - self.first_token
 
 
-def _points_with_samples(text: TokenText, p: Probabilities) -> list[SamplePoint]:
+def _choose_points(text: TokenText, p: Probabilities) -> list[SamplePoint]:
     """Return the points that a text chooses by p of " [" at its places, without those with no sample to draw."""
     return [point for point in text.choose(p) if len(point.uniforms)]
 
 
-def _first_predicting_token(text: TokenText) -> int:
+def _find_predicting_token(text: TokenText) -> int:
     """Return the index of the token before the first place of a text: it predicts what stands there."""
     return text.first_place - 1

@@ -21,15 +21,15 @@ def check_sentencepiece(name: str, tokenizer: Any, revision: str | None = None) 
 
     name: folder or hub id; nothing is checked where it has no sentencepiece file.
     """
-    file = sentencepiece_file(name, revision)
+    file = find_sentencepiece_file(name, revision)
     if file is None:
         return
-    model = _sentencepiece_model(file)
+    model = _load_sentencepiece_model(file)
     if model is None:
         return
     for text in TEXTS:
         tokens = tokenizer.tokenize(text)  # compared by their texts: NLLB gives them other ids
-        expected = _pieces(model, text, unknown=tokenizer.unk_token)
+        expected = _split_into_pieces(model, text, unknown=tokenizer.unk_token)
         if tokens != expected:
             raise ModelError(
                 f"the tokenizer of {name!r} is read as {type(tokenizer).__name__}, which cuts {text!r} into "
@@ -38,7 +38,7 @@ def check_sentencepiece(name: str, tokenizer: Any, revision: str | None = None) 
             )
 
 
-def _sentencepiece_model(file: Path) -> Any | None:
+def _load_sentencepiece_model(file: Path) -> Any | None:
     """Read a sentencepiece model; return None for a file of another kind, such as tiktoken's of the same name."""
     from sentencepiece import SentencePieceProcessor
 
@@ -48,7 +48,7 @@ def _sentencepiece_model(file: Path) -> Any | None:
         return None
 
 
-def _pieces(model: Any, text: str, unknown: str) -> list[str]:
+def _split_into_pieces(model: Any, text: str, unknown: str) -> list[str]:
     """Return the texts of the tokens into which a sentencepiece model cuts a text; `unknown` for unknown tokens."""
     pieces = []
     for token_id in model.encode(text):
@@ -56,22 +56,22 @@ def _pieces(model: Any, text: str, unknown: str) -> list[str]:
     return pieces
 
 
-def sentencepiece_file(name: str, revision: str | None = None) -> Path | None:
+def find_sentencepiece_file(name: str, revision: str | None = None) -> Path | None:
     """Return the sentencepiece file that transformers reads a model's tokenizer from.
 
     None where the model has no such file, or has a tokenizer.json, which is read instead. name: a folder, or a hub id
     in the hub's cache.
     """
-    if _model_file(name, FAST_TOKENIZER, revision) is not None:
+    if _find_model_file(name, FAST_TOKENIZER, revision) is not None:
         return None
     for file_name in FILES:
-        file = _model_file(name, file_name, revision)
+        file = _find_model_file(name, file_name, revision)
         if file is not None:
             return file
     return None
 
 
-def _model_file(name: str, file_name: str, revision: str | None) -> Path | None:
+def _find_model_file(name: str, file_name: str, revision: str | None) -> Path | None:
     """Return a file of a model, in its folder or in the hub's cache; None where it is not there."""
     folder = Path(name).expanduser()
     if folder.is_dir():

@@ -130,34 +130,34 @@ class ServiceBackend:
         - start: the tokens of ` [`.
         - ends: says which tokens end a sample.
         """
-        p_of_texts = self._start_probabilities(prompt, texts, start)  # of ` [`, at each place of each text
+        p_of_texts = self._compute_start_probabilities(prompt, texts, start)  # of ` [`, at each place of each text
         samples_of_texts = []
         for text, p_of_places in zip(texts, p_of_texts, strict=True):
             points = text.choose(p_of_places)
-            samples_of_texts.append(_samples_to_draw(prompt, text, start, points))
+            samples_of_texts.append(_build_samples(prompt, text, start, points))
         all_samples = list(chain.from_iterable(samples_of_texts))
-        self._draw(all_samples, ends, sampling)  # fills the `tokens` of each sample
+        self._draw_samples(all_samples, ends, sampling)  # fills the `tokens` of each sample
         return [[sample.tokens for sample in samples] for samples in samples_of_texts]
 
-    def _draw(self, samples: Sequence[ServedSample], ends: Ends, sampling: SamplingSettings) -> None:
+    def _draw_samples(self, samples: Sequence[ServedSample], ends: Ends, sampling: SamplingSettings) -> None:
         """Extend the `tokens` of each sample until all samples are complete.
 
         A request stops at every token that may end its sample. Where the sample goes on, another request continues it.
         """
-        stops = self._tokens_that_may_end(ends)
+        stops = self._list_ending_tokens(ends)
         while samples:
             answers = self.run([sample.request(stops, sampling) for sample in samples], ["samples"])
             for sample, answer in zip(samples, answers, strict=True):
                 sample.tokens += answer.tokens
             samples = [sample for sample in samples if not sample.is_complete(ends)]
 
-    def _tokens_that_may_end(self, ends: Ends) -> list[int]:
+    def _list_ending_tokens(self, ends: Ends) -> list[int]:
         """Return all tokens of the vocabulary that may end a sample."""
         vocabulary = np.arange(self.service.vocabulary)
         tokens: list[int] = np.flatnonzero(ends.may_end(vocabulary)).tolist()
         return tokens
 
-    def _start_probabilities(
+    def _compute_start_probabilities(
         self, prompt: Sequence[int], texts: Sequence[TokenText], start: Sequence[int]
     ) -> list[NDArray[np.float32]]:
         """Return the probability of ` [` at each place of each text, where a call may begin: [place_count] per text.
@@ -165,13 +165,13 @@ class ServiceBackend:
         - prompt: the tokens before a text.
         - start: the tokens of ` [`. Their log p, each after the earlier ones, are summed.
         """
-        log_p_of_texts = self._first_log_p(prompt, texts, token=start[0])
+        log_p_of_texts = self._compute_first_log_p(prompt, texts, token=start[0])
         for number in range(1, len(start)):
-            log_p_of_token = self._later_log_p(prompt, texts, written=start[:number], token=start[number])
+            log_p_of_token = self._compute_later_log_p(prompt, texts, written=start[:number], token=start[number])
             log_p_of_texts = [log_p + later for log_p, later in zip(log_p_of_texts, log_p_of_token, strict=True)]
         return [np.exp(log_p).astype(np.float32) for log_p in log_p_of_texts]
 
-    def _first_log_p(
+    def _compute_first_log_p(
         self, prompt: Sequence[int], texts: Sequence[TokenText], *, token: int
     ) -> list[NDArray[np.float64]]:
         """Return log p of `token` at each place of each text, where a call may begin: an array [place_count] per text.
@@ -179,16 +179,16 @@ class ServiceBackend:
         In one request per text, the engine writes the text itself, and scores `token` at every place. A text without
         places needs no request.
         """
-        forced_texts = [_text_over_places(prompt, text, token) for text in texts if text.place_count]
+        forced_texts = [_build_forced_text(prompt, text, token) for text in texts if text.place_count]
         # For each request, log p by token at each place; what runs is counted as "positions".
-        scores_of_requests = iter(self.forced_scores(["positions"], forced_texts))
+        scores_of_requests = iter(self.score_forced_texts(["positions"], forced_texts))
         log_p_of_texts = []
         for text in texts:
             scores_of_places = next(scores_of_requests) if text.place_count else []
             log_p_of_texts.append(np.array([scores[token] for scores in scores_of_places]))
         return log_p_of_texts
 
-    def _later_log_p(
+    def _compute_later_log_p(
         self, prompt: Sequence[int], texts: Sequence[TokenText], *, written: Sequence[int], token: int
     ) -> list[NDArray[np.float64]]:
         """Return log p of `token` after the tokens `written` at each place of each text: [place_count] per text.
@@ -197,16 +197,16 @@ class ServiceBackend:
         """
         forced_texts = []
         for text in texts:
-            for tokens_before in _tokens_before_places(text):
+            for tokens_before in _list_tokens_before_places(text):
                 forced_texts.append(ForcedText.single([*prompt, *tokens_before, *written], token))
         # For each request a list of one entry, log p by token; what runs is counted as "positions".
-        scores_of_requests = self.forced_scores(["positions"], forced_texts)
+        scores_of_requests = self.score_forced_texts(["positions"], forced_texts)
         log_p_of_places = []  # of all texts, in order
         for [scores] in scores_of_requests:
             log_p_of_places.append(scores[token])
         return _split_by_text(np.array(log_p_of_places), texts)
 
-    def forced_scores(self, kinds: Sequence[str], texts: Sequence[ForcedText]) -> list[list[Scores]]:
+    def score_forced_texts(self, kinds: Sequence[str], texts: Sequence[ForcedText]) -> list[list[Scores]]:
         """Let the engine write texts; return for each text the scores at each of its tokens, before it is written.
 
         Scores are log p by token: of the written token and of those to be scored.
@@ -214,20 +214,20 @@ class ServiceBackend:
         kinds: the fields of `self.counts` to which the tokens that ran are added; see `run`.
         """
         answers = self.run([text.request for text in texts], kinds)
-        return [_ordered_scores(answer) for answer in answers]
+        return [_sort_scores(answer) for answer in answers]
 
     def log_probabilities(self, queries: Sequence[TokenQuery]) -> list[LogProbabilities]:
         """Return the log p that each query wants, [places, tokens per place] each."""
         kinds = [query.kind for query in queries]
-        answers = self.run([_query_request(query) for query in queries], kinds)
-        return [_query_values(query, answer) for query, answer in zip(queries, answers, strict=True)]
+        answers = self.run([_build_query_request(query) for query in queries], kinds)
+        return [_select_query_values(query, answer) for query, answer in zip(queries, answers, strict=True)]
 
     def greedy(self, sequences: Sequence[Sequence[int]]) -> "ServiceRows":
         """Run sequences, and return them as rows for the caller to continue."""
         return ServiceRows(self, sequences)
 
 
-def _samples_to_draw(
+def _build_samples(
     prompt: Sequence[int], text: TokenText, start: Sequence[int], points: Sequence[SamplePoint]
 ) -> list[ServedSample]:
     """Return the samples to draw in a text, still without tokens: at each point, one per row of `point.uniforms`.
@@ -250,12 +250,12 @@ def _split_by_text(values: NDArray[np.float64], texts: Sequence[TokenText]) -> l
     return np.split(values, ends_of_texts[:-1])
 
 
-def _tokens_before_places(text: TokenText) -> list[Sequence[int]]:
+def _list_tokens_before_places(text: TokenText) -> list[Sequence[int]]:
     """Return the tokens of a text before each place where a call may begin."""
     return [text.ids[:place] for place in range(text.first_place, text.first_place + text.place_count)]
 
 
-def _text_over_places(prompt: Sequence[int], text: TokenText, token: int) -> ForcedText:
+def _build_forced_text(prompt: Sequence[int], text: TokenText, token: int) -> ForcedText:
     """Return the request to write a text from its first place to its last, with log p of `token` at every place.
 
     A place is a number of tokens of the text, after which a call may begin. After prompt [1, 2], let text [5, 6, 7]
@@ -337,7 +337,7 @@ class ServiceRow:
         """Set `ahead` to the tokens of a whole call, with log p 0, which nobody reads."""
         self.ahead = [WrittenAhead(token, {token: 0.0}) for token in tokens]
 
-    def tokens_to_continue(self, context_length: int) -> int:
+    def count_tokens_to_continue(self, context_length: int) -> int:
         """Return how many tokens the engine should write ahead now: AHEAD, fewer at the end of the context, or none."""
         if self.ahead or self.in_call:
             return 0
@@ -365,7 +365,7 @@ class ServiceRows:
             if index in forms:
                 row.in_call = True
         self._write_calls(forms)
-        self._continue()  # outside calls, requests some next tokens of each row that has none written ahead
+        self._continue_rows()  # outside calls, requests some next tokens of each row that has none written ahead
 
     def keep(self, rows: Sequence[int]) -> None:
         """Keep only these rows, in this order."""
@@ -374,7 +374,7 @@ class ServiceRows:
     def add(self, sequences: Sequence[Sequence[int]]) -> None:
         """Run sequences and append them as rows."""
         self._rows += [ServiceRow(list(ids)) for ids in sequences]
-        self._continue()
+        self._continue_rows()
 
     def likeliest(self, row: int, tokens: int) -> dict[int, float]:
         """Return a row's most likely next tokens with their log p in nats; at most MOST_LIKELY."""
@@ -382,18 +382,18 @@ class ServiceRows:
 
     def ranks(self, token: int) -> list[int]:
         """Return for each row how many tokens are more likely than `token` as the next one."""
-        return [self._rank(row, token) for row in self._rows]
+        return [self._compute_rank(row, token) for row in self._rows]
 
-    def _rank(self, row: ServiceRow, token: int) -> int:
+    def _compute_rank(self, row: ServiceRow, token: int) -> int:
         """Return how many tokens are likelier than `token` as the next one of a row; UNRANKED below the scored ones."""
         log_p = row.scores.get(token)
         if log_p is None:
-            log_p = self._tied_log_p(row, token)
+            log_p = self._find_tied_log_p(row, token)
         if log_p is None:
             return UNRANKED
         return sum(other > log_p for other in row.scores.values())
 
-    def _tied_log_p(self, row: ServiceRow, token: int) -> float | None:
+    def _find_tied_log_p(self, row: ServiceRow, token: int) -> float | None:
         """Return log p of a token that the engine did not score, if it is as likely as the last ones that it scored.
 
         The engine scores the likeliest tokens alone, and may cut a tie: where the last two of them have log p -3,
@@ -402,7 +402,7 @@ class ServiceRows:
         if not row.least_log_p_is_tied:
             return None
         # One text of one token, so one score; the row does not change.
-        [[scores]] = self._backend.forced_scores([], [ForcedText.single(row.ids, token)])
+        [[scores]] = self._backend.score_forced_texts([], [ForcedText.single(row.ids, token)])
         log_p = scores[token]
         least_scored_log_p = min(row.scores.values())
         return log_p if log_p >= least_scored_log_p else None
@@ -420,7 +420,7 @@ class ServiceRows:
         if first_log_p is not None and len(tokens) == 1:
             return first_log_p
         text = ForcedText(self._rows[row].ids, tokens=tokens, scored=tokens)
-        [steps] = self._backend.forced_scores([], [text])
+        [steps] = self._backend.score_forced_texts([], [text])
         return sum(scores[token] for scores, token in zip(steps, tokens, strict=True))
 
     def forbid(self, places: Sequence[tuple[int, int]]) -> None:
@@ -467,7 +467,7 @@ class ServiceRows:
             requests.append(TokenRequest(row.ids, most=len(tokens), forced=tokens, likeliest=MOST_LIKELY))
         self._write_ahead(rows, requests)
 
-    def _continue(self) -> None:
+    def _continue_rows(self) -> None:
         """Request the likeliest next tokens of each row, with scores, and store them in its `ahead`.
 
         Rows within a call, and rows that still have tokens ahead, are left alone. A request is for several tokens,
@@ -476,7 +476,9 @@ class ServiceRows:
         rows = []
         requests = []
         for row in self._rows:
-            token_count = row.tokens_to_continue(self._backend.context_length)  # 0 where nothing is to be requested
+            token_count = row.count_tokens_to_continue(
+                self._backend.context_length
+            )  # 0 where nothing is to be requested
             if token_count:
                 rows.append(row)
                 requests.append(TokenRequest(row.ids, most=token_count, likeliest=MOST_LIKELY))
@@ -485,7 +487,7 @@ class ServiceRows:
     def _write_ahead(self, rows: Sequence[ServiceRow], requests: Sequence[TokenRequest]) -> None:
         """Run a request per row; set `ahead` of the row to the tokens that it writes, with their scores."""
         for row, answer in zip(rows, self._backend.run(requests), strict=True):
-            written = zip(answer.tokens, _ordered_scores(answer), strict=True)
+            written = zip(answer.tokens, _sort_scores(answer), strict=True)
             row.ahead = [WrittenAhead(token, scores) for token, scores in written]
 
 
@@ -511,7 +513,7 @@ class _RowWithCall:
         return len(self.row.ahead) == self.form.most
 
 
-def _ordered_scores(answer: TokenAnswer) -> list[Scores]:
+def _sort_scores(answer: TokenAnswer) -> list[Scores]:
     """Return the scores at each written token, the likeliest token first; of equally likely ones, the lower number."""
     return [dict(sorted(scores.items(), key=_likelier_first)) for scores in answer.scores]
 
@@ -522,7 +524,7 @@ def _likelier_first(token_and_log_p: tuple[int, float]) -> tuple[float, int]:
     return (-log_p, token)
 
 
-def _query_request(query: TokenQuery) -> TokenRequest:
+def _build_query_request(query: TokenQuery) -> TokenRequest:
     """Return the engine's request that answers a query: log p of some tokens at some places of a text after a prefix.
 
     Where only the text's own tokens are wanted, the engine reads prefix and text, up to the token at the last place, as
@@ -531,7 +533,7 @@ def _query_request(query: TokenQuery) -> TokenRequest:
     last_place = max(query.places)  # a place is the number of tokens of the text before it
     if _wants_text_only(query):
         return TokenRequest([*query.prefix, *query.text[: last_place + 1]], reads_prompt=True)
-    return _writing_request(query)
+    return _build_writing_request(query)
 
 
 def _wants_text_only(query: TokenQuery) -> bool:
@@ -542,23 +544,23 @@ def _wants_text_only(query: TokenQuery) -> bool:
     return all(list(tokens) == [query.text[place]] for place, tokens in tokens_by_place)
 
 
-def _writing_request(query: TokenQuery) -> TokenRequest:
+def _build_writing_request(query: TokenQuery) -> TokenRequest:
     """Return a request to write a text from the first place to the last, with log p of the wanted tokens at each.
 
     A place is a number of tokens of the text. For prefix [1], text [5, 6, 7], and tokens [8] wanted at place 1 and [9]
     at place 3, where the text has ended: prompt=[1, 5], most=3, forced=[6, 7, 9], scored=[8].
     """
     first_place = min(query.places)
-    tokens_to_write = _tokens_to_write(query)  # whatever their log p; the engine returns it without `scored`
+    tokens_to_write = _list_tokens_to_write(query)  # whatever their log p; the engine returns it without `scored`
     return TokenRequest(
         prompt=[*query.prefix, *query.text[:first_place]],
         most=len(tokens_to_write),
         forced=tokens_to_write,
-        scored=sorted(_wanted_but_not_written(query, tokens_to_write)),
+        scored=sorted(_collect_unwritten_tokens(query, tokens_to_write)),
     )
 
 
-def _tokens_to_write(query: TokenQuery) -> list[int]:
+def _list_tokens_to_write(query: TokenQuery) -> list[int]:
     """Return the text's tokens from the first place to the last, with any token at the end of the text."""
     first_place = min(query.places)
     count = max(query.places) - first_place + 1
@@ -566,7 +568,7 @@ def _tokens_to_write(query: TokenQuery) -> list[int]:
     return [*query.text[first_place:], any_token][:count]
 
 
-def _wanted_but_not_written(query: TokenQuery, written: Sequence[int]) -> set[int]:
+def _collect_unwritten_tokens(query: TokenQuery, written: Sequence[int]) -> set[int]:
     """Return the tokens that a query wants at some place where another one is written.
 
     written: the tokens that are written from the first place on.
@@ -578,18 +580,18 @@ def _wanted_but_not_written(query: TokenQuery, written: Sequence[int]) -> set[in
     return other_tokens
 
 
-def _query_values(query: TokenQuery, answer: TokenAnswer) -> LogProbabilities:
-    """Return the log p that a query wants, [places, tokens per place], from the answer to `_query_request`."""
-    values = _prompt_values(query, answer) if answer.prompt else _written_values(query, answer)
+def _select_query_values(query: TokenQuery, answer: TokenAnswer) -> LogProbabilities:
+    """Return the log p that a query wants, [places, tokens per place], from the answer to `_build_query_request`."""
+    values = _select_prompt_values(query, answer) if answer.prompt else _select_written_values(query, answer)
     return np.array(values, np.float32)
 
 
-def _prompt_values(query: TokenQuery, answer: TokenAnswer) -> list[list[float]]:
+def _select_prompt_values(query: TokenQuery, answer: TokenAnswer) -> list[list[float]]:
     """Return log p of the text's token at each place, from an answer with log p of all tokens of the prompt."""
     return [[answer.prompt[len(query.prefix) + place]] for place in query.places]
 
 
-def _written_values(query: TokenQuery, answer: TokenAnswer) -> list[list[float]]:
+def _select_written_values(query: TokenQuery, answer: TokenAnswer) -> list[list[float]]:
     """Return log p of the wanted tokens at each place, from an answer with scores from the first place on."""
     first_place = min(query.places)
     values = []

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.bias import causal_lower_right
 
-from toolformer_dag.model.attention import AttentionLayer, Visibility, attention, causal, on_device, padded
+from toolformer_dag.model.attention import AttentionLayer, Visibility, attend_causally, attention, on_device, padded
 from toolformer_dag.model.backbone import Backbone
 
 
@@ -65,7 +65,7 @@ class LayerCache(NamedTuple):
         """Return views of the first `width` tokens of the first `rows` rows."""
         return LayerCache(self.keys[:rows, :, :width], self.values[:rows, :, :width])
 
-    def copied_rows(self, rows: Tensor, width: int) -> "LayerCache":
+    def copy_rows(self, rows: Tensor, width: int) -> "LayerCache":
         """Return copies of the first `width` tokens of some rows."""
         return LayerCache(self.keys[rows, :, :width], self.values[rows, :, :width])
 
@@ -114,7 +114,7 @@ class CachedPrompt:
         prompt_keys = keys[:, :, : self.length].contiguous()
         prompt_values = values[:, :, : self.length].contiguous()
         self.layers[layer.number] = LayerCache(prompt_keys, prompt_values)
-        return causal(layer, queries, keys, values)
+        return attend_causally(layer, queries, keys, values)
 
 
 class CachedTexts:
@@ -154,18 +154,18 @@ class CachedTexts:
         """
         backbone = self.prompt.backbone
         ids = padded(sequences, backbone.device)  # [B, T]
-        visibility = self._visibility(width=ids.shape[1])
+        visibility = self._build_visibility(width=ids.shape[1])
         # Computes the attention of every layer, and writes the layer's keys and values into the slots.
         attend = _TextPass(
             texts=self,
             slots=on_device(slots, ids.device),
-            padding=_padding(sequences, ids.device),
+            padding=_find_padding(sequences, ids.device),
             visibility=visibility,
         )
         positions_after_prompt = visibility.queries.expand_as(ids)  # the same T positions for each text
         return backbone.features(ids, positions_after_prompt, attend)[:, first:]
 
-    def _visibility(self, width: int) -> Visibility:
+    def _build_visibility(self, width: int) -> Visibility:
         """Return which keys the tokens of texts of `width` tokens attend to: the prompt, and the text up to them.
 
         It is made from positions: a token attends to the keys at its own position and before it.
@@ -184,7 +184,7 @@ class CachedTexts:
         """Allocate a cache for up to `capacity` branches of `max_tokens` tokens; `CachedBranches.admit` starts them."""
         return CachedBranches(self, capacity, max_tokens)
 
-    def all_open(self, width: int) -> "OpenTexts":
+    def open_all_texts(self, width: int) -> "OpenTexts":
         """Return all slots of the cache, without a copy, to be read up to `width` tokens."""
         return OpenTexts(range(self.slots), width, self.layers)
 
@@ -192,11 +192,11 @@ class CachedTexts:
         """Return copies of the first `width` tokens of the texts in some slots."""
         sorted_slots = sorted(slots)
         rows = on_device(sorted_slots, self.prompt.backbone.device)
-        layers = {number: cache.copied_rows(rows, width) for number, cache in self.layers.items()}
+        layers = {number: cache.copy_rows(rows, width) for number, cache in self.layers.items()}
         return OpenTexts(sorted_slots, width, layers)
 
 
-def _padding(sequences: Sequence[Sequence[int]], device: torch.device) -> Tensor | None:
+def _find_padding(sequences: Sequence[Sequence[int]], device: torch.device) -> Tensor | None:
     """Return which of the T tokens of each of B padded sequences are padding; None where all have the same length.
 
     For sequences of 2 and 1 tokens, rows are [False, False] and [False, True]. The shape is [B, 1, T, 1], to mask keys,
@@ -233,15 +233,15 @@ class _TextPass:
         - keys, values: [B, H_kv, T, D], of the same tokens; those of the prompt are cached already.
         """
         text = self._without_padding(LayerCache(keys, values))
-        self._store(layer, text)  # for branches, which continue these texts later
-        visible = self._after_prompt(layer, text)  # [B, H_kv, prompt + T, D]
+        self._store_text(layer, text)  # for branches, which continue these texts later
+        visible = self._join_with_prompt(layer, text)  # [B, H_kv, prompt + T, D]
         if self._is_plain(layer):  # without window, soft cap and sinks, which the fused kernel does not know
-            return _fused_attention(layer, queries, visible)
+            return _attend_by_fused_kernel(layer, queries, visible)
         return attention(layer, queries, visible.keys, visible.values, self.visibility.bias(layer))
 
     def _is_plain(self, layer: AttentionLayer) -> bool:
         """Return whether torch's fused kernel computes a layer: it knows no window, soft cap or sinks."""
-        hides_by_window = self.visibility.limiting(layer) is not None
+        hides_by_window = self.visibility.find_limiting_locality(layer) is not None
         return layer.is_plain and not hides_by_window
 
     def _without_padding(self, text: LayerCache) -> LayerCache:
@@ -250,7 +250,7 @@ class _TextPass:
             return text
         return LayerCache(text.keys.masked_fill(self.padding, 0), text.values.masked_fill(self.padding, 0))
 
-    def _store(self, layer: AttentionLayer, text: LayerCache) -> None:
+    def _store_text(self, layer: AttentionLayer, text: LayerCache) -> None:
         """Write the keys and values of texts into their slots, with zeros in the rest of each slot.
 
         The zeros overwrite the end of a longer text that was in the slot before.
@@ -260,7 +260,7 @@ class _TextPass:
         cache.keys[self.slots] = F.pad(text.keys, (0, 0, 0, unused_length))
         cache.values[self.slots] = F.pad(text.values, (0, 0, 0, unused_length))
 
-    def _after_prompt(self, layer: AttentionLayer, text: LayerCache) -> LayerCache:
+    def _join_with_prompt(self, layer: AttentionLayer, text: LayerCache) -> LayerCache:
         """Return the keys and values of prompt and texts in one, [B, H_kv, prompt + T, D] each."""
         prompt = self.texts.prompt.layers[layer.number]  # [1, H_kv, prompt, D] each
         batch = len(text.keys)
@@ -269,7 +269,7 @@ class _TextPass:
         return LayerCache(keys, values)
 
 
-def _fused_attention(layer: AttentionLayer, queries: Tensor, visible: LayerCache) -> Tensor:
+def _attend_by_fused_kernel(layer: AttentionLayer, queries: Tensor, visible: LayerCache) -> Tensor:
     """Return causal attention by torch's fused kernel, [B, H, T, D]; the last of T queries sees all keys."""
     mask = causal_lower_right(queries.shape[2], visible.keys.shape[2])
     return F.scaled_dot_product_attention(
@@ -299,13 +299,15 @@ class BranchTable:
         """
         row_of_slot = {slot: row for row, slot in enumerate(open_slots)}
         rows = [row_of_slot[slot] for slot in slots]  # by branch: [0, 1, 0]
-        columns = _free_columns(rows)  # by branch: [0, 0, 1]
+        columns = _assign_columns(rows)  # by branch: [0, 0, 1]
         self.is_plain = rows == list(range(len(open_slots)))  # each text has one branch, in order: no table is needed
         self.text = on_device(rows, device)[:, None]  # [B, 1]
         self.column = on_device(columns, device)[:, None]  # [B, 1]
-        self.branch_of_cell = self._cells(text_count=len(open_slots), width=max(columns) + 1)  # [[[0, 2]], [[1, 0]]]
+        self.branch_of_cell = self._build_cells(
+            text_count=len(open_slots), width=max(columns) + 1
+        )  # [[[0, 2]], [[1, 0]]]
 
-    def _cells(self, text_count: int, width: int) -> Tensor:
+    def _build_cells(self, text_count: int, width: int) -> Tensor:
         """Return the number of the branch in each cell, 0 in empty ones, [texts, 1, columns]."""
         branches = torch.arange(len(self.text), device=self.text.device)
         cells = branches.new_zeros(text_count, 1, width)
@@ -330,7 +332,7 @@ class BranchTable:
         return products[self.text, heads, self.column]  # of each branch's cell, [B, H_kv, R, Y]
 
 
-def _free_columns(rows: Sequence[int]) -> list[int]:
+def _assign_columns(rows: Sequence[int]) -> list[int]:
     """Return for each entry the next free column of its row, from left to right: rows [0, 1, 0] give [0, 0, 1]."""
     entries_of_row = Counter[int]()
     columns = []
@@ -533,10 +535,10 @@ class CachedBranches:
             return
         slots = {branch.slot for branch in branches}
         longest_beginning = max(branch.tokens_before for branch in branches)  # tokens of a text before a branch
-        self.open_texts = self._texts_to_open(slots, width=longest_beginning)
-        self.step_tensors = self._new_step_tensors()
+        self.open_texts = self._choose_open_texts(slots, width=longest_beginning)
+        self.step_tensors = self._build_step_tensors()
 
-    def _new_step_tensors(self) -> StepTensors:
+    def _build_step_tensors(self) -> StepTensors:
         """Return the tensors that all steps of the present branches, which continue cached texts, have in common.
 
         After a prompt of 10 tokens, branches that continue the first 3 and the first 8 tokens of a text start at
@@ -553,7 +555,7 @@ class CachedBranches:
             shared_positions=torch.arange(shared_width, device=self.device).expand(self.count, -1),
         )
 
-    def _texts_to_open(self, slots: set[int], width: int) -> OpenTexts:
+    def _choose_open_texts(self, slots: set[int], width: int) -> OpenTexts:
         """Return cached texts whose keys the steps of branches multiply: those in `slots`, perhaps with others.
 
         Choosing rows of the cache copies them. So texts that are not needed are multiplied too where they are fewer.
@@ -565,7 +567,7 @@ class CachedBranches:
         if self.open_texts.holds(slots, width) and 2 * needed_count > len(self.open_texts.slots):
             return self.open_texts  # as they were chosen for earlier branches
         if 2 * needed_count > self.texts.slots:
-            return self.texts.all_open(width)  # all texts of the cache, without a copy
+            return self.texts.open_all_texts(width)  # all texts of the cache, without a copy
         return self.texts.copies(slots, width)
 
 
@@ -584,9 +586,9 @@ class _BranchStep:
         self.tensors = tensors
         self.longest = longest
         self.lengths = on_device(branches.lengths, branches.device)
-        self.visibility = self._new_visibility()
+        self.visibility = self._build_step_visibility()
 
-    def _new_visibility(self) -> Visibility:
+    def _build_step_visibility(self) -> Visibility:
         """Return which keys the new token of each of B branches (continuations of texts) sees.
 
         The keys have a column per token of the prompt, of the text and of the longest branch, in this order. With 1, 3
@@ -601,12 +603,12 @@ class _BranchStep:
         return Visibility(
             queries=query_positions,
             keys=torch.cat([shared_positions, branch_positions], 1),  # [B, prompt + text + longest]
-            longest=self._longest_sequence(),
+            longest=self._measure_longest_sequence(),
             dtype=self.branches.backbone.model.dtype,
             seen=torch.cat([sees_shared, sees_branch], 1)[:, None],  # for one new token: [B, 1, keys]
         )
 
-    def _longest_sequence(self) -> int:
+    def _measure_longest_sequence(self) -> int:
         """Return the tokens of the longest sequence: prompt, beginning of the text, and branch with its new token."""
         branches = self.branches
         lengths = zip(branches.branches, branches.lengths, strict=True)
@@ -621,24 +623,24 @@ class _BranchStep:
         - queries: of the new tokens, [B, H, 1, D].
         - keys, values: of the new tokens, [B, H_kv, 1, D]; they are stored in the cache first.
         """
-        parts = self._visible_parts(layer, LayerCache(keys, values))  # prompt, texts and branches, from the cache
-        grouped_queries = _grouped(queries, keys.shape[1]) * layer.scale  # [B, H_kv, R, D]
+        parts = self._build_visible_parts(layer, LayerCache(keys, values))  # prompt, texts and branches, from the cache
+        grouped_queries = _group_queries(queries, keys.shape[1]) * layer.scale  # [B, H_kv, R, D]
         scores = parts.scores(grouped_queries)  # [B, H_kv, R, all keys]
         weights = layer.weights(scores, self.visibility.bias(layer))  # [B, H_kv, R, all keys]
         answer = parts.weighted_sum(weights)  # [B, H_kv, R, D]
         return answer.flatten(1, 2)[:, :, None]  # heads in one dimension, then one token: [B, H, 1, D]
 
-    def _visible_parts(self, layer: AttentionLayer, new_tokens: LayerCache) -> "_VisibleParts":
+    def _build_visible_parts(self, layer: AttentionLayer, new_tokens: LayerCache) -> "_VisibleParts":
         """Store the new tokens of a layer in the cache; return prompt, texts and branches, which the new tokens see."""
         return _VisibleParts(
             prompt=self.branches.texts.prompt.layers[layer.number],
             texts=self.branches.open_texts.layer(layer.number),
-            branches=self._with_new_tokens(layer, new_tokens),
+            branches=self._store_new_tokens(layer, new_tokens),
             table=self.tensors.table,
             key_heads=self.branches.key_heads[layer.number],
         )
 
-    def _with_new_tokens(self, layer: AttentionLayer, new_tokens: LayerCache) -> LayerCache:
+    def _store_new_tokens(self, layer: AttentionLayer, new_tokens: LayerCache) -> LayerCache:
         """Store keys and values of each branch's new token in a layer's cache; return those of all its tokens.
 
         Returns views of the cache, [B, H_kv, longest, D], with zeros after the last token of a branch.
@@ -689,7 +691,7 @@ class _VisibleParts:
         return total
 
 
-def _grouped(queries: Tensor, key_heads: int) -> Tensor:
+def _group_queries(queries: Tensor, key_heads: int) -> Tensor:
     """Return the queries of new tokens, [B, H, 1, D], grouped by their head of keys: [B, H_kv, R, D]."""
     return queries.reshape(queries.shape[0], key_heads, -1, queries.shape[-1])
 

@@ -18,9 +18,9 @@ from toolformer_dag.model.trials import (
     TOLERANCES,
     TRIAL,
     agrees,
+    compute_logits_or_none,
+    compute_model_logits,
     exact_products,
-    logits_or_none,
-    own_logits,
 )
 
 _log = logging.getLogger(__name__)
@@ -86,7 +86,7 @@ def choose_sharing(backbone: Backbone, name: str, tokens: Sequence[int]) -> Shar
     sequence, and `backbone` is set to run as chosen. The choice and its costs are logged.
 
     - name: the model's name, for the log.
-    - tokens: tokens of ordinary text, as `trial_tokens` returns them.
+    - tokens: tokens of ordinary text, as `list_trial_tokens` returns them.
     """
     sharing = _choose_sharing(backbone, tokens[:TRIAL])  # sets `backbone`
     _log_choice(sharing, model=f"{name!r} ({type(backbone.model).__name__})")
@@ -102,7 +102,7 @@ def _log_choice(sharing: Sharing, model: str) -> None:
             "%s: its attention cannot be replaced, so its own cache serves: no token is computed twice, but every "
             "sample holds a copy of the keys of prompt and text%s",
             model,
-            _costs_of_cache(sharing.cache),
+            _describe_cache_costs(sharing.cache),
         )
     else:  # RECOMPUTED: nothing is shared
         _log.warning(
@@ -112,7 +112,7 @@ def _log_choice(sharing: Sharing, model: str) -> None:
         )
 
 
-def _costs_of_cache(cache: CacheUse) -> str:
+def _describe_cache_costs(cache: CacheUse) -> str:
     """Return what else using a model's own cache costs, for the end of a sentence; "" where it costs no more."""
     few_together = "" if cache.batching == "any" else ", and few samples run together"
     slow = "" if cache.chunks else ", and a text runs one token at a time"
@@ -129,7 +129,7 @@ def _choose_sharing(backbone: Backbone, tokens: Sequence[int]) -> Sharing:
 
     Changes `backbone`: whether body and head of the model run apart, and whether its attention is replaced.
     """
-    expected = own_logits(backbone.model, tokens)  # [T, V]
+    expected = compute_model_logits(backbone.model, tokens)  # [T, V]
     backbone.uses_custom_attention = False
     if _can_be_split(backbone, tokens, expected):  # sets the body
         backbone.uses_custom_attention = True
@@ -138,19 +138,19 @@ def _choose_sharing(backbone: Backbone, tokens: Sequence[int]) -> Sharing:
         backbone.uses_custom_attention = False
     else:
         backbone.run_whole_model()
-    return _own_cache_that_agrees(backbone, tokens, expected) or RECOMPUTING
+    return _find_agreeing_cache(backbone, tokens, expected) or RECOMPUTING
 
 
-def _own_cache_that_agrees(backbone: Backbone, tokens: Sequence[int], expected: Tensor) -> Sharing | None:
+def _find_agreeing_cache(backbone: Backbone, tokens: Sequence[int], expected: Tensor) -> Sharing | None:
     """Return the fastest use of the model's own cache that reproduces its logits; None if no use does.
 
     It is tried on a text with several continuations (branches), which have to copy the text's cached keys.
 
     expected: the model's logits of `tokens` without a cache, [T, V].
     """
-    expected_of_branches = _expected_of_branches(backbone.model, tokens, expected)
+    expected_of_branches = _compute_expected_logits(backbone.model, tokens, expected)
     for sharing in OWN_CACHES:  # from the fastest to the slowest
-        logits = logits_or_none(partial(_run_branches, sharing.prompt, backbone, tokens))  # None after an error
+        logits = compute_logits_or_none(partial(_run_branches, sharing.prompt, backbone, tokens))  # None after an error
         if agrees(expected_of_branches, logits, TOLERANCES[backbone.model.dtype]):
             return sharing
     return None
@@ -161,7 +161,7 @@ def _can_be_split(backbone: Backbone, tokens: Sequence[int], expected: Tensor) -
     tolerance = SAME_ORDER_TOLERANCES[backbone.model.dtype]
     for body in backbone.bodies():
         backbone.body = body
-        if agrees(expected, logits_or_none(partial(_run_whole, backbone, tokens)), tolerance):
+        if agrees(expected, compute_logits_or_none(partial(_run_sequence, backbone, tokens)), tolerance):
             return True
     return False
 
@@ -174,15 +174,15 @@ def _custom_attention_agrees(backbone: Backbone, tokens: Sequence[int], expected
     expected: the model's logits of `tokens` with its unchanged attention, [T, V].
     """
     tolerance = TOLERANCES[backbone.model.dtype]
-    # `logits_or_none` returns None where the model raises an error; None agrees with nothing.
-    whole_logits = logits_or_none(partial(_run_whole, backbone, tokens))
+    # `compute_logits_or_none` returns None where the model raises an error; None agrees with nothing.
+    whole_logits = compute_logits_or_none(partial(_run_sequence, backbone, tokens))
     if not agrees(expected, whole_logits, tolerance):
         return False
-    branch_logits = logits_or_none(partial(_run_branches, CachedPrompt, backbone, tokens))
-    return agrees(_expected_of_branches(backbone.model, tokens, expected), branch_logits, tolerance)
+    branch_logits = compute_logits_or_none(partial(_run_branches, CachedPrompt, backbone, tokens))
+    return agrees(_compute_expected_logits(backbone.model, tokens, expected), branch_logits, tolerance)
 
 
-def _run_whole(backbone: Backbone, tokens: Sequence[int]) -> Tensor:
+def _run_sequence(backbone: Backbone, tokens: Sequence[int]) -> Tensor:
     """Compute the logits of a sequence in one pass, [T, V]."""
     return backbone.logits(backbone.features(padded([tokens], backbone.device))[0])
 
@@ -243,7 +243,7 @@ def _run_continuation(texts: Texts, continuation: Sequence[int]) -> list[Tensor]
     return features_of_steps
 
 
-def _expected_of_branches(model: Any, tokens: Sequence[int], whole: Tensor) -> Tensor:
+def _compute_expected_logits(model: Any, tokens: Sequence[int], whole: Tensor) -> Tensor:
     """Return the logits that a trial with cached keys should give, computed by the model without a cache.
 
     The long sequence is prompt, text and continuation: all of `tokens`. The short one has only the first SHORT tokens
@@ -258,7 +258,7 @@ def _expected_of_branches(model: Any, tokens: Sequence[int], whole: Tensor) -> T
     text_end = PROMPT + TEXT
     short_text_end = PROMPT + SHORT
     continuation = tokens[text_end:]
-    short = own_logits(model, [*tokens[:short_text_end], *continuation])  # a row per token
+    short = compute_model_logits(model, [*tokens[:short_text_end], *continuation])  # a row per token
     rows = list(whole[PROMPT:text_end])
     for long_row, short_row in zip(whole[text_end:], short[short_text_end:], strict=True):
         rows += [long_row, short_row, long_row]

@@ -21,12 +21,12 @@ from toolformer_dag.model.backbone import Backbone
 from toolformer_dag.model.backend import Ends, LogProbabilities, TokenCounts, TokenQuery, TokenText
 from toolformer_dag.model.greedy_rows import GreedyBatch
 from toolformer_dag.model.loading import LanguageModel
-from toolformer_dag.model.memory import CACHE_PASSES, STREAMED, CacheLimits, TokenBudget, free_token_budget
+from toolformer_dag.model.memory import CACHE_PASSES, STREAMED, CacheLimits, TokenBudget, estimate_token_budget
 from toolformer_dag.model.open_samples import CallSampling
 from toolformer_dag.model.prefixes import CachedPrefixes
 from toolformer_dag.model.proposing import ProposalBatch
 from toolformer_dag.model.sharing import Prompt, choose_sharing
-from toolformer_dag.model.trials import trial_tokens
+from toolformer_dag.model.trials import list_trial_tokens
 from toolformer_dag.settings.model_settings import SamplingSettings
 
 
@@ -57,9 +57,9 @@ class TransformersBackend:
         self.language_model = language_model
         self.context_length = language_model.context_length
         self.counts = TokenCounts()
-        self.budget = TokenBudget(token_budget or free_token_budget(language_model.model, language_model.device))
+        self.budget = TokenBudget(token_budget or estimate_token_budget(language_model.model, language_model.device))
         self.backbone = Backbone(language_model.model, self.budget)
-        self.sharing = choose_sharing(self.backbone, language_model.name, trial_tokens(language_model.encoding))
+        self.sharing = choose_sharing(self.backbone, language_model.name, list_trial_tokens(language_model.encoding))
         self._last_prompt: RunPrompt | None = None
 
     @property
@@ -90,7 +90,9 @@ class TransformersBackend:
         """
         run_prompt = self._run_prompt(prompt)
         calls = CallSampling(start, ends, sampling)
-        sizes = [self._stored_tokens(text, prompt_length=len(prompt), max_tokens=calls.max_tokens) for text in texts]
+        sizes = [
+            self._count_stored_tokens(text, prompt_length=len(prompt), max_tokens=calls.max_tokens) for text in texts
+        ]
         # Runs the texts in batches of similar size, which become smaller when memory runs out.
         return self.budget.run(
             sizes,
@@ -128,7 +130,7 @@ class TransformersBackend:
             counts=self.counts,
             calls=calls,
             texts=batch_texts,
-            limits=self._cache_limits(batch_texts, prompt_length=len(prompt.ids), max_tokens=calls.max_tokens),
+            limits=self._compute_cache_limits(batch_texts, prompt_length=len(prompt.ids), max_tokens=calls.max_tokens),
         )
         return proposals.run()
 
@@ -140,8 +142,8 @@ class TransformersBackend:
         What prefixes have in common runs once. Raises ModelError where a query does not fit into memory.
         """
 
-        def answers_of_batch(batch: list[int]) -> list[LogProbabilities]:
-            return self._answers([queries[index] for index in batch])
+        def answer_batch(batch: list[int]) -> list[LogProbabilities]:
+            return self._answer_queries([queries[index] for index in batch])
 
         prefixes = [list(query.prefix) for query in queries]
         # Prefixes with a common beginning are neighbours in this order, so that most of them are in one batch.
@@ -149,7 +151,7 @@ class TransformersBackend:
         # Runs batches of queries in this order; the answers are returned in the order of `queries`.
         return self.budget.run(
             [len(prefix) for prefix in prefixes],
-            answers_of_batch,
+            answer_batch,
             order=sorted_by_prefix,
             share=CACHE_PASSES,  # a batch may have the tokens of so many passes
             lower="max_call_tokens",  # the setting that the error message names
@@ -161,7 +163,7 @@ class TransformersBackend:
         branches = self.sharing.rows(self.backbone)
         return GreedyBatch(self.backbone, branches, branches.add(sequences))
 
-    def _stored_tokens(self, text: TokenText, *, prompt_length: int, max_tokens: int) -> int:
+    def _count_stored_tokens(self, text: TokenText, *, prompt_length: int, max_tokens: int) -> int:
         """Return for how many tokens a text and all its samples store keys and values.
 
         - prompt_length: the tokens before each text.
@@ -173,7 +175,7 @@ class TransformersBackend:
         copied_length = prompt_length + text_length  # each sample has a copy of these keys
         return copied_length + text.most_samples * (copied_length + max_tokens)
 
-    def _cache_limits(self, texts: Sequence[TokenText], *, prompt_length: int, max_tokens: int) -> CacheLimits:
+    def _compute_cache_limits(self, texts: Sequence[TokenText], *, prompt_length: int, max_tokens: int) -> CacheLimits:
         """Return how many texts, and continuations of them, may have their keys cached at once.
 
         Continuations are branches, on which samples are drawn, and probes, on which the probability of ` [` is computed
@@ -185,14 +187,16 @@ class TransformersBackend:
         longest = max(len(text.ids) for text in texts)
         most_samples = max(1, *(text.most_samples for text in texts))  # of a text
         if self._shares_keys:  # the keys of prompt and text are stored once
-            return self._shared_key_limits(
+            return self._compute_shared_key_limits(
                 len(texts), longest=longest, most_samples=most_samples, max_tokens=max_tokens
             )
         # In the model's own cache a branch copies the keys of prompt and text, and all texts of the batch run at once.
-        fitting_probes = self._fitting_branches(prompt_length + longest + max_tokens)
+        fitting_probes = self._count_fitting_branches(prompt_length + longest + max_tokens)
         return CacheLimits(texts=len(texts), branches=len(texts) * most_samples, probes=max(1, fitting_probes))
 
-    def _shared_key_limits(self, text_count: int, *, longest: int, most_samples: int, max_tokens: int) -> CacheLimits:
+    def _compute_shared_key_limits(
+        self, text_count: int, *, longest: int, most_samples: int, max_tokens: int
+    ) -> CacheLimits:
         """Return how many texts and branches may be cached at once: half of the memory is for texts, half for branches.
 
         A branch stores what continues a text: a sample, or, as a probe, ` [`, whose probability is computed there.
@@ -202,7 +206,7 @@ class TransformersBackend:
         - max_tokens: the most tokens of a branch.
         """
         fitting_texts = max(1, self._tokens_in_half // longest)
-        fitting_branches = self._fitting_branches(max_tokens)
+        fitting_branches = self._count_fitting_branches(max_tokens)
         useful_branches = min(fitting_branches, text_count * most_samples)
         return CacheLimits(
             texts=min(text_count, fitting_texts),
@@ -210,7 +214,7 @@ class TransformersBackend:
             probes=max(1, fitting_branches),
         )
 
-    def _fitting_branches(self, tokens_per_branch: int) -> int:
+    def _count_fitting_branches(self, tokens_per_branch: int) -> int:
         """Return how many branches fit into half of the memory, and into a pass, which runs a token of each."""
         return min(self._tokens_in_half // tokens_per_branch, self.budget.tokens)
 
@@ -219,7 +223,7 @@ class TransformersBackend:
         """Return for how many tokens half of the memory holds keys and values: CACHE_PASSES passes fill all of it."""
         return self.budget.tokens * CACHE_PASSES // 2
 
-    def _answers(self, queries: Sequence[TokenQuery]) -> list[LogProbabilities]:
+    def _answer_queries(self, queries: Sequence[TokenQuery]) -> list[LogProbabilities]:
         """Return log p of each query, [places, tokens per place]. The queries are sorted by prefix.
 
         A query whose answer is NaN runs again alone: NaN in another sequence of its pass may be the cause, since the
@@ -231,7 +235,7 @@ class TransformersBackend:
         if len(queries) > 1:  # a query that ran alone keeps its NaN
             for index, answer in enumerate(answers):
                 if np.isnan(answer).any():
-                    [answers[index]] = self._answers([queries[index]])
+                    [answers[index]] = self._answer_queries([queries[index]])
         return answers
 
     def _run_queries(self, queries: Sequence[TokenQuery]) -> list[LogProbabilities]:
@@ -259,22 +263,22 @@ class TransformersBackend:
         query_indices: which queries, [B].
         """
         batch_queries = [queries[index] for index in query_indices]
-        texts = [_text_to_run(query) for query in batch_queries]  # up to the last place, T tokens at most
+        texts = [_select_text_to_run(query) for query in batch_queries]  # up to the last place, T tokens at most
         features = prefixes.features(query_indices, texts)  # [B, 1 + T, F]; column p predicts the token at place p
-        answers = self._log_p_at_places(features, batch_queries)
+        answers = self._compute_log_p_at_places(features, batch_queries)
         self.counts.passes += 1
         for query, text in zip(batch_queries, texts, strict=True):
             self.counts.add(query.kind, len(text))
         return answers
 
-    def _log_p_at_places(self, features: Tensor, queries: Sequence[TokenQuery]) -> list[LogProbabilities]:
+    def _compute_log_p_at_places(self, features: Tensor, queries: Sequence[TokenQuery]) -> list[LogProbabilities]:
         """Return for each of B queries log p of the tokens that it asks for, [places, tokens per place].
 
         A query names places in a text, and the tokens whose probability is wanted at each of them.
 
         features: the hidden states of the texts, [B, columns, F]. Column p predicts the token at place p.
         """
-        features_at_places = _features_at_places(features, queries)  # [places of all queries, F]
+        features_at_places = _select_features_at_places(features, queries)  # [places of all queries, F]
         targets: list[Sequence[int]] = []  # [places of all queries, tokens per place]
         for query in queries:
             targets += query.tokens
@@ -284,7 +288,7 @@ class TransformersBackend:
         return np.split(log_p.cpu().numpy(), ends_of_queries[:-1])
 
 
-def _features_at_places(features: Tensor, queries: Sequence[TokenQuery]) -> Tensor:
+def _select_features_at_places(features: Tensor, queries: Sequence[TokenQuery]) -> Tensor:
     """Return the features of B queries, [B, columns, F], in the columns of their places: [places of all queries, F]."""
     cells = []  # pairs of row and column
     for row, query in enumerate(queries):
@@ -293,7 +297,7 @@ def _features_at_places(features: Tensor, queries: Sequence[TokenQuery]) -> Tens
     return features[rows, columns]
 
 
-def _text_to_run(query: TokenQuery) -> Sequence[int]:
+def _select_text_to_run(query: TokenQuery) -> Sequence[int]:
     """Return the tokens of a query's text before its last place: the next one is only predicted."""
     return query.text[: max(query.places)]
 

@@ -44,15 +44,15 @@ def exact_products() -> Iterator[None]:
 def check_causal(model: Any, tokens: Sequence[int]) -> None:
     """Raise ModelError for a model whose tokens attend to later ones (BERT loads as a causal model too).
 
-    tokens: 24 tokens of ordinary text, from `trial_tokens`. Two sequences of 16 of them begin with the same 8 and end
-    differently; a causal model gives the first 8 the same logits in both.
+    tokens: 24 tokens of ordinary text, from `list_trial_tokens`. Two sequences of 16 of them begin with the same 8 and
+    end differently; a causal model gives the first 8 the same logits in both.
     """
     begin = tokens[:TRIAL_ENDS]
     end = tokens[TRIAL_ENDS:TRIAL]
     # Equally long, because another length rounds differently, and a mixture of experts may then choose another one.
     other_end = tokens[TRIAL:]
-    logits = own_logits(model, [*begin, *end])[: len(begin)]  # [8, V]
-    other_logits = own_logits(model, [*begin, *other_end])[: len(begin)]
+    logits = compute_model_logits(model, [*begin, *end])[: len(begin)]  # [8, V]
+    other_logits = compute_model_logits(model, [*begin, *other_end])[: len(begin)]
     if _differ(logits, other_logits, SAME_ORDER_TOLERANCES[model.dtype]):
         raise ModelError(
             f"{type(model).__name__} attends to later tokens; use a causal model (some models need "
@@ -66,17 +66,17 @@ def _differ(logits: Tensor, other_logits: Tensor, tolerance: float) -> bool:
     return bool(largest_difference > tolerance * logits.abs().max())
 
 
-def trial_tokens(encoding: Encoding) -> list[int]:
+def list_trial_tokens(encoding: Encoding) -> list[int]:
     """Return TRIAL + TRIAL_ENDS tokens of ordinary text to try a model with, after BOS where the tokenizer adds it.
 
     They repeat where the text and the vocabulary have too few.
     """
     count = TRIAL + TRIAL_ENDS
-    tokens = [*encoding.bos, *islice(cycle(_ordinary_tokens(encoding, count)), count)]
+    tokens = [*encoding.bos, *islice(cycle(_list_ordinary_tokens(encoding, count)), count)]
     return tokens[:count]
 
 
-def _ordinary_tokens(encoding: Encoding, count: int) -> list[int]:
+def _list_ordinary_tokens(encoding: Encoding, count: int) -> list[int]:
     """Return the tokens of ORDINARY_TEXT, without special ones, after which a trained model's logits are chaotic.
 
     Where these are fewer than `count`, all others of the vocabulary follow: the result may be shorter or longer.
@@ -89,13 +89,13 @@ def _ordinary_tokens(encoding: Encoding, count: int) -> list[int]:
     return tokens
 
 
-def own_logits(model: Any, tokens: Sequence[int]) -> Tensor:
+def compute_model_logits(model: Any, tokens: Sequence[int]) -> Tensor:
     """Compute the model's own logits [tokens, V] in float32, with its own attention and without a cache."""
     logits: Tensor = model(torch.tensor([tokens], device=model.device)).logits[0].float()
     return logits
 
 
-def logits_or_none(compute: Callable[[], Tensor]) -> Tensor | None:
+def compute_logits_or_none(compute: Callable[[], Tensor]) -> Tensor | None:
     """Return the logits that `compute` returns; None where it raises an error other than out of memory."""
     try:
         return compute()
@@ -128,16 +128,16 @@ def bos_gain(model: Any, encoding: Encoding, context: int) -> float:
 
     context: the most tokens of a sequence.
     """
-    bos = _bos_to_add(model, encoding)
+    bos = _find_bos_to_add(model, encoding)
     if bos is None:
         return 0.0
     ids = encoding.texts([ORDINARY_TEXT])[0].ids[: context - 1]
-    losses = _token_losses(model, ids)
-    losses_after_bos = _token_losses(model, [bos, *ids])[1:]  # the first text token has no loss without BOS
-    return _clear_mean(losses - losses_after_bos)
+    losses = _compute_token_losses(model, ids)
+    losses_after_bos = _compute_token_losses(model, [bos, *ids])[1:]  # the first text token has no loss without BOS
+    return _compute_clear_mean(losses - losses_after_bos)
 
 
-def _bos_to_add(model: Any, encoding: Encoding) -> int | None:
+def _find_bos_to_add(model: Any, encoding: Encoding) -> int | None:
     """Return the tokenizer's BOS; None where it has none or adds it already, or where the model has no row for it."""
     bos: int | None = encoding.tokenizer.bos_token_id
     is_added_already = bool(encoding.bos)
@@ -147,7 +147,7 @@ def _bos_to_add(model: Any, encoding: Encoding) -> int | None:
     return bos if has_embedding else None
 
 
-def _clear_mean(gains: Tensor) -> float:
+def _compute_clear_mean(gains: Tensor) -> float:
     """Return the mean of gains where it is above MIN_GAIN and MIN_STANDARD_ERRORS standard errors; else 0."""
     gain = float(gains.mean())
     standard_error = float(gains.std()) / len(gains) ** 0.5
@@ -155,7 +155,7 @@ def _clear_mean(gains: Tensor) -> float:
     return gain if is_clear else 0.0
 
 
-def _token_losses(model: Any, ids: Sequence[int]) -> Tensor:
+def _compute_token_losses(model: Any, ids: Sequence[int]) -> Tensor:
     """Return the loss of each token after the first, in nats, [tokens - 1]."""
     targets = torch.tensor(ids[1:], device=model.device)
-    return torch.nn.functional.cross_entropy(own_logits(model, ids)[:-1], targets, reduction="none")
+    return torch.nn.functional.cross_entropy(compute_model_logits(model, ids)[:-1], targets, reduction="none")

@@ -65,10 +65,10 @@ def load_service(model: ModelSettings, dtype: str, config: Any, context_length: 
         raise ModelError(f'vLLM runs no GPT-J with tied embeddings, as {name!r} has; set model.engine = "transformers"')
     if model.url:
         return ServedVllm(model.url, name, dtype, int(config.vocab_size))
-    return VllmService(_load(model, name, dtype, context_length))
+    return VllmService(_load_llm(model, name, dtype, context_length))
 
 
-def _load(model: ModelSettings, name: str, dtype: str, context_length: int) -> LLM:
+def _load_llm(model: ModelSettings, name: str, dtype: str, context_length: int) -> LLM:
     """Load a model folder or hub id into vLLM in this process, with the options of `[model.vllm]` in the settings.
 
     Raises ModelError for an unknown option and where vLLM cannot run the model, DamagedModel for a damaged file.
@@ -122,7 +122,7 @@ class VllmService:
         prompts: list[Any] = [{"prompt_token_ids": list(request.prompt)} for request in requests]
         params = [sampling_params(request, self.vocabulary) for request in requests]
         outputs = self.llm.generate(prompts, params, use_tqdm=False)
-        return [_local_answer(output) for output in outputs]
+        return [_parse_local_output(output) for output in outputs]
 
 
 class ServedVllm:
@@ -140,61 +140,61 @@ class ServedVllm:
         self.vocabulary = vocabulary
         self._urls = [url.rstrip("/") for url in urls]
         self._next_server = count()  # numbers of requests, through all calls of `run`
-        self._http = _http_client()
+        self._http = _build_http_client()
         for url in self._urls:
-            self._check(url, name)
+            self._check_server(url, name)
 
-    def _check(self, url: str, name: str) -> None:
+    def _check_server(self, url: str, name: str) -> None:
         """Raise ModelError where a server has another model, or lacks this project's logits processor.
 
         The processor lets requests say which tokens are written; without it the server ignores that, and the model
         writes others.
         """
-        served = self._served_models(url)
+        served = self._list_served_models(url)
         if name not in served:
             raise ModelError(f"model.url: {url} serves {', '.join(served)}, not {name}; start it with {START_COMMAND}")
         if not self._writes_forced_tokens(url):
             raise ModelError(f"model.url: {url} runs without the logits processor; start it with {START_COMMAND}")
 
-    def _served_models(self, url: str) -> list[str]:
+    def _list_served_models(self, url: str) -> list[str]:
         """Return the names of the models that a server has."""
-        models = self._response("GET", f"{url}/v1/models")["data"]
+        models = self._request_json("GET", f"{url}/v1/models")["data"]
         return [model.get("root") or model["id"] for model in models]
 
     def _writes_forced_tokens(self, url: str) -> bool:
         """Return whether a server writes tokens that the model would hardly choose, as only the processor makes it."""
         unlikely_tokens = [1, 2]
         request = TokenRequest(prompt=[1], most=len(unlikely_tokens), forced=unlikely_tokens, likeliest=1)
-        return self._answer(request, url).tokens == unlikely_tokens
+        return self._send_request(request, url).tokens == unlikely_tokens
 
     def run(self, requests: Sequence[TokenRequest]) -> list[TokenAnswer]:
         """Answer requests in their order."""
         urls = [self._urls[next(self._next_server) % len(self._urls)] for _ in requests]
         with ThreadPoolExecutor(IN_FLIGHT) as pool:
-            return list(pool.map(self._answer, requests, urls))
+            return list(pool.map(self._send_request, requests, urls))
 
-    def _answer(self, request: TokenRequest, url: str) -> TokenAnswer:
+    def _send_request(self, request: TokenRequest, url: str) -> TokenAnswer:
         """Send a request to the vLLM server at a URL, with the sampling parameters as JSON; return its answer."""
         fields = msgspec.to_builtins(sampling_params(request, self.vocabulary))
         params = {field: value for field, value in fields.items() if not field.startswith("_")}
-        _name_one_token_more(params)
+        _add_unused_token(params)
         body = {"token_ids": list(request.prompt), "sampling_params": params}
-        return _served_answer(request.prompt, self._response("POST", f"{url}/inference/v1/generate", body))
+        return _parse_served_response(request.prompt, self._request_json("POST", f"{url}/inference/v1/generate", body))
 
-    def _response(self, method: str, address: str, body: Any = None) -> Any:
+    def _request_json(self, method: str, address: str, body: Any = None) -> Any:
         """Return the JSON that a server responds with. Raises ModelError where it is not reached, or refuses."""
         try:
             response = self._http.request(method, address, json=body)
             response.raise_for_status()
         except httpx.HTTPError as error:
             raise ModelError(
-                f"model.url: {address} does not answer ({type(error).__name__}: {_reason(error)}); start it with "
-                f"{START_COMMAND}, or remove model.url"
+                f"model.url: {address} does not answer ({type(error).__name__}: {_explain_error(error)}); start it "
+                f"with {START_COMMAND}, or remove model.url"
             ) from error
         return response.json()
 
 
-def _http_client() -> httpx.Client:
+def _build_http_client() -> httpx.Client:
     """Return a client for the servers, which sends their key where the environment has it."""
     key = os.environ.get(KEY)
     headers = {"Authorization": f"Bearer {key}"} if key else {}
@@ -202,12 +202,12 @@ def _http_client() -> httpx.Client:
     return httpx.Client(headers=headers, timeout=PATIENCE, limits=limits)
 
 
-def _reason(error: httpx.HTTPError) -> str:
+def _explain_error(error: httpx.HTTPError) -> str:
     """Return the beginning of a server's refusal, or why it was not reached."""
     return error.response.text[:400] if isinstance(error, httpx.HTTPStatusError) else str(error)
 
 
-def _name_one_token_more(params: dict[str, Any]) -> None:
+def _add_unused_token(params: dict[str, Any]) -> None:
     """Add an unused token to those whose log p a server returns; changes `params` in place.
 
     A server returns as many log p as tokens are named, one of them that of the written token: where [5, 6] are named
@@ -220,7 +220,7 @@ def _name_one_token_more(params: dict[str, Any]) -> None:
         params["logprobs"] = len(scored) + 1
 
 
-def _local_answer(output: Any) -> TokenAnswer:
+def _parse_local_output(output: Any) -> TokenAnswer:
     """Convert vLLM's output of a request to an answer.
 
     It has the written tokens, how many tokens ran, log p by token at each written one (`scores`), and log p of each
@@ -230,18 +230,18 @@ def _local_answer(output: Any) -> TokenAnswer:
     prompt_length = len(output.prompt_token_ids)
     return TokenAnswer(
         tokens=list(written.token_ids),
-        ran=_tokens_run(prompt_length, len(written.token_ids), output.num_cached_tokens),
-        scores=[_local_scores(step) for step in written.logprobs or ()],
-        prompt=_local_prompt_log_p(output),
+        ran=_count_tokens_run(prompt_length, len(written.token_ids), output.num_cached_tokens),
+        scores=[_parse_local_scores(step) for step in written.logprobs or ()],
+        prompt=_parse_local_prompt_log_p(output),
     )
 
 
-def _local_scores(step: Any) -> Scores:
+def _parse_local_scores(step: Any) -> Scores:
     """Return log p by token from vLLM's entries of a written token."""
     return {token: entry.logprob for token, entry in step.items()}
 
 
-def _local_prompt_log_p(output: Any) -> list[float]:
+def _parse_local_prompt_log_p(output: Any) -> list[float]:
     """Return log p of each prompt token, NaN for the first, for which vLLM has no entry."""
     log_p = []
     for token, entries in zip(output.prompt_token_ids, output.prompt_logprobs or (), strict=False):
@@ -249,7 +249,7 @@ def _local_prompt_log_p(output: Any) -> list[float]:
     return log_p
 
 
-def _served_answer(prompt: Sequence[int], response: Any) -> TokenAnswer:
+def _parse_served_response(prompt: Sequence[int], response: Any) -> TokenAnswer:
     """Convert the JSON of a vLLM server's response to an answer.
 
     It has the written tokens, how many tokens ran, log p by token at each written one (`scores`), and log p of each
@@ -259,19 +259,19 @@ def _served_answer(prompt: Sequence[int], response: Any) -> TokenAnswer:
     details = response["usage"]["prompt_tokens_details"] or {}
     return TokenAnswer(
         tokens=choice["token_ids"],
-        ran=_tokens_run(len(prompt), len(choice["token_ids"]), details.get("cached_tokens")),
-        scores=_served_scores(choice["logprobs"]),
-        prompt=_served_prompt_log_p(prompt, response["prompt_logprobs"] or ()),
+        ran=_count_tokens_run(len(prompt), len(choice["token_ids"]), details.get("cached_tokens")),
+        scores=_parse_served_scores(choice["logprobs"]),
+        prompt=_parse_served_prompt_log_p(prompt, response["prompt_logprobs"] or ()),
     )
 
 
-def _served_scores(log_p: Any) -> list[Scores]:
+def _parse_served_scores(log_p: Any) -> list[Scores]:
     """Return log p by token at each written token, from the JSON of a choice; empty where there is none."""
     steps = log_p["content"] if log_p else ()
     return [{entry["token_id"]: entry["logprob"] for entry in step["top_logprobs"]} for step in steps]
 
 
-def _served_prompt_log_p(prompt: Sequence[int], entries_of_tokens: Sequence[Any]) -> list[float]:
+def _parse_served_prompt_log_p(prompt: Sequence[int], entries_of_tokens: Sequence[Any]) -> list[float]:
     """Return log p of each prompt token, NaN for the first, which has no entries."""
     log_p = []
     for token, entries in zip(prompt, entries_of_tokens, strict=False):
@@ -279,6 +279,6 @@ def _served_prompt_log_p(prompt: Sequence[int], entries_of_tokens: Sequence[Any]
     return log_p
 
 
-def _tokens_run(prompt: int, written: int, cached: int | None) -> int:
+def _count_tokens_run(prompt: int, written: int, cached: int | None) -> int:
     """Return how many tokens went through the model: all but the cached ones and the last written one."""
     return prompt + written - 1 - (cached or 0)

@@ -30,23 +30,23 @@ def sampling_params(request: TokenRequest, vocabulary: int) -> SamplingParams:
         ignore_eos=True,  # EOS ends a request only where it is among `ends`
         detokenize=False,
         stop_token_ids=list(request.ends),
-        allowed_token_ids=_allowed_tokens(request, vocabulary),
+        allowed_token_ids=_list_allowed_tokens(request, vocabulary),
         structured_outputs=grammar,
-        logprobs=_scored_count(request),
+        logprobs=_count_scored_tokens(request),
         logprob_token_ids=list(request.scored) or None,
         prompt_logprobs=0 if request.reads_prompt else None,  # 0: log p of the prompt's tokens, of no others
-        extra_args=_extra_args(request),  # for `Streams`: random numbers or forced tokens
+        extra_args=_build_extra_args(request),  # for `Streams`: random numbers or forced tokens
     )
 
 
-def _allowed_tokens(request: TokenRequest, vocabulary: int) -> list[int] | None:
+def _list_allowed_tokens(request: TokenRequest, vocabulary: int) -> list[int] | None:
     """Return all tokens but the forbidden ones; None where all are allowed."""
     if not request.forbidden:
         return None
     return sorted(set(range(vocabulary)).difference(request.forbidden))
 
 
-def _extra_args(request: TokenRequest) -> dict[str, Any] | None:
+def _build_extra_args(request: TokenRequest) -> dict[str, Any] | None:
     """Return the options for the logits processor `Streams`: random numbers to draw by, or forced tokens; else None."""
     if request.uniforms is not None:
         return {UNIFORMS: request.uniforms.tolist(), "temperature": request.temperature, "top_p": request.top_p}
@@ -55,7 +55,7 @@ def _extra_args(request: TokenRequest) -> dict[str, Any] | None:
     return None
 
 
-def _scored_count(request: TokenRequest) -> int | None:
+def _count_scored_tokens(request: TokenRequest) -> int | None:
     """Return how many tokens get log p at each written token; None where it is not requested."""
     if request.scored:
         return len(request.scored)
@@ -74,7 +74,7 @@ class BatchRow(NamedTuple):
     options: dict[str, Any]
     written: list[int]
 
-    def next_of(self, key: str) -> Any:
+    def get_next_entry(self, key: str) -> Any:
         """Return the entry of the list `key` of the options for the next token; None where there is none."""
         values = self.options.get(key, ())
         return values[len(self.written)] if len(self.written) < len(values) else None
@@ -109,19 +109,19 @@ class Streams(LogitsProcessor):
             self._rows.pop(index, None)
         for index, params, _prompt, written in batch_update.added:
             is_decided_here = bool(params.extra_args)  # random numbers or forced tokens
-            self._put(index, BatchRow(params.extra_args, written) if is_decided_here else None)
+            self._put_row(index, BatchRow(params.extra_args, written) if is_decided_here else None)
         for source, target, direction in batch_update.moved:
-            self._move(source, target, swaps=direction is MoveDirectionality.SWAP)
+            self._move_row(source, target, swaps=direction is MoveDirectionality.SWAP)
 
-    def _move(self, source: int, target: int, *, swaps: bool) -> None:
+    def _move_row(self, source: int, target: int, *, swaps: bool) -> None:
         """Move the request of row `source` to row `target`; if they swap, the target's request moves to `source`."""
         source_row = self._rows.pop(source, None)
         target_row = self._rows.pop(target, None)
-        self._put(target, source_row)
+        self._put_row(target, source_row)
         if swaps:
-            self._put(source, target_row)
+            self._put_row(source, target_row)
 
-    def _put(self, index: int, row: BatchRow | None) -> None:
+    def _put_row(self, index: int, row: BatchRow | None) -> None:
         """Set which request is in a row of the batch; None for one whose tokens vLLM chooses itself."""
         self._rows.pop(index, None)
         if row is not None:
@@ -133,7 +133,7 @@ class Streams(LogitsProcessor):
         Changes `logits` in place.
         """
         # By row; a request has either forced tokens or random numbers.
-        token_of_row = self._next_of(FORCED, len(logits)) | self._drawn(logits)
+        token_of_row = self._collect_next_entries(FORCED, len(logits)) | self._draw_tokens(logits)
         if token_of_row:
             rows = torch.tensor(list(token_of_row), device=logits.device)
             tokens = torch.tensor(list(token_of_row.values()), device=logits.device)
@@ -141,24 +141,24 @@ class Streams(LogitsProcessor):
             logits[rows, tokens] = 0.0
         return logits
 
-    def _next_of(self, key: str, row_count: int) -> dict[int, Any]:
+    def _collect_next_entries(self, key: str, row_count: int) -> dict[int, Any]:
         """Return by row what the list `key` of its request's options has for the next token, where it has an entry.
 
         row_count: how many rows run in this step. Further requests of `_rows` do not run now.
         """
         entry_of_row = {}
         for index, row in self._rows.items():
-            entry = row.next_of(key)  # None after the end of the list
+            entry = row.get_next_entry(key)  # None after the end of the list
             if index < row_count and entry is not None:
                 entry_of_row[index] = entry
         return entry_of_row
 
-    def _drawn(self, logits: Tensor) -> dict[int, int]:
+    def _draw_tokens(self, logits: Tensor) -> dict[int, int]:
         """Draw the next token of each request with a random number for it; return the tokens by row.
 
         logits: of the rows that run in this step, [rows, V].
         """
-        number_of_row = self._next_of(UNIFORMS, len(logits))  # row -> random number in [0, 1)
+        number_of_row = self._collect_next_entries(UNIFORMS, len(logits))  # row -> random number in [0, 1)
         if not number_of_row:
             return {}
         first_row = next(iter(number_of_row))

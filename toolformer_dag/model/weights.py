@@ -12,12 +12,12 @@ from importlib.util import find_spec
 from math import prod
 from pathlib import Path
 
-from toolformer_dag.files import UserError, changed_unseen, locked, replace_folder
+from toolformer_dag.files import UserError, find_changed_unseen, locked, replace_folder
 from toolformer_dag.identity import cache_folder, file_hash
 from toolformer_dag.settings.call_markers import PAPER_MARKERS, CallMarkers
 from toolformer_dag.settings.model_settings import GGUF, ModelSettings
 from toolformer_dag.settings.sections import Settings
-from toolformer_dag.settings.setting_types import expanded
+from toolformer_dag.settings.setting_types import expand_home
 from toolformer_dag.synthetic import MODEL, SMALL_MODEL
 
 _log = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ def cores() -> int:
     if hasattr(os, "sched_getaffinity"):  # on Linux, the threads that this process is bound to
         hardware_threads = os.sched_getaffinity(0)
     distinct_cores = {_core(thread) for thread in hardware_threads}
-    return max(1, min(len(distinct_cores), _container_cores()))
+    return max(1, min(len(distinct_cores), _count_container_cores()))
 
 
 def _core(thread: int) -> str:
@@ -81,7 +81,7 @@ def _core(thread: int) -> str:
     return file.read_text() if file.is_file() else str(thread)
 
 
-def _container_cores() -> int:
+def _count_container_cores() -> int:
     """Return the whole cores that the container's limit leaves; UNLIMITED_CORES where there is no limit."""
     if not QUOTA.is_file():
         return UNLIMITED_CORES
@@ -128,7 +128,7 @@ IDENTIFYING = ("name", "revision", "dtype")
 """The keys of `[model]` that the files' identity and the data type stand for."""
 
 
-def model_identity(name: str, revision: str | None = None) -> Mapping[str, str]:
+def read_model_identity(name: str, revision: str | None = None) -> Mapping[str, str]:
     """Return what identifies a model: where it differs, everything that was computed with the model is out of date.
 
     - Of a folder: by file name, the hash of each file that determines its results.
@@ -137,12 +137,12 @@ def model_identity(name: str, revision: str | None = None) -> Mapping[str, str]:
 
     Raises ModelError for a path that is not a model folder. Not covered: whether the files fit each other.
     """
-    folder = _folder(name)
+    folder = _find_folder(name)
     if folder is None:
         return {"id": name, "revision": revision or "main"}
-    if folder.parent == _conversions():  # converted from a GGUF file; the conversion recorded the identity
+    if folder.parent == _get_conversions_folder():  # converted from a GGUF file; the conversion recorded the identity
         return dict(json.loads((folder / ORIGIN).read_bytes()))
-    return {file.name: file_hash(file) for file in _required_files(folder)}
+    return {file.name: file_hash(file) for file in _list_required_files(folder)}
 
 
 def is_packaged(identity: Mapping[str, object]) -> bool:
@@ -150,7 +150,7 @@ def is_packaged(identity: Mapping[str, object]) -> bool:
 
     The identity may have further fields, such as settings.
     """
-    packaged = [model_identity(str(folder)) for folder in (MODEL, SMALL_MODEL)]
+    packaged = [read_model_identity(str(folder)) for folder in (MODEL, SMALL_MODEL)]
     return any(files.items() <= identity.items() for files in packaged)
 
 
@@ -179,7 +179,7 @@ def require_whole(name: str, revision: str | None = None, weights: bool = True) 
     folder = model_folder(name, revision)
     if folder is None:
         return
-    damaged_file = _damaged_file(folder, weights=weights)
+    damaged_file = _find_damaged_file(folder, weights=weights)
     if damaged_file is None:
         return
     if not damaged_file.with_name(CHECKPOINT).is_file():
@@ -188,15 +188,17 @@ def require_whole(name: str, revision: str | None = None, weights: bool = True) 
     raise DamagedCheckpoint(damaged_file)
 
 
-def _damaged_file(folder: Path, *, weights: bool) -> Path | None:
+def _find_damaged_file(folder: Path, *, weights: bool) -> Path | None:
     """Return a file of a model whose content is not the one that was hashed; None where all files are whole.
 
     The hash is remembered from an earlier reading, or is the file's name, as in the cache of the Hugging Face hub.
 
     weights: whether to read the weights too.
     """
-    files = [file for file in _identifying_files(folder) if weights or file.suffix != ".safetensors"]
-    changed_file = changed_unseen(files)  # with another content than the remembered hash, but the same size and times
+    files = [file for file in _list_identifying_files(folder) if weights or file.suffix != ".safetensors"]
+    changed_file = find_changed_unseen(
+        files
+    )  # with another content than the remembered hash, but the same size and times
     if changed_file is not None:
         return changed_file
     for file in files:
@@ -218,7 +220,7 @@ def model_folder(name: str, revision: str | None = None) -> Path | None:
     """
     from huggingface_hub import try_to_load_from_cache
 
-    folder = _folder(name)
+    folder = _find_folder(name)
     if folder is not None:
         return folder
     config = try_to_load_from_cache(name, "config.json", revision=revision)
@@ -229,7 +231,7 @@ MARKERS = "call_markers"
 """The key of tokenizer_config.json that holds the markers of calls where they are not the paper's."""
 
 
-def checkpoint_markers(name: str, revision: str | None = None) -> CallMarkers | None:
+def read_checkpoint_markers(name: str, revision: str | None = None) -> CallMarkers | None:
     """Return the markers with which a model was finetuned to write calls, such as ` [` and `->`, from its files.
 
     A checkpoint of this project that names none has the paper's; None for any other model without markers.
@@ -237,13 +239,13 @@ def checkpoint_markers(name: str, revision: str | None = None) -> CallMarkers | 
     folder = model_folder(name, revision)
     if folder is None:
         return None
-    markers = _markers_in_config(folder / "tokenizer_config.json")
+    markers = _read_markers(folder / "tokenizer_config.json")
     if markers is None and (folder / CHECKPOINT).is_file():
         return PAPER_MARKERS
     return markers
 
 
-def _markers_in_config(file: Path) -> CallMarkers | None:
+def _read_markers(file: Path) -> CallMarkers | None:
     """Return the markers in a tokenizer's config; None where it has none or cannot be read."""
     try:
         values = json.loads(file.read_bytes()).get(MARKERS)
@@ -254,7 +256,7 @@ def _markers_in_config(file: Path) -> CallMarkers | None:
 
 def refuse_other_markers(model: ModelSettings) -> None:
     """Raise ModelError where a model was finetuned with other markers of calls than the settings name."""
-    markers = checkpoint_markers(model_name(model), model.revision)
+    markers = read_checkpoint_markers(model_name(model), model.revision)
     if markers not in (None, model.markers):
         raise ModelError(f"{model.name!r} was finetuned with other markers of calls; set [model] markers to {markers}")
 
@@ -267,7 +269,7 @@ def check_model(name: str, revision: str | None = None) -> None:
     """
     from huggingface_hub import HfApi, try_to_load_from_cache
 
-    if _folder(name) is not None:
+    if _find_folder(name) is not None:
         return
     try:
         is_cached = isinstance(try_to_load_from_cache(name, "config.json", revision=revision), str)
@@ -281,14 +283,14 @@ def check_model(name: str, revision: str | None = None) -> None:
         ) from error
 
 
-def _folder(name: str) -> Path | None:
+def _find_folder(name: str) -> Path | None:
     """Return the folder that a model's name leads to; None for a hub id, such as "org/model".
 
     A GGUF file is converted to a folder first, once. Raises ModelError for a path at which there is no folder.
     """
-    folder = expanded(Path(name))
+    folder = expand_home(Path(name))
     if name.endswith(GGUF):
-        return converted(folder)
+        return convert_gguf(folder)
     if folder.is_dir():
         return folder
     if name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name:
@@ -300,12 +302,12 @@ REQUIRED_FILES = (("config.json",), ("*.safetensors",), ("tokenizer*", "*.model"
 """What a model folder has: a file for one pattern of each group."""
 
 
-def _required_files(folder: Path) -> list[Path]:
+def _list_required_files(folder: Path) -> list[Path]:
     """Return the files of a model folder that determine its results: config, weights, tokenizer, code.
 
     Raises ModelError where config, weights or tokenizer is missing.
     """
-    files = _identifying_files(folder)
+    files = _list_identifying_files(folder)
     for patterns in REQUIRED_FILES:
         has_file = any(file.match(pattern) for file in files for pattern in patterns)
         if not has_file:
@@ -316,7 +318,7 @@ def _required_files(folder: Path) -> list[Path]:
     return files
 
 
-def _identifying_files(folder: Path) -> list[Path]:
+def _list_identifying_files(folder: Path) -> list[Path]:
     """Return the files of a folder that may determine a model's results, sorted."""
     files: set[Path] = set()
     for pattern in IDENTITY_FILES:
@@ -324,27 +326,27 @@ def _identifying_files(folder: Path) -> list[Path]:
     return sorted(files)
 
 
-def model_dtype(model: ModelSettings) -> str:
+def read_model_dtype(model: ModelSettings) -> str:
     """Return the data type of the settings' model; for `auto`, the one of the weights in the model's folder.
 
     `auto` stays for a hub id: only loading would show its data type, and its revision determines it.
     """
-    folder = expanded(Path(model_name(model)))
+    folder = expand_home(Path(model_name(model)))
     if model.dtype == "auto" and folder.is_dir():
-        return _folder_dtype(folder)
+        return _read_folder_dtype(folder)
     return model.dtype
 
 
-def _folder_dtype(folder: Path) -> str:
+def _read_folder_dtype(folder: Path) -> str:
     """Return the data type in which a model folder stores its weights, such as "bfloat16".
 
     It is the one in config.json, else the one of the first floating-point weights, else float32. Raises ModelError for
     a config.json that cannot be read.
     """
-    return _config_dtype(folder / "config.json") or _weights_dtype(folder) or "float32"
+    return _read_config_dtype(folder / "config.json") or _read_weights_dtype(folder) or "float32"
 
 
-def _config_dtype(file: Path) -> str | None:
+def _read_config_dtype(file: Path) -> str | None:
     """Return the data type in a config.json, or in its part for texts; None without one. Raises ModelError."""
     try:
         config = json.loads(file.read_bytes())
@@ -357,7 +359,7 @@ def _config_dtype(file: Path) -> str | None:
     return None
 
 
-def _weights_dtype(folder: Path) -> str | None:
+def _read_weights_dtype(folder: Path) -> str | None:
     """Return the data type of the first floating-point weights in a folder's safetensors; None without any."""
     from safetensors import safe_open
 
@@ -376,7 +378,7 @@ def model_name(model: ModelSettings) -> str:
     A GGUF file is converted to a folder first, unless it was already. Raises ModelError where it cannot be converted.
     """
     if model.name.endswith(GGUF):
-        return str(converted(expanded(Path(model.name))))
+        return str(convert_gguf(expand_home(Path(model.name))))
     return str(MODEL) if model.name == "embedded" else model.name
 
 
@@ -388,12 +390,12 @@ CONVERSION = 1
 """Raise this when the same GGUF file gives other weights or tokens; part of folder names and identities."""
 
 
-def _conversions() -> Path:
+def _get_conversions_folder() -> Path:
     """Return the folder of converted models in the user's cache."""
     return cache_folder() / "models"
 
 
-def converted(file: Path) -> Path:
+def convert_gguf(file: Path) -> Path:
     """Convert a GGUF file to a folder with safetensors and a tokenizer, once; return the folder.
 
     The folder is in the user's cache, named after the hash of the file. It appears only when complete; where several
@@ -401,7 +403,7 @@ def converted(file: Path) -> Path:
     """
     try:
         digest = file_hash(file)
-        folder = _conversions() / f"{digest}-v{CONVERSION}"
+        folder = _get_conversions_folder() / f"{digest}-v{CONVERSION}"
         if not folder.is_dir():
             with locked(folder.with_suffix(".lock")):
                 if not folder.is_dir():  # another process may have converted it meanwhile
@@ -429,7 +431,7 @@ def _convert(file: Path, digest: str, folder: Path) -> None:
     _run_conversion(file, digest, building)
     replace_folder(folder, building)
     # The conversion notes BOS, the token before texts, where it adds one because that clearly lowers the loss.
-    bos = model_identity(str(folder)).get("bos")
+    bos = read_model_identity(str(folder)).get("bos")
     if bos:
         _log.warning("%s: texts begin with %s, after which they cost clearly less; see model.bos", file.name, bos)
 
@@ -451,6 +453,6 @@ def _run_conversion(file: Path, digest: str, folder: Path) -> None:
         raise ModelError(f"{file} cannot be converted: {reason}; give another GGUF file, or a folder with safetensors")
 
 
-def folder_name(model: str) -> str:
+def format_model_name(model: str) -> str:
     """Return the name of a model for cards: the last part of an absolute path; anything else as it is."""
     return Path(model).name if Path(model).is_absolute() else model

@@ -1,8 +1,8 @@
 """augmented_corpus: C*, the texts with the calls of all tools in them (paper, section 2, "Model Finetuning").
 
 With the setting `training.plain_texts` it also has texts in which no call helped. The table has a part per shard.
-`corpus_rows` reads it as a whole, ordered by the hashes of the documents' texts, so the order does not depend on how
-documents are spread over shards.
+`scan_corpus_rows` reads it as a whole, ordered by the hashes of the documents' texts, so the order does not depend on
+how documents are spread over shards.
 """
 
 from collections import Counter
@@ -39,21 +39,21 @@ from toolformer_dag.computing.worker import Worker
 from toolformer_dag.lake.table import WHOLE, Lake, MissingPart
 from toolformer_dag.method.decided_calls import DECIDED, LIMIT_PREFIX
 from toolformer_dag.pipeline import raw_shards
-from toolformer_dag.pipeline.document_cuts import DocumentCuts, corpus_cuts, cutting_settings
+from toolformer_dag.pipeline.document_cuts import DocumentCuts, cutting_settings, open_corpus_cuts
 from toolformer_dag.pipeline.merging import (
     HELDOUT_SHARE,
     MERGING,
     AugmentedText,
     Dropped,
     KeptCall,
+    choose_split,
+    compute_order_hash,
     examples,
-    plain_examples,
-    split_of,
-    text_order,
+    select_plain_examples,
 )
 from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.texts.calls import take_out
-from toolformer_dag.texts.chains import ChainLink, read_chain
+from toolformer_dag.texts.chains import ChainLink, parse_chain
 from toolformer_dag.texts.segments import Segment
 
 NAME = "training/augmented_corpus"
@@ -106,18 +106,18 @@ def settings(plan: Plan, lane: None) -> Mapping[str, Any]:
 
 def reads(plan: Plan, lane: None) -> tuple[str, ...]:
     """Return the names of the tables that are read: documents, kept calls, and selected texts if they are needed."""
-    tables = [raw_shards.NAME, *_kept_calls_tables(plan)]
+    tables = [raw_shards.NAME, *_list_kept_calls_tables(plan)]
     if plan.settings.training.plain_texts:
-        tables += [_wanted_texts_table(plan, lane) for lane in plan.lanes]
+        tables += [_name_wanted_texts_table(plan, lane) for lane in plan.lanes]
     return tuple(tables)
 
 
-def _kept_calls_tables(plan: Plan) -> list[str]:
+def _list_kept_calls_tables(plan: Plan) -> list[str]:
     """Return the names of the tables of kept calls, one per lane (a tool with its settings)."""
     return [f"{lane.key}/filtered_calls" for lane in plan.all_lanes]
 
 
-def _wanted_texts_table(plan: Plan, lane: Lane) -> str:
+def _name_wanted_texts_table(plan: Plan, lane: Lane) -> str:
     """Return the name of the table of all texts that were selected for a lane's tool.
 
     Only the first project selects all: later ones take the texts that have no kept call so far.
@@ -140,30 +140,30 @@ def rows(worker: Worker, output: TableOutput, part: str) -> PartRows:
     part: the name of the shard. Raises StaleInput if a document with a kept call is gone.
     """
     merge = _Merge.of_shard(output.plan, part)
-    cuts = corpus_cuts(worker)  # cuts documents into texts, or looks up how they were cut before
-    documents = _documents(output.plan, merge.document_keys)
+    cuts = open_corpus_cuts(worker)  # cuts documents into texts, or looks up how they were cut before
+    documents = _iter_documents(output.plan, merge.document_keys)
     for document, texts in _with_texts(documents, cuts):
         merge.add(document, texts)  # calls that cannot be used are counted in merge.rejected
     table = merge.table(output.stage.schema)
     return PartRows([table], rejected=merge.rejected, stores=[cuts.name])
 
 
-def _calls_of_shard(plan: Plan, shard: str) -> pl.DataFrame:
+def _read_kept_calls(plan: Plan, shard: str) -> pl.DataFrame:
     """Return the kept calls of all tools in a shard."""
-    return pl.concat([plan.lake.table(name).read(shard) for name in _kept_calls_tables(plan)])
+    return pl.concat([plan.lake.table(name).read(shard) for name in _list_kept_calls_tables(plan)])
 
 
 def _with_texts(
     documents: Iterator[_PlacedDocument], cuts: DocumentCuts
 ) -> Iterator[tuple[_PlacedDocument, Sequence[Segment]]]:
     """Yield each document with the texts that it is cut into."""
-    for batch in _batches(documents):
+    for batch in _iter_batches(documents):
         placed_texts = [(document.place, document.text) for document in batch]
         for document, cut_document in zip(batch, cuts.texts_of(placed_texts), strict=True):
             yield document, cut_document.texts
 
 
-def _batches(documents: Iterator[_PlacedDocument]) -> Iterator[list[_PlacedDocument]]:
+def _iter_batches(documents: Iterator[_PlacedDocument]) -> Iterator[list[_PlacedDocument]]:
     """Yield documents in batches of a size for which stored cuts are read together."""
     batch = list(islice(documents, raw_shards.DOCUMENTS_PER_PLACE))
     while batch:
@@ -182,15 +182,15 @@ def plain_texts(plan: Plan, shard: str, calls: pl.DataFrame) -> pl.DataFrame:
     chosen = pl.DataFrame(schema={"shard": pl.String, "digest": pl.String, "offset": pl.Int64})
     if not plan.settings.training.plain_texts:
         return chosen
-    helpful = pl.concat([calls.select(PLACE_OF_CALL), _calls_beyond_limits(plan, shard)])
+    helpful = pl.concat([calls.select(PLACE_OF_CALL), _read_calls_beyond_limits(plan, shard)])
     for lane in plan.lanes:  # a lane is a tool with its settings
         # Texts that were chosen for earlier tools are not chosen again.
-        chosen_for_tool = _plain_texts_of_tool(plan, lane, shard, calls, helpful, chosen)
+        chosen_for_tool = _choose_plain_texts_of_tool(plan, lane, shard, calls, helpful, chosen)
         chosen = pl.concat([chosen, chosen_for_tool])
     return chosen
 
 
-def _calls_beyond_limits(plan: Plan, shard: str) -> pl.DataFrame:
+def _read_calls_beyond_limits(plan: Plan, shard: str) -> pl.DataFrame:
     """Return PLACE_OF_CALL of a shard's calls, of all tools, that helped and are left out by a limit alone."""
     columns = {"digest": pl.String(), "char_offset": SCORED["char_offset"].dtype, "tool": pl.String()}
     calls = [pl.DataFrame(schema=columns)]
@@ -205,7 +205,7 @@ def _calls_beyond_limits(plan: Plan, shard: str) -> pl.DataFrame:
     return pl.concat(calls)
 
 
-def _plain_texts_of_tool(
+def _choose_plain_texts_of_tool(
     plan: Plan, lane: Lane, shard: str, calls: pl.DataFrame, helpful: pl.DataFrame, chosen: pl.DataFrame
 ) -> pl.DataFrame:
     """Choose texts of a shard in which no call helped, for one tool; return their (shard, digest, offset).
@@ -215,34 +215,34 @@ def _plain_texts_of_tool(
     calls: the shard's kept calls of all tools. helpful: these, and those that are left out by a limit alone.
     chosen: (shard, digest, offset) of the texts that were chosen for other tools.
     """
-    texts = _wanted_texts(plan, lane, shard)
-    helped_texts = _texts_with_calls(texts, helpful)
+    texts = _read_wanted_texts(plan, lane, shard)
+    helped_texts = _join_texts_with_calls(texts, helpful)
     without_help = texts.join(helped_texts, on=TEXT_KEY, how="anti")  # TEXT_KEY identifies a text
-    candidates = _distinct_by_hash(without_help.join(chosen, on=chosen.columns, how="anti"))
-    count = _plain_text_count(plan, lane, shard, with_calls=_texts_with_calls(texts, calls))
+    candidates = _select_distinct_by_hash(without_help.join(chosen, on=chosen.columns, how="anti"))
+    count = _compute_plain_text_count(plan, lane, shard, with_calls=_join_texts_with_calls(texts, calls))
     return candidates.head(count).select(chosen.columns)
 
 
-def _distinct_by_hash(texts: pl.DataFrame) -> pl.DataFrame:
+def _select_distinct_by_hash(texts: pl.DataFrame) -> pl.DataFrame:
     """Return texts in the order of their hashes, equal ones once."""
     in_order = texts.sort("text_digest", *TEXT_KEY)
     return in_order.unique("text_digest", keep="first", maintain_order=True)
 
 
-def _plain_text_count(plan: Plan, lane: Lane, shard: str, with_calls: pl.DataFrame) -> int:
+def _compute_plain_text_count(plan: Plan, lane: Lane, shard: str, with_calls: pl.DataFrame) -> int:
     """Return how many texts without a call to choose for a tool, from the ratio `training.plain_texts`."""
     called_count = _count_texts_of_tool(plan, lane, with_calls)
-    return _rounded_by_hash(plan.settings.training.plain_texts * called_count, name=f"{lane.tool.key} {shard}")
+    return _round_by_hash(plan.settings.training.plain_texts * called_count, name=f"{lane.tool.key} {shard}")
 
 
-def _wanted_texts(plan: Plan, lane: Lane, shard: str) -> pl.DataFrame:
+def _read_wanted_texts(plan: Plan, lane: Lane, shard: str) -> pl.DataFrame:
     """Return the texts of a shard that were selected for a tool, each with its `length` instead of its characters."""
     length = pl.col("text").str.len_chars().alias("length")
-    table = plan.lake.table(_wanted_texts_table(plan, lane))
+    table = plan.lake.table(_name_wanted_texts_table(plan, lane))
     return table.scan([shard]).select(*TEXT_KEY, "offset", "text_digest", length).collect()
 
 
-def _texts_with_calls(texts: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
+def _join_texts_with_calls(texts: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
     """Return a row per text and call inside it, with the columns of both. Calls of every tool count."""
     text_end = pl.col("offset") + pl.col("length")
     is_inside = pl.col("char_offset").is_between("offset", text_end, closed="left")
@@ -255,16 +255,16 @@ def _count_texts_of_tool(plan: Plan, lane: Lane, with_calls: pl.DataFrame) -> in
     return with_calls.filter(pl.col("tool").is_in(lanes_of_tool)).select(TEXT_KEY).n_unique()
 
 
-def _rounded_by_hash(number: float, name: str) -> int:
+def _round_by_hash(number: float, name: str) -> int:
     """Round a number up or down by the hash of a name: over many names 0.3 becomes 1 for 30 % of them.
 
     So small shards get texts too, and always the same.
     """
-    hash_between_0_and_1 = int.from_bytes(text_order(name), "big") / 2**64
+    hash_between_0_and_1 = int.from_bytes(compute_order_hash(name), "big") / 2**64
     return int(number + hash_between_0_and_1)
 
 
-def corpus_rows(lake: Lake, columns: Sequence[str]) -> pl.LazyFrame:
+def scan_corpus_rows(lake: Lake, columns: Sequence[str]) -> pl.LazyFrame:
     """Scan columns of C*, in its order. Raises MissingPart, DamagedPart."""
     table = lake.table(NAME)
     if not table.parts():
@@ -272,7 +272,7 @@ def corpus_rows(lake: Lake, columns: Sequence[str]) -> pl.LazyFrame:
     return table.scan().sort(CORPUS_ORDER).select(columns)
 
 
-def corpus_batches(lake: Lake) -> Iterator[pl.DataFrame]:
+def iter_corpus_batches(lake: Lake) -> Iterator[pl.DataFrame]:
     """Yield the rows of C* shard by shard, a frame per file. Raises MissingPart, DamagedPart."""
     table = lake.table(NAME)
     for part in table.parts():
@@ -280,7 +280,7 @@ def corpus_batches(lake: Lake) -> Iterator[pl.DataFrame]:
             yield from table.batches(part)
 
 
-def texts_not_given_back(rows: pl.DataFrame, output: TableOutput) -> int:
+def count_texts_not_given_back(rows: pl.DataFrame, output: TableOutput) -> int:
     """Count the rows whose text with calls, x*, differs from x after its calls are removed. It should be 0."""
     tool_names = output.plan.lane_names.values()
     markers = output.plan.settings.model.markers
@@ -290,14 +290,14 @@ def texts_not_given_back(rows: pl.DataFrame, output: TableOutput) -> int:
     return count
 
 
-def texts_by_lane(output: TableOutput) -> Shown:
+def count_texts_by_lane(output: TableOutput) -> Shown:
     """Count the texts of C* (texts with their calls) for Dagster's page: per lane, all with calls, and all without.
 
     A lane is a tool with its settings; the counts per lane are those of the paper's Table 2. A text with calls of two
     lanes counts for both.
     """
     counts = _TextCounts()
-    for batch in corpus_batches(output.plan.lake):
+    for batch in iter_corpus_batches(output.plan.lake):
         counts.add(batch)
 
     shown = {f"texts with {lane}": counts.with_lane[lane] for lane in output.plan.lane_names}
@@ -328,14 +328,14 @@ class _TextCounts:
         self.with_lane.update(lanes.to_list())
 
 
-def _documents(plan: Plan, keys: pl.DataFrame) -> Iterator[_PlacedDocument]:
+def _iter_documents(plan: Plan, keys: pl.DataFrame) -> Iterator[_PlacedDocument]:
     """Yield the documents with these keys (shard, digest), each once, shard by shard.
 
     Raises StaleInput at the end if some documents are gone: their calls were kept before the corpus changed.
     """
     wanted = keys.unique()
     yielded_count = 0
-    for document in _stored_documents(plan, wanted):
+    for document in _iter_stored_documents(plan, wanted):
         yielded_count += 1
         yield document
     gone_count = wanted.height - yielded_count
@@ -348,15 +348,15 @@ def _documents(plan: Plan, keys: pl.DataFrame) -> Iterator[_PlacedDocument]:
         )
 
 
-def _stored_documents(plan: Plan, wanted: pl.DataFrame) -> Iterator[_PlacedDocument]:
+def _iter_stored_documents(plan: Plan, wanted: pl.DataFrame) -> Iterator[_PlacedDocument]:
     """Yield the documents of the corpus whose (shard, digest) is in `wanted`, shard by shard."""
     wanted_shards = set(wanted["shard"])
     for shard in plan.lake.table(raw_shards.NAME).parts():
         if shard in wanted_shards:
-            yield from _documents_of_shard(plan, shard, wanted)
+            yield from _iter_documents_of_shard(plan, shard, wanted)
 
 
-def _documents_of_shard(plan: Plan, shard: str, wanted: pl.DataFrame) -> Iterator[_PlacedDocument]:
+def _iter_documents_of_shard(plan: Plan, shard: str, wanted: pl.DataFrame) -> Iterator[_PlacedDocument]:
     """Yield the documents of a shard whose (shard, digest) is in `wanted`, in their order."""
     for batch in raw_shards.documents(plan, shard):
         documents = batch.join(wanted, on=DOCUMENT_KEY, how="semi", maintain_order="left")
@@ -379,7 +379,7 @@ class _Merge:
         calls: the shard's kept calls, of all its documents.
         plain: (shard, digest, offset) of texts without calls that become rows too.
         """
-        self.document_keys = _document_keys(calls, plain)
+        self.document_keys = _collect_document_keys(calls, plain)
         self.rejected: Rejected = Counter()
         self._rows: list[_CorpusRow] = []
         self._name_of_lane = plan.lane_names  # key of the lane -> its tool's name in texts
@@ -391,7 +391,7 @@ class _Merge:
     @classmethod
     def of_shard(cls, plan: Plan, shard: str) -> "_Merge":
         """Read the kept calls of a shard and choose its texts without calls."""
-        calls = _calls_of_shard(plan, shard)
+        calls = _read_kept_calls(plan, shard)
         return cls(plan, calls, plain_texts(plan, shard, calls))
 
     def table(self, schema: pl.Schema) -> pl.DataFrame:
@@ -401,12 +401,12 @@ class _Merge:
     def add(self, document: _PlacedDocument, texts: Sequence[Segment]) -> None:
         """Add a document, which is cut into `texts`: a row per text with calls, and per chosen text without calls."""
         key = (document.shard, document.digest)
-        calls = self._kept_calls(key)
+        calls = self._build_kept_calls(key)
         self._add_texts_with_calls(document, texts, calls)
         if key in self._plain_of:
             offsets = set(self._plain_of[key]["offset"])
-            for example in plain_examples(texts, offsets, calls, self._tool_names, self._markers):
-                self._rows.append(_row(document, example))
+            for example in select_plain_examples(texts, offsets, calls, self._tool_names, self._markers):
+                self._rows.append(_build_row(document, example))
 
     def _add_texts_with_calls(
         self, document: _PlacedDocument, texts: Sequence[Segment], calls: Sequence[KeptCall]
@@ -416,32 +416,32 @@ class _Merge:
             if isinstance(example, Dropped):
                 self.rejected[document.shard, example.reason] += example.calls
             else:
-                self._rows.append(_row(document, example))
+                self._rows.append(_build_row(document, example))
 
-    def _kept_calls(self, document: tuple[str, str]) -> list[KeptCall]:
+    def _build_kept_calls(self, document: tuple[str, str]) -> list[KeptCall]:
         """Return the kept calls of a document (shard, digest); a chain of calls at one position is one of them."""
         if document not in self._calls_of:
             return []
-        return [self._kept_call(row) for row in self._calls_of[document].iter_rows(named=True)]
+        return [self._build_kept_call(row) for row in self._calls_of[document].iter_rows(named=True)]
 
-    def _kept_call(self, row: Mapping[str, Any]) -> KeptCall:
+    def _build_kept_call(self, row: Mapping[str, Any]) -> KeptCall:
         """Return the call, or the chain of calls, of a row of filtered_calls."""
-        links = read_chain(row["chain"])
+        links = parse_chain(row["chain"])
         if not links:  # a single call
             links = [ChainLink(self._name_of_lane[row["tool"]], row["input"], row["result"])]
         return KeptCall(tool=row["tool"], char_offset=row["char_offset"], delta=row["delta"], links=tuple(links))
 
 
-def _document_keys(calls: pl.DataFrame, plain: pl.DataFrame) -> pl.DataFrame:
+def _collect_document_keys(calls: pl.DataFrame, plain: pl.DataFrame) -> pl.DataFrame:
     """Return (shard, digest) of the document of each call and of each text without calls."""
     return pl.concat([calls.select(DOCUMENT_KEY), plain.select(DOCUMENT_KEY)])
 
 
-def _row(document: _PlacedDocument, example: AugmentedText) -> _CorpusRow:
+def _build_row(document: _PlacedDocument, example: AugmentedText) -> _CorpusRow:
     """Return the row of C* for a text of a document, with calls or without."""
     segment = example.segment  # the text without calls, and where in the document it stands
     return _CorpusRow(
-        document_hash=int.from_bytes(text_order(document.text), "big"),  # C* is read in this order
+        document_hash=int.from_bytes(compute_order_hash(document.text), "big"),  # C* is read in this order
         digest=document.digest,
         segment=segment.index,
         shard=document.shard,
@@ -450,7 +450,7 @@ def _row(document: _PlacedDocument, example: AugmentedText) -> _CorpusRow:
         text_with_calls=example.text_with_calls,
         tools=sorted({call.tool for call in example.calls}),
         calls=sum(len(call.links) for call in example.calls),  # each call of a chain (calls at one position) counts
-        split=split_of(document.text),
+        split=choose_split(document.text),
     )
 
 
@@ -480,10 +480,10 @@ STAGE = Stage(
     kinds=frozenset({"polars", "parquet"}),
     checks={
         "gives_text_back": Check(
-            "A text of C* without its calls is the document's text, byte for byte.", broken=texts_not_given_back
+            "A text of C* without its calls is the document's text, byte for byte.", broken=count_texts_not_given_back
         )
     },
     make=ByPart(rows),
     in_warehouse=InWarehouse(hidden=("document_hash",)),
-    asset=StageAsset(shows=texts_by_lane),
+    asset=StageAsset(shows=count_texts_by_lane),
 )

@@ -45,7 +45,7 @@ from toolformer_dag.pipeline.sample_store import ChainedSampleStore, samples_ide
 from toolformer_dag.pipeline.scored_candidates import SamplesOfTexts, TextChunk, parsed_call, samples_of_texts
 from toolformer_dag.settings.tool_settings import MODEL
 from toolformer_dag.texts import look_ahead
-from toolformer_dag.texts.chains import ChainLink, place_of, read_chain, written_chain
+from toolformer_dag.texts.chains import ChainLink, hash_place, parse_chain, to_chain_json
 from toolformer_dag.texts.look_ahead import TextUnits
 
 FIRST_SAMPLE = 100_000_000
@@ -79,19 +79,19 @@ OFFSET_IN_TEXT = (pl.col("char_offset") - pl.col("offset")).alias("offset_in_tex
 """The character of its text before which a call (CALL_COLUMNS) stands."""
 
 
-def calls_with_results(output: TableOutput, shard: str, level: int) -> pl.DataFrame:
+def read_calls_with_results(output: TableOutput, shard: str, level: int) -> pl.DataFrame:
     """Return the calls of a shard that have a result, with the columns CALL_COLUMNS.
 
     level: 1 for single calls, 2 for calls after one earlier call, and so on. Raises StaleInput if a call was never run.
     """
     subset = output.lane_table("heuristic_subset").read(shard)
     texts = subset.select(*TEXT_KEY, "text_digest", "context", "offset")
-    candidates = _candidate_calls(output, shard, level).join(texts, on=TEXT_KEY, how="left")
+    candidates = _read_candidate_calls(output, shard, level).join(texts, on=TEXT_KEY, how="left")
     calls = _with_results(output, shard, candidates, level)
     return calls.filter(pl.col("result").is_not_null()).select(CALL_COLUMNS)
 
 
-def _candidate_calls(output: TableOutput, shard: str, level: int) -> pl.DataFrame:
+def _read_candidate_calls(output: TableOutput, shard: str, level: int) -> pl.DataFrame:
     """Return the candidate calls of a shard that could be parsed, with the same columns for every level."""
     candidates = output.lane_table(call_tables(level).candidates).read(shard)
     calls = candidates.filter(pl.col("input").is_not_null())
@@ -115,17 +115,17 @@ def _with_results(output: TableOutput, shard: str, calls: pl.DataFrame, level: i
     return with_results
 
 
-def chains_of(lane: Lane, calls: pl.DataFrame) -> pl.Series:
+def build_chains(lane: Lane, calls: pl.DataFrame) -> pl.Series:
     """Return the chain of which each call (CALL_COLUMNS) is the last, as JSON: the earlier calls and itself."""
     tool_names = {called.key: name for name, called in lane.chainable.items()}
     chains = []
     for before, called, input, result in calls.select("before", "called", "input", "result").iter_rows():
         last = ChainLink(tool=tool_names[called], input=input, result=result)
-        chains.append(written_chain([*read_chain(before), last]))
+        chains.append(to_chain_json([*parse_chain(before), last]))
     return pl.Series(chains, dtype=pl.String)
 
 
-def units_ahead(lane: Lane, texts: pl.DataFrame, calls: pl.DataFrame) -> pl.Series:
+def find_units_ahead(lane: Lane, texts: pl.DataFrame, calls: pl.DataFrame) -> pl.Series:
     """Return for each call the numbers and names in its input that its text has only after the call; null if none.
 
     In "It took [Calculator(17 + 25)] 42 days, 17 of them at sea" the call gives ["17"]: nobody could know the 17 yet.
@@ -134,31 +134,31 @@ def units_ahead(lane: Lane, texts: pl.DataFrame, calls: pl.DataFrame) -> pl.Seri
     texts: (text_digest, text) of the calls. calls: CALL_COLUMNS.
     """
     if lane.look_ahead:
-        lists = _lists_of_units_ahead(texts, calls)
+        lists = _list_units_ahead(texts, calls)
     else:
         lists = [None] * calls.height
     return pl.Series(lists, dtype=pl.List(pl.String()))
 
 
-def _lists_of_units_ahead(texts: pl.DataFrame, calls: pl.DataFrame) -> list[list[str] | None]:
-    """Return the list of `units_ahead` for each call, None instead of an empty one."""
-    units_of = _units_of_texts(texts, calls)
+def _list_units_ahead(texts: pl.DataFrame, calls: pl.DataFrame) -> list[list[str] | None]:
+    """Return the list of `find_units_ahead` for each call, None instead of an empty one."""
+    units_of = _map_digests_to_units(texts, calls)
     lists: list[list[str] | None] = []
     columns = calls.select("text_digest", OFFSET_IN_TEXT, "input", "before")
     for digest, offset, input, before in columns.iter_rows():
-        units = _units_ahead_of_call(units_of[digest], offset, input, read_chain(before))
+        units = _find_units_ahead_of_call(units_of[digest], offset, input, parse_chain(before))
         lists.append(units or None)
     return lists
 
 
-def _units_of_texts(texts: pl.DataFrame, calls: pl.DataFrame) -> dict[str, TextUnits]:
+def _map_digests_to_units(texts: pl.DataFrame, calls: pl.DataFrame) -> dict[str, TextUnits]:
     """Return the numbers and names of each text that has calls, by its text_digest."""
     distinct = texts.select("text_digest", "text").unique("text_digest")
     with_calls = distinct.join(calls, on="text_digest", how="semi")
     return {digest: TextUnits.of(text) for digest, text in with_calls.iter_rows()}
 
 
-def _units_ahead_of_call(
+def _find_units_ahead_of_call(
     text_units: TextUnits, offset: int, input: str, earlier_calls: Sequence[ChainLink]
 ) -> list[str]:
     """Return the numbers and names of a call's input that the text has only after the call, at the character `offset`.
@@ -186,25 +186,25 @@ class PlacesAfterCalls(NamedTuple):
     places: pl.DataFrame
 
 
-def places_after_calls(output: TableOutput, shard: str, level: int) -> PlacesAfterCalls:
+def find_places_after_calls(output: TableOutput, shard: str, level: int) -> PlacesAfterCalls:
     """Return the places of a shard where a call of a level may stand: right after the calls of the level before.
 
-    No call follows a call that looks ahead (`units_ahead`). level: 2 for places after a single call, and so on.
+    No call follows a call that looks ahead (`find_units_ahead`). level: 2 for places after a single call, and so on.
     """
     texts = output.lane_table("heuristic_subset").read(shard).select("text_digest", "text")
-    calls_before = calls_with_results(output, shard, level - 1).sort(CALL_KEY)
-    calls = _calls_with_places(output, calls_before, texts)
-    return PlacesAfterCalls(calls, _distinct_places(calls, texts))
+    calls_before = read_calls_with_results(output, shard, level - 1).sort(CALL_KEY)
+    calls = _select_calls_with_places(output, calls_before, texts)
+    return PlacesAfterCalls(calls, _select_distinct_places(calls, texts))
 
 
-def _distinct_places(calls: pl.DataFrame, texts: pl.DataFrame) -> pl.DataFrame:
+def _select_distinct_places(calls: pl.DataFrame, texts: pl.DataFrame) -> pl.DataFrame:
     """Return the distinct places of calls as PLACES. texts: (text_digest, text) of the calls."""
     distinct = calls.unique("place", maintain_order=True).select("place", "text_digest", "position", before="chain")
     with_texts = distinct.join(texts.unique("text_digest"), on="text_digest", maintain_order="left")
     return with_texts.select(pl.col("place").alias("text_digest"), "text", "position", "before")
 
 
-def _calls_with_places(output: TableOutput, calls: pl.DataFrame, texts: pl.DataFrame) -> pl.DataFrame:
+def _select_calls_with_places(output: TableOutput, calls: pl.DataFrame, texts: pl.DataFrame) -> pl.DataFrame:
     """Return the calls (CALL_COLUMNS) after which a further call may stand, with two more columns.
 
     - chain: the call and the calls before it at its position, with results, as JSON
@@ -212,17 +212,17 @@ def _calls_with_places(output: TableOutput, calls: pl.DataFrame, texts: pl.DataF
 
     texts: (text_digest, text) of the calls.
     """
-    does_not_look_ahead = units_ahead(output.lane, texts, calls).is_null()
+    does_not_look_ahead = find_units_ahead(output.lane, texts, calls).is_null()
     calls = calls.filter(does_not_look_ahead)
-    calls = calls.with_columns(chain=chains_of(output.lane, calls))
+    calls = calls.with_columns(chain=build_chains(output.lane, calls))
     # Samples that wrote the same call share their place, so what follows them is sampled once.
     calls = calls.unique((*TEXT_KEY, "position", "chain"), keep="first", maintain_order=True)
-    return calls.with_columns(place=_place_hashes(calls))
+    return calls.with_columns(place=_compute_place_hashes(calls))
 
 
-def _place_hashes(calls: pl.DataFrame) -> pl.Series:
+def _compute_place_hashes(calls: pl.DataFrame) -> pl.Series:
     """Return a hash of the text, the position and the chain of each call."""
-    hashes = [place_of(*values) for values in calls.select("text_digest", "position", "chain").iter_rows()]
+    hashes = [hash_place(*values) for values in calls.select("text_digest", "position", "chain").iter_rows()]
     return pl.Series(hashes, dtype=pl.String)
 
 
@@ -247,8 +247,8 @@ def settings(plan: Plan, lane: Lane, level: int) -> Mapping[str, Any]:
 def chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed, level: int) -> Planned:
     """Plan the computation for places that lack samples, or the probability of a call there."""
     store = ChainedSampleStore(worker, output.lane)
-    places = places_after_calls(output, shard, level).places
-    return scored_candidates.planned_samples(worker, store, places, claimed)
+    places = find_places_after_calls(output, shard, level).places
+    return scored_candidates.plan_samples(worker, store, places, claimed)
 
 
 def compute(worker: Worker, output: TableOutput, chunk: TextChunk) -> Work:
@@ -263,16 +263,16 @@ def rows(worker: Worker, output: TableOutput, shard: str, level: int) -> PartRow
     level: 2 for samples after a single call, 3 after two. Raises StorageError if stored samples were damaged.
     """
     # A place is where a further call may stand: right after a call of the level before.
-    calls_before, places = places_after_calls(output, shard, level)
+    calls_before, places = find_places_after_calls(output, shard, level)
     store = ChainedSampleStore(worker, output.lane)
     stored = samples_of_texts(output, store, places)
-    samples_after_calls = _rows_after_calls(output.lane, calls_before, stored)
-    numbered = _numbered(samples_after_calls, level)
+    samples_after_calls = _build_rows_after_calls(output.lane, calls_before, stored)
+    numbered = _number_samples(samples_after_calls, level)
     rejected = counted(numbered) + _count_without_call(calls_before, stored)
     return PartRows([output.stage.shaped(numbered).sort(CALL_KEY)], rejected=rejected, stores=store.names)
 
 
-def _numbered(table: pl.DataFrame, level: int) -> pl.DataFrame:
+def _number_samples(table: pl.DataFrame, level: int) -> pl.DataFrame:
     """Number the samples at each position of a text (`sample`); no two levels share a number."""
     number_at_position = pl.int_range(pl.len(), dtype=pl.Int32).over(*TEXT_KEY, "position")
     first_sample = FIRST_SAMPLE * (level - 1)
@@ -287,7 +287,7 @@ def _count_without_call(calls_before: pl.DataFrame, stored: SamplesOfTexts) -> R
     return counted(with_reason.with_columns(pl.col("reason").fill_null("no_call")))
 
 
-def _rows_after_calls(lane: Lane, calls_before: pl.DataFrame, stored: SamplesOfTexts) -> pl.DataFrame:
+def _build_rows_after_calls(lane: Lane, calls_before: pl.DataFrame, stored: SamplesOfTexts) -> pl.DataFrame:
     """Return a row per sample that was drawn after an earlier call, parsed as a further call of the chain.
 
     A row has the text and position of the earlier call, `before` (the earlier calls as JSON), `p_api` (the probability
@@ -302,7 +302,7 @@ def _rows_after_calls(lane: Lane, calls_before: pl.DataFrame, stored: SamplesOfT
     places = calls_before.drop("sample", "p_api", "input", "called", "before")
     places = places.join(probabilities, on="place", maintain_order="left")  # drops places without a probable call
     with_samples = places.join(samples.sort("place", "sample"), on="place", maintain_order="left_right")
-    parsed = _parsed_samples(lane, with_samples)
+    parsed = _parse_samples(lane, with_samples)
     without_samples = with_samples.drop("sample", "body", "reason")
     return without_samples.hstack(parsed).rename({"chain": "before"})
 
@@ -320,7 +320,7 @@ PARSED_SAMPLES = pl.Schema({"body": pl.String(), "called": pl.String(), "input":
 """A frame of _ParsedSample."""
 
 
-def _parsed_samples(lane: Lane, samples: pl.DataFrame) -> pl.DataFrame:
+def _parse_samples(lane: Lane, samples: pl.DataFrame) -> pl.DataFrame:
     """Parse samples as calls; return PARSED_SAMPLES, in the order of the rows.
 
     samples: `body` (null if the brackets were not closed), `reason` (why there is no body), `chain` (the calls before).
@@ -330,11 +330,11 @@ def _parsed_samples(lane: Lane, samples: pl.DataFrame) -> pl.DataFrame:
         if body is None:
             parsed.append(_ParsedSample(body=None, reason=reason or "malformed"))
         else:
-            parsed.append(_parsed_sample(lane, body, read_chain(chain)))
+            parsed.append(_parse_sample(lane, body, parse_chain(chain)))
     return pl.DataFrame(parsed, schema=PARSED_SAMPLES, orient="row")
 
 
-def _parsed_sample(lane: Lane, body: str, earlier_calls: Sequence[ChainLink]) -> _ParsedSample:
+def _parse_sample(lane: Lane, body: str, earlier_calls: Sequence[ChainLink]) -> _ParsedSample:
     """Parse the text between the brackets as a call of one of the tools that a chain of the lane may call.
 
     Reasons to discard it: other_tool, repeated_call (it is among `earlier_calls`), or a reason of `parsed_call`.
@@ -362,8 +362,8 @@ def run_chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed
     """
     chunks: list[Chunk] = []
     work = Work()  # counts the calls to run and the results to reuse
-    for group in _calls_by_tool(output, shard, level):
-        planned_of_tool = tool_results.planned_calls(worker, group.output, group.candidates, claimed)
+    for group in _group_calls_by_tool(output, shard, level):
+        planned_of_tool = tool_results.plan_calls(worker, group.output, group.candidates, claimed)
         chunks += planned_of_tool.chunks
         work += planned_of_tool.work
     return Planned(chunks, work)
@@ -375,14 +375,14 @@ def run_rows(worker: Worker, output: TableOutput, shard: str, level: int) -> Par
     level: 2 for calls after one other call, and so on.
     """
     merged = PartRows([output.stage.schema.to_frame()])  # a frame without rows
-    for group in _calls_by_tool(output, shard, level):
+    for group in _group_calls_by_tool(output, shard, level):
         results_of_tool = tool_results.answered(worker, group.output, group.candidates)
-        merged = _merged(merged, results_of_tool)
+        merged = _merge_results(merged, results_of_tool)
     table = pl.concat(merged.frames)
     return replace(merged, frames=[table.sort("tool", *tool_results.RESULT_KEY)])
 
 
-def _merged(first: PartRows, second: PartRows) -> PartRows:
+def _merge_results(first: PartRows, second: PartRows) -> PartRows:
     """Merge the results of two tools into one part."""
     return PartRows(
         frames=[*first.frames, *second.frames],
@@ -399,9 +399,9 @@ class _CallsOfTool(NamedTuple):
     candidates: pl.DataFrame  # (shard, input, context)
 
 
-def _calls_by_tool(output: TableOutput, shard: str, level: int) -> list[_CallsOfTool]:
+def _group_calls_by_tool(output: TableOutput, shard: str, level: int) -> list[_CallsOfTool]:
     """Group the calls of a shard by the tool that they call; a tool without a call has a group without rows."""
-    calls = _calls_with_context(output, shard, level)
+    calls = _read_calls_with_context(output, shard, level)
     groups = []
     for lane_of_tool in output.lane.chainable.values():  # the tools that may be called after this lane's
         candidates = calls.filter(called=lane_of_tool.key).select("shard", *tool_results.RESULT_KEY)
@@ -410,7 +410,7 @@ def _calls_by_tool(output: TableOutput, shard: str, level: int) -> list[_CallsOf
     return groups
 
 
-def _calls_with_context(output: TableOutput, shard: str, level: int) -> pl.DataFrame:
+def _read_calls_with_context(output: TableOutput, shard: str, level: int) -> pl.DataFrame:
     """Return the sampled calls of a level with the `context` of their texts.
 
     Their column `called` is the key of the lane (a tool with its settings) whose tool is called.

@@ -14,8 +14,8 @@ from toolformer_dag.computing.plan import Lane, Plan
 from toolformer_dag.computing.stage import ByChunk, Claimed, InWarehouse, PartRows, Planned, TableOutput
 from toolformer_dag.computing.worker import Worker
 from toolformer_dag.pipeline import loss_deltas
-from toolformer_dag.pipeline.chained_candidates import units_ahead
-from toolformer_dag.pipeline.chained_losses import chained_calls, compute_chains, planned_chains, with_chains
+from toolformer_dag.pipeline.chained_candidates import find_units_ahead
+from toolformer_dag.pipeline.chained_losses import compute_chains, plan_chains, read_chained_calls, with_chains
 
 
 def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
@@ -38,9 +38,9 @@ def chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed) ->
     claimed: losses that earlier shards of this run compute already. They are left out; the planned ones are added.
     """
     texts = output.lane_table("heuristic_subset").read(shard)
-    chains = _chains_with_unfit(output, shard, texts)
+    chains = _read_chains_with_unfit(output, shard, texts)
     to_score = chains.filter(pl.col("unfit").is_null())
-    return planned_chains(worker, output, to_score, texts, claimed)
+    return plan_chains(worker, output, to_score, texts, claimed)
 
 
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
@@ -54,14 +54,14 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     last tool, or idle_first, where no later call needed the earlier results (`need` <= 0).
     """
     texts = output.lane_table("heuristic_subset").read(shard)
-    chains = _chains_with_unfit(output, shard, texts)
+    chains = _read_chains_with_unfit(output, shard, texts)
     to_score = chains.filter(pl.col("unfit").is_null())  # `unfit`: why a chain is not scored
     scored = with_chains(worker, output, to_score)  # adds the stored losses, `need` and `reason`
     unscored = chains.filter(pl.col("unfit").is_not_null())
-    return loss_deltas.scored_rows(output, texts, scored=scored.calls, unscored=unscored, stores=scored.stores)
+    return loss_deltas.build_scored_rows(output, texts, scored=scored.calls, unscored=unscored, stores=scored.stores)
 
 
-def _chains_with_unfit(output: TableOutput, shard: str, texts: pl.DataFrame) -> pl.DataFrame:
+def _read_chains_with_unfit(output: TableOutput, shard: str, texts: pl.DataFrame) -> pl.DataFrame:
     """Return the chains of a shard whose calls have results, a row for the last call of each, with two more columns.
 
     - ahead: numbers and names of the input that the text has only after the call, else null
@@ -70,8 +70,8 @@ def _chains_with_unfit(output: TableOutput, shard: str, texts: pl.DataFrame) -> 
     texts: the texts of the shard (text_digest, text, ...).
     """
     # A chain of level 2 has two calls; the lane's longest has `depth`.
-    chains = pl.concat(chained_calls(output, shard, level) for level in range(2, output.lane.depth + 1))
-    chains = chains.with_columns(ahead=units_ahead(output.lane, texts, chains))
+    chains = pl.concat(read_chained_calls(output, shard, level) for level in range(2, output.lane.depth + 1))
+    chains = chains.with_columns(ahead=find_units_ahead(output.lane, texts, chains))
     looks_ahead = pl.when(pl.col("ahead").is_not_null()).then(pl.lit("looks_ahead"))
     return chains.with_columns(unfit=looks_ahead)
 

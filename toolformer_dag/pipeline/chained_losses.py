@@ -21,15 +21,22 @@ import polars as pl
 
 from toolformer_dag.computing.plan import Lane, Plan
 from toolformer_dag.computing.stage import Chunk, Claimed, Planned, TableOutput, Work
-from toolformer_dag.computing.stored_rows import chunk_limits, claim, require_whole, text_chunks
+from toolformer_dag.computing.stored_rows import choose_chunk_limits, claim, require_whole, split_texts_into_chunks
 from toolformer_dag.computing.worker import Worker
 from toolformer_dag.lake.row_store import RowStore
 from toolformer_dag.model.requests import LossRequest, NeedRequest
-from toolformer_dag.pipeline.chained_candidates import calls_with_results, chains_of
+from toolformer_dag.pipeline.chained_candidates import build_chains, read_calls_with_results
 from toolformer_dag.pipeline.losses import KEY as CALL_LOSS_KEY
-from toolformer_dag.pipeline.losses import CallsWithLosses, loss_tokens, losses_identity, stored_losses
-from toolformer_dag.pipeline.work_counts import EngineMeter, planned_work
-from toolformer_dag.texts.chains import ChainLink, chain_text, least_need, other_results, read_chain, written_chain
+from toolformer_dag.pipeline.losses import CallsWithLosses, estimate_loss_tokens, losses_identity, read_stored_losses
+from toolformer_dag.pipeline.work_counts import EngineMeter, count_planned_work
+from toolformer_dag.texts.chains import (
+    ChainLink,
+    chain_text,
+    compute_least_need,
+    other_results,
+    parse_chain,
+    to_chain_json,
+)
 
 if TYPE_CHECKING:
     from toolformer_dag.model.engine import Engine
@@ -102,17 +109,17 @@ class ChainChunk:
         return Chunk(units=texts.height, payload=payload, tokens=float(texts["tokens"].sum()))
 
 
-def chained_calls(output: TableOutput, shard: str, level: int) -> pl.DataFrame:
+def read_chained_calls(output: TableOutput, shard: str, level: int) -> pl.DataFrame:
     """Return the last calls of a shard's chains of `level` calls: CALL_COLUMNS, `chain` and `others`, both as JSON.
 
     others: the results that are swapped in to measure the need of the chain.
     """
-    calls = calls_with_results(output, shard, level)
-    chains = chains_of(output.lane, calls)
-    return calls.with_columns(chain=chains, others=_results_of_others(chains, level))
+    calls = read_calls_with_results(output, shard, level)
+    chains = build_chains(output.lane, calls)
+    return calls.with_columns(chain=chains, others=_choose_other_results(chains, level))
 
 
-def _results_of_others(chains: pl.Series, level: int) -> pl.Series:
+def _choose_other_results(chains: pl.Series, level: int) -> pl.Series:
     """Return for each chain a JSON list of results to swap in, one for each of its calls but the last.
 
     For a chain with the results "12", "7", "84" it may be '["15", "9"]': the results of other chains at the same index.
@@ -120,16 +127,16 @@ def _results_of_others(chains: pl.Series, level: int) -> pl.Series:
 
     chains: as JSON, each of `level` calls.
     """
-    links_of_chains = [read_chain(chain) for chain in chains]  # a link is a call with its result
+    links_of_chains = [parse_chain(chain) for chain in chains]  # a link is a call with its result
     other_result_of: list[dict[str, str]] = []  # for the first call of a chain, the second, ...: result -> another one
     for call_index in range(level - 1):
         results = {links[call_index].result for links in links_of_chains}
-        other_result_of.append(_next_in_circle(results))  # empty if there is only one result
-    lists = [_swapped_results(links, other_result_of) for links in links_of_chains]
+        other_result_of.append(_map_results_to_next(results))  # empty if there is only one result
+    lists = [_find_swapped_results(links, other_result_of) for links in links_of_chains]
     return pl.Series(lists, dtype=pl.String)
 
 
-def _swapped_results(links: Sequence[ChainLink], other_result_of: Sequence[Mapping[str, str]]) -> str | None:
+def _find_swapped_results(links: Sequence[ChainLink], other_result_of: Sequence[Mapping[str, str]]) -> str | None:
     """Return another result for each call of a chain but the last, as JSON; None where a call has no other.
 
     other_result_of: for each call but the last, result -> another result.
@@ -142,7 +149,7 @@ def _swapped_results(links: Sequence[ChainLink], other_result_of: Sequence[Mappi
     return orjson.dumps(other_results).decode()
 
 
-def _next_in_circle(results: Collection[str]) -> dict[str, str]:
+def _map_results_to_next(results: Collection[str]) -> dict[str, str]:
     """Map each result to the next one in a circle of all results, ordered by hash; empty for a single result."""
     if len(results) < 2:
         return {}
@@ -150,7 +157,7 @@ def _next_in_circle(results: Collection[str]) -> dict[str, str]:
     return dict(pairwise([*circle, circle[0]]))
 
 
-def _stores(worker: Worker, lane: Lane) -> ChainStores:
+def _open_stores(worker: Worker, lane: Lane) -> ChainStores:
     """Open the row stores of a lane's chains."""
     identity = losses_identity(worker.plan, lane)
     return ChainStores(
@@ -159,7 +166,7 @@ def _stores(worker: Worker, lane: Lane) -> ChainStores:
     )
 
 
-def planned_chains(
+def plan_chains(
     worker: Worker, output: TableOutput, chains: pl.DataFrame, texts: pl.DataFrame, claimed: Claimed
 ) -> Planned:
     """Plan what the model has to compute for the chains of a shard, in chunks: losses and needs that are not stored.
@@ -172,39 +179,39 @@ def planned_chains(
     texts: (text_digest, text) of the chains.
     claimed: keys that earlier shards of this run plan already; the keys that are planned here are added.
     """
-    stores = _stores(worker, output.lane)
+    stores = _open_stores(worker, output.lane)
     loss_keys = chains.select(LOSS_KEY).unique(maintain_order=True)  # text_digest, position, chain
     # _claimed_missing leaves out what is stored or claimed, and adds the rest to `claimed`.
     missing = ChainChunk(
-        losses=_claimed_missing(claimed, stores.losses, loss_keys),
-        needs=_claimed_missing(claimed, stores.needs, _need_keys(chains)),
+        losses=_claim_missing(claimed, stores.losses, loss_keys),
+        needs=_claim_missing(claimed, stores.needs, _select_need_keys(chains)),
         texts=texts.select("text_digest", "text").unique("text_digest"),
     )
-    work = planned_work("losses", total=loss_keys.height, missing=missing.losses.height)
-    return Planned(_chunks(worker.plan, loss_keys, missing), work)
+    work = count_planned_work("losses", total=loss_keys.height, missing=missing.losses.height)
+    return Planned(_split_into_chunks(worker.plan, loss_keys, missing), work)
 
 
-def _claimed_missing(claimed: Claimed, store: RowStore, keys: pl.DataFrame) -> pl.DataFrame:
+def _claim_missing(claimed: Claimed, store: RowStore, keys: pl.DataFrame) -> pl.DataFrame:
     """Return the keys that a row store lacks and no earlier shard of this run computes, and claim them."""
     return claim(claimed, store.name, store.missing(keys))
 
 
-def _need_keys(chains: pl.DataFrame) -> pl.DataFrame:
+def _select_need_keys(chains: pl.DataFrame) -> pl.DataFrame:
     """Return the distinct keys (NEED_KEY) of the chains that have results to swap in."""
     return chains.select(NEED_KEY).drop_nulls("others").unique(maintain_order=True)
 
 
-def _chunks(plan: Plan, loss_keys: pl.DataFrame, missing: ChainChunk) -> list[Chunk]:
+def _split_into_chunks(plan: Plan, loss_keys: pl.DataFrame, missing: ChainChunk) -> list[Chunk]:
     """Cut the missing losses and needs into chunks of about equal work; those of a text are in one chunk.
 
     loss_keys: (text_digest, position, chain) of all chains of the shard.
     """
-    limits = chunk_limits(plan, "judge")  # the judge is the model that computes losses
-    chain_tokens = loss_tokens(pl.col("chain").str.len_bytes())
+    limits = choose_chunk_limits(plan, "judge")  # the judge is the model that computes losses
+    chain_tokens = estimate_loss_tokens(pl.col("chain").str.len_bytes())
     texts_with_tokens = loss_keys.group_by("text_digest", maintain_order=True).agg(tokens=chain_tokens)
     # Not `whole`: something of the text may be stored. Then text_chunks cuts these texts alone, not the whole shard.
     to_compute = missing.text_digests().with_columns(whole=False)
-    batches = text_chunks(texts_with_tokens, to_compute, size=limits.texts, tokens=limits.tokens)
+    batches = split_texts_into_chunks(texts_with_tokens, to_compute, size=limits.texts, tokens=limits.tokens)
     return [missing.of_texts(batch) for batch in batches]
 
 
@@ -212,27 +219,27 @@ def compute_chains(worker: Worker, output: TableOutput, chunk: ChainChunk) -> Wo
     """Compute the losses and needs of a chunk of chains with the model, and append them to their row stores."""
     engine = worker.engine("judge")
     meter = EngineMeter(engine)
-    stores = _stores(worker, output.lane)
+    stores = _open_stores(worker, output.lane)
     text_of = chunk.text_of()
-    stores.losses.append(_computed_losses(engine, chunk.losses.select(LOSS_KEY), text_of))
-    stores.needs.append(_computed_needs(engine, chunk.needs.select(NEED_KEY), text_of))
+    stores.losses.append(_compute_losses(engine, chunk.losses.select(LOSS_KEY), text_of))
+    stores.needs.append(_compute_needs(engine, chunk.needs.select(NEED_KEY), text_of))
     return meter.work()
 
 
-def _computed_losses(engine: "Engine", keys: pl.DataFrame, text_of: Mapping[str, str]) -> pl.DataFrame:
+def _compute_losses(engine: "Engine", keys: pl.DataFrame, text_of: Mapping[str, str]) -> pl.DataFrame:
     """Compute the losses of chains, without the last result and with it; return rows of LOSSES in the order of `keys`.
 
     keys: LOSS_KEY. text_of: text_digest -> text.
     """
-    requests = [_loss_request(text_of[digest], position, chain) for digest, position, chain in keys.iter_rows()]
-    losses = [_values(pair) for pair in engine.chained_losses(requests)]
+    requests = [_build_loss_request(text_of[digest], position, chain) for digest, position, chain in keys.iter_rows()]
+    losses = [_to_stored_losses(pair) for pair in engine.chained_losses(requests)]
     schema = {name: LOSSES[name] for name in _ChainLosses._fields}
     return keys.hstack(pl.DataFrame(losses, schema=schema, orient="row"))
 
 
-def _loss_request(text: str, position: int, chain: str) -> LossRequest:
+def _build_loss_request(text: str, position: int, chain: str) -> LossRequest:
     """Return the request for the losses of the last call of a chain (JSON), which stands after the earlier ones."""
-    *earlier, last = read_chain(chain)
+    *earlier, last = parse_chain(chain)
     return LossRequest(
         text=text,
         position=position,
@@ -243,7 +250,7 @@ def _loss_request(text: str, position: int, chain: str) -> LossRequest:
     )
 
 
-def _values(pair: tuple[float, float] | None) -> _ChainLosses:
+def _to_stored_losses(pair: tuple[float, float] | None) -> _ChainLosses:
     """Return the losses of a chain as they are stored.
 
     pair: (loss_call, loss_result) in nats; None where chain and text do not fit the context.
@@ -256,17 +263,17 @@ def _values(pair: tuple[float, float] | None) -> _ChainLosses:
     return _ChainLosses(loss_call, loss_result, reason=None)
 
 
-def _computed_needs(engine: "Engine", keys: pl.DataFrame, text_of: Mapping[str, str]) -> pl.DataFrame:
+def _compute_needs(engine: "Engine", keys: pl.DataFrame, text_of: Mapping[str, str]) -> pl.DataFrame:
     """Compute how much the later calls of chains (NEED_KEY) need the earlier results; add it as the column `need`."""
     requests: list[NeedRequest] = []
     for values in keys.iter_rows():
-        requests += _need_requests(_NeedKey(*values), text_of)
-    chain_lengths = [len(read_chain(chain)) for chain in keys["chain"]]
-    needs = _least_needs(chain_lengths, engine.needs(requests))
+        requests += _build_need_requests(_NeedKey(*values), text_of)
+    chain_lengths = [len(parse_chain(chain)) for chain in keys["chain"]]
+    needs = _compute_least_needs(chain_lengths, engine.needs(requests))
     return keys.with_columns(need=pl.Series(needs, dtype=pl.Float64))
 
 
-def _least_needs(chain_lengths: Sequence[int], gains: Sequence[float]) -> list[float]:
+def _compute_least_needs(chain_lengths: Sequence[int], gains: Sequence[float]) -> list[float]:
     """Return the need of each chain: how much its least needed result helps a later call, in nats.
 
     Chains of 2 and 3 calls have 1 and 3 gains: from [0.3, 0.1, 2.0, 0.5] the first takes [0.3], the second the rest.
@@ -279,17 +286,17 @@ def _least_needs(chain_lengths: Sequence[int], gains: Sequence[float]) -> list[f
     for length in chain_lengths:
         comparison_count = length * (length - 1) // 2  # each result with each later call
         gains_of_chain = list(islice(remaining_gains, comparison_count))
-        needs.append(least_need(length, gains_of_chain))
+        needs.append(compute_least_need(length, gains_of_chain))
     return needs
 
 
-def _need_requests(key: _NeedKey, text_of: Mapping[str, str]) -> list[NeedRequest]:
+def _build_need_requests(key: _NeedKey, text_of: Mapping[str, str]) -> list[NeedRequest]:
     """Return the requests that compare a chain's later calls after its true results and after swapped ones.
 
     For `[QA(Who?) -> She] [WikiSearch(She)]` there is one: how much likelier is WikiSearch(She) after "She" than after
     "Rome"? A longer chain has one for each result and each later call.
     """
-    true_links = read_chain(key.chain)
+    true_links = parse_chain(key.chain)
     swapped_in = orjson.loads(key.others)  # for each call but the last, the result in place of its own
     comparisons = other_results(true_links, swapped_in)
     return [
@@ -315,9 +322,9 @@ def with_chains(worker: Worker, output: TableOutput, chains: pl.DataFrame) -> Ca
 
     Raises StorageError if rows were damaged since they were computed.
     """
-    stores = _stores(worker, output.lane)
+    stores = _open_stores(worker, output.lane)
     scored = _with_losses_and_needs(output, stores, chains)  # adds loss_call, loss_result, need, reason
-    shorter = _shorter_chains(worker, output, chains)  # loss_empty, loss_before, first_reason
+    shorter = _read_losses_of_shorter_chains(worker, output, chains)  # loss_empty, loss_before, first_reason
     scored = scored.join(shorter, on=LOSS_KEY, maintain_order="left")
     scored = _without_incomplete_losses(scored)
     if not worker.plan.settings.filtering.keep_idle_first:
@@ -327,8 +334,8 @@ def with_chains(worker: Worker, output: TableOutput, chains: pl.DataFrame) -> Ca
 
 def _with_losses_and_needs(output: TableOutput, stores: ChainStores, chains: pl.DataFrame) -> pl.DataFrame:
     """Add the columns loss_call, loss_result, reason and need, which are stored for each chain."""
-    losses = _stored_rows(output, stores.losses, chains.select(LOSS_KEY), "losses")
-    needs = _stored_rows(output, stores.needs, _need_keys(chains), "needs")
+    losses = _read_stored_rows(output, stores.losses, chains.select(LOSS_KEY), "losses")
+    needs = _read_stored_rows(output, stores.needs, _select_need_keys(chains), "needs")
     with_losses = chains.join(losses, on=LOSS_KEY, maintain_order="left")
     return with_losses.join(needs, on=NEED_KEY, how="left", maintain_order="left")
 
@@ -349,7 +356,7 @@ def _without_incomplete_losses(chains: pl.DataFrame) -> pl.DataFrame:
     return chains.with_columns(pl.when(has_losses).then(name).alias(name) for name in LOSS_COLUMNS)
 
 
-def _stored_rows(output: TableOutput, store: RowStore, keys: pl.DataFrame, what: str) -> pl.DataFrame:
+def _read_stored_rows(output: TableOutput, store: RowStore, keys: pl.DataFrame, what: str) -> pl.DataFrame:
     """Return the rows that a row store has for `keys`, a row per distinct key.
 
     Raises StorageError if some are missing; `what` names the rows in its message, such as "losses".
@@ -360,7 +367,7 @@ def _stored_rows(output: TableOutput, store: RowStore, keys: pl.DataFrame, what:
     return rows
 
 
-def _shorter_chains(worker: Worker, output: TableOutput, chains: pl.DataFrame) -> pl.DataFrame:
+def _read_losses_of_shorter_chains(worker: Worker, output: TableOutput, chains: pl.DataFrame) -> pl.DataFrame:
     """Look up the losses of the shorter chains that each chain begins with; return a row per distinct chain.
 
     A chain of three calls begins with its first call and with a chain of two. Columns:
@@ -369,7 +376,7 @@ def _shorter_chains(worker: Worker, output: TableOutput, chains: pl.DataFrame) -
     - first_reason: why the first call has no losses, else null
     """
     distinct = chains.select(LOSS_KEY).unique(maintain_order=True)
-    links_of_chains = [read_chain(chain) for chain in distinct["chain"]]  # the calls of each chain
+    links_of_chains = [parse_chain(chain) for chain in distinct["chain"]]  # the calls of each chain
     table = _with_first_calls(worker, output.lane, distinct, links_of_chains)  # losses of single calls
     table = _with_loss_before(worker, output.lane, table, links_of_chains)  # and of chains of two or more
     return table.select(*LOSS_KEY, "loss_empty", "loss_before", "first_reason")
@@ -383,7 +390,7 @@ def _with_loss_before(
     table: a row per chain: text_digest, position, chain, and loss_after_1 (after its first call).
     links_of_chains: the calls of each chain, in the order of the rows.
     """
-    store = _stores(worker, lane).losses
+    store = _open_stores(worker, lane).losses
     loss_columns = ["loss_after_1"]
     for length in range(2, lane.depth):  # the longest chain has `depth` calls
         # Adds loss_after_2, ...: null for a chain that has no more than `length` calls, which min_horizontal ignores.
@@ -399,15 +406,15 @@ def _with_losses_after(
 
     It is null for chains that are not longer. links_of_chains: the calls of each chain, in the order of the rows.
     """
-    beginnings = [_beginning(links, length) for links in links_of_chains]  # as JSON; None for chains not longer
+    beginnings = [_build_beginning(links, length) for links in links_of_chains]  # as JSON; None for chains not longer
     with_beginnings = table.with_columns(beginning=pl.Series(beginnings, dtype=pl.String))
     with_losses = _with_loss_of_beginning(store, with_beginnings, f"loss_after_{length}")
     return with_losses.drop("beginning")
 
 
-def _beginning(links: Sequence[ChainLink], length: int) -> str | None:
+def _build_beginning(links: Sequence[ChainLink], length: int) -> str | None:
     """Return the first `length` calls of a longer chain, as JSON; None for a chain that is not longer."""
-    return written_chain(links[:length]) if len(links) > length else None
+    return to_chain_json(links[:length]) if len(links) > length else None
 
 
 def _with_first_calls(
@@ -420,14 +427,14 @@ def _with_first_calls(
 
     links_of_chains: the calls of each chain, in the order of the rows.
     """
-    with_first = chains.hstack(_first_calls(links_of_chains))
+    with_first = chains.hstack(_build_first_calls(links_of_chains))
     # Losses of single calls are stored under text_digest, position, input and result (CALL_LOSS_KEY).
-    losses = stored_losses(worker, lane, with_first.select(CALL_LOSS_KEY).unique())
+    losses = read_stored_losses(worker, lane, with_first.select(CALL_LOSS_KEY).unique())
     losses = losses.select(*CALL_LOSS_KEY, "loss_empty", loss_after_1="loss_result", first_reason="reason")
     return with_first.join(losses, on=CALL_LOSS_KEY, how="left", maintain_order="left")
 
 
-def _first_calls(links_of_chains: Sequence[Sequence[ChainLink]]) -> pl.DataFrame:
+def _build_first_calls(links_of_chains: Sequence[Sequence[ChainLink]]) -> pl.DataFrame:
     """Return (input, result) of the first call of each chain."""
     first_links = [links[0] for links in links_of_chains]
     inputs = pl.Series("input", [link.input for link in first_links], dtype=pl.String)

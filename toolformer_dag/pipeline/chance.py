@@ -19,7 +19,7 @@ import polars as pl
 from toolformer_dag.computing.lane_tables import LaneTable
 from toolformer_dag.computing.plan import Lane, Plan
 from toolformer_dag.computing.stage import REJECTIONS
-from toolformer_dag.lake.queries import in_memory, rows, run_sql
+from toolformer_dag.lake.queries import open_in_memory, rows, run_sql
 from toolformer_dag.lake.table import WHOLE, Table
 from toolformer_dag.method.decision_sql import CHANCE, ESTIMATING_CONTROL, JUDGED, SCORED, SWAPPED_PLACES
 from toolformer_dag.method.record_tables import CHOSEN
@@ -50,9 +50,9 @@ SWAP_COLUMNS = {**CALL_COLUMNS, "swap": "INTEGER"}
 REMEDY = 'Lower tau_f (`toolformer-dag sql "from kept_at(0.2)"` counts), annotate more text, or change prompt or model'
 
 
-def chance_threshold(plan: Plan, lane: Lane, by_chance: float) -> dict[str, Any]:
+def query_chance_threshold(plan: Plan, lane: Lane, by_chance: float) -> dict[str, Any]:
     """Return the lane's row of the view chance_thresholds at this false discovery rate. Raises DamagedPart."""
-    with _database(plan, lane, by_chance) as connection:
+    with _open_database(plan, lane, by_chance) as connection:
         level = f"FROM chance_thresholds WHERE by_chance = {by_chance!r}::DOUBLE"
         return rows(connection, level).row(0, named=True)
 
@@ -68,16 +68,16 @@ class ChanceTables(NamedTuple):
     rates: pl.DataFrame
 
 
-def chance_tables(plan: Plan, lane: Lane, control: Control = ESTIMATING) -> ChanceTables:
+def query_chance_tables(plan: Plan, lane: Lane, control: Control = ESTIMATING) -> ChanceTables:
     """Return how many calls of a lane are kept by chance, by threshold and a control. Raises DamagedPart."""
-    with _database(plan, lane, control=control) as connection:
+    with _open_database(plan, lane, control=control) as connection:
         return ChanceTables(
             statistics=rows(connection, "FROM swapped_statistics ORDER BY tau_f"),
             rates=rows(connection, "FROM chance_rates ORDER BY tau_f"),
         )
 
 
-def threshold_line(chosen: Mapping[str, Any]) -> str:
+def describe_threshold(chosen: Mapping[str, Any]) -> str:
     """Say in a line which tau_f was chosen by its false discovery rate, or why none was, and what would help.
 
     chosen: a row of the view chance_thresholds. `verdict` is CERTIFIED if a threshold has the rate, else the reason why
@@ -88,17 +88,17 @@ def threshold_line(chosen: Mapping[str, Any]) -> str:
             f"tau_f = {chosen['tau_f']:.3f} keeps {chosen['kept']} of {chosen['places']} places, a share of "
             f"{chosen['fdr']:.3f} by chance, at most {chosen['fdr_high']:.3f} with 95 % confidence"
         )
-    return _uncertified_line(chosen)
+    return _explain_uncertified(chosen)
 
 
-def _uncertified_line(chosen: Mapping[str, Any]) -> str:
+def _explain_uncertified(chosen: Mapping[str, Any]) -> str:
     """Say why no threshold has the false discovery rate, what would help, and what is kept."""
-    reason = f"{chosen['verdict']}{_swaps_remedy(chosen)}"
+    reason = f"{chosen['verdict']}{_describe_swaps_remedy(chosen)}"
     outcome = "nothing is kept" if chosen["tau_f"] is None else f"the fallback {chosen['tau_f']:.3g} is taken"
     return f"no tau_f is certified at {chosen['by_chance']:.3g} ({reason}); {outcome}"
 
 
-def _swaps_remedy(chosen: Mapping[str, Any]) -> str:
+def _describe_swaps_remedy(chosen: Mapping[str, Any]) -> str:
     """Return what more swapped calls would change, to be appended to a verdict; "" if they change nothing."""
     more_swaps = "raise evaluation.swapped_texts, or annotate more text"
     if chosen["verdict"] == NOT_MEASURED:
@@ -108,30 +108,30 @@ def _swaps_remedy(chosen: Mapping[str, Any]) -> str:
     return f": about {chosen['swaps_needed']} swapped places would do, there are {chosen['swapped']}; {more_swaps}"
 
 
-def chosen_by_chance(plan: Plan, lane: Lane) -> Mapping[str, Any] | None:
+def read_chosen_threshold(plan: Plan, lane: Lane) -> Mapping[str, Any] | None:
     """Return the lane's row of chance_thresholds that the filter last used; None if the settings name tau_f."""
-    pointer = plan.lane_table(lane, "filter_rule").whole_pointer(WHOLE)
+    pointer = plan.lane_table(lane, "filter_rule").find_whole_pointer(WHOLE)
     return pointer.record.get(CHOSEN) if pointer else None
 
 
-def threshold_lines(plan: Plan) -> list[str]:
+def describe_thresholds_of_lanes(plan: Plan) -> list[str]:
     """Return a line per tool whose threshold is chosen by its false discovery rate: which was chosen, or why none."""
     lines = []
     for lane in plan.lanes:
-        chosen = chosen_by_chance(plan, lane)
+        chosen = read_chosen_threshold(plan, lane)
         if chosen:
-            lines.append(f"{lane.key}: {threshold_line(chosen)}")
+            lines.append(f"{lane.key}: {describe_threshold(chosen)}")
     return lines
 
 
-def kept_nothing(plan: Plan) -> list[str]:
+def explain_lanes_without_calls(plan: Plan) -> list[str]:
     """Return a line for each tool without a kept call: how near its calls came to the threshold, and what to do.
 
     Tools whose filter has not run are left out. If none keeps a call, a last line says that there is nothing to
     finetune on. Raises DamagedPart.
     """
     empty = [lane for lane in plan.lanes if _has_empty_filter(plan, lane)]
-    lines = [f"{lane.key}: {_why_nothing(plan, lane)}" for lane in empty]
+    lines = [f"{lane.key}: {_explain_no_kept_call(plan, lane)}" for lane in empty]
     if empty and len(empty) == len(plan.lanes):
         lines.append(f"No call of any lane is kept: there is nothing to finetune on. {REMEDY}.")
     return lines
@@ -143,32 +143,32 @@ def _has_empty_filter(plan: Plan, lane: Lane) -> bool:
     return bool(parts) and not any(part.rows for part in parts.values())
 
 
-def _why_nothing(plan: Plan, lane: Lane) -> str:
+def _explain_no_kept_call(plan: Plan, lane: Lane) -> str:
     """Say why no call of a tool was kept: "no call is kept at tau_f = 1. Of 30 places the best gains 0.412; ...".
 
     It has the best delta, and how many calls other thresholds would keep. If there is no place (a position of a text
     with a scored call that may stay), it says at which stage texts or calls ended.
     """
-    with _database(plan, lane) as connection:
+    with _open_database(plan, lane) as connection:
         all_places = rows(connection, "SELECT count(*) AS places, max(delta) AS delta FROM places").row(0, named=True)
         # A row per threshold: how many calls reach it, with their own results and by chance.
         statistics = rows(connection, "FROM swapped_statistics ORDER BY tau_f").rows(named=True)
     if not all_places["places"]:
         hint = '`toolformer-dag sql "from funnel"` counts what each stage left'
-        return f"no call is kept, for {_none_judged(plan, lane)}; {hint}"
-    counts = ", ".join(map(_count_at_threshold, statistics))
+        return f"no call is kept, for {_explain_first_empty_stage(plan, lane)}; {hint}"
+    counts = ", ".join(map(_describe_counts_at_threshold, statistics))
     return (
-        f"no call is kept{_at_threshold(lane)}. Of {all_places['places']} places the best gains "
+        f"no call is kept{_format_threshold(lane)}. Of {all_places['places']} places the best gains "
         f"{all_places['delta']:.3f}; kept are {counts}. {REMEDY}"
     )
 
 
-def _at_threshold(lane: Lane) -> str:
+def _format_threshold(lane: Lane) -> str:
     """Return " at tau_f = 0.5", to be appended to a sentence; "" where the settings name no threshold."""
     return f" at tau_f = {lane.tau_f:.3g}" if isinstance(lane.tau_f, float) else ""
 
 
-def _count_at_threshold(statistic: Mapping[str, Any]) -> str:
+def _describe_counts_at_threshold(statistic: Mapping[str, Any]) -> str:
     """Say how many calls a threshold keeps, and how many by chance: "2 at 0.2 (by chance 1, 95 %: 0-4)".
 
     statistic: a row of the view swapped_statistics.
@@ -180,10 +180,10 @@ def _count_at_threshold(statistic: Mapping[str, Any]) -> str:
     return f"{statistic['calls']} at {statistic['tau_f']:.3g} ({by_chance})"
 
 
-def _none_judged(plan: Plan, lane: Lane) -> str:
+def _explain_first_empty_stage(plan: Plan, lane: Lane) -> str:
     """Say at which stage no texts or calls were left, and why: "none of 120 calls has a result (timeout 120)"."""
-    empty = _first_empty_stage(plan, lane)
-    reasons = _reasons(plan, lane, empty.stage).most_common()
+    empty = _find_first_empty_stage(plan, lane)
+    reasons = _count_reasons(plan, lane, empty.stage).most_common()
     counted = ", ".join(f"{reason} {count:,}" for reason, count in reasons)
     return f"{empty.message} ({counted})" if counted else empty.message
 
@@ -195,14 +195,14 @@ class _EmptyStage(NamedTuple):
     message: str  # what it left none of
 
 
-def _first_empty_stage(plan: Plan, lane: Lane) -> _EmptyStage:
+def _find_first_empty_stage(plan: Plan, lane: Lane) -> _EmptyStage:
     """Return the first stage of a lane that left nothing; the scores if every stage before them left something."""
     texts = _count_present(plan.lane_table(lane, "heuristic_subset"), "text_digest")
     if not texts:
-        return _EmptyStage("heuristic_subset", _no_text_wanted(plan, lane))
+        return _EmptyStage("heuristic_subset", _explain_no_wanted_text(plan, lane))
     calls = _count_present(plan.lane_table(lane, "scored_candidates"), "input")
     if not calls:
-        hint = _how_to_propose(lane, _reasons(plan, lane, "scored_candidates"))
+        hint = _describe_proposal_remedy(lane, _count_reasons(plan, lane, "scored_candidates"))
         return _EmptyStage("scored_candidates", f"no call was proposed for {texts:,} texts{hint}")
     results = _count_present(plan.lane_table(lane, "tool_results"), "result")
     if not results:
@@ -210,14 +210,14 @@ def _first_empty_stage(plan: Plan, lane: Lane) -> _EmptyStage:
     return _EmptyStage("loss_deltas", f"none of {results:,} results may stay")
 
 
-def _no_text_wanted(plan: Plan, lane: Lane) -> str:
+def _explain_no_wanted_text(plan: Plan, lane: Lane) -> str:
     """Say that no document has what the tool looks for: "none of 40 documents has numbers"."""
     parts = plan.lake.table("ccnet/raw_shards").pointers().values()
     documents = sum(part.rows for part in parts)
     return f"none of {documents:,} documents has {lane.tool.looks_for}"
 
 
-def _reasons(plan: Plan, lane: Lane, table: LaneTable) -> Counter[str]:
+def _count_reasons(plan: Plan, lane: Lane, table: LaneTable) -> Counter[str]:
     """Count the rows that a stage of the lane left out, by reason."""
     reasons = Counter[str]()
     for part in plan.lane_table(lane, table).pointers().values():
@@ -226,7 +226,7 @@ def _reasons(plan: Plan, lane: Lane, table: LaneTable) -> Counter[str]:
     return reasons
 
 
-def _how_to_propose(lane: Lane, reasons: Counter[str]) -> str:
+def _describe_proposal_remedy(lane: Lane, reasons: Counter[str]) -> str:
     """Return a hint, to be appended to a sentence, on how to get calls proposed.
 
     reasons: how many samples or texts were left out, by reason; the most common one decides on the hint.
@@ -249,7 +249,7 @@ def _count_present(table: Table, column: str) -> int:
 
 
 @contextmanager
-def _database(
+def _open_database(
     plan: Plan, lane: Lane, by_chance: float | None = None, control: Control = ESTIMATING
 ) -> Iterator[duckdb.DuckDBPyConnection]:
     """Open an in-memory DuckDB that tells how many calls of a lane are kept by chance.
@@ -261,12 +261,12 @@ def _database(
     by_chance: a false discovery rate, such as 0.05, for which chance_thresholds gets a row.
     """
     scored_tables = [plan.lane_table(lane, name) for name in lane.scored]
-    calls_query = _calls_query(plan, lane, scored_tables, swaps=False)
-    swaps_query = _calls_query(plan, lane, control.tables(plan, lane), swaps=True)
-    with in_memory() as connection:
+    calls_query = _build_calls_query(plan, lane, scored_tables, swaps=False)
+    swaps_query = _build_calls_query(plan, lane, control.tables(plan, lane), swaps=True)
+    with open_in_memory() as connection:
         _create_table(connection, SCORED, CALL_COLUMNS, calls_query)  # the table loss_deltas
         _create_table(connection, ESTIMATING_CONTROL, SWAP_COLUMNS, swaps_query)
-        _create_thresholds(connection, lane, by_chance)  # the tables lanes and filter_rules
+        _create_threshold_tables(connection, lane, by_chance)  # the tables lanes and filter_rules
         connection.execute(f"CREATE VIEW scored AS SELECT *, rowid AS row FROM {SCORED}")  # what JUDGED reads
         run_sql(connection, JUDGED)  # the view judged: each call, and whether it is the best of its place
         connection.execute("CREATE TABLE decisions AS FROM judged")  # a table: many views read it
@@ -274,7 +274,7 @@ def _database(
         yield connection
 
 
-def _create_thresholds(connection: duckdb.DuckDBPyConnection, lane: Lane, by_chance: float | None) -> None:
+def _create_threshold_tables(connection: duckdb.DuckDBPyConnection, lane: Lane, by_chance: float | None) -> None:
     """Create the tables lanes, with the tau_f of the settings, and filter_rules, with `by_chance`: a row each."""
     tau_f = None if isinstance(lane.tau_f, ChanceThreshold) else lane.tau_f
     select = "AS SELECT $tool::VARCHAR AS tool, $value::DOUBLE AS"
@@ -292,13 +292,13 @@ def _create_table(
         connection.execute(f"INSERT INTO {name} BY NAME SELECT {', '.join(columns)} FROM ({query})")
 
 
-def _calls_query(plan: Plan, lane: Lane, tables: Sequence[Table], *, swaps: bool) -> str | None:
+def _build_calls_query(plan: Plan, lane: Lane, tables: Sequence[Table], *, swaps: bool) -> str | None:
     """Return the SQL query for all calls in tables of a lane; None where nothing is published.
 
     tables: of single calls, and of chains where the lane has some; they have the same shards.
     swaps: whether they are the tables of a control.
     """
-    files = [file for table in tables for file in table.all_files()]
+    files = [file for table in tables for file in table.list_all_files()]
     if not files:
         return None
     return scores.calls(plan, lane, tables[0].parts(), files, swaps)

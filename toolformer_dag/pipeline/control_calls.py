@@ -53,7 +53,7 @@ class SwappedCalls(NamedTuple):
         )
 
 
-def swapped_calls(control: Control, output: TableOutput, shard: str, scored_table: LaneTable) -> SwappedCalls:
+def swap_call_results(control: Control, output: TableOutput, shard: str, scored_table: LaneTable) -> SwappedCalls:
     """Give scored calls of a shard other results, which cannot help, so that they can be scored again for comparison.
 
     A call with a reason not to stay gets no other result and is counted by that reason.
@@ -64,17 +64,17 @@ def swapped_calls(control: Control, output: TableOutput, shard: str, scored_tabl
     Raises MissingPart, DamagedPart.
     """
     texts = output.lane_table("heuristic_subset").read(shard)
-    calls = _scored_calls(output, shard, scored_table)
+    calls = _read_scored_calls(output, shard, scored_table)
     exchangeable = calls.filter(_has_usable_result())
     # Only calls at the most probable position of a text give their results to others. Of single calls, those that were
     # sampled and not scored count too, so that the position is the same for all sampling settings.
-    candidates = _candidate_places(output, shard) if scored_table == "loss_deltas" else exchangeable
+    candidates = _read_candidate_places(output, shard) if scored_table == "loss_deltas" else exchangeable
     exchanged = exchange(
         exchangeable,
         control=control,
         settings=output.plan.settings.control,
         texts=texts,
-        likeliest=likeliest_places(candidates),
+        likeliest=select_likeliest_places(candidates),
         limit=output.plan.settings.evaluation.swapped_texts,
     )
     return SwappedCalls.of(texts, calls, exchanged)
@@ -88,20 +88,20 @@ def _has_usable_result() -> pl.Expr:
     return pl.col("reason").is_null() | (pl.col("reason") == NO_OPERATION)
 
 
-def _scored_calls(output: TableOutput, shard: str, scored_table: LaneTable) -> pl.DataFrame:
+def _read_scored_calls(output: TableOutput, shard: str, scored_table: LaneTable) -> pl.DataFrame:
     """Return the calls of a shard in a table of scores (SWAPPED_COLUMNS)."""
-    return output.lane_table(scored_table).read(shard).select(SWAPPED_COLUMNS).with_columns(_likelihood())
+    return output.lane_table(scored_table).read(shard).select(SWAPPED_COLUMNS).with_columns(_fill_likelihood())
 
 
-def _candidate_places(output: TableOutput, shard: str) -> pl.DataFrame:
+def _read_candidate_places(output: TableOutput, shard: str) -> pl.DataFrame:
     """Return all sampled calls of a shard, among which the likeliest place of a text is found.
 
     The version of their table is no input of the stage: that place is the same for every k, m and tau_s.
     """
-    return output.lane_table("scored_candidates").read(shard).with_columns(_likelihood())
+    return output.lane_table("scored_candidates").read(shard).with_columns(_fill_likelihood())
 
 
-def _likelihood() -> pl.Expr:
+def _fill_likelihood() -> pl.Expr:
     """Return the column p_api with 0 instead of null: calls of a file may have none, and are then equally likely."""
     return pl.col("p_api").fill_null(0.0)
 
@@ -130,9 +130,9 @@ def exchange(
     """
     # Choose the texts whose calls are swapped; adds the columns text_digest and sampled.
     proposed_texts = calls.filter(pl.col("sample") < 0).select(TEXT_KEY).unique()
-    calls = calls.join(_sampled_texts(texts, limit, proposed_texts), on=TEXT_KEY, maintain_order="left")
+    calls = calls.join(_sample_texts(texts, limit, proposed_texts), on=TEXT_KEY, maintain_order="left")
     # Mark the calls whose results others may get (`gives`); equal calls become one.
-    distinct_calls = _distinct_calls(calls.with_columns(gives=_gives_result(calls, likeliest)))
+    distinct_calls = _select_distinct_calls(calls.with_columns(gives=_may_give_result(calls, likeliest)))
     other_results = control.other_results(distinct_calls, settings)  # a list for each sampled call
     swaps = _number_swaps(distinct_calls, other_results, most=settings.swaps)
     return _with_swaps(calls, swaps)
@@ -143,8 +143,8 @@ def _number_swaps(distinct: pl.DataFrame, other_results: Sequence[Sequence[str]]
 
     A result that equals the call's own would count as one that is kept by chance, and is left out.
 
-    distinct: see `_distinct_calls`. other_results: of each `sampled` call among them, in their order. most: how many
-        swaps a call has at most.
+    distinct: see `_select_distinct_calls`. other_results: of each `sampled` call among them, in their order. most: how
+        many swaps a call has at most.
     """
     sampled = distinct.filter("sampled").select(*DISTINCT_CALL, "result")
     with_results = sampled.with_columns(swapped=pl.Series(other_results, dtype=SWAPPED))
@@ -159,17 +159,17 @@ def _with_swaps(calls: pl.DataFrame, swaps: pl.DataFrame) -> pl.DataFrame:
     calls: with the column `sampled`, which is dropped. swaps: (DISTINCT_CALL, swapped, swap).
     """
     joined = calls.join(swaps, on=DISTINCT_CALL, how="left", maintain_order="left")
-    joined = joined.with_columns(pl.col("swap").fill_null(0), swap_reason=_swap_reason(), result="swapped")
+    joined = joined.with_columns(pl.col("swap").fill_null(0), swap_reason=_explain_no_swap(), result="swapped")
     return joined.drop("sampled", "swapped")
 
 
-def _swap_reason() -> pl.Expr:
+def _explain_no_swap() -> pl.Expr:
     """Return why a call has no other result: not_sampled or no_other_result; null where it has one."""
     has_no_result = pl.when(pl.col("swapped").is_null()).then(pl.lit("no_other_result"))
     return pl.when("sampled").then(has_no_result).otherwise(pl.lit("not_sampled"))
 
 
-def _gives_result(calls: pl.DataFrame, likeliest: pl.DataFrame) -> pl.Series:
+def _may_give_result(calls: pl.DataFrame, likeliest: pl.DataFrame) -> pl.Series:
     """Return for each call whether others may get its result: it is a first sample at the likeliest place of its text.
 
     Such calls exist for every k and m, so that neither changes which results the other calls get.
@@ -178,7 +178,7 @@ def _gives_result(calls: pl.DataFrame, likeliest: pl.DataFrame) -> pl.Series:
     return marked["likeliest"].fill_null(False) & marked["sample"].is_in(FIRST_SAMPLES)
 
 
-def likeliest_places(candidates: pl.DataFrame) -> pl.DataFrame:
+def select_likeliest_places(candidates: pl.DataFrame) -> pl.DataFrame:
     """Return the most probable position of each text, of equals the earliest: (shard, digest, segment, position).
 
     candidates: (shard, digest, segment, position, p_api).
@@ -187,7 +187,7 @@ def likeliest_places(candidates: pl.DataFrame) -> pl.DataFrame:
     return ordered.unique(TEXT_KEY, keep="first", maintain_order=True).select(PLACE)
 
 
-def _sampled_texts(texts: pl.DataFrame, limit: int, proposed_texts: pl.DataFrame) -> pl.DataFrame:
+def _sample_texts(texts: pl.DataFrame, limit: int, proposed_texts: pl.DataFrame) -> pl.DataFrame:
     """Sample texts by their hashes; return all texts as (shard, digest, segment, text_digest, sampled).
 
     `sampled` are those with the `limit` smallest distinct hashes among all texts of their shard, and those with the
@@ -195,7 +195,7 @@ def _sampled_texts(texts: pl.DataFrame, limit: int, proposed_texts: pl.DataFrame
 
     proposed_texts: (shard, digest, segment) of the texts with calls of a rule or a file.
     """
-    hashed = texts.with_columns(hash=_hashes("text", texts.select("text_digest")))
+    hashed = texts.with_columns(hash=_hash_rows("text", texts.select("text_digest")))
     marked_proposed = proposed_texts.with_columns(proposed=True)
     marked = hashed.join(marked_proposed, on=TEXT_KEY, how="left", maintain_order="left")
     hash_if_proposed = pl.when("proposed").then("hash")  # null for other texts, which then have no rank
@@ -209,18 +209,18 @@ def _is_among_smallest(hashes: pl.Expr, limit: int) -> pl.Expr:
     return hashes.rank("dense").over("shard") <= limit
 
 
-def _distinct_calls(calls: pl.DataFrame) -> pl.DataFrame:
+def _select_distinct_calls(calls: pl.DataFrame) -> pl.DataFrame:
     """Return the distinct calls in the order of a hash: (DISTINCT_CALL, text_digest, result, p_api, sampled, gives).
 
     Equal samples are one row, which is `sampled` or `gives` its result if one of them is or does.
     """
     shared = pl.col("text_digest", "result", "p_api").first()
     distinct = calls.group_by(DISTINCT_CALL).agg(shared, pl.col("sampled", "gives").any())
-    hashes = _hashes("call", distinct.select("text_digest", "position", "input"))
+    hashes = _hash_rows("call", distinct.select("text_digest", "position", "input"))
     return distinct.with_columns(hash=hashes).sort("hash", *DISTINCT_CALL)
 
 
-def _hashes(salt: str, rows: pl.DataFrame) -> pl.Series:
+def _hash_rows(salt: str, rows: pl.DataFrame) -> pl.Series:
     """Return a hash of each row, the same on every machine. Another `salt` gives other hashes of the same rows."""
     digests = [blake2b(repr((salt, *row)).encode(), digest_size=8).hexdigest() for row in rows.iter_rows()]
     return pl.Series(digests, dtype=pl.String)

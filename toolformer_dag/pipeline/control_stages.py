@@ -30,19 +30,19 @@ from toolformer_dag.computing.stage import (
     counted,
 )
 from toolformer_dag.computing.worker import Worker
-from toolformer_dag.pipeline.chained_losses import compute_chains, planned_chains, with_chains
-from toolformer_dag.pipeline.chance import chance_tables
-from toolformer_dag.pipeline.control_calls import swapped_calls
+from toolformer_dag.pipeline.chained_losses import compute_chains, plan_chains, with_chains
+from toolformer_dag.pipeline.chance import query_chance_tables
+from toolformer_dag.pipeline.control_calls import swap_call_results
 from toolformer_dag.pipeline.controls import Control
 from toolformer_dag.pipeline.losses import (
     LOSSES_FINITE,
     CallsWithLosses,
     compute_losses,
     losses_settings,
-    planned_losses,
+    plan_losses,
     with_losses,
 )
-from toolformer_dag.texts.chains import read_chain, written_chain
+from toolformer_dag.texts.chains import parse_chain, to_chain_json
 
 SWAP_KEY = (*CALL_KEY, "swap")
 
@@ -109,8 +109,8 @@ class _SingleCalls:
 
     def chunks(self, worker: Worker, output: TableOutput, shard: str, claimed: Claimed) -> Planned:
         """Plan the losses of the swapped calls of a shard."""
-        swapped = swapped_calls(self.control, output, shard, "loss_deltas")
-        return planned_losses(worker, output, swapped.calls, swapped.texts, claimed)
+        swapped = swap_call_results(self.control, output, shard, "loss_deltas")
+        return plan_losses(worker, output, swapped.calls, swapped.texts, claimed)
 
     def rows(self, worker: Worker, output: TableOutput, shard: str) -> PartRows:
         """Return the control of a shard: calls with other results, scored as if these were their own.
@@ -118,20 +118,20 @@ class _SingleCalls:
         Calls of up to `evaluation.swapped_texts` texts are taken; a call has up to `control.swaps` rows, each with
         another result. Other calls are counted as not_sampled, no_other_result, or with their reason in loss_deltas.
         """
-        swapped = swapped_calls(self.control, output, shard, "loss_deltas")
+        swapped = swap_call_results(self.control, output, shard, "loss_deltas")
         scored = with_losses(worker, output, swapped.calls)
-        return _part_rows(self.control, output, scored, swapped.left_out)
+        return _build_part_rows(self.control, output, scored, swapped.left_out)
 
     def kept_by_chance(self, output: TableOutput) -> Shown:
         """Return what Dagster's page shows by label: how many calls pass the filter with results that cannot help.
 
-        Beside single values (`_shown_values`), "kept" is a table with the counts at each threshold, and "kept by
+        Beside single values (`_build_shown_values`), "kept" is a table with the counts at each threshold, and "kept by
         chance" the false discovery rate as a curve over the thresholds, if there are any.
         """
         # Both tables have a row per threshold: counts in `statistics`, false discovery rates in `rates`.
-        tables = chance_tables(output.plan, output.lane, self.control)
-        shown = _shown_values(tables.statistics)
-        shown["kept"] = _shown_statistics(tables.statistics)
+        tables = query_chance_tables(output.plan, output.lane, self.control)
+        shown = _build_shown_values(tables.statistics)
+        shown["kept"] = _format_statistics(tables.statistics)
         if not tables.rates.is_empty():
             shown["kept by chance"] = ChanceCurves(tables.rates)
         return shown
@@ -145,17 +145,17 @@ class _Chains:
 
     def chunks(self, worker: Worker, output: TableOutput, shard: str, claimed: Claimed) -> Planned:
         """Plan the losses of the chains of a shard with other last results."""
-        swapped = swapped_calls(self.control, output, shard, "chained_deltas")
-        return planned_chains(worker, output, _with_swapped_result(swapped.calls), swapped.texts, claimed)
+        swapped = swap_call_results(self.control, output, shard, "chained_deltas")
+        return plan_chains(worker, output, _with_swapped_result(swapped.calls), swapped.texts, claimed)
 
     def rows(self, worker: Worker, output: TableOutput, shard: str) -> PartRows:
         """Return the control of a shard, as for single calls: chains scored with other last results."""
-        swapped = swapped_calls(self.control, output, shard, "chained_deltas")
+        swapped = swap_call_results(self.control, output, shard, "chained_deltas")
         scored = with_chains(worker, output, _with_swapped_result(swapped.calls))
-        return _part_rows(self.control, output, scored, swapped.left_out)
+        return _build_part_rows(self.control, output, scored, swapped.left_out)
 
 
-def _part_rows(control: Control, output: TableOutput, scored: CallsWithLosses, left_out: Rejected) -> PartRows:
+def _build_part_rows(control: Control, output: TableOutput, scored: CallsWithLosses, left_out: Rejected) -> PartRows:
     """Return the rows of a control; the records of both tables name the stage of single calls.
 
     left_out: how many calls were not swapped, by shard and reason.
@@ -172,12 +172,12 @@ def _with_swapped_result(calls: pl.DataFrame) -> pl.DataFrame:
     """
     chains = []
     for chain, swapped_result in calls.select("chain", "result").iter_rows():
-        *before, last = read_chain(chain)
-        chains.append(written_chain([*before, replace(last, result=swapped_result)]))
+        *before, last = parse_chain(chain)
+        chains.append(to_chain_json([*before, replace(last, result=swapped_result)]))
     return calls.with_columns(chain=pl.Series(chains, dtype=pl.String), others=pl.lit(None, pl.String))
 
 
-def _shown_values(statistics: pl.DataFrame) -> dict[str, ShownValue]:
+def _build_shown_values(statistics: pl.DataFrame) -> dict[str, ShownValue]:
     """Return counts and rates of the thresholds with swapped calls, by label; first all counts, then the rates.
 
     - "kept by chance at 0.5": how many positions have a call at the threshold 0.5 by chance
@@ -192,7 +192,7 @@ def _shown_values(statistics: pl.DataFrame) -> dict[str, ShownValue]:
     return shown
 
 
-def _shown_statistics(statistics: pl.DataFrame) -> pl.DataFrame:
+def _format_statistics(statistics: pl.DataFrame) -> pl.DataFrame:
     """Return swapped_statistics for the page, with a remark in `by_chance` where there are too few swaps."""
     too_few = pl.lit("too few swaps to tell")
     count = pl.col("by_chance").cast(pl.String)

@@ -96,45 +96,45 @@ class DocumentCuts:
         Raises WriteError.
         """
         keyed_texts = [(_DocumentKey(place, text_digest(text)), text) for place, text in documents]
-        cuts_of = self._cuts_of(dict(keyed_texts))
+        cuts_of = self._read_or_make_cuts(dict(keyed_texts))
         for key, text in keyed_texts:
-            yield _texts_of_document(text, cuts_of[key])
+            yield _build_document_texts(text, cuts_of[key])
 
-    def _cuts_of(self, texts: Mapping[_DocumentKey, str]) -> dict[_DocumentKey, list[Cut]]:
+    def _read_or_make_cuts(self, texts: Mapping[_DocumentKey, str]) -> dict[_DocumentKey, list[Cut]]:
         """Return the cuts of documents; documents that were never cut are cut and stored."""
-        cuts_of = self._stored(list(texts))
+        cuts_of = self._read_stored_cuts(list(texts))
         new_texts = {key: text for key, text in texts.items() if key not in cuts_of}
-        return cuts_of | self._new_cuts(new_texts)
+        return cuts_of | self._cut_and_store(new_texts)
 
-    def _stored(self, keys: Sequence[_DocumentKey]) -> dict[_DocumentKey, list[Cut]]:
+    def _read_stored_cuts(self, keys: Sequence[_DocumentKey]) -> dict[_DocumentKey, list[Cut]]:
         """Return the stored cuts of documents. Documents that were never cut are missing in the result."""
         cuts_of = {}
-        for row in self._store.stored(self._store_keys(keys)).iter_rows(named=True):
+        for row in self._store.stored(self._build_store_keys(keys)).iter_rows(named=True):
             key = _DocumentKey(row["place"], row["document"])
-            cuts_of[key] = _cuts_of_row(row)
+            cuts_of[key] = _build_cuts(row)
         return cuts_of
 
-    def _store_keys(self, keys: Sequence[_DocumentKey]) -> pl.DataFrame:
+    def _build_store_keys(self, keys: Sequence[_DocumentKey]) -> pl.DataFrame:
         """Return the keys of documents as the row store needs them, with `max_tokens`."""
         schema = {name: CUTS[name] for name in _DocumentKey._fields}
         frame = pl.DataFrame(keys, schema=schema, orient="row")
         return frame.with_columns(max_tokens=pl.lit(self._max_tokens, pl.Int32()))
 
-    def _new_cuts(self, texts: Mapping[_DocumentKey, str]) -> dict[_DocumentKey, list[Cut]]:
+    def _cut_and_store(self, texts: Mapping[_DocumentKey, str]) -> dict[_DocumentKey, list[Cut]]:
         """Cut documents, store their cuts, and return these."""
-        cuts_of = {key: self._cut(text) for key, text in texts.items()}
-        new_rows = [self._row(key, cuts) for key, cuts in cuts_of.items()]
+        cuts_of = {key: self._cut_document(text) for key, text in texts.items()}
+        new_rows = [self._build_row(key, cuts) for key, cuts in cuts_of.items()]
         self._store.append(pl.DataFrame(new_rows, schema=CUTS, orient="row"))
         return cuts_of
 
-    def _row(self, key: _DocumentKey, cuts: Sequence[Cut]) -> tuple[object, ...]:
+    def _build_row(self, key: _DocumentKey, cuts: Sequence[Cut]) -> tuple[object, ...]:
         """Return a document's cuts as a row of CUTS, with a list per field of `Cut`."""
         offsets = [cut.offset for cut in cuts]
         lengths = [cut.length for cut in cuts]
         unfit_tokens = [cut.unfit_tokens for cut in cuts]
         return (key.place, key.document, self._max_tokens, offsets, lengths, unfit_tokens)
 
-    def _cut(self, text: str) -> list[Cut]:
+    def _cut_document(self, text: str) -> list[Cut]:
         """Cut a document into pieces of at most `max_tokens`. A longer word is a piece of its own, marked as unfit."""
         cuts = []
         for piece in pieces(text, self._max_tokens, self._count):
@@ -144,18 +144,18 @@ class DocumentCuts:
         return cuts
 
 
-def corpus_cuts(worker: Worker) -> DocumentCuts:
+def open_corpus_cuts(worker: Worker) -> DocumentCuts:
     """Return what cuts documents as C* is cut, into texts of at most `corpus.segment_tokens` tokens."""
     return DocumentCuts(worker, worker.plan.settings.corpus.segment_tokens, worker.encoding().lengths)
 
 
-def _cuts_of_row(row: Mapping[str, Any]) -> list[Cut]:
+def _build_cuts(row: Mapping[str, Any]) -> list[Cut]:
     """Return the cuts of a document from its stored row, which has a list per field of `Cut`."""
     fields = zip(row["offsets"], row["lengths"], row["unfit_tokens"], strict=True)
     return [Cut(*values) for values in fields]
 
 
-def _texts_of_document(text: str, cuts: Sequence[Cut]) -> DocumentTexts:
+def _build_document_texts(text: str, cuts: Sequence[Cut]) -> DocumentTexts:
     """Return the texts of a document from its cuts, and count the words that fit no text."""
     spans = [(cut.offset, cut.length) for cut in cuts if cut.is_text]
     return DocumentTexts(segments(text, spans), unfit_words=len(cuts) - len(spans))

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import polars as pl
 
-from toolformer_dag.computing.forecast_range import GROUPS, Range, range_of, spread
+from toolformer_dag.computing.forecast_range import GROUPS, Range, build_range, spread
 from toolformer_dag.computing.plan import Lane, Plan
 from toolformer_dag.computing.reasons import difference
 from toolformer_dag.computing.spending import token_count
@@ -19,7 +19,7 @@ from toolformer_dag.computing.worker import Worker
 from toolformer_dag.computing.workers import Workers
 from toolformer_dag.lake import parquet
 from toolformer_dag.pipeline import controls, heuristic_subset
-from toolformer_dag.pipeline.stages import lane_stages
+from toolformer_dag.pipeline.stages import list_lane_stages
 from toolformer_dag.pipeline.trial import ALL, trial
 
 TEXTS = 256
@@ -60,18 +60,18 @@ def estimate(
     Raises what the stages raise.
     """
     for output in outputs:
-        if _precedes_annotation(output):
+        if _is_made_before_annotation(output):
             update(worker, workers, output, progress)
-    return [_forecast(worker, tables, progress, seed) for tables in _tables_of_lanes(outputs).values()]
+    return [_forecast_lane(worker, tables, progress, seed) for tables in _group_tables_by_lane(outputs).values()]
 
 
-def _precedes_annotation(output: TableOutput) -> bool:
+def _is_made_before_annotation(output: TableOutput) -> bool:
     """Return whether a table is made before annotation: documents, or the texts of a tool."""
     holds_documents = output.group == "ccnet" and output.stage.name != "heldout_texts"
     return holds_documents or output.stage is heuristic_subset.STAGE
 
 
-def _tables_of_lanes(outputs: Sequence[TableOutput]) -> dict[str, dict[str, TableOutput]]:
+def _group_tables_by_lane(outputs: Sequence[TableOutput]) -> dict[str, dict[str, TableOutput]]:
     """Group the tables of lanes: key of the lane -> name of the stage -> table."""
     tables_of_lanes: dict[str, dict[str, TableOutput]] = {}
     for output in outputs:
@@ -92,9 +92,9 @@ class _MeasuredStages(NamedTuple):
         return [*self.annotating, *self.controls]
 
 
-def _measured_stages(plan: Plan, lane: Lane) -> _MeasuredStages:
+def _select_measured_stages(plan: Plan, lane: Lane) -> _MeasuredStages:
     """Return the stages of a lane but the first, which selects texts, and the last, which filters."""
-    _, *stages, _ = lane_stages(plan, lane)
+    _, *stages, _ = list_lane_stages(plan, lane)
     of_controls = {name for control in controls.CONTROLS for name in control.table_names(lane)}
     return _MeasuredStages(
         annotating=[stage for stage in stages if stage.name not in of_controls],
@@ -102,35 +102,37 @@ def _measured_stages(plan: Plan, lane: Lane) -> _MeasuredStages:
     )
 
 
-def _forecast(worker: Worker, tables: Mapping[str, TableOutput], progress: Progress, seed: int | None) -> LaneForecast:
+def _forecast_lane(
+    worker: Worker, tables: Mapping[str, TableOutput], progress: Progress, seed: int | None
+) -> LaneForecast:
     """Annotate a sample of the texts of a lane (a tool with its settings), and scale what that cost to all of them.
 
     tables: the lane's tables by the names of their stages.
     """
     texts_table = tables[heuristic_subset.STAGE.name]
     lane = texts_table.lane
-    stages = _measured_stages(texts_table.plan, lane)  # from proposing calls to scoring them, and the controls
-    stale_shards = _stale_shards(tables, stages.all)  # those that a run would make again
-    rows = _rows_of_shards(texts_table, stale_shards)
-    sample = _sample(lane, rows, seed)
+    stages = _select_measured_stages(texts_table.plan, lane)  # from proposing calls to scoring them, and the controls
+    stale_shards = _list_stale_shards(tables, stages.all)  # those that a run would make again
+    rows = _read_rows_of_shards(texts_table, stale_shards)
+    sample = _draw_sample(lane, rows, seed)
     if sample.is_empty():
         text_count = rows["text_digest"].n_unique()
         return LaneForecast(lane.key, texts=text_count, shards=len(stale_shards))
     cost = _annotate_sample(worker, lane, sample, stages, progress)
-    counts = _counts(worker.plan, rows, sample=sample, stale_shards=len(stale_shards))
-    return _scaled(lane, counts, cost)
+    counts = _count_texts(worker.plan, rows, sample=sample, stale_shards=len(stale_shards))
+    return _scale_cost(lane, counts, cost)
 
 
-def _sample(lane: Lane, rows: pl.DataFrame, seed: int | None) -> pl.DataFrame:
+def _draw_sample(lane: Lane, rows: pl.DataFrame, seed: int | None) -> pl.DataFrame:
     """Return the texts to annotate, in GROUPS equal groups; none where the lane has no sample (see LaneForecast)."""
-    texts = _shuffled_texts(rows, seed)
+    texts = _shuffle_texts(rows, seed)
     has_calls_of_files = bool(lane.sources.files)
     if texts.height <= GROUPS or has_calls_of_files:
         return texts.clear()
-    return texts[: _group_size(texts.height) * GROUPS]
+    return texts[: _compute_group_size(texts.height) * GROUPS]
 
 
-def _rows_of_shards(output: TableOutput, shards: Sequence[str]) -> pl.DataFrame:
+def _read_rows_of_shards(output: TableOutput, shards: Sequence[str]) -> pl.DataFrame:
     """Return the rows of some shards of a table."""
     no_rows = output.stage.schema.to_frame()
     return pl.concat([no_rows, *(output.table.read(shard) for shard in shards)])
@@ -146,26 +148,29 @@ def _annotate_sample(
     3. With the controls (calls scored again with other results), which need the calls of many texts.
     """
     worker.engine("proposer" if lane.sources.sampled else "judge")  # loaded before anything is timed
-    group_size = sample.height // GROUPS  # without a remainder, see `_sample`
-    groups = [_annotate(worker, lane, group, stages.annotating, progress) for group in sample.iter_slices(group_size)]
-    joined = _annotate(worker, lane, sample, stages.annotating, progress)
-    with_controls = _annotate(worker, lane, sample, stages.all, progress)
+    group_size = sample.height // GROUPS  # without a remainder, see `_draw_sample`
+    groups = [
+        _measure_annotation(worker, lane, group, stages.annotating, progress)
+        for group in sample.iter_slices(group_size)
+    ]
+    joined = _measure_annotation(worker, lane, sample, stages.annotating, progress)
+    with_controls = _measure_annotation(worker, lane, sample, stages.all, progress)
     return _SampleCost(groups, joined, controls=with_controls, control_count=len(stages.controls))
 
 
-def _shuffled_texts(rows: pl.DataFrame, seed: int | None) -> pl.DataFrame:
+def _shuffle_texts(rows: pl.DataFrame, seed: int | None) -> pl.DataFrame:
     """Return the distinct texts among rows of heuristic_subset in a random order, the same for the same seed."""
     texts = rows.unique("text_digest", keep="first", maintain_order=True).sort("text_digest")
     return texts.sample(fraction=1, shuffle=True, seed=seed)
 
 
-def _group_size(text_count: int) -> int:
+def _compute_group_size(text_count: int) -> int:
     """Return how many texts a group of the sample has: 51 of 1,024 texts, where one in SHARE is annotated."""
     most_sampled = min(TEXTS, text_count // SHARE)
     return max(1, most_sampled // GROUPS)
 
 
-def _stale_shards(tables: Mapping[str, TableOutput], stages: Sequence[Stage]) -> list[str]:
+def _list_stale_shards(tables: Mapping[str, TableOutput], stages: Sequence[Stage]) -> list[str]:
     """Return the shards that a run would make again for one of the stages."""
     outputs = [tables[stage.name] for stage in stages]
     shards = outputs[0].parts  # all stages of a lane have the same
@@ -186,7 +191,7 @@ class _Counts(NamedTuple):
     shards: int  # stale shards
 
 
-def _counts(plan: Plan, rows: pl.DataFrame, *, sample: pl.DataFrame, stale_shards: int) -> _Counts:
+def _count_texts(plan: Plan, rows: pl.DataFrame, *, sample: pl.DataFrame, stale_shards: int) -> _Counts:
     """Count the texts that were annotated and the texts that a run will annotate.
 
     A control scores calls of some texts again with other results; its texts are counted apart.
@@ -206,7 +211,7 @@ def _counts(plan: Plan, rows: pl.DataFrame, *, sample: pl.DataFrame, stale_shard
     )
 
 
-def _scaled(lane: Lane, counts: _Counts, cost: "_SampleCost") -> LaneForecast:
+def _scale_cost(lane: Lane, counts: _Counts, cost: "_SampleCost") -> LaneForecast:
     """Forecast what all texts of a lane (a tool with its settings) will cost, from the cost of the sample.
 
     Tokens, seconds and stored rows are the sum of three parts:
@@ -214,11 +219,11 @@ def _scaled(lane: Lane, counts: _Counts, cost: "_SampleCost") -> LaneForecast:
     - what the controls (calls scored again with other results) cost, times their texts per text in the sample
     - once, what joining the groups to the whole sample cost: the run joins the sample to all other texts
     """
-    factor = _factor(counts, cost)
+    factor = _compute_factor(counts, cost)
     stored_bytes = factor.scaled(
-        of_groups=_stored_bytes(cost.groups),
-        of_controls=_stored_bytes([cost.controls]),
-        fixed=_stored_bytes([cost.joined]) + _table_bytes(cost, counts, factor),
+        of_groups=_measure_stored_bytes(cost.groups),
+        of_controls=_measure_stored_bytes([cost.controls]),
+        fixed=_measure_stored_bytes([cost.joined]) + _estimate_table_bytes(cost, counts, factor),
     )
     return LaneForecast(
         lane=lane.key,
@@ -232,7 +237,7 @@ def _scaled(lane: Lane, counts: _Counts, cost: "_SampleCost") -> LaneForecast:
     )
 
 
-def _factor(counts: _Counts, cost: "_SampleCost") -> "_Factor":
+def _compute_factor(counts: _Counts, cost: "_SampleCost") -> "_Factor":
     """Return by how much the sample's cost is multiplied; the groups' different costs give the spread."""
     return _Factor(
         texts=(counts.distinct - counts.sampled) / counts.sampled,
@@ -241,7 +246,7 @@ def _factor(counts: _Counts, cost: "_SampleCost") -> "_Factor":
     )
 
 
-def _table_bytes(cost: "_SampleCost", counts: _Counts, factor: "_Factor") -> float:
+def _estimate_table_bytes(cost: "_SampleCost", counts: _Counts, factor: "_Factor") -> float:
     """Return the bytes of the tables of all shards. A text in two shards is computed once, but stored in two tables."""
     bytes_per_text = cost.annotated_bytes / counts.sampled
     fixed_bytes = cost.controls.fixed_bytes * counts.shards
@@ -258,7 +263,7 @@ class _Factor(NamedTuple):
     def scaled(self, of_groups: float, of_controls: float, fixed: float = 0) -> Range:
         """Return of_groups * texts + of_controls * control + fixed, with its 95 % interval."""
         value = of_groups * self.texts + of_controls * self.control + fixed
-        return range_of(value, self.spread)
+        return build_range(value, self.spread)
 
 
 class _Cost(NamedTuple):
@@ -308,7 +313,7 @@ class _SampleCost(NamedTuple):
         return sum(self.controls.row_bytes[-self.control_count :])
 
 
-def _stored_bytes(costs: Sequence[_Cost]) -> int:
+def _measure_stored_bytes(costs: Sequence[_Cost]) -> int:
     """Return the bytes of the rows that were stored, as if each row store had a single file."""
     frames_of: dict[str, list[pl.DataFrame]] = {}
     for cost in costs:
@@ -317,13 +322,15 @@ def _stored_bytes(costs: Sequence[_Cost]) -> int:
     return sum(len(parquet.encode(pl.concat(frames))) for frames in frames_of.values())
 
 
-def _annotate(worker: Worker, lane: Lane, texts: pl.DataFrame, stages: Sequence[Stage], progress: Progress) -> _Cost:
+def _measure_annotation(
+    worker: Worker, lane: Lane, texts: pl.DataFrame, stages: Sequence[Stage], progress: Progress
+) -> _Cost:
     """Run stages over texts and measure what it costs.
 
     The tables are temporary; what model and tools computed is stored in the project's lake, for the run to reuse.
     """
     with trial(worker, lane, texts, stages, progress, worker.plan.lake) as annotated:
-        sizes = [_table_size(output) for output in annotated.outputs]
+        sizes = [_measure_table_size(output) for output in annotated.outputs]
     return _Cost(
         tokens=sum(token_count(report.work.tokens) for report in annotated.reports),
         seconds=sum(report.seconds for report in annotated.reports),
@@ -340,7 +347,7 @@ class _TableSize(NamedTuple):
     row_bytes: int  # beyond the files without rows
 
 
-def _table_size(output: TableOutput) -> _TableSize:
+def _measure_table_size(output: TableOutput) -> _TableSize:
     """Return the bytes of the only part of a table."""
     pointer = output.table.pointer(ALL)
     manifest_line = pointer.encode(output.name, ALL)

@@ -37,14 +37,14 @@ from toolformer_dag.computing.stage import (
 )
 from toolformer_dag.computing.worker import Worker
 from toolformer_dag.identity import fingerprint
-from toolformer_dag.lake.queries import in_memory, quoted, run_sql, scratch, sql_text
+from toolformer_dag.lake.queries import open_in_memory, open_scratch, quoted, read_sql_file, run_sql
 from toolformer_dag.lake.queries import rows as answer
 from toolformer_dag.lake.table import WHOLE, Table
 from toolformer_dag.method.decided_calls import DECIDED, DECIDED_SCHEMA
 from toolformer_dag.method.decision_sql import CHANCE, JUDGED, RULE, SWAPPED_PLACES
 from toolformer_dag.method.record_tables import CHOSEN, THRESHOLD
 from toolformer_dag.pipeline import scores
-from toolformer_dag.pipeline.chance import CERTIFIED, chance_threshold, chosen_by_chance, threshold_line
+from toolformer_dag.pipeline.chance import CERTIFIED, describe_threshold, query_chance_threshold, read_chosen_threshold
 from toolformer_dag.pipeline.controls import ESTIMATING
 from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.settings.tool_settings import ChanceThreshold
@@ -56,9 +56,9 @@ EXAMPLES = "examples"
 """The field of the same record that says how many of its texts stay, by shard."""
 SHOWN_OF_CHOSEN = ("tau_f", "by_chance", "verdict")
 """Columns of a threshold by chance that stand in the inputs of filtered_calls."""
-TEXTS_SQL = sql_text(__package__, "scored_texts.sql")
-RULE_SQL = f"CREATE TEMP {RULE}{sql_text(__package__, 'filter_rule.sql')}"
-SQL = f"CREATE TEMP {RULE}{JUDGED}{sql_text(__package__, 'filtered_calls.sql')}"
+TEXTS_SQL = read_sql_file(__package__, "scored_texts.sql")
+RULE_SQL = f"CREATE TEMP {RULE}{read_sql_file(__package__, 'filter_rule.sql')}"
+SQL = f"CREATE TEMP {RULE}{JUDGED}{read_sql_file(__package__, 'filtered_calls.sql')}"
 """Creates the table `decided`: every scored call, and why it is left out (`why`), null where it is kept."""
 KEPT_QUERY = "FROM decided WHERE why IS NULL ORDER BY digest, segment, position"
 REASONS_QUERY = f"SELECT {', '.join(CALL_KEY)}, why AS reason FROM decided ORDER BY row"
@@ -93,7 +93,7 @@ class CallFiles(NamedTuple):
     texts: list[str]
 
 
-def _call_files(output: TableOutput, parts: Sequence[str]) -> CallFiles:
+def _list_call_files(output: TableOutput, parts: Sequence[str]) -> CallFiles:
     """Return the Parquet files of the scored calls of some shards, and of the texts that the calls stand in.
 
     A shard without a scored call gives no file. Raises MissingPart, DamagedPart, also for a shard without calls.
@@ -102,7 +102,7 @@ def _call_files(output: TableOutput, parts: Sequence[str]) -> CallFiles:
     """
     files = CallFiles(calls=[], texts=[])
     for part in parts:
-        files_of_part = _files_of_part(output, part)
+        files_of_part = _list_files_of_part(output, part)
         has_scored_calls = any(table.pointer(part).rows for table in output.scored)
         if has_scored_calls:
             files.calls.extend(files_of_part.calls)
@@ -110,7 +110,7 @@ def _call_files(output: TableOutput, parts: Sequence[str]) -> CallFiles:
     return files
 
 
-def _files_of_part(output: TableOutput, part: str) -> CallFiles:
+def _list_files_of_part(output: TableOutput, part: str) -> CallFiles:
     """Return the files of a shard's scored calls, chains among them, and of its texts."""
     texts = list(output.lane_table("heuristic_subset").files(part))
     calls: list[str] = []
@@ -119,7 +119,7 @@ def _files_of_part(output: TableOutput, part: str) -> CallFiles:
     return CallFiles(calls, texts)
 
 
-def _by_part(parts: Sequence[str], rows: pl.DataFrame) -> dict[str, pl.DataFrame]:
+def _group_rows_by_part(parts: Sequence[str], rows: pl.DataFrame) -> dict[str, pl.DataFrame]:
     """Group rows by their column `shard`: part (the name of a shard) -> its rows, in their order; maybe none."""
     rows_of = rows.partition_by("shard", as_dict=True)
     return {part: rows_of.get((part,), rows.clear()) for part in parts}
@@ -130,22 +130,22 @@ def text_rows(worker: Worker, output: TableOutput, parts: Sequence[str]) -> dict
 
     `delta` is the largest of a text's calls; null if each of them has a reason not to stay, whatever the threshold.
     """
-    files = _call_files(output, parts)
+    files = _list_call_files(output, parts)
     if not files.calls:
         return {part: PartRows(()) for part in parts}
-    texts_by_part = _by_part(parts, _scored_texts(output, parts, files))
+    texts_by_part = _group_rows_by_part(parts, _query_scored_texts(output, parts, files))
     return {part: PartRows([texts]) for part, texts in texts_by_part.items()}
 
 
-def _scored_texts(output: TableOutput, parts: Sequence[str], files: CallFiles) -> pl.DataFrame:
+def _query_scored_texts(output: TableOutput, parts: Sequence[str], files: CallFiles) -> pl.DataFrame:
     """Return the texts of some shards that have scored calls, each with the largest delta of its calls."""
-    with scratch() as connection:
+    with open_scratch() as connection:
         scores.create_scored(connection, output.plan, output.lane, parts, files.calls)  # the table `scored`
         run_sql(connection, TEXTS_SQL, {"texts": files.texts})  # the table `scored_texts`
-        return _in_schema(output, answer(connection, "FROM scored_texts"))
+        return _cast_to_schema(output, answer(connection, "FROM scored_texts"))
 
 
-def _in_schema(output: TableOutput, rows: pl.DataFrame) -> pl.DataFrame:
+def _cast_to_schema(output: TableOutput, rows: pl.DataFrame) -> pl.DataFrame:
     """Return `rows` with only the columns of the output's stage, in their types and order."""
     schema = output.stage.schema
     return rows.select(schema.names()).cast(schema)
@@ -161,14 +161,14 @@ def rule_rows(worker: Worker, output: TableOutput, part: str) -> PartRows:
     """
     lane = output.lane
     if isinstance(lane.tau_f, ChanceThreshold):
-        chosen = _chosen_threshold(output.plan, lane, lane.tau_f)
-        facts = {**_facts_of_texts(output, chosen["tau_f"]), CHOSEN: chosen}
+        chosen = _choose_threshold(output.plan, lane, lane.tau_f)
+        facts = {**_choose_kept_texts(output, chosen["tau_f"]), CHOSEN: chosen}
     else:
-        facts = _facts_of_texts(output, lane.tau_f)
+        facts = _choose_kept_texts(output, lane.tau_f)
     return PartRows((), facts=facts)
 
 
-def _facts_of_texts(output: TableOutput, tau_f: float | None) -> dict[str, Any]:
+def _choose_kept_texts(output: TableOutput, tau_f: float | None) -> dict[str, Any]:
     """Choose the texts of a lane that stay: the first `training.examples_per_tool` with a call at tau_f, by hash.
 
     - LAST_TEXT: the hash of the last text that stays; None if there is none
@@ -176,12 +176,12 @@ def _facts_of_texts(output: TableOutput, tau_f: float | None) -> dict[str, Any]:
 
     tau_f: the least delta of a call that stays; with None no call stays, and no text.
     """
-    files = output.lane_table("scored_texts").all_files()
+    files = output.lane_table("scored_texts").list_all_files()
     if not files:
         return {LAST_TEXT: None, EXAMPLES: {}}
     most_texts = output.plan.settings.training.examples_per_tool
     parameters = {"files": files, "tau_f": tau_f, "examples": most_texts}
-    with _sorting_database() as connection:
+    with _open_sorting_database() as connection:
         # filter_rule.sql creates the tables last_text, with a single value, and examples (shard, number of texts).
         run_sql(connection, RULE_SQL, parameters)
         last_text = answer(connection, "FROM last_text").item()
@@ -190,19 +190,19 @@ def _facts_of_texts(output: TableOutput, tau_f: float | None) -> dict[str, Any]:
 
 
 @contextmanager
-def _sorting_database() -> Iterator[duckdb.DuckDBPyConnection]:
+def _open_sorting_database() -> Iterator[duckdb.DuckDBPyConnection]:
     """Open an in-memory DuckDB that sorts in a temporary folder, so that memory does not grow with the corpus."""
-    with TemporaryDirectory() as spilled, in_memory() as connection:
+    with TemporaryDirectory() as spilled, open_in_memory() as connection:
         connection.execute(f"SET temp_directory = {quoted(spilled)}")
         yield connection
 
 
-def _chosen_threshold(plan: Plan, lane: Lane, rule: ChanceThreshold) -> dict[str, Any]:
+def _choose_threshold(plan: Plan, lane: Lane, rule: ChanceThreshold) -> dict[str, Any]:
     """Return the lane's row of chance_thresholds: the threshold that has the false discovery rate of `rule`.
 
     If none has it, `tau_f` is the fallback of the settings, which may be None.
     """
-    chosen = chance_threshold(plan, lane, rule.by_chance)
+    chosen = query_chance_threshold(plan, lane, rule.by_chance)
     if chosen["tau_f"] is None:
         chosen["tau_f"] = rule.fallback
     return chosen
@@ -219,10 +219,10 @@ def rows(worker: Worker, output: TableOutput, parts: Sequence[str]) -> dict[str,
 
     parts: the names of the shards. Raises MissingPart, DamagedPart.
     """
-    files = _call_files(output, parts)
+    files = _list_call_files(output, parts)
     if not files.calls:
         return {part: PartRows((), beside={DECIDED: DECIDED_SCHEMA.to_frame()}) for part in parts}
-    return _decided_calls(output, parts, files).by_part(parts)
+    return _decide_calls(output, parts, files).group_by_part(parts)
 
 
 class _DecidedCalls(NamedTuple):
@@ -231,10 +231,10 @@ class _DecidedCalls(NamedTuple):
     kept: pl.DataFrame  # the rows of the table
     reasons: pl.DataFrame  # (CALL_KEY, reason) of every scored call; null where it is kept
 
-    def by_part(self, parts: Sequence[str]) -> dict[str, PartRows]:
+    def group_by_part(self, parts: Sequence[str]) -> dict[str, PartRows]:
         """Return the rows of each part (the name of a shard), its rejections, and its rows of decided_calls."""
-        kept_by_part = _by_part(parts, self.kept)
-        reasons_by_part = _by_part(parts, self.reasons)
+        kept_by_part = _group_rows_by_part(parts, self.kept)
+        reasons_by_part = _group_rows_by_part(parts, self.reasons)
         rows_by_part = {}
         for part in parts:
             reasons = reasons_by_part[part]
@@ -242,22 +242,22 @@ class _DecidedCalls(NamedTuple):
         return rows_by_part
 
 
-def _decided_calls(output: TableOutput, parts: Sequence[str], files: CallFiles) -> _DecidedCalls:
+def _decide_calls(output: TableOutput, parts: Sequence[str], files: CallFiles) -> _DecidedCalls:
     """Decide which of the scored calls in `files` are kept, by the rule that was chosen over all shards."""
     rule = output.lane_table("filter_rule").record(WHOLE)
-    tau_f = _applied_threshold(output.lane, rule)
+    tau_f = _get_applied_threshold(output.lane, rule)
     parameters = {"texts": files.texts, "tau_f": tau_f, "last_text": rule[LAST_TEXT]}
-    with scratch() as connection:
+    with open_scratch() as connection:
         # Creates the table `scored`, the calls with their score; SQL reads it.
         scores.create_scored(connection, output.plan, output.lane, parts, files.calls)
         # Creates the table `decided`, every scored call and why it is left out; both queries read it.
         run_sql(connection, SQL, parameters)
         kept = answer(connection, KEPT_QUERY).with_columns(tau_f=pl.lit(tau_f, pl.Float64))
         reasons = answer(connection, REASONS_QUERY).cast(DECIDED_SCHEMA)
-    return _DecidedCalls(_in_schema(output, kept), reasons)
+    return _DecidedCalls(_cast_to_schema(output, kept), reasons)
 
 
-def _applied_threshold(lane: Lane, rule: Mapping[str, Any]) -> float | None:
+def _get_applied_threshold(lane: Lane, rule: Mapping[str, Any]) -> float | None:
     """Return the threshold of a lane: the setting, or the chosen one if the settings ask for a false discovery rate.
 
     rule: the record of filter_rule. Returns None if no threshold has the rate: nothing is kept then.
@@ -273,15 +273,15 @@ def below_tau_f(kept: pl.DataFrame, output: TableOutput) -> int:
     return kept.filter(pl.col("delta") < pl.col("tau_f")).height
 
 
-def chosen_threshold(output: TableOutput) -> list[LogLine]:
+def describe_chosen_threshold(output: TableOutput) -> list[LogLine]:
     """Return a line on the threshold that was chosen by its false discovery rate, a warning if none is certified.
 
     Empty if the settings name the threshold.
     """
-    chosen = chosen_by_chance(output.plan, output.lane)
+    chosen = read_chosen_threshold(output.plan, output.lane)
     if chosen is None:
         return []
-    return [LogLine(threshold_line(chosen), is_warning=chosen["verdict"] != CERTIFIED)]
+    return [LogLine(describe_threshold(chosen), is_warning=chosen["verdict"] != CERTIFIED)]
 
 
 def threshold_in_deltas(output: TableOutput) -> Shown:
@@ -291,33 +291,33 @@ def threshold_in_deltas(output: TableOutput) -> Shown:
     there are only the count of kept calls and the threshold.
     """
     kept_count = sum(pointer.rows for pointer in output.table.pointers().values())
-    tau_f = _shown_threshold(output)  # a number, or None
+    tau_f = _read_last_threshold(output)  # a number, or None
     shown: dict[str, ShownValue] = {"calls kept": kept_count}
-    threshold_by_chance = chosen_by_chance(output.plan, output.lane)  # None if the settings name tau_f
+    threshold_by_chance = read_chosen_threshold(output.plan, output.lane)  # None if the settings name tau_f
     if threshold_by_chance is not None:
-        shown["threshold"] = threshold_line(threshold_by_chance)  # a sentence on how tau_f was chosen
+        shown["threshold"] = describe_threshold(threshold_by_chance)  # a sentence on how tau_f was chosen
     if tau_f is not None:
         shown["tau_f"] = tau_f
-    return {**shown, **_shown_deltas(output, kept_count, tau_f)}
+    return {**shown, **_build_shown_deltas(output, kept_count, tau_f)}
 
 
-def _shown_threshold(output: TableOutput) -> float | None:
+def _read_last_threshold(output: TableOutput) -> float | None:
     """Return the threshold that the filter last applied; None if there is none, or none was chosen yet."""
-    chosen = chosen_by_chance(output.plan, output.lane)
+    chosen = read_chosen_threshold(output.plan, output.lane)
     if chosen is not None:
         tau_f: float | None = chosen["tau_f"]
         return tau_f
     return output.lane.tau_f if isinstance(output.lane.tau_f, float) else None
 
 
-def _shown_deltas(output: TableOutput, kept_count: int, tau_f: float | None) -> dict[str, ShownValue]:
+def _build_shown_deltas(output: TableOutput, kept_count: int, tau_f: float | None) -> dict[str, ShownValue]:
     """Return the share of kept calls, a histogram of all deltas, and the costs if calls have some, by label.
 
     A delta is by how much a call's result lowers the loss, in nats. Empty without a scored call.
 
     tau_f: the threshold that kept calls reach, which the plots mark.
     """
-    deltas = scores.scored_deltas(output.plan, output.lane)
+    deltas = scores.query_deltas(output.plan, output.lane)
     if deltas.is_empty():
         return {}
     shown: dict[str, ShownValue] = {
@@ -345,9 +345,9 @@ def inputs(output: TableOutput) -> InputsOf:
       ask for a false discovery rate
     """
     inputs_of_calls = inputs_of_texts(output)  # shard -> the versions of its scored calls, and the hash of their costs
-    pointer = output.lane_table("filter_rule").whole_pointer(WHOLE)
+    pointer = output.lane_table("filter_rule").find_whole_pointer(WHOLE)
     rule: Mapping[str, Any] = pointer.record if pointer else {}  # the rule is in the record of its single part
-    threshold = _threshold_input(output.lane, rule)
+    threshold = _build_threshold_input(output.lane, rule)
 
     def inputs_of(shard: str) -> Mapping[str, Any]:
         # Of the texts that stay, only this shard's number: a rule that changes for other shards changes nothing here.
@@ -357,7 +357,7 @@ def inputs(output: TableOutput) -> InputsOf:
     return inputs_of
 
 
-def _threshold_input(lane: Lane, rule: Mapping[str, Any]) -> dict[str, Any]:
+def _build_threshold_input(lane: Lane, rule: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a threshold chosen by chance that change kept calls, under THRESHOLD; else nothing.
 
     rule: the record of filter_rule.
@@ -399,19 +399,19 @@ def rule_inputs(output: TableOutput) -> InputsOf:
     versions_of_tables = {}
     for name in output.depends_on:
         if name not in cost_tables:
-            versions_of_tables[name] = _part_versions(lake.table(name))
+            versions_of_tables[name] = _collect_part_versions(lake.table(name))
     if cost_tables.intersection(output.depends_on):
-        versions_of_tables[scores.COST_VERSION] = _cost_versions(output)
+        versions_of_tables[scores.COST_VERSION] = _collect_cost_versions(output)
     return lambda part: versions_of_tables
 
 
-def _cost_versions(output: TableOutput) -> dict[str, Any]:
+def _collect_cost_versions(output: TableOutput) -> dict[str, Any]:
     """Return for each shard of the plan what changes with the costs of its calls."""
     costs = scores.inputs(output.plan, output.lane)
     return {shard: costs(shard) for shard in output.plan.shards}
 
 
-def _part_versions(table: Table) -> dict[str, Any]:
+def _collect_part_versions(table: Table) -> dict[str, Any]:
     """Return the version of each part of a table."""
     return {part: table.part_version(part) for part in table.parts()}
 
@@ -473,5 +473,5 @@ STAGE = Stage(
     checks={"kept_at_tau_f": Check("Every kept call gains at least tau_f.", broken=below_tau_f)},
     beside=(DECIDED,),
     make=ByParts(rows),
-    asset=StageAsset(shows=threshold_in_deltas, concludes=chosen_threshold, keeps_calls=True),
+    asset=StageAsset(shows=threshold_in_deltas, concludes=describe_chosen_threshold, keeps_calls=True),
 )

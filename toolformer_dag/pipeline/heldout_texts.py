@@ -25,9 +25,9 @@ from toolformer_dag.computing.stage import (
 from toolformer_dag.computing.worker import Worker
 from toolformer_dag.lake.table import WHOLE, MissingPart
 from toolformer_dag.pipeline import raw_shards, removed_documents
-from toolformer_dag.pipeline.augmented_corpus import corpus_batches
-from toolformer_dag.pipeline.document_cuts import DocumentCuts, corpus_cuts, cutting_settings
-from toolformer_dag.pipeline.merging import HELDOUT, HELDOUT_SHARE, TRAIN, split_of
+from toolformer_dag.pipeline.augmented_corpus import iter_corpus_batches
+from toolformer_dag.pipeline.document_cuts import DocumentCuts, cutting_settings, open_corpus_cuts
+from toolformer_dag.pipeline.merging import HELDOUT, HELDOUT_SHARE, TRAIN, choose_split
 from toolformer_dag.texts.segments import Segment, text_digest
 
 NAME = "ccnet/heldout_texts"
@@ -45,7 +45,7 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
 
     Rejected: word_too_long (a piece that cannot be cut to fit).
     """
-    cuts = corpus_cuts(worker)
+    cuts = open_corpus_cuts(worker)
     cutting_shard = _ShardCutting(shard, cuts)
     documents = removed_documents.documents(worker.plan, shard)  # those that are not removed
     frames = cutting_shard.frames(documents)  # lazy: `rejected` is filled while they are read
@@ -82,19 +82,19 @@ class _ShardCutting:
         for frame in documents:
             heldout = frame.filter(_is_heldout(frame["text"]))
             for batch in heldout.iter_slices(raw_shards.DOCUMENTS_PER_PLACE):
-                yield pl.DataFrame(self._rows(batch), schema=STAGE.schema, orient="row")
+                yield pl.DataFrame(self._cut_documents(batch), schema=STAGE.schema, orient="row")
 
-    def _rows(self, documents: pl.DataFrame) -> list[_HeldoutRow]:
+    def _cut_documents(self, documents: pl.DataFrame) -> list[_HeldoutRow]:
         """Cut held-out documents (digest, place, text) into texts; count in `rejected` the words that fit no text."""
         rows = []
         placed_texts = list(documents.select("place", "text").iter_rows())
         cut_documents = self._cuts.texts_of(placed_texts)
         for digest, document in zip(documents["digest"], cut_documents, strict=True):
             self.rejected[self._shard, "word_too_long"] += document.unfit_words
-            rows += [self._row(digest, text) for text in document.texts]
+            rows += [self._build_row(digest, text) for text in document.texts]
         return rows
 
-    def _row(self, digest: str, text: Segment) -> _HeldoutRow:
+    def _build_row(self, digest: str, text: Segment) -> _HeldoutRow:
         """Return the row of a text of a document."""
         return _HeldoutRow(
             shard=self._shard,
@@ -108,7 +108,7 @@ class _ShardCutting:
 
 def _is_heldout(texts: pl.Series) -> pl.Series:
     """Return for each document's text whether the document is held out."""
-    splits = pl.Series([split_of(text) for text in texts], dtype=pl.String)
+    splits = pl.Series([choose_split(text) for text in texts], dtype=pl.String)
     return splits == HELDOUT
 
 
@@ -132,23 +132,23 @@ def heldout_texts(plan: Plan) -> HeldoutTexts:
 
     Raises MissingPart, DamagedPart.
     """
-    texts = _texts(plan)
-    drawn = _drawn(plan, texts)
-    text_of = _texts_by_digest(texts, digests=[*drawn.choosing, *drawn.measuring])
+    texts = _scan_texts(plan)
+    drawn = _draw_texts(plan, texts)
+    text_of = _read_texts_by_digest(texts, digests=[*drawn.choosing, *drawn.measuring])
     return HeldoutTexts(
         choosing=[text_of[digest] for digest in drawn.choosing],
         measuring=[text_of[digest] for digest in drawn.measuring],
     )
 
 
-def _texts_by_digest(texts: pl.LazyFrame, digests: Sequence[str]) -> dict[str, str]:
+def _read_texts_by_digest(texts: pl.LazyFrame, digests: Sequence[str]) -> dict[str, str]:
     """Read the texts with some hashes: text_digest -> text."""
     is_wanted = pl.col("text_digest").is_in(digests)
     wanted = texts.filter(is_wanted).select("text_digest", "text").collect()
     return dict(wanted.iter_rows())
 
 
-def _texts(plan: Plan) -> pl.LazyFrame:
+def _scan_texts(plan: Plan) -> pl.LazyFrame:
     """Scan the held-out texts of all shards. Raises MissingPart if there are none."""
     table = plan.lake.table(NAME)
     if not table.parts():
@@ -164,14 +164,14 @@ class _Drawn(NamedTuple):
     measuring: list[str]  # the last of them, on which it is measured
 
 
-def _drawn(plan: Plan, texts: pl.LazyFrame) -> _Drawn:
+def _draw_texts(plan: Plan, texts: pl.LazyFrame) -> _Drawn:
     """Draw held-out texts by their hashes: the first choose the best checkpoint, the last measure its perplexity.
 
     At most half of the texts choose, and none that does also measures, but for a single text.
 
     texts: a lazy frame with the column `text_digest`.
     """
-    untrained = _untrained_texts(plan, texts)  # sorted by hash
+    untrained = _list_untrained_texts(plan, texts)  # sorted by hash
     half = len(untrained) // 2
     choosing_count = min(plan.settings.training.heldout_texts, max(half, 1))  # a single text chooses too
     measuring_count = min(plan.settings.evaluation.perplexity_texts, len(untrained) - half)
@@ -182,23 +182,23 @@ def _drawn(plan: Plan, texts: pl.LazyFrame) -> _Drawn:
     )
 
 
-def _untrained_texts(plan: Plan, texts: pl.LazyFrame) -> list[str]:
+def _list_untrained_texts(plan: Plan, texts: pl.LazyFrame) -> list[str]:
     """Return the distinct hashes of the held-out texts that stand in no training text of C*, sorted."""
     digests = texts.select("text_digest").unique().collect()["text_digest"].sort()
-    is_trained = digests.is_in(_training_texts(plan))
+    is_trained = digests.is_in(_collect_training_texts(plan))
     return digests.filter(~is_trained).to_list()
 
 
-def _training_texts(plan: Plan) -> set[str]:
+def _collect_training_texts(plan: Plan) -> set[str]:
     """Return the hashes of the texts that C* trains on."""
     digests: set[str] = set()
-    for batch in corpus_batches(plan.lake):
+    for batch in iter_corpus_batches(plan.lake):
         training_rows = batch.filter(pl.col("split") == TRAIN)
         digests.update(text_digest(text) for text in training_rows["text"])
     return digests
 
 
-def heldout_documents(plan: Plan) -> pl.DataFrame:
+def draw_heldout_documents(plan: Plan) -> pl.DataFrame:
     """Draw distinct held-out documents, to measure perplexity on them: (shard, digest, text_digests), sorted.
 
     text_digests: the hashes of the document's texts, as "0a.. 7f..". None of them is trained on, and none chooses the
@@ -206,16 +206,16 @@ def heldout_documents(plan: Plan) -> pl.DataFrame:
 
     Raises MissingPart, DamagedPart.
     """
-    texts = _texts(plan)
-    drawn = _drawn(plan, texts)
-    documents = _distinct_documents(texts)
+    texts = _scan_texts(plan)
+    drawn = _draw_texts(plan, texts)
+    documents = _select_distinct_documents(texts)
     untrained_texts = set(drawn.untrained)
-    not_choosing = _with_texts_in(documents, untrained_texts - set(drawn.choosing))
-    candidates = _with_texts_in(documents, untrained_texts) if not_choosing.is_empty() else not_choosing
-    return candidates.tail(plan.settings.evaluation.perplexity_texts)  # the last ones, as `_drawn` takes texts
+    not_choosing = _select_documents_with_texts(documents, untrained_texts - set(drawn.choosing))
+    candidates = _select_documents_with_texts(documents, untrained_texts) if not_choosing.is_empty() else not_choosing
+    return candidates.tail(plan.settings.evaluation.perplexity_texts)  # the last ones, as `_draw_texts` takes texts
 
 
-def _distinct_documents(texts: pl.LazyFrame) -> pl.DataFrame:
+def _select_distinct_documents(texts: pl.LazyFrame) -> pl.DataFrame:
     """Return (shard, digest, text_digests), a row per different held-out document, sorted by `text_digests`.
 
     Equal documents have the same texts; only the first of them, by shard and digest, is returned.
@@ -226,13 +226,13 @@ def _distinct_documents(texts: pl.LazyFrame) -> pl.DataFrame:
     return ordered.unique("text_digests", keep="first", maintain_order=True)
 
 
-def _with_texts_in(documents: pl.DataFrame, allowed_texts: set[str]) -> pl.DataFrame:
+def _select_documents_with_texts(documents: pl.DataFrame, allowed_texts: set[str]) -> pl.DataFrame:
     """Return the `documents` (text_digests, ...) whose texts are all among the allowed hashes, in the same order."""
     is_allowed = [allowed_texts.issuperset(digests.split()) for digests in documents["text_digests"]]
     return documents.filter(pl.Series(is_allowed, dtype=pl.Boolean))
 
 
-def document_texts(plan: Plan, documents: pl.DataFrame) -> list[str]:
+def read_document_texts(plan: Plan, documents: pl.DataFrame) -> list[str]:
     """Return the texts of whole `documents` (shard, digest), shard by shard, in the order of the corpus.
 
     Raises MissingPart, DamagedPart.

@@ -33,7 +33,7 @@ from toolformer_dag.texts.document import Document
 from toolformer_dag.texts.segments import Segment, TokenCounter, paragraphs, text_digest
 from toolformer_dag.tools.language_identifier import Identifier
 from toolformer_dag.tools.routing import Router
-from toolformer_dag.tools.tool import OverBudget, blamed
+from toolformer_dag.tools.tool import OverBudget, blame_tool
 
 FEWEST_TEXT_TOKENS = 16
 """The least tokens that a text must be allowed to have: shorter ones hold too little context for a call."""
@@ -61,16 +61,16 @@ def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
     if tool.by_paragraph:
         entries["by_paragraph"] = True
     if tool.routed and plan.routed:
-        entries |= _routing(plan)
+        entries |= _collect_routing_settings(plan)
     return entries
 
 
-def _routing(plan: Plan) -> Mapping[str, Any]:
+def _collect_routing_settings(plan: Plan) -> Mapping[str, Any]:
     """Return what the routing depends on: which texts each of the tools without a rule gets."""
     return {"routed": plan.routing, **determining(plan.settings.corpus, "tools_per_text")}
 
 
-def text_budget(*, segment_tokens: int, context_length: int, prompt_tokens: int, max_call_tokens: int) -> int:
+def compute_text_budget(*, segment_tokens: int, context_length: int, prompt_tokens: int, max_call_tokens: int) -> int:
     """Return the most tokens that a text may have so that sampling calls in it fits the model's context.
 
     The context holds the prompt, the text twice (as input, and again with a call in it) and the call.
@@ -97,15 +97,15 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     Raises ToolDown if a tool's rule fails, UserError if the prompt leaves too few tokens for a text.
     """
     count_tokens = worker.encoding().lengths  # texts -> the number of tokens of each
-    cuts = DocumentCuts(worker, _most_tokens(worker, output.lane), count_tokens)
+    cuts = DocumentCuts(worker, _compute_most_tokens(worker, output.lane), count_tokens)
     selection = _Selection(output, cuts, count_tokens)
     # All three steps are lazy, and count in `rejected` what they leave out while `texts` is read.
-    documents = _sampled_documents(worker.plan, shard, selection.rejected)
-    texts = _sampled_texts(worker.plan, selection.frames(documents), selection.rejected)
+    documents = _sample_documents(worker.plan, shard, selection.rejected)
+    texts = _sample_texts(worker.plan, selection.frames(documents), selection.rejected)
     return PartRows(texts, rejected=selection.rejected, stores=[cuts.name])
 
 
-def _most_tokens(worker: Worker, lane: Lane) -> int:
+def _compute_most_tokens(worker: Worker, lane: Lane) -> int:
     """Return the most tokens of a text with which the tool's prompt fits the model's context.
 
     Raises UserError if the prompt leaves too few.
@@ -114,7 +114,7 @@ def _most_tokens(worker: Worker, lane: Lane) -> int:
 
     settings = worker.plan.settings
     encoding = worker.encoding()
-    return text_budget(
+    return compute_text_budget(
         segment_tokens=settings.corpus.segment_tokens,  # the result is never larger
         context_length=context_length(load_config(settings.model)),
         # The prompt is written around the text; `output` stands between it and the text with calls.
@@ -178,27 +178,27 @@ class _Selection:
         """Yield the rows of the table, in the order of the documents."""
         for frame in documents:
             for batch in frame.iter_slices(raw_shards.DOCUMENTS_PER_PLACE):
-                yield self._texts(batch)
+                yield self._select_texts(batch)
 
-    def _texts(self, documents: pl.DataFrame) -> pl.DataFrame:
+    def _select_texts(self, documents: pl.DataFrame) -> pl.DataFrame:
         """Return the rows (STAGE.columns) of the texts that the tool gets from a batch of documents.
 
         documents: columns of raw_shards, and `place`, the key under which it is stored where a document is cut.
         """
         if self._tool.asks_language:
             documents = self._with_language(documents)
-        wanted_documents = self._wanted_documents(documents)
-        cut_documents = self._cut(wanted_documents)  # the texts of each, in the same order
+        wanted_documents = self._select_wanted_documents(documents)
+        cut_documents = self._cut_documents(wanted_documents)  # the texts of each, in the same order
         rows: list[_SelectedText] = []
         for placed, cut_document in zip(wanted_documents, cut_documents, strict=True):
-            rows += self._selected(placed.document, cut_document)
-        return self._table(rows)
+            rows += self._iter_selected_texts(placed.document, cut_document)
+        return self._build_table(rows)
 
-    def _cut(self, documents: Sequence[_PlacedDocument]) -> Iterator[DocumentTexts]:
+    def _cut_documents(self, documents: Sequence[_PlacedDocument]) -> Iterator[DocumentTexts]:
         """Cut documents into texts, or look up how they were cut before."""
         return self._cuts.texts_of([(place, document.text) for place, document in documents])
 
-    def _table(self, rows: Sequence[_SelectedText]) -> pl.DataFrame:
+    def _build_table(self, rows: Sequence[_SelectedText]) -> pl.DataFrame:
         """Return selected texts as rows of the table, with their lengths in tokens."""
         token_counts = self._count_tokens([row.text for row in rows])
         row_schema = {name: self._schema[name] for name in _SelectedText._fields}
@@ -212,7 +212,7 @@ class _Selection:
         labels = pl.Series([language.label for language in identified], dtype=pl.String)
         return documents.with_columns(language=documents["language"].scatter(is_unnamed.arg_true(), labels))
 
-    def _wanted_documents(self, documents: pl.DataFrame) -> list[_PlacedDocument]:
+    def _select_wanted_documents(self, documents: pl.DataFrame) -> list[_PlacedDocument]:
         """Return the documents that the tool's rule for whole documents accepts; count the others in `rejected`.
 
         documents: the fields of Document as columns, and `place`.
@@ -222,12 +222,12 @@ class _Selection:
             place = row.pop("place")
             document = Document(**row)
             # A refusal is counted in `rejected` under document_not_wanted.
-            why_wanted = self._by_rule("wants_document", document, shard=document.shard, refusal="document_not_wanted")
+            why_wanted = self._ask_rule("wants_document", document, shard=document.shard, refusal="document_not_wanted")
             if why_wanted:
                 wanted.append(_PlacedDocument(place, document))
         return wanted
 
-    def _selected(self, document: Document, cut_document: DocumentTexts) -> Iterator[_SelectedText]:
+    def _iter_selected_texts(self, document: Document, cut_document: DocumentTexts) -> Iterator[_SelectedText]:
         """Yield a row for each text of a document that the tool gets; count the others in `rejected`.
 
         For a tool that works by paragraph the texts are cut further.
@@ -236,11 +236,11 @@ class _Selection:
         context = self._ask_tool("context", document) or ""  # what its results depend on beside the input, as a date
         texts = paragraphs(cut_document.texts) if self._tool.by_paragraph else cut_document.texts
         for text in texts:
-            why_wanted = self._why_wanted(document, text.text)  # None for a text that it has counted in `rejected`
+            why_wanted = self._explain_wanted(document, text.text)  # None for a text that it has counted in `rejected`
             if why_wanted:
-                yield self._row(document, text, why_wanted, context)
+                yield self._build_row(document, text, why_wanted, context)
 
-    def _row(self, document: Document, text: Segment, why: str, context: str) -> _SelectedText:
+    def _build_row(self, document: Document, text: Segment, why: str, context: str) -> _SelectedText:
         """Return the row of a text that the tool gets.
 
         why: why the tool wants it. context: what its results depend on beside the input.
@@ -257,7 +257,7 @@ class _Selection:
             context=context,
         )
 
-    def _why_wanted(self, document: Document, text: str) -> str | None:
+    def _explain_wanted(self, document: Document, text: str) -> str | None:
         """Return why the tool gets a text, such as "a number after 'total'"; None if it does not.
 
         A text that it does not get is counted in `rejected`.
@@ -266,10 +266,10 @@ class _Selection:
             self.rejected[document.shard, "holds_call"] += 1
             return None
         if self._router is None:
-            return self._by_rule("wants", text, document, shard=document.shard, refusal="text_not_wanted")
-        return self._by_description(self._router, text, document.shard)
+            return self._ask_rule("wants", text, document, shard=document.shard, refusal="text_not_wanted")
+        return self._route_by_description(self._router, text, document.shard)
 
-    def _by_description(self, router: Router, text: str, shard: str) -> str | None:
+    def _route_by_description(self, router: Router, text: str, shard: str) -> str | None:
         """Return how well a text fits the description of the tool ("fits 12.3"); None if it fits other tools better."""
         scores = router.top(text, self._tools_per_text)  # of the tools that get the text
         if self._tool.key not in scores:
@@ -277,7 +277,7 @@ class _Selection:
             return None
         return f"fits {scores[self._tool.key]:.1f}"
 
-    def _by_rule(self, method: str, *arguments: object, shard: str, refusal: str) -> str | None:
+    def _ask_rule(self, method: str, *arguments: object, shard: str, refusal: str) -> str | None:
         """Call a method of the tool that accepts or refuses a document or text; return why it is accepted, else None.
 
         method: its name, such as "wants". refusal: the reason under which a refusal is counted in `rejected`.
@@ -297,7 +297,7 @@ class _Selection:
 
         Raises ToolDown if it fails or returns anything else, OverBudget if it gives up.
         """
-        with blamed(self._tool, method):  # raises exceptions as ToolDown, also those of the lines below
+        with blame_tool(self._tool, method):  # raises exceptions as ToolDown, also those of the lines below
             answer = getattr(self._tool, method)(*arguments)
             if answer is None:
                 return None
@@ -314,7 +314,7 @@ def _router(output: TableOutput) -> Router | None:
     return None
 
 
-def _sampled_documents(plan: Plan, shard: str, rejected: Rejected) -> Iterator[pl.DataFrame]:
+def _sample_documents(plan: Plan, shard: str, rejected: Rejected) -> Iterator[pl.DataFrame]:
     """Yield the documents of a shard, of which `corpus.documents_per_shard` limits the distinct ones.
 
     Documents with the smallest hashes are taken, so a larger limit adds some and drops none. The others are counted in
@@ -326,16 +326,16 @@ def _sampled_documents(plan: Plan, shard: str, rejected: Rejected) -> Iterator[p
         yield from documents
         return
     hashed = _with_digests(documents)
-    for sample in _smallest_hashes(hashed, limit=limit, reason="document_not_sampled", rejected=rejected):
+    for sample in _select_smallest_hashes(hashed, limit=limit, reason="document_not_sampled", rejected=rejected):
         yield sample.drop("text_digest")
 
 
-def _sampled_texts(plan: Plan, texts: Iterator[pl.DataFrame], rejected: Rejected) -> Iterator[pl.DataFrame]:
-    """Yield rows of texts, of which `corpus.texts_per_shard` limits the distinct ones, as in `_sampled_documents`."""
+def _sample_texts(plan: Plan, texts: Iterator[pl.DataFrame], rejected: Rejected) -> Iterator[pl.DataFrame]:
+    """Yield rows of texts, of which `corpus.texts_per_shard` limits the distinct ones, as in `_sample_documents`."""
     limit = plan.settings.corpus.texts_per_shard
     if limit is None:
         return texts
-    return _smallest_hashes(texts, limit=limit, reason="not_sampled", rejected=rejected)
+    return _select_smallest_hashes(texts, limit=limit, reason="not_sampled", rejected=rejected)
 
 
 def _with_digests(documents: Iterator[pl.DataFrame]) -> Iterator[pl.DataFrame]:
@@ -345,7 +345,7 @@ def _with_digests(documents: Iterator[pl.DataFrame]) -> Iterator[pl.DataFrame]:
         yield batch.with_columns(text_digest=pl.Series(digests, dtype=pl.String))
 
 
-def _smallest_hashes(
+def _select_smallest_hashes(
     frames: Iterator[pl.DataFrame], *, limit: int, reason: str, rejected: Rejected
 ) -> Iterator[pl.DataFrame]:
     """Yield one frame with the rows that have the `limit` smallest distinct values of `text_digest`, in their order.
@@ -358,13 +358,13 @@ def _smallest_hashes(
     for frame in frames:
         candidates = frame if smallest is None else pl.concat([smallest, frame])
         is_smallest = candidates["text_digest"].rank("dense") <= limit  # equal hashes have the same rank
-        rejected.update(_counted_as(reason, candidates.filter(~is_smallest)))
+        rejected.update(_count_as(reason, candidates.filter(~is_smallest)))
         smallest = candidates.filter(is_smallest)
     if smallest is not None:
         yield smallest
 
 
-def _counted_as(reason: str, rows: pl.DataFrame) -> Rejected:
+def _count_as(reason: str, rows: pl.DataFrame) -> Rejected:
     """Count rows with the column `shard` as rejected for a reason."""
     return counted(rows.with_columns(reason=pl.lit(reason)))
 

@@ -21,17 +21,17 @@ from toolformer_dag.computing.stage import (
     counted,
 )
 from toolformer_dag.computing.worker import Worker
-from toolformer_dag.pipeline.chained_candidates import OFFSET_IN_TEXT, calls_with_results, units_ahead
+from toolformer_dag.pipeline.chained_candidates import OFFSET_IN_TEXT, find_units_ahead, read_calls_with_results
 from toolformer_dag.pipeline.losses import (
     LOSSES_FINITE,
     compute_losses,
     losses_settings,
-    planned_losses,
+    plan_losses,
     with_losses,
 )
 from toolformer_dag.settings.tool_settings import RULE
 from toolformer_dag.texts import look_ahead
-from toolformer_dag.tools.tool import Tool, blamed
+from toolformer_dag.tools.tool import Tool, blame_tool
 
 
 def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
@@ -51,24 +51,25 @@ def tool_settings(lane: Lane) -> Mapping[str, Any]:
 def chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed) -> Planned:
     """Plan the losses of the calls of a shard and of their echoes, where they are not stored yet."""
     texts = output.lane_table("heuristic_subset").read(shard)
-    calls = _calls_of_shard(output, shard, texts)
+    calls = _read_calls(output, shard, texts)
     with_echoes = pl.concat([calls.to_score, calls.echoes])
-    return planned_losses(worker, output, with_echoes, texts, claimed)
+    return plan_losses(worker, output, with_echoes, texts, claimed)
 
 
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     """Return the scores of a shard's calls from the stored losses: a row per candidate call that has a result.
 
     The score is delta, by how much the result lowers the loss. `reason` says why a call may not stay whatever its
-    delta: why it is not scored (see `_unfit`), does_not_fit or not_finite from the model, or a reason of the tool.
+    delta: why it is not scored (see `_explain_unfit`), does_not_fit or not_finite from the model, or a reason of the
+        tool.
     """
     texts = output.lane_table("heuristic_subset").read(shard)
-    calls = _calls_of_shard(output, shard, texts)
+    calls = _read_calls(output, shard, texts)
     scored = with_losses(worker, output, calls.to_score)
     # An echo of a call has another result: the tool's for the very words that the text says after the call. Its loss
     # shows whether these words alone would help as much.
     echoes = with_losses(worker, output, calls.echoes)
-    return scored_rows(
+    return build_scored_rows(
         output,
         texts,
         scored=_with_echo(scored.calls, echoes.calls),
@@ -78,7 +79,7 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
 
 
 class _CallsOfShard(NamedTuple):
-    """The single calls of a shard that have a result. Columns: see `_calls_with_unfit`.
+    """The single calls of a shard that have a result. Columns: see `_read_calls_with_unfit`.
 
     A rule that proposes a call because the text says "Paris" after it may have chosen the input for that word. So the
     call has an echo: the same call with the tool's result for "Paris" itself.
@@ -89,12 +90,12 @@ class _CallsOfShard(NamedTuple):
     unscored: pl.DataFrame  # calls with a reason in `unfit`
 
 
-def _calls_of_shard(output: TableOutput, shard: str, texts: pl.DataFrame) -> _CallsOfShard:
+def _read_calls(output: TableOutput, shard: str, texts: pl.DataFrame) -> _CallsOfShard:
     """Return the calls of a shard, by whether they are scored. texts: the texts of the shard."""
-    calls = _calls_with_unfit(output, shard, texts)
+    calls = _read_calls_with_unfit(output, shard, texts)
     is_fit = pl.col("unfit").is_null()
     to_score = calls.filter(is_fit)
-    return _CallsOfShard(to_score, echoes=_echoes(to_score), unscored=calls.filter(~is_fit))
+    return _CallsOfShard(to_score, echoes=_select_echoes(to_score), unscored=calls.filter(~is_fit))
 
 
 def _with_echo(scored: pl.DataFrame, echoes: pl.DataFrame) -> pl.DataFrame:
@@ -105,7 +106,7 @@ def _with_echo(scored: pl.DataFrame, echoes: pl.DataFrame) -> pl.DataFrame:
     return joined.with_columns(echo=best_without_result - pl.col("loss_echo"))
 
 
-def scored_rows(
+def build_scored_rows(
     output: TableOutput, texts: pl.DataFrame, *, scored: pl.DataFrame, unscored: pl.DataFrame, stores: Sequence[str]
 ) -> PartRows:
     """Return the rows of a table of scores, for single calls or for chains, in the order of CALL_KEY.
@@ -115,7 +116,7 @@ def scored_rows(
     unscored: calls with `unfit`, why they were not scored.
     stores: the names of the row stores that the losses come from.
     """
-    reasons_of_tools = _kept_out(output.lane, texts, scored)  # why a tool keeps a call out, else null
+    reasons_of_tools = _ask_tools(output.lane, texts, scored)  # why a tool keeps a call out, else null
     scored = scored.with_columns(reason=pl.coalesce("reason", reasons_of_tools))  # the model's reason comes first
     unscored = unscored.with_columns(reason=pl.col("unfit"))
     calls = pl.concat([scored, unscored], how="diagonal")
@@ -124,7 +125,7 @@ def scored_rows(
     return PartRows([table], rejected=counted(table), stores=stores, facts={MADE_BY: STAGE.name})
 
 
-def _kept_out(lane: Lane, texts: pl.DataFrame, calls: pl.DataFrame) -> pl.Series:
+def _ask_tools(lane: Lane, texts: pl.DataFrame, calls: pl.DataFrame) -> pl.Series:
     """Ask the tools which calls may not stay, however much they help; return the reasons, null for most.
 
     calls: CALL_COLUMNS; `called` is the key of the lane (a tool with its settings) whose tool is called.
@@ -137,30 +138,30 @@ def _kept_out(lane: Lane, texts: pl.DataFrame, calls: pl.DataFrame) -> pl.Series
     columns = calls.select("called", "text_digest", OFFSET_IN_TEXT, "input")
     reasons = []
     for lane_key, digest, offset, input in columns.iter_rows():
-        reasons.append(_reason_of_tool(tool_of[lane_key], text_of[digest], offset, input))
+        reasons.append(_ask_tool(tool_of[lane_key], text_of[digest], offset, input))
     return pl.Series(reasons, dtype=pl.String)
 
 
-def _reason_of_tool(tool: Tool, text: str, offset: int, input: str) -> str | None:
+def _ask_tool(tool: Tool, text: str, offset: int, input: str) -> str | None:
     """Return why a tool keeps a call out that stands before a character of its text; None if it may stay."""
-    with blamed(tool, "keeps"):
+    with blame_tool(tool, "keeps"):
         return tool.kept_out(text, offset, input)
 
 
-def _calls_with_unfit(output: TableOutput, shard: str, texts: pl.DataFrame) -> pl.DataFrame:
+def _read_calls_with_unfit(output: TableOutput, shard: str, texts: pl.DataFrame) -> pl.DataFrame:
     """Return the single calls of a shard that have a result (CALL_COLUMNS), with three more columns.
 
     - echoed: the tool's result for the words that a rule saw in the text after the call
     - ahead: numbers and names of the input that the text has only after the call
     - unfit: why the call is not scored; null for most
     """
-    calls = calls_with_results(output, shard, level=1)  # level 2 would be calls after one other call
-    calls = calls.join(_echoed(output, shard), on=("words", "context"), how="left", maintain_order="left")
-    calls = calls.with_columns(ahead=units_ahead(output.lane, texts, calls))
-    return calls.with_columns(unfit=_unfit())  # computed from `echoed`, `ahead` and columns of CALL_COLUMNS
+    calls = read_calls_with_results(output, shard, level=1)  # level 2 would be calls after one other call
+    calls = calls.join(_read_echoed_results(output, shard), on=("words", "context"), how="left", maintain_order="left")
+    calls = calls.with_columns(ahead=find_units_ahead(output.lane, texts, calls))
+    return calls.with_columns(unfit=_explain_unfit())  # computed from `echoed`, `ahead` and columns of CALL_COLUMNS
 
 
-def _echoed(output: TableOutput, shard: str) -> pl.DataFrame:
+def _read_echoed_results(output: TableOutput, shard: str) -> pl.DataFrame:
     """Return (context, words, echoed): the tool's results, under the name of an echo, for inputs that are words.
 
     The echo of [Search(capital of France)] for the word "Paris" is the result of [Search(Paris)].
@@ -169,30 +170,30 @@ def _echoed(output: TableOutput, shard: str) -> pl.DataFrame:
     return results.select("context", words="input", echoed="result")
 
 
-def _unfit() -> pl.Expr:
+def _explain_unfit() -> pl.Expr:
     """Return an expression for why a call is not scored: the first reason that holds, else null.
 
     A rule proposes a call for `words` that it saw in the text after it, such as "Paris". The call's echo is the tool's
     result for these words as input, in the column `echoed`.
     """
-    has_echo = _holds_words("echoed") & (pl.col("echoed") != pl.col("result"))
+    has_echo = _has_words("echoed") & (pl.col("echoed") != pl.col("result"))
     # For a call without words the conditions on them are null, and do not hold.
     condition_of_reason = {
         "looks_ahead": pl.col("ahead").is_not_null(),  # the input names what the text has only later
-        "words_not_held": ~_holds_words("result"),  # the result does not have the words
+        "words_not_held": ~_has_words("result"),  # the result does not have the words
         "no_echo": ~has_echo,  # there is no other result with the words to compare with
-        "same_result": _repeats_result(),  # a call of the rule at this position has it already
+        "same_result": _is_repeated_result(),  # a call of the rule at this position has it already
     }
     return pl.coalesce(pl.when(holds).then(pl.lit(reason)) for reason, holds in condition_of_reason.items())
 
 
-def _holds_words(result: str) -> pl.Expr:
+def _has_words(result: str) -> pl.Expr:
     """Return whether the result in a column holds the `words` that a rule saw, in any case; null without words."""
     lower_result = pl.col(result).fill_null("").str.to_lowercase()
     return lower_result.str.contains(pl.col("words").str.to_lowercase(), literal=True)
 
 
-def _repeats_result() -> pl.Expr:
+def _is_repeated_result() -> pl.Expr:
     """Return whether a call only repeats the result that a rule's first call at its position has.
 
     Of the rule's calls -1, -2, -3 at a position with the results "7", "7", "9" only -2 repeats one; a sampled call with
@@ -205,7 +206,7 @@ def _repeats_result() -> pl.Expr:
     return pl.col("sample") != first_by_rule
 
 
-def _echoes(calls: pl.DataFrame) -> pl.DataFrame:
+def _select_echoes(calls: pl.DataFrame) -> pl.DataFrame:
     """Return the calls that a rule proposed for words of the text, with the result of their echo as `result`."""
     return calls.filter(pl.col("words").is_not_null()).with_columns(result="echoed")
 

@@ -16,11 +16,17 @@ import polars as pl
 
 from toolformer_dag.computing.plan import Lane, Plan
 from toolformer_dag.computing.stage import Check, Chunk, Claimed, Planned, TableOutput, Work
-from toolformer_dag.computing.stored_rows import TOKEN_BYTES, chunk_limits, claim, require_whole, text_chunks
+from toolformer_dag.computing.stored_rows import (
+    TOKEN_BYTES,
+    choose_chunk_limits,
+    claim,
+    require_whole,
+    split_texts_into_chunks,
+)
 from toolformer_dag.computing.worker import Worker
 from toolformer_dag.lake.row_store import RowStore
 from toolformer_dag.model.requests import WINDOW_WEIGHTS, CallLosses, LossRequest
-from toolformer_dag.pipeline.work_counts import EngineMeter, planned_work
+from toolformer_dag.pipeline.work_counts import EngineMeter, count_planned_work
 from toolformer_dag.settings.setting_types import determining
 
 METHOD = 3
@@ -101,7 +107,7 @@ def loss_stores(worker: Worker, lane: Lane) -> LossStores:
     )
 
 
-def stored_losses(worker: Worker, lane: Lane, keys: pl.DataFrame) -> pl.DataFrame:
+def read_stored_losses(worker: Worker, lane: Lane, keys: pl.DataFrame) -> pl.DataFrame:
     """Return the stored losses of the calls `keys` (KEY), as rows of LOSSES; calls without stored losses are left out.
 
     With the setting `filtering.loss_floor`, loss_call is null for calls whose score, delta, cannot reach this floor.
@@ -110,10 +116,10 @@ def stored_losses(worker: Worker, lane: Lane, keys: pl.DataFrame) -> pl.DataFram
     floor = worker.plan.settings.filtering.loss_floor
     if floor is None:
         return stores.whole.stored(keys)  # the row store of calls with all three losses
-    return _losses_under_floor(stores, keys, floor)
+    return _read_losses_under_floor(stores, keys, floor)
 
 
-def _losses_under_floor(stores: LossStores, keys: pl.DataFrame, floor: float) -> pl.DataFrame:
+def _read_losses_under_floor(stores: LossStores, keys: pl.DataFrame, floor: float) -> pl.DataFrame:
     """Return the stored losses of calls; loss_call is null where delta is below the floor whatever loss_call is.
 
     delta = min(loss_empty, loss_call) - loss_result: the losses without the call, without its result, and with it.
@@ -139,7 +145,7 @@ class LossChunk:
     texts: pl.DataFrame
 
 
-def planned_losses(
+def plan_losses(
     worker: Worker, output: TableOutput, calls: pl.DataFrame, texts: pl.DataFrame, claimed: Claimed
 ) -> Planned:
     """Plan the computation of a shard's losses that are not stored yet, in chunks; calls with equal KEY share one.
@@ -151,44 +157,44 @@ def planned_losses(
     keys = calls.select(KEY).unique(maintain_order=True)
     store = loss_stores(worker, output.lane).whole  # the row store of calls with all three losses
     # `claim` leaves out what earlier shards compute, and adds the rest to `claimed`.
-    missing = claim(claimed, store.name, _missing_losses(worker, output.lane, keys))
-    work = planned_work("losses", total=keys.height, missing=missing.height)
-    return Planned(_chunks(worker.plan, keys, missing, texts), work)
+    missing = claim(claimed, store.name, _select_missing_losses(worker, output.lane, keys))
+    work = count_planned_work("losses", total=keys.height, missing=missing.height)
+    return Planned(_split_into_chunks(worker.plan, keys, missing, texts), work)
 
 
-def _missing_losses(worker: Worker, lane: Lane, keys: pl.DataFrame) -> pl.DataFrame:
+def _select_missing_losses(worker: Worker, lane: Lane, keys: pl.DataFrame) -> pl.DataFrame:
     """Return the `keys` (KEY) whose losses have to be computed. Below a floor, a row without loss_call is enough."""
     missing = loss_stores(worker, lane).whole.missing(keys)
     if worker.plan.settings.filtering.loss_floor is None:
         return missing
-    bounds = stored_losses(worker, lane, missing)
+    bounds = read_stored_losses(worker, lane, missing)
     return missing.join(bounds, on=KEY, how="anti", maintain_order="left")
 
 
-def _chunks(plan: Plan, keys: pl.DataFrame, missing: pl.DataFrame, texts: pl.DataFrame) -> list[Chunk]:
+def _split_into_chunks(plan: Plan, keys: pl.DataFrame, missing: pl.DataFrame, texts: pl.DataFrame) -> list[Chunk]:
     """Cut the missing losses into chunks of about equal work; all losses of a text are in one chunk.
 
     keys: all calls of the shard (KEY), so that chunks of which nothing is stored are the same in every run.
     missing: the keys among them whose losses have to be computed.
     texts: text_digest and text of at least the texts of the calls.
     """
-    limits = chunk_limits(plan, "judge")  # the judge is the model that computes losses
+    limits = choose_chunk_limits(plan, "judge")  # the judge is the model that computes losses
     call_bytes = pl.col("input").str.len_bytes() + pl.col("result").str.len_bytes()
-    texts_with_tokens = keys.group_by("text_digest", maintain_order=True).agg(tokens=loss_tokens(call_bytes))
+    texts_with_tokens = keys.group_by("text_digest", maintain_order=True).agg(tokens=estimate_loss_tokens(call_bytes))
     distinct_texts = texts.select("text_digest", "text").unique("text_digest")
-    to_compute = _texts_to_compute(keys, missing)
-    batches = text_chunks(texts_with_tokens, to_compute, size=limits.texts, tokens=limits.tokens)
-    return [_chunk(batch, missing, distinct_texts) for batch in batches]
+    to_compute = _select_texts_to_compute(keys, missing)
+    batches = split_texts_into_chunks(texts_with_tokens, to_compute, size=limits.texts, tokens=limits.tokens)
+    return [_build_chunk(batch, missing, distinct_texts) for batch in batches]
 
 
-def _texts_to_compute(keys: pl.DataFrame, missing: pl.DataFrame) -> pl.DataFrame:
+def _select_texts_to_compute(keys: pl.DataFrame, missing: pl.DataFrame) -> pl.DataFrame:
     """Return the texts of the missing losses: text_digest, and `whole`, whether no loss of the text is stored."""
     texts_with_losses = keys.join(missing, on=KEY, how="anti")["text_digest"].unique()
     has_no_losses = ~pl.col("text_digest").is_in(texts_with_losses.implode())
     return missing.select("text_digest").unique().with_columns(whole=has_no_losses)
 
 
-def _chunk(batch: pl.DataFrame, missing: pl.DataFrame, texts: pl.DataFrame) -> Chunk:
+def _build_chunk(batch: pl.DataFrame, missing: pl.DataFrame, texts: pl.DataFrame) -> Chunk:
     """Return the chunk that computes the `missing` losses (KEY) of the texts in `batch` (text_digest, tokens)."""
     payload = LossChunk(
         keys=missing.join(batch, on="text_digest", how="semi", maintain_order="left"),
@@ -197,7 +203,7 @@ def _chunk(batch: pl.DataFrame, missing: pl.DataFrame, texts: pl.DataFrame) -> C
     return Chunk(units=batch.height, payload=payload, tokens=float(batch["tokens"].sum()))
 
 
-def loss_tokens(call_bytes: pl.Expr) -> pl.Expr:
+def estimate_loss_tokens(call_bytes: pl.Expr) -> pl.Expr:
     """Return an aggregation: about how many tokens the model runs for the losses of all calls of a text.
 
     It runs the text up to the last call once without calls, and twice with each call. Use it on calls grouped by text;
@@ -222,13 +228,13 @@ def compute_losses(worker: Worker, output: TableOutput, chunk: LossChunk) -> Wor
     """
     engine = worker.engine("judge")
     meter = EngineMeter(engine)
-    requests = _requests(output.lane, chunk)
+    requests = _build_requests(output.lane, chunk)
     losses = engine.losses(requests, worker.plan.settings.filtering.loss_floor)
-    _append(loss_stores(worker, output.lane), chunk.keys, losses)
+    _append_losses(loss_stores(worker, output.lane), chunk.keys, losses)
     return meter.work()
 
 
-def _requests(lane: Lane, chunk: LossChunk) -> list[LossRequest]:
+def _build_requests(lane: Lane, chunk: LossChunk) -> list[LossRequest]:
     """Return a request to the engine for each call of a chunk, in the order of `chunk.keys`."""
     text_of = dict(chunk.texts.select("text_digest", "text").iter_rows())
     requests = []
@@ -245,10 +251,10 @@ def _requests(lane: Lane, chunk: LossChunk) -> list[LossRequest]:
     return requests
 
 
-def _append(stores: LossStores, keys: pl.DataFrame, losses: Iterable[CallLosses]) -> None:
+def _append_losses(stores: LossStores, keys: pl.DataFrame, losses: Iterable[CallLosses]) -> None:
     """Append the losses of the calls `keys` (KEY), in their order; rows without loss_call go to `stores.bounds`."""
     schema = {name: LOSSES[name] for name in _Losses._fields}
-    values = pl.DataFrame([_values(call_losses) for call_losses in losses], schema=schema, orient="row")
+    values = pl.DataFrame([_to_stored_losses(call_losses) for call_losses in losses], schema=schema, orient="row")
     rows = keys.select(KEY).hstack(values)
     lacks_loss_call = pl.col("loss_call").is_null() & pl.col("reason").is_null()
     stores.bounds.append(rows.filter(lacks_loss_call))
@@ -266,7 +272,7 @@ def with_losses(worker: Worker, output: TableOutput, calls: pl.DataFrame) -> Cal
     Raises StorageError if losses were damaged since they were computed.
     """
     keys = calls.select(KEY).unique(maintain_order=True)
-    losses = stored_losses(worker, output.lane, keys)
+    losses = read_stored_losses(worker, output.lane, keys)
     missing_count = keys.height - losses.height
     require_whole(output, "losses", missing_count)  # raises StorageError if any are missing
     stores = loss_stores(worker, output.lane)
@@ -283,7 +289,7 @@ LOSSES_FINITE = Check("Every loss is a finite number, or missing with a reason."
 """The check of the stages that store losses."""
 
 
-def _values(losses: CallLosses) -> _Losses:
+def _to_stored_losses(losses: CallLosses) -> _Losses:
     """Return the losses of a call as they are stored; without a reason, loss_call may be None: it was not computed."""
     values = (losses.loss_empty, losses.loss_call, losses.loss_result)
     is_finite = all(value is None or isfinite(value) for value in values)

@@ -24,7 +24,7 @@ BEFORE_FIRST_TEXT = -1
 """The index of a text, for a character of the document before its first text."""
 
 
-def text_order(text: str) -> bytes:
+def compute_order_hash(text: str) -> bytes:
     """Return a hash of a document's text, 8 bytes, by which C* is ordered and split.
 
     Hashes are spread evenly: those in the lowest 5 % of their range are 5 % of the documents.
@@ -32,9 +32,9 @@ def text_order(text: str) -> bytes:
     return blake2b(f"split 2 {text}".encode(), digest_size=8).digest()
 
 
-def split_of(text: str) -> str:
+def choose_split(text: str) -> str:
     """Return TRAIN or HELDOUT for a document, by the hash of its text; equal documents get the same split."""
-    is_heldout = int.from_bytes(text_order(text), "big") < HELDOUT_SHARE * 2**64
+    is_heldout = int.from_bytes(compute_order_hash(text), "big") < HELDOUT_SHARE * 2**64
     return HELDOUT if is_heldout else TRAIN
 
 
@@ -76,23 +76,23 @@ def examples(
     calls: the kept calls of all tools.
     names: the tools' names as they stand in texts.
     """
-    best_calls = _best_at_each_character(calls)
-    calls_of_texts = _calls_by_text(texts, best_calls)
+    best_calls = _select_best_calls(calls)
+    calls_of_texts = _group_calls_by_text(texts, best_calls)
     inside_count = sum(len(calls_of_text) for calls_of_text in calls_of_texts.values())
-    yield from _dropped("not_best_at_position", len(calls) - len(best_calls))
+    yield from _iter_dropped("not_best_at_position", len(calls) - len(best_calls))
     # Such a call stands in white space between texts, or in a word that fits no text.
-    yield from _dropped("outside_every_text", len(best_calls) - inside_count)
+    yield from _iter_dropped("outside_every_text", len(best_calls) - inside_count)
     for index, calls_of_text in calls_of_texts.items():
-        yield _augmented_text(texts[index], calls_of_text, names, markers)
+        yield _augment_text(texts[index], calls_of_text, names, markers)
 
 
-def _dropped(reason: str, count: int) -> Iterator[Dropped]:
+def _iter_dropped(reason: str, count: int) -> Iterator[Dropped]:
     """Yield what was dropped for a reason, if anything was."""
     if count > 0:
         yield Dropped(reason, count)
 
 
-def plain_examples(
+def select_plain_examples(
     texts: Sequence[Segment],
     offsets: Collection[int],
     calls: Sequence[KeptCall],
@@ -107,22 +107,22 @@ def plain_examples(
     calls: the kept calls of the document.
     names, markers: how calls are written.
     """
-    wanted_indices = _text_indices(texts, offsets)
-    indices_with_calls = _text_indices(texts, [call.char_offset for call in calls])
+    wanted_indices = _find_text_indices(texts, offsets)
+    indices_with_calls = _find_text_indices(texts, [call.char_offset for call in calls])
     for index in sorted(wanted_indices - indices_with_calls):
         text = texts[index]
         if not holds_call(text.text, names, markers):
             yield AugmentedText(segment=text, text_with_calls=text.text, calls=())
 
 
-def _text_indices(texts: Sequence[Segment], char_offsets: Collection[int]) -> set[int]:
+def _find_text_indices(texts: Sequence[Segment], char_offsets: Collection[int]) -> set[int]:
     """Return the indices of the texts that hold some characters of the document, or end in white space before one."""
     starts = [text.offset for text in texts]
-    indices = {_text_index(starts, char_offset) for char_offset in char_offsets}
+    indices = {_find_text_index(starts, char_offset) for char_offset in char_offsets}
     return indices - {BEFORE_FIRST_TEXT}
 
 
-def _text_index(starts: Sequence[int], char_offset: int) -> int:
+def _find_text_index(starts: Sequence[int], char_offset: int) -> int:
     """Return the index of the last text that begins at or before a character, or BEFORE_FIRST_TEXT.
 
     With the starts [5, 20] it is 0 for the character 12, and -1 for 3.
@@ -130,7 +130,7 @@ def _text_index(starts: Sequence[int], char_offset: int) -> int:
     return bisect_right(starts, char_offset) - 1
 
 
-def _best_at_each_character(calls: Sequence[KeptCall]) -> list[KeptCall]:
+def _select_best_calls(calls: Sequence[KeptCall]) -> list[KeptCall]:
     """Return the call with the largest delta at each character, in the order of the characters."""
     best: dict[int, KeptCall] = {}
     for call in sorted(calls, key=lambda call: (call.delta, call.tool)):
@@ -138,7 +138,7 @@ def _best_at_each_character(calls: Sequence[KeptCall]) -> list[KeptCall]:
     return [best[char_offset] for char_offset in sorted(best)]
 
 
-def _calls_by_text(texts: Sequence[Segment], calls: Sequence[KeptCall]) -> dict[int, list[KeptCall]]:
+def _group_calls_by_text(texts: Sequence[Segment], calls: Sequence[KeptCall]) -> dict[int, list[KeptCall]]:
     """Group calls by text: index of the text in `texts` -> its calls. Calls outside every text are left out.
 
     calls: in the order of their characters.
@@ -146,24 +146,24 @@ def _calls_by_text(texts: Sequence[Segment], calls: Sequence[KeptCall]) -> dict[
     starts = [text.offset for text in texts]
     calls_of_texts: dict[int, list[KeptCall]] = {}
     for call in calls:
-        index = _text_index(starts, call.char_offset)
-        if index != BEFORE_FIRST_TEXT and call.char_offset < _end(texts[index]):
+        index = _find_text_index(starts, call.char_offset)
+        if index != BEFORE_FIRST_TEXT and call.char_offset < _compute_text_end(texts[index]):
             calls_of_texts.setdefault(index, []).append(call)
     return calls_of_texts
 
 
-def _end(text: Segment) -> int:
+def _compute_text_end(text: Segment) -> int:
     """Return the character of the document at which a text ends."""
     return text.offset + len(text.text)
 
 
-def _augmented_text(
+def _augment_text(
     text: Segment, calls: Sequence[KeptCall], names: Sequence[str], markers: CallMarkers
 ) -> AugmentedText | Dropped:
     """Insert calls into their text x; return x and x*, the text with calls, or drop all of them with a reason."""
     if holds_call(text.text, names, markers):  # x has such a call already
         return Dropped("holds_call", len(calls))
-    placed_calls = _placed_calls(text, calls)
+    placed_calls = _place_calls(text, calls)
     try:
         text_with_calls = splice(text.text, placed_calls, markers)
     except SpliceError:
@@ -173,7 +173,7 @@ def _augmented_text(
     return AugmentedText(text, text_with_calls, tuple(calls))
 
 
-def _placed_calls(text: Segment, calls: Sequence[KeptCall]) -> list[PlacedCall]:
+def _place_calls(text: Segment, calls: Sequence[KeptCall]) -> list[PlacedCall]:
     """Return each call with its character in the text; the calls of a chain all stand before the same one."""
     placed = []
     for call in calls:

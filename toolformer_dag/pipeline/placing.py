@@ -100,12 +100,12 @@ def placing_settings(plan: Plan, lane: Lane) -> dict[str, Any]:
     }
 
 
-def unplaced_frame(calls: Sequence[UnplacedCall]) -> pl.DataFrame:
+def build_unplaced_frame(calls: Sequence[UnplacedCall]) -> pl.DataFrame:
     """Return calls as a frame (UNPLACED_CALLS)."""
     return pl.DataFrame(calls, schema=UNPLACED_CALLS, orient="row")
 
 
-def placed_at_tokens(worker: Worker, output: TableOutput, calls: pl.DataFrame) -> ProposedCalls:
+def place_at_tokens(worker: Worker, output: TableOutput, calls: pl.DataFrame) -> ProposedCalls:
     """Find the token before which each call stands; return calls that have one as rows, and count the others.
 
     The tokens are those of the judge, the model that computes the losses. A call that is written inside a token, or is
@@ -115,29 +115,29 @@ def placed_at_tokens(worker: Worker, output: TableOutput, calls: pl.DataFrame) -
     """
     rows: list[_PlacedRow] = []
     rejected: Rejected = Counter()
-    for row_or_refusal in _placed_calls(worker, output.lane, calls):  # one of the two for each call
+    for row_or_refusal in _place_calls(worker, output.lane, calls):  # one of the two for each call
         if isinstance(row_or_refusal, _Refused):
             rejected[row_or_refusal.shard, row_or_refusal.reason] += 1
         else:
             rows.append(row_or_refusal)
-    table = _numbered(pl.DataFrame(rows, schema=output.stage.schema, orient="row"))
+    table = _number_calls(pl.DataFrame(rows, schema=output.stage.schema, orient="row"))
     return ProposedCalls(table.sort(CALL_KEY), rejected)
 
 
-def _placed_calls(worker: Worker, lane: Lane, calls: pl.DataFrame) -> "Iterator[_PlacedRow | _Refused]":
+def _place_calls(worker: Worker, lane: Lane, calls: pl.DataFrame) -> "Iterator[_PlacedRow | _Refused]":
     """Yield the row of each call (UNPLACED_CALLS), or why it has none, text by text."""
     for calls_of_text in calls.select(UNPLACED_CALLS.names()).partition_by(TEXT_KEY, maintain_order=True):
-        yield from _placed_in_text(worker, lane, calls_of_text)
+        yield from _place_calls_of_text(worker, lane, calls_of_text)
 
 
-def _placed_in_text(worker: Worker, lane: Lane, calls: pl.DataFrame) -> "Iterator[_PlacedRow | _Refused]":
+def _place_calls_of_text(worker: Worker, lane: Lane, calls: pl.DataFrame) -> "Iterator[_PlacedRow | _Refused]":
     """Yield the row of each call of one text (UNPLACED_CALLS), or why it has none."""
-    place_in_text = scored_candidates.places_of_judge(worker, calls["text"][0])
+    place_in_text = scored_candidates.build_judge_place_finder(worker, calls["text"][0])
     for values in calls.iter_rows():
-        yield _placed_call(lane, UnplacedCall(*values), place_in_text)
+        yield _place_call(lane, UnplacedCall(*values), place_in_text)
 
 
-def _numbered(table: pl.DataFrame) -> pl.DataFrame:
+def _number_calls(table: pl.DataFrame) -> pl.DataFrame:
     """Number the calls at each position of a text (`sample`): at the positions 4, 4, 9 they get 0, 1, 0."""
     number_at_position = pl.int_range(pl.len(), dtype=pl.Int32).over(*TEXT_KEY, "position")
     return table.with_columns(sample=number_at_position)
@@ -150,7 +150,7 @@ class _Refused(NamedTuple):
     reason: str
 
 
-def _placed_call(
+def _place_call(
     lane: Lane, call: UnplacedCall, place_in_text: Callable[[int], CallPlace | None]
 ) -> _PlacedRow | _Refused:
     """Return the row of a call, or why it is no call of the tool or has no place.
@@ -163,10 +163,10 @@ def _placed_call(
     call_place = place_in_text(call.char_offset - call.offset)
     if call_place is None:
         return _Refused(call.shard, "inside_a_token")
-    return _placed_row(lane, call, parsed, call_place)
+    return _build_placed_row(lane, call, parsed, call_place)
 
 
-def _placed_row(lane: Lane, call: UnplacedCall, parsed: ParsedCall, call_place: CallPlace) -> _PlacedRow:
+def _build_placed_row(lane: Lane, call: UnplacedCall, parsed: ParsedCall, call_place: CallPlace) -> _PlacedRow:
     """Return the row of a call before the token at `call_place`. Its `sample` is 0 until calls are numbered."""
     return _PlacedRow(
         tool=lane.key,
@@ -183,10 +183,10 @@ def _placed_row(lane: Lane, call: UnplacedCall, parsed: ParsedCall, call_place: 
         words=call.words,
         reason=None,
         context=call.context,
-        result=_cleaned_result(lane, call),
+        result=_clean_call_result(lane, call),
     )
 
 
-def _cleaned_result(lane: Lane, call: UnplacedCall) -> str | None:
+def _clean_call_result(lane: Lane, call: UnplacedCall) -> str | None:
     """Return the result that a call brings, shortened and cleaned as the tool's own results are; None without one."""
     return call.result and clean_result(call.result, lane.limits.max_result_characters)

@@ -66,10 +66,10 @@ def settings(plan: Plan, lane: None) -> Mapping[str, Any]:
 
 def inputs(output: TableOutput) -> InputsOf:
     """Return a function from a shard to what changes with its file: size and time, or the revision of a data set."""
-    return partial(_stamp, output.plan)
+    return partial(_read_stamp, output.plan)
 
 
-def _stamp(plan: Plan, shard: str) -> Mapping[str, Any]:
+def _read_stamp(plan: Plan, shard: str) -> Mapping[str, Any]:
     """Return the size and time of a shard, or its revision; empty for a shard that the corpus no longer has."""
     shards = plan.shards
     return shards[shard].stamp() if shard in shards else {}
@@ -83,7 +83,7 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     Raises RottenShard if a shard whose documents were used is damaged now.
     """
     _write_small_web_once(worker)
-    reading = _Reading(worker.plan.shards[shard], format_choice(worker.plan))
+    reading = _Reading(worker.plan.shards[shard], choose_format(worker.plan))
     # The frames are lazy: `rejected` and `facts` are filled while they are read.
     return PartRows(reading.frames(output), rejected=reading.rejected, facts=reading.facts)
 
@@ -96,7 +96,7 @@ def _write_small_web_once(worker: Worker) -> None:
         worker.has_small_web = True
 
 
-def format_choice(plan: Plan) -> FormatChoice:
+def choose_format(plan: Plan) -> FormatChoice:
     """Return the format of shards and the names of their fields, as far as the settings name them."""
     corpus = plan.settings.corpus
     fields = corpus.fields.model_dump(exclude_none=True)
@@ -121,7 +121,7 @@ class UnreadCorpus(UserError):
     """A corpus without a document. The message names a shard, and why nothing was read from it."""
 
 
-def why_nothing_was_read(plan: Plan) -> str | None:
+def explain_empty_corpus(plan: Plan) -> str | None:
     """Return why a corpus has no document at all: the file of its first shard, and why lines of it were rejected.
 
     Returns None if some shard has a document, or if no shard was read yet. Raises DamagedPart.
@@ -131,17 +131,17 @@ def why_nothing_was_read(plan: Plan) -> str | None:
     if has_document or not parts:
         return None
     first_shard = min(parts)
-    file = _file_of(plan, first_shard)
+    file = _get_file_place(plan, first_shard)
     more = f" (and {len(parts) - 1} more shards)" if len(parts) > 1 else ""
-    return f"no document could be read from {file}{more}: {_first_rejections(plan, first_shard)}"
+    return f"no document could be read from {file}{more}: {_describe_first_rejections(plan, first_shard)}"
 
 
-def _file_of(plan: Plan, shard: str) -> str:
+def _get_file_place(plan: Plan, shard: str) -> str:
     """Return where the file of a shard is; the shard's name if the corpus no longer has it."""
     return plan.shards[shard].place if shard in plan.shards else shard
 
 
-def _first_rejections(plan: Plan, shard: str) -> str:
+def _describe_first_rejections(plan: Plan, shard: str) -> str:
     """Return why lines of a shard were rejected, with the detail of the first line for each reason.
 
     Such as "no_text: the record has no field 'text'"; "it is empty" without a rejected line.
@@ -156,7 +156,7 @@ def _first_rejections(plan: Plan, shard: str) -> str:
 
 def unread_corpus(output: TableOutput) -> UnreadCorpus | None:
     """Return the error for a corpus that was read and has no document: no later stage would find anything."""
-    reason = why_nothing_was_read(output.plan)
+    reason = explain_empty_corpus(output.plan)
     return UnreadCorpus(reason) if reason else None
 
 
@@ -206,15 +206,15 @@ class _Reading:
         of it.
         """
         columns = output.stage.schema.names()
-        earlier_part = output.table.whole_pointer(self._shard.name)  # what an earlier run read
+        earlier_part = output.table.find_whole_pointer(self._shard.name)  # what an earlier run read
         try:
             self.facts |= self._shard.facts()
             self._refuse_changed_content(earlier_part)  # raises RottenShard if only the content changed
-            for frame in self._documents():
+            for frame in self._iter_documents():
                 yield frame.select(columns)
         except (ShardFault, ShardError) as error:  # damaged, or unreadable
             self._refuse_loss(earlier_part, error)  # raises RottenShard if an earlier run used documents
-            self._give_up(error)  # one rejection of the shard replaces the rejections of its lines
+            self._reject_shard(error)  # one rejection of the shard replaces the rejections of its lines
             self._publish_lines(output)
             raise UnusableRows from error
         self._publish_lines(output)
@@ -226,14 +226,14 @@ class _Reading:
         table = output.plan.lake.table(REJECTED_LINES)
         table.publish(shard, [lines], lambda: record(output.settings, output.inputs_of()(shard)))
 
-    def _documents(self) -> Iterator[pl.DataFrame]:
+    def _iter_documents(self) -> Iterator[pl.DataFrame]:
         """Yield the documents of the file; warn at the end if it has none, or if fields of them were ignored.
 
         Raises ShardFault, ShardError.
         """
         document_count = 0
         for batch in self._shard.batches(self._choice):
-            self._note(batch)  # adds to `rejected`, and to `_ignored`: fields that hold no text
+            self._note_batch(batch)  # adds to `rejected`, and to `_ignored`: fields that hold no text
             document_count += batch.frame.height
             yield batch.frame.with_columns(shard=pl.lit(self._shard.name))
         if document_count == 0:
@@ -241,11 +241,11 @@ class _Reading:
         if self._ignored:
             self._warn_of_ignored_fields()
 
-    def _note(self, batch: Batch) -> None:
+    def _note_batch(self, batch: Batch) -> None:
         """Note the format of a batch, its rejections and its ignored fields."""
         self.facts["format"] = batch.layout.format
         for rejection in batch.rejections:
-            self._reject(rejection)
+            self._add_rejection(rejection)
         self._ignored.update(batch.ignored)
 
     def _warn_of_ignored_fields(self) -> None:
@@ -266,7 +266,7 @@ class _Reading:
         if earlier_part is not None and earlier_part.rows:
             raise RottenShard(self._shard, earlier_part, str(error)) from error
 
-    def _give_up(self, error: ShardFault | ShardError) -> None:
+    def _reject_shard(self, error: ShardFault | ShardError) -> None:
         """Reject the whole shard after an error: a single rejection replaces the rejections of its lines.
 
         A ShardFault (damaged content) has its own reason. After a ShardError (unreadable) the next run tries again.
@@ -278,7 +278,7 @@ class _Reading:
         else:
             reason = "unreadable"
             self.facts[RETRY] = f"{self._shard.name} could not be read: {error}"  # makes the next run try again
-        self._reject(Rejection(line=0, reason=reason, detail=str(error)))
+        self._add_rejection(Rejection(line=0, reason=reason, detail=str(error)))
         self._warn_of_no_document()
 
     def _warn_of_no_document(self) -> None:
@@ -290,7 +290,7 @@ class _Reading:
         counts = [f"{reason} {count}{first_details.get(reason, '')}" for (_, reason), count in self.rejected.items()]
         _log.warning("%s holds no document: %s", self._shard.place, ", ".join(counts))
 
-    def _reject(self, rejection: Rejection) -> None:
+    def _add_rejection(self, rejection: Rejection) -> None:
         """Count a rejection; the first MOST_DESCRIBED_LINES also become rows of the table REJECTED_LINES."""
         shard = self._shard.name
         self.rejected[shard, rejection.reason] += 1

@@ -32,9 +32,9 @@ from toolformer_dag.computing.stage import (
     versions,
 )
 from toolformer_dag.computing.worker import Worker
-from toolformer_dag.files import UserError, changed_unseen, irregular
+from toolformer_dag.files import UserError, find_changed_unseen, irregular
 from toolformer_dag.identity import file_hash, fingerprint
-from toolformer_dag.lake.queries import in_memory, quoted, run_sql, sql_text
+from toolformer_dag.lake.queries import open_in_memory, quoted, read_sql_file, run_sql
 from toolformer_dag.lake.table import WHOLE
 from toolformer_dag.pipeline import raw_shards
 from toolformer_dag.settings.setting_types import determining
@@ -44,7 +44,7 @@ from toolformer_dag.texts.shared_passages import MATCHING, SharedPassages
 
 SCREENED_NAME = "ccnet/screened_documents"
 NAME = "ccnet/removed_documents"
-SQL = sql_text(__package__, "removed_documents.sql")
+SQL = read_sql_file(__package__, "removed_documents.sql")
 SCREENED_AT_ONCE = 2_000
 """Documents that are compared with the benchmarks at once."""
 REMOVED_AT_ONCE = 100_000
@@ -71,7 +71,7 @@ def benchmark_files(plan: Plan) -> list[Path]:
     """
     benchmarks: set[Path] = set()
     for path in plan.settings.corpus.decontaminate:
-        files = _files_of(path)
+        files = _list_files(path)
         if not files:
             raise UserError(
                 f"corpus.decontaminate: {path} is no file of a benchmark, and no folder with any; correct it"
@@ -80,7 +80,7 @@ def benchmark_files(plan: Plan) -> list[Path]:
     return sorted(benchmarks)
 
 
-def _files_of(path: Path) -> list[Path]:
+def _list_files(path: Path) -> list[Path]:
     """Return the regular file at a path, or the files of BENCHMARK_SUFFIXES below a folder; empty if there is none."""
     if path.is_dir():
         return sorted(file for file in path.rglob("*") if file.suffix in BENCHMARK_SUFFIXES and file.is_file())
@@ -94,10 +94,10 @@ def screened_rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     Raises UserError if a benchmark file is damaged or cannot be read.
     """
     hashed_files = tuple(_HashedFile(file, file_hash(file)) for file in benchmark_files(worker.plan))
-    return PartRows(_screened(worker.plan, shard, _benchmark_texts(hashed_files)))
+    return PartRows(_screen_documents(worker.plan, shard, _read_benchmark_texts(hashed_files)))
 
 
-def _screened(plan: Plan, shard: str, benchmarks: "_BenchmarkTexts") -> Iterator[pl.DataFrame]:
+def _screen_documents(plan: Plan, shard: str, benchmarks: "_BenchmarkTexts") -> Iterator[pl.DataFrame]:
     """Yield a row per document of a shard: the hash of its text, and the benchmark file with a passage of it."""
     for documents in raw_shards.documents(plan, shard):
         for batch in documents.iter_slices(SCREENED_AT_ONCE):
@@ -134,17 +134,17 @@ class _BenchmarkTexts:
     def files_of(self, documents: list[str]) -> list[str | None]:
         """Return for each document the name of the first benchmark file with which it shares a passage, else None."""
         file_of_document: dict[int, str] = {}
-        matches = self._passages.found_in(documents)  # (index of a document, index of a benchmark text)
+        matches = self._passages.find_pairs_in(documents)  # (index of a document, index of a benchmark text)
         for document, benchmark_text in matches.iter_rows():
             file_of_document.setdefault(document, self._file_names[benchmark_text])
         return [file_of_document.get(document) for document in range(len(documents))]
 
 
 @lru_cache(maxsize=1)  # every shard is compared with the same files
-def _benchmark_texts(files: tuple[_HashedFile, ...]) -> _BenchmarkTexts:
+def _read_benchmark_texts(files: tuple[_HashedFile, ...]) -> _BenchmarkTexts:
     """Read the benchmark files. Raises UserError for a file whose content has another hash."""
     paths = [file.path for file in files]
-    damaged = changed_unseen(paths)
+    damaged = find_changed_unseen(paths)
     if damaged is not None:
         raise UserError(f"corpus.decontaminate: {damaged} is damaged: it is not what it was when it was hashed")
     return _BenchmarkTexts(paths)
@@ -158,29 +158,29 @@ def question_texts(file: Path) -> list[str]:
 
     Raises UserError for a file that cannot be read, or that should be JSON by its name and first character and is not.
     """
-    content = _content(file)
-    questions = _json_questions(content)  # None if the content is neither JSON nor JSON lines
+    content = _read_content(file)
+    questions = _parse_json_questions(content)  # None if the content is neither JSON nor JSON lines
     if questions is not None:
         return questions
     if file.suffix in JSON_SUFFIXES and content.lstrip().startswith(("{", "[")):
         raise UserError(f"corpus.decontaminate: {file} is no readable JSON or JSON lines; correct it, or get it anew")
-    return [MARKUP_TAG.sub(" ", line) for line in _lines(content)]
+    return [MARKUP_TAG.sub(" ", line) for line in _split_lines(content)]
 
 
-def _json_questions(content: str) -> list[str] | None:
+def _parse_json_questions(content: str) -> list[str] | None:
     """Return the strings of a JSON value or of JSON lines, without answers; None if the content is neither."""
-    questions = _question_strings([content])
+    questions = _parse_question_strings([content])
     if questions is None:
-        questions = _question_strings(_lines(content))
+        questions = _parse_question_strings(_split_lines(content))
     return questions
 
 
-def _lines(content: str) -> list[str]:
+def _split_lines(content: str) -> list[str]:
     """Return the lines of a text that are not blank."""
     return [line for line in content.split("\n") if line.strip()]
 
 
-def _content(file: Path) -> str:
+def _read_content(file: Path) -> str:
     """Read a benchmark file. Raises UserError if it is no text in UTF-8."""
     try:
         return text_of(file)
@@ -188,28 +188,28 @@ def _content(file: Path) -> str:
         raise UserError(f"corpus.decontaminate: {file} cannot be read as text ({error}); name text files") from error
 
 
-def _question_strings(records: Sequence[str]) -> list[str] | None:
+def _parse_question_strings(records: Sequence[str]) -> list[str] | None:
     """Return the strings of JSON values, without answers; None if a record is no JSON, or nested too deeply to read."""
     strings: list[str] = []
     try:
         for record in records:
-            strings += _strings(json.loads(record))
+            strings += _iter_strings(json.loads(record))
     except (ValueError, RecursionError):
         return None
     return strings
 
 
-def _strings(value: Any) -> Iterator[str]:
+def _iter_strings(value: Any) -> Iterator[str]:
     """Yield the strings in a JSON value, however deep, except in fields that hold no question (ANSWER_FIELDS)."""
     if isinstance(value, str):
         yield value.encode("utf-8", "ignore").decode()  # half a character is in no document
     elif isinstance(value, list):
         for item in value:
-            yield from _strings(item)
+            yield from _iter_strings(item)
     elif isinstance(value, dict):
         for key, item in value.items():
             if not ANSWER_FIELDS.search(key):
-                yield from _strings(item)
+                yield from _iter_strings(item)
 
 
 SCREENED = Stage(
@@ -281,14 +281,14 @@ class _Removal:
     def frames(self) -> Iterator[pl.DataFrame]:
         """Yield rows for the removed documents, sorted by shard and digest; count them in `rejected` and `by_shard`."""
         schema = self._output.stage.schema
-        files = self._output.plan.lake.table(SCREENED_NAME).all_files()
+        files = self._output.plan.lake.table(SCREENED_NAME).list_all_files()
         if not files:
             return
-        for frame in _removed(files, self._output.plan.settings.corpus.deduplicate):
-            self._count(frame)
+        for frame in _query_removed_documents(files, self._output.plan.settings.corpus.deduplicate):
+            self._count_removed(frame)
             yield frame.select(schema.names()).cast(schema)
 
-    def _count(self, removed: pl.DataFrame) -> None:
+    def _count_removed(self, removed: pl.DataFrame) -> None:
         """Count a batch of removed documents in `rejected`, and add their digests to the hashes in `by_shard`."""
         self.rejected.update(counted(removed))
         for (shard,), rows_of_shard in removed.group_by("shard", maintain_order=True):
@@ -297,13 +297,13 @@ class _Removal:
             self.by_shard[name] = fingerprint([self.by_shard.get(name), digests])
 
 
-def _removed(files: Sequence[str], deduplicate: bool) -> Iterator[pl.DataFrame]:
+def _query_removed_documents(files: Sequence[str], deduplicate: bool) -> Iterator[pl.DataFrame]:
     """Yield the documents that are copies of others or hold a passage of a benchmark, sorted by shard and digest.
 
     files: the Parquet files of the screened documents. deduplicate: whether copies are removed.
     """
     # DuckDB compares and sorts on disk, so memory does not grow with the corpus.
-    with TemporaryDirectory() as spilled, in_memory() as connection:
+    with TemporaryDirectory() as spilled, open_in_memory() as connection:
         connection.execute(f"SET temp_directory = {quoted(spilled)}")
         run_sql(connection, SQL, {"files": files, "deduplicate": deduplicate})  # creates `removed`
         for batch in connection.sql("FROM removed ORDER BY shard, digest").to_arrow_reader(REMOVED_AT_ONCE):

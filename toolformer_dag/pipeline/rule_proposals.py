@@ -12,9 +12,9 @@ from toolformer_dag.computing.worker import Worker
 from toolformer_dag.pipeline.placing import (
     PROPOSAL_COLUMNS,
     UnplacedCall,
-    placed_at_tokens,
+    build_unplaced_frame,
+    place_at_tokens,
     placing_settings,
-    unplaced_frame,
 )
 from toolformer_dag.settings.tool_settings import RULE
 from toolformer_dag.tools.tool import OverBudget
@@ -38,10 +38,10 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     Texts that cost the rule too much work are rejected as over_budget. Raises ToolDown if the rule fails.
     """
     texts = output.lane_table("heuristic_subset").read(shard)
-    proposals = _proposals(output.lane, texts)
-    calls = unplaced_frame(proposals.calls)
+    proposals = _propose_calls(output.lane, texts)
+    calls = build_unplaced_frame(proposals.calls)
     # A rule names the character of a call. Calls inside a token, and calls that the tool cannot read, are rejected.
-    placed = placed_at_tokens(worker, output, calls)
+    placed = place_at_tokens(worker, output, calls)
     over_budget: Rejected = Counter({(shard, "over_budget"): proposals.over_budget_count})
     return PartRows([placed.rows], rejected=over_budget + placed.rejected)
 
@@ -53,19 +53,19 @@ class _Proposals(NamedTuple):
     over_budget_count: int  # texts that cost the rule too much work
 
 
-def _proposals(lane: Lane, texts: pl.DataFrame) -> _Proposals:
+def _propose_calls(lane: Lane, texts: pl.DataFrame) -> _Proposals:
     """Return the calls that the rule proposes for texts (rows of heuristic_subset)."""
     calls: list[UnplacedCall] = []
     over_budget_count = 0
     for text in texts.select(*TEXT_KEY, "offset", "text", "context").iter_rows(named=True):
         try:
-            calls += _proposed_calls(lane, text)
+            calls += _propose_calls_for_text(lane, text)
         except OverBudget:
             over_budget_count += 1
     return _Proposals(calls, over_budget_count)
 
 
-def _proposed_calls(lane: Lane, text: Mapping[str, Any]) -> list[UnplacedCall]:
+def _propose_calls_for_text(lane: Lane, text: Mapping[str, Any]) -> list[UnplacedCall]:
     """Return the distinct calls that the rule proposes for a text. Raises OverBudget.
 
     text: a row of heuristic_subset: shard, digest, segment, offset (of the text in its document), text, context.

@@ -21,7 +21,7 @@ from toolformer_dag.computing.worker import Worker
 from toolformer_dag.lake.row_store import RowStore
 from toolformer_dag.model.requests import Proposal, ProposalRequest, select_positions
 from toolformer_dag.settings.setting_types import determining
-from toolformer_dag.texts.call_places import place_of_token, without_other_tokens
+from toolformer_dag.texts.call_places import find_place_of_token, without_other_tokens
 
 METHOD = 3
 """Raised when the same model would give other positions or samples; a golden test notices where it was not."""
@@ -67,7 +67,7 @@ PLACES = pl.Schema(
 )
 """Columns of places after calls: the chain `before` (JSON) stands in `text` before token x_i, i = `position`.
 
-`text_digest` is the hash of all three, which names the place (`texts.chains.place_of`).
+`text_digest` is the hash of all three, which names the place (`texts.chains.hash_place`).
 """
 
 
@@ -171,19 +171,19 @@ class SampleStore:
         texts: text_digest, text and other columns.
         """
         measured = self.positions.stored(texts)  # the texts whose p_i are stored
-        positions = pl.DataFrame(list(self._chosen(measured, texts)), schema=CHOSEN_POSITIONS, orient="row")
+        positions = pl.DataFrame(list(self._choose_positions(measured, texts)), schema=CHOSEN_POSITIONS, orient="row")
         return RequestedSamples(
             positions=positions,
-            keys=self._sample_keys(positions),
-            unmeasured_texts=self._unmeasured(texts, measured),  # their p_i must be computed first
+            keys=self._build_sample_keys(positions),
+            unmeasured_texts=self._select_unmeasured(texts, measured),  # their p_i must be computed first
         )
 
-    def _sample_keys(self, positions: pl.DataFrame) -> pl.DataFrame:
+    def _build_sample_keys(self, positions: pl.DataFrame) -> pl.DataFrame:
         """Return the keys (SAMPLE_KEY) of m samples at each of the positions (CHOSEN_POSITIONS)."""
         numbers = pl.DataFrame({"sample": range(self._lane.m)}, schema={"sample": pl.Int32()})
         return positions.select("text_digest", "position").join(numbers, how="cross")
 
-    def _unmeasured(self, texts: pl.DataFrame, measured: pl.DataFrame) -> pl.DataFrame:
+    def _select_unmeasured(self, texts: pl.DataFrame, measured: pl.DataFrame) -> pl.DataFrame:
         """Return the texts whose p_i have to be computed: not `measured`, and not refused by the engine."""
         without = texts.join(measured, on="text_digest", how="anti", maintain_order="left")
         return without.join(self.refused(texts), on="text_digest", how="anti", maintain_order="left")
@@ -198,31 +198,31 @@ class SampleStore:
         )
         return self.samples.stored(keys).select("text_digest", "reason")
 
-    def estimated_tokens(self) -> pl.Expr:
+    def estimate_tokens(self) -> pl.Expr:
         """Return how many tokens a text (column `text`) runs at most: x, "Output:" and x again, and all its samples."""
         text_tokens = pl.col("text").str.len_bytes() / TOKEN_BYTES
         return 2 * text_tokens + self._positions_per_text * self._lane.m * self._max_call_tokens
 
     def append(self, requests: Sequence[ProposalRequest], proposals: Sequence[Proposal]) -> int:
         """Store the engine's proposal for each request; return the number of new samples."""
-        samples = _samples(requests, proposals)
-        refusals = _refusals(requests, proposals)
+        samples = _build_samples(requests, proposals)
+        refusals = _build_refusals(requests, proposals)
         self.samples.append(pl.DataFrame([*samples, *refusals], schema=SAMPLES, orient="row"))
         # Positions come last: where they are stored, the samples of an interrupted run are stored as well.
-        measured = _newly_measured(requests, proposals)
+        measured = _select_newly_measured(requests, proposals)
         self.positions.append(pl.DataFrame(measured, schema=POSITIONS, orient="row"))
         return len(samples)
 
-    def _chosen(self, measured: pl.DataFrame, texts: pl.DataFrame) -> Iterator[ChosenPosition]:
+    def _choose_positions(self, measured: pl.DataFrame, texts: pl.DataFrame) -> Iterator[ChosenPosition]:
         """Yield the positions at which calls are sampled: of each text the k with the highest p_i above tau_s.
 
         measured: the stored p_i (POSITIONS). texts: text_digest and text of at least the same texts.
         """
         text_of = dict(texts.select("text_digest", "text").iter_rows())
-        for measured_text in _measured_texts(measured):
-            yield from self._chosen_in_text(text_of[measured_text.text_digest], measured_text)
+        for measured_text in _iter_measured_texts(measured):
+            yield from self._choose_positions_in_text(text_of[measured_text.text_digest], measured_text)
 
-    def _chosen_in_text(self, text: str, measured: MeasuredText) -> Iterator[ChosenPosition]:
+    def _choose_positions_in_text(self, text: str, measured: MeasuredText) -> Iterator[ChosenPosition]:
         """Yield the tokens of a text before which calls are sampled, in the order of the text.
 
         They are the up to k tokens with the highest probabilities p_i of a call above the threshold tau_s.
@@ -231,7 +231,7 @@ class SampleStore:
         # p_i becomes 0 where no call may stand before the token.
         probabilities = without_other_tokens(text, measured.offsets, measured.probabilities, tau_s)
         for token_index in select_positions(probabilities, tau_s, self._lane.k):
-            call_place = place_of_token(text, measured.offsets, token_index)
+            call_place = find_place_of_token(text, measured.offsets, token_index)
             assert call_place is not None  # without_other_tokens leaves out the tokens without a place
             yield ChosenPosition(
                 text_digest=measured.text_digest,
@@ -249,14 +249,14 @@ class ChainedSampleStore(SampleStore):
         super().__init__(worker, lane, prompt=lane.chain_prompt, prefix="chained_")
         self._positions_per_text = 1
 
-    def _chosen(self, measured: pl.DataFrame, texts: pl.DataFrame) -> Iterator[ChosenPosition]:
+    def _choose_positions(self, measured: pl.DataFrame, texts: pl.DataFrame) -> Iterator[ChosenPosition]:
         """Yield the places at which a further call is sampled: its probability there is above the threshold tau_s.
 
         A place is right after earlier calls. It is stored like a text with a single token, so `position` is always 0.
 
         measured: rows of POSITIONS, whose text_digest is the hash of a place. texts: not used.
         """
-        for digest, probabilities, offsets in _measured_texts(measured):
+        for digest, probabilities, offsets in _iter_measured_texts(measured):
             is_chosen = bool(select_positions(probabilities, self._lane.tau_s, self._lane.k))
             if is_chosen:
                 yield ChosenPosition(
@@ -268,15 +268,15 @@ class ChainedSampleStore(SampleStore):
                 )
 
 
-def _samples(requests: Sequence[ProposalRequest], proposals: Sequence[Proposal]) -> list[StoredSample]:
+def _build_samples(requests: Sequence[ProposalRequest], proposals: Sequence[Proposal]) -> list[StoredSample]:
     """Return the samples of all proposals as they are stored."""
     samples: list[StoredSample] = []
     for request, proposal in zip(requests, proposals, strict=True):
-        samples += _samples_of_text(request.digest, proposal)
+        samples += _build_samples_of_text(request.digest, proposal)
     return samples
 
 
-def _samples_of_text(text_digest: str, proposal: Proposal) -> list[StoredSample]:
+def _build_samples_of_text(text_digest: str, proposal: Proposal) -> list[StoredSample]:
     """Return the samples of a text as they are stored."""
     return [
         StoredSample(
@@ -290,7 +290,7 @@ def _samples_of_text(text_digest: str, proposal: Proposal) -> list[StoredSample]
     ]
 
 
-def _newly_measured(requests: Sequence[ProposalRequest], proposals: Sequence[Proposal]) -> list[MeasuredText]:
+def _select_newly_measured(requests: Sequence[ProposalRequest], proposals: Sequence[Proposal]) -> list[MeasuredText]:
     """Return the p_i of the texts for which the engine computed them."""
     measured = []
     for request, proposal in zip(requests, proposals, strict=True):
@@ -299,7 +299,7 @@ def _newly_measured(requests: Sequence[ProposalRequest], proposals: Sequence[Pro
     return measured
 
 
-def _refusals(requests: Sequence[ProposalRequest], proposals: Sequence[Proposal]) -> list[StoredSample]:
+def _build_refusals(requests: Sequence[ProposalRequest], proposals: Sequence[Proposal]) -> list[StoredSample]:
     """Return a row for each text that the engine refused, with the reason."""
     refusals = []
     for request, proposal in zip(requests, proposals, strict=True):
@@ -309,7 +309,7 @@ def _refusals(requests: Sequence[ProposalRequest], proposals: Sequence[Proposal]
     return refusals
 
 
-def _measured_texts(frame: pl.DataFrame) -> Iterator[MeasuredText]:
+def _iter_measured_texts(frame: pl.DataFrame) -> Iterator[MeasuredText]:
     """Yield the rows of a frame of POSITIONS."""
     columns = (frame[name] for name in POSITIONS.names())
     for digest, probabilities, offsets in zip(*columns, strict=True):

@@ -38,7 +38,7 @@ from toolformer_dag.computing.stage import (
     Work,
     counted,
 )
-from toolformer_dag.computing.stored_rows import chunk_limits, claim, require_whole, text_chunks
+from toolformer_dag.computing.stored_rows import choose_chunk_limits, claim, require_whole, split_texts_into_chunks
 from toolformer_dag.computing.worker import Worker
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.model.requests import ProposalRequest
@@ -51,10 +51,10 @@ from toolformer_dag.pipeline.sample_store import (
 from toolformer_dag.pipeline.work_counts import EngineMeter
 from toolformer_dag.settings.tool_settings import MODEL
 from toolformer_dag.texts import call_places
-from toolformer_dag.texts.arguments import BadArguments, read_arguments, write_arguments
+from toolformer_dag.texts.arguments import BadArguments, format_arguments, parse_arguments
 from toolformer_dag.texts.call_places import CallPlace
 from toolformer_dag.texts.calls import Call, MalformedCall, fault, parse_call
-from toolformer_dag.texts.chains import chain_text, read_chain
+from toolformer_dag.texts.chains import chain_text, parse_chain
 
 PARSING = 4
 """Raised when `parsed_call` parses the same bodies differently; no sample is computed again."""
@@ -93,12 +93,12 @@ class TextChunk:
 
 
 def chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed) -> Planned:
-    """Plan what the model has to compute for the texts of a shard: p_i, or samples (see `planned_samples`)."""
-    texts = _distinct_texts(output.lane_table("heuristic_subset").read(shard))
-    return planned_samples(worker, SampleStore(worker, output.lane), texts, claimed)
+    """Plan what the model has to compute for the texts of a shard: p_i, or samples (see `plan_samples`)."""
+    texts = _select_distinct_texts(output.lane_table("heuristic_subset").read(shard))
+    return plan_samples(worker, SampleStore(worker, output.lane), texts, claimed)
 
 
-def planned_samples(worker: Worker, store: SampleStore, texts: pl.DataFrame, claimed: Claimed) -> Planned:
+def plan_samples(worker: Worker, store: SampleStore, texts: pl.DataFrame, claimed: Claimed) -> Planned:
     """Plan what the model has to compute for a shard's texts, in chunks: what `store` lacks to sample calls in them.
 
     That is p_i, the probability of a call at each position i of a text, or samples: what the model writes as calls at
@@ -108,12 +108,12 @@ def planned_samples(worker: Worker, store: SampleStore, texts: pl.DataFrame, cla
         count as texts.
     claimed: texts that earlier shards of this run plan already; the texts that are planned here are added.
     """
-    limits = chunk_limits(worker.plan, "proposer")
+    limits = choose_chunk_limits(worker.plan, "proposer")
     requested = store.requested(texts)  # the samples that there should be, stored or not
-    missing = _missing(store, requested, claimed)  # adds its texts to `claimed`
-    with_tokens = texts.with_columns(tokens=store.estimated_tokens())
-    batches = text_chunks(with_tokens, missing.texts, size=limits.texts, tokens=limits.tokens)
-    chunks = [_chunk(store, batch, missing.stored_samples) for batch in batches]
+    missing = _claim_missing(store, requested, claimed)  # adds its texts to `claimed`
+    with_tokens = texts.with_columns(tokens=store.estimate_tokens())
+    batches = split_texts_into_chunks(with_tokens, missing.texts, size=limits.texts, tokens=limits.tokens)
+    chunks = [_build_chunk(store, batch, missing.stored_samples) for batch in batches]
     return Planned(chunks, missing.work(text_count=texts.height))
 
 
@@ -139,28 +139,28 @@ class _Missing(NamedTuple):
         )
 
 
-def _missing(store: SampleStore, requested: RequestedSamples, claimed: Claimed) -> _Missing:
+def _claim_missing(store: SampleStore, requested: RequestedSamples, claimed: Claimed) -> _Missing:
     """Return what a store lacks of the requested samples, without the texts that are claimed; claim the others."""
     missing_samples = store.samples.missing(requested.keys)
     stored_samples = requested.keys.join(missing_samples, on=SAMPLE_KEY, how="anti")
-    incomplete = claim(claimed, store.samples.name, _incomplete_texts(requested, missing_samples))
+    incomplete = claim(claimed, store.samples.name, _select_incomplete_texts(requested, missing_samples))
     return _Missing(_with_whole(incomplete, requested), stored_samples)
 
 
 def _with_whole(texts: pl.DataFrame, requested: RequestedSamples) -> pl.DataFrame:
-    """Add the column `whole`, which `text_chunks` reads: nothing of the text is stored, not even its p_i."""
+    """Add the column `whole`, which `split_texts_into_chunks` reads: nothing of the text is stored, not even p_i."""
     unmeasured = requested.unmeasured_texts["text_digest"]
     return texts.with_columns(whole=pl.col("text_digest").is_in(unmeasured.implode()))
 
 
-def _incomplete_texts(requested: RequestedSamples, missing_samples: pl.DataFrame) -> pl.DataFrame:
+def _select_incomplete_texts(requested: RequestedSamples, missing_samples: pl.DataFrame) -> pl.DataFrame:
     """Return the distinct text_digest of the texts that lack p_i or one of the `missing_samples` (SAMPLE_KEY)."""
     without_probabilities = requested.unmeasured_texts.select("text_digest")
     without_samples = missing_samples.select("text_digest")
     return pl.concat([without_probabilities, without_samples]).unique(maintain_order=True)
 
 
-def _chunk(store: SampleStore, texts: pl.DataFrame, stored_samples: pl.DataFrame) -> Chunk:
+def _build_chunk(store: SampleStore, texts: pl.DataFrame, stored_samples: pl.DataFrame) -> Chunk:
     """Return a chunk of work: `texts` (with their estimated `tokens`), and what is already stored of them."""
     payload = TextChunk(
         texts=texts.drop("tokens"),
@@ -183,7 +183,7 @@ def compute_samples(worker: Worker, lane: Lane, store: SampleStore, chunk: TextC
     """
     engine = worker.engine("proposer")
     meter = EngineMeter(engine)
-    requests = _requests(chunk)
+    requests = _build_requests(chunk)
     proposals = engine.propose(
         store.prompt,
         requests,
@@ -196,7 +196,7 @@ def compute_samples(worker: Worker, lane: Lane, store: SampleStore, chunk: TextC
     return meter.work(samples=store.append(requests, proposals))
 
 
-def _requests(chunk: TextChunk) -> list[ProposalRequest]:
+def _build_requests(chunk: TextChunk) -> list[ProposalRequest]:
     """Return a request to the engine for each text of a chunk, with what is stored of the text."""
     # p_i: the probability of a call at each position of a text. Texts for which it was not computed have no entry.
     probabilities_of = dict(zip(chunk.measured["text_digest"], chunk.measured["probabilities"], strict=True))
@@ -205,11 +205,11 @@ def _requests(chunk: TextChunk) -> list[ProposalRequest]:
     for row in chunk.texts.iter_rows(named=True):
         digest = row["text_digest"]
         stored_samples = frozenset(sample_keys_of.get(digest, ()))
-        requests.append(_request(row, probabilities_of.get(digest), stored_samples))
+        requests.append(_build_request(row, probabilities_of.get(digest), stored_samples))
     return requests
 
 
-def _request(
+def _build_request(
     row: Mapping[str, Any], probabilities: pl.Series | None, stored_samples: frozenset[tuple[int, int]]
 ) -> ProposalRequest:
     """Return the request to sample calls in a text, or one further call at a place after earlier calls.
@@ -224,7 +224,7 @@ def _request(
         digest=row["text_digest"],
         probabilities=None if probabilities is None else probabilities.to_numpy(),
         stored=stored_samples,
-        calls=chain_text(read_chain(row.get("before"))),  # "" for a plain text
+        calls=chain_text(parse_chain(row.get("before"))),  # "" for a plain text
         behind=row.get("position", 0),
     )
 
@@ -236,12 +236,12 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     """
     subset = output.lane_table("heuristic_subset").read(shard)
     store = SampleStore(worker, output.lane)
-    stored = samples_of_texts(output, store, _distinct_texts(subset))
-    rows_of_texts = _rows_of_texts(output.lane, subset, stored)
+    stored = samples_of_texts(output, store, _select_distinct_texts(subset))
+    rows_of_texts = _build_rows(output.lane, subset, stored)
     # The losses are computed by the judge, which may be another model with other tokens.
-    placed = _at_tokens_of_judge(worker, rows_of_texts)
+    placed = _move_to_judge_tokens(worker, rows_of_texts)
     discarded_samples = counted(placed.rows)
-    texts_without_position = _without_positions(subset, stored)
+    texts_without_position = _count_without_position(subset, stored)
     rejected = discarded_samples + texts_without_position + placed.rejected  # the last are inside a token of the judge
     return PartRows([output.stage.shaped(placed.rows).sort(CALL_KEY)], rejected=rejected, stores=store.names)
 
@@ -269,7 +269,7 @@ def samples_of_texts(output: TableOutput, store: SampleStore, texts: pl.DataFram
     return SamplesOfTexts(positions=requested.positions, samples=samples, refused=store.refused(texts))
 
 
-def _rows_of_texts(lane: Lane, subset: pl.DataFrame, stored: SamplesOfTexts) -> pl.DataFrame:
+def _build_rows(lane: Lane, subset: pl.DataFrame, stored: SamplesOfTexts) -> pl.DataFrame:
     """Return a row per text and sample; a text that stands in several documents has its samples in each.
 
     subset: the texts of a shard (heuristic_subset).
@@ -286,7 +286,7 @@ def _rows_of_texts(lane: Lane, subset: pl.DataFrame, stored: SamplesOfTexts) -> 
     )
 
 
-def _distinct_texts(subset: pl.DataFrame) -> pl.DataFrame:
+def _select_distinct_texts(subset: pl.DataFrame) -> pl.DataFrame:
     """Return (text_digest, text) of the distinct texts among rows of heuristic_subset."""
     return subset.select("text_digest", "text").unique("text_digest", maintain_order=True)
 
@@ -316,12 +316,12 @@ def parsed_call(lane: Lane, body: str) -> ParsedCall:
         call = parse_call(body)
         if call.tool != lane.tool.name:
             return ParsedCall(body, input=None, reason="other_tool")
-        return _parsed_arguments(lane, body, call)
+        return _parse_arguments(lane, body, call)
     except (MalformedCall, BadArguments) as error:
         return ParsedCall(body, input=None, reason=error.reason)
 
 
-def _parsed_arguments(lane: Lane, body: str, call: Call) -> ParsedCall:
+def _parse_arguments(lane: Lane, body: str, call: Call) -> ParsedCall:
     """Return a call of the lane's tool with its named arguments in one form, so that equal calls have equal inputs.
 
     A tool without named arguments keeps the input. Raises BadArguments.
@@ -329,20 +329,20 @@ def _parsed_arguments(lane: Lane, body: str, call: Call) -> ParsedCall:
     schema = lane.tool.schema
     if schema is None:
         return ParsedCall(body, input=call.input, reason=None)
-    arguments = read_arguments(call.input, schema)
-    uniform_input = write_arguments(arguments, schema)
+    arguments = parse_arguments(call.input, schema)
+    uniform_input = format_arguments(arguments, schema)
     why_unwritable = fault(Call(call.tool, uniform_input))  # why a text cannot hold the call; None for most
     return ParsedCall(body, input=uniform_input, reason=why_unwritable)
 
 
-def _without_positions(subset: pl.DataFrame, stored: SamplesOfTexts) -> Rejected:
+def _count_without_position(subset: pl.DataFrame, stored: SamplesOfTexts) -> Rejected:
     """Count the texts (heuristic_subset) without a position: by why the engine refused them, else as no_position."""
     without = subset.join(stored.positions, on="text_digest", how="anti")
     without = without.join(stored.refused, on="text_digest", how="left")
     return counted(without.with_columns(pl.col("reason").fill_null("no_position")))
 
 
-def places_of_judge(worker: Worker, text: str) -> Callable[[int], CallPlace | None]:
+def build_judge_place_finder(worker: Worker, text: str) -> Callable[[int], CallPlace | None]:
     """Return a function from a character of a text to the place of a call before it; None if no token begins there.
 
     The tokens are those of the judge, the model that computes the losses.
@@ -358,7 +358,7 @@ class _PlacedSamples(NamedTuple):
     rejected: Rejected
 
 
-def _at_tokens_of_judge(worker: Worker, table: pl.DataFrame) -> _PlacedSamples:
+def _move_to_judge_tokens(worker: Worker, table: pl.DataFrame) -> _PlacedSamples:
     """Move samples to the token positions of the judge (the model that computes losses), if another model sampled them.
 
     A sample is dropped as inside_a_token if no token of the judge begins at its character, or if an earlier sample of
@@ -378,7 +378,7 @@ def _at_tokens_of_judge(worker: Worker, table: pl.DataFrame) -> _PlacedSamples:
 
 def _with_places_of_judge(worker: Worker, table: pl.DataFrame) -> pl.DataFrame:
     """Set `position` and `char_offset` of samples by the judge's tokens; null where none begins at their character."""
-    places = _places_of_samples(worker, table)
+    places = _find_places_of_samples(worker, table)
     positions = [place.position if place else None for place in places]
     chars = [place.offset if place else None for place in places]
     return table.with_columns(
@@ -387,9 +387,9 @@ def _with_places_of_judge(worker: Worker, table: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _places_of_samples(worker: Worker, table: pl.DataFrame) -> list[CallPlace | None]:
+def _find_places_of_samples(worker: Worker, table: pl.DataFrame) -> list[CallPlace | None]:
     """Return the place of each sample (text, char) among the judge's tokens; None where none begins there."""
-    place_in = {text: places_of_judge(worker, text) for text in table["text"].unique()}
+    place_in = {text: build_judge_place_finder(worker, text) for text in table["text"].unique()}
     return [place_in[text](char) for text, char in table.select("text", "char").iter_rows()]
 
 

@@ -12,10 +12,10 @@ from toolformer_dag.computing.lane_tables import LaneTable, call_tables
 from toolformer_dag.computing.plan import Lane, Plan
 from toolformer_dag.computing.stage import InputsOf
 from toolformer_dag.identity import fingerprint
-from toolformer_dag.lake.queries import in_memory, quoted, rows, run_sql
+from toolformer_dag.lake.queries import open_in_memory, quoted, rows, run_sql
 from toolformer_dag.lake.table import Table
 from toolformer_dag.method.decision_sql import COST_FRONTIER, JUDGED
-from toolformer_dag.method.scoring import COSTS, IDENTITY, calls_query, kept_as, reads_cost
+from toolformer_dag.method.scoring import COSTS, IDENTITY, calls_query, choose_table_or_view, list_lanes_reading_cost
 
 COST_VERSION = "costs"
 """The input that holds a hash of the files of results: costs are no part of their version."""
@@ -38,7 +38,7 @@ def settings(lane: Lane) -> Mapping[str, Any]:
 
 def reads(lane: Lane) -> tuple[LaneTable, ...]:
     """Return the tables that hold what calls cost, chained calls included; none if the score does not read costs."""
-    return _result_tables(lane) if reads_cost(lane.scores) else ()
+    return _list_result_tables(lane) if list_lanes_reading_cost(lane.scores) else ()
 
 
 def inputs(plan: Plan, lane: Lane) -> InputsOf:
@@ -46,20 +46,20 @@ def inputs(plan: Plan, lane: Lane) -> InputsOf:
 
     The mapping is empty if the lane's score does not read costs.
     """
-    return partial(_cost_inputs, [plan.lane_table(lane, name) for name in reads(lane)])
+    return partial(_build_cost_inputs, [plan.lane_table(lane, name) for name in reads(lane)])
 
 
-def _cost_inputs(tables: Sequence[Table], shard: str) -> Mapping[str, Any]:
+def _build_cost_inputs(tables: Sequence[Table], shard: str) -> Mapping[str, Any]:
     """Return a hash of the files of a shard in tables of tool results, whose versions leave costs out."""
     if not tables:
         return {}
-    file_hashes = [_file_hashes(table, shard) for table in tables]
+    file_hashes = [_list_file_hashes(table, shard) for table in tables]
     return {COST_VERSION: fingerprint(file_hashes)}
 
 
-def _file_hashes(table: Table, shard: str) -> list[str] | None:
+def _list_file_hashes(table: Table, shard: str) -> list[str] | None:
     """Return the hashes of the files of a shard; None if it is not published."""
-    pointer = table.whole_pointer(shard)
+    pointer = table.find_whole_pointer(shard)
     if pointer is None:
         return None
     return [file.hash for file in pointer.files]
@@ -72,7 +72,7 @@ def create_scored(
 
     parts: the shards. files: the Parquet files of the lane's scored calls in these shards.
     """
-    connection.execute(f"CREATE TEMP {kept_as(lane.scores)} scored AS {calls(plan, lane, parts, files)}")
+    connection.execute(f"CREATE TEMP {choose_table_or_view(lane.scores)} scored AS {calls(plan, lane, parts, files)}")
 
 
 def calls(plan: Plan, lane: Lane, parts: Sequence[str], files: Sequence[str], swaps: bool = False) -> str:
@@ -81,17 +81,17 @@ def calls(plan: Plan, lane: Lane, parts: Sequence[str], files: Sequence[str], sw
     parts: the shards. files: the Parquet files of the lane's scored calls; with `swaps`, of its control, where calls
         have results of other documents.
     """
-    cost_tables = _cost_tables(plan, lane, parts) if reads_cost(lane.scores) else ""
+    cost_tables = _build_cost_sql(plan, lane, parts) if list_lanes_reading_cost(lane.scores) else ""
     return calls_query(files, lane.scores, cost_tables, swaps)
 
 
-def scored_deltas(plan: Plan, lane: Lane) -> pl.DataFrame:
+def query_deltas(plan: Plan, lane: Lane) -> pl.DataFrame:
     """Return the score of every call of the lane, as `delta`. Raises MissingPart, DamagedPart."""
-    files = _call_files(plan, lane)
+    files = _list_call_files(plan, lane)
     if not files:
         return pl.DataFrame(schema={"delta": pl.Float64})
-    query = calls(plan, lane, _parts(plan, lane), files)
-    with in_memory() as connection:
+    query = calls(plan, lane, _list_parts(plan, lane), files)
+    with open_in_memory() as connection:
         return rows(connection, f"SELECT delta FROM ({query})")
 
 
@@ -105,11 +105,13 @@ def cost_frontier(plan: Plan, lane: Lane, tau_f: float | None) -> pl.DataFrame |
     """
     if not _has_costs(plan, lane):
         return None
-    parts = _parts(plan, lane)
-    with TemporaryDirectory() as spilled, in_memory() as connection:
+    parts = _list_parts(plan, lane)
+    with TemporaryDirectory() as spilled, open_in_memory() as connection:
         connection.execute(f"SET temp_directory = {quoted(spilled)}")
         _create_cost_tables(connection, plan, lane, parts, tau_f)  # the tables texts, tool_costs and lanes
-        create_scored(connection, plan, lane, parts, _call_files(plan, lane))  # `scored`: the calls with their deltas
+        create_scored(
+            connection, plan, lane, parts, _list_call_files(plan, lane)
+        )  # `scored`: the calls with their deltas
         run_sql(connection, FRONTIER_SQL)  # the view, which reads them
         return rows(connection, "FROM cost_frontier")
 
@@ -118,7 +120,7 @@ def _create_cost_tables(
     connection: duckdb.DuckDBPyConnection, plan: Plan, lane: Lane, parts: Sequence[str], tau_f: float | None
 ) -> None:
     """Create the tables texts, tool_costs and lanes, which FRONTIER_SQL reads; lanes has `tau_f` for this lane."""
-    cost_tables = _cost_tables(plan, lane, parts)
+    cost_tables = _build_cost_sql(plan, lane, parts)
     applied = f"CASE WHEN tool = {quoted(lane.key)} THEN $tau_f::DOUBLE END AS tau_f"
     connection.execute(f"CREATE TABLE texts AS WITH {cost_tables} FROM texts")
     connection.execute(f"CREATE TABLE tool_costs AS WITH {cost_tables} FROM tool_costs")
@@ -127,57 +129,57 @@ def _create_cost_tables(
 
 def _has_costs(plan: Plan, lane: Lane) -> bool:
     """Return whether any result of the lane's calls says what it cost."""
-    for name in _result_tables(lane):
+    for name in _list_result_tables(lane):
         table = plan.lane_table(lane, name)
         if table.parts() and table.scan().select(pl.col("cost").max()).collect().item():
             return True
     return False
 
 
-def _parts(plan: Plan, lane: Lane) -> list[str]:
+def _list_parts(plan: Plan, lane: Lane) -> list[str]:
     """Return the parts of the lane's scored calls: single calls and chains have the same."""
     return list(plan.lane_table(lane, lane.scored[0]).parts())
 
 
-def _call_files(plan: Plan, lane: Lane) -> list[str]:
+def _list_call_files(plan: Plan, lane: Lane) -> list[str]:
     """Return all files of the lane's scored calls, chains among them."""
     files: list[str] = []
     for name in lane.scored:
-        files += plan.lane_table(lane, name).all_files()
+        files += plan.lane_table(lane, name).list_all_files()
     return files
 
 
-def _result_tables(lane: Lane) -> tuple[LaneTable, ...]:
+def _list_result_tables(lane: Lane) -> tuple[LaneTable, ...]:
     """Return the names of the tables of results, for single and for chained calls."""
     return ("tool_results", *(call_tables(level).results for level in range(2, lane.depth + 1)))
 
 
-def _cost_tables(plan: Plan, lane: Lane, parts: Sequence[str]) -> str:
+def _build_cost_sql(plan: Plan, lane: Lane, parts: Sequence[str]) -> str:
     """Return the SQL of three common table expressions (COST_TABLES) over the files of some shards.
 
     They hold texts with their context, the cost of each call, and the tools that a chain of the lane may call.
 
     parts: the names of the shards.
     """
-    texts = plan.lane_table(lane, "heuristic_subset").all_files(parts)
+    texts = plan.lane_table(lane, "heuristic_subset").list_all_files(parts)
     called_names = list(lane.chainable)  # the tools' names in texts
     called_keys = [called_lane.key for called_lane in lane.chainable.values()]  # and their keys in tables
     return COST_TABLES.format(
-        texts=_sql_list(texts),
-        results=_sql_list(_result_files(plan, lane, parts)),
-        keys=_sql_list(called_keys),
-        names=_sql_list(called_names),
+        texts=_to_sql_list(texts),
+        results=_to_sql_list(_list_result_files(plan, lane, parts)),
+        keys=_to_sql_list(called_keys),
+        names=_to_sql_list(called_names),
     )
 
 
-def _result_files(plan: Plan, lane: Lane, parts: Sequence[str]) -> list[str]:
+def _list_result_files(plan: Plan, lane: Lane, parts: Sequence[str]) -> list[str]:
     """Return the files of the results of single and chained calls of some shards."""
     files: list[str] = []
-    for name in _result_tables(lane):
-        files += plan.lane_table(lane, name).all_files(parts)
+    for name in _list_result_tables(lane):
+        files += plan.lane_table(lane, name).list_all_files(parts)
     return files
 
 
-def _sql_list(values: Iterable[str]) -> str:
+def _to_sql_list(values: Iterable[str]) -> str:
     """Return values as the items of an SQL list."""
     return ", ".join(map(quoted, values))

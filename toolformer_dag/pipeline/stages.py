@@ -41,30 +41,30 @@ CORPUS: tuple[Stage, ...] = (
 STAGES: tuple[Stage, ...] = (*CORPUS, *LANE_STAGES, augmented_corpus.STAGE)
 
 
-def lane_stages(plan: Plan, lane: Lane) -> tuple[Stage, ...]:
+def list_lane_stages(plan: Plan, lane: Lane) -> tuple[Stage, ...]:
     """Return the stages (tables) of a lane, a tool with its settings, in the order in which they run.
 
     Raises ValueError if a stage reads a table of the lane that no stage before it makes.
     """
     stages = [
-        _text_stage(plan),
+        _choose_text_stage(plan),
         proposals.stage(lane),
         tool_results.STAGE,
-        *_chained_call_stages(lane),
-        *_score_stages(lane),
+        *_list_chained_call_stages(lane),
+        *_list_score_stages(lane),
         filtered_calls.STAGE,
     ]
     _refuse_unknown_reads(plan, lane, stages)
     return tuple(stages)
 
 
-def _text_stage(plan: Plan) -> Stage:
+def _choose_text_stage(plan: Plan) -> Stage:
     """Return the stage that selects texts; in a later round those without a kept call."""
     is_later_round = plan.start is not None
     return left_over_texts.STAGE if is_later_round else heuristic_subset.STAGE
 
 
-def _chained_call_stages(lane: Lane) -> list[Stage]:
+def _list_chained_call_stages(lane: Lane) -> list[Stage]:
     """Return the stages that sample and run the calls after others, level by level: a second call has the level 2."""
     stages: list[Stage] = []
     for level in range(2, lane.depth + 1):
@@ -72,7 +72,7 @@ def _chained_call_stages(lane: Lane) -> list[Stage]:
     return stages
 
 
-def _score_stages(lane: Lane) -> list[Stage]:
+def _list_score_stages(lane: Lane) -> list[Stage]:
     """Return the stages that score calls with their results and with those of the controls; chains come last."""
     stages = [loss_deltas.STAGE, *map(control_stage, controls.CONTROLS)]
     if lane.depth > 1:
@@ -85,41 +85,41 @@ def _refuse_unknown_reads(plan: Plan, lane: Lane, stages: Sequence[Stage]) -> No
     earlier_tables: set[str] = set()
     for stage in stages:
         earlier_tables.update(inner.name for inner in stage.inner)
-        unknown = _tables_of_lane(stage, plan, lane) - earlier_tables
+        unknown = _list_tables_of_lane(stage, plan, lane) - earlier_tables
         if unknown:
             raise ValueError(f"stage {stage.name} of {lane.key} reads {min(unknown)}, which no stage before it makes")
         earlier_tables.add(stage.name)
 
 
-def _tables_of_lane(stage: Stage, plan: Plan, lane: Lane) -> set[str]:
+def _list_tables_of_lane(stage: Stage, plan: Plan, lane: Lane) -> set[str]:
     """Return the names of the tables of its lane that a stage reads: without a slash, which means another lane."""
     reads = stage.reads(plan, lane) if callable(stage.reads) else stage.reads
     return {name for name in reads if "/" not in name}
 
 
-def table_outputs(plan: Plan) -> list[TableOutput]:
+def list_table_outputs(plan: Plan) -> list[TableOutput]:
     """Return every table of a plan, each after the tables that it reads: documents, lanes (tools), the corpus C*."""
     return [
         *(TableOutput(stage, plan) for stage in CORPUS),
-        *_lane_outputs(plan),
+        *_list_lane_outputs(plan),
         TableOutput(augmented_corpus.STAGE, plan),
     ]
 
 
-def shown_outputs(plan: Plan) -> list[TableOutput]:
+def list_shown_outputs(plan: Plan) -> list[TableOutput]:
     """Return the tables that a plan's warehouse shows, earlier projects' lanes first: C* holds their calls too."""
     *earlier_projects, _ = plan.projects
     outputs: list[TableOutput] = []
     for project in earlier_projects:
-        outputs += _lane_outputs(project)
-    return [*outputs, *table_outputs(plan)]
+        outputs += _list_lane_outputs(project)
+    return [*outputs, *list_table_outputs(plan)]
 
 
-def _lane_outputs(plan: Plan) -> list[TableOutput]:
+def _list_lane_outputs(plan: Plan) -> list[TableOutput]:
     """Return the tables of all lanes, lane by lane."""
     outputs = []
     for lane in plan.lanes:
-        for stage in lane_stages(plan, lane):
+        for stage in list_lane_stages(plan, lane):
             outputs.append(TableOutput(stage, plan, lane))
     return outputs
 
@@ -130,16 +130,16 @@ def warehouse_tables(outputs: Sequence[TableOutput]) -> list[WarehouseTable]:
     The lake has a table for each stage and lane (a tool); the warehouse one per stage over all lanes. Stages of single
     calls and of chains share theirs (`in_warehouse.name`). The last table holds the reason of every scored call.
     """
-    scores = _scores_of_lanes(outputs)  # key of the lane -> SQL of its score, where it is not the paper's
+    scores = _map_lanes_to_scores(outputs)  # key of the lane -> SQL of its score, where it is not the paper's
     tables = []
-    for outputs_of_table in _outputs_by_table(outputs).values():
+    for outputs_of_table in _group_outputs_by_table(outputs).values():
         sources = [output.name for output in outputs_of_table]
         first_output = outputs_of_table[0]  # its columns and comments are those of the warehouse's table
         tables.append(first_output.warehouse_table(sources, scores))
-    return [*tables, _decided_table(outputs)]
+    return [*tables, _build_decided_table(outputs)]
 
 
-def _scores_of_lanes(outputs: Sequence[TableOutput]) -> dict[str, str]:
+def _map_lanes_to_scores(outputs: Sequence[TableOutput]) -> dict[str, str]:
     """Return the scores other than the paper's, as SQL expressions, by the key of the lane."""
     scores: dict[str, str] = {}
     for output in outputs:
@@ -148,7 +148,7 @@ def _scores_of_lanes(outputs: Sequence[TableOutput]) -> dict[str, str]:
     return scores
 
 
-def _outputs_by_table(outputs: Sequence[TableOutput]) -> dict[str, list[TableOutput]]:
+def _group_outputs_by_table(outputs: Sequence[TableOutput]) -> dict[str, list[TableOutput]]:
     """Group tables of the lake by the name of their table in the warehouse."""
     outputs_of: dict[str, list[TableOutput]] = {}
     for output in outputs:
@@ -157,7 +157,7 @@ def _outputs_by_table(outputs: Sequence[TableOutput]) -> dict[str, list[TableOut
     return outputs_of
 
 
-def _decided_table(outputs: Sequence[TableOutput]) -> WarehouseTable:
+def _build_decided_table(outputs: Sequence[TableOutput]) -> WarehouseTable:
     """Return the table of the reason of each scored call, which the filter publishes beside its own table."""
     filters = [output for output in outputs if DECIDED in output.stage.beside]
     return decided_table([output.lane_table(DECIDED).name for output in filters])

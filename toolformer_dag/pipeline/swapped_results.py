@@ -32,7 +32,7 @@ def results_of_other_documents(calls: pl.DataFrame, settings: ControlSettings) -
     results = calls["result"].to_list()
     other_results: list[list[str]] = []
     for row in calls["sampled"].arg_true():
-        donor_rows = _chosen_donors(row, all_calls, donors, settings.swaps)
+        donor_rows = _choose_donors(row, all_calls, donors, settings.swaps)
         other_results.append([results[donor_row] for donor_row in donor_rows])
     return other_results
 
@@ -67,21 +67,21 @@ class _CallArrays:
         return _CallArrays(self.row[mask], self.document[mask], self.result[mask], self.probability[mask])
 
 
-def _chosen_donors(row: int, calls: _CallArrays, donors: _CallArrays, most: int) -> list[int]:
+def _choose_donors(row: int, calls: _CallArrays, donors: _CallArrays, most: int) -> list[int]:
     """Return the rows of at most `most` donors whose results the call in a row gets, all with different results.
 
     A donor fits if it is in another document and has another result, at a position where a call is as probable. The
     search goes on from the row to the last one, and then from the first row to this one.
     """
-    fitting = _fitting(row, calls, donors)  # indices into `donors`, as the next three
-    in_order = _starting_behind(row, fitting, donors)
-    first_of_each_result = in_order[_first_of_each(donors.result[in_order])]
+    fitting = _find_fitting_donors(row, calls, donors)  # indices into `donors`, as the next three
+    in_order = _rotate_to_row(row, fitting, donors)
+    first_of_each_result = in_order[_find_first_occurrences(donors.result[in_order])]
     chosen = first_of_each_result[:most]
     rows: list[int] = donors.row[chosen].tolist()
     return rows
 
 
-def _fitting(row: int, calls: _CallArrays, donors: _CallArrays) -> Array:
+def _find_fitting_donors(row: int, calls: _CallArrays, donors: _CallArrays) -> Array:
     """Return the indices of donors of other documents with other results, at positions as probable or more.
 
     A call at such a position exists for every tau_s for which the receiving call exists.
@@ -92,7 +92,7 @@ def _fitting(row: int, calls: _CallArrays, donors: _CallArrays) -> Array:
     return np.flatnonzero(as_likely & other_document & other_result)
 
 
-def _starting_behind(row: int, indices: Array, donors: _CallArrays) -> Array:
+def _rotate_to_row(row: int, indices: Array, donors: _CallArrays) -> Array:
     """Return ascending `indices` of donors, those behind a row first, then those before it.
 
     With donors in the rows 2, 5 and 9, the indices [0, 1, 2] become [1, 2, 0] for the row 4.
@@ -101,7 +101,7 @@ def _starting_behind(row: int, indices: Array, donors: _CallArrays) -> Array:
     return np.concatenate([indices[start:], indices[:start]])
 
 
-def _first_of_each(values: Array) -> Array:
+def _find_first_occurrences(values: Array) -> Array:
     """Return the indices at which each value stands for the first time: [0, 1, 3] for the values [7, 4, 7, 9]."""
     _, first_indices = np.unique(values, return_index=True)  # in the order of the values
     return np.sort(first_indices)

@@ -29,7 +29,7 @@ from toolformer_dag.computing.stored_rows import claim, require_whole
 from toolformer_dag.computing.worker import Worker
 from toolformer_dag.lake.row_store import RowStore
 from toolformer_dag.pipeline import file_proposals
-from toolformer_dag.pipeline.work_counts import planned_work
+from toolformer_dag.pipeline.work_counts import count_planned_work
 from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.tools.tool import ToolCall, ToolResult
 
@@ -97,25 +97,25 @@ class CallChunk:
 
 def chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed) -> Planned:
     """Plan the distinct calls of a shard whose results are not stored yet."""
-    return planned_calls(worker, output, _candidate_calls(output, shard), claimed)
+    return plan_calls(worker, output, _read_candidate_calls(output, shard), claimed)
 
 
-def planned_calls(worker: Worker, output: TableOutput, candidates: pl.DataFrame, claimed: Claimed) -> Planned:
+def plan_calls(worker: Worker, output: TableOutput, candidates: pl.DataFrame, claimed: Claimed) -> Planned:
     """Plan on which distinct calls the tool of the output's lane (a tool with its settings) has to be run, in chunks.
 
     candidates: RESULT_KEY and other columns.
     claimed: calls that earlier shards of this run plan already; the calls that are planned here are added.
     """
     calls = candidates.select(RESULT_KEY).unique().sort(RESULT_KEY)
-    done = _done_calls(worker, output, calls)
+    done = _collect_done_calls(worker, output, calls)
     not_done = calls.join(done, on=RESULT_KEY, how="anti", maintain_order="left")
-    store = _store(worker, output.lane)
+    store = _open_store(worker, output.lane)
     missing = claim(claimed, store.name, not_done)  # without what earlier shards plan; adds the rest to `claimed`
-    chunks = _chunks(worker.plan, output.lane, missing)
-    return Planned(chunks, planned_work("calls", total=calls.height, missing=missing.height))
+    chunks = _split_into_chunks(worker.plan, output.lane, missing)
+    return Planned(chunks, count_planned_work("calls", total=calls.height, missing=missing.height))
 
 
-def _chunks(plan: Plan, lane: Lane, calls: pl.DataFrame) -> list[Chunk]:
+def _split_into_chunks(plan: Plan, lane: Lane, calls: pl.DataFrame) -> list[Chunk]:
     """Cut calls (RESULT_KEY) to the tool of a lane into chunks."""
     chunks = []
     for batch in calls.iter_slices(plan.settings.execution.chunk_calls):
@@ -124,14 +124,14 @@ def _chunks(plan: Plan, lane: Lane, calls: pl.DataFrame) -> list[Chunk]:
     return chunks
 
 
-def _done_calls(worker: Worker, output: TableOutput, calls: pl.DataFrame) -> pl.DataFrame:
+def _collect_done_calls(worker: Worker, output: TableOutput, calls: pl.DataFrame) -> pl.DataFrame:
     """Return calls (RESULT_KEY) that the tool need not answer now: answered or lost before, or answered by a file.
 
     The next run tries lost calls again (time limit, broken connection).
     """
     # Whole rows are read, not keys alone: damage in any column has to show before the tool runs.
-    stored = _store(worker, output.lane).stored(calls)
-    from_files = file_proposals.results_in_files(output)
+    stored = _open_store(worker, output.lane).stored(calls)
+    from_files = file_proposals.read_results_in_files(output)
     lost = worker.lost_calls[output.lane.key]
     done = [stored, *lost, from_files]
     return pl.concat([frame.select(RESULT_KEY) for frame in done])
@@ -145,36 +145,36 @@ def compute(worker: Worker, output: TableOutput, chunk: CallChunk) -> Work:
 
     Raises ToolDown if the tool stops working; the answers before that are stored.
     """
-    lane = _called_lane(output, chunk)
+    lane = _get_called_lane(output, chunk)
     calls = [ToolCall(input, context) for input, context in chunk.calls.select(RESULT_KEY).iter_rows()]
     answers: dict[ToolCall, ToolResult] = {}  # `run` adds each answer as it comes
     try:
         worker.runner(lane).run(calls, answers)
     finally:  # what was answered may have cost money, and is stored whatever happened then
-        _commit(worker, lane, answers)
+        _store_answers(worker, lane, answers)
     return Work()
 
 
-def _called_lane(output: TableOutput, chunk: CallChunk) -> Lane:
+def _get_called_lane(output: TableOutput, chunk: CallChunk) -> Lane:
     """Return the lane whose tool the calls of a chunk are for."""
     lane_of = {lane.key: lane for lane in output.lane.chainable.values()}
     return lane_of[chunk.lane]
 
 
-def _commit(worker: Worker, lane: Lane, answers: Mapping[ToolCall, ToolResult]) -> None:
+def _store_answers(worker: Worker, lane: Lane, answers: Mapping[ToolCall, ToolResult]) -> None:
     """Append answers to the row store of results; answers of lost calls go to `worker.lost_calls` instead.
 
     answers: call -> answer; it is `lost` if another try may answer the call (time limit, connection).
     """
     stored = [_ResultRow.of(call, answer) for call, answer in answers.items() if not answer.lost]
     lost = [_ResultRow.of(call, answer) for call, answer in answers.items() if answer.lost]
-    _store(worker, lane).append(pl.DataFrame(stored, schema=RESULTS, orient="row"))
+    _open_store(worker, lane).append(pl.DataFrame(stored, schema=RESULTS, orient="row"))
     worker.lost_calls[lane.key].append(pl.DataFrame(lost, schema=RESULTS, orient="row"))
 
 
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     """Return a row per distinct call of a shard: its result, or the reason why there is none."""
-    return answered(worker, output, _candidate_calls(output, shard))
+    return answered(worker, output, _read_candidate_calls(output, shard))
 
 
 def answered(worker: Worker, output: TableOutput, candidates: pl.DataFrame) -> PartRows:
@@ -186,28 +186,28 @@ def answered(worker: Worker, output: TableOutput, candidates: pl.DataFrame) -> P
     Raises StorageError if results were damaged since they were computed.
     """
     calls = candidates.select(RESULT_KEY).unique()
-    answers = _answers(worker, output, calls)  # also those of lost calls (time limit, broken connection)
+    answers = _read_answers(worker, output, calls)  # also those of lost calls (time limit, broken connection)
     results = answers.all()
     missing_count = calls.height - results.height
     require_whole(output, "results", missing_count)  # raises StorageError unless it is 0
 
     with_results = candidates.drop_nulls("shard").join(results, on=RESULT_KEY)
     return PartRows(
-        frames=[_table(output, results)],
+        frames=[_build_table(output, results)],
         rejected=counted(with_results),
-        stores=[_store(worker, output.lane).name],
-        facts=_retry(answers.lost),  # makes the next run try them again
+        stores=[_open_store(worker, output.lane).name],
+        facts=_build_retry_note(answers.lost),  # makes the next run try them again
     )
 
 
-def _table(output: TableOutput, results: pl.DataFrame) -> pl.DataFrame:
+def _build_table(output: TableOutput, results: pl.DataFrame) -> pl.DataFrame:
     """Return results (RESULTS) as rows of the table."""
     lane = output.lane
     table = results.with_columns(tool=pl.lit(lane.key), tool_version=pl.lit(lane.tool.version))
     return output.stage.shaped(table).sort(RESULT_KEY)
 
 
-def _retry(lost: pl.DataFrame) -> dict[str, str]:
+def _build_retry_note(lost: pl.DataFrame) -> dict[str, str]:
     """Return the note by which the next run tries lost calls (RESULTS) again; empty without any."""
     if lost.is_empty():
         return {}
@@ -226,46 +226,46 @@ class _Answers(NamedTuple):
         return pl.concat([self.final, self.lost])
 
 
-def _answers(worker: Worker, output: TableOutput, calls: pl.DataFrame) -> _Answers:
+def _read_answers(worker: Worker, output: TableOutput, calls: pl.DataFrame) -> _Answers:
     """Look up the answers to distinct calls (input, context), at most one for each. Any answer replaces a lost call."""
-    lost = _lost_answers(worker, output.lane)
+    lost = _collect_lost_answers(worker, output.lane)
     if not lost.is_empty():
         # Another process may have stored an answer to a call that was lost here.
-        _store(worker, output.lane).refresh()
-    final = _final_answers(worker, output, calls)
+        _open_store(worker, output.lane).refresh()
+    final = _read_final_answers(worker, output, calls)
     still_lost = lost.join(calls, on=RESULT_KEY, how="semi").join(final, on=RESULT_KEY, how="anti")
     return _Answers(final=final, lost=still_lost)
 
 
-def _final_answers(worker: Worker, output: TableOutput, calls: pl.DataFrame) -> pl.DataFrame:
+def _read_final_answers(worker: Worker, output: TableOutput, calls: pl.DataFrame) -> pl.DataFrame:
     """Return the answers (RESULTS) to calls: the result in a file of calls, else the tool's stored answer."""
-    from_files = file_proposals.results_in_files(output).join(calls, on=RESULT_KEY, how="semi")
-    stored = _store(worker, output.lane).stored(calls)
+    from_files = file_proposals.read_results_in_files(output).join(calls, on=RESULT_KEY, how="semi")
+    stored = _open_store(worker, output.lane).stored(calls)
     from_tool = stored.join(from_files, on=RESULT_KEY, how="anti")
     answers = [RESULTS.to_frame(), from_tool, from_files.with_columns(seconds=pl.lit(0.0))]
     return pl.concat(answers, how="diagonal")
 
 
-def _lost_answers(worker: Worker, lane: Lane) -> pl.DataFrame:
+def _collect_lost_answers(worker: Worker, lane: Lane) -> pl.DataFrame:
     """Return the distinct calls that a lane's tool lost in this update (RESULTS)."""
     return pl.concat([RESULTS.to_frame(), *worker.lost_calls[lane.key]]).unique(RESULT_KEY)
 
 
-def _store(worker: Worker, lane: Lane) -> RowStore:
+def _open_store(worker: Worker, lane: Lane) -> RowStore:
     """Open the row store of the results of a lane's tool."""
     return worker.lane_rows(lane, "results", result_settings(lane), RESULT_KEY, RESULTS)
 
 
-def _candidate_calls(output: TableOutput, shard: str) -> pl.DataFrame:
+def _read_candidate_calls(output: TableOutput, shard: str) -> pl.DataFrame:
     """Return (shard, input, context) of every call that the tool has to answer for a shard: candidates and echoes."""
     texts = output.lane_table("heuristic_subset").read(shard).select(*TEXT_KEY, "context")
     samples = output.lane_table("scored_candidates").read(shard)
     candidates = samples.filter(pl.col("input").is_not_null())
     calls = candidates.join(texts, on=TEXT_KEY, how="left").select("shard", *RESULT_KEY, "words")
-    return pl.concat([calls, _echoes(calls)]).drop("words")
+    return pl.concat([calls, _build_echoes(calls)]).drop("words")
 
 
-def _echoes(calls: pl.DataFrame) -> pl.DataFrame:
+def _build_echoes(calls: pl.DataFrame) -> pl.DataFrame:
     """Return the echo of each call that a rule proposed for words of the text; its shard is null.
 
     A rule that saw "Paris" in the text may have proposed Search("capital of France"): then the echo is Search("Paris").

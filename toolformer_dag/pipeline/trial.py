@@ -63,12 +63,12 @@ def trial(
     """
     with TemporaryDirectory() as folder:
         lake = _TrialLake(Path(folder), row_lake, worker.plan.suffix)
-        plan = _trial_plan(worker.plan, lane, lake)
+        plan = _build_trial_plan(worker.plan, lane, lake)
         _publish_texts(plan, lane, texts)
         trial_worker = copy(worker)  # shares the loaded model and the tools
         trial_worker.plan = plan
         outputs = [TableOutput(stage, plan, lane) for stage in stages]
-        reports = [_updated(trial_worker, output, progress) for output in outputs]
+        reports = [_make_table(trial_worker, output, progress) for output in outputs]
         yield Trial(trial_worker, outputs, reports, lake.appended)  # appended: the rows that were newly computed
 
 
@@ -79,7 +79,7 @@ def _publish_texts(plan: Plan, lane: Lane, texts: pl.DataFrame) -> None:
     output.publish(ALL, PartRows([rows]))
 
 
-def _updated(worker: Worker, output: TableOutput, progress: Progress) -> TableReport:
+def _make_table(worker: Worker, output: TableOutput, progress: Progress) -> TableReport:
     """Make a table in this process; return what that cost."""
     workers = Workers(worker, {output.name: output}, in_process)
     return update(worker, workers, output, progress)
@@ -136,7 +136,7 @@ class _TrialPlan(Plan):
         return {ALL: ShardFile(ALL, self.lake.root / ALL)}
 
 
-def _trial_plan(plan: Plan, lane: Lane, lake: Lake) -> _TrialPlan:
+def _build_trial_plan(plan: Plan, lane: Lane, lake: Lake) -> _TrialPlan:
     """Return a plan with the same settings and models, for one lane, in another lake."""
     return _TrialPlan(
         settings=plan.settings,

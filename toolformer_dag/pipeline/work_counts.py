@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from toolformer_dag.model.engine import Engine
 
 
-def planned_work(kind: str, *, total: int, missing: int) -> Work:
+def count_planned_work(kind: str, *, total: int, missing: int) -> Work:
     """Return how many of `total` rows are to be computed, and how many are reused.
 
     kind: what the rows are, such as "losses". missing: the number of rows that are not stored yet.

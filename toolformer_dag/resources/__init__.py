@@ -13,7 +13,7 @@ from toolformer_dag.computing.stage import TableOutput
 from toolformer_dag.computing.worker import Worker
 from toolformer_dag.computing.workers import Workers, executor_of
 from toolformer_dag.lake.table import Lake
-from toolformer_dag.pipeline.stages import table_outputs
+from toolformer_dag.pipeline.stages import list_table_outputs
 from toolformer_dag.resources.live_runs import FOLDER, HOME, alive, home_name, run_folder
 from toolformer_dag.traces.trace_stages import trace_tables
 
@@ -46,10 +46,10 @@ class LakeResource(dg.ConfigurableResource[Lake]):
             return
         if HOME not in run.tags:  # only the DAGSTER_HOME of this name may later end the run as killed
             instance.add_run_tags(run.run_id, {HOME: home_name(instance)})
-        with self._marked(instance, run):  # holds the lock of the run's folder, unless its command does
+        with self._mark_as_alive(instance, run):  # holds the lock of the run's folder, unless its command does
             yield lake
 
-    def _marked(self, instance: dg.DagsterInstance, run: dg.DagsterRun) -> AbstractContextManager[None]:
+    def _mark_as_alive(self, instance: dg.DagsterInstance, run: dg.DagsterRun) -> AbstractContextManager[None]:
         """Return a context in which the run is marked as alive, unless something else marks it."""
         return nullcontext() if self._is_marked_elsewhere(run) else alive(run_folder(instance, run))
 
@@ -73,20 +73,20 @@ class Compute:
     tables: Mapping[str, TableOutput]
 
 
-def computed_tables(plan: Plan) -> list[TableOutput]:
+def list_computed_tables(plan: Plan) -> list[TableOutput]:
     """Return every table that stages make: those of the corpus, and those of recorded conversations."""
-    return [*table_outputs(plan), *trace_tables(plan)]
+    return [*list_table_outputs(plan), *trace_tables(plan)]
 
 
-def compute_resource(plan: Plan) -> dg.ResourceDefinition:
+def build_compute_resource(plan: Plan) -> dg.ResourceDefinition:
     """Return the resource `compute`: what this process has loaded, and workers that live as long as a run."""
 
     @dg.resource(description="Workers with warm models, one per GPU; `[execution]` says how many, and where.")
     def compute(_: dg.InitResourceContext) -> Iterator[Compute]:
         worker = Worker(plan)
-        tables = {output.name: output for output in computed_tables(plan)}
-        # Worker processes call `computed_tables` themselves: tables are not sent to them.
-        workers = Workers(worker, tables, partial(executor_of, computed_tables))
+        tables = {output.name: output for output in list_computed_tables(plan)}
+        # Worker processes call `list_computed_tables` themselves: tables are not sent to them.
+        workers = Workers(worker, tables, partial(executor_of, list_computed_tables))
         try:
             yield Compute(worker, workers, tables)
         finally:

@@ -110,7 +110,7 @@ def _is_dead(instance: dg.DagsterInstance, record: dg.RunRecord, lock: Path) -> 
 
 
 @contextmanager
-def dead_runs_ended(instance: dg.DagsterInstance) -> Iterator[None]:
+def end_dead_runs_regularly(instance: dg.DagsterInstance) -> Iterator[None]:
     """Call `end_dead_runs` every few seconds inside the block: a waiting run may wait for a slot of a dead one."""
     block_ended = threading.Event()
 
@@ -138,13 +138,13 @@ def free_slots_of_ended_runs(instance: dg.DagsterInstance) -> None:
     """
     storage = instance.event_log_storage
     for pool in storage.get_concurrency_keys():
-        for run_id in _runs_of_pool(instance, pool):
+        for run_id in _list_runs_of_pool(instance, pool):
             run = instance.get_run_by_id(run_id)
             if run is None or run.is_finished:
                 storage.free_concurrency_slots_for_run(run_id)
 
 
-def _runs_of_pool(instance: dg.DagsterInstance, pool: str) -> set[str]:
+def _list_runs_of_pool(instance: dg.DagsterInstance, pool: str) -> set[str]:
     """Return the ids of the runs that hold a slot of a pool or wait for one."""
     info = instance.event_log_storage.get_concurrency_info(pool)
     holding = {slot.run_id for slot in info.claimed_slots}
@@ -175,7 +175,7 @@ def take_unfinished(instance: dg.DagsterInstance) -> Spent:
     """
     total = Spent()
     for folder in run_folders(instance).glob("[!.]*"):
-        run = _run_of(instance, folder)  # None if Dagster has forgotten the run, or has not created it yet
+        run = _find_run(instance, folder)  # None if Dagster has forgotten the run, or has not created it yet
         is_unfinished = run is not None and not run.is_finished
         has_lock = (folder / LOCK).exists()  # a command locks it before Dagster has created the run
         if is_unfinished or has_lock:
@@ -186,7 +186,7 @@ def take_unfinished(instance: dg.DagsterInstance) -> Spent:
     return total
 
 
-def _run_of(instance: dg.DagsterInstance, folder: Path) -> dg.DagsterRun | None:
+def _find_run(instance: dg.DagsterInstance, folder: Path) -> dg.DagsterRun | None:
     """Return the run of a folder; None if Dagster has forgotten it, or has not created it yet."""
     run = instance.get_run_by_id(folder.name)
     if run is not None:
@@ -200,7 +200,7 @@ def _is_without_process(instance: dg.DagsterInstance, record: dg.RunRecord) -> b
     It is dead if none of these processes exists, or if it has been starting for longer than NEVER_BEGUN without any.
     Not covered: another process that has got the id of a lost one.
     """
-    processes = _processes_of(instance, record.dagster_run.run_id)
+    processes = _list_process_ids(instance, record.dagster_run.run_id)
     if processes:
         return not any(map(exists, processes))
     is_beginning = record.dagster_run.status in BEGINNING  # may not have a process yet
@@ -208,7 +208,7 @@ def _is_without_process(instance: dg.DagsterInstance, record: dg.RunRecord) -> b
     return is_beginning and waited > NEVER_BEGUN
 
 
-def _processes_of(instance: dg.DagsterInstance, run_id: str) -> list[int]:
+def _list_process_ids(instance: dg.DagsterInstance, run_id: str) -> list[int]:
     """Return the ids of the processes that a run began in, from Dagster's engine events."""
     processes = []
     for entry in instance.all_logs(run_id, of_type=dg.DagsterEventType.ENGINE_EVENT):

@@ -4,7 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from toolformer_dag.decoding.generation import DecodedCall, Generation, TokenLikelihood, WrittenPiece, call_text
+from toolformer_dag.decoding.generation import (
+    DecodedCall,
+    Generation,
+    TokenLikelihood,
+    WrittenPiece,
+    format_decoded_call,
+)
 from toolformer_dag.serving.writings import AnsweredCall, Writing
 
 
@@ -42,7 +48,7 @@ def whole_text(index: int, writing: Writing, *, calls_in_text: bool) -> NewText:
     """
     generation = writing.done.result()  # its `text` has calls in it, `plain` is the same text without them
     tokens = []
-    for placed_token in _placed_tokens(generation.likelihoods, first_offset=0):
+    for placed_token in _place_tokens(generation.likelihoods, first_offset=0):
         is_cut_off = placed_token.offset >= len(generation.plain)  # the tokens of a stop word
         if not is_cut_off:
             tokens.append(placed_token)
@@ -77,23 +83,23 @@ class TextStream:
         if isinstance(piece, Generation):
             return NewText(self._index, text="", finish_reason=finish_reason(self._writing))
         if piece.call is not None:
-            return self._new_call(piece.call)
-        tokens = _placed_tokens(piece.likelihoods, first_offset=self._next_offset)
+            return self._build_new_call(piece.call)
+        tokens = _place_tokens(piece.likelihoods, first_offset=self._next_offset)
         self._next_offset += sum(len(token.text) for token in piece.likelihoods)
         return NewText(self._index, text=piece.text, tokens=tokens)
 
-    def _new_call(self, call: DecodedCall) -> NewText:
+    def _build_new_call(self, call: DecodedCall) -> NewText:
         """Return what an answered call adds to the text, and count it as sent.
 
         `Writing.calls` holds the same calls in the same order, with seconds and offsets.
         """
         answered_call = self._writing.calls[self._sent_call_count]
         self._sent_call_count += 1
-        text = call_text(call) if self._calls_in_text else ""
+        text = format_decoded_call(call) if self._calls_in_text else ""
         return NewText(self._index, text=text, calls=[answered_call])
 
 
-def _placed_tokens(tokens: Sequence[TokenLikelihood], *, first_offset: int) -> list[PlacedToken]:
+def _place_tokens(tokens: Sequence[TokenLikelihood], *, first_offset: int) -> list[PlacedToken]:
     """Return consecutive tokens with their offsets: "It" and " was" have 5 and 7 if `first_offset` is 5."""
     placed_tokens = []
     offset = first_offset
@@ -103,7 +109,7 @@ def _placed_tokens(tokens: Sequence[TokenLikelihood], *, first_offset: int) -> l
     return placed_tokens
 
 
-def call_object(answered: AnsweredCall, *, calls_in_text: bool) -> dict[str, Any]:
+def build_call_object(answered: AnsweredCall, *, calls_in_text: bool) -> dict[str, Any]:
     """Return a call as a JSON object; its `offset` is the number of characters of the answer's text before it.
 
     `calls_in_text`: whether that text has calls in it.

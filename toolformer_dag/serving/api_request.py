@@ -16,7 +16,7 @@ from toolformer_dag.serving.api_answer import NewText
 from toolformer_dag.serving.shared_decoder import SharedDecoder
 from toolformer_dag.serving.writings import TextRequest, Writing
 from toolformer_dag.texts.formats import read_json
-from toolformer_dag.tools.tool import context_fault
+from toolformer_dag.tools.tool import find_context_fault
 
 MOST_FIELDS = 100
 """The maximum number of fields of a request: pydantic builds an error for each unknown one."""
@@ -38,7 +38,7 @@ class Refused(UserError):
         self.code = code
 
 
-def _as_tool_name(tool: Any) -> str:
+def _to_tool_name(tool: Any) -> str:
     """Return the name of a tool that is given by its name or in one of OpenAI's forms.
 
     "QA" is returned for "QA", {"name": "QA"} and {"type": "function", "function": {"name": "QA"}}. Description and
@@ -53,7 +53,7 @@ def _as_tool_name(tool: Any) -> str:
     return name
 
 
-def _as_list(value: Any) -> Any:
+def _to_list(value: Any) -> Any:
     """Return ["a"] for "a", and every other value unchanged."""
     return [value] if isinstance(value, str) else value
 
@@ -66,7 +66,7 @@ def _without_token_ids(value: Any) -> Any:
 
 
 Texts = Annotated[
-    list[Annotated[str, BeforeValidator(_without_token_ids)]], Field(fail_fast=True), BeforeValidator(_as_list)
+    list[Annotated[str, BeforeValidator(_without_token_ids)]], Field(fail_fast=True), BeforeValidator(_to_list)
 ]
 """A text, or a list of texts. Validation stops at the first fault, since a list may have a million items."""
 
@@ -123,7 +123,7 @@ class ApiRequest(BaseModel, ABC):
     stream: bool | None = None
     stream_options: dict[str, Any] | None = None
     seed: int | None = None
-    tools: list[Annotated[str, BeforeValidator(_as_tool_name)]] | None = Field(None, fail_fast=True)
+    tools: list[Annotated[str, BeforeValidator(_to_tool_name)]] | None = Field(None, fail_fast=True)
     calls: Literal["apart", "in_text"] = "apart"
     max_calls: int | None = Field(None, ge=0)
     context: str = ""
@@ -198,12 +198,12 @@ class ApiRequest(BaseModel, ABC):
     def parse(cls, body: bytes) -> Self:
         """Return the request in a JSON body. Raises Refused, which names the faulty field."""
         try:
-            fields = _json(body)
+            fields = _parse_json(body)
             if isinstance(fields, dict):
                 fields = cls._with_known_values(fields)
             return cls.model_validate(fields)
         except ValidationError as error:
-            raise _refused(error) from error
+            raise _build_refusal(error) from error
         except (ValueError, RecursionError) as error:
             raise Refused(f"the body is no JSON: {error}") from error
 
@@ -218,11 +218,11 @@ class ApiRequest(BaseModel, ABC):
             raise Refused(f"the body has {len(fields):,} fields; send at most {MOST_FIELDS}")
         for name in cls.neutral.keys() & fields:
             _require_neutral(name, fields[name], cls.neutral[name])
-        without_effect = cls._fields_without_effect(fields)  # those of `neutral`, and ignored ones such as "user"
+        without_effect = cls._list_fields_without_effect(fields)  # those of `neutral`, and ignored ones such as "user"
         return {name: value for name, value in fields.items() if name not in without_effect and value is not None}
 
     @classmethod
-    def _fields_without_effect(cls, fields: Mapping[str, Any]) -> Set[str]:
+    def _list_fields_without_effect(cls, fields: Mapping[str, Any]) -> Set[str]:
         """Return the names of fields that change no answer to this request."""
         without_effect = cls.neutral.keys() | cls.passed_over
         if fields.get("max_completion_tokens") is not None:
@@ -230,7 +230,7 @@ class ApiRequest(BaseModel, ABC):
         return without_effect
 
 
-def _refused(error: ValidationError) -> Refused:
+def _build_refusal(error: ValidationError) -> Refused:
     """Return the error for a client, which names the first faulty field."""
     first = error.errors(include_url=False)[0]
     field = ".".join(map(str, first["loc"])) or "the body"
@@ -252,7 +252,7 @@ def _require_neutral(param: str, value: Any, neutral: object) -> None:
         raise Refused(f"{param}: {value!r} is not supported; leave it out, or give {neutral!r}", param)
 
 
-def _json(body: bytes) -> Any:
+def _parse_json(body: bytes) -> Any:
     """Return the value of a JSON text. Raises ValueError.
 
     Half a surrogate pair, which is left when a client cuts a text in two, becomes U+FFFD.
@@ -265,7 +265,7 @@ def _json(body: bytes) -> Any:
         return read_json(body.decode())
 
 
-def text_requests(request: ApiRequest, model: str, decoder: SharedDecoder) -> list[TextRequest]:
+def build_text_requests(request: ApiRequest, model: str, decoder: SharedDecoder) -> list[TextRequest]:
     """Return a `TextRequest` for each prompt of a request, within the limits of the server.
 
     `model`: the name of the server's model. Raises Refused, and NothingWritten for a prompt that is too long.
@@ -273,8 +273,8 @@ def text_requests(request: ApiRequest, model: str, decoder: SharedDecoder) -> li
     _require_supported(request, model, decoder)
     without_prompt = TextRequest(
         prompt="",
-        max_new_tokens=_max_new_tokens(request, decoder),
-        calls=_max_calls(request, decoder),
+        max_new_tokens=_choose_max_new_tokens(request, decoder),
+        calls=_choose_max_calls(request, decoder),
         context=request.context,
         one_sentence=request.one_sentence,
         withheld=request.withheld(decoder),
@@ -284,18 +284,18 @@ def text_requests(request: ApiRequest, model: str, decoder: SharedDecoder) -> li
     return [replace(without_prompt, prompt=prompt) for prompt in request.prompts(decoder)]
 
 
-def _max_new_tokens(request: ApiRequest, decoder: SharedDecoder) -> int:
+def _choose_max_new_tokens(request: ApiRequest, decoder: SharedDecoder) -> int:
     """Return how many tokens a text of a request may have. Raises Refused if the client asks for too many."""
     decoding = decoder.settings.decoding
     serving = decoder.settings.serving
     usual = decoding.max_new_tokens if request.one_sentence else serving.max_tokens
-    return _limited(request.limit, request.max_tokens, usual=usual, most=serving.max_tokens)
+    return _choose_limit(request.limit, request.max_tokens, usual=usual, most=serving.max_tokens)
 
 
-def _max_calls(request: ApiRequest, decoder: SharedDecoder) -> int:
+def _choose_max_calls(request: ApiRequest, decoder: SharedDecoder) -> int:
     """Return how many calls a text of a request may have. Raises Refused if the client asks for too many."""
     settings = decoder.settings
-    return _limited("max_calls", request.max_calls, usual=settings.decoding.calls, most=settings.serving.calls)
+    return _choose_limit("max_calls", request.max_calls, usual=settings.decoding.calls, most=settings.serving.calls)
 
 
 def _require_supported(request: ApiRequest, model: str, decoder: SharedDecoder) -> None:
@@ -305,7 +305,7 @@ def _require_supported(request: ApiRequest, model: str, decoder: SharedDecoder) 
     if wants_logprobs and request.has_calls_in_text:
         raise Refused("logprobs are those of the text without calls; leave `calls` out", "logprobs")
     _require_stop_words(request.stop or ())
-    fault = context_fault(request.context, decoder.tools.values())  # None if the tools can read it
+    fault = find_context_fault(request.context, decoder.tools.values())  # None if the tools can read it
     if fault is not None:
         raise Refused(f"context: {fault}", "context")
 
@@ -327,7 +327,7 @@ def _require_stop_words(words: Sequence[str]) -> None:
         raise Refused(message, "stop")
 
 
-def _limited(param: str, value: int | None, *, usual: int, most: int) -> int:
+def _choose_limit(param: str, value: int | None, *, usual: int, most: int) -> int:
     """Return `value`, the limit that a client sets in the field `param`; without it, `usual` or at most `most`.
 
     Raises Refused if it is above `most`.

@@ -8,11 +8,11 @@ from pydantic import BaseModel, BeforeValidator, Field, field_validator
 from pydantic_core import PydanticCustomError
 
 from toolformer_dag.decoding.generation import TokenLikelihood
-from toolformer_dag.serving.api_answer import NewText, PlacedToken, call_object, usage, whole_text
+from toolformer_dag.serving.api_answer import NewText, PlacedToken, build_call_object, usage, whole_text
 from toolformer_dag.serving.api_request import ApiRequest, Refused, Texts
 from toolformer_dag.serving.shared_decoder import SharedDecoder
 from toolformer_dag.serving.writings import Writing
-from toolformer_dag.traces.template_trial import template_fault
+from toolformer_dag.traces.template_trial import find_template_fault
 
 ROLES = ("system", "developer", "user", "assistant")
 """The roles that messages of a chat may have."""
@@ -35,12 +35,12 @@ class ChoiceRequest(ApiRequest):
         choices = []
         for index, writing in enumerate(writings):
             text = whole_text(index, writing, calls_in_text=self.has_calls_in_text)
-            choices.append(self._choice(text, "message"))
-        return self._envelope(choices) | {"usage": usage(writings)}
+            choices.append(self._build_choice(text, "message"))
+        return self._build_envelope(choices) | {"usage": usage(writings)}
 
     def stream_chunk(self, new: NewText) -> bytes:
         """Return a chunk of one choice, with what is new in its text, as an event."""
-        return self.stream_event(self._envelope([self._choice(new, "delta")], is_chunk=True))
+        return self.stream_event(self._build_envelope([self._build_choice(new, "delta")], is_chunk=True))
 
     def stream_end(self, writings: Sequence[Writing]) -> bytes:
         """Return the events at the end of a stream: the token counts, if the client wants them, and `[DONE]`."""
@@ -48,10 +48,10 @@ class ChoiceRequest(ApiRequest):
         wants_usage = (self.stream_options or {}).get("include_usage")
         if not wants_usage:
             return end
-        usage_chunk = self._envelope([], is_chunk=True) | {"usage": usage(writings)}
+        usage_chunk = self._build_envelope([], is_chunk=True) | {"usage": usage(writings)}
         return self.stream_event(usage_chunk) + end
 
-    def _envelope(self, choices: Sequence[Mapping[str, Any]], *, is_chunk: bool = False) -> dict[str, Any]:
+    def _build_envelope(self, choices: Sequence[Mapping[str, Any]], *, is_chunk: bool = False) -> dict[str, Any]:
         """Return an answer, or a chunk of a stream, that holds these choices."""
         return {
             "id": f"{self.id_prefix}-{self._id}",
@@ -61,14 +61,14 @@ class ChoiceRequest(ApiRequest):
             "choices": choices,
         }
 
-    def _choice(self, new: NewText, part: Part) -> dict[str, Any]:
+    def _build_choice(self, new: NewText, part: Part) -> dict[str, Any]:
         """Return the choice of a text: its characters, calls and log p, or what is new of them."""
         return {
             "index": new.index,
             "finish_reason": new.finish_reason,
-            "logprobs": None if self.likeliest is None else self.logprobs_object(new.tokens),
-            "calls": [call_object(call, calls_in_text=self.has_calls_in_text) for call in new.calls],
-            **self.text_object(new.text, part),
+            "logprobs": None if self.likeliest is None else self.build_logprobs_object(new.tokens),
+            "calls": [build_call_object(call, calls_in_text=self.has_calls_in_text) for call in new.calls],
+            **self.build_text_object(new.text, part),
         }
 
     @abstractmethod
@@ -76,11 +76,11 @@ class ChoiceRequest(ApiRequest):
         """Return the value of the field `object` of a whole answer or of a chunk."""
 
     @abstractmethod
-    def text_object(self, text: str, part: Part) -> dict[str, Any]:
+    def build_text_object(self, text: str, part: Part) -> dict[str, Any]:
         """Return the field of a choice that holds its text, as {"text": "..."}."""
 
     @abstractmethod
-    def logprobs_object(self, tokens: Sequence[PlacedToken]) -> dict[str, Any]:
+    def build_logprobs_object(self, tokens: Sequence[PlacedToken]) -> dict[str, Any]:
         """Return the tokens with log p, each with the likeliest tokens in its place, in the form of this request."""
 
 
@@ -111,11 +111,11 @@ class CompletionRequest(ChoiceRequest):
         """Return "text_completion", for whole answers and for chunks."""
         return "text_completion"
 
-    def text_object(self, text: str, part: Part) -> dict[str, Any]:
+    def build_text_object(self, text: str, part: Part) -> dict[str, Any]:
         """Return {"text": "..."}."""
         return {"text": text}
 
-    def logprobs_object(self, tokens: Sequence[PlacedToken]) -> dict[str, Any]:
+    def build_logprobs_object(self, tokens: Sequence[PlacedToken]) -> dict[str, Any]:
         """Return four lists, each with an item per token."""
         return {
             "tokens": [placed.token.text for placed in tokens],
@@ -125,7 +125,7 @@ class CompletionRequest(ChoiceRequest):
         }
 
 
-def _joined(content: Any) -> str:
+def _join_parts(content: Any) -> str:
     """Return the content of a message as one text: its parts, texts or objects, are joined; "" for null.
 
     Raises PydanticCustomError for parts that hold no text.
@@ -133,10 +133,10 @@ def _joined(content: Any) -> str:
     if content is None:
         return ""
     parts = content if isinstance(content, list) else [content]
-    return "".join(_part_text(part) for part in parts)
+    return "".join(_get_part_text(part) for part in parts)
 
 
-def _part_text(part: Any) -> str:
+def _get_part_text(part: Any) -> str:
     """Return the text of a part of a message: "Hi" for "Hi" and for {"type": "text", "text": "Hi"}.
 
     Raises PydanticCustomError for other parts, such as images.
@@ -153,7 +153,7 @@ def _part_text(part: Any) -> str:
     raise PydanticCustomError("not_supported", message, {"kind": kind[:40]})
 
 
-def _auto_or_none(tool_choice: Any) -> Any:
+def _require_auto_or_none(tool_choice: Any) -> Any:
     """Return `tool_choice` unchanged. Raises PydanticCustomError for values that force a call."""
     if tool_choice not in ("auto", "none"):
         message = "the model decides where it calls; give 'auto' or 'none', and name in `tools` those that it may call"
@@ -165,7 +165,7 @@ class ChatMessage(BaseModel):
     """A message of a chat, as the model's template takes it. Other fields that clients send are ignored."""
 
     role: str
-    content: Annotated[str, BeforeValidator(_joined)] = ""
+    content: Annotated[str, BeforeValidator(_join_parts)] = ""
 
     @field_validator("role")
     @classmethod
@@ -187,7 +187,7 @@ class ChatRequest(ChoiceRequest):
     messages: list[ChatMessage] = Field(min_length=1, fail_fast=True)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
-    tool_choice: Annotated[str, BeforeValidator(_auto_or_none)] | None = None
+    tool_choice: Annotated[str, BeforeValidator(_require_auto_or_none)] | None = None
 
     @property
     def likeliest(self) -> int | None:
@@ -196,7 +196,7 @@ class ChatRequest(ChoiceRequest):
 
     def prompts(self, decoder: SharedDecoder) -> Sequence[str | list[int]]:
         """Return one prompt: the token ids of the chat by the model's template, special tokens included."""
-        return [chat_tokens(decoder, self.messages, self.prompt_field)]
+        return [encode_chat(decoder, self.messages, self.prompt_field)]
 
     def withheld(self, decoder: SharedDecoder) -> frozenset[str]:
         """Return the tools that may not be called: all of them if `tool_choice` is "none"."""
@@ -208,22 +208,22 @@ class ChatRequest(ChoiceRequest):
         """Return "chat.completion", or "chat.completion.chunk" for a chunk."""
         return "chat.completion.chunk" if is_chunk else "chat.completion"
 
-    def text_object(self, text: str, part: Part) -> dict[str, Any]:
+    def build_text_object(self, text: str, part: Part) -> dict[str, Any]:
         """Return the text as the content of an assistant's message, or of what a chunk adds to it."""
         return {part: {"role": "assistant", "content": text}}
 
-    def logprobs_object(self, tokens: Sequence[PlacedToken]) -> dict[str, Any]:
+    def build_logprobs_object(self, tokens: Sequence[PlacedToken]) -> dict[str, Any]:
         """Return a list with an object per token."""
-        return {"content": [_chat_token(placed.token) for placed in tokens], "refusal": None}
+        return {"content": [_build_chat_token(placed.token) for placed in tokens], "refusal": None}
 
 
-def _chat_token(token: TokenLikelihood) -> dict[str, Any]:
+def _build_chat_token(token: TokenLikelihood) -> dict[str, Any]:
     """Return a token with its log p and the likeliest tokens in its place, in OpenAI's form for chats."""
-    likeliest = [_chat_logprob(text, log_probability) for text, log_probability in token.likeliest]
-    return {**_chat_logprob(token.text, token.log_probability), "top_logprobs": likeliest}
+    likeliest = [_build_chat_logprob(text, log_probability) for text, log_probability in token.likeliest]
+    return {**_build_chat_logprob(token.text, token.log_probability), "top_logprobs": likeliest}
 
 
-def _chat_logprob(text: str, log_probability: float) -> dict[str, Any]:
+def _build_chat_logprob(text: str, log_probability: float) -> dict[str, Any]:
     """Return a token's text, log p and UTF-8 bytes, in OpenAI's form for chats."""
     return {"token": text, "logprob": log_probability, "bytes": list(text.encode())}
 
@@ -236,29 +236,29 @@ TRIAL_CHAT = (
 """The chat with which a model's template is tried before it renders those of clients."""
 
 
-def chat_tokens(decoder: SharedDecoder, messages: Sequence[ChatMessage], param: str) -> list[int]:
+def encode_chat(decoder: SharedDecoder, messages: Sequence[ChatMessage], param: str) -> list[int]:
     """Return the token ids of a chat by the model's own template, up to where the assistant's message begins.
 
     `param`: the field of the request that holds the messages, for errors. Raises NothingWritten if they are too long,
     Refused if the model has no template that takes them (it is tried before the first chat).
     """
     decoder.require_length(sum(len(message.content) for message in messages))
-    fault = _template_fault(decoder.tokenizer)
+    fault = _find_template_fault(decoder.tokenizer)
     if fault is not None:
         raise Refused(f"{fault}; ask /v1/completions", param, status=404)
     try:
-        return _rendered_tokens(decoder.tokenizer, messages)
+        return _encode_messages(decoder.tokenizer, messages)
     except Exception as error:  # whatever the model's template raises
         raise Refused(f"{param}: the model's chat template does not take them: {error}", param) from error
 
 
-def _rendered_tokens(tokenizer: Any, messages: Sequence[ChatMessage]) -> list[int]:
+def _encode_messages(tokenizer: Any, messages: Sequence[ChatMessage]) -> list[int]:
     """Return the token ids that a model's chat template makes of messages; raises what the template raises."""
     chat = [message.model_dump() for message in messages]
     return list(tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False))
 
 
-def _template_fault(tokenizer: Any) -> str | None:
+def _find_template_fault(tokenizer: Any) -> str | None:
     """Return why a model's chat template cannot be used, None if it can."""
     if not tokenizer.chat_template:
         return "this model's tokenizer has no chat template"
@@ -266,5 +266,5 @@ def _template_fault(tokenizer: Any) -> str | None:
         template = tokenizer.get_chat_template()
     except ValueError as error:  # there are several templates, and none is the default
         return f"this model's chat template is not clear: {error}"
-    fault = template_fault(template, TRIAL_CHAT, tokenizer.special_tokens_map)
+    fault = find_template_fault(template, TRIAL_CHAT, tokenizer.special_tokens_map)
     return None if fault is None else f"this model's chat template is not used: {fault}"

@@ -21,7 +21,7 @@ from starlette.types import Receive, Scope, Send
 
 from toolformer_dag.decoding.generation import Generation, WrittenPiece
 from toolformer_dag.serving.api_answer import TextStream
-from toolformer_dag.serving.api_request import ApiRequest, Refused, require_model, text_requests
+from toolformer_dag.serving.api_request import ApiRequest, Refused, build_text_requests, require_model
 from toolformer_dag.serving.choice_request import ChatRequest, CompletionRequest
 from toolformer_dag.serving.shared_decoder import SharedDecoder
 from toolformer_dag.serving.writings import Busy, NothingWritten, Watch, Writing
@@ -56,7 +56,9 @@ def serving_app(decoder: SharedDecoder, model: str, key: str | None) -> Starlett
     ]
     for kind in KINDS:
         routes.append(server.route(kind.path, partial(server.complete, kind), method="POST"))
-    return Starlette(routes=routes, lifespan=server.lifespan, exception_handlers={HTTPException: _no_route})
+    return Starlette(
+        routes=routes, lifespan=server.lifespan, exception_handlers={HTTPException: _respond_without_route}
+    )
 
 
 class _Server:
@@ -91,7 +93,7 @@ class _Server:
         except ClientDisconnect:
             response = Response(status_code=GONE)
         except Exception as error:  # noqa: BLE001 - the client gets it, the log has it
-            response = _error_response(error)
+            response = _build_error_response(error)
         self._decoder.figures.count_request(path, response.status_code)
         return response
 
@@ -106,8 +108,8 @@ class _Server:
     async def health(self, request: Request) -> Response:
         """Return the status 200 while the decoder runs, 503 once it has ended."""
         if self._decoder.alive:
-            return _json_response({"status": "ok"})
-        return _json_response({"status": "decoding has ended"}, 503)
+            return _build_json_response({"status": "ok"})
+        return _build_json_response({"status": "decoding has ended"}, 503)
 
     async def metrics(self, request: Request) -> Response:
         """Return the metrics for Prometheus."""
@@ -127,9 +129,9 @@ class _Server:
         }
         name = request.path_params.get("name")
         if name is None:
-            return _json_response({"object": "list", "data": [entry]})
+            return _build_json_response({"object": "list", "data": [entry]})
         require_model(name, self._model)
-        return _json_response(entry)
+        return _build_json_response(entry)
 
     async def complete(self, kind: type[ApiRequest], request: Request) -> Response:
         """Return the texts that a request asks for, or a stream of them.
@@ -138,27 +140,29 @@ class _Server:
 
         Ends the texts if the client leaves. Raises Refused, Busy, ClientDisconnect.
         """
-        body = await _body(request)
-        api_request = await self._in_tokenizing_thread(request, partial(kind.parse, body))
+        body = await _read_body(request)
+        api_request = await self._run_in_tokenizing_thread(request, partial(kind.parse, body))
         if api_request.stream:
-            return await self._streamed(request, api_request)
+            return await self._stream_texts(request, api_request)
         # Each writing is a text that the decoder completes from now on.
-        writings = await self._in_tokenizing_thread(request, partial(self._begin, api_request))
+        writings = await self._run_in_tokenizing_thread(request, partial(self._begin_texts, api_request))
         try:
             await _wait_until_written(request, writings)
-            return _json_response(api_request.answer(writings))
+            return _build_json_response(api_request.answer(writings))
         finally:
-            self._drop(writings)  # ends those that are still being written, after an error or without a client
+            self._drop_texts(writings)  # ends those that are still being written, after an error or without a client
 
-    async def _streamed(self, request: Request, api_request: ApiRequest) -> Response:
+    async def _stream_texts(self, request: Request, api_request: ApiRequest) -> Response:
         """Begin the texts of a request, and return a response that sends them piece by piece."""
         events = _Events()
-        writings = await self._in_tokenizing_thread(request, partial(self._begin, api_request, events.put_piece))
+        writings = await self._run_in_tokenizing_thread(
+            request, partial(self._begin_texts, api_request, events.put_piece)
+        )
         for writing in writings:
             writing.done.add_done_callback(partial(events.put_end, writing))
-        return _Stream(_chunks(api_request, writings, events), on_end=partial(self._drop, writings))
+        return _Stream(_iter_stream_events(api_request, writings, events), on_end=partial(self._drop_texts, writings))
 
-    async def _in_tokenizing_thread(self, request: Request, function: Callable[[], Result]) -> Result:
+    async def _run_in_tokenizing_thread(self, request: Request, function: Callable[[], Result]) -> Result:
         """Return what `function` returns in the tokenizing thread, where it runs once it is this request's turn.
 
         Raises ClientDisconnect if the client has left by then: nothing is computed for clients that are gone.
@@ -168,14 +172,14 @@ class _Server:
                 raise ClientDisconnect
             return await asyncio.get_running_loop().run_in_executor(self._tokenizing, function)
 
-    def _begin(self, api_request: ApiRequest, watch: Watch | None = None) -> list[Writing]:
+    def _begin_texts(self, api_request: ApiRequest, watch: Watch | None = None) -> list[Writing]:
         """Begin the texts of a request; runs in the tokenizing thread. Raises Refused, Busy."""
         try:
-            return self._decoder.begin(text_requests(api_request, self._model, self._decoder), watch)
+            return self._decoder.begin(build_text_requests(api_request, self._model, self._decoder), watch)
         except NothingWritten as error:
             raise Refused(str(error), api_request.prompt_field, code=error.reason) from error
 
-    def _drop(self, writings: Sequence[Writing]) -> None:
+    def _drop_texts(self, writings: Sequence[Writing]) -> None:
         """End the texts that have not ended, because their client does not wait any more."""
         for writing in writings:
             if not writing.done.done():
@@ -240,12 +244,14 @@ class _Events:
         return await self._queue.get()
 
 
-async def _chunks(api_request: ApiRequest, writings: Sequence[Writing], events: _Events) -> AsyncIterator[bytes]:
+async def _iter_stream_events(
+    api_request: ApiRequest, writings: Sequence[Writing], events: _Events
+) -> AsyncIterator[bytes]:
     """Yield the server-sent events of a request, until all its texts have ended or one has failed.
 
     `events`: the pieces and ends of `writings`, the texts of the request, as they come.
     """
-    streams = _text_streams(writings, calls_in_text=api_request.has_calls_in_text)
+    streams = _build_text_streams(writings, calls_in_text=api_request.has_calls_in_text)
     beginning = api_request.stream_begin()
     if beginning:
         yield beginning
@@ -253,7 +259,7 @@ async def _chunks(api_request: ApiRequest, writings: Sequence[Writing], events: 
     while open_texts:
         event = await events.get()
         if event.error is not None:
-            yield api_request.stream_error(_error(event.error).body())
+            yield api_request.stream_error(_to_api_error(event.error).body())
             return
         if event.is_end:
             open_texts -= 1
@@ -262,7 +268,7 @@ async def _chunks(api_request: ApiRequest, writings: Sequence[Writing], events: 
     yield api_request.stream_end(writings)
 
 
-def _text_streams(writings: Sequence[Writing], *, calls_in_text: bool) -> dict[Writing, TextStream]:
+def _build_text_streams(writings: Sequence[Writing], *, calls_in_text: bool) -> dict[Writing, TextStream]:
     """Return for each text of a request what turns its pieces into the contents of chunks."""
     streams = {}
     for index, writing in enumerate(writings):
@@ -270,7 +276,7 @@ def _text_streams(writings: Sequence[Writing], *, calls_in_text: bool) -> dict[W
     return streams
 
 
-async def _body(request: Request) -> bytes:
+async def _read_body(request: Request) -> bytes:
     """Return the body of a request. Raises Refused as soon as more than MOST_BYTES have come."""
     body = bytearray()
     async for part in request.stream():
@@ -284,7 +290,7 @@ async def _body(request: Request) -> bytes:
 async def _wait_until_written(request: Request, writings: Sequence[Writing]) -> None:
     """Wait until all texts have ended. Raises ClientDisconnect if the client leaves before, or the error of a text."""
     all_texts = asyncio.gather(*(asyncio.wrap_future(writing.done) for writing in writings))
-    client_has_left = asyncio.ensure_future(_until_client_leaves(request))
+    client_has_left = asyncio.ensure_future(_wait_until_client_leaves(request))
     await asyncio.wait((all_texts, client_has_left), return_when=asyncio.FIRST_COMPLETED)
     client_has_left.cancel()
     if not all_texts.done():
@@ -295,7 +301,7 @@ async def _wait_until_written(request: Request, writings: Sequence[Writing]) -> 
     all_texts.result()  # raises the error of a text
 
 
-async def _until_client_leaves(request: Request) -> None:
+async def _wait_until_client_leaves(request: Request) -> None:
     """Wait until the client closes the connection."""
     while True:
         message = await request.receive()
@@ -303,7 +309,7 @@ async def _until_client_leaves(request: Request) -> None:
             return
 
 
-def _json_response(value: Any, status: int = 200) -> Response:
+def _build_json_response(value: Any, status: int = 200) -> Response:
     """Return a response whose body is `value` as JSON."""
     return Response(orjson.dumps(value), status, media_type="application/json")
 
@@ -331,7 +337,7 @@ class _ApiError(NamedTuple):
         return {"error": {"message": message, "type": self.type, "param": self.param, "code": self.code}}
 
 
-def _error(error: BaseException) -> _ApiError:
+def _to_api_error(error: BaseException) -> _ApiError:
     """Return an error in OpenAI's form. An error that is not caused by the request has the status 500."""
     if isinstance(error, Refused):
         return _ApiError(str(error), error.status, "invalid_request_error", error.param, error.code)
@@ -340,18 +346,18 @@ def _error(error: BaseException) -> _ApiError:
     return _ApiError(f"{type(error).__name__}: {error}", 500, "server_error")
 
 
-def _error_response(error: Exception) -> Response:
+def _build_error_response(error: Exception) -> Response:
     """Return the response that tells an error; log the error if it is not caused by the request."""
-    api_error = _error(error)
+    api_error = _to_api_error(error)
     if api_error.status == 500:
         _log.error("a request failed", exc_info=error)
-    response = _json_response(api_error.body(), api_error.status)
+    response = _build_json_response(api_error.body(), api_error.status)
     if isinstance(error, Busy):
         response.headers["retry-after"] = str(error.seconds)
     return response
 
 
-def _other_route(allowed_methods: str | None) -> str:
+def _describe_other_route(allowed_methods: str | None) -> str:
     """Return what to ask in place of a route that does not exist: another path, or by a method that the path takes."""
     if allowed_methods is not None:
         return f"this path takes {allowed_methods}"
@@ -359,11 +365,13 @@ def _other_route(allowed_methods: str | None) -> str:
     return f"there is no such path; see /v1/models, {paths}"
 
 
-async def _no_route(request: Request, error: Exception) -> Response:
+async def _respond_without_route(request: Request, error: Exception) -> Response:
     """Return the response for a request to an unknown path, or with a method that the path does not take."""
     assert isinstance(error, HTTPException)
     headers = error.headers or {}
-    remedy = _other_route(headers.get("Allow"))
-    response = _error_response(Refused(f"{request.method} {request.url.path}: {remedy}", status=error.status_code))
+    remedy = _describe_other_route(headers.get("Allow"))
+    response = _build_error_response(
+        Refused(f"{request.method} {request.url.path}: {remedy}", status=error.status_code)
+    )
     response.headers.update(headers)
     return response

@@ -22,7 +22,7 @@ from toolformer_dag.model.encoding import Encoding
 from toolformer_dag.model.engine import backend_of
 from toolformer_dag.model.loading import LanguageModel
 from toolformer_dag.serving.decoder_figures import DecoderFigures
-from toolformer_dag.serving.text_batches import TextBatch, batch_for
+from toolformer_dag.serving.text_batches import TextBatch, choose_batch
 from toolformer_dag.serving.tool_threads import ToolThreads
 from toolformer_dag.serving.writings import AnsweredCall, Busy, NothingWritten, TextRequest, Watch, Writing
 from toolformer_dag.settings.sections import Settings
@@ -124,7 +124,7 @@ class SharedDecoder:
         self._mean_seconds = 1.0  # moving mean of the time from a text's request to its end
         # The metrics show the sizes of these collections whenever they are read.
         self.figures.show_texts({"open": self._open, "waiting": self._waiting, "calling": self._calling})
-        self._thread = threading.Thread(target=self._work, daemon=True)
+        self._thread = threading.Thread(target=self._run_decoding, daemon=True)
         self._thread.start()
 
     # Called by other threads
@@ -144,7 +144,7 @@ class SharedDecoder:
         decoding has ended.
         """
         self._require_room(requests)  # before the prompts are tokenized, which would be in vain
-        writings = [self._prepared(request, watch) for request in requests]
+        writings = [self._prepare_writing(request, watch) for request in requests]
         with self._lock:
             if self._closed:
                 raise UserError("nothing is decoded any more; see the log, and start anew")
@@ -163,7 +163,7 @@ class SharedDecoder:
 
     def drop(self, writing: Writing) -> None:
         """End a text whose client has left, if it has not ended."""
-        self._jobs.put(partial(self._fail, [writing], InterruptedError("nobody waits for this text")))
+        self._jobs.put(partial(self._fail_texts, [writing], InterruptedError("nobody waits for this text")))
 
     def close(self) -> None:
         """End all texts and the decoding thread, without waiting for tools that still run."""
@@ -176,7 +176,7 @@ class SharedDecoder:
         if len(self._open) + len(requests) > most_open:
             raise Busy(math.ceil(self._mean_seconds))
 
-    def _prepared(self, request: TextRequest, watch: Watch | None) -> Writing:
+    def _prepare_writing(self, request: TextRequest, watch: Watch | None) -> Writing:
         """Return the text of a request, ready to be decoded.
 
         Raises NothingWritten if the prompt is empty or does not fit into the model's context.
@@ -190,7 +190,7 @@ class SharedDecoder:
 
     # Run in the decoding thread
 
-    def _work(self) -> None:
+    def _run_decoding(self) -> None:
         """Run the decoding thread until `close`: take jobs, let texts join batches, write a token of each text.
 
         At its end, also by an error, no more texts are taken, and all open ones end with InterruptedError.
@@ -199,12 +199,12 @@ class SharedDecoder:
             while self._take_jobs():  # False once the decoder was closed
                 self._let_texts_join()
                 for batch in self._batches:
-                    self._advance(batch)
+                    self._advance_batch(batch)
                 self._batches = [batch for batch in self._batches if batch.writings]
         finally:
             with self._lock:  # `begin` adds no text to `_open` after this
                 self._closed = True
-            self._fail(list(self._open), InterruptedError("the server ended"))
+            self._fail_texts(list(self._open), InterruptedError("the server ended"))
 
     def _take_jobs(self) -> bool:
         """Run all queued jobs, and end the calls that are out of time; return False if the decoder was closed.
@@ -212,7 +212,7 @@ class SharedDecoder:
         If no text can be decoded now, wait for a job, at most until the next call is out of time.
         """
         may_wait = not (self._batches or self._waiting)
-        timeout = self._seconds_to_next_deadline()
+        timeout = self._compute_seconds_to_deadline()
         while True:
             try:
                 job = self._jobs.get(block=may_wait, timeout=timeout)
@@ -225,7 +225,7 @@ class SharedDecoder:
         self._end_late_calls()
         return True
 
-    def _seconds_to_next_deadline(self) -> float | None:
+    def _compute_seconds_to_deadline(self) -> float | None:
         """Return in how many seconds the next call is out of time; None if no text waits for a tool."""
         next_deadline = min((writing.call_deadline for writing in self._calling), default=None)
         return None if next_deadline is None else max(0.0, next_deadline - time.monotonic())
@@ -238,7 +238,7 @@ class SharedDecoder:
             self._take_answer(writing, writing.text.call, ToolResult(result=None, reason=OUT_OF_TIME))
 
     def _let_texts_join(self) -> None:
-        """Move waiting texts into batches, the first ones first, as long as memory has room (`batch_for`).
+        """Move waiting texts into batches, the first ones first, as long as memory has room (`choose_batch`).
 
         Called once per step; in most steps nothing joins (`_JoinTimer`).
         """
@@ -246,18 +246,18 @@ class SharedDecoder:
         if not self._join_timer.is_due(waiting=len(self._waiting), decoded=decoded):
             return
         while self._waiting:
-            batch = batch_for(self._waiting[0].text, self._batches, self._backend)
+            batch = choose_batch(self._waiting[0].text, self._batches, self._backend)
             if batch is None:
                 return
-            self._join(batch, self._waiting.popleft())
+            self._join_batch(batch, self._waiting.popleft())
 
-    def _join(self, batch: TextBatch, writing: Writing) -> None:
+    def _join_batch(self, batch: TextBatch, writing: Writing) -> None:
         """Let a text join a batch, an open one or a new one."""
         if batch not in self._batches:
             self._batches.append(batch)
         batch.join(writing)
 
-    def _advance(self, batch: TextBatch) -> None:
+    def _advance_batch(self, batch: TextBatch) -> None:
         """Write a token of each text of a batch, and run, queue or finish the texts that left it.
 
         An error, such as too little memory, ends all texts of this batch and no others.
@@ -265,16 +265,16 @@ class SharedDecoder:
         try:
             texts_that_left = batch.step(self._backend)
             for writing in texts_that_left:
-                was_dropped = writing not in self._open  # its client has left, which ended the text (`_fail`)
+                was_dropped = writing not in self._open  # its client has left, which ended the text (`_fail_texts`)
                 if not was_dropped:
-                    self._dispatch(writing)
+                    self._dispatch_text(writing)
         except Exception as error:  # noqa: BLE001 - whatever it is, the other batches go on
             _log.exception("texts were lost")
-            self._fail([*batch.writings, *batch.joining], error)
+            self._fail_texts([*batch.writings, *batch.joining], error)
             batch.writings = []
             batch.joining = []
 
-    def _dispatch(self, writing: Writing) -> None:
+    def _dispatch_text(self, writing: Writing) -> None:
         """Take the next step for a text that is in no batch: queue it for one, run its call, or finish it."""
         state = writing.text.state
         if state is TextState.READY:
@@ -282,14 +282,16 @@ class SharedDecoder:
         elif state is TextState.WAITING:
             self._run_call(writing)
         elif state is TextState.ENDED:
-            self._finish(writing)
+            self._finish_text(writing)
 
     def _run_call(self, writing: Writing) -> None:
         """Run the open call of a text in a thread of its tool; its answer comes as a job (`_take_answer`).
 
         A call that cannot be run, or has no time left, is answered at once with the reason.
         """
-        written_call = writing.text.call  # this object tells the answer of this call from a late one (`_waits_for`)
+        written_call = (
+            writing.text.call
+        )  # this object tells the answer of this call from a late one (`_is_waiting_for`)
         parsed_call = writing.text.open_call()  # the same call: its tool, its input, or why it cannot be run
         reason = self._begin_waiting(writing, parsed_call)  # the text is in `_calling` from here on
         if reason is not None:
@@ -297,7 +299,7 @@ class SharedDecoder:
             return
         self._tool_threads[parsed_call.tool].submit(
             writing.text.tool_call(),  # the input and the context for the tool
-            is_wanted=partial(self._waits_for, writing, written_call),
+            is_wanted=partial(self._is_waiting_for, writing, written_call),
             on_result=partial(self._put_answer, writing, written_call),
         )
 
@@ -315,7 +317,7 @@ class SharedDecoder:
         """Hand the answer of a call to the decoding thread; called in the thread of the tool."""
         self._jobs.put(partial(self._take_answer, writing, written_call, result))
 
-    def _waits_for(self, writing: Writing, written_call: WrittenCall | None) -> bool:
+    def _is_waiting_for(self, writing: Writing, written_call: WrittenCall | None) -> bool:
         """Return whether a text still waits for this call: it was not dropped, and the call is not out of time."""
         return writing in self._calling and writing.text.call is written_call
 
@@ -325,18 +327,18 @@ class SharedDecoder:
         The call is recorded and counted, the watcher gets it, and the text is queued for a batch or ends. Does nothing
         if the text does not wait for `written_call` any more.
         """
-        if not self._waits_for(writing, written_call):
+        if not self._is_waiting_for(writing, written_call):
             return
         self._calling.discard(writing)
-        answered = self._answered_call(writing, result)
+        answered = self._build_answered_call(writing, result)
         call = answered.call
         # Recorded before the text goes on: then the watcher gets the call, and reads its seconds and offsets here.
         writing.calls.append(answered)
         self.figures.count_call(call.tool, answered.seconds, has_result=call.reason is None, lost=result.lost)
         writing.text.go_on(call)  # changes the text's state; a call with a result becomes part of the text
-        self._dispatch(writing)
+        self._dispatch_text(writing)
 
-    def _answered_call(self, writing: Writing, result: ToolResult) -> AnsweredCall:
+    def _build_answered_call(self, writing: Writing, result: ToolResult) -> AnsweredCall:
         """Return the open call of a text with its result, how long it took, and where it stands; changes nothing.
 
         A call that the text already has with its result gets the reason "repeated_call" in place of the result.
@@ -352,7 +354,7 @@ class SharedDecoder:
             plain_offset=len(text.plain),
         )
 
-    def _finish(self, writing: Writing) -> None:
+    def _finish_text(self, writing: Writing) -> None:
         """Count a text that has ended, and pass it to whoever waits for `writing.done`."""
         self._open.discard(writing)
         generation = writing.text.generation()
@@ -361,7 +363,7 @@ class SharedDecoder:
         self.figures.count_text(writing.prompt_token_count, generation)
         writing.done.set_result(generation)
 
-    def _fail(self, writings: Iterable[Writing], error: Exception) -> None:
+    def _fail_texts(self, writings: Iterable[Writing], error: Exception) -> None:
         """End those of `writings` that are still open, with `error` in place of a text."""
         for writing in self._open.intersection(writings):
             self._open.discard(writing)

@@ -66,18 +66,18 @@ class TextBatch:
 
         A text leaves when it has ended, waits for a tool, or has to be prefilled again. Errors of the model are raised.
         """
-        rows = self._rows_with_joining(backend)  # also moves the joining texts to `writings`
+        rows = self._prefill_joining(backend)  # also moves the joining texts to `writings`
         write_tokens(rows, [writing.text for writing in self.writings])  # row i belongs to `writings[i]`
         left = [writing for writing in self.writings if not writing.text.is_writing]
         self.writings = [writing for writing in self.writings if writing.text.is_writing]
         return left
 
-    def _rows_with_joining(self, backend: Backend) -> GreedyRows:
+    def _prefill_joining(self, backend: Backend) -> GreedyRows:
         """Prefill the texts in `joining`, move them to `writings`, and return the rows of all `writings`.
 
         Row i is the row of `writings[i]`, so new rows and new texts are both appended at the end.
         """
-        prefixes = [writing.text.tokens_to_prefill() for writing in self.joining]
+        prefixes = [writing.text.get_tokens_to_prefill() for writing in self.joining]
         if self.rows is None:
             self.rows = backend.greedy(prefixes)
         elif prefixes:
@@ -89,7 +89,7 @@ class TextBatch:
         return self.rows
 
 
-def batch_for(text: WrittenText, open_batches: Sequence[TextBatch], backend: Backend) -> TextBatch | None:
+def choose_batch(text: WrittenText, open_batches: Sequence[TextBatch], backend: Backend) -> TextBatch | None:
     """Return the batch that a text can join, an open or a new one; the caller adds it. None if memory has no room now.
 
     All batches together hold at most BATCH_TOKENS tokens; only a text that is alone may exceed this.

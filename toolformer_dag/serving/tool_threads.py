@@ -42,18 +42,18 @@ class ToolThreads:
             self._queue.append(QueuedCall(call, is_wanted, on_result))
             if self._running_threads < self._most_threads:
                 self._running_threads += 1
-                threading.Thread(target=self._run, daemon=True).start()
+                threading.Thread(target=self._run_calls, daemon=True).start()
 
-    def _run(self) -> None:
+    def _run_calls(self) -> None:
         """Run queued calls until none is left, as the body of a thread."""
-        queued = self._next()
+        queued = self._take_next_call()
         while queued is not None:
             if queued.is_wanted():
                 [result] = tool_results(self._runner, [queued.call])
                 queued.on_result(result)
-            queued = self._next()
+            queued = self._take_next_call()
 
-    def _next(self) -> QueuedCall | None:
+    def _take_next_call(self) -> QueuedCall | None:
         """Take the next call from the queue. Return None if it is empty, and count this thread as ended."""
         with self._lock:
             if self._queue:

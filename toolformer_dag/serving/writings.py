@@ -6,7 +6,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
 
-from toolformer_dag.decoding.generation import DecodedCall, Generation, WrittenPiece, why_nothing
+from toolformer_dag.decoding.generation import DecodedCall, Generation, WrittenPiece, explain_nothing_written
 from toolformer_dag.decoding.rules import DecodingRules
 from toolformer_dag.decoding.written_text import WrittenText
 from toolformer_dag.files import UserError
@@ -24,7 +24,7 @@ class NothingWritten(UserError):
     """A prompt that cannot be completed. `reason`: `does_not_fit` or `empty_prompt`, as in `Generation`."""
 
     def __init__(self, reason: str) -> None:
-        super().__init__(why_nothing(reason))
+        super().__init__(explain_nothing_written(reason))
         self.reason = reason
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, field_validator
 
-from toolformer_dag.settings.model_settings import folder_or_id
+from toolformer_dag.settings.model_settings import resolve_folder_or_id
 from toolformer_dag.settings.setting_types import AsBefore, LocalPath, SettingsTable
 
 
@@ -60,7 +60,7 @@ class EvaluatedModel(SettingsTable):
 
     def under(self, root: Path) -> Self:
         """Return the model with an absolute path if its name is one; an id stays as it is."""
-        return self.model_copy(update={"name": folder_or_id(root, self.name)})
+        return self.model_copy(update={"name": resolve_folder_or_id(root, self.name)})
 
 
 def _as_table(value: object) -> object:

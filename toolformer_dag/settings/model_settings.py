@@ -54,14 +54,14 @@ def titles(engines: Iterable[str]) -> str:
     return " or ".join(ENGINES[engine].title for engine in engines)
 
 
-def _values(engines: Iterable[str]) -> str:
+def _format_values(engines: Iterable[str]) -> str:
     """Return the engines as values of `engine`: '"vllm" or "sglang"'."""
     return " or ".join(f'"{engine}"' for engine in engines)
 
 
-def _remedy(engines: Iterable[str]) -> str:
+def _describe_remedy(engines: Iterable[str]) -> str:
     """Return what to do about a key that only these engines take."""
-    return f"set engine = {_values(engines)} beside it, or remove the key"
+    return f"set engine = {_format_values(engines)} beside it, or remove the key"
 
 
 class ModelSettings(SettingsTable):
@@ -97,7 +97,7 @@ class ModelSettings(SettingsTable):
     url: Unfingerprinted[tuple[str, ...]] = Field(
         (),
         description="Addresses of the engine's servers, such as `vllm serve`, asked in turn, which run M for "
-        f"`engine = {_values(WITH_URL)}`.",
+        f"`engine = {_format_values(WITH_URL)}`.",
     )
     quantization: Annotated[str | None, AsBefore(None)] = Field(
         None,
@@ -124,9 +124,9 @@ class ModelSettings(SettingsTable):
         """Refuse keys that the engine does not take, and `openai` without a server."""
         kind = ENGINES[self.engine]
         if self.quantization is not None and not kind.quantizes:
-            raise ValueError(f'engine = "{self.engine}" takes no quantization; {_remedy(QUANTIZING)}')
+            raise ValueError(f'engine = "{self.engine}" takes no quantization; {_describe_remedy(QUANTIZING)}')
         if self.url and not kind.has_url:
-            raise ValueError(f'engine = "{self.engine}" is not asked at a url; {_remedy(WITH_URL)}')
+            raise ValueError(f'engine = "{self.engine}" is not asked at a url; {_describe_remedy(WITH_URL)}')
         if self.engine == "openai" and not self.url:
             raise ValueError('engine = "openai" needs the url of a server, such as ["http://localhost:8000/v1"]')
         return self
@@ -158,10 +158,10 @@ class ModelSettings(SettingsTable):
 
     def under(self, root: Path) -> Self:
         """Return the model with the absolute path of its folder or file, where `name` is one."""
-        return self.model_copy(update={"name": folder_or_id(root, self.name)})
+        return self.model_copy(update={"name": resolve_folder_or_id(root, self.name)})
 
 
-def folder_or_id(root: Path, name: str) -> str:
+def resolve_folder_or_id(root: Path, name: str) -> str:
     """Return the absolute path of a model folder or GGUF file, any other name, such as a hub id, as it is.
 
     A relative path counts from `root`. "embedded" is the model in the package, even if there is a folder of that name.

@@ -55,14 +55,14 @@ def read_listing(root: Path) -> dict[str, list[dict[str, Any]]]:
     file = root / LISTING
     try:
         listing = json.loads(file.read_bytes()) if file.is_file() else {}
-        return {str(server): _named_tools(tools) for server, tools in listing.items()}
+        return {str(server): _parse_listed_tools(tools) for server, tools in listing.items()}
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise SettingsError(
             f"{file}: cannot be read ({type(error).__name__}); remove it and run `toolformer-dag servers`"
         ) from error
 
 
-def _named_tools(tools: Any) -> list[dict[str, Any]]:
+def _parse_listed_tools(tools: Any) -> list[dict[str, Any]]:
     """Return listed tools with their names as text. Raises KeyError or TypeError for another shape."""
     return [{**tool, "name": str(tool["name"])} for tool in tools]
 
@@ -104,7 +104,7 @@ class _ServerLanes:
         self._name = name
         self._tools = tools
         self._sections = sections
-        self._key_of_tool = _keys_by_tool(name, tools, sections)  # of the section that names the tool
+        self._key_of_tool = _map_tool_to_key(name, tools, sections)  # of the section that names the tool
         self._patterns = [str(pattern) for pattern in server.get("tools", ["*"])]
         self._wanted = {*self._patterns, *self._key_of_tool}  # names of tools, and patterns for them
         self._connection = _without_tools(server)
@@ -138,13 +138,13 @@ class _ServerLanes:
         Raises SettingsError where its key is another tool's, or its calls cannot be written.
         """
         name = tool["name"]
-        key = self._key_of_tool.get(name) or _free_key(name, self._name, self._sections)
+        key = self._key_of_tool.get(name) or _choose_free_key(name, self._name, self._sections)
         if self._lacks_examples(name, key):
             self._without_examples.append(name[:SHOWN])  # `add` warns of these
             return
         self._refuse_shared(name, key)
         self._refuse_faulty(tool, key)
-        self._sections[key] = self._lane(tool, self._sections.get(key, {}))
+        self._sections[key] = self._build_lane_section(tool, self._sections.get(key, {}))
 
     def _lacks_examples(self, tool: str, key: str) -> bool:
         """Return whether only a pattern asks for a tool that has no section, while others have one."""
@@ -154,14 +154,14 @@ class _ServerLanes:
         """Raise SettingsError for a tool whose key another tool has."""
         first_tool = self._tool_of_key.setdefault(key, tool)
         if first_tool != tool:
-            raise _needs_section(self._name, tool, f"would share a lane with {first_tool[:SHOWN]!r}")
+            raise _build_section_error(self._name, tool, f"would share a lane with {first_tool[:SHOWN]!r}")
 
     def _refuse_faulty(self, tool: Listed, key: str) -> None:
         """Raise SettingsError for a tool whose calls cannot be written, unless a section may mend that."""
         if tool.get(FAULT) and not self._sections.get(key):
             raise SettingsError(f"[servers.{self._name}]: its tool {tool['name'][:SHOWN]!r}: {tool[FAULT]!r}")
 
-    def _lane(self, tool: Listed, section: Values) -> dict[str, Any]:
+    def _build_lane_section(self, tool: Listed, section: Values) -> dict[str, Any]:
         """Return the section of a tool's lane. section: the values that the settings have for it."""
         return {
             "use": "mcp",
@@ -213,7 +213,7 @@ def _warn_of_tools_without_examples(server: str, tools: list[str]) -> None:
     )
 
 
-def _keys_by_tool(server: str, tools: Sequence[dict[str, Any]], sections: Values) -> dict[str, str]:
+def _map_tool_to_key(server: str, tools: Sequence[dict[str, Any]], sections: Values) -> dict[str, str]:
     """Return tool -> key of the section that names it (`server` and `tool`), for the tools of a server.
 
     Raises SettingsError if the server does not list such a tool.
@@ -237,7 +237,7 @@ def _refuse_unlisted(server: str, key_of_tool: Mapping[str, str], listed: set[st
         )
 
 
-def _free_key(tool: str, server: str, sections: Values) -> str:
+def _choose_free_key(tool: str, server: str, sections: Values) -> str:
     """Return the key of a tool's lane, from the tool's name: `get_weather` for getWeather.
 
     If a section of another server has that key, the server's name stands before it: `office_get_weather`. Raises
@@ -245,7 +245,9 @@ def _free_key(tool: str, server: str, sections: Values) -> str:
     """
     key = lane_key(tool)
     if not _may_be_key(key):
-        raise _needs_section(server, tool, f"has a name that is no lane's (letters, digits and _, at most {MAX_KEY})")
+        raise _build_section_error(
+            server, tool, f"has a name that is no lane's (letters, digits and _, at most {MAX_KEY})"
+        )
     section = sections.get(key, {})
     is_of_other_server = section.get("server", server) != server  # a section without `server` may be this tool's
     return f"{server}_{key}" if is_of_other_server else key
@@ -258,7 +260,7 @@ def _may_be_key(key: str) -> bool:
     return has_fitting_length and not names_something_else
 
 
-def _needs_section(server: str, tool: str, why: str) -> SettingsError:
+def _build_section_error(server: str, tool: str, why: str) -> SettingsError:
     """Return the error for a tool that can only have a lane by a section of its own."""
     return SettingsError(
         f"[servers.{server}]: its tool {tool[:SHOWN]!r} {why}; give it a section of its own, [tools.KEY] with server "

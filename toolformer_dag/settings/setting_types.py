@@ -86,10 +86,10 @@ def determining(table: BaseModel, *keys: str, but: Collection[str] = ()) -> dict
     - keys marked AsBefore(v) whose value is v: rows are the same as before the key existed.
     """
     counting_keys = set(keys or type(table).model_fields) - {*but}
-    return table.model_dump(mode="json", include=counting_keys, exclude=_left_out(table))
+    return table.model_dump(mode="json", include=counting_keys, exclude=_select_left_out_keys(table))
 
 
-def _left_out(table: BaseModel) -> dict[str, Any]:
+def _select_left_out_keys(table: BaseModel) -> dict[str, Any]:
     """Return the keys that `determining` leaves out, in the form of pydantic's `exclude`.
 
     `{"device": True, "limits": {"s": True}}` leaves out the key `device`, and `s` of the table `limits`.
@@ -100,7 +100,7 @@ def _left_out(table: BaseModel) -> dict[str, Any]:
         if _determines_nothing(field, value):
             left_out[name] = True
         elif isinstance(value, BaseModel):
-            left_out[name] = _left_out(value)
+            left_out[name] = _select_left_out_keys(value)
     return {name: keys for name, keys in left_out.items() if keys}
 
 
@@ -113,7 +113,7 @@ ASSET_GROUPS = ("ccnet", *OWN, "traces")
 """The groups of the asset graph that are not lanes."""
 
 
-def expanded(path: Path) -> Path:
+def expand_home(path: Path) -> Path:
     """Return a path with the home folder in place of `~` or `~name`. Raises SettingsError if there is none."""
     try:
         return path.expanduser()
@@ -123,28 +123,28 @@ def expanded(path: Path) -> Path:
 
 def under(root: Path, path: str | Path) -> Path:
     """Return an absolute path as it is, a relative one below `root`. Raises SettingsError for an unknown `~name`."""
-    return root / expanded(Path(path))
+    return root / expand_home(Path(path))
 
 
-def rooted(pattern: str, root: Path) -> str:
+def to_absolute_pattern(pattern: str, root: Path) -> str:
     """Return an absolute glob pattern: a relative one counts from `root`, and `~` is the home folder.
 
     Raises SettingsError for an unknown `~name`.
     """
     first_folder, _, rest = pattern.partition("/")
     if first_folder.startswith("~"):
-        return normpath(expanded(Path(first_folder)) / rest)
+        return normpath(expand_home(Path(first_folder)) / rest)
     return normpath(root / pattern)
 
 
-def _local(value: object) -> object:
+def _require_local_path(value: object) -> object:
     """Return a local path. Raises ValueError for an address such as s3://bucket."""
     if "://" in str(value):
         raise ValueError(f"{value} is no local folder, and only local folders are supported")
     return value
 
 
-def _lane_name(name: str) -> str:
+def _require_lane_name(name: str) -> str:
     """Return the name of a lane. Raises ValueError for a name that asset keys and folders cannot have."""
     if not re.fullmatch(r"[A-Za-z0-9_]+", name) or name in ASSET_GROUPS or SUFFIXED.fullmatch(name):
         groups = ", ".join(ASSET_GROUPS)
@@ -155,7 +155,7 @@ def _lane_name(name: str) -> str:
     return name
 
 
-def _place(value: object) -> object:
+def _parse_place(value: object) -> object:
     """Return a folder as a Path, an address of an object store as text without a `/` at its end.
 
     A value that is neither text nor Path is returned as it is, for pydantic to refuse. Raises ValueError for any other
@@ -164,7 +164,7 @@ def _place(value: object) -> object:
     text = str(value)
     is_address = "://" in text or text.startswith(("s3:", "gs:"))
     if not is_address:
-        return expanded(Path(text)) if isinstance(value, str | Path) else value
+        return expand_home(Path(text)) if isinstance(value, str | Path) else value
     match = OBJECT_PLACE.fullmatch(text)
     if match is None:
         raise ValueError(
@@ -176,11 +176,11 @@ def _place(value: object) -> object:
 
 OBJECT_PLACE = re.compile(r"(s3|gs)://[a-z0-9][a-z0-9._-]*(?:/(?!\.{1,2}(?:/|$))[A-Za-z0-9._-]+)*/?")
 """An address of an object store: no prefix has an empty part, `.` or `..`."""
-LakePlace = Annotated[Path | str, BeforeValidator(_place)]
+LakePlace = Annotated[Path | str, BeforeValidator(_parse_place)]
 """A folder of this machine, as a path, or a place in an object store, as text: s3://bucket/prefix."""
-LocalPath = Annotated[Path, BeforeValidator(_local), AfterValidator(expanded)]
+LocalPath = Annotated[Path, BeforeValidator(_require_local_path), AfterValidator(expand_home)]
 """A file or folder of this machine; `~` is the home folder."""
-LaneName = Annotated[str, AfterValidator(_lane_name)]
+LaneName = Annotated[str, AfterValidator(_require_lane_name)]
 """The key of a lane: the name of a section under `[tools]`."""
 
 
@@ -207,7 +207,7 @@ class SettingsTable(BaseModel):
         return self
 
 
-def tables_in(annotation: Any) -> list[type[SettingsTable]]:
+def list_tables_in(annotation: Any) -> list[type[SettingsTable]]:
     """Return the tables that a key of this type may hold: ModelSettings for `ModelSettings | None`.
 
     A dictionary of tables holds none itself.
@@ -218,5 +218,5 @@ def tables_in(annotation: Any) -> list[type[SettingsTable]]:
         return []
     tables: list[type[SettingsTable]] = []
     for member in get_args(annotation):
-        tables += tables_in(member)
+        tables += list_tables_in(member)
     return tables

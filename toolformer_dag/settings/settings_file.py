@@ -19,11 +19,11 @@ from toolformer_dag.settings.servers import ServerSettings, with_server_lanes
 from toolformer_dag.settings.setting_types import (
     SettingsError,
     Unfingerprinted,
-    expanded,
+    expand_home,
+    list_tables_in,
     meant,
     mistake,
     printable,
-    tables_in,
 )
 from toolformer_dag.settings.tool_settings import FORMS
 
@@ -64,7 +64,7 @@ class Override(NamedTuple):
     """The value, in its tables: `{"tools": {"calculator": {"tau_f": 0.8}}}`."""
 
 
-def _override(origin: str, path: Sequence[str], value: Any) -> Override:
+def _build_override(origin: str, path: Sequence[str], value: Any) -> Override:
     """Return a value at a path of keys. Raises SettingsError for an impossible path or value."""
     if not all(path):
         raise SettingsError(f"{origin}: a part of the key is empty; {EXAMPLE}")
@@ -103,28 +103,28 @@ def _gives(table: Any, path: Sequence[str]) -> bool:
     return True
 
 
-def _toml(file: Path, *, must_exist: bool = False) -> dict[str, Any]:
+def _read_toml(file: Path, *, must_exist: bool = False) -> dict[str, Any]:
     """Return the values of a TOML file, with or without a byte-order mark; empty if there is no file.
 
     must_exist: a missing file is a mistake, since somebody named it. Raises SettingsError.
     """
     try:
-        fault = _path_fault(file, must_exist=must_exist)
-        values = _toml_values(file) if fault is None else {}
+        fault = _find_path_fault(file, must_exist=must_exist)
+        values = _parse_toml_file(file) if fault is None else {}
     except (OSError, RecursionError, ValueError) as error:
-        raise SettingsError(f"{printable(file)}: {_reading_fault(error)}") from error
+        raise SettingsError(f"{printable(file)}: {_explain_reading_fault(error)}") from error
     if fault is not None:  # not raised above, where a SettingsError, as a ValueError, would be caught
         raise SettingsError(f"{printable(file)}: {fault}")
     _refuse_unusable(printable(file), values)
     return values
 
 
-def _toml_values(file: Path) -> dict[str, Any]:
+def _parse_toml_file(file: Path) -> dict[str, Any]:
     """Parse a TOML file; empty if there is no file. Raises OSError, RecursionError, ValueError."""
     return tomllib.loads(file.read_text("utf-8-sig")) if file.is_file() else {}
 
 
-def _reading_fault(error: Exception) -> str:
+def _explain_reading_fault(error: Exception) -> str:
     """Return why a settings file cannot be read, for the message."""
     if isinstance(error, OSError):
         return f"cannot be read: {error.strerror}; name a file that can"
@@ -133,7 +133,7 @@ def _reading_fault(error: Exception) -> str:
     return f"not TOML: {error}; correct that line"  # or not UTF-8, or an integer of more than 4,300 digits
 
 
-def _path_fault(file: Path, *, must_exist: bool) -> str | None:
+def _find_path_fault(file: Path, *, must_exist: bool) -> str | None:
     """Return why a path cannot be that of a settings file, for the message; None if it can. Raises OSError.
 
     must_exist: whether a missing file is a fault too.
@@ -153,13 +153,13 @@ def settings_file(file: Path | None = None, environment: Mapping[str, str] | Non
     """Return the absolute path of `file`, else of $TOOLFORMER_CONFIG, else of ./toolformer.toml, existing or not."""
     environment = os.environ if environment is None else environment
     path = file or environment.get("TOOLFORMER_CONFIG") or "toolformer.toml"
-    return expanded(Path(path)).absolute()
+    return expand_home(Path(path)).absolute()
 
 
-def known_profiles(file: Path | None = None) -> list[str]:
+def list_known_profiles(file: Path | None = None) -> list[str]:
     """Return the names of the file's own profiles and of the package's. Raises SettingsError."""
-    file_profiles = _toml(settings_file(file)).get("profiles", {})
-    package_profiles = _toml(PROFILES)["profiles"]
+    file_profiles = _read_toml(settings_file(file)).get("profiles", {})
+    package_profiles = _read_toml(PROFILES)["profiles"]
     return sorted({*file_profiles, *package_profiles})
 
 
@@ -185,52 +185,52 @@ def load_settings(
     environment = os.environ if environment is None else environment
     source = settings_file(file, environment)
     is_named = bool(file or environment.get("TOOLFORMER_CONFIG"))
-    in_file = _toml(source, must_exist=is_named)
+    in_file = _read_toml(source, must_exist=is_named)
     all_overrides = [  # the first of two for one key wins; all of them win over the file
-        *_from_options(profile, shards),
-        *_from_pairs(printable(source), overrides),
-        *_from_variables(environment, in_file),
+        *_parse_options(profile, shards),
+        *_parse_pairs(printable(source), overrides),
+        *_parse_variables(environment, in_file),
     ]
-    return _merged_settings(Sources(all_overrides, printable(source)), _with_tools(in_file), source.parent)
+    return _merge_settings(Sources(all_overrides, printable(source)), _with_tools(in_file), source.parent)
 
 
 def _with_tools(in_file: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a file's values; without `tools`, with the sections of the paper's tools, unless there are servers."""
     if "tools" in in_file:
         return in_file
-    sections = {} if in_file.get("servers") else _built_in_sections()
+    sections = {} if in_file.get("servers") else _build_paper_sections()
     return {**in_file, "tools": sections}
 
 
-def _from_pairs(file: str, pairs: Sequence[str]) -> list[Override]:
+def _parse_pairs(file: str, pairs: Sequence[str]) -> list[Override]:
     """Return the settings of `--set`; the last pair comes first, since it wins. file: the settings file."""
-    return [_from_pair(file, pair) for pair in reversed(pairs)]
+    return [_parse_pair(file, pair) for pair in reversed(pairs)]
 
 
-def _from_options(profile: str | None, shards: Sequence[str]) -> list[Override]:
+def _parse_options(profile: str | None, shards: Sequence[str]) -> list[Override]:
     """Return the settings of the options --profile and --shards."""
     overrides = []
     if profile:
-        overrides.append(_override("--profile", PLACES["profile"], profile))
+        overrides.append(_build_override("--profile", PLACES["profile"], profile))
     if shards:
-        overrides.append(_override("--shards", PLACES["shards"], list(shards)))
+        overrides.append(_build_override("--shards", PLACES["shards"], list(shards)))
     return overrides
 
 
-def _merged_settings(sources: Sources, in_file: Mapping[str, Any], root: Path) -> Settings:
+def _merge_settings(sources: Sources, in_file: Mapping[str, Any], root: Path) -> Settings:
     """Return the settings of the overrides and the file's values; the first override wins, the file last.
 
     Each listed tool of an MCP server gets a lane, which is a section under `tools`. root: the folder of
     toolformer.toml. Raises SettingsError, a line per mistake.
     """
     try:
-        values = _merged(*(override.values for override in sources.overrides), in_file)
-        return _settings(sources, with_server_lanes(values, root), root)
+        values = _merge_tables(*(override.values for override in sources.overrides), in_file)
+        return _build_settings(sources, with_server_lanes(values, root), root)
     except ValidationError as error:
-        raise SettingsError("\n".join(_explained(item, sources) for item in error.errors())) from error
+        raise SettingsError("\n".join(_explain_error(item, sources) for item in error.errors())) from error
 
 
-def _built_in_sections() -> dict[str, Any]:
+def _build_paper_sections() -> dict[str, Any]:
     """Return the sections under `[tools]` for a file that has none."""
     return {name: {} for name in PAPER_TOOLS}
 
@@ -239,14 +239,14 @@ def load_servers(file: Path | None = None) -> tuple[dict[str, ServerSettings], P
     """Return the MCP servers of the settings file, listed or not, and the file's folder. Raises SettingsError."""
     source = settings_file(file)
     try:
-        tables = _toml(source, must_exist=True).get("servers", {})
+        tables = _read_toml(source, must_exist=True).get("servers", {})
         servers = {name: ServerSettings.model_validate(table) for name, table in tables.items()}
     except (ValidationError, AttributeError) as error:
         raise SettingsError(f"{printable(source)}: servers: {error}") from error
     return servers, source.parent
 
 
-def _settings(sources: Sources, values: Mapping[str, Any], root: Path) -> Settings:
+def _build_settings(sources: Sources, values: Mapping[str, Any], root: Path) -> Settings:
     """Return the settings of these values; keys that they leave out have the value of the profile that they choose.
 
     values: of all sources, merged. root: the folder from which relative paths count. Raises SettingsError,
@@ -254,15 +254,15 @@ def _settings(sources: Sources, values: Mapping[str, Any], root: Path) -> Settin
     """
     without_profile = WrittenSettings.model_validate(values)
     _refuse_lanes_of_profiles(sources, without_profile)
-    profile_values = _chosen_profile(sources, without_profile)
-    with_profile = WrittenSettings.model_validate(_merged(values, profile_values))  # the first one wins
-    tables = _tables_under(root, with_profile)
+    profile_values = _read_chosen_profile(sources, without_profile)
+    with_profile = WrittenSettings.model_validate(_merge_tables(values, profile_values))  # the first one wins
+    tables = _resolve_table_paths(root, with_profile)
     # In the file's order, not the profile's.
     tables["tools"] = {key: with_profile.tools[key] for key in without_profile.tools}
     return Settings.model_validate({**tables, "profile": with_profile.profile, "root": root})
 
 
-def _tables_under(root: Path, settings: WrittenSettings) -> dict[str, Any]:
+def _resolve_table_paths(root: Path, settings: WrittenSettings) -> dict[str, Any]:
     """Return the tables of settings by name, with paths counted from `root`; `tools` is left out."""
     tables: dict[str, Any] = {}
     for name in SettingsTables.model_fields:
@@ -272,36 +272,36 @@ def _tables_under(root: Path, settings: WrittenSettings) -> dict[str, Any]:
     return tables
 
 
-def _merged(upper: Mapping[str, Any], *lower: Mapping[str, Any]) -> dict[str, Any]:
+def _merge_tables(upper: Mapping[str, Any], *lower: Mapping[str, Any]) -> dict[str, Any]:
     """Return nested tables of settings merged; the first of several values for a key wins.
 
     _merged({"a": {"x": 1}}, {"a": {"x": 2, "y": 3}}) is {"a": {"x": 1, "y": 3}}.
     """
-    merged = _merged(*lower) if lower else {}
+    merged = _merge_tables(*lower) if lower else {}
     for key, value in upper.items():
         value_below = merged.get(key)
         if isinstance(value, Mapping) and isinstance(value_below, Mapping):
-            merged[key] = _merged(value, value_below)
+            merged[key] = _merge_tables(value, value_below)
         else:
             merged[key] = value
     return merged
 
 
-def _chosen_profile(sources: Sources, written: WrittenSettings) -> dict[str, Any]:
+def _read_chosen_profile(sources: Sources, written: WrittenSettings) -> dict[str, Any]:
     """Return the values of the chosen profile.
 
     Values of the file's profile go before those of the package's profile with the same name. Tools that the file does
     not name are left out. Raises SettingsError for an unknown profile.
     """
     name = written.profile
-    package_profiles = _toml(PROFILES)["profiles"]
+    package_profiles = _read_toml(PROFILES)["profiles"]
     _refuse_unknown_profile(sources, name, {*written.profiles, *package_profiles})
-    values = _merged(_profile_in_file(written, name), package_profiles.get(name, {}))
+    values = _merge_tables(_get_profile_in_file(written, name), package_profiles.get(name, {}))
     lanes = values.get("tools", {})
     return {**values, "tools": {key: lane for key, lane in lanes.items() if key in written.tools}}
 
 
-def _profile_in_file(written: WrittenSettings, name: str) -> dict[str, Any]:
+def _get_profile_in_file(written: WrittenSettings, name: str) -> dict[str, Any]:
     """Return the values of the file's own profile of that name; none if it has no such profile."""
     profile = written.profiles.get(name)
     return profile.model_dump(exclude_unset=True) if profile else {}
@@ -324,23 +324,23 @@ def _refuse_lanes_of_profiles(sources: Sources, written: WrittenSettings) -> Non
             raise SettingsError(f"{sources.origin(path)}: {'.'.join(path)}: {reason}")
 
 
-def _from_variables(environment: Mapping[str, str], in_file: Mapping[str, Any]) -> list[Override]:
+def _parse_variables(environment: Mapping[str, str], in_file: Mapping[str, Any]) -> list[Override]:
     """Return the settings of variables; longer names come first, since they win over shorter ones."""
     names = sorted((name for name in environment if name.startswith(PREFIX)), reverse=True)
-    return [_from_variable(name, environment[name], in_file) for name in names]
+    return [_parse_variable(name, environment[name], in_file) for name in names]
 
 
-def _from_variable(name: str, value: str, in_file: Mapping[str, Any]) -> Override:
+def _parse_variable(name: str, value: str, in_file: Mapping[str, Any]) -> Override:
     """Return the setting of a variable: TOOLFORMER__TOOLS__CALCULATOR__TAU_F is tools.calculator.tau_f.
 
     in_file: the values of the settings file.
     """
     parts = name.removeprefix(PREFIX).lower().split("__")
     origin = f"${printable(name)}"
-    return _override(origin, _path_in_file(parts, in_file), _value(origin, value))
+    return _build_override(origin, _restore_key_path(parts, in_file), _parse_value(origin, value))
 
 
-def _path_in_file(parts: Sequence[str], in_file: Mapping[str, Any]) -> list[str]:
+def _restore_key_path(parts: Sequence[str], in_file: Mapping[str, Any]) -> list[str]:
     """Return the path of a key in the settings file, from its parts in small letters: "gpt2" may mean the key "GPT2".
 
     A part for which the file has no key is returned as it is.
@@ -349,13 +349,13 @@ def _path_in_file(parts: Sequence[str], in_file: Mapping[str, Any]) -> list[str]
     table: Any = in_file
     for part in parts:
         keys = table if isinstance(table, Mapping) else {}
-        key = _key_in_table(part, keys)
+        key = _restore_key(part, keys)
         path.append(key)
         table = keys.get(key)
     return path
 
 
-def _key_in_table(part: str, keys: Mapping[str, Any]) -> str:
+def _restore_key(part: str, keys: Mapping[str, Any]) -> str:
     """Return the key of a table that is `part` in small letters; `part` itself if it is a key or there is none."""
     if part in keys:
         return part
@@ -363,22 +363,22 @@ def _key_in_table(part: str, keys: Mapping[str, Any]) -> str:
     return key_of_small_letters.get(part, part)
 
 
-def _from_pair(file: str, pair: str) -> Override:
+def _parse_pair(file: str, pair: str) -> Override:
     """Return the setting of `--set key.path=value`. file: the settings file, for messages."""
     key, equals, value = pair.partition("=")
     origin = f"--set {printable(key.strip())}"
     if not (key and equals):
         raise SettingsError(f"{file}: {origin}: {EXAMPLE}")
-    return _override(origin, key.strip().split("."), _value(origin, value))
+    return _build_override(origin, key.strip().split("."), _parse_value(origin, value))
 
 
-def _value(origin: str, text: str) -> Any:
+def _parse_value(origin: str, text: str) -> Any:
     """Return a value of the command line, read as TOML: `0.8` is a number, `["a", "b"]` a list, anything else a text.
 
     origin: the option or variable, for messages. Raises SettingsError for a value over several lines.
     """
     text = text.strip()
-    parsed = _parsed_line(origin, f"value = {text}") or {"value": text}  # what is no TOML is a text
+    parsed = _parse_line(origin, f"value = {text}") or {"value": text}  # what is no TOML is a text
     holds_other_keys = len(parsed) > 1  # lines after the first were read as settings of their own
     is_text_of_lines = parsed["value"] == text and "\n" in text
     if holds_other_keys or is_text_of_lines:
@@ -386,7 +386,7 @@ def _value(origin: str, text: str) -> Any:
     return parsed["value"]
 
 
-def _parsed_line(origin: str, line: str) -> dict[str, Any]:
+def _parse_line(origin: str, line: str) -> dict[str, Any]:
     """Parse a line of TOML; empty if it is none. Raises SettingsError for values that are nested too deeply."""
     try:
         return tomllib.loads(line)
@@ -405,15 +405,15 @@ def _refuse_unusable(origin: str, value: Any, *path: str) -> None:
     """
     if len(path) > MAXIMUM_DEPTH:
         raise SettingsError(f"{origin}: {printable(path[0])}: values are nested too deeply; no setting needs that")
-    for key, item in _items(value):
+    for key, item in _list_items(value):
         _refuse_unusable(origin, key, *path, "a key")  # "a key" stands in the message in place of the unusable text
         _refuse_unusable(origin, item, *path, key)
-    reason = _unusable(value)
+    reason = _find_value_fault(value)
     if reason is not None:
         raise SettingsError(f"{origin}: {printable('.'.join(path))}: {reason}")
 
 
-def _items(value: Any) -> Iterable[tuple[str, Any]]:
+def _list_items(value: Any) -> Iterable[tuple[str, Any]]:
     """Return the keys and values of a table, or the numbers and items of a list; nothing for other values."""
     if isinstance(value, Mapping):
         return value.items()
@@ -422,7 +422,7 @@ def _items(value: Any) -> Iterable[tuple[str, Any]]:
     return ()
 
 
-def _unusable(value: object) -> str | None:
+def _find_value_fault(value: object) -> str | None:
     """Return why a number or text can be used nowhere, with the remedy; None if it can."""
     if isinstance(value, int) and value.bit_length() > 63:
         return "the number takes more than 64 bits; write a smaller number"
@@ -433,21 +433,21 @@ def _unusable(value: object) -> str | None:
     return None
 
 
-def _explained(item: ErrorDetails, sources: Sources) -> str:
+def _explain_error(item: ErrorDetails, sources: Sources) -> str:
     """Return a validation error of pydantic as a message: origin, key, reason and remedy."""
     path = [str(part) for part in item["loc"] if part not in FORMS]
     key = ".".join(path) or "settings"
     if item["type"] in ("model_type", "dict_type"):
         return f"{sources.origin(path)}: {key}: must be a table; write [{key}] and its keys below it"
-    keys_of_table = _keys_beside(path) if item["type"] == "extra_forbidden" else []
+    keys_of_table = _list_keys_beside(path) if item["type"] == "extra_forbidden" else []
     return f"{sources.origin(path)}: {key}: {mistake(item, keys_of_table)}"
 
 
-def _keys_beside(path: Sequence[str]) -> list[str]:
+def _list_keys_beside(path: Sequence[str]) -> list[str]:
     """Return the keys that may replace the last key of `path`: all keys of its table."""
     table: Any = WrittenSettings  # a table, or a dictionary of tables
     for key in path[:-1]:
         is_dictionary = get_origin(table) is dict
         annotation = get_args(table)[1] if is_dictionary else table.model_fields[key].annotation
-        table = next(iter(tables_in(annotation)), annotation)
+        table = next(iter(list_tables_in(annotation)), annotation)
     return list(table.model_fields)

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, ConfigDict, Discriminator, Field, Tag, fiel
 from toolformer_dag.settings.setting_types import SettingsTable, Unfingerprinted
 
 
-def _compiles(pattern: str) -> str:
+def _require_regex(pattern: str) -> str:
     """Refuse what is no regular expression."""
     try:
         re.compile(pattern)
@@ -92,12 +92,14 @@ FORMS = ("[key]", NUMBER, TABLE)
 """Marks that pydantic puts into the path of a mistake: the key of a table, and the form of a value that has two."""
 
 
-def _form(value: object) -> str:
+def _choose_form(value: object) -> str:
     """Return the form of a threshold, by which pydantic chooses how it is read."""
     return TABLE if isinstance(value, Mapping | ChanceThreshold) else NUMBER
 
 
-Threshold = Annotated[Annotated[float, Tag(NUMBER)] | Annotated[ChanceThreshold, Tag(TABLE)], Discriminator(_form)]
+Threshold = Annotated[
+    Annotated[float, Tag(NUMBER)] | Annotated[ChanceThreshold, Tag(TABLE)], Discriminator(_choose_form)
+]
 """A number, or the table that says how the number is chosen."""
 
 
@@ -109,11 +111,11 @@ FILES = (".parquet", ".jsonl", ".ndjson", ".json")
 """How names of files of calls end, the other sources."""
 
 
-def _sources(sources: tuple[str, ...]) -> tuple[str, ...]:
+def _require_known_sources(sources: tuple[str, ...]) -> tuple[str, ...]:
     """Refuse sources of calls that are unknown, or two that have one name in tables."""
     for source in sources:
         _refuse_unknown_source(source)
-    names = {source_name(source) for source in sources}
+    names = {get_source_name(source) for source in sources}
     if len(names) < len(sources):
         raise ValueError("two sources have one name, by which tables tell them apart; rename a file, or leave one out")
     return sources
@@ -126,7 +128,7 @@ def _refuse_unknown_source(source: str) -> None:
         raise ValueError(f"{source!r} is no source of calls; write {known_sources}")
 
 
-def source_name(source: str) -> str:
+def get_source_name(source: str) -> str:
     """Return the name of a source in tables; a file has its name without its folders."""
     return Path(source).name
 
@@ -134,7 +136,7 @@ def source_name(source: str) -> str:
 class PatternRule(SettingsTable):
     r"""Propose calls by a regular expression: `pattern = "weather in (?P<city>[A-Z][a-z]+)"`, `input = '\g<city>'`."""
 
-    pattern: Annotated[str, AfterValidator(_compiles)] = Field(
+    pattern: Annotated[str, AfterValidator(_require_regex)] = Field(
         description="Regular expression, searched in each text. The call stands where its group `here` begins, else "
         "where it ends."
     )
@@ -147,7 +149,7 @@ class ToolSettings(SettingsTable):
     model_config = ConfigDict(extra="allow")
 
     enabled: bool = Field(True, description="Whether the tool has a lane.")
-    proposals: Annotated[tuple[str, ...], AfterValidator(_sources)] = Field(
+    proposals: Annotated[tuple[str, ...], AfterValidator(_require_known_sources)] = Field(
         (MODEL,),
         min_length=1,
         description="Who proposes calls: `model` samples them, `rule` is the tool's own rule or that of the section, "

@@ -5,7 +5,7 @@ from typing import Literal, Self
 
 from pydantic import Field
 
-from toolformer_dag.settings.setting_types import SettingsTable, Unfingerprinted, rooted
+from toolformer_dag.settings.setting_types import SettingsTable, Unfingerprinted, to_absolute_pattern
 
 
 class TraceSettings(SettingsTable):
@@ -49,6 +49,6 @@ class TraceSettings(SettingsTable):
         """Return the table with absolute paths of files and folders in `source`; others are data sets of the hub."""
         sources = []
         for name in self.source:
-            path = rooted(name, root)
+            path = to_absolute_pattern(name, root)
             sources.append(path if Path(path).exists() else name)
         return self.model_copy(update={"source": tuple(sources)})

@@ -5,7 +5,7 @@ from decimal import ROUND_HALF_UP, Decimal
 from random import Random
 from typing import NamedTuple
 
-from toolformer_dag.synthetic.sentences import Phenomenon, typed_question
+from toolformer_dag.synthetic.sentences import Phenomenon, type_question
 from toolformer_dag.synthetic.today import WEEK_DAYS
 from toolformer_dag.synthetic.wordings import (
     Numbers,
@@ -13,11 +13,11 @@ from toolformer_dag.synthetic.wordings import (
     Scheme,
     WordingSet,
     WorldPart,
-    name_pool,
-    part_of_slot,
-    schemes,
+    get_name_pool,
+    get_part_of_slot,
+    get_schemes,
+    get_word_list,
     sums,
-    word_list,
 )
 
 SIZES = ((3, 9), (10, 99), (100, 989), (1000, 9899))
@@ -40,42 +40,42 @@ def operands(random: Random, part: WorldPart, operation: Operation, numbers: Num
     draw = _DRAW_OPERANDS[numbers]
     while True:
         first, second = draw(random)
-        if first == second or part_of(first, second) != part:
+        if first == second or get_part_of_numbers(first, second) != part:
             continue
         if operation == "-":
             return max(first, second), min(first, second)
         return first, second
 
 
-def part_of(a: Decimal, b: Decimal) -> WorldPart:
+def get_part_of_numbers(a: Decimal, b: Decimal) -> WorldPart:
     """Return the part of the world that two numbers belong to, in either order."""
     hundredths = [int(a * 100), int(b * 100)]
     low, high = sorted(hundredths)
     mixed = (low * 7919 + high * 104729) // 7
-    return part_of_slot(mixed % _SLOTS, _SLOTS)
+    return get_part_of_slot(mixed % _SLOTS, _SLOTS)
 
 
-def _count(random: Random) -> Decimal:
+def _draw_count(random: Random) -> Decimal:
     """Draw a count, first its size and then the number."""
     [size] = random.choices(SIZES, SIZE_WEIGHTS)
     return Decimal(random.randint(*size))
 
 
-def _price(random: Random) -> Decimal:
+def _draw_price(random: Random) -> Decimal:
     """Draw a price below 90 dollars; three in ten have no cents."""
     dollars = Decimal(random.randint(1, 89))
     cents = Decimal(random.choice((0, 0, 0, 25, 50, 75, 10, 20, 90, 99)))
     return dollars + cents / 100
 
 
-def _distance(random: Random) -> Decimal:
+def _draw_distance(random: Random) -> Decimal:
     """Draw a distance below 900; every fourth ends in a half."""
     whole = Decimal(random.randint(3, 899))
     tenths = Decimal(random.choice((0, 0, 0, 5)))
     return whole + tenths / 10
 
 
-def _share(random: Random) -> tuple[Decimal, Decimal]:
+def _draw_share(random: Random) -> tuple[Decimal, Decimal]:
     """Draw a dividend and a divisor; about half of the quotients are whole."""
     divisor = random.randint(3, 48)
     is_whole = random.random() < 0.5
@@ -83,23 +83,23 @@ def _share(random: Random) -> tuple[Decimal, Decimal]:
     return Decimal(dividend), Decimal(divisor)
 
 
-def _count_and(constant: int) -> Callable[[Random], tuple[Decimal, Decimal]]:
+def _build_draw_with_constant(constant: int) -> Callable[[Random], tuple[Decimal, Decimal]]:
     """Return a function that draws a count as the first operand; the second is the constant."""
-    return lambda random: (_count(random), Decimal(constant))
+    return lambda random: (_draw_count(random), Decimal(constant))
 
 
 _DRAW_OPERANDS: Mapping[Numbers, Callable[[Random], tuple[Decimal, Decimal]]] = {
-    "count": lambda random: (_count(random), _count(random)),
-    "money": lambda random: (_price(random), _price(random)),
-    "distance": lambda random: (_distance(random), _distance(random)),
+    "count": lambda random: (_draw_count(random), _draw_count(random)),
+    "money": lambda random: (_draw_price(random), _draw_price(random)),
+    "distance": lambda random: (_draw_distance(random), _draw_distance(random)),
     "rate": lambda random: (Decimal(random.randint(3, 60)), Decimal(random.randint(3, 99))),
-    "prices": lambda random: (Decimal(random.randint(2, 30)), _price(random)),
-    "share": _share,
+    "prices": lambda random: (Decimal(random.randint(2, 30)), _draw_price(random)),
+    "share": _draw_share,
     "percent": lambda random: (
         Decimal(random.choice(_PERCENTS)),
         Decimal(random.choice((1, 1, 5, 10, 100)) * random.randint(2, 99)),
     ),
-    **{name: _count_and(constant) for name, constant in _CONSTANTS.items()},
+    **{name: _build_draw_with_constant(constant) for name, constant in _CONSTANTS.items()},
 }
 """Draws two operands, by the kind of numbers that a story is about."""
 
@@ -145,16 +145,16 @@ def calculation(random: Random, part: WorldPart, wordings: WordingSet) -> Phenom
     """
     is_sum = wordings == "seen" and random.random() < SUM_SHARE
     if is_sum and random.random() < NESTED_SHARE:
-        return _nested(random, part)
+        return _write_nested_calculation(random, part)
     if is_sum:
-        scheme = _sum_scheme(random)
+        scheme = _draw_sum_scheme(random)
     else:
-        schemes_of_operation = random.choice(schemes(wordings))
+        schemes_of_operation = random.choice(get_schemes(wordings))
         scheme = random.choice(schemes_of_operation)
-    return _story(random, part, wordings, scheme)
+    return _write_story(random, part, wordings, scheme)
 
 
-def _story(random: Random, part: WorldPart, wordings: WordingSet, scheme: Scheme) -> Phenomenon:
+def _write_story(random: Random, part: WorldPart, wordings: WordingSet, scheme: Scheme) -> Phenomenon:
     """Write a story or a bare sum, with a call of the calculator before its result.
 
     As an example, "Ada had 12 apples. Then Tom gave Ada 30 more. What is the total?" before the call, its input
@@ -163,22 +163,22 @@ def _story(random: Random, part: WorldPart, wordings: WordingSet, scheme: Scheme
     scheme: the templates of one kind of story or sum, with its operation and kind of numbers.
     """
     a, b = operands(random, part, scheme.operation, scheme.numbers)
-    slots = {**_slots(random, part), "a": written(random, a), "b": written(random, b)}
-    template = _story_template(random, scheme)
-    before = _typed(random, template.text.format(**slots), is_question=template.is_question)
-    ending = _ending(random, scheme, slots)
-    expression = _expression(scheme.operation, template.text, slots)
+    slots = {**_draw_slots(random, part), "a": written(random, a), "b": written(random, b)}
+    template = _draw_story_template(random, scheme)
+    before = _type_if_question(random, template.text.format(**slots), is_question=template.is_question)
+    ending = _draw_ending(random, scheme, slots)
+    expression = _build_expression(scheme.operation, template.text, slots)
     result = result_of(a, scheme.operation, b)
     wording = f"calculator/{scheme.operation} {scheme.name}/{wordings}/{template.key}"
-    return _phenomenon(before=before, ending=ending, expression=expression, result=result, wording=wording)
+    return _build_phenomenon(before=before, ending=ending, expression=expression, result=result, wording=wording)
 
 
-def _typed(random: Random, text: str, *, is_question: bool) -> str:
+def _type_if_question(random: Random, text: str, *, is_question: bool) -> str:
     """Return a question as somebody might type it; a statement comes back unchanged."""
-    return typed_question(random, text) if is_question else text
+    return type_question(random, text) if is_question else text
 
 
-def _phenomenon(*, before: str, ending: str, expression: str, result: str, wording: str) -> Phenomenon:
+def _build_phenomenon(*, before: str, ending: str, expression: str, result: str, wording: str) -> Phenomenon:
     """Return a text with a call of the calculator before its result.
 
     - `before`, `ending`: the text before and after the result
@@ -205,18 +205,18 @@ class _StoryTemplate(NamedTuple):
     """The indexes of its parts in the scheme: `2.q0` is the third setup with the first question, e an ending."""
 
 
-def _story_template(random: Random, scheme: Scheme) -> _StoryTemplate:
+def _draw_story_template(random: Random, scheme: Scheme) -> _StoryTemplate:
     """Draw a template: a setup, if the scheme has any, and a question or an ending."""
     if not scheme.setups:
-        return _last_sentence(random, scheme)
+        return _draw_last_sentence(random, scheme)
     setup_index = random.randrange(len(scheme.setups))
-    last = _last_sentence(random, scheme)
+    last = _draw_last_sentence(random, scheme)
     separator = ". " if last.is_question else ""
     text = f"{scheme.setups[setup_index]}{separator}{last.text}"
     return _StoryTemplate(text, last.is_question, key=f"{setup_index}.{last.key}")
 
 
-def _last_sentence(random: Random, scheme: Scheme) -> _StoryTemplate:
+def _draw_last_sentence(random: Random, scheme: Scheme) -> _StoryTemplate:
     """Draw a question or an ending of a scheme."""
     is_question = random.random() < QUESTION_SHARE
     sentences = scheme.questions if is_question else scheme.endings
@@ -225,17 +225,17 @@ def _last_sentence(random: Random, scheme: Scheme) -> _StoryTemplate:
     return _StoryTemplate(sentences[index], is_question, key)
 
 
-def _nested(random: Random, part: WorldPart) -> Phenomenon:
+def _write_nested_calculation(random: Random, part: WorldPart) -> Phenomenon:
     """Write a question or statement with a calculation of three numbers, and a call of the calculator for it.
 
     As an example, "What is (3 + 4) * 5?" before the call, its input "(3 + 4) * 5" and its result "35"; or an average.
     """
     a, b = operands(random, part, "+", "count")
     c = random.choice([number for number in range(2, 30) if number not in (a, b)])
-    write_calculation = _in_brackets if random.random() < 0.5 else _average
+    write_calculation = _write_bracket_calculation if random.random() < 0.5 else _write_average
     nested = write_calculation(random, a, b, c)
-    return _phenomenon(
-        before=_typed(random, nested.text, is_question=nested.text.endswith("?")),
+    return _build_phenomenon(
+        before=_type_if_question(random, nested.text, is_question=nested.text.endswith("?")),
         ending=random.choice((".", ".", ", nothing more.")),
         expression=nested.expression,
         result=nested.result,
@@ -251,17 +251,17 @@ class _NestedCalculation(NamedTuple):
     result: str
 
 
-def _in_brackets(random: Random, a: Decimal, b: Decimal, c: int) -> _NestedCalculation:
+def _write_bracket_calculation(random: Random, a: Decimal, b: Decimal, c: int) -> _NestedCalculation:
     """Write a product with a sum or difference in brackets, such as `(3 + 4) * 5`, in the text often without spaces."""
-    results = _products(a, b, c)
+    results = _compute_products(a, b, c)
     expression = random.choice(tuple(results))
     has_spaces = random.random() < 0.7
     shown = expression if has_spaces else expression.replace(" ", "")
-    question = random.choice(word_list("calculator", "bracket_questions"))
+    question = random.choice(get_word_list("calculator", "bracket_questions"))
     return _NestedCalculation(question.format(x=shown), expression, result=str(results[expression]))
 
 
-def _products(a: Decimal, b: Decimal, c: int) -> dict[str, Decimal]:
+def _compute_products(a: Decimal, b: Decimal, c: int) -> dict[str, Decimal]:
     """Return the results of the products of `c` with the sum and the difference of two numbers, by expression."""
     smaller, larger = sorted((a, b))
     return {
@@ -271,9 +271,9 @@ def _products(a: Decimal, b: Decimal, c: int) -> dict[str, Decimal]:
     }
 
 
-def _average(random: Random, a: Decimal, b: Decimal, c: int) -> _NestedCalculation:
+def _write_average(random: Random, a: Decimal, b: Decimal, c: int) -> _NestedCalculation:
     """Write a question or statement about the average of three numbers."""
-    question = random.choice(word_list("calculator", "average_questions"))
+    question = random.choice(get_word_list("calculator", "average_questions"))
     return _NestedCalculation(
         text=question.format(a=a, b=b, c=c),
         expression=f"({a} + {b} + {c}) / 3",
@@ -281,7 +281,7 @@ def _average(random: Random, a: Decimal, b: Decimal, c: int) -> _NestedCalculati
     )
 
 
-def _sum_scheme(random: Random) -> Scheme:
+def _draw_sum_scheme(random: Random) -> Scheme:
     """Draw a scheme of bare sums; a scheme with more wordings is drawn more often."""
     [operation] = random.choices(("+", "-", "*", "/", "%"), (5, 5, 5, 6, 4))
     candidates = [scheme for scheme in sums() if scheme.operation == operation]
@@ -289,16 +289,16 @@ def _sum_scheme(random: Random) -> Scheme:
     return random.choices(candidates, wording_counts)[0]
 
 
-def _ending(random: Random, scheme: Scheme, slots: Mapping[str, str]) -> str:
+def _draw_ending(random: Random, scheme: Scheme, slots: Mapping[str, str]) -> str:
     """Draw what follows the result of a story: its unit, if it has one, and the end of the sentence."""
     unit = scheme.unit.format(**slots)
-    endings = [ending for ending in word_list("tails", "calculator") if unit or "{unit}" not in ending]
+    endings = [ending for ending in get_word_list("tails", "calculator") if unit or "{unit}" not in ending]
     ending = random.choice(endings)
     second_person = slots["m"]
     return ending.replace("{unit}", unit).format(m=second_person)
 
 
-def _expression(operation: str, template: str, slots: Mapping[str, str]) -> str:
+def _build_expression(operation: str, template: str, slots: Mapping[str, str]) -> str:
     """Return the call's input; operands of `+` and `*` are in the order of the text."""
     if operation == "%":
         return f"{slots['b']} * {slots['a']} / 100"
@@ -312,16 +312,16 @@ _SLOT_LISTS = {"it": "things", "box": "containers", "event": "events", "gets": "
 """Slots of stories whose values are drawn from a list of words."""
 
 
-def _slots(random: Random, part: WorldPart) -> dict[str, str]:
+def _draw_slots(random: Random, part: WorldPart) -> dict[str, str]:
     """Draw a word for each placeholder of the stories' templates but the numbers: {"n": "Ada", "it": "apples", ...}.
 
     The templates name two persons {n} and {m}, three towns {t}, {u} and {w}, two weekdays {day} and {other}; the others
     are those of _SLOT_LISTS.
     """
-    persons = random.sample(word_list("names", "first_names"), 2)
-    towns = random.sample(name_pool("town", part), 3)
+    persons = random.sample(get_word_list("names", "first_names"), 2)
+    towns = random.sample(get_name_pool("town", part), 3)
     days = random.sample(WEEK_DAYS, 2)
-    slots = {slot: random.choice(word_list("calculator", name)) for slot, name in _SLOT_LISTS.items()}
+    slots = {slot: random.choice(get_word_list("calculator", name)) for slot, name in _SLOT_LISTS.items()}
     slots |= zip(("n", "m"), persons, strict=True)
     slots |= zip(("t", "u", "w"), towns, strict=True)
     slots |= zip(("day", "other"), days, strict=True)

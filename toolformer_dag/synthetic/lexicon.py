@@ -8,7 +8,7 @@ from itertools import chain
 from random import Random
 from typing import Literal, NamedTuple
 
-from toolformer_dag.synthetic.sentences import Phenomenon, typed_question, worded
+from toolformer_dag.synthetic.sentences import Phenomenon, fill_template, type_question
 from toolformer_dag.synthetic.wordings import (
     FOLDER,
     KINDS,
@@ -16,9 +16,9 @@ from toolformer_dag.synthetic.wordings import (
     WordingSet,
     WorldPart,
     deal,
-    name_pool,
-    translation_templates,
-    word_list,
+    get_name_pool,
+    get_translation_templates,
+    get_word_list,
 )
 
 Language = Literal["es", "de", "fr"]
@@ -53,7 +53,7 @@ class LexiconWord:
 def words(language: Language, word_class: str) -> tuple[LexiconWord, ...]:
     """Return the words of a language in the order of lexicon.tsv. `word_class`: "noun" or "adjective"."""
     chosen = []
-    for row in _rows():
+    for row in _read_rows():
         if row["language"] == language and row["class"] == word_class:
             forms = tuple(row["forms"].split())
             chosen.append(LexiconWord(language, forms, english=row["english"], gender=row["gender"]))
@@ -61,7 +61,7 @@ def words(language: Language, word_class: str) -> tuple[LexiconWord, ...]:
 
 
 @cache
-def _rows() -> list[dict[str, str]]:
+def _read_rows() -> list[dict[str, str]]:
     """Return the rows of lexicon.tsv by column: language, class, forms, english, gender."""
     with (FOLDER / "lexicon.tsv").open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file, delimiter="\t"))
@@ -108,14 +108,14 @@ def translate(phrase: str) -> str | None:
     without_articles = [word for word in words if word not in FOREIGN_ARTICLES]
     if lexicon().keys().isdisjoint(without_articles):
         return None
-    english_words = _english_words(without_articles)
+    english_words = _translate_words(without_articles)
     has_article = len(without_articles) < len(words)
     if has_article:
         english_words.insert(0, "the")
     return " ".join(english_words)
 
 
-def _english_words(foreign_words: Sequence[str]) -> list[str]:
+def _translate_words(foreign_words: Sequence[str]) -> list[str]:
     """Return the English of words, adjectives first; unknown words stay as they are."""
     adjectives = english("adjective")
     nouns = english("noun")
@@ -153,7 +153,7 @@ class _Noun(NamedTuple):
 
     def with_adjective(self, language: Language, adjective: str, english_adjective: str) -> Translation:
         """Return the phrase with an adjective: `la tortuga roja` and `the red turtle`."""
-        foreign = _ordered(language, noun=self.noun, adjective=adjective)
+        foreign = _join_in_order(language, noun=self.noun, adjective=adjective)
         return Translation(f"{self.article} {foreign}", english=f"the {english_adjective} {self.english}")
 
 
@@ -162,13 +162,13 @@ def translated(random: Random, part: WorldPart, wordings: WordingSet) -> Phenome
 
     For example `What is "la tortuga"?`, the call on `la tortuga`, and ` the turtle.`
     """
-    translation = _translation(random, part)
+    translation = _draw_translation(random, part)
     is_question = random.random() < QUESTION_SHARE
-    slots = _slots(random, translation.foreign)
-    templates = translation_templates(wordings)
-    written = worded(random, templates, slots, is_question=is_question)
-    before = typed_question(random, written.text) if is_question else written.text
-    ending = random.choice(word_list("tails", "translation")).format(**slots)
+    slots = _draw_slots(random, translation.foreign)
+    templates = get_translation_templates(wordings)
+    written = fill_template(random, templates, slots, is_question=is_question)
+    before = type_question(random, written.text) if is_question else written.text
+    ending = random.choice(get_word_list("tails", "translation")).format(**slots)
     return Phenomenon(
         tool="machine_translation",
         before=before,
@@ -180,17 +180,17 @@ def translated(random: Random, part: WorldPart, wordings: WordingSet) -> Phenome
     )
 
 
-def _slots(random: Random, foreign: str) -> dict[str, str]:
+def _draw_slots(random: Random, foreign: str) -> dict[str, str]:
     """Return the values of the slots `{f}`, the foreign phrase in drawn quotes, and `{x}`, a drawn person."""
     [quote] = random.choices(QUOTES, QUOTE_WEIGHTS)
-    person = random.choice(word_list("filler", "persons"))
+    person = random.choice(get_word_list("filler", "persons"))
     return {"f": f"{quote}{foreign}{quote}", "x": person}
 
 
-def _translation(random: Random, part: WorldPart) -> Translation:
+def _draw_translation(random: Random, part: WorldPart) -> Translation:
     """Draw a phrase with its English; in training mostly of invented words, so that a model has to read the result."""
     is_pseudo = part == "pretraining" and random.random() < PSEUDO_SHARE
-    return _pseudo_phrase(random) if is_pseudo else phrase(random, part)
+    return _draw_pseudo_phrase(random) if is_pseudo else phrase(random, part)
 
 
 def phrase(random: Random, part: WorldPart) -> Translation:
@@ -204,46 +204,46 @@ def phrase(random: Random, part: WorldPart) -> Translation:
     return noun.with_adjective(language, adjective.form(word.gender), adjective.english)
 
 
-def _pseudo_phrase(random: Random) -> Translation:
+def _draw_pseudo_phrase(random: Random) -> Translation:
     """Draw a phrase of invented words with a real article, and an unrelated English phrase as its translation."""
     language = random.choice(LANGUAGES)
-    foreign_noun = _cased(language, _pseudo_word(random))
-    adjective = _pseudo_word(random)
+    foreign_noun = _capitalize_if_german(language, _invent_word(random))
+    adjective = _invent_word(random)
     article = random.choice(tuple(ARTICLES[language].values()))
-    english_noun = random.choice(word_list("translation", "english_nouns"))
+    english_noun = random.choice(get_word_list("translation", "english_nouns"))
     noun = _Noun(article, foreign_noun, english_noun)
     if random.random() >= ADJECTIVE_SHARE:
         return noun.alone()
-    english_adjective = random.choice(word_list("translation", "english_adjectives"))
+    english_adjective = random.choice(get_word_list("translation", "english_adjectives"))
     return noun.with_adjective(language, adjective, english_adjective)
 
 
-def _ordered(language: Language, *, noun: str, adjective: str) -> str:
+def _join_in_order(language: Language, *, noun: str, adjective: str) -> str:
     """Join noun and adjective in the order of the language."""
     return f"{adjective} {noun}" if language == "de" else f"{noun} {adjective}"
 
 
-def _cased(language: Language, noun: str) -> str:
+def _capitalize_if_german(language: Language, noun: str) -> str:
     """Return a noun as its language writes it: German nouns have a capital."""
     return noun.capitalize() if language == "de" else noun
 
 
-def _pseudo_word(random: Random) -> str:
+def _invent_word(random: Random) -> str:
     """Invent a word that is neither in the lexicon nor a name of the synthetic world."""
-    heads = word_list("translation", "pseudo_heads")
-    tails = word_list("translation", "pseudo_tails")
+    heads = get_word_list("translation", "pseudo_heads")
+    tails = get_word_list("translation", "pseudo_tails")
     while True:
         head_count = random.choice((1, 1, 2))
         word = "".join(random.choices(heads, k=head_count)) + random.choice(tails)
-        if word not in lexicon() and word not in _names():
+        if word not in lexicon() and word not in _collect_names():
             return word
 
 
 @cache
-def _names() -> frozenset[str]:
+def _collect_names() -> frozenset[str]:
     """Return all names of the synthetic world, in lower case."""
     names = set[str]()
     for kind in KINDS:
         for part in PARTS:
-            names.update(name.lower() for name in name_pool(kind, part))
+            names.update(name.lower() for name in get_name_pool(kind, part))
     return frozenset(names)

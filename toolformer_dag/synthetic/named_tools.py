@@ -8,12 +8,18 @@ from typing import NamedTuple
 from toolformer_dag.synthetic.sentences import (
     ANSWER_MARK,
     Phenomenon,
-    around_answer,
-    typed_question,
-    worded,
+    fill_template,
+    split_at_answer,
+    type_question,
 )
 from toolformer_dag.synthetic.today import WEEK_DAYS
-from toolformer_dag.synthetic.wordings import WordingSet, WorldPart, named_templates, part_of_slot, word_list
+from toolformer_dag.synthetic.wordings import (
+    WordingSet,
+    WorldPart,
+    get_named_templates,
+    get_part_of_slot,
+    get_word_list,
+)
 from toolformer_dag.synthetic.world import WORLD_SEED, World
 
 QUESTION_SHARE = 0.45
@@ -23,7 +29,7 @@ _SLOTS = 20
 """The questions about prices are hashed into so many slots, which are dealt to the parts of the world."""
 
 
-def distance_of(start: str, end: str, unit: str, seed: int = WORLD_SEED) -> int:
+def compute_distance(start: str, end: str, unit: str, seed: int = WORLD_SEED) -> int:
     """Return the length of the road between two towns in km or miles, the same in both directions."""
     towns = sorted((start, end))
     km = 12 + _hash(seed, *towns) % 888
@@ -32,7 +38,7 @@ def distance_of(start: str, end: str, unit: str, seed: int = WORLD_SEED) -> int:
     return round(km * MILES_PER_KM)
 
 
-def price_of(item: str, count: int, day: str, seed: int = WORLD_SEED) -> int:
+def compute_price(item: str, count: int, day: str, seed: int = WORLD_SEED) -> int:
     """Return what `count` of a thing cost on a weekday, in dollars."""
     return count * (2 + _hash(seed, item, day) % 48)
 
@@ -50,8 +56,8 @@ def distance(random: Random, world: World, part: WorldPart, wordings: WordingSet
     start, end = [town.name for town in random.sample(world.entities(part, "town"), 2)]
     unit = random.choice(UNITS)
     unit_argument = "" if unit == "km" else f', unit="{unit}"'
-    miles_or_km = distance_of(start, end, unit, world.seed)
-    return _phenomenon(
+    miles_or_km = compute_distance(start, end, unit, world.seed)
+    return _build_phenomenon(
         random,
         "distance",
         wordings,
@@ -66,9 +72,9 @@ def price(random: Random, world: World, part: WorldPart, wordings: WordingSet) -
 
     The call is `item="lamps", count=3, day="Monday"`.
     """
-    purchase = _purchase(random, part)
-    dollars = price_of(purchase.item, purchase.quantity, purchase.day, world.seed)
-    return _phenomenon(
+    purchase = _draw_purchase(random, part)
+    dollars = compute_price(purchase.item, purchase.quantity, purchase.day, world.seed)
+    return _build_phenomenon(
         random,
         "price",
         wordings,
@@ -86,18 +92,18 @@ class _Purchase(NamedTuple):
     day: str
 
 
-def _purchase(random: Random, part: WorldPart) -> _Purchase:
+def _draw_purchase(random: Random, part: WorldPart) -> _Purchase:
     """Draw purchases until one belongs to the part of the world; a hash assigns each purchase to one part."""
     while True:
-        item = random.choice(word_list("calculator", "things"))
+        item = random.choice(get_word_list("calculator", "things"))
         day = random.choice(WEEK_DAYS)
         quantity = random.randint(2, 60)
         slot = _hash(0, item, day, str(quantity)) % _SLOTS  # seed 0: the same parts in every world
-        if part_of_slot(slot, _SLOTS) == part:
+        if get_part_of_slot(slot, _SLOTS) == part:
             return _Purchase(item, quantity, day)
 
 
-def _phenomenon(
+def _build_phenomenon(
     random: Random, tool: str, wordings: WordingSet, *, slots: Mapping[str, str], call_input: str, answer: str
 ) -> Phenomenon:
     """Write a question or statement by a random template, with a call right before its answer.
@@ -107,8 +113,8 @@ def _phenomenon(
     - `slots`: values for the placeholders of the templates but the answer's: {"a": "Lund", "b": "Ystad"}
     - `answer`: what the tool returns for `call_input`
     """
-    text = _text(random, tool, wordings, slots)
-    ending = random.choice(word_list("tails", "facts"))
+    text = _write_text(random, tool, wordings, slots)
+    ending = random.choice(get_word_list("tails", "facts"))
     return Phenomenon(
         tool=tool,
         before=text.before,
@@ -128,12 +134,12 @@ class _Text(NamedTuple):
     wording: str
 
 
-def _text(random: Random, tool: str, wordings: WordingSet, slots: Mapping[str, str]) -> _Text:
+def _write_text(random: Random, tool: str, wordings: WordingSet, slots: Mapping[str, str]) -> _Text:
     """Write "How far is it from Lund to Ystad? It is" or "From Lund to Ystad it is" and " miles"."""
     is_question = random.random() < QUESTION_SHARE
     slots_and_mark = {**slots, "v": ANSWER_MARK}
-    written = worded(random, named_templates(tool, wordings), slots_and_mark, is_question=is_question)
+    written = fill_template(random, get_named_templates(tool, wordings), slots_and_mark, is_question=is_question)
     if is_question:
-        return _Text(typed_question(random, written.text), after="", wording=written.wording)
-    around = around_answer(written.text)
+        return _Text(type_question(random, written.text), after="", wording=written.wording)
+    around = split_at_answer(written.text)
     return _Text(around.before, around.after, written.wording)

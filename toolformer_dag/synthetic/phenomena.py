@@ -11,10 +11,10 @@ from toolformer_dag.synthetic.sentences import (
     ANSWER_MARK,
     CallWithResult,
     Phenomenon,
-    around_answer,
-    casual,
+    fill_template,
+    make_casual,
+    split_at_answer,
     with_answer_lead,
-    worded,
 )
 from toolformer_dag.synthetic.today import today
 from toolformer_dag.synthetic.two_hop import two_hop
@@ -24,11 +24,11 @@ from toolformer_dag.synthetic.wordings import (
     Templates,
     WordingSet,
     WorldPart,
-    fact_templates,
-    relations,
-    word_list,
+    get_fact_templates,
+    get_relations,
+    get_word_list,
 )
-from toolformer_dag.synthetic.world import Entity, World, passages_by_relation, the_world
+from toolformer_dag.synthetic.world import Entity, World, get_world, write_passages_by_relation
 
 QUESTION_SHARE = 0.45
 KIND_WEIGHTS = (5, 3, 2, 1)  # in the order of KINDS
@@ -43,15 +43,15 @@ def fact(random: Random, world: World, tool: str, part: WorldPart, wordings: Wor
 
     `tool`: "question_answering", which returns the fact, or "wiki_search", which returns a passage with the fact.
     """
-    entity = _entity(random, world, part)
-    relation = random.choice(relations(entity.kind))
-    templates = fact_templates(relation, tool, wordings)
-    text = _fact_text(random, entity, relation, templates)
+    entity = _draw_entity(random, world, part)
+    relation = random.choice(get_relations(entity.kind))
+    templates = get_fact_templates(relation, tool, wordings)
+    text = _write_fact_text(random, entity, relation, templates)
     answer = entity.facts[relation.key]
     if tool == "question_answering":
         call = CallWithResult(tool, input=text.question, result=answer)
     else:
-        call = _search(entity, relation, world.seed)
+        call = _build_search_call(entity, relation, world.seed)
     wording = f"{tool}/{entity.kind}/{relation.key}/{wordings}/{text.wording}"
     return Phenomenon(
         tool=tool,
@@ -64,16 +64,16 @@ def fact(random: Random, world: World, tool: str, part: WorldPart, wordings: Wor
     )
 
 
-def _entity(random: Random, world: World, part: WorldPart) -> Entity:
+def _draw_entity(random: Random, world: World, part: WorldPart) -> Entity:
     """Draw a kind of entity, and an entity of that kind from a part of the world."""
     weights = PRETRAINING_WEIGHTS if part == "pretraining" else KIND_WEIGHTS
     [kind] = random.choices(KINDS, weights)
     return random.choice(world.entities(part, kind))
 
 
-def _search(entity: Entity, relation: Relation, seed: int) -> CallWithResult:
+def _build_search_call(entity: Entity, relation: Relation, seed: int) -> CallWithResult:
     """Return the search for a fact of an entity, and the passage that it returns. `seed`: of the world."""
-    passage = passages_by_relation(entity, seed)[relation.key]
+    passage = write_passages_by_relation(entity, seed)[relation.key]
     return CallWithResult("wiki_search", input=f"{entity.name} {relation.keyword}", result=passage.snippet)
 
 
@@ -86,14 +86,14 @@ class _FactText(NamedTuple):
     wording: str  # names the templates of the text, see `Worded.wording`
 
 
-def _fact_text(random: Random, entity: Entity, relation: Relation, templates: Templates) -> _FactText:
+def _write_fact_text(random: Random, entity: Entity, relation: Relation, templates: Templates) -> _FactText:
     """Write a question about an entity's fact, or a statement of it, by a random template."""
     if random.random() < QUESTION_SHARE:
-        return _fact_question(random, entity, templates)
+        return _write_fact_question(random, entity, templates)
     slots = {"e": entity.name, "v": ANSWER_MARK}  # the mark shows where to split the statement
-    statement = worded(random, templates, slots, is_question=False)
-    ending = random.choice(word_list("tails", "facts"))
-    around = around_answer(statement.text)
+    statement = fill_template(random, templates, slots, is_question=False)
+    ending = random.choice(get_word_list("tails", "facts"))
+    around = split_at_answer(statement.text)
     return _FactText(
         before=around.before,
         after_answer=around.after + ending,
@@ -102,7 +102,7 @@ def _fact_text(random: Random, entity: Entity, relation: Relation, templates: Te
     )
 
 
-def _fact_question(random: Random, entity: Entity, templates: Templates) -> _FactText:
+def _write_fact_question(random: Random, entity: Entity, templates: Templates) -> _FactText:
     """Write a question about an entity's fact, as somebody types it, after a random lead.
 
     As an example, "Quiz night again! Where was Ada born? It is": a lead, the question, words that lead to the answer.
@@ -110,8 +110,8 @@ def _fact_question(random: Random, entity: Entity, templates: Templates) -> _Fac
     leads, questions = templates.choices(is_question=True)
     question_number = random.randrange(len(questions))
     lead_number = random.randrange(len(leads))
-    question = casual(random, questions[question_number].format(e=entity.name))
-    ending = random.choice(word_list("tails", "facts"))
+    question = make_casual(random, questions[question_number].format(e=entity.name))
+    ending = random.choice(get_word_list("tails", "facts"))
     lead = leads[lead_number]
     before = with_answer_lead(random, f"{lead}{question}")
     wording = f"q{question_number}.{lead_number}"
@@ -157,7 +157,7 @@ def questions(seed: int, tool: str, n: int, wordings: WordingSet) -> list[Phenom
     random = Random(f"questions {seed} {tool} {wordings}")
     distinct: dict[tuple[object, ...], Phenomenon] = {}
     while len(distinct) < n:  # never ends if the part has fewer than n different ones
-        question = phenomenon(random, the_world(), tool, part="evaluation", wordings=wordings)
+        question = phenomenon(random, get_world(), tool, part="evaluation", wordings=wordings)
         key = (question.before, question.answer, question.date, question.wording)
         distinct[key] = question
     return list(distinct.values())

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import NamedTuple
 
-from toolformer_dag.synthetic.wordings import Templates, pick, word_list
+from toolformer_dag.synthetic.wordings import Templates, get_word_list, pick
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Worded(NamedTuple):
     """The kind of template (q: question, s: statement), its number, and that of its lead: `q3.1`."""
 
 
-def worded(random: Random, templates: Templates, slots: Mapping[str, str], *, is_question: bool) -> Worded:
+def fill_template(random: Random, templates: Templates, slots: Mapping[str, str], *, is_question: bool) -> Worded:
     """Fill in a random question or statement of `templates`, after a random lead."""
     leads, texts = templates.choices(is_question=is_question)
     lead = random.choice(leads)
@@ -90,7 +90,7 @@ class AroundAnswer(NamedTuple):
     after: str
 
 
-def around_answer(statement: str) -> AroundAnswer:
+def split_at_answer(statement: str) -> AroundAnswer:
     """Split a statement at the mark of its answer, and drop the space before the mark."""
     before, after = statement.split(f" {ANSWER_MARK}")
     return AroundAnswer(before, after)
@@ -105,18 +105,18 @@ _PLAIN_BEGINNINGS = frozenset(
 """Words at the beginning of a question that are no names."""
 
 
-def typed_question(random: Random, question: str) -> str:
+def type_question(random: Random, question: str) -> str:
     """Return a question as somebody might type it, with the words that lead to the answer."""
-    return with_answer_lead(random, casual(random, question))
+    return with_answer_lead(random, make_casual(random, question))
 
 
 def with_answer_lead(random: Random, question: str) -> str:
     """Return a question and, after it, words that lead to its answer, such as `It is`; some leads are empty."""
-    lead = random.choice(word_list("answers", "leads"))
+    lead = random.choice(get_word_list("answers", "leads"))
     return f"{question} {lead}" if lead else question
 
 
-def casual(random: Random, question: str) -> str:
+def make_casual(random: Random, question: str) -> str:
     """Contract `What is` and begin in lower case, each by chance, as people type."""
     if random.random() < CASUAL_SHARE:
         question = _CONTRACTIONS.sub(r"\1's", question, count=1)
@@ -127,32 +127,32 @@ def casual(random: Random, question: str) -> str:
 
 def filler(random: Random, sentences: int) -> str:
     """Write a paragraph of so many plain sentences."""
-    return " ".join(_sentence(random, is_first=number == 0) for number in range(sentences))
+    return " ".join(_write_sentence(random, is_first=number == 0) for number in range(sentences))
 
 
-def _sentence(random: Random, *, is_first: bool) -> str:
+def _write_sentence(random: Random, *, is_first: bool) -> str:
     """Write a plain sentence that no tool helps with, from random words. `is_first`: of its paragraph."""
     shape = random.random()  # by its ranges: a remark, or a clause with an adverbial, a second clause or nothing
     if shape < 0.1:
         return f"{pick(random, 'filler', 'remarks')}."
-    text = _clause(random) + _rest_of_sentence(random, shape)
+    text = _write_clause(random) + _write_rest_of_sentence(random, shape)
     if not is_first and random.random() < 0.3:
         text = f"{pick(random, 'filler', 'connectives')} {text}"
     return sentence(text) + "."
 
 
-def _rest_of_sentence(random: Random, shape: float) -> str:
+def _write_rest_of_sentence(random: Random, shape: float) -> str:
     """Write what follows a first clause, by ranges of `shape`: an adverbial, a second clause or nothing."""
     if shape < 0.6:
         return f" {pick(random, 'filler', 'adverbials')}"
     if shape < 0.75:
-        return f" {pick(random, 'filler', 'subordinate')} {_clause(random)}"
+        return f" {pick(random, 'filler', 'subordinate')} {_write_clause(random)}"
     if shape < 0.9:
-        return f", and {_clause(random)}"
+        return f", and {_write_clause(random)}"
     return ""
 
 
-def _clause(random: Random) -> str:
+def _write_clause(random: Random) -> str:
     """Write a clause that says who does what where."""
-    subject = random.choice(word_list("filler", "persons") + word_list("filler", "groups"))
+    subject = random.choice(get_word_list("filler", "persons") + get_word_list("filler", "groups"))
     return f"{subject} {pick(random, 'filler', 'verbs')} {pick(random, 'filler', 'places')}"

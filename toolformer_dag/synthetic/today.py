@@ -3,8 +3,8 @@
 import datetime
 from random import Random
 
-from toolformer_dag.synthetic.sentences import Phenomenon, Worded, typed_question, worded
-from toolformer_dag.synthetic.wordings import WordingSet, WorldPart, date_templates, part_of_slot, word_list
+from toolformer_dag.synthetic.sentences import Phenomenon, Worded, fill_template, type_question
+from toolformer_dag.synthetic.wordings import WordingSet, WorldPart, get_date_templates, get_part_of_slot, get_word_list
 
 WEEK_DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 MONTHS = (
@@ -22,7 +22,7 @@ MONTHS = (
     "December",
 )
 SLOTS = ("weekday", "month_day", "year", "full", "month")
-"""The parts of a date that a text may ask for; `date_text` shows them."""
+"""The parts of a date that a text may ask for; `format_date_part` shows them."""
 SLOT_WEIGHTS = (4, 3, 3, 2, 1)
 """How often each of SLOTS is drawn."""
 FIRST_DAY = datetime.date(2003, 1, 1)
@@ -33,17 +33,17 @@ _SLOTS = 20
 """The days are hashed into so many slots, which are dealt to the parts of the world."""
 
 
-def day_of(random: Random, part: WorldPart) -> datetime.date:
+def draw_day(random: Random, part: WorldPart) -> datetime.date:
     """Draw a day from 2003 to 2023 that belongs to a part of the world."""
     while True:
         day = FIRST_DAY + datetime.timedelta(days=random.randrange(DAYS))
-        if part_of_day(day) == part:
+        if get_part_of_day(day) == part:
             return day
 
 
-def part_of_day(day: datetime.date) -> WorldPart:
+def get_part_of_day(day: datetime.date) -> WorldPart:
     """Return the part of the world that a day belongs to."""
-    return part_of_slot(day.toordinal() * 13 // 7 % _SLOTS, _SLOTS)
+    return get_part_of_slot(day.toordinal() * 13 // 7 % _SLOTS, _SLOTS)
 
 
 def today(random: Random, part: WorldPart, wordings: WordingSet) -> Phenomenon:
@@ -52,35 +52,35 @@ def today(random: Random, part: WorldPart, wordings: WordingSet) -> Phenomenon:
     As an example, "The current day of the week is" before the call, its result "Today is Sunday, May 3, 2009.", and
     " Sunday, dear readers." behind it. part: of the synthetic world; each of its three parts has days of its own.
     """
-    day = day_of(random, part)
+    day = draw_day(random, part)
     [slot] = random.choices(SLOTS, SLOT_WEIGHTS)  # the part of the date that the text says
-    written = _before_date(random, slot, wordings)
-    answer = date_text(day, slot)
-    ending = random.choice(word_list("tails", "calendar"))
+    written = _write_text_before_date(random, slot, wordings)
+    answer = format_date_part(day, slot)
+    ending = random.choice(get_word_list("tails", "calendar"))
     return Phenomenon(
         tool="calendar",
         before=written.text,
         after=f" {answer}{ending}",
         input="",
-        result=today_is(day),
+        result=format_calendar_result(day),
         answer=answer,
         wording=f"calendar/{slot}/{wordings}/{written.wording}",
         date=day,
     )
 
 
-def _before_date(random: Random, slot: str, wordings: WordingSet) -> Worded:
+def _write_text_before_date(random: Random, slot: str, wordings: WordingSet) -> Worded:
     """Write a sentence or question up to today's date. `slot`: the part of the date that follows."""
     is_question = random.random() < QUESTION_SHARE
-    event = random.choice(word_list("calendar", "events"))
-    templates = date_templates(slot, wordings)
-    written = worded(random, templates, {"event": event}, is_question=is_question)
+    event = random.choice(get_word_list("calendar", "events"))
+    templates = get_date_templates(slot, wordings)
+    written = fill_template(random, templates, {"event": event}, is_question=is_question)
     if is_question:
-        return written._replace(text=typed_question(random, written.text))
+        return written._replace(text=type_question(random, written.text))
     return written
 
 
-def date_text(day: datetime.date, slot: str) -> str:
+def format_date_part(day: datetime.date, slot: str) -> str:
     """Return a part of a date in words, such as `Sunday` for the slot "weekday".
 
     `slot`: "weekday", "month" (`May`), "month_day" (`May 3`), "year" or "full" (`May 3, 2009`).
@@ -97,6 +97,6 @@ def date_text(day: datetime.date, slot: str) -> str:
     return forms[slot]
 
 
-def today_is(day: datetime.date) -> str:
+def format_calendar_result(day: datetime.date) -> str:
     """Return the calendar's result on that day (paper, section 3)."""
-    return f"Today is {date_text(day, 'weekday')}, {date_text(day, 'full')}."
+    return f"Today is {format_date_part(day, 'weekday')}, {format_date_part(day, 'full')}."

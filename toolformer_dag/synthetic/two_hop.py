@@ -14,9 +14,9 @@ from toolformer_dag.synthetic.sentences import (
     AroundAnswer,
     CallWithResult,
     Phenomenon,
-    around_answer,
-    casual,
+    make_casual,
     sentence,
+    split_at_answer,
     with_answer_lead,
 )
 from toolformer_dag.synthetic.wordings import (
@@ -24,10 +24,10 @@ from toolformer_dag.synthetic.wordings import (
     Relation,
     WordingSet,
     WorldPart,
-    chain_templates,
-    fact_templates,
-    relations,
-    word_list,
+    get_chain_templates,
+    get_fact_templates,
+    get_relations,
+    get_word_list,
 )
 from toolformer_dag.synthetic.world import Entity, World
 
@@ -56,7 +56,7 @@ _UNFIT = ("town of {e}", "town {e}", "firm {e}", "{e}'s", "called {e}", "name of
 def two_hop(random: Random, world: World, part: WorldPart, wordings: WordingSet) -> Phenomenon:
     """Write a text about a fact of a described entity, years since a fact, or a calculation with two facts."""
     draw: Callable[[Random, World, WorldPart, WordingSet], Phenomenon]
-    [draw] = random.choices((_second_fact, _years, _two_numbers), (6, 3, 1))
+    [draw] = random.choices((_write_second_fact, _write_years, _write_two_numbers), (6, 3, 1))
     return draw(random, world, part, wordings)
 
 
@@ -77,9 +77,9 @@ class _Described(NamedTuple):
         return LEADS_TO[self.relation.key]
 
 
-def _described(random: Random, world: World, part: WorldPart) -> _Described:
+def _draw_described(random: Random, world: World, part: WorldPart) -> _Described:
     """Draw an entity that another one's fact describes."""
-    relation = random.choice([_relation(key) for key in LEADS_TO])
+    relation = random.choice([_get_relation(key) for key in LEADS_TO])
     entity = random.choice(world.entities(part, relation.kind))
     return _Described(relation, entity)
 
@@ -93,18 +93,18 @@ class _DescribedText(NamedTuple):
     number: int  # of its template
 
 
-def _second_fact(random: Random, world: World, part: WorldPart, wordings: WordingSet) -> Phenomenon:
+def _write_second_fact(random: Random, world: World, part: WorldPart, wordings: WordingSet) -> Phenomenon:
     """Write a question or statement of a fact about an entity that is only described.
 
     "The mayor of the town where Ada was born is ..." needs a call that returns the town, then one for its mayor.
     """
-    described = _described(random, world, part)  # the town, by Ada and the relation birthplace
-    asked_relation = random.choice(relations(described.kind))  # mayor
-    written = _described_text(random, described, asked_relation, wordings)
-    described_entity = _entity(world, part, described.kind, described.name)  # the town with its facts
-    first_call = _fact_call(described.relation, described.entity)  # where Ada was born
-    second_call = _fact_call(asked_relation, described_entity)  # who is the mayor there
-    return _phenomenon(
+    described = _draw_described(random, world, part)  # the town, by Ada and the relation birthplace
+    asked_relation = random.choice(get_relations(described.kind))  # mayor
+    written = _write_described_text(random, described, asked_relation, wordings)
+    described_entity = _get_entity(world, part, described.kind, described.name)  # the town with its facts
+    first_call = _build_fact_call(described.relation, described.entity)  # where Ada was born
+    second_call = _build_fact_call(asked_relation, described_entity)  # who is the mayor there
+    return _build_phenomenon(
         random,
         lead=written.lead,
         text=written.text,
@@ -114,24 +114,26 @@ def _second_fact(random: Random, world: World, part: WorldPart, wordings: Wordin
     )
 
 
-def _described_text(random: Random, described: _Described, relation: Relation, wordings: WordingSet) -> _DescribedText:
+def _write_described_text(
+    random: Random, described: _Described, relation: Relation, wordings: WordingSet
+) -> _DescribedText:
     """Write a question or statement about the value of a relation of a described entity."""
-    description = _description(random, described, wordings)
+    description = _write_description(random, described, wordings)
     is_question = random.random() < QUESTION_SHARE
-    leads, texts = fact_templates(relation, QA_TOOL, wordings).choices(is_question=is_question)
-    number = random.choice(_fitting(texts))
+    leads, texts = get_fact_templates(relation, QA_TOOL, wordings).choices(is_question=is_question)
+    number = random.choice(_list_fitting_indexes(texts))
     lead = random.choice(leads)
     text = texts[number].format(e=description, v=ANSWER_MARK)
     return _DescribedText(lead, text, is_question, number)
 
 
-def _description(random: Random, described: _Described, wordings: WordingSet) -> str:
+def _write_description(random: Random, described: _Described, wordings: WordingSet) -> str:
     """Return a description such as "the town where Ada was born"."""
-    templates = chain_templates("described", wordings)[described.relation.key]
+    templates = get_chain_templates("described", wordings)[described.relation.key]
     return random.choice(templates).format(e=described.entity.name)
 
 
-def _fitting(templates: Sequence[str]) -> list[int]:
+def _list_fitting_indexes(templates: Sequence[str]) -> list[int]:
     """Return the indexes of the templates that read well with a description such as "the town where Ada was born"."""
     indexes = []
     for index, template in enumerate(templates):
@@ -141,19 +143,19 @@ def _fitting(templates: Sequence[str]) -> list[int]:
     return indexes
 
 
-def _years(random: Random, world: World, part: WorldPart, wordings: WordingSet) -> Phenomenon:
+def _write_years(random: Random, world: World, part: WorldPart, wordings: WordingSet) -> Phenomenon:
     """Write a text about the years between a fact's year and a later one, such as somebody's age in 2050.
 
     It needs a question whose answer is the year of the fact, then a calculation: "How old will Ada be in 2050?" takes
     "When was Ada born?" and 2050 - 1961.
     """
-    relation = random.choice([relation for relation in _all_relations() if relation.key in YEARS])
-    entity = random.choice(_entities_with_year(world, part, relation))
+    relation = random.choice([relation for relation in _list_relations() if relation.key in YEARS])
+    entity = random.choice(_select_entities_with_year(world, part, relation))
     later_year = random.randint(*YEARS_TO_COME)
-    year = _number_of(entity, relation.key)
-    question = _fact_call(relation, entity)
-    calculation = _calculator_call(f"{later_year} - {year}", later_year - year)
-    return _calculated(
+    year = _parse_number(entity, relation.key)
+    question = _build_fact_call(relation, entity)
+    calculation = _build_calculator_call(f"{later_year} - {year}", later_year - year)
+    return _write_calculated(
         random,
         templates="years",
         key=relation.key,
@@ -163,7 +165,7 @@ def _years(random: Random, world: World, part: WorldPart, wordings: WordingSet) 
     )
 
 
-def _entities_with_year(world: World, part: WorldPart, relation: Relation) -> Sequence[Entity]:
+def _select_entities_with_year(world: World, part: WorldPart, relation: Relation) -> Sequence[Entity]:
     """Return the entities of the relation's kind; of people only those who may live in YEARS_TO_COME."""
     entities = world.entities(part, relation.kind)
     if relation.key == "birth_year":
@@ -171,18 +173,20 @@ def _entities_with_year(world: World, part: WorldPart, relation: Relation) -> Se
     return entities
 
 
-def _two_numbers(random: Random, world: World, part: WorldPart, wordings: WordingSet) -> Phenomenon:
+def _write_two_numbers(random: Random, world: World, part: WorldPart, wordings: WordingSet) -> Phenomenon:
     """Write a text about the years between two facts, or about the sum of two rivers' lengths.
 
     It needs two questions, whose answers are numbers, then a calculation with both.
     """
     relation_key = random.choice((*YEARS, "length"))
-    relation = _relation(relation_key)
-    entities = _two_entities(random, world.entities(part, relation.kind), relation_key)
+    relation = _get_relation(relation_key)
+    entities = _draw_two_entities(random, world.entities(part, relation.kind), relation_key)
     first, second = entities
-    questions = [_fact_call(relation, entity) for entity in entities]
-    calculation = _sum_or_difference(relation_key, _number_of(first, relation_key), _number_of(second, relation_key))
-    return _calculated(
+    questions = [_build_fact_call(relation, entity) for entity in entities]
+    calculation = _build_sum_or_difference(
+        relation_key, _parse_number(first, relation_key), _parse_number(second, relation_key)
+    )
+    return _write_calculated(
         random,
         templates="two_numbers",
         key=relation_key,
@@ -192,22 +196,22 @@ def _two_numbers(random: Random, world: World, part: WorldPart, wordings: Wordin
     )
 
 
-def _sum_or_difference(key: str, first: int, second: int) -> CallWithResult:
+def _build_sum_or_difference(key: str, first: int, second: int) -> CallWithResult:
     """Return the call that adds two lengths, or subtracts the first year from the second."""
     if key == "length":
-        return _calculator_call(f"{first} + {second}", first + second)
-    return _calculator_call(f"{second} - {first}", second - first)
+        return _build_calculator_call(f"{first} + {second}", first + second)
+    return _build_calculator_call(f"{second} - {first}", second - first)
 
 
-def _two_entities(random: Random, entities: Sequence[Entity], key: str) -> list[Entity]:
+def _draw_two_entities(random: Random, entities: Sequence[Entity], key: str) -> list[Entity]:
     """Draw two entities by the key of a number; unless it is a length, the number of the first is the smaller."""
     while True:
         a, b = random.sample(entities, 2)
-        if key == "length" or _number_of(a, key) < _number_of(b, key):
+        if key == "length" or _parse_number(a, key) < _parse_number(b, key):
             return [a, b]
 
 
-def _calculated(
+def _write_calculated(
     random: Random,
     *,
     templates: str,
@@ -227,10 +231,10 @@ def _calculated(
     """
     is_question = random.random() < QUESTION_SHARE
     sentences = "questions" if is_question else "statements"
-    texts = chain_templates(templates, wordings)[f"{key}_{sentences}"]
+    texts = get_chain_templates(templates, wordings)[f"{key}_{sentences}"]
     number = random.randrange(len(texts))
-    lead = random.choice(_leads(wordings, is_question=is_question))
-    return _phenomenon(
+    lead = random.choice(_list_leads(wordings, is_question=is_question))
+    return _build_phenomenon(
         random,
         lead=lead,
         text=texts[number].format(**slots, v=ANSWER_MARK),
@@ -240,7 +244,7 @@ def _calculated(
     )
 
 
-def _phenomenon(
+def _build_phenomenon(
     random: Random, *, lead: str, text: str, is_question: bool, calls: Sequence[CallWithResult], wording: str
 ) -> Phenomenon:
     """Return a question or statement with its calls right before its answer.
@@ -252,8 +256,8 @@ def _phenomenon(
     - `text`: the question without its answer, or the statement with ANSWER_MARK for its answer
     - `calls`: the calls in their order; the result of the last one is the answer
     """
-    parts = _led_question(random, lead, text) if is_question else _led_statement(lead, text)
-    ending = random.choice(word_list("tails", "facts"))
+    parts = _write_led_question(random, lead, text) if is_question else _write_led_statement(lead, text)
+    ending = random.choice(get_word_list("tails", "facts"))
     *earlier_calls, last_call = calls
     return Phenomenon(
         tool=last_call.tool,
@@ -267,55 +271,55 @@ def _phenomenon(
     )
 
 
-def _led_question(random: Random, lead: str, question: str) -> AroundAnswer:
+def _write_led_question(random: Random, lead: str, question: str) -> AroundAnswer:
     """Return a question after its lead, as somebody types it: "Who is the mayor of Lund? It is"."""
-    typed = casual(random, sentence(question))
+    typed = make_casual(random, sentence(question))
     return AroundAnswer(before=with_answer_lead(random, lead + typed), after="")
 
 
-def _led_statement(lead: str, statement: str) -> AroundAnswer:
+def _write_led_statement(lead: str, statement: str) -> AroundAnswer:
     """Return a statement after its lead, split at its answer: "In 2050 Ada will be" and " years old"."""
     begins_sentence = not lead or lead.rstrip().endswith((".", "!", "?", ":"))
     rest = sentence(statement) if begins_sentence else statement
-    return around_answer(sentence(lead + rest))
+    return split_at_answer(sentence(lead + rest))
 
 
 @cache
-def _all_relations() -> tuple[Relation, ...]:
+def _list_relations() -> tuple[Relation, ...]:
     """Return the relations of all kinds of entities."""
     kinds: Sequence[EntityKind] = ("person", "town", "firm", "river")
-    return tuple(chain.from_iterable(relations(kind) for kind in kinds))
+    return tuple(chain.from_iterable(get_relations(kind) for kind in kinds))
 
 
-def _relation(key: str) -> Relation:
+def _get_relation(key: str) -> Relation:
     """Return the relation with this key."""
-    return next(relation for relation in _all_relations() if relation.key == key)
+    return next(relation for relation in _list_relations() if relation.key == key)
 
 
-def _fact_call(relation: Relation, entity: Entity) -> CallWithResult:
+def _build_fact_call(relation: Relation, entity: Entity) -> CallWithResult:
     """Return the call of question answering that asks for a fact of an entity."""
     question = relation.question.format(e=entity.name)
     return CallWithResult(QA_TOOL, input=f'"{question}"', result=entity.facts[relation.key])
 
 
-def _calculator_call(expression: str, result: int) -> CallWithResult:
+def _build_calculator_call(expression: str, result: int) -> CallWithResult:
     """Return a call of the calculator."""
     return CallWithResult("calculator", input=expression, result=str(result))
 
 
-def _number_of(entity: Entity, key: str) -> int:
+def _parse_number(entity: Entity, key: str) -> int:
     """Return the number in a fact: 1820 for `1820`, 120 for `120 miles`."""
     number, *_ = entity.facts[key].split()
     return int(number)
 
 
-def _leads(wordings: WordingSet, *, is_question: bool) -> Sequence[str]:
+def _list_leads(wordings: WordingSet, *, is_question: bool) -> Sequence[str]:
     """Return the words that may stand before a question or statement."""
-    any_relation = _all_relations()[0]  # leads are the same for all
-    leads, _ = fact_templates(any_relation, QA_TOOL, wordings).choices(is_question=is_question)
+    any_relation = _list_relations()[0]  # leads are the same for all
+    leads, _ = get_fact_templates(any_relation, QA_TOOL, wordings).choices(is_question=is_question)
     return leads
 
 
-def _entity(world: World, part: WorldPart, kind: EntityKind, name: str) -> Entity:
+def _get_entity(world: World, part: WorldPart, kind: EntityKind, name: str) -> Entity:
     """Return the entity of this name in a part of the world."""
     return next(entity for entity in world.entities(part, kind) if entity.name == name)

@@ -74,28 +74,28 @@ class Scheme:
 
 
 @cache
-def word_list(table: str, name: str) -> tuple[str, ...]:
+def get_word_list(table: str, name: str) -> tuple[str, ...]:
     """Return a list of `templates/words.toml`; raises KeyError for an unknown table or name."""
-    return tuple(_file("words")[table][name])
+    return tuple(_read_templates("words")[table][name])
 
 
 def pick(random: Random, table: str, name: str) -> str:
     """Draw from a list of `templates/words.toml`."""
-    return random.choice(word_list(table, name))
+    return random.choice(get_word_list(table, name))
 
 
 @cache
-def relations(kind: EntityKind) -> tuple[Relation, ...]:
+def get_relations(kind: EntityKind) -> tuple[Relation, ...]:
     """Return the kinds of facts about people, towns, firms or rivers, in the file's order."""
-    return tuple(Relation(kind=kind, **row) for row in _file(kind)["relation"])
+    return tuple(Relation(kind=kind, **row) for row in _read_templates(kind)["relation"])
 
 
 @cache
-def schemes(wordings: WordingSet) -> tuple[tuple[Scheme, ...], ...]:
+def get_schemes(wordings: WordingSet) -> tuple[tuple[Scheme, ...], ...]:
     """Return the schemes of each operation, in the order of STORIES."""
     schemes_by_operation = []
     for operation, name in STORIES.items():
-        rows = _file(name)[wordings]
+        rows = _read_templates(name)[wordings]
         schemes_by_operation.append(tuple(Scheme(operation=operation, **row) for row in rows))
     return tuple(schemes_by_operation)
 
@@ -103,42 +103,42 @@ def schemes(wordings: WordingSet) -> tuple[tuple[Scheme, ...], ...]:
 @cache
 def sums() -> tuple[Scheme, ...]:
     """Return the calculations in a single template, in the file's order; all are seen wordings."""
-    return tuple(Scheme(**row) for row in _file("sums")["seen"])
+    return tuple(Scheme(**row) for row in _read_templates("sums")["seen"])
 
 
 @cache
-def date_templates(slot: str, wordings: WordingSet) -> Templates:
+def get_date_templates(slot: str, wordings: WordingSet) -> Templates:
     """Return the sentences that lead to one form of today's date: `weekday`, `month`, `month_day`, `year`, `full`."""
-    of_set = _file("calendar")[wordings]
+    of_set = _read_templates("calendar")[wordings]
     return Templates(leads=of_set["leads"], question_leads=of_set["question_leads"], **of_set[slot])
 
 
 @cache
-def translation_templates(wordings: WordingSet) -> Templates:
+def get_translation_templates(wordings: WordingSet) -> Templates:
     """Return the sentences that quote a foreign phrase, `{f}`, and lead to its English."""
-    return Templates(**_file("translation")[wordings])
+    return Templates(**_read_templates("translation")[wordings])
 
 
 @cache
-def chain_templates(table: str, wordings: WordingSet) -> Mapping[str, Sequence[str]]:
+def get_chain_templates(table: str, wordings: WordingSet) -> Mapping[str, Sequence[str]]:
     """Return the wordings of chains, by relation: `described` entities, `years` between, `two_numbers`."""
-    templates: Mapping[str, Sequence[str]] = _file("two_hop")[wordings][table]
+    templates: Mapping[str, Sequence[str]] = _read_templates("two_hop")[wordings][table]
     return templates
 
 
 @cache
-def named_templates(tool: str, wordings: WordingSet) -> Templates:
+def get_named_templates(tool: str, wordings: WordingSet) -> Templates:
     """Return the sentences of a tool with named arguments, `distance` or `price`."""
-    return Templates(**_file("named_tools")[wordings][tool])
+    return Templates(**_read_templates("named_tools")[wordings][tool])
 
 
-def fact_templates(relation: Relation, tool: str, wordings: WordingSet) -> Templates:
+def get_fact_templates(relation: Relation, tool: str, wordings: WordingSet) -> Templates:
     """Return the templates that state a relation, such as a birthplace, or ask for it, with their leads.
 
     Leads are the words before a sentence; they depend on the tool, "question_answering" or "wiki_search".
     """
     is_unseen = wordings == "unseen"
-    leads = _file("leads")[wordings][tool]
+    leads = _read_templates("leads")[wordings][tool]
     return Templates(
         leads=leads["leads"],
         statements=relation.unseen_statements if is_unseen else relation.statements,
@@ -148,7 +148,7 @@ def fact_templates(relation: Relation, tool: str, wordings: WordingSet) -> Templ
 
 
 @cache
-def _file(name: str) -> Mapping[str, Any]:
+def _read_templates(name: str) -> Mapping[str, Any]:
     """Return the content of `templates/NAME.toml`."""
     with (FOLDER / f"{name}.toml").open("rb") as file:
         return tomllib.load(file)
@@ -164,15 +164,15 @@ T = TypeVar("T")
 
 
 @cache
-def name_pool(kind: EntityKind, part: WorldPart) -> tuple[str, ...]:
+def get_name_pool(kind: EntityKind, part: WorldPart) -> tuple[str, ...]:
     """Return the names that people (surnames), towns, firms or rivers may have in a part of the world.
 
     Names are combinations of a beginning and an ending, such as `Stav` and `ern`; each is in one part alone.
     """
-    first_names = word_list("names", "first_names")
+    first_names = get_word_list("names", "first_names")
     names = []
-    for onset in word_list("names", "onsets"):
-        for ending in word_list("name_endings", kind):
+    for onset in get_word_list("names", "onsets"):
+        for ending in get_word_list("name_endings", kind):
             name = onset + ending
             if name not in first_names:  # it would look like a person's
                 names.append(name)
@@ -188,7 +188,7 @@ def deal(items: Sequence[T], part: WorldPart) -> Sequence[T]:
     return items[start:stop]
 
 
-def part_of_slot(slot: int, slots: int) -> WorldPart:
+def get_part_of_slot(slot: int, slots: int) -> WorldPart:
     """Return the part of the world that a slot, from 0 to `slots` - 1, belongs to; each part has its share."""
     all_slots = range(slots)
     for part in PARTS:

@@ -11,10 +11,10 @@ from toolformer_dag.synthetic.wordings import (
     EntityKind,
     Relation,
     WorldPart,
-    name_pool,
+    get_name_pool,
+    get_relations,
+    get_word_list,
     pick,
-    relations,
-    word_list,
 )
 
 WORLD_SEED = 0  # the world of the shipped encyclopaedia, web and questions
@@ -38,7 +38,7 @@ class World:
         self.seed = seed
         self._entities: dict[tuple[WorldPart, EntityKind], tuple[Entity, ...]] = {}
         for part in PARTS:
-            self._entities |= _entities_of(Random(f"world {seed} {part}"), part)
+            self._entities |= _draw_entities(Random(f"world {seed} {part}"), part)
 
     def entities(self, part: WorldPart, kind: EntityKind) -> tuple[Entity, ...]:
         """Return the entities of a part and kind, in a fixed order."""
@@ -50,61 +50,63 @@ class World:
 
 
 @cache
-def the_world() -> World:
+def get_world() -> World:
     """Return the world of the shipped encyclopaedia, web and questions."""
     return World(WORLD_SEED)
 
 
-def _entities_of(random: Random, part: WorldPart) -> dict[tuple[WorldPart, EntityKind], tuple[Entity, ...]]:
+def _draw_entities(random: Random, part: WorldPart) -> dict[tuple[WorldPart, EntityKind], tuple[Entity, ...]]:
     """Draw the entities of a part of the world with their facts, which name entities of the same part only."""
     names: dict[EntityKind, tuple[str, ...]] = {
-        "person": _names_of_people(random, part),
-        "town": name_pool("town", part),
-        "firm": name_pool("firm", part),
-        "river": name_pool("river", part),
+        "person": _draw_names_of_people(random, part),
+        "town": get_name_pool("town", part),
+        "firm": get_name_pool("firm", part),
+        "river": get_name_pool("river", part),
     }
     entities = {}
     for kind, names_of_kind in names.items():
-        entities[part, kind] = tuple(Entity(kind, name, _facts(random, kind, name, names)) for name in names_of_kind)
+        entities[part, kind] = tuple(
+            Entity(kind, name, _draw_facts(random, kind, name, names)) for name in names_of_kind
+        )
     return entities
 
 
-def _facts(
+def _draw_facts(
     random: Random, kind: EntityKind, name: str, names: Mapping[EntityKind, tuple[str, ...]]
 ) -> Mapping[str, str]:
     """Draw the facts about an entity, by the keys of relations. names: all names of its part of the world."""
     match kind:
         case "person":
-            return _person(random, name, people=names["person"], towns=names["town"])
+            return _draw_person_facts(random, name, people=names["person"], towns=names["town"])
         case "town":
-            return _town(random, people=names["person"], rivers=names["river"])
+            return _draw_town_facts(random, people=names["person"], rivers=names["river"])
         case "firm":
-            return _firm(random, people=names["person"], towns=names["town"])
+            return _draw_firm_facts(random, people=names["person"], towns=names["town"])
         case "river":
-            return _river(random, towns=names["town"])
+            return _draw_river_facts(random, towns=names["town"])
 
 
-def _names_of_people(random: Random, part: WorldPart) -> tuple[str, ...]:
+def _draw_names_of_people(random: Random, part: WorldPart) -> tuple[str, ...]:
     """Draw first names and surnames for the people of a part of the world."""
     names = []
-    for first_name in word_list("names", "first_names"):
-        names += [f"{first_name} {surname}" for surname in name_pool("person", part)]
+    for first_name in get_word_list("names", "first_names"):
+        names += [f"{first_name} {surname}" for surname in get_name_pool("person", part)]
     return tuple(random.sample(names, PEOPLE[part]))
 
 
-def _person(random: Random, name: str, *, people: tuple[str, ...], towns: tuple[str, ...]) -> dict[str, str]:
+def _draw_person_facts(random: Random, name: str, *, people: tuple[str, ...], towns: tuple[str, ...]) -> dict[str, str]:
     """Draw the facts about a person from the people and towns of its part of the world."""
     return {
         "birthplace": random.choice(towns),
         "profession": pick(random, "facts", "professions"),
         "birth_year": str(random.randint(1801, 1989)),
-        "teacher": _stranger(random, name, people),
+        "teacher": _draw_stranger(random, name, people),
         "home": random.choice(towns),
         "instrument": pick(random, "facts", "instruments"),
     }
 
 
-def _stranger(random: Random, name: str, people: tuple[str, ...]) -> str:
+def _draw_stranger(random: Random, name: str, people: tuple[str, ...]) -> str:
     """Draw a person with another first name and another surname."""
     while True:
         person = random.choice(people)
@@ -112,7 +114,7 @@ def _stranger(random: Random, name: str, people: tuple[str, ...]) -> str:
             return person
 
 
-def _town(random: Random, *, people: tuple[str, ...], rivers: tuple[str, ...]) -> dict[str, str]:
+def _draw_town_facts(random: Random, *, people: tuple[str, ...], rivers: tuple[str, ...]) -> dict[str, str]:
     """Draw the facts about a town from the people and rivers of its part of the world."""
     return {
         "country": pick(random, "facts", "countries"),
@@ -124,7 +126,7 @@ def _town(random: Random, *, people: tuple[str, ...], rivers: tuple[str, ...]) -
     }
 
 
-def _firm(random: Random, *, people: tuple[str, ...], towns: tuple[str, ...]) -> dict[str, str]:
+def _draw_firm_facts(random: Random, *, people: tuple[str, ...], towns: tuple[str, ...]) -> dict[str, str]:
     """Draw the facts about a firm."""
     return {
         "founder": random.choice(people),
@@ -134,7 +136,7 @@ def _firm(random: Random, *, people: tuple[str, ...], towns: tuple[str, ...]) ->
     }
 
 
-def _river(random: Random, towns: tuple[str, ...]) -> dict[str, str]:
+def _draw_river_facts(random: Random, towns: tuple[str, ...]) -> dict[str, str]:
     """Draw the facts about a river."""
     return {
         "length": f"{random.randint(30, 989)} miles",
@@ -164,31 +166,31 @@ class ArticlePassage:
 def passages(world: World) -> Iterator[ArticlePassage]:
     """Yield the passages of all parts, in a fixed order."""
     for entity in world.all_entities():
-        yield from dict.fromkeys(passages_by_relation(entity, world.seed).values())
+        yield from dict.fromkeys(write_passages_by_relation(entity, world.seed).values())
 
 
-def passages_by_relation(entity: Entity, seed: int) -> dict[str, ArticlePassage]:
+def write_passages_by_relation(entity: Entity, seed: int) -> dict[str, ArticlePassage]:
     """Write the article about an entity, and return the passage that states each fact, by the key of its relation.
 
     A passage states up to FACTS_PER_PASSAGE facts, so it is returned once for each of them.
     """
     random = Random(f"passages {seed} {entity.name}")
     by_relation: dict[str, ArticlePassage] = {}
-    for number, group in enumerate(_groups(random, relations(entity.kind))):
-        passage = _passage(random, entity, group, number)
+    for number, group in enumerate(_group_relations(random, get_relations(entity.kind))):
+        passage = _write_passage(random, entity, group, number)
         for relation in group:
             by_relation[relation.key] = passage
     return by_relation
 
 
-def _groups(random: Random, all_relations: Sequence[Relation]) -> list[list[Relation]]:
+def _group_relations(random: Random, all_relations: Sequence[Relation]) -> list[list[Relation]]:
     """Return relations in random order, in groups of FACTS_PER_PASSAGE; the last group may be smaller."""
     shuffled = random.sample(all_relations, len(all_relations))
     starts = range(0, len(shuffled), FACTS_PER_PASSAGE)
     return [shuffled[start : start + FACTS_PER_PASSAGE] for start in starts]
 
 
-def _passage(random: Random, entity: Entity, group: list[Relation], number: int) -> ArticlePassage:
+def _write_passage(random: Random, entity: Entity, group: list[Relation], number: int) -> ArticlePassage:
     """Write a passage with a sentence per relation, in random order. `number`: its index in the article."""
     sentences = []
     for relation in group:

@@ -14,7 +14,7 @@ from fractions import Fraction
 from functools import cache
 from typing import Any
 
-from toolformer_dag.texts.written_schemas import matches, unwritable, written_values
+from toolformer_dag.texts.written_schemas import build_value_schemas, matches, unwritable
 
 Schema = Mapping[str, Any]
 """A JSON schema of an object: `properties`, `required`, `$defs`."""
@@ -33,7 +33,7 @@ _NAME_AND_EQUALS = re.compile(r"\s*([^\W\d]\w*)\s*=\s*")
 _COMMA = re.compile(r"\s*,\s*")
 
 
-def _finite(text: str) -> float:
+def _parse_finite_number(text: str) -> float:
     """Parse a number of JSON. Raises ValueError for NaN, infinity, and a number that overflows a float."""
     number = float(text)
     if not math.isfinite(number):
@@ -41,7 +41,7 @@ def _finite(text: str) -> float:
     return number
 
 
-_DECODER = json.JSONDecoder(parse_float=_finite, parse_constant=_finite)
+_DECODER = json.JSONDecoder(parse_float=_parse_finite_number, parse_constant=_parse_finite_number)
 
 
 class BadArguments(ValueError):
@@ -55,22 +55,22 @@ class BadArguments(ValueError):
         self.reason = reason
 
 
-def argument_names(schema: Schema) -> list[str]:
+def list_argument_names(schema: Schema) -> list[str]:
     """Return the names of a schema's arguments in the order in which they are written, required ones first."""
-    required = _required(schema)
-    names = dict.fromkeys([*_properties(schema), *required])
+    required = _get_required_names(schema)
+    names = dict.fromkeys([*_get_properties(schema), *required])
     return sorted(names, key=lambda name: name not in required)
 
 
-def _required(schema: Schema) -> list[str]:
+def _get_required_names(schema: Schema) -> list[str]:
     return list(schema.get("required") or ())
 
 
-def _properties(schema: Schema) -> Mapping[str, Any]:
+def _get_properties(schema: Schema) -> Mapping[str, Any]:
     return schema.get("properties") or {}
 
 
-def read_arguments(text: str, schema: Schema) -> dict[str, Any]:
+def parse_arguments(text: str, schema: Schema) -> dict[str, Any]:
     """Parse the input of a call, such as `city="Rome", days=3`, and check it against the tool's schema.
 
     Order and white space are free. Returns `{"city": "Rome", "days": 3}`.
@@ -81,13 +81,13 @@ def read_arguments(text: str, schema: Schema) -> dict[str, Any]:
     - `bad_arguments: NAME is no integer` and the like: a value breaks a rule of the schema
     - `bad_arguments: over_budget`: the check takes more than MAX_CHECKS rules, too much time or too deep a recursion
     """
-    arguments = _parsed_arguments(text)
+    arguments = _parse_named_arguments(text)
     _check_names(arguments, schema)
     _check_values(arguments, schema)
     return arguments
 
 
-def _parsed_arguments(text: str) -> dict[str, Any]:
+def _parse_named_arguments(text: str) -> dict[str, Any]:
     """Parse `city="Rome", days=3` without a schema. Raises BadArguments (`bad_arguments`, `twice: NAME`)."""
     arguments: dict[str, Any] = {}
     reader = _ArgumentReader(text.strip())
@@ -135,15 +135,15 @@ class _ArgumentReader:
 def _check_names(arguments: Mapping[str, Any], schema: Schema) -> None:
     """Raise BadArguments for an argument that is not in the schema, or for a required one that is missing."""
     takes_any_name = schema.get("additionalProperties") is True
-    unknown = arguments.keys() - set(argument_names(schema))
+    unknown = arguments.keys() - set(list_argument_names(schema))
     if unknown and not takes_any_name:
-        raise BadArguments(f"unknown: {_first_name(unknown)}")
-    missing = set(_required(schema)) - arguments.keys()
+        raise BadArguments(f"unknown: {_format_first_name(unknown)}")
+    missing = set(_get_required_names(schema)) - arguments.keys()
     if missing:
-        raise BadArguments(f"missing: {_first_name(missing)}")
+        raise BadArguments(f"missing: {_format_first_name(missing)}")
 
 
-def _first_name(names: Collection[str]) -> str:
+def _format_first_name(names: Collection[str]) -> str:
     """Return the alphabetically first name, cut to MAX_REASON characters."""
     return min(names)[:MAX_REASON]
 
@@ -153,21 +153,21 @@ def _check_values(arguments: Mapping[str, Any], schema: Schema) -> None:
 
     Of several such values, the first by its path is named.
     """
-    errors = _schema_errors(arguments, schema)
+    errors = _list_schema_errors(arguments, schema)
     if not errors:
         return
-    error = min(errors, key=_error_path)
-    name = ".".join(_error_path(error))[:MAX_REASON]
+    error = min(errors, key=_get_error_path)
+    name = ".".join(_get_error_path(error))[:MAX_REASON]
     subject = name or "they"  # without a name, the rule is about the arguments as a whole
-    raise BadArguments(f"bad_arguments: {subject} {_broken_rule(error)}")
+    raise BadArguments(f"bad_arguments: {subject} {_describe_broken_rule(error)}")
 
 
-def _error_path(error: Any) -> list[str]:
+def _get_error_path(error: Any) -> list[str]:
     """Return the path of the value that a jsonschema error is about: ["stops", "0", "city"]."""
     return [str(step) for step in error.absolute_path]
 
 
-def _schema_errors(arguments: Mapping[str, Any], schema: Schema) -> list[Any]:
+def _list_schema_errors(arguments: Mapping[str, Any], schema: Schema) -> list[Any]:
     """Return jsonschema's errors about the arguments of a call.
 
     Raises BadArguments with OVER_BUDGET if the check takes too many rules, too long or too deep a recursion; also if a
@@ -175,17 +175,17 @@ def _schema_errors(arguments: Mapping[str, Any], schema: Schema) -> list[Any]:
     """
     from referencing.exceptions import Unresolvable
 
-    validator = _validator(json.dumps(schema))
+    validator = _build_validator(json.dumps(schema))
     _budget.begin()  # MAX_CHECKS rules: each rule that the validator applies spends one; the next raises BadArguments
     try:
         return list(validator.iter_errors(dict(arguments)))
     except (RecursionError, TimeoutError) as error:  # TimeoutError: from a pattern with look-around
         raise BadArguments(OVER_BUDGET) from error
-    except Unresolvable as error:  # in a keyword that `schema_fault` does not look at
+    except Unresolvable as error:  # in a keyword that `find_schema_fault` does not look at
         raise BadArguments("bad_arguments: a reference of the schema leads nowhere") from error
 
 
-def _broken_rule(error: Any) -> str:
+def _describe_broken_rule(error: Any) -> str:
     """Return which rule a value breaks, such as "is no integer", from jsonschema's error."""
     rule = error.validator
     limit = error.validator_value  # what the schema has for this rule: 5 for `maximum`, a type or several for `type`
@@ -230,19 +230,19 @@ _budget = _Budget()
 
 
 @cache
-def _validator(schema: str) -> Any:
+def _build_validator(schema: str) -> Any:
     """Return a jsonschema validator for a schema in JSON, with limited time and no access to the network."""
     from jsonschema.validators import Draft202012Validator, validator_for
     from referencing import Registry
 
     parsed_schema = json.loads(schema)
     validator_class = validator_for(parsed_schema, Draft202012Validator)
-    limited_class = _limited_validator_class(validator_class)
+    limited_class = _build_limited_validator_class(validator_class)
     no_references = Registry()  # else jsonschema would fetch them from the network
     return limited_class(parsed_schema, registry=no_references)
 
 
-def _limited_validator_class(validator_class: Any) -> Any:
+def _build_limited_validator_class(validator_class: Any) -> Any:
     """Return a copy of a jsonschema validator class whose checks end for any schema.
 
     - Each rule spends 1 of `_budget`, this module's number of rules per call; beyond it, rules raise BadArguments.
@@ -250,8 +250,12 @@ def _limited_validator_class(validator_class: Any) -> Any:
     """
     from jsonschema.validators import extend
 
-    rules = {**validator_class.VALIDATORS, "pattern": _matches, "multipleOf": _divides}  # keyword -> function
-    counted_rules = {keyword: _counted(rule) for keyword, rule in rules.items()}
+    rules = {
+        **validator_class.VALIDATORS,
+        "pattern": _iter_pattern_errors,
+        "multipleOf": _iter_multiple_of_errors,
+    }  # keyword -> function
+    counted_rules = {keyword: _with_budget(rule) for keyword, rule in rules.items()}
     limited_class: Any = extend(validator_class, counted_rules)  # the class with these rules in place of its own
     # jsonschema calls `evolve` for each schema inside the schema. Without this, those could escape the counted rules.
     limited_class.evolve = _with_same_rules(limited_class.evolve)
@@ -261,26 +265,26 @@ def _limited_validator_class(validator_class: Any) -> Any:
 def _with_same_rules(evolve: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap jsonschema's `evolve`, which makes the validator of an inner schema, so that its rules stay counted."""
 
-    def evolved(validator: Any, *, schema: Any, **changes: Any) -> Any:
+    def evolve_with_same_rules(validator: Any, *, schema: Any, **changes: Any) -> Any:
         if isinstance(schema, dict):
-            schema = _safe_inner_schema(schema)
+            schema = _build_safe_inner_schema(schema)
         return evolve(validator, schema=schema, **changes)
 
-    return evolved
+    return evolve_with_same_rules
 
 
-def _safe_inner_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
+def _build_safe_inner_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
     """Return a schema that stands inside another one, without "$schema", which would choose another validator.
 
     Raises BadArguments for patternProperties, whose names are matched without a limit of time.
     """
-    # `schema_fault` refuses most patternProperties before; a "$dynamicRef" is only followed here.
+    # `find_schema_fault` refuses most patternProperties before; a "$dynamicRef" is only followed here.
     if schema.get("patternProperties"):
         raise BadArguments("bad_arguments: the schema has patternProperties")
     return {keyword: value for keyword, value in schema.items() if keyword != "$schema"}
 
 
-def _counted(rule: Callable[..., Any]) -> Callable[..., Any]:
+def _with_budget(rule: Callable[..., Any]) -> Callable[..., Any]:
     """Return a rule of a validator that spends 1 of `_budget` each time it is applied."""
 
     def counted(*arguments: Any) -> Any:
@@ -290,7 +294,7 @@ def _counted(rule: Callable[..., Any]) -> Callable[..., Any]:
     return counted
 
 
-def _matches(validator: Any, pattern: str, value: Any, schema: Any) -> Iterator[Any]:
+def _iter_pattern_errors(validator: Any, pattern: str, value: Any, schema: Any) -> Iterator[Any]:
     """Yield an error if a text does not match `pattern`: jsonschema's rule for the keyword of that name."""
     from jsonschema.exceptions import ValidationError
 
@@ -298,7 +302,7 @@ def _matches(validator: Any, pattern: str, value: Any, schema: Any) -> Iterator[
         yield ValidationError("it does not match")
 
 
-def _divides(validator: Any, divisor: float, value: Any, schema: Any) -> Iterator[Any]:
+def _iter_multiple_of_errors(validator: Any, divisor: float, value: Any, schema: Any) -> Iterator[Any]:
     """Yield an error if a number is no multiple of `divisor`: jsonschema's rule for the keyword `multipleOf`.
 
     Numbers are compared as exact decimals: as floats, 4.02 would be no multiple of 0.01.
@@ -309,13 +313,13 @@ def _divides(validator: Any, divisor: float, value: Any, schema: Any) -> Iterato
         yield ValidationError("it is no multiple")
 
 
-def write_arguments(arguments: Mapping[str, Any], schema: Schema) -> str:
+def format_arguments(arguments: Mapping[str, Any], schema: Schema) -> str:
     """Write arguments as the input of a call: `city="Rome", days=3`.
 
     They come in the schema's order, without arguments that equal their default. Arguments that are not in the schema
     come last.
     """
-    names_in_order = dict.fromkeys([*argument_names(schema), *arguments])
+    names_in_order = dict.fromkeys([*list_argument_names(schema), *arguments])
     written = []
     for name in names_in_order:
         if name not in arguments:
@@ -328,15 +332,15 @@ def write_arguments(arguments: Mapping[str, Any], schema: Schema) -> str:
 
 def _is_default(name: str, value: object, schema: Schema) -> bool:
     """Return whether an argument is optional and its value is the default in the schema."""
-    value_schema = _properties(schema).get(name)
-    if name in _required(schema):
+    value_schema = _get_properties(schema).get(name)
+    if name in _get_required_names(schema):
         return False
     if not isinstance(value_schema, Mapping) or "default" not in value_schema:
         return False
     return json.dumps(value_schema["default"]) == json.dumps(value)
 
 
-def schema_fault(schema: Schema) -> str | None:
+def find_schema_fault(schema: Schema) -> str | None:
     """Return why calls with the arguments of this schema cannot be written; None if they can.
 
     Refused are
@@ -345,30 +349,30 @@ def schema_fault(schema: Schema) -> str | None:
     - `patternProperties`, references that lead nowhere, and arguments that only `anyOf` and the like name
     - a schema that llguidance, the library of constrained decoding, cannot compile; its words are returned then
 
-    Rules that decoding cannot keep to are no fault: `read_arguments` checks them afterwards.
+    Rules that decoding cannot keep to are no fault: `parse_arguments` checks them afterwards.
     """
     try:
         text = json.dumps(schema)
         if len(text) > MAX_SCHEMA_CHARACTERS:
             return f"its schema has {len(text):,} characters; at most {MAX_SCHEMA_CHARACTERS:,} are read"
-        return _fault_of_json(text)
+        return _find_fault_of_json(text)
     except Exception as error:  # noqa: BLE001 - libraries raise anything for what is no schema
         return f"its schema cannot be read ({type(error).__name__})"
 
 
 @cache  # each command loads its tools twice
-def _fault_of_json(schema_json: str) -> str | None:
+def _find_fault_of_json(schema_json: str) -> str | None:
     """Return why a schema in JSON cannot describe the named arguments of a call; None if it can."""
     schema = json.loads(schema_json)
     return (
-        _fault_of_form(schema)
-        or _fault_of_type(schema)
-        or _fault_of_names(argument_names(schema))
-        or _fault_of_values(schema_json)
+        _find_fault_of_form(schema)
+        or _find_fault_of_type(schema)
+        or _find_fault_of_names(list_argument_names(schema))
+        or _find_fault_of_values(schema_json)
     )
 
 
-def _fault_of_form(schema: Any) -> str | None:
+def _find_fault_of_form(schema: Any) -> str | None:
     """Return why a value is not a JSON schema; None if it is one."""
     from jsonschema import FormatChecker
     from jsonschema.exceptions import SchemaError
@@ -379,12 +383,12 @@ def _fault_of_form(schema: Any) -> str | None:
     try:
         validator_class.check_schema(schema, format_checker=no_formats)
     except SchemaError as error:
-        path = ".".join(_error_path(error))
+        path = ".".join(_get_error_path(error))
         return f"its schema is none: {path[:100]}: {error.message}"[:300]
     return None
 
 
-def _fault_of_type(schema: Schema) -> str | None:
+def _find_fault_of_type(schema: Schema) -> str | None:
     """Return why a schema does not describe an object; None if it does."""
     types = schema.get("type", "object")
     if isinstance(types, str):
@@ -394,7 +398,7 @@ def _fault_of_type(schema: Schema) -> str | None:
     return f"its arguments are no object but {' or '.join(types)}"
 
 
-def _fault_of_names(names: list[str]) -> str | None:
+def _find_fault_of_names(names: list[str]) -> str | None:
     """Return why a call cannot have arguments with these names; None if it can."""
     if len(names) > MAX_PROPERTIES:
         return f"it takes {len(names)} arguments; a call has at most {MAX_PROPERTIES}"
@@ -404,21 +408,21 @@ def _fault_of_names(names: list[str]) -> str | None:
     return None
 
 
-def _fault_of_values(schema_json: str) -> str | None:
+def _find_fault_of_values(schema_json: str) -> str | None:
     """Return why decoding cannot write values for the arguments of a schema; None if it can."""
-    names = argument_names(json.loads(schema_json))
+    names = list_argument_names(json.loads(schema_json))
     try:
-        written = written_values(schema_json, tuple(names))
+        written = build_value_schemas(schema_json, tuple(names))
     except ValueError as error:
         return str(error)
     if written.required_in_parts:  # {"id"} for {"anyOf": [{"required": ["id"]}]}: no rule of the grammar would write it
         names_in_parts = ", ".join(sorted(written.required_in_parts))[:100]
         where = "stand under anyOf, oneOf, allOf or $ref alone"
         return f"its arguments {names_in_parts} {where}; a call names those of properties"
-    return _first_unwritable(written.schemas)
+    return _find_unwritable_argument(written.schemas)
 
 
-def _first_unwritable(value_schemas: Mapping[str, str]) -> str | None:
+def _find_unwritable_argument(value_schemas: Mapping[str, str]) -> str | None:
     """Return the first argument whose schema llguidance cannot compile, and why: "city: REASON"; None without one."""
     for name, value_schema in value_schemas.items():
         fault = unwritable(value_schema)
@@ -427,8 +431,8 @@ def _first_unwritable(value_schemas: Mapping[str, str]) -> str | None:
     return None
 
 
-def argument_rules(schema: Schema, rule: str) -> list[str]:
-    """Return grammar rules that admit what `write_arguments` writes, in llguidance's Lark syntax.
+def build_argument_rules(schema: Schema, rule: str) -> list[str]:
+    """Return grammar rules that admit what `format_arguments` writes, in llguidance's Lark syntax.
 
     rule: the name of the first rule. With "a0", a required `city` and an optional `days` become
 
@@ -438,17 +442,19 @@ def argument_rules(schema: Schema, rule: str) -> list[str]:
         a0_1: "days=" a0_1v
         a0_1v: %json {...}
     """
-    names = argument_names(schema)
-    value_schemas = written_values(json.dumps(schema), tuple(names)).schemas  # argument -> schema of its value, in JSON
+    names = list_argument_names(schema)
+    value_schemas = build_value_schemas(
+        json.dumps(schema), tuple(names)
+    ).schemas  # argument -> schema of its value, in JSON
     rule_of_argument = {name: f"{rule}_{number}" for number, name in enumerate(value_schemas)}
-    arguments_in_order = _in_order(rule_of_argument, _required(schema))  # 'a0_0 (", " a0_1)?'
+    arguments_in_order = _join_in_order(rule_of_argument, _get_required_names(schema))  # 'a0_0 (", " a0_1)?'
     lines = [f"{rule}: {arguments_in_order}"]
     for name, argument_rule in rule_of_argument.items():
-        lines += _rules_of_argument(name, argument_rule, value_schemas[name])
+        lines += _build_rules_of_argument(name, argument_rule, value_schemas[name])
     return lines
 
 
-def _rules_of_argument(name: str, rule: str, value_schema: str) -> list[str]:
+def _build_rules_of_argument(name: str, rule: str, value_schema: str) -> list[str]:
     """Return the grammar rules of one argument: `a0_0: "city=" a0_0v` and `a0_0v: %json {...}`."""
     name_and_equals = json.dumps(f"{name}=")
     return [
@@ -457,26 +463,26 @@ def _rules_of_argument(name: str, rule: str, value_schema: str) -> list[str]:
     ]
 
 
-def _in_order(rule_of_argument: Mapping[str, str], required: Collection[str]) -> str:
+def _join_in_order(rule_of_argument: Mapping[str, str], required: Collection[str]) -> str:
     """Return the rule body for a call's arguments: 'a0_0 (", " a0_1)?' for a required and an optional one."""
     required_rules = [rule for name, rule in rule_of_argument.items() if name in required]
     optional_rules = [rule for name, rule in rule_of_argument.items() if name not in required]
     if not required_rules:
-        return _only_optional(optional_rules)
-    return ' ", " '.join(required_rules) + _optional_after_others(optional_rules)
+        return _join_only_optional(optional_rules)
+    return ' ", " '.join(required_rules) + _join_optional_after_others(optional_rules)
 
 
-def _optional_after_others(rules: list[str]) -> str:
+def _join_optional_after_others(rules: list[str]) -> str:
     """Return the rule text of optional arguments after others: ' (", " a)? (", " b)?' for the rules a and b."""
     return "".join(f' (", " {rule})?' for rule in rules)
 
 
-def _only_optional(rules: list[str]) -> str:
+def _join_only_optional(rules: list[str]) -> str:
     """Return the rule text of optional arguments without others: '(a (", " b)? | b)?' for the rules a and b."""
     if not rules:
         return '""'
     alternatives = []
     for number, first_rule in enumerate(rules):  # any may be the first, which has no comma before it
         later_rules = rules[number + 1 :]
-        alternatives.append(first_rule + _optional_after_others(later_rules))
+        alternatives.append(first_rule + _join_optional_after_others(later_rules))
     return f"({' | '.join(alternatives)})?"

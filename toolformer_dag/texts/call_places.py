@@ -35,7 +35,7 @@ class CallPlace(NamedTuple):
     """The index i of x_i, the first token after the call that is not only white space. The loss is taken from it on."""
 
 
-def place_of_token(text: str, token_offsets: TokenOffsets, token: int) -> CallPlace | None:
+def find_place_of_token(text: str, token_offsets: TokenOffsets, token: int) -> CallPlace | None:
     """Return the place of a call that is sampled before a token of the text; `token` is its index.
 
     In `is 215` with the tokens `is`, ` `, `215` at the offsets [0, 2, 3], token 1 gives CallPlace(offset=2, token=1,
@@ -43,13 +43,15 @@ def place_of_token(text: str, token_offsets: TokenOffsets, token: int) -> CallPl
 
     Returns None if only white space follows, or if an earlier token has the same place (token 2 in the example).
     """
-    space = _white_space_around(text, int(token_offsets[token]))  # empty if none is around the token's beginning
+    space = _find_white_space_around(text, int(token_offsets[token]))  # empty if none is around the token's beginning
     if space.end == len(text):
         return None
     earlier_token_has_place = token > 0 and token_offsets[token - 1] >= space.start
     if earlier_token_has_place:
         return None
-    first_visible_token = _token_with(token_offsets, space.end)  # holds the first character after the white space
+    first_visible_token = _find_token_holding(
+        token_offsets, space.end
+    )  # holds the first character after the white space
     return CallPlace(offset=space.start, token=token, position=first_visible_token)
 
 
@@ -60,21 +62,21 @@ class _WhiteSpace(NamedTuple):
     end: int
 
 
-def _white_space_around(text: str, character: int) -> _WhiteSpace:
+def _find_white_space_around(text: str, character: int) -> _WhiteSpace:
     """Return the white space that contains a character, or ends right before it."""
     end = len(text) - len(text[character:].lstrip())
     start = len(text[:end].rstrip())
     return _WhiteSpace(start, end)
 
 
-def _token_with(token_offsets: TokenOffsets, character: int) -> int:
+def _find_token_holding(token_offsets: TokenOffsets, character: int) -> int:
     """Return the index of the token that holds a character, the first one if several begin where it begins."""
     tokens_until_character = int(np.searchsorted(token_offsets, character, side="right"))
     token_start = int(token_offsets[tokens_until_character - 1])
-    return _first_token_from(token_offsets, token_start)
+    return _find_first_token_from(token_offsets, token_start)
 
 
-def _first_token_from(token_offsets: TokenOffsets, character: int) -> int:
+def _find_first_token_from(token_offsets: TokenOffsets, character: int) -> int:
     """Return the index of the first token that begins at a character or after it."""
     return int(np.searchsorted(token_offsets, character, side="left"))
 
@@ -88,16 +90,16 @@ def place_at(text: str, token_offsets: TokenOffsets, offset: int) -> CallPlace |
     """
     if not 0 <= offset < len(text):
         return None
-    space = _white_space_around(text, offset)
-    token_index = _first_token_from(token_offsets, space.start)
+    space = _find_white_space_around(text, offset)
+    token_index = _find_first_token_from(token_offsets, space.start)
     if token_index == len(token_offsets):
         return None
     if token_offsets[token_index] > space.end:  # no token begins in the white space or right after it
         return None
-    return place_of_token(text, token_offsets, token_index)
+    return find_place_of_token(text, token_offsets, token_index)
 
 
-def sampling_token(text: str, token_offsets: TokenOffsets, position: int) -> int:
+def find_sampling_token(text: str, token_offsets: TokenOffsets, position: int) -> int:
     """Return the index of the token before which calls are sampled whose loss begins at the token `position`.
 
     The two differ if the white space before that token is a token too: 1 for position 2 of `is`, ` `, `215`.
@@ -116,6 +118,6 @@ def without_other_tokens(
     allowed = probabilities.copy()
     for token_index in np.flatnonzero(probabilities > tau_s).tolist():
         # None: only white space follows, or the place is that of an earlier token in the same white space.
-        if place_of_token(text, token_offsets, token_index) is None:
+        if find_place_of_token(text, token_offsets, token_index) is None:
             allowed[token_index] = 0
     return allowed

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from unicodedata import category
 
 from toolformer_dag.settings.call_markers import PAPER_MARKERS, CallMarkers
-from toolformer_dag.texts.arguments import Schema, argument_rules
+from toolformer_dag.texts.arguments import Schema, build_argument_rules
 from toolformer_dag.texts.input_ends import NAME, input_end, input_ends
 
 API_START = PAPER_MARKERS.begin
@@ -32,7 +32,7 @@ STRING = re.compile(r'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)', re.DOTALL)
 LINE_ENDS = r"\n\r\x0B\x0C\x1C-\x1E\x{85}\x{2028}\x{2029}"
 """The characters at which `str.splitlines` ends a line, to stand between [ and ] in a pattern of Rust."""
 LONGEST_NAME = 256
-"""Characters of the longest tool's name that `call_opening` finds when it looks for calls to any tool."""
+"""Characters of the longest tool's name that `build_opening_pattern` finds when it looks for calls to any tool."""
 INVISIBLE = frozenset({"Cc", "Cf", "Cs"})
 """Unicode's categories of control characters, invisible marks and halves of surrogate pairs."""
 JOINERS = "\u200c\u200d"
@@ -84,12 +84,12 @@ def parse_call(body: str) -> Call:
     reason = fault(call)
     if reason is not None:
         raise MalformedCall(reason, body)
-    if _holds_another_call(body, call.input):  # the model omitted a "]" and continued the text
+    if _has_call_in_input(body, call.input):  # the model omitted a "]" and continued the text
         raise MalformedCall("call_in_input", body)
     return call
 
 
-def _holds_another_call(body: str, input: str) -> bool:
+def _has_call_in_input(body: str, input: str) -> bool:
     """Return whether another call begins in the input of the call `body`; strings of named arguments do not count."""
     has_named_arguments = input_end(body) != 0  # 0 stands for a call without named arguments
     return not has_named_arguments and CALL_BEGINNING.search(input) is not None
@@ -109,26 +109,26 @@ def fault(call: Call, markers: CallMarkers = PAPER_MARKERS) -> str | None:
     has_named_arguments = end == len(written)
     if has_named_arguments:  # their strings may hold anything
         outside_strings = STRING.sub('""', call.input)
-        return _line_fault(outside_strings)
-    return _text_fault(call.input, markers)
+        return _find_line_fault(outside_strings)
+    return _find_text_fault(call.input, markers)
 
 
-def _text_fault(text: str, markers: CallMarkers) -> str | None:
+def _find_text_fault(text: str, markers: CallMarkers) -> str | None:
     """Return why a text cannot be an input without named arguments, or a result; None if it can."""
     if markers.end in text:
         return "bracket_in_input"
     if markers.arrow.strip() in text:
         return "arrow_in_input"
-    return _line_fault(text)
+    return _find_line_fault(text)
 
 
-def _line_fault(text: str) -> str | None:
+def _find_line_fault(text: str) -> str | None:
     """Return "newline_in_input" for a text with an end of line, else None."""
     has_no_line_end = text.splitlines() in ([], [text])
     return None if has_no_line_end else "newline_in_input"
 
 
-def call_grammar(
+def build_call_grammar(
     tools: Collection[str],
     schemas: Mapping[str, Schema] = MappingProxyType({}),
     markers: CallMarkers = PAPER_MARKERS,
@@ -153,28 +153,28 @@ def call_grammar(
     """
     with_named_arguments = sorted(set(tools) & set(schemas))
     with_text_input = sorted(set(tools) - set(schemas))
-    arrow = _grammar_arrow(markers, arrow_token)
+    arrow = _build_grammar_arrow(markers, arrow_token)
 
     alternatives = []
     rules = []
     for number, name in enumerate(with_named_arguments):
         alternatives.append(f"t{number}")
-        rules += _named_call_rules(number, name, schemas[name], arrow)
+        rules += _build_named_call_rules(number, name, schemas[name], arrow)
     if with_text_input:
         alternatives.append("call")
         rules.append(f"call: CALL {arrow.token_rule}")  # CALL ends in the arrow, unless the arrow is a token
-        rules += _text_call_rules(with_text_input, arrow.text, markers)
+        rules += _build_text_call_rules(with_text_input, arrow.text, markers)
     options = '%llguidance { "no_forcing": true }'
     start = f"start: {' | '.join(alternatives)}"
     return "\n".join([options, start, *rules])
 
 
-def _named_call_rules(number: int, name: str, schema: Schema, arrow: "_GrammarArrow") -> list[str]:
+def _build_named_call_rules(number: int, name: str, schema: Schema, arrow: "_GrammarArrow") -> list[str]:
     """Return the grammar's rules for a tool with named arguments: `t0: "Weather(" a0 ") ->"` and those of a0."""
     before_arguments = json.dumps(f"{name}(")
     after_arguments = json.dumps(f"){arrow.space}{arrow.text}")
     call_rule = f"t{number}: {before_arguments} a{number} {after_arguments} {arrow.token_rule}"
-    return [call_rule, *argument_rules(schema, f"a{number}")]
+    return [call_rule, *build_argument_rules(schema, f"a{number}")]
 
 
 class _GrammarArrow(NamedTuple):
@@ -185,7 +185,7 @@ class _GrammarArrow(NamedTuple):
     token_rule: str  # "<[32000]>" for the token 32000, or "" where it is text
 
 
-def _grammar_arrow(markers: CallMarkers, arrow_token: int | None) -> _GrammarArrow:
+def _build_grammar_arrow(markers: CallMarkers, arrow_token: int | None) -> _GrammarArrow:
     """Return the arrow of a grammar. arrow_token: the id of its token; None if it is text."""
     text = markers.arrow.strip()
     space = markers.arrow.rstrip().removesuffix(text)
@@ -194,18 +194,18 @@ def _grammar_arrow(markers: CallMarkers, arrow_token: int | None) -> _GrammarArr
     return _GrammarArrow(space, text="", token_rule=f"<[{arrow_token}]>")
 
 
-def _text_call_rules(tools: Sequence[str], arrow_text: str, markers: CallMarkers) -> list[str]:
+def _build_text_call_rules(tools: Sequence[str], arrow_text: str, markers: CallMarkers) -> list[str]:
     """Return the grammar's rules CALL and INPUT, for tools whose input is a text: `QA(Who wrote it?) ->`.
 
     arrow_text: the arrow, or "" where it is a token.
     """
-    names = "|".join(_in_pattern(tool) for tool in tools)
-    arrow = rf"[^\S{LINE_ENDS}]*{_in_pattern(arrow_text)}"  # after white space on the same line
+    names = "|".join(_escape_for_pattern(tool) for tool in tools)
+    arrow = rf"[^\S{LINE_ENDS}]*{_escape_for_pattern(arrow_text)}"  # after white space on the same line
     call_rule = rf"CALL: /({names})\(/ INPUT /\){arrow}/"
-    return [call_rule, _input_rule(markers)]
+    return [call_rule, _build_input_rule(markers)]
 
 
-def _input_rule(markers: CallMarkers) -> str:
+def _build_input_rule(markers: CallMarkers) -> str:
     r"""Return the grammar's rule INPUT, which admits a line without `]`, markers, other calls, and named arguments.
 
     "f(x[1" is admitted; "a -> b", "[QA(" and 'city="Rome"' are not. Shortened, the rule is
@@ -214,7 +214,7 @@ def _input_rule(markers: CallMarkers) -> str:
 
     In llguidance's syntax, /.../ is a pattern, & means that both match, ~ that it does not match.
     """
-    excluded_markers = "|".join(_in_pattern(marker) for marker in _markers_excluded_from_input(markers))
+    excluded_markers = "|".join(_escape_for_pattern(marker) for marker in _list_markers_excluded_from_input(markers))
     call_beginning = rf"\[\s*{NAME}\("
     one_line = rf"/[^\]{LINE_ENDS}]*/"
     # A single pattern for markers and beginnings of calls, because llguidance limits how much a rule excludes.
@@ -223,7 +223,7 @@ def _input_rule(markers: CallMarkers) -> str:
     return f"INPUT: {one_line} & ~{holds_marker_or_call} & ~{is_named_argument}"
 
 
-def _markers_excluded_from_input(markers: CallMarkers) -> list[str]:
+def _list_markers_excluded_from_input(markers: CallMarkers) -> list[str]:
     """Return the markers that an input may not hold, sorted: ["->", "</call>", "<call>"] with <call> and </call>.
 
     Not "[", which may stand in an input as long as no call follows it, and not "]", which INPUT excludes anyway.
@@ -232,7 +232,7 @@ def _markers_excluded_from_input(markers: CallMarkers) -> list[str]:
     return sorted(excluded - {"[", "]"})
 
 
-def _in_pattern(text: str) -> str:
+def _escape_for_pattern(text: str) -> str:
     r"""Escape a text for a pattern between slashes in a grammar: "1\/2" for "1/2"."""
     return re.escape(text).replace("/", "\\/")
 
@@ -259,7 +259,7 @@ def _is_kept(character: str) -> bool:
     return character.isspace() or character in JOINERS or category(character) not in INVISIBLE
 
 
-def call_opening(tools: Collection[str] | None, begin: str = API_START) -> re.Pattern[str]:
+def build_opening_pattern(tools: Collection[str] | None, begin: str = API_START) -> re.Pattern[str]:
     """Return a pattern for the marker before a call to one of `tools`: it matches " [" of " [Calculator(1)".
 
     tools: None for any name of at most LONGEST_NAME characters. With an empty collection the pattern matches nothing.
@@ -276,7 +276,7 @@ def call_opening(tools: Collection[str] | None, begin: str = API_START) -> re.Pa
 
 def holds_call(text: str, tools: Collection[str], markers: CallMarkers = PAPER_MARKERS) -> bool:
     """Return whether a call to one of `tools` begins in a text, closed or not; such a text cannot be annotated."""
-    return call_opening(tools, markers.begin).search(text) is not None
+    return build_opening_pattern(tools, markers.begin).search(text) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,10 +302,10 @@ def splice(text: str, calls: Sequence[PlacedCall], markers: CallMarkers = PAPER_
     """
     replacements = []
     for placed in sorted(calls, key=lambda call: call.offset):
-        _check_placed(placed, text, markers)
+        _check_placed_call(placed, text, markers)
         written = format_call(placed.call, placed.result, markers)
         replacements.append(_Replacement(placed.offset, placed.offset, written))
-    return _replaced(text, replacements)
+    return _replace_parts(text, replacements)
 
 
 class _Replacement(NamedTuple):
@@ -316,7 +316,7 @@ class _Replacement(NamedTuple):
     written: str
 
 
-def _replaced(text: str, replacements: Iterable[_Replacement]) -> str:
+def _replace_parts(text: str, replacements: Iterable[_Replacement]) -> str:
     """Return a text with parts of it replaced. replacements: in the order of the text."""
     pieces: list[str] = []
     position = 0
@@ -327,19 +327,19 @@ def _replaced(text: str, replacements: Iterable[_Replacement]) -> str:
     return "".join(pieces) + text[position:]
 
 
-def _check_placed(placed: PlacedCall, text: str, markers: CallMarkers) -> None:
+def _check_placed_call(placed: PlacedCall, text: str, markers: CallMarkers) -> None:
     """Raise SpliceError if a call is outside the text, or could not be parsed again after it was inserted."""
     if not 0 <= placed.offset <= len(text):
         raise SpliceError(f"offset {placed.offset} is outside the text of {len(text)} characters")
-    reason = fault(placed.call, markers) or _text_fault(placed.result, markers)
+    reason = fault(placed.call, markers) or _find_text_fault(placed.result, markers)
     if reason is not None:
         raise SpliceError(f"{placed.call} at {placed.offset} cannot be spliced: {reason}; clean the result first")
 
 
 def take_out(text: str, tools: Collection[str], markers: CallMarkers = PAPER_MARKERS) -> str:
     """Return a text without its closed calls to `tools`, with results or without; this undoes `splice`."""
-    calls = _closed_calls(text, call_opening(tools, markers.begin), markers)
-    return _replaced(text, (_Replacement(call.start, call.end, written="") for call in calls))
+    calls = _iter_closed_calls(text, build_opening_pattern(tools, markers.begin), markers)
+    return _replace_parts(text, (_Replacement(call.start, call.end, written="") for call in calls))
 
 
 def written_calls(text: str, tools: Collection[str]) -> list[tuple[int, str]]:
@@ -348,12 +348,12 @@ def written_calls(text: str, tools: Collection[str]) -> list[tuple[int, str]]:
     [(1, "Who?"), (2, "1 + 1")] for "a [QA(Who?) -> She]b [Add(1 + 1)]". Offsets count characters of the text without
     these calls.
     """
-    calls = list(_closed_calls(text, call_opening(tools), PAPER_MARKERS))
+    calls = list(_iter_closed_calls(text, build_opening_pattern(tools), PAPER_MARKERS))
     inputs = [call.call.input for call in calls]
-    return list(zip(_offsets_without_calls(calls), inputs, strict=True))
+    return list(zip(_compute_offsets_without_calls(calls), inputs, strict=True))
 
 
-def _offsets_without_calls(calls: Iterable["_WrittenCall"]) -> list[int]:
+def _compute_offsets_without_calls(calls: Iterable["_WrittenCall"]) -> list[int]:
     """Return where each call of a text stands once all calls are taken out: [1, 2] for "a [Add(1)]b [Add(2)]"."""
     offsets = []
     characters_taken_out = 0
@@ -371,8 +371,8 @@ def placed_calls(text: str, tools: Collection[str], markers: CallMarkers = PAPER
 
     Raises MalformedCall for a call to one of `tools` that has its closing marker but no result.
     """
-    written_calls = list(_closed_calls(text, call_opening(tools, markers.begin), markers))
-    offsets = _offsets_without_calls(written_calls)
+    written_calls = list(_iter_closed_calls(text, build_opening_pattern(tools, markers.begin), markers))
+    offsets = _compute_offsets_without_calls(written_calls)
     placed = []
     for offset, written in zip(offsets, written_calls, strict=True):
         if written.result is None:
@@ -381,7 +381,7 @@ def placed_calls(text: str, tools: Collection[str], markers: CallMarkers = PAPER
     return placed
 
 
-def in_markers(text: str, markers: CallMarkers) -> str:
+def rewrite_markers(text: str, markers: CallMarkers) -> str:
     """Rewrite the calls of a text, such as a prompt, from the paper's markers to others.
 
     "It is [Add(1, 2) -> 3] three." becomes "It is <call>Add(1, 2) = 3</call> three." with begin " <call>", arrow " = "
@@ -389,13 +389,13 @@ def in_markers(text: str, markers: CallMarkers) -> str:
     """
     opening = re.compile(rf" ?\[(?={NAME}\()")  # the "[" of a call, and one space before it if there is one
     replacements = []
-    for call in _closed_calls(text, opening, PAPER_MARKERS):
-        rewritten = _rewritten(call, markers)
+    for call in _iter_closed_calls(text, opening, PAPER_MARKERS):
+        rewritten = _rewrite_call(call, markers)
         replacements.append(_Replacement(call.start, call.end, rewritten))
-    return _replaced(text, replacements)
+    return _replace_parts(text, replacements)
 
 
-def _rewritten(call: "_WrittenCall", markers: CallMarkers) -> str:
+def _rewrite_call(call: "_WrittenCall", markers: CallMarkers) -> str:
     """Write a call of a text with other markers."""
     has_space_before = call.text[call.start] == " "  # there is none before "[" in instructions
     begin = markers.begin if has_space_before else markers.begin.lstrip()
@@ -405,7 +405,7 @@ def _rewritten(call: "_WrittenCall", markers: CallMarkers) -> str:
     return f"{written}{markers.end}"
 
 
-def in_paper_form(body: str, markers: CallMarkers) -> str:
+def to_paper_form(body: str, markers: CallMarkers) -> str:
     """Return what a model wrote after the opening marker of a call, with the paper's markers in place of `markers`.
 
     "QA(Who?) ->" for "QA(Who?) =" with the arrow " = ". Named arguments come back unchanged.
@@ -420,12 +420,12 @@ def in_paper_form(body: str, markers: CallMarkers) -> str:
     return body[:arguments_end] + rest
 
 
-def marker_places(text: str, markers: CallMarkers) -> Iterator[tuple[str, int]]:
+def iter_marker_places(text: str, markers: CallMarkers) -> Iterator[tuple[str, int]]:
     """Yield each marker of the closed calls in a text with the offset at which it begins, whatever the tool.
 
     (" [", 1), (" -> ", 11), ("]", 18) for "a [QA(Who?) -> She] b".
     """
-    for written in _closed_calls(text, call_opening(None, markers.begin), markers):
+    for written in _iter_closed_calls(text, build_opening_pattern(None, markers.begin), markers):
         yield markers.begin, written.start
         if written.arrow is not None:
             yield markers.arrow, written.arrow
@@ -464,12 +464,12 @@ class _WrittenCall:
         return self.text[self.arrow + len(self.markers.arrow) : self.close]
 
 
-def _closed_calls(text: str, opening: re.Pattern[str], markers: CallMarkers) -> Iterator[_WrittenCall]:
+def _iter_closed_calls(text: str, opening: re.Pattern[str], markers: CallMarkers) -> Iterator[_WrittenCall]:
     """Yield the calls of a text that have a closing marker, in order, without calls inside other calls.
 
     Only " [Add(1)]" in "a [Add(1)] [QA(b". It takes linear time.
 
-    opening: matches the marker before the name of a call (see `call_opening`).
+    opening: matches the marker before the name of a call (see `build_opening_pattern`).
     """
     openings = list(opening.finditer(text))
     search_starts = input_ends(text, [match.end() for match in openings])  # start of a name -> end of the call's input
@@ -482,12 +482,12 @@ def _closed_calls(text: str, opening: re.Pattern[str], markers: CallMarkers) -> 
         search_start = search_starts[match.end()]
         if search_start is None or search_start > last_closing_marker:  # the call has no closing marker
             continue
-        call = _closed_call(text, match, search_start, markers)
+        call = _parse_closed_call(text, match, search_start, markers)
         yield call
         previous_call_end = call.end
 
 
-def _closed_call(text: str, opening: re.Match[str], input_end: int, markers: CallMarkers) -> _WrittenCall:
+def _parse_closed_call(text: str, opening: re.Match[str], input_end: int, markers: CallMarkers) -> _WrittenCall:
     """Return the call after an opening marker, with the offsets of its parts; a closing marker follows for certain.
 
     input_end: right after the `)` of named arguments; for any other input, where the call's name begins.

@@ -23,13 +23,13 @@ class ChainLink:
     result: str
 
 
-def written_chain(links: Sequence[ChainLink]) -> str:
+def to_chain_json(links: Sequence[ChainLink]) -> str:
     """Return a chain as tables hold it, a list in JSON: '[{"tool": "QA", "input": "...", "result": "..."}]'."""
     return orjson.dumps([asdict(link) for link in links]).decode()
 
 
-def read_chain(chain: str | None) -> list[ChainLink]:
-    """Return the links that `written_chain` wrote; an empty list for None or "", where a call is no chain."""
+def parse_chain(chain: str | None) -> list[ChainLink]:
+    """Return the links that `to_chain_json` wrote; an empty list for None or "", where a call is no chain."""
     if not chain:
         return []
     return [ChainLink(**link) for link in orjson.loads(chain)]
@@ -40,7 +40,7 @@ def chain_text(links: Sequence[ChainLink]) -> str:
     return "".join(format_call(Call(link.tool, link.input), link.result) for link in links)
 
 
-def place_of(digest: str, position: int, chain: str) -> str:
+def hash_place(digest: str, position: int, chain: str) -> str:
     """Return a hash of 32 hexadecimal digits for the place after a chain, at which a further call is sampled.
 
     digest: the hash of the text. position: the token before which the chain stands. chain: as tables hold it.
@@ -73,11 +73,11 @@ def other_results(links: Sequence[ChainLink], others: Sequence[str]) -> list[Cha
         swapped_links = list(links)
         swapped_links[index] = replace(links[index], result=other_result)
         for later_index in range(index + 1, len(links)):
-            comparisons.append(_comparison(links, swapped_links, later_index))
+            comparisons.append(_build_comparison(links, swapped_links, later_index))
     return comparisons
 
 
-def _comparison(links: Sequence[ChainLink], swapped: Sequence[ChainLink], index: int) -> ChainedCall:
+def _build_comparison(links: Sequence[ChainLink], swapped: Sequence[ChainLink], index: int) -> ChainedCall:
     """Return the call at an index of a chain, after the real links before it and after the swapped ones."""
     link = links[index]
     return ChainedCall(
@@ -87,7 +87,7 @@ def _comparison(links: Sequence[ChainLink], swapped: Sequence[ChainLink], index:
     )
 
 
-def least_need(length: int, gains: Sequence[float]) -> float:
+def compute_least_need(length: int, gains: Sequence[float]) -> float:
     """Return how much the least needed result of a chain helps, in nats; a result helps as its best later call gains.
 
     For three calls with the gains [0.1, 2.0, 0.5], result 1 helps 2.0 and result 2 helps 0.5: the answer is 0.5.

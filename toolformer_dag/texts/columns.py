@@ -1,7 +1,7 @@
 """Records -> raw columns, a column at a time -> documents: digests, duplicates, domains, and the date of the URL.
 
-Raw columns are what a record holds in each field, as text (RAW). Readers give them in a `Batch`; `documents_of` makes
-documents of them.
+Raw columns are what a record holds in each field, as text (RAW). Readers give them in a `Batch`;
+`iter_document_batches` makes documents of them.
 """
 
 import dataclasses
@@ -15,16 +15,16 @@ from typing import Any, NamedTuple
 import polars as pl
 
 from toolformer_dag.identity import content_hash
-from toolformer_dag.texts.document import date_from_url
+from toolformer_dag.texts.document import find_date_in_url
 from toolformer_dag.texts.formats import (
     FIELDS,
     MISSING,
     Layout,
     Steps,
     Unread,
-    listed_names,
+    format_names,
+    get_values_at,
     value_at,
-    values_at,
     whole_text,
 )
 
@@ -79,7 +79,7 @@ Column = Sequence[Any] | pl.Series
 """The values of a field, one per record: of any type, or a series of text."""
 
 
-def raw_batch(
+def build_raw_batch(
     layout: Layout,
     lines: Sequence[int],
     columns: Mapping[str, Sequence[Column]],
@@ -126,12 +126,12 @@ class _CheckedRecords:
 
         columns: the values at each path of the field.
         """
-        column = _first_values(columns, len(self._lines))
+        column = _coalesce_columns(columns, len(self._lines))
         valid_types = {str} if field in self._layout.required else {str, type(None)}
-        if _value_types(column) <= valid_types:  # the usual case, which needs no loop
+        if _collect_value_types(column) <= valid_types:  # the usual case, which needs no loop
             return column
         is_strict = field in self._layout.strict
-        texts = [_as_text(field, value, is_strict=is_strict) for value in column]
+        texts = [_to_text(field, value, is_strict=is_strict) for value in column]
         for row, text in enumerate(texts):
             if text is None:  # null, or a value that is no text
                 self._refuse_or_ignore(field, row, column[row])
@@ -145,33 +145,33 @@ class _CheckedRecords:
         if value is None and field not in self._layout.required:
             return
         reason = "not_utf8" if isinstance(value, bytes) else "wrong_type"
-        message = f"{self._layout.paths(field)}: expected text, found {_content_in_words(value)}"
+        message = f"{self._layout.paths(field)}: expected text, found {_describe_content(value)}"
         if _is_refused(field, reason, self._layout):
-            rejection = self._rejection(row, reason, message)
+            rejection = self._build_rejection(row, reason, message)
             self.refused.setdefault(rejection.line, rejection)  # a record's first rejection counts
         else:
             self.ignored[message] += 1
 
-    def _rejection(self, row: int, reason: str, message: str) -> Rejection:
+    def _build_rejection(self, row: int, reason: str, message: str) -> Rejection:
         """Return the rejection of a record: missing_field if it lacks a required field, else the given reason."""
         line = self._lines[row]
-        missing = _missing_fields(self._layout, self._records[row]) if self._records else ""
+        missing = _describe_missing_fields(self._layout, self._records[row]) if self._records else ""
         if missing:
             return Rejection(line, "missing_field", missing)
         return Rejection(line, reason, message)
 
 
-def records_batch(
+def build_records_batch(
     layout: Layout, lines: Sequence[int], records: Sequence[Mapping[str, Any]], rejections: Iterable[Rejection]
 ) -> Batch:
-    """Return records that were parsed from JSON as a batch of raw columns (RAW); see `raw_batch`."""
+    """Return records that were parsed from JSON as a batch of raw columns (RAW); see `build_raw_batch`."""
     columns = {}
     for field, paths in layout.steps.items():
-        columns[field] = [values_at(records, path) for path in paths]
-    return raw_batch(layout, lines, columns, records, rejections)
+        columns[field] = [get_values_at(records, path) for path in paths]
+    return build_raw_batch(layout, lines, columns, records, rejections)
 
 
-def _first_values(columns: Sequence[Column], row_count: int) -> Column:
+def _coalesce_columns(columns: Sequence[Column], row_count: int) -> Column:
     """Return for each row its first value in the columns: [1, 3] for the columns [1, None] and [2, 3].
 
     None and Unread (a value that cannot be reached) count only where a row has nothing else.
@@ -180,25 +180,25 @@ def _first_values(columns: Sequence[Column], row_count: int) -> Column:
         return columns[0]
     values: Column = [None] * row_count
     for column in columns:
-        values = [_first_value(value, later) for value, later in zip(values, column, strict=True)]
+        values = [_coalesce_values(value, later) for value, later in zip(values, column, strict=True)]
     return values
 
 
-def _first_value(value: Any, later: Any) -> Any:
+def _coalesce_values(value: Any, later: Any) -> Any:
     """Return `value`, but `later` if `value` is None or Unread and `later` is not None."""
     if value is None or isinstance(value, Unread):
         return value if later is None else later
     return value
 
 
-def _value_types(column: Column) -> set[type]:
+def _collect_value_types(column: Column) -> set[type]:
     """Return the types of the values of a column."""
     if isinstance(column, pl.Series):
         return {str, type(None)} if column.has_nulls() else {str}
     return {type(value) for value in column}
 
 
-def _as_text(field: str, value: Any, *, is_strict: bool) -> str | None:
+def _to_text(field: str, value: Any, *, is_strict: bool) -> str | None:
     """Return a value as text; None if it is no text.
 
     Whole numbers are text in ids and in fields that are not strict (`Layout.strict`); dates may have any type.
@@ -206,15 +206,15 @@ def _as_text(field: str, value: Any, *, is_strict: bool) -> str | None:
     if type(value) is str:
         return value
     if isinstance(value, bytes):
-        return _decoded(value)
+        return _decode_utf8(value)
     if type(value) is int and (field == "id" or not is_strict):
         return str(value)
     if field == "date" and value is not None:
-        return _date_text(value)
+        return _format_date(value)
     return None
 
 
-def _decoded(value: bytes) -> str | None:
+def _decode_utf8(value: bytes) -> str | None:
     """Return bytes in UTF-8 as text; None for other bytes."""
     try:
         return whole_text(value.decode("utf-8", "surrogatepass"))
@@ -222,12 +222,12 @@ def _decoded(value: bytes) -> str | None:
         return None
 
 
-def _date_text(value: Any) -> str:
+def _format_date(value: Any) -> str:
     """Return a date in ISO 8601; for any other value the name of its type, which counts as no date later."""
     return value.isoformat() if isinstance(value, date) else type(value).__name__
 
 
-def _content_in_words(value: Any) -> str:
+def _describe_content(value: Any) -> str:
     """Describe a value that is no text, for a message: "null", "list", "bytes that are not UTF-8"."""
     if value is None:
         return "null"
@@ -244,23 +244,23 @@ def _is_refused(field: str, reason: str, layout: Layout) -> bool:
     return field in refusing_fields
 
 
-def _missing_fields(layout: Layout, record: Mapping[str, Any]) -> str:
+def _describe_missing_fields(layout: Layout, record: Mapping[str, Any]) -> str:
     """Return a message with the required fields that a record lacks: "id or doc_id; the record has url and text".
 
     A field whose value is null is not missing. Returns "" if no field is missing.
     """
-    missing = [layout.paths(field) for field in layout.required if _lacks(record, layout.steps[field])]
+    missing = [layout.paths(field) for field in layout.required if _has_no_path(record, layout.steps[field])]
     if not missing:
         return ""
-    return f"{', '.join(missing)}; the record has {listed_names(record)}"
+    return f"{', '.join(missing)}; the record has {format_names(record)}"
 
 
-def _lacks(record: Mapping[str, Any], paths: Sequence[Steps]) -> bool:
+def _has_no_path(record: Mapping[str, Any], paths: Sequence[Steps]) -> bool:
     """Return whether none of the paths is in a record."""
     return all(value_at(record, path, absent=MISSING) is MISSING for path in paths)
 
 
-def documents_of(raw: Iterable[Batch]) -> Iterator[Batch]:
+def iter_document_batches(raw: Iterable[Batch]) -> Iterator[Batch]:
     """Yield the batches of a shard with documents (DOCUMENTS) in place of raw columns.
 
     Refused: empty_text, and duplicate_digest for all but the first document of a digest in the shard.
@@ -273,28 +273,28 @@ def documents_of(raw: Iterable[Batch]) -> Iterator[Batch]:
     """
     digests_so_far: set[str] = set()
     for batch in raw:
-        yield _documents_batch(batch, digests_so_far)
+        yield _build_documents_batch(batch, digests_so_far)
 
 
-def _documents_batch(raw: Batch, digests_so_far: set[str]) -> Batch:
+def _build_documents_batch(raw: Batch, digests_so_far: set[str]) -> Batch:
     """Return a batch of raw columns as documents, without blank texts and repeated digests, which are rejected.
 
     digests_so_far: the digests of earlier batches; those of this batch are added.
     """
-    records, blank_rejections = _with_text(raw.frame)
-    records = records.with_columns(_digests(records).alias("digest"))
-    records, repeated_rejections = _unique(records, digests_so_far)  # adds to `digests_so_far`
+    records, blank_rejections = _reject_blank_texts(raw.frame)
+    records = records.with_columns(_compute_digests(records).alias("digest"))
+    records, repeated_rejections = _reject_repeated_digests(records, digests_so_far)  # adds to `digests_so_far`
     has_date_field = bool(raw.layout.steps["date"])
-    record_dates = _record_dates(records["date"]) if has_date_field else None
-    documents = _completed(records, record_dates)
-    rejections = _by_line(raw.rejections, blank_rejections, repeated_rejections)
+    record_dates = _parse_record_dates(records["date"]) if has_date_field else None
+    documents = _build_documents(records, record_dates)
+    rejections = _sort_by_line(raw.rejections, blank_rejections, repeated_rejections)
     ignored = dict(raw.ignored)  # message about a value that counts as null -> number of values
     if record_dates is not None:
-        ignored |= _unread_dates(records["date"], record_dates, raw.layout)
+        ignored |= _count_unread_dates(records["date"], record_dates, raw.layout)
     return Batch(raw.layout, documents, rejections, ignored)
 
 
-def _by_line(*rejections: Iterable[Rejection]) -> tuple[Rejection, ...]:
+def _sort_by_line(*rejections: Iterable[Rejection]) -> tuple[Rejection, ...]:
     """Return all rejections in the order of their lines."""
     all_rejections = chain.from_iterable(rejections)
     return tuple(sorted(all_rejections, key=lambda rejection: rejection.line))
@@ -307,7 +307,7 @@ class _Accepted(NamedTuple):
     rejections: list[Rejection]
 
 
-def _with_text(records: pl.DataFrame) -> _Accepted:
+def _reject_blank_texts(records: pl.DataFrame) -> _Accepted:
     """Return the records whose text is not blank; reject the others as empty_text."""
     has_text = records["text"].str.contains(HOLDS_TEXT)
     if has_text.all():
@@ -317,12 +317,12 @@ def _with_text(records: pl.DataFrame) -> _Accepted:
     return _Accepted(records.filter(has_text), rejections)
 
 
-def _unique(records: pl.DataFrame, digests_so_far: set[str]) -> _Accepted:
+def _reject_repeated_digests(records: pl.DataFrame, digests_so_far: set[str]) -> _Accepted:
     """Return the records whose digest is new; reject the others as duplicate_digest.
 
     digests_so_far: the digests of the shard's earlier records; new ones are added.
     """
-    is_repeated = _repeated(records["digest"], digests_so_far)
+    is_repeated = _mark_repeated_digests(records["digest"], digests_so_far)
     if not is_repeated.any():
         return _Accepted(records, rejections=[])
     repeated = records.select("line", "digest").filter(is_repeated)
@@ -330,7 +330,7 @@ def _unique(records: pl.DataFrame, digests_so_far: set[str]) -> _Accepted:
     return _Accepted(records.filter(~is_repeated), rejections)
 
 
-def _completed(records: pl.DataFrame, record_dates: pl.Series | None) -> pl.DataFrame:
+def _build_documents(records: pl.DataFrame, record_dates: pl.Series | None) -> pl.DataFrame:
     """Return records in the columns DOCUMENTS, with domain and date from the URL where the record has none.
 
     A missing url, title or domain becomes "".
@@ -339,7 +339,7 @@ def _completed(records: pl.DataFrame, record_dates: pl.Series | None) -> pl.Data
     """
     host = pl.col("url").str.extract(HOST)
     domain = pl.coalesce("domain", host, pl.lit(""))  # the first that is not null
-    dates = _dates(records["url"], record_dates)  # a record's own date comes first
+    dates = _choose_dates(records["url"], record_dates)  # a record's own date comes first
     documents = records.with_columns(
         pl.col("url", "title").fill_null(""),
         domain.alias("domain"),
@@ -348,15 +348,15 @@ def _completed(records: pl.DataFrame, record_dates: pl.Series | None) -> pl.Data
     return documents.select(DOCUMENTS.names())
 
 
-def _dates(urls: pl.Series, record_dates: pl.Series | None) -> pl.Series:
+def _choose_dates(urls: pl.Series, record_dates: pl.Series | None) -> pl.Series:
     """Return the date of each record, or else the date in its URL; null where it has neither."""
-    dates_in_url = url_dates(urls)
+    dates_in_url = find_dates_in_urls(urls)
     if record_dates is None:
         return dates_in_url
     return record_dates.zip_with(record_dates.is_not_null(), dates_in_url)
 
 
-def _unread_dates(texts: pl.Series, record_dates: pl.Series, layout: Layout) -> dict[str, int]:
+def _count_unread_dates(texts: pl.Series, record_dates: pl.Series, layout: Layout) -> dict[str, int]:
     """Return how many texts of the field `date` hold no date, by a message; an empty dict if all hold one.
 
     {"meta.day: expected a date, YYYY-MM-DD until 2026-12-31": 2}
@@ -368,7 +368,7 @@ def _unread_dates(texts: pl.Series, record_dates: pl.Series, layout: Layout) -> 
     return {f"{layout.paths('date')}: expected a date, YYYY-MM-DD until {LATEST_DATE}": count}
 
 
-def _repeated(digests: pl.Series, digests_so_far: set[str]) -> pl.Series:
+def _mark_repeated_digests(digests: pl.Series, digests_so_far: set[str]) -> pl.Series:
     """Return for each digest whether it came before, in `digests` or in `digests_so_far`. Adds all to this set."""
     is_repeated = []
     for digest in digests.to_list():
@@ -377,7 +377,7 @@ def _repeated(digests: pl.Series, digests_so_far: set[str]) -> pl.Series:
     return pl.Series(is_repeated, dtype=pl.Boolean)
 
 
-def _record_dates(texts: pl.Series) -> pl.Series:
+def _parse_record_dates(texts: pl.Series) -> pl.Series:
     """Return the date at the beginning of each text; null without one, and for dates after LATEST_DATE."""
     days = texts.str.extract(DAY).str.to_date("%Y-%m-%d", strict=False)
     day = pl.col("day")
@@ -385,17 +385,17 @@ def _record_dates(texts: pl.Series) -> pl.Series:
     return days.to_frame("day").select(in_time).to_series()
 
 
-def url_dates(urls: pl.Series) -> pl.Series:
-    """Return the date in each URL (`date_from_url`), null where there is none."""
+def find_dates_in_urls(urls: pl.Series) -> pl.Series:
+    """Return the date in each URL (`find_date_in_url`), null where there is none."""
     dates: list[date | None] = [None] * len(urls)
     rows_with_year = urls.str.contains(YEAR).fill_null(False).arg_true()
     urls_with_year = urls.gather(rows_with_year).to_list()
     for row, url in zip(rows_with_year.to_list(), urls_with_year, strict=True):
-        dates[row] = date_from_url(url, LATEST_DATE)
+        dates[row] = find_date_in_url(url, LATEST_DATE)
     return pl.Series(dates, dtype=pl.Date)
 
 
-def _digests(frame: pl.DataFrame) -> pl.Series:
+def _compute_digests(frame: pl.DataFrame) -> pl.Series:
     """Return the digest of each record: its id, or a hash of its text where the id is null or ""."""
     ids = frame["id"]
     has_no_id = ids.is_null() | (ids == "")
@@ -403,13 +403,13 @@ def _digests(frame: pl.DataFrame) -> pl.Series:
     if rows_without_id.is_empty():
         return ids
     texts_without_id = frame["text"].gather(rows_without_id)
-    hashes = _text_hashes(texts_without_id)
+    hashes = _compute_text_hashes(texts_without_id)
     if len(hashes) == len(ids):  # no record has an id; `scatter` cannot write into a column of nulls
         return hashes
     return ids.scatter(rows_without_id, hashes)  # the ids, with a hash in each row without one
 
 
-def _text_hashes(texts: pl.Series) -> pl.Series:
+def _compute_text_hashes(texts: pl.Series) -> pl.Series:
     """Return the hash of each text."""
     hashes = [content_hash(text) for text in texts.cast(pl.Binary).to_list()]
     return pl.Series(hashes, dtype=pl.String)

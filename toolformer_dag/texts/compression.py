@@ -55,7 +55,7 @@ LARGEST_WINDOW = 1 << 31
 """The largest window of zstd that is read (`zstd --long=31`); it takes as many bytes of memory."""
 
 
-def compression_of(head: bytes) -> str | None:
+def find_compression(head: bytes) -> str | None:
     """Return how a file is compressed, such as "gzip", by its first bytes; None if it is not compressed."""
     for magic, name in MAGIC.items():
         if head.startswith(magic):
@@ -68,26 +68,26 @@ def is_tar(head: bytes) -> bool:
     return head[257:262] == b"ustar" and b"\0" in head[:257]
 
 
-def kind_in_words(head: bytes) -> str | None:
+def describe_kind(head: bytes) -> str | None:
     """Return what a file is in place of records, with a remedy: "an archive of tar; unpack it".
 
     head: its first bytes, decompressed. Returns None if they do not show it.
     """
-    compression = compression_of(head)
+    compression = find_compression(head)
     if compression is not None:
         return f"{compression}; unpack it or compress it once, with gzip or zstd"
     if is_tar(head):
         return "an archive of tar; unpack it"
-    encoding = _wide_encoding(head)
+    encoding = _find_wide_encoding(head)
     if encoding is not None:
         remedy = f"write UTF-8, as `iconv -f UTF-{encoding} -t UTF-8` does"
         return f"UTF-{encoding[:2]} without a byte order mark; {remedy}"
     if head.lstrip().startswith(b"<"):
         return "HTML or XML, such as the error page of a download"
-    return _other_file(head)
+    return _describe_other_file(head)
 
 
-def _other_file(head: bytes) -> str | None:
+def _describe_other_file(head: bytes) -> str | None:
     """Return the description of a file in OTHER_FILES by its first bytes; None if it is not listed there."""
     for magic, description in OTHER_FILES.items():
         if head.startswith(magic):
@@ -95,7 +95,7 @@ def _other_file(head: bytes) -> str | None:
     return None
 
 
-def _wide_encoding(head: bytes) -> str | None:
+def _find_wide_encoding(head: bytes) -> str | None:
     """Return "16LE", "16BE", "32LE" or "32BE" for Latin letters in UTF-16 or UTF-32; None for anything else."""
     zero_pattern = bytes(byte != 0 for byte in head[:4])  # b"\1\0\1\0" for letters in UTF-16LE
     return UTF_BY_ZEROS.get(zero_pattern)
@@ -106,30 +106,30 @@ def text_of(file: Path) -> str:
 
     Raises OSError, and ValueError for a file that is no text; its message says what the file is, if that is known.
     """
-    head = _first_bytes(file)
+    head = _read_first_bytes(file)
     try:
         text = file.read_text("utf-8-sig")
     except UnicodeDecodeError as error:
-        description = _packed_kind(head) or kind_in_words(head) or f"no UTF-8: {error}"
+        description = _describe_compression(head) or describe_kind(head) or f"no UTF-8: {error}"
         raise ValueError(f"it is {description}") from error
     # The first bytes of other kinds prove nothing: a text may begin with a word such as ORC.
     is_certainly_no_text = head.startswith(GIT_LFS) or "\0" in text[:HEAD_BYTES]
     if is_certainly_no_text:
-        description = kind_in_words(head) or "no text: it holds NUL characters"
+        description = describe_kind(head) or "no text: it holds NUL characters"
         raise ValueError(f"it is {description}")
     return text
 
 
-def _first_bytes(file: Path) -> bytes:
+def _read_first_bytes(file: Path) -> bytes:
     """Return the first HEAD_BYTES bytes of a regular file. Raises OSError."""
     require_regular(file)
     with file.open("rb") as stream:
         return stream.read(HEAD_BYTES)
 
 
-def _packed_kind(head: bytes) -> str | None:
+def _describe_compression(head: bytes) -> str | None:
     """Return "gzip; unpack it" for the first bytes of a compressed file; None if it is not compressed."""
-    compression = compression_of(head)
+    compression = find_compression(head)
     return None if compression is None else f"{compression}; unpack it"
 
 
@@ -144,26 +144,26 @@ def blocks(stream: IO[bytes], kind: str | None) -> Iterator[bytes]:
     unsupported_compression.
     """
     if kind == "zstd":
-        yield from _joined(_decompressed_zstd(stream))
+        yield from _join_pieces(_decompress_zstd(stream))
         return
     content = igzip.open(stream) if kind == "gzip" else stream  # type: ignore[no-untyped-call]
     try:
         while block := content.read(BLOCK_BYTES):
             yield block
     except EOFError as error:
-        raise _fault("truncated", "gzip") from error
+        raise _build_shard_fault("truncated", "gzip") from error
     except (BadGzipFile, igzip_lib.IsalError) as error:  # type: ignore[misc]  # isal's stub has a variable there
-        raise _fault("corrupt", "gzip") from error
+        raise _build_shard_fault("corrupt", "gzip") from error
 
 
-def _fault(state: str, kind: str) -> ShardFault:
+def _build_shard_fault(state: str, kind: str) -> ShardFault:
     """Return the error for compressed data that is "truncated" or "corrupt" (`state`)."""
     return ShardFault(
         f"{state}_{kind}", "the checksum or the end of the compressed data is wrong: no document of it is used"
     )
 
 
-def _joined(pieces: Iterable[bytes]) -> Iterator[bytes]:
+def _join_pieces(pieces: Iterable[bytes]) -> Iterator[bytes]:
     """Yield consecutive pieces joined to blocks of at least BLOCK_BYTES; the last may be smaller, or empty."""
     waiting: list[bytes] = []  # pieces of the next block
     waiting_bytes = 0
@@ -177,21 +177,21 @@ def _joined(pieces: Iterable[bytes]) -> Iterator[bytes]:
     yield b"".join(waiting)
 
 
-def _decompressed_zstd(stream: IO[bytes]) -> Iterator[bytes]:
+def _decompress_zstd(stream: IO[bytes]) -> Iterator[bytes]:
     """Yield the decompressed content of a zstd file, a piece per ZSTD_STEP.
 
     Raises ShardFault: corrupt_zstd, truncated_zstd, unsupported_compression.
     """
     try:
-        yield from _zstd_frames(stream)
+        yield from _decompress_zstd_frames(stream)
     except zstandard.ZstdError as error:
         if "dictionary" in str(error).lower():
             detail = "the zstd file needs the dictionary that it was made with; compress it without one"
             raise ShardFault("unsupported_compression", detail) from error
-        raise _fault("corrupt", "zstd") from error
+        raise _build_shard_fault("corrupt", "zstd") from error
 
 
-def _zstd_frames(stream: IO[bytes]) -> Iterator[bytes]:
+def _decompress_zstd_frames(stream: IO[bytes]) -> Iterator[bytes]:
     """Yield the decompressed content of a zstd file, frame after frame.
 
     Raises ZstdError for damaged content, and ShardFault truncated_zstd if the last frame has no end.
@@ -205,4 +205,4 @@ def _zstd_frames(stream: IO[bytes]) -> Iterator[bytes]:
             # After the end of the frame `unused_data` is the beginning of the next one; before, it is empty.
             unread = frame.unused_data or stream.read(ZSTD_STEP)
         if not frame.eof:
-            raise _fault("truncated", "zstd")
+            raise _build_shard_fault("truncated", "zstd")

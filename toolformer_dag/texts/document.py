@@ -32,7 +32,7 @@ DAY = "(?P<day>[0-9]{1,2})"
 
 # The lookbehinds for the text before the year come after it: a pattern that begins with a digit is ten times faster.
 FOLDERS = re.compile(f"/{YEAR}(?:/|-(?=[0-9]{{2}}/)){MONTH}/{DAY}(?=[/?;&]|\\.[a-z]|$)")
-"""The first form of `date_from_url`: `/2017/03/09/`."""
+"""The first form of `find_date_in_url`: `/2017/03/09/`."""
 SPELLED = re.compile(f"{YEAR}(?<![0-9].{{4}})(?P<between>[-_]){MONTH}(?P=between){DAY}(?![0-9])")
 """The second form: `2017-03-09`."""
 COMPACT = re.compile(f"{YEAR}(?<![^/_.-].{{4}})(?P<month>[0-9]{{2}})(?P<day>[0-9]{{2}})(?![^/_.?-])")
@@ -45,7 +45,7 @@ YEAR_FOLDER = re.compile(f"/{YEAR}(?=/)")
 """Matches a folder with a year, which may contradict a date: `/2015/`."""
 
 
-def date_from_url(url: str, latest: date) -> date | None:
+def find_date_in_url(url: str, latest: date) -> date | None:
     """Return the day in a URL; None if it is absent, impossible, before 1990 or later than `latest`.
 
     The first form that matches decides:
@@ -58,25 +58,25 @@ def date_from_url(url: str, latest: date) -> date | None:
     Dates that the folders contradict are ignored: `/2015/01/minutes-2014-12-16/`.
     """
     # Not covered: year and month alone, a day before a title (`/2017/03/10-tips/`), day first, dots, timestamps.
-    path = _path_of(url)
-    match = _first_date_match(path)
+    path = _parse_path(url)
+    match = _find_first_date(path)
     if match is None:
         return None
-    day = _day(match)
+    day = _parse_day(match)
     if day is None or day > latest:
         return None
     is_of_folders = match.re is FOLDERS
-    if _contradicted(day, path, is_of_folders=is_of_folders):
+    if _is_contradicted(day, path, is_of_folders=is_of_folders):
         return None
     return day
 
 
-def _first_date_match(path: str) -> re.Match[str] | None:
+def _find_first_date(path: str) -> re.Match[str] | None:
     """Return the match of the first form of a date that a path has."""
     return FOLDERS.search(path) or SPELLED.search(path) or COMPACT.search(path) or MONTH_DAY.search(path)
 
 
-def _path_of(url: str) -> str:
+def _parse_path(url: str) -> str:
     """Return the path and the query of a URL in lower case: "/a/b?c=1" for "https://host.org/A/b?c=1#d"."""
     without_fragment, _, _ = url.lower().partition("#")
     _, _, without_scheme = without_fragment.partition("://")
@@ -84,7 +84,7 @@ def _path_of(url: str) -> str:
     return f"/{path}"
 
 
-def _contradicted(day: date, path: str, *, is_of_folders: bool) -> bool:
+def _is_contradicted(day: date, path: str, *, is_of_folders: bool) -> bool:
     """Return whether folders of a path name another year or month than the date in it.
 
     - `/2015/01/minutes-2014-12-16/`: yes, by another year and month.
@@ -92,7 +92,7 @@ def _contradicted(day: date, path: str, *, is_of_folders: bool) -> bool:
     - `/2016/2015/12/03/`: no. A year alone does not count if the date is made of folders.
     """
     month_folders = YEAR_AND_MONTH.search(path)
-    if month_folders is not None and _year_and_month(month_folders) != (day.year, day.month):
+    if month_folders is not None and _parse_year_and_month(month_folders) != (day.year, day.month):
         return True
     if is_of_folders:
         return False
@@ -100,16 +100,16 @@ def _contradicted(day: date, path: str, *, is_of_folders: bool) -> bool:
     return any(year != day.year for year in years_of_folders)
 
 
-def _day(match: re.Match[str]) -> date | None:
+def _parse_day(match: re.Match[str]) -> date | None:
     """Return the date that a pattern matched; None if there is no such day, such as February 30."""
-    year, month = _year_and_month(match)
+    year, month = _parse_year_and_month(match)
     try:
         return date(year, month, int(match["day"]))
     except ValueError:
         return None
 
 
-def _year_and_month(match: re.Match[str]) -> tuple[int, int]:
+def _parse_year_and_month(match: re.Match[str]) -> tuple[int, int]:
     """Return the year and the month that a pattern matched: (2017, 3) for "2017" and "03" or "mar"."""
     year = int(match["year"])
     month = match["month"]

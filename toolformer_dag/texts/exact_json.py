@@ -13,7 +13,7 @@ LONG_NUMBER = re.compile(rb"\d{19}")
 """Digits of a number that orjson may round."""
 
 
-def exact_value(content: bytes) -> Any:
+def parse_exact_json(content: bytes) -> Any:
     """Parse JSON without losing anything of it.
 
     Numbers keep all their digits. NaN and Infinity are accepted; half a surrogate pair, which no text can hold, becomes
@@ -22,7 +22,7 @@ def exact_value(content: bytes) -> Any:
     try:
         value = orjson.loads(content)
     except orjson.JSONDecodeError:
-        return _lenient_value(content)
+        return _parse_lenient_json(content)
     if LONG_NUMBER.search(content) is None:
         return value
     try:
@@ -31,7 +31,7 @@ def exact_value(content: bytes) -> Any:
         return value
 
 
-def _lenient_value(content: bytes) -> Any:
+def _parse_lenient_json(content: bytes) -> Any:
     """Parse JSON that orjson refuses, with Python's json, which accepts more. Raises ValueError."""
     text = content.removeprefix(BOM_UTF8).decode("utf-8", "surrogatepass")
     try:

@@ -156,45 +156,45 @@ class Layout:
 
     def paths(self, field: str) -> str:
         """Return the dotted paths at which a field is looked for, for messages: `metadata.url or url`."""
-        return " or ".join(dotted(steps) for steps in self.steps[field])
+        return " or ".join(format_dotted_path(steps) for steps in self.steps[field])
 
 
-def dotted(steps: Steps) -> str:
+def format_dotted_path(steps: Steps) -> str:
     """Write a path with dots: "lang.0" for ("lang", 0)."""
     return ".".join(str(step) for step in steps)
 
 
-def layout_of(choice: FormatChoice, records: Sequence[Mapping[str, Any]]) -> Layout:
+def choose_layout(choice: FormatChoice, records: Sequence[Mapping[str, Any]]) -> Layout:
     """Return where the records of a shard keep each field; `records` are its first ones.
 
     Raises ShardFault: unknown_format, or missing_field if none of these records has a field that the settings name or
     the format requires.
     """
     chosen_paths = dict(choice.fields)  # field -> the path that the settings name
-    corpus_format = BY_NAME.get(choice.format) or _recognized(records)  # AUTO is the name of no format
+    corpus_format = BY_NAME.get(choice.format) or _find_matching_format(records)  # AUTO is the name of no format
     if corpus_format is None and "text" in chosen_paths:  # the settings name the one path that every record needs
         corpus_format = CorpusFormat(name="fields", recognized_by=(), fields={})
     if corpus_format is None:
-        raise _unknown_format(records)
-    return _layout(corpus_format, chosen_paths, records)
+        raise _build_unknown_format_fault(records)
+    return _build_layout(corpus_format, chosen_paths, records)
 
 
-def _unknown_format(records: Sequence[Mapping[str, Any]]) -> ShardFault:
+def _build_unknown_format_fault(records: Sequence[Mapping[str, Any]]) -> ShardFault:
     """Return the error for records in none of the formats, with the fields that they have."""
-    fields = listed_names(_field_names(records))
+    fields = format_names(_iter_field_names(records))
     remedy = "set corpus.format, or name their fields under [corpus.fields]"
     return ShardFault("unknown_format", f"no format fits the first records; they have {fields}; {remedy}")
 
 
-def _recognized(records: Sequence[Mapping[str, Any]]) -> CorpusFormat | None:
+def _find_matching_format(records: Sequence[Mapping[str, Any]]) -> CorpusFormat | None:
     """Return the first of FORMATS whose paths in `recognized_by` all occur in the records; None without one."""
     for corpus_format in FORMATS:
-        if all(_steps_in_any(records, path) for path in corpus_format.recognized_by):
+        if all(_find_steps_in_records(records, path) for path in corpus_format.recognized_by):
             return corpus_format
     return None
 
 
-def _layout(
+def _build_layout(
     corpus_format: CorpusFormat, chosen_paths: Mapping[str, str], records: Sequence[Mapping[str, Any]]
 ) -> Layout:
     """Return where the records of a shard keep each field of a document (text, url, date, ...).
@@ -203,7 +203,7 @@ def _layout(
 
     Raises ShardFault missing_field if no record has a required or chosen field.
     """
-    paths = _paths_by_field(corpus_format, chosen_paths)  # field -> its dotted paths
+    paths = _group_paths_by_field(corpus_format, chosen_paths)  # field -> its dotted paths
     # A record is refused for a value of these that is no text; in other fields such a value counts as null.
     strict = frozenset({*corpus_format.required, *chosen_paths})
     for field, field_paths in paths.items():
@@ -211,11 +211,11 @@ def _layout(
             source = f"corpus.fields.{field}" if field in chosen_paths else f"the format {corpus_format.name}"
             _check_has_field(records, field, field_paths, source)
     # Steps are a path's keys and indices: ("meta", "url") or ("meta.url",) for "meta.url", as the records have it.
-    steps = {field: _steps_of_paths(field_paths, records) for field, field_paths in paths.items()}
+    steps = {field: _find_steps_of_paths(field_paths, records) for field, field_paths in paths.items()}
     return Layout(format=corpus_format.name, steps=steps, required=corpus_format.required, strict=strict)
 
 
-def _paths_by_field(corpus_format: CorpusFormat, chosen_paths: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+def _group_paths_by_field(corpus_format: CorpusFormat, chosen_paths: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
     """Return the dotted paths of each of FIELDS: the one that the settings name, or else those of the format."""
     paths = {field: corpus_format.fields.get(field, ()) for field in FIELDS}
     for field, path in chosen_paths.items():
@@ -223,59 +223,59 @@ def _paths_by_field(corpus_format: CorpusFormat, chosen_paths: Mapping[str, str]
     return paths
 
 
-def _steps_of_paths(paths: Sequence[str], records: Sequence[Mapping[str, Any]]) -> tuple[Steps, ...]:
+def _find_steps_of_paths(paths: Sequence[str], records: Sequence[Mapping[str, Any]]) -> tuple[Steps, ...]:
     """Return the steps of dotted paths; the records show whether `a.b` is one key or two.
 
     Paths that no record has are split at each dot, because later records may have them.
     """
-    return tuple(_steps_in_any(records, path) or _steps_as_written(path) for path in paths)
+    return tuple(_find_steps_in_records(records, path) or _split_path(path) for path in paths)
 
 
 def _check_has_field(records: Sequence[Mapping[str, Any]], field: str, paths: Sequence[str], source: str) -> None:
     """Raise ShardFault missing_field if no record has a field. source: the setting or format that names its paths."""
-    if any(_steps_in_any(records, path) for path in paths):
+    if any(_find_steps_in_records(records, path) for path in paths):
         return
     listed_paths = " or ".join(paths)
-    present_fields = listed_names(_field_names(records))
+    present_fields = format_names(_iter_field_names(records))
     raise ShardFault(
         "missing_field",
         f"{source} reads {field} from {listed_paths}, which the first records lack; they have {present_fields}",
     )
 
 
-def _steps_in_any(records: Sequence[Mapping[str, Any]], path: str) -> Steps | None:
+def _find_steps_in_records(records: Sequence[Mapping[str, Any]], path: str) -> Steps | None:
     """Return the steps of a dotted path in the first record that has a value there; None without such a record."""
     for record in records:
-        steps = steps_to(record, path)
+        steps = find_steps_to(record, path)
         if steps is not None:
             return steps
     return None
 
 
-def _steps_as_written(path: str) -> Steps:
+def _split_path(path: str) -> Steps:
     """Split a path at its dots, with digits as indices: ("lang", 0) for "lang.0"."""
     return tuple(int(step) if step.isdecimal() else step for step in path.split("."))
 
 
-def steps_to(record: Any, path: str) -> Steps | None:
+def find_steps_to(record: Any, path: str) -> Steps | None:
     """Return the steps by which a dotted path leads to a value in a record; None if it leads nowhere.
 
     `a.b` is ("a.b",) in `{"a.b": 1}`, and ("a", "b") in `{"a": {"b": 1}}` and `{"a": '{"b": 1}'}`.
     """
-    record = parsed_if_json(record)  # parses a text that holds JSON
+    record = parse_if_json(record)  # parses a text that holds JSON
     if isinstance(record, Mapping) and path in record:  # keys may hold dots
         return (path,)
     name, dot, rest = path.partition(".")
-    step = _step_into(record, name)
+    step = _find_step_into(record, name)
     if step is None:
         return None
     if not dot:
         return (step,)
-    steps_below = steps_to(record[step], rest)
+    steps_below = find_steps_to(record[step], rest)
     return (step, *steps_below) if steps_below else None
 
 
-def _step_into(container: Any, name: str) -> str | int | None:
+def _find_step_into(container: Any, name: str) -> str | int | None:
     """Return `name` as a key of an object or an index of a list; None if the container does not have it."""
     if isinstance(container, Mapping) and name in container:
         return name
@@ -296,11 +296,11 @@ class Unread:
 
 
 def value_at(record: Any, steps: Steps, absent: Any = None) -> Any:
-    """Follow a path into a record: ("meta", "url") reads record["meta"]["url"]. See `values_at`."""
-    return values_at([record], steps, absent)[0]
+    """Follow a path into a record: ("meta", "url") reads record["meta"]["url"]. See `get_values_at`."""
+    return get_values_at([record], steps, absent)[0]
 
 
-def values_at(records: Sequence[Any], steps: Steps, absent: Any = None) -> list[Any]:
+def get_values_at(records: Sequence[Any], steps: Steps, absent: Any = None) -> list[Any]:
     """Follow a path into each record: ("meta", "url") reads record["meta"]["url"].
 
     Returns a value per record: `absent` if a key is missing, Unread where the path leads into something that is
@@ -311,15 +311,15 @@ def values_at(records: Sequence[Any], steps: Steps, absent: Any = None) -> list[
         if isinstance(step, str):
             # Most values are objects: they are read here, without a call.
             values = [
-                value.get(step, absent) if isinstance(value, dict) else _value_below(value, step, absent)
+                value.get(step, absent) if isinstance(value, dict) else _get_value_below(value, step, absent)
                 for value in values
             ]
         else:
-            values = [_value_below(value, step, absent) for value in values]
+            values = [_get_value_below(value, step, absent) for value in values]
     return list(values)
 
 
-def _value_below(value: Any, step: str | int, absent: Any) -> Any:
+def _get_value_below(value: Any, step: str | int, absent: Any) -> Any:
     """Return what a value has under a step, which is a key of an object or an index of a list.
 
     Returns `absent` if the value is null or lacks the step. Returns Unread, which stands for a value that cannot be
@@ -329,7 +329,7 @@ def _value_below(value: Any, step: str | int, absent: Any) -> Any:
         return value
     if value is None or value is absent:
         return absent
-    container = parsed_if_json(value)  # parses a text that holds JSON
+    container = parse_if_json(value)  # parses a text that holds JSON
     match step:
         case str() if isinstance(container, dict):
             return container.get(step, absent)
@@ -339,7 +339,7 @@ def _value_below(value: Any, step: str | int, absent: Any) -> Any:
             return Unread(type(value).__name__)
 
 
-def parsed_if_json(value: Any) -> Any:
+def parse_if_json(value: Any) -> Any:
     """Parse text that holds an object or a list as JSON; return any other value unchanged.
 
     {"url": "a"} for '{"url": "a"}', as some corpora have their metadata.
@@ -369,7 +369,7 @@ def whole_text(text: str) -> str:
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
-def listed_names(names: Iterable[str]) -> str:
+def format_names(names: Iterable[str]) -> str:
     """List the distinct names of fields for a message, in their order: "text, id and 3 more"; "none" without any."""
     distinct = list(dict.fromkeys(names))
     if not distinct:
@@ -380,7 +380,7 @@ def listed_names(names: Iterable[str]) -> str:
     return listed
 
 
-def _field_names(records: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+def _iter_field_names(records: Iterable[Mapping[str, Any]]) -> Iterator[str]:
     """Yield the names of the fields of records, and of the fields one level below: "meta", "meta.url"."""
     for record in records:
         for name, value in record.items():

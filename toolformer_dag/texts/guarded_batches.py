@@ -10,7 +10,7 @@ from toolformer_dag.texts.shard_faults import ShardError, ShardFault
 T = TypeVar("T")
 
 
-def library_errors_as_faults(batches: Iterator[T]) -> Iterator[T]:
+def guard_from_library_errors(batches: Iterator[T]) -> Iterator[T]:
     """Yield the items of a reader; raise errors of libraries as ShardFault unreadable_data.
 
     ShardFault, ShardError and OSError are raised unchanged. MemoryError and ImportError become ShardError, since the

@@ -68,11 +68,11 @@ def input_ends(text: str, starts: Collection[int]) -> dict[int, int | None]:
     ends: dict[int, int | None] = {start: start for start in starts}  # for inputs without named arguments
     openings = [NAMED.match(text, start) for start in starts]
     with_named_arguments = [opening for opening in openings if opening is not None]
-    brackets = _deciding_brackets(text, [opening.end() for opening in with_named_arguments])
+    brackets = _find_deciding_brackets(text, [opening.end() for opening in with_named_arguments])
     for opening in with_named_arguments:
         start = opening.start()
         deciding_bracket = brackets[opening.end()]
-        ends[start] = _end_of_arguments(deciding_bracket, start)
+        ends[start] = _find_end_of_arguments(deciding_bracket, start)
     return ends
 
 
@@ -88,7 +88,7 @@ class _Bracket(NamedTuple):
     behind: "_Bracket | None" = None  # for a "]", the deciding bracket after it
 
 
-def _end_of_arguments(bracket: _Bracket, start: int) -> int | None:
+def _find_end_of_arguments(bracket: _Bracket, start: int) -> int | None:
     """Return where the named arguments of a call end; None if they do not end.
 
     bracket: the first bracket of the arguments that stands in no string and belongs to no list such as `[1, 2]`.
@@ -104,7 +104,7 @@ def _end_of_arguments(bracket: _Bracket, start: int) -> int | None:
     return start  # W(days=f(1) or W(days=[1), which is no JSON
 
 
-def _deciding_brackets(text: str, offsets: Collection[int]) -> dict[int, _Bracket]:
+def _find_deciding_brackets(text: str, offsets: Collection[int]) -> dict[int, _Bracket]:
     """Return for each offset the bracket that decides where arguments which begin there end: offset -> bracket.
 
     This is the first bracket after the offset that stands in no string and belongs to no list: the ")" of

@@ -79,11 +79,11 @@ class TextUnits:
     @staticmethod
     def of(text: str) -> "TextUnits":
         """Find the units of a text: where each ends for the first time, and which are names."""
-        units = list(_units(text))
+        units = list(_iter_units(text))
         ends: dict[str, int] = {}
         for unit in units:
             ends.setdefault(unit.key, unit.end)
-        return TextUnits(ends, _ends_of_spelled_numbers(units), _names(units))
+        return TextUnits(ends, _find_ends_of_spelled_numbers(units), _collect_names(units))
 
     def ahead(self, offset: int, input: str) -> list[str]:
         """Return the numbers and names of a call's input that the text has only after the call.
@@ -94,7 +94,7 @@ class TextUnits:
         """
         # Not covered: numbers that are words in the input, names in scripts without capitals or in another spelling.
         later_units: dict[str, str] = {}  # key (equal for "1,240.50" and "1240.5") -> as the input has it first
-        for unit in _units(input):  # its numbers and words
+        for unit in _iter_units(input):  # its numbers and words
             is_relevant = unit.is_number or unit.key in self.names  # the text's names
             if is_relevant and self._is_only_after(offset, unit.key):
                 later_units.setdefault(unit.key, unit.written)
@@ -108,18 +108,18 @@ class TextUnits:
         return spelled_end is None or spelled_end > offset
 
 
-def _ends_of_spelled_numbers(units: Sequence[Unit]) -> dict[str, int]:
+def _find_ends_of_spelled_numbers(units: Sequence[Unit]) -> dict[str, int]:
     """Return for each number that a text has as a word the character after the first such word: {"12": 15}."""
     ends: dict[str, int] = {}
     previous = ""  # the word before, for "twenty four"
     for unit in units:
-        for number in _numbers_of_word(unit.key, previous):
+        for number in _list_numbers_of_word(unit.key, previous):
             ends.setdefault(number, unit.end)
         previous = unit.key
     return ends
 
 
-def _names(units: Sequence[Unit]) -> frozenset[str]:
+def _collect_names(units: Sequence[Unit]) -> frozenset[str]:
     """Return the keys of the units that are names: two characters or more, always a capital, not in NEVER_NAMES."""
     with_capital: set[str] = set()
     without_capital: set[str] = set()
@@ -131,7 +131,7 @@ def _names(units: Sequence[Unit]) -> frozenset[str]:
     return frozenset(key for key in always_with_capital if len(key) > 1)
 
 
-def _numbers_of_word(word: str, previous: str) -> list[str]:
+def _list_numbers_of_word(word: str, previous: str) -> list[str]:
     """Return the numbers that a word stands for: ["4"] for "four", ["4", "24"] if the `previous` word is "twenty"."""
     singular = word.removesuffix("s")
     numbers = list(SPELLED.get(word, SPELLED.get(singular, ())))
@@ -140,16 +140,16 @@ def _numbers_of_word(word: str, previous: str) -> list[str]:
     return numbers
 
 
-def _units(text: str) -> Iterator[Unit]:
+def _iter_units(text: str) -> Iterator[Unit]:
     """Yield the numbers and words of a text, in order."""
     for match in UNIT.finditer(text):
         written = match[0]
         is_word = written[0].isalpha()
-        key = written.casefold() if is_word else _number_key(written)
+        key = written.casefold() if is_word else _normalize_number(written)
         yield Unit(key, written, match.end())
 
 
-def _number_key(written: str) -> str:
+def _normalize_number(written: str) -> str:
     """Write a number without commas and needless zeros: "1240.5" for "1,240.50", ".5" for "0.5"."""
     whole, _, decimals = written.replace(",", "").partition(".")
     whole = whole.lstrip("0")

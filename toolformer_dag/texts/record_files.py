@@ -13,13 +13,13 @@ from typing import IO, Any, NamedTuple, cast
 from toolformer_dag.files import require_regular
 from toolformer_dag.settings.setting_types import printable
 from toolformer_dag.texts.columns import Rejection
-from toolformer_dag.texts.compression import HEAD_BYTES, blocks, kind_in_words
-from toolformer_dag.texts.exact_json import exact_value
-from toolformer_dag.texts.guarded_batches import library_errors_as_faults
+from toolformer_dag.texts.compression import HEAD_BYTES, blocks, describe_kind
+from toolformer_dag.texts.exact_json import parse_exact_json
+from toolformer_dag.texts.guarded_batches import guard_from_library_errors
 from toolformer_dag.texts.readers import json_lines, parquet_shards
-from toolformer_dag.texts.readers.arrow_tables import table_rows
-from toolformer_dag.texts.readers.json_lines import line_batches
-from toolformer_dag.texts.readers.parquet_shards import opened_parquet, rows_per_batch, whole_parquet
+from toolformer_dag.texts.readers.arrow_tables import iter_table_rows
+from toolformer_dag.texts.readers.json_lines import iter_line_batches
+from toolformer_dag.texts.readers.parquet_shards import estimate_rows_per_batch, open_parquet, require_whole_parquet
 from toolformer_dag.texts.shard_faults import ShardError, ShardFault
 from toolformer_dag.texts.shard_reader import PARQUET, READ_BYTES, compression, with_compressions
 
@@ -60,81 +60,87 @@ def file_records(path: Path) -> Iterator[NumberedRecord | Rejection]:
     try:
         require_regular(path)
         with BufferedReader(cast(RawIOBase, path.open("rb", buffering=0)), READ_BYTES) as stream:
-            yield from library_errors_as_faults(_stream_records(path, stream))  # errors of libraries become ShardFault
+            yield from guard_from_library_errors(
+                _iter_stream_records(path, stream)
+            )  # errors of libraries become ShardFault
     except OSError as error:
         reason = error.strerror or error
         raise ShardError(f"{printable(path)} cannot be read ({reason}); correct its path, or the disk") from error
 
 
-def _stream_records(path: Path, stream: "BufferedReader[RawIOBase]") -> Iterator[NumberedRecord | Rejection]:
+def _iter_stream_records(path: Path, stream: "BufferedReader[RawIOBase]") -> Iterator[NumberedRecord | Rejection]:
     """Yield the records of an opened file; its first bytes show whether it is Parquet or JSON. Raises ShardFault."""
     head = stream.peek(HEAD_BYTES)[:HEAD_BYTES]
     if head.startswith(parquet_shards.MAGIC):
-        yield from _parquet_records(whole_parquet(path, stream))
+        yield from _iter_parquet_records(require_whole_parquet(path, stream))
     else:
         content = blocks(stream, compression(head, path.suffix))
-        yield from _json_records(content)
+        yield from _iter_json_records(content)
 
 
-def _parquet_records(source: Path | IO[bytes]) -> Iterator[NumberedRecord]:
+def _iter_parquet_records(source: Path | IO[bytes]) -> Iterator[NumberedRecord]:
     """Yield the rows of a Parquet file, numbered from 1. Raises ShardFault."""
     number = 0
-    with opened_parquet(source) as file:
-        for batch in file.iter_batches(rows_per_batch(file), use_threads=False):
-            for row in table_rows(batch):
+    with open_parquet(source) as file:
+        for batch in file.iter_batches(estimate_rows_per_batch(file), use_threads=False):
+            for row in iter_table_rows(batch):
                 number += 1
                 yield NumberedRecord(number, row)
 
 
-def _json_records(content: Iterator[bytes]) -> Iterator[NumberedRecord | Rejection]:
+def _iter_json_records(content: Iterator[bytes]) -> Iterator[NumberedRecord | Rejection]:
     """Return the records of JSON lines or of a single JSON document. content: in blocks, decompressed.
 
     Raises ShardFault not_json_lines, document_too_large.
     """
     first_block = next(content, b"")
-    kind = kind_in_words(first_block[:HEAD_BYTES])
+    kind = describe_kind(first_block[:HEAD_BYTES])
     if kind is not None:
         raise ShardFault("not_json_lines", f"the content is {kind}")
-    if _begins_with_object(first_block):
-        return _line_records(chain([first_block], content))
-    return _document_or_line_records(first_block, content)
+    if _has_object_in_first_line(first_block):
+        return _iter_line_records(chain([first_block], content))
+    return _iter_document_or_line_records(first_block, content)
 
 
-def _document_or_line_records(first_block: bytes, content: Iterator[bytes]) -> Iterator[NumberedRecord | Rejection]:
+def _iter_document_or_line_records(
+    first_block: bytes, content: Iterator[bytes]
+) -> Iterator[NumberedRecord | Rejection]:
     """Return the records of content that is parsed as a whole if it is not too large, else line by line.
 
     Raises ShardFault document_too_large for a JSON list of more than LARGEST_DOCUMENT bytes.
     """
-    beginning, next_block = _loaded(first_block, content)  # the content up to LARGEST_DOCUMENT, and what comes next
+    beginning, next_block = _read_beginning(
+        first_block, content
+    )  # the content up to LARGEST_DOCUMENT, and what comes next
     if next_block is None:  # `beginning` is the whole content
-        return _document_records(beginning)
+        return _iter_document_records(beginning)
     if beginning.lstrip().startswith(b"["):
         raise ShardFault(
             "document_too_large",
             f"a JSON list of more than {LARGEST_DOCUMENT:,} bytes; write a record per line, as `jq -c '.[]'` does",
         )
-    return _line_records(chain([beginning, next_block], content))
+    return _iter_line_records(chain([beginning, next_block], content))
 
 
-def _document_records(content: bytes) -> Iterator[NumberedRecord | Rejection]:
+def _iter_document_records(content: bytes) -> Iterator[NumberedRecord | Rejection]:
     """Yield the items of a JSON list, or another JSON value as the only record; read other content as JSON lines."""
     try:
-        document = exact_value(content)
+        document = parse_exact_json(content)
     except ValueError:
-        yield from _line_records([content])
+        yield from _iter_line_records([content])
         return
     records = document if isinstance(document, list) else [document]
     for number, record in enumerate(records, 1):
         yield NumberedRecord(number, record)
 
 
-def _begins_with_object(block: bytes) -> bool:
+def _has_object_in_first_line(block: bytes) -> bool:
     """Return whether the first line of a block holds a JSON object; blank lines and a byte order mark are skipped."""
     first_line, _, _ = block.lstrip(b"\xef\xbb\xbf \t\r\n").partition(b"\n")
     if not first_line.startswith(b"{"):
         return False
     try:
-        value = exact_value(first_line)
+        value = parse_exact_json(first_line)
     except ValueError:
         return False
     return isinstance(value, dict)
@@ -147,7 +153,7 @@ class _LoadedContent(NamedTuple):
     next_block: bytes | None  # the block after it, which was read too; None if `beginning` is the whole content
 
 
-def _loaded(first_block: bytes, content: Iterator[bytes]) -> _LoadedContent:
+def _read_beginning(first_block: bytes, content: Iterator[bytes]) -> _LoadedContent:
     """Read blocks of `content` until it ends, or until it has more than LARGEST_DOCUMENT bytes."""
     loaded_blocks = [first_block]
     total_bytes = len(first_block)
@@ -159,22 +165,22 @@ def _loaded(first_block: bytes, content: Iterator[bytes]) -> _LoadedContent:
     return _LoadedContent(b"".join(loaded_blocks), next_block=None)
 
 
-def _line_records(content: Iterable[bytes]) -> Iterator[NumberedRecord | Rejection]:
+def _iter_line_records(content: Iterable[bytes]) -> Iterator[NumberedRecord | Rejection]:
     """Yield the record of each line, or why it holds none, with the line's number; blank lines are skipped."""
     number = 0
-    for lines in line_batches(content, LONGEST_LINE):
+    for lines in iter_line_batches(content, LONGEST_LINE):
         for line in lines:
             number += 1
             if len(line) >= LONGEST_LINE:
                 yield Rejection(number, "line_too_long", f"{LONGEST_LINE:,} bytes or more")
             elif line.strip():
-                yield _line_record(number, line)
+                yield _parse_line_record(number, line)
 
 
-def _line_record(number: int, line: bytes) -> NumberedRecord | Rejection:
+def _parse_line_record(number: int, line: bytes) -> NumberedRecord | Rejection:
     """Parse a line; return its record, or a Rejection (not_utf8, not_json). number: the line's number in the file."""
     try:
-        return NumberedRecord(number, exact_value(line))
+        return NumberedRecord(number, parse_exact_json(line))
     except UnicodeDecodeError as error:
         return Rejection(number, "not_utf8", str(error))
     except ValueError as error:

@@ -61,7 +61,7 @@ def pieces(text: str, max_tokens: int, count_tokens: TokenCounter) -> Iterator[P
     """
     cutter = _Cutter(text, max_tokens, count_tokens)
     whole_text = _Span(0, len(text))
-    paragraph_spans = _cut(text, whole_text, PARAGRAPHS)
+    paragraph_spans = _split_span(text, whole_text, PARAGRAPHS)
     fitting_pieces = list(cutter.fitting(paragraph_spans, (SENTENCES, WORDS)))
     groups = cutter.groups(fitting_pieces)
     return cutter.joined(groups)
@@ -80,13 +80,13 @@ def paragraphs(texts: Sequence[Segment]) -> list[Segment]:
     result: list[Segment] = []
     for segment in texts:
         whole_segment = _Span(0, len(segment.text))
-        for span in _cut(segment.text, whole_segment, PARAGRAPHS):
+        for span in _split_span(segment.text, whole_segment, PARAGRAPHS):
             text = segment.text[span.start : span.end]
             result.append(Segment(len(result), segment.offset + span.start, text))
     return result
 
 
-def _cut(text: str, span: _Span, gap: re.Pattern[str]) -> list[_Span]:
+def _split_span(text: str, span: _Span, gap: re.Pattern[str]) -> list[_Span]:
     """Return the parts of a span between the matches of `gap`, stripped of white space, without empty ones.
 
     [(0, 2), (3, 4)] for the text "ab c", the span (0, 4) and the gap WORDS.
@@ -97,11 +97,11 @@ def _cut(text: str, span: _Span, gap: re.Pattern[str]) -> list[_Span]:
         parts.append(_Span(start, match.start()))
         start = match.end()
     parts.append(_Span(start, span.end))
-    stripped = [_stripped(text, part) for part in parts]
+    stripped = [_strip_span(text, part) for part in parts]
     return [part for part in stripped if part.start < part.end]
 
 
-def _stripped(text: str, span: _Span) -> _Span:
+def _strip_span(text: str, span: _Span) -> _Span:
     """Return a span of a text without the white space at its ends: (1, 3) for the text " ab " and the span (0, 4)."""
     without_start = text[span.start : span.end].lstrip()
     stripped = without_start.rstrip()
@@ -109,13 +109,13 @@ def _stripped(text: str, span: _Span) -> _Span:
     return _Span(start, start + len(stripped))
 
 
-def _parts(text: str, piece: Piece) -> list[Piece]:
+def _split_piece(text: str, piece: Piece) -> list[Piece]:
     """Return the sentences of a piece, or the words of a piece of one sentence, or the piece itself if it is a word.
 
     The parts have 0 tokens, because they are not counted yet.
     """
     for gap in (SENTENCES, WORDS):
-        spans = _cut(text, _Span(piece.start, piece.end), gap)
+        spans = _split_span(text, _Span(piece.start, piece.end), gap)
         if len(spans) > 1:
             return [Piece(span.start, span.end, tokens=0) for span in spans]
     return [piece]
@@ -134,15 +134,15 @@ class _Cutter:
 
         Parts that are still too long after the last of `cuts` are yielded nevertheless.
         """
-        counts = self._counts(spans)
+        counts = self._count_tokens_of_spans(spans)
         for span, tokens in zip(spans, counts, strict=True):
             if tokens <= self.max_tokens or not cuts:
                 yield Piece(span.start, span.end, tokens)
             else:
-                parts = _cut(self.text, span, cuts[0])
+                parts = _split_span(self.text, span, cuts[0])
                 yield from self.fitting(parts, cuts[1:])
 
-    def _counts(self, spans: Sequence[_Span]) -> Sequence[int]:
+    def _count_tokens_of_spans(self, spans: Sequence[_Span]) -> Sequence[int]:
         """Return the number of tokens of each span, counted with the white space before it."""
         # Many tokenizers join white space to the next word.
         texts = [self.text[max(span.start - 1, 0) : span.end] for span in spans]
@@ -171,7 +171,7 @@ class _Cutter:
         sum_of_tokens = sum(piece.tokens for piece in pieces)
         if not self.max_tokens < sum_of_tokens <= 2 * self.max_tokens:
             return False
-        [joined] = self._united([pieces])
+        [joined] = self._unite_groups([pieces])
         return joined.tokens <= self.max_tokens
 
     def joined(self, groups: Sequence[Sequence[Piece]]) -> Iterator[Piece]:
@@ -179,11 +179,11 @@ class _Cutter:
 
         A single piece is halved between its sentences or words; a single word is yielded although it is too long.
         """
-        for group, united in zip(groups, self._united(groups), strict=True):
+        for group, united in zip(groups, self._unite_groups(groups), strict=True):
             if united.tokens <= self.max_tokens:
                 yield united
                 continue
-            parts = group if len(group) > 1 else _parts(self.text, group[0])  # pieces, else sentences, else words
+            parts = group if len(group) > 1 else _split_piece(self.text, group[0])  # pieces, else sentences, else words
             if len(parts) == 1:  # a single word
                 yield united
             else:
@@ -191,7 +191,7 @@ class _Cutter:
                 second_half = parts[len(parts) // 2 :]
                 yield from self.joined([first_half, second_half])
 
-    def _united(self, groups: Sequence[Sequence[Piece]]) -> list[Piece]:
+    def _unite_groups(self, groups: Sequence[Sequence[Piece]]) -> list[Piece]:
         """Return each group of pieces as one piece, with the tokens counted anew."""
         spans = [_Span(group[0].start, group[-1].end) for group in groups]
         texts = [self.text[span.start : span.end] for span in spans]

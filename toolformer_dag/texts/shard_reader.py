@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import cast
 
 from toolformer_dag.settings.setting_types import printable
-from toolformer_dag.texts.columns import Batch, documents_of
-from toolformer_dag.texts.compression import HEAD_BYTES, blocks, compression_of, kind_in_words
+from toolformer_dag.texts.columns import Batch, iter_document_batches
+from toolformer_dag.texts.compression import HEAD_BYTES, blocks, describe_kind, find_compression
 from toolformer_dag.texts.formats import FormatChoice
-from toolformer_dag.texts.guarded_batches import library_errors_as_faults
+from toolformer_dag.texts.guarded_batches import guard_from_library_errors
 from toolformer_dag.texts.readers import json_lines, parquet_shards, web_archives
-from toolformer_dag.texts.readers.json_lines import json_batches
-from toolformer_dag.texts.readers.parquet_shards import parquet_batches, whole_parquet
-from toolformer_dag.texts.readers.web_archives import web_archive_batches
+from toolformer_dag.texts.readers.json_lines import iter_json_batches
+from toolformer_dag.texts.readers.parquet_shards import iter_parquet_batches, require_whole_parquet
+from toolformer_dag.texts.readers.web_archives import refuse_web_archive
 from toolformer_dag.texts.shard_faults import ShardError, ShardFault
 
 READ_BYTES = 1 << 18
@@ -44,8 +44,8 @@ class Container:
 
 
 CONTAINERS = (
-    Container(web_archive_batches, magic=web_archives.MAGIC, format=web_archives.FORMAT),
-    Container(json_batches, endings=json_lines.ENDINGS),
+    Container(refuse_web_archive, magic=web_archives.MAGIC, format=web_archives.FORMAT),
+    Container(iter_json_batches, endings=json_lines.ENDINGS),
 )
 """The first one whose magic fits reads the content. JSON lines have no magic, so they are last. Parquet is not among
 them, because it is read from the file itself and is not compressed as a whole."""
@@ -58,7 +58,7 @@ def with_compressions(endings: Iterable[str]) -> tuple[str, ...]:
     return tuple(ending + compressed for ending in endings for compressed in ("", *COMPRESSION_BY_ENDING))
 
 
-def shard_batches(path: Path | str, choice: FormatChoice | None = None) -> Iterator[Batch]:
+def iter_shard_batches(path: Path | str, choice: FormatChoice | None = None) -> Iterator[Batch]:
     """Yield the documents of a shard in batches (columns.DOCUMENTS), with the rejections of lines without a document.
 
     choice: the format that the settings name; None to recognize it.
@@ -66,10 +66,10 @@ def shard_batches(path: Path | str, choice: FormatChoice | None = None) -> Itera
     Memory: a few blocks of 16 MB, and 100 bytes per document for its digest.
 
     Raises ShardFault, after the documents before the fault, if nothing of the shard may be used:
-    - It is damaged: see `blocks`, `whole_parquet`, `parquet_batches`.
+    - It is damaged: see `blocks`, `require_whole_parquet`, `iter_parquet_batches`.
     - Its form is not known: unknown_format, missing_field, not_json_lines, web_archive, unsupported_compression.
     - It is not what its name says: not_gzip, not_zstd, not_parquet.
-    - A library fails while it is read: unreadable_data, from `library_errors_as_faults`.
+    - A library fails while it is read: unreadable_data, from `guard_from_library_errors`.
     - It is empty: empty_shard.
 
     Raises ShardError if the file is missing or cannot be read.
@@ -78,24 +78,24 @@ def shard_batches(path: Path | str, choice: FormatChoice | None = None) -> Itera
     choice = choice or FormatChoice()
     try:
         with BufferedReader(cast(RawIOBase, path.open("rb", buffering=0)), READ_BYTES) as stream:
-            raw_batches = _raw_batches(path, stream, choice)  # the fields of each record as text
-            documents = documents_of(raw_batches)  # without blank and repeated texts
-            yield from library_errors_as_faults(documents)
+            raw_batches = _iter_raw_batches(path, stream, choice)  # the fields of each record as text
+            documents = iter_document_batches(raw_batches)  # without blank and repeated texts
+            yield from guard_from_library_errors(documents)
     except OSError as error:
         reason = error.strerror or error
         raise ShardError(f"shard {printable(path)} cannot be read ({reason}); correct its path, or the disk") from error
 
 
-def _raw_batches(path: Path, stream: "BufferedReader[RawIOBase]", choice: FormatChoice) -> Iterator[Batch]:
+def _iter_raw_batches(path: Path, stream: "BufferedReader[RawIOBase]", choice: FormatChoice) -> Iterator[Batch]:
     """Return the records of an opened shard as batches of raw columns (columns.RAW). Raises ShardFault."""
     head = stream.peek(HEAD_BYTES)[:HEAD_BYTES]
     if head.startswith(parquet_shards.MAGIC):
-        return parquet_batches(whole_parquet(path, stream), choice)
+        return iter_parquet_batches(require_whole_parquet(path, stream), choice)
     content = blocks(stream, compression(head, path.suffix))
-    return _container_batches(content, choice)
+    return _iter_container_batches(content, choice)
 
 
-def _container_batches(content: Iterator[bytes], choice: FormatChoice) -> Iterator[Batch]:
+def _iter_container_batches(content: Iterator[bytes], choice: FormatChoice) -> Iterator[Batch]:
     """Return the batches that the first container with a fitting magic reads from decompressed content."""
     first_block = next(content, b"")
     whole_content = chain([first_block], content)
@@ -113,20 +113,22 @@ def compression(head: bytes, suffix: str) -> str | None:
 
     Raises ShardFault: unsupported_compression, or not_gzip, not_zstd, not_parquet if only the suffix says so.
     """
-    kind = compression_of(head)
+    kind = find_compression(head)
     if kind not in (None, "gzip", "zstd"):
         detail = f"the file is {kind}; unpack it or compress it with gzip or zstd"
         raise ShardFault("unsupported_compression", detail)
     if not head:  # an empty file
         return None
     if kind is None and suffix in COMPRESSION_BY_ENDING:
-        raise ShardFault(f"not_{COMPRESSION_BY_ENDING[suffix]}", f"the file is named {suffix} but {_in_words(head)}")
+        raise ShardFault(
+            f"not_{COMPRESSION_BY_ENDING[suffix]}", f"the file is named {suffix} but {_describe_head(head)}"
+        )
     if suffix == PARQUET:  # compressed or not: a Parquet file is never compressed as a whole
-        raise ShardFault("not_parquet", f"the file is named .parquet but {_in_words(head)}")
+        raise ShardFault("not_parquet", f"the file is named .parquet but {_describe_head(head)}")
     return kind
 
 
-def _in_words(head: bytes) -> str:
+def _describe_head(head: bytes) -> str:
     """Return what a file is by its first bytes: "is HTML or XML", or else "begins with b'abcd'"."""
-    kind = kind_in_words(head)
+    kind = describe_kind(head)
     return f"is {kind}" if kind else f"begins with {head[:4]!r}"

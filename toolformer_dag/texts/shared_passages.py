@@ -47,13 +47,13 @@ class _Runs(NamedTuple):
         """Return the runs whose entry in `is_chosen` is True."""
         return _Runs(self.length, self.hashes[is_chosen], self.text_of_run[is_chosen])
 
-    def sorted_by_hash(self) -> "_Runs":
+    def sort_by_hash(self) -> "_Runs":
         """Return the same runs in ascending order of their hashes."""
         order = np.argsort(self.hashes, kind="stable")
         return _Runs(self.length, self.hashes[order], self.text_of_run[order])
 
 
-def _words(texts: Sequence[str]) -> _Words:
+def _hash_words(texts: Sequence[str]) -> _Words:
     """Hash the words of texts: runs of letters, marks and digits, without case, in Unicode's form NFKC."""
     normalized = pl.Series("word", texts, dtype=pl.String).str.normalize("NFKC").str.to_lowercase()
     lists = pl.DataFrame({"word": normalized.str.extract_all(WORD)}).with_row_index("text")
@@ -64,7 +64,7 @@ def _words(texts: Sequence[str]) -> _Words:
     )
 
 
-def _runs_by_length(words: _Words) -> Iterator[_Runs]:
+def _iter_runs_by_length(words: _Words) -> Iterator[_Runs]:
     """Hash every run of consecutive words within a text; yield all runs of 8 words, then all of 9, up to 13."""
     longest = min(PASSAGE_WORDS, len(words.hashes))
     run_hashes = words.hashes  # at each word, the hash of the run that begins there
@@ -72,10 +72,10 @@ def _runs_by_length(words: _Words) -> Iterator[_Runs]:
         # A run of `length` words is a run of one word less and the word after it.
         run_hashes = run_hashes[:-1] * FACTOR + words.hashes[length - 1 :]
         if length >= FEWEST_WORDS:
-            yield _runs_within_texts(length, run_hashes, words.text_of_word)
+            yield _select_runs_within_texts(length, run_hashes, words.text_of_word)
 
 
-def _runs_within_texts(length: int, run_hashes: Hashes64, text_of_word: TextNumbers) -> _Runs:
+def _select_runs_within_texts(length: int, run_hashes: Hashes64, text_of_word: TextNumbers) -> _Runs:
     """Return the runs whose words are all of one text. run_hashes: at each word, the run that begins there."""
     text_of_first_word = text_of_word[: len(run_hashes)]
     text_of_last_word = text_of_word[length - 1 :]
@@ -98,11 +98,11 @@ class SharedPassages:
 
     def __init__(self, texts: Sequence[str]) -> None:
         """Hash the passages of `texts` and group them by their number of words."""
-        words = _words(texts)
+        words = _hash_words(texts)
         words_per_text = np.bincount(words.text_of_word, minlength=len(texts))
         self.words = words_per_text.tolist()
         self._tables: dict[int, _PassageTable] = {}  # number of words -> the passages with so many
-        for runs in _runs_by_length(words):  # all sequences of 8 consecutive words, then all of 9, up to 13
+        for runs in _iter_runs_by_length(words):  # all sequences of 8 consecutive words, then all of 9, up to 13
             if runs.length == PASSAGE_WORDS:
                 passages = runs
             else:  # a shorter run is a passage only if it is its whole text
@@ -111,14 +111,16 @@ class SharedPassages:
             if len(passages.hashes):
                 self._tables[runs.length] = _PassageTable(passages)
 
-    def found_in(self, others: Sequence[str]) -> pl.DataFrame:
+    def find_pairs_in(self, others: Sequence[str]) -> pl.DataFrame:
         """Return a row for each pair of a text in `others` and a text of this object that share a passage.
 
         Columns: `place`, the index in `others`; `text`, the index of the text of this object. Sorted by both.
         """
         pairs = [PAIR_COLUMNS.to_frame()]  # no rows, so that the columns are there without any pair
         if self._tables:  # number of words -> the passages of this object with so many
-            for runs in _runs_by_length(_words(others)):  # all sequences of 8 consecutive words, then of 9, up to 13
+            for runs in _iter_runs_by_length(
+                _hash_words(others)
+            ):  # all sequences of 8 consecutive words, then of 9, up to 13
                 if runs.length in self._tables:
                     passage_table = self._tables[runs.length]
                     pairs.append(passage_table.pairs(runs))
@@ -129,7 +131,7 @@ class _PassageTable:
     """Passages with the same number of words, in which runs of other texts are looked up."""
 
     def __init__(self, passages: _Runs) -> None:
-        self._passages = passages.sorted_by_hash()
+        self._passages = passages.sort_by_hash()
         self._occurring_low_bits = _occurring_low_bits(passages.hashes)
 
     def pairs(self, runs: _Runs) -> pl.DataFrame:

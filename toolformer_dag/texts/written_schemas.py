@@ -1,7 +1,7 @@
 """What constrained decoding reads of a tool's JSON schema: a schema per argument, without what it cannot keep to.
 
 llguidance is the library of constrained decoding: it lets a model write only what a grammar admits. The whole schema is
-checked afterwards, by `read_arguments`.
+checked afterwards, by `parse_arguments`.
 """
 
 import json
@@ -88,11 +88,13 @@ def unwritable(value_schema: str) -> str | None:
     failed, messages = LLMatcher.validate_grammar_with_warnings(grammar)
     if not failed:
         return None
-    reason = _compile_error(" ".join(messages))  # "" for a message without a reason: only if the schema is too large
+    reason = _parse_compile_error(
+        " ".join(messages)
+    )  # "" for a message without a reason: only if the schema is too large
     return reason or "it is too large"
 
 
-def _compile_error(message: str) -> str:
+def _parse_compile_error(message: str) -> str:
     """Return llguidance's reason for not compiling a schema: 'Unimplemented keys: ["uniqueItems"]'; "" without one.
 
     message: "... failed to compile JSON schema: REASON while processing json-schema: ...\\n   1 | (the grammar)"
@@ -113,16 +115,16 @@ class WrittenValues(NamedTuple):
 
 
 @cache
-def written_values(text: str, names: tuple[str, ...]) -> WrittenValues:
+def build_value_schemas(text: str, names: tuple[str, ...]) -> WrittenValues:
     """Return the schema of each argument of a call, by which decoding writes its value.
 
-    text: the tool's whole schema, as JSON. names: its arguments (`argument_names`).
+    text: the tool's whole schema, as JSON. names: its arguments (`list_argument_names`).
 
     Raises ValueError for a reference that leads nowhere, a pattern that no engine reads, a multipleOf that is not
     finite, patternProperties, and a required argument for which no value is valid.
     """
     schema = json.loads(text)
-    copied = _copied(schema)  # without keywords that llguidance cannot keep to
+    copied = _copy_schema(schema)  # without keywords that llguidance cannot keep to
     schemas = {}
     for name in names:
         value_schema = copied.value_schema(name)
@@ -131,7 +133,7 @@ def written_values(text: str, names: tuple[str, ...]) -> WrittenValues:
     for name in schema.get("required") or ():
         if name not in schemas:
             raise ValueError(f"{name}: every call needs it, and no value fits")
-    required_in_parts = _required_in_parts(copied, set(names))  # only parts such as `anyOf` name these arguments
+    required_in_parts = _find_required_in_parts(copied, set(names))  # only parts such as `anyOf` name these arguments
     return WrittenValues(schemas, required_in_parts)
 
 
@@ -151,10 +153,10 @@ class _CopiedSchema(NamedTuple):
         return json.dumps({**keywords, "$defs": self.shared, **_WRITTEN})
 
 
-def _copied(schema: Mapping[str, Any]) -> _CopiedSchema:
+def _copy_schema(schema: Mapping[str, Any]) -> _CopiedSchema:
     """Copy a schema without the keywords that decoding leaves out: annotations, and what llguidance does not support.
 
-    Raises ValueError, see `written_values`.
+    Raises ValueError, see `build_value_schemas`.
     """
     from referencing import Registry
     from referencing.jsonschema import DRAFT202012, specification_with
@@ -191,28 +193,30 @@ class _SchemaCopier:
             raise ValueError("its schema has patternProperties, whose names are matched without a limit of time")
         resource = self._dialect.create_resource(schema)
         inner_resolver = resolver.in_subresource(resource)  # an "$id" changes what is looked up
-        copied = self._copied_keywords(schema, inner_resolver)
+        copied = self._copy_keywords(schema, inner_resolver)
         reference = schema.get("$ref")
         if isinstance(reference, str):
-            copied["$ref"] = self._shared_reference(reference, inner_resolver)  # "#/$defs/d0", a copy in `shared`
+            copied["$ref"] = self._share_referenced_schema(
+                reference, inner_resolver
+            )  # "#/$defs/d0", a copy in `shared`
         self._check_dynamic_reference(schema, inner_resolver)  # raises ValueError if it leads nowhere
         return copied
 
-    def _copied_keywords(self, schema: Mapping[str, Any], resolver: Any) -> dict[str, Any]:
+    def _copy_keywords(self, schema: Mapping[str, Any], resolver: Any) -> dict[str, Any]:
         """Return copies of the keywords of a schema that llguidance gets."""
         copied = {}
         for keyword, value in schema.items():
             if _is_for_decoding(keyword, value):
-                copied[keyword] = self._copy_of_value(keyword, value, resolver)
+                copied[keyword] = self._copy_value(keyword, value, resolver)
         return copied
 
     def _check_dynamic_reference(self, schema: Mapping[str, Any], resolver: Any) -> None:
         """Raise ValueError if the "$dynamicRef" of a schema, which decoding leaves out, leads nowhere."""
         reference = schema.get("$dynamicRef")
         if isinstance(reference, str):
-            self._shared_reference(reference, resolver)
+            self._share_referenced_schema(reference, resolver)
 
-    def _copy_of_value(self, keyword: str, value: Any, resolver: Any) -> Any:
+    def _copy_value(self, keyword: str, value: Any, resolver: Any) -> Any:
         """Return a copy of a keyword's value, with copies of the schemas in it; a count of 3.0 becomes 3."""
         if keyword in _KEYWORDS_WITH_NAMED_SCHEMAS:
             return {name: self.copy(schema, resolver) for name, schema in value.items()}
@@ -224,12 +228,12 @@ class _SchemaCopier:
             return int(value)
         return value
 
-    def _shared_reference(self, reference: str, resolver: Any) -> str:
+    def _share_referenced_schema(self, reference: str, resolver: Any) -> str:
         """Copy the schema that a reference leads to into `shared` once; return the new reference.
 
         "#/$defs/d0" for "#/definitions/City". Raises ValueError if it leads nowhere.
         """
-        target = _target(reference, resolver)
+        target = _resolve_reference(reference, resolver)
         new_name = f"d{len(self._names)}"
         name = self._names.setdefault(id(target.contents), new_name)  # by identity: several references may lead to it
         if name not in self.shared:
@@ -238,7 +242,7 @@ class _SchemaCopier:
         return f"#/$defs/{name}"
 
 
-def _target(reference: str, resolver: Any) -> Any:
+def _resolve_reference(reference: str, resolver: Any) -> Any:
     """Return what a reference leads to: `contents`, and a `resolver` for them. Raises ValueError without a target."""
     from referencing.exceptions import Unresolvable
 
@@ -248,7 +252,7 @@ def _target(reference: str, resolver: Any) -> Any:
         raise ValueError(f"its reference {reference:.100} leads nowhere") from error
 
 
-def _required_in_parts(schema: _CopiedSchema, names: set[str]) -> set[str]:
+def _find_required_in_parts(schema: _CopiedSchema, names: set[str]) -> set[str]:
     """Return arguments that every call needs but that are not among `names`, the properties of the whole schema.
 
     {"id", "name"} for {"anyOf": [{"required": ["id"]}, {"required": ["name"]}]}. Of several such parts of the schema
@@ -257,24 +261,24 @@ def _required_in_parts(schema: _CopiedSchema, names: set[str]) -> set[str]:
     # Without any name the tool would seem to take no arguments, so the optional ones of the parts count too, as in
     # {"anyOf": [{"properties": {"id": {}}}]}.
     takes_no_arguments = not names
-    for alternatives in _groups_of_alternatives(schema.root):  # a call has to fit one alternative of each group
+    for alternatives in _group_alternatives(schema.root):  # a call has to fit one alternative of each group
         unnamed_by_alternative = []
         for part in alternatives:
-            part_names = _required_names(part, schema.shared, or_all_properties=takes_no_arguments)
+            part_names = _collect_required_names(part, schema.shared, or_all_properties=takes_no_arguments)
             unnamed_by_alternative.append(part_names - names)
         if unnamed_by_alternative and all(unnamed_by_alternative):  # each alternative needs such an argument
             return set.union(*unnamed_by_alternative)
     return set()
 
 
-def _groups_of_alternatives(root: Mapping[str, Any]) -> list[Iterable[Any]]:
+def _group_alternatives(root: Mapping[str, Any]) -> list[Iterable[Any]]:
     """Return groups of parts of a schema: a call has to fit at least one part of each group."""
     groups: list[Iterable[Any]] = [[part] for part in root.get("allOf", ())]
     groups += [[root], root.get("anyOf", ()), root.get("oneOf", ())]
     return groups
 
 
-def _required_names(part: Any, shared: Mapping[str, Any], *, or_all_properties: bool) -> set[str]:
+def _collect_required_names(part: Any, shared: Mapping[str, Any], *, or_all_properties: bool) -> set[str]:
     """Return the arguments that a schema requires: {"id"} for {"required": ["id"], "properties": {"id": {}, "no": {}}}.
 
     or_all_properties: if it requires none, return all its properties instead.

@@ -36,10 +36,10 @@ def mended(content: bytes) -> bytes:
 
     Programs that cut texts between two UTF-16 units write such halves, and strict readers refuse the line.
     """
-    return SURROGATES.sub(_mended_escape, content)
+    return SURROGATES.sub(_mend_escape, content)
 
 
-def _mended_escape(match: re.Match[bytes]) -> bytes:
+def _mend_escape(match: re.Match[bytes]) -> bytes:
     is_half_a_pair = len(match[0]) == 6
     return b"\\ufffd" if is_half_a_pair else match[0]
 
@@ -54,18 +54,18 @@ def pass_on(limit: int, message: str, command: list[str]) -> int:
     threading.Thread(target=end_after_parent, args=(os.getppid(),), daemon=True).start()
     with subprocess.Popen(command, stdout=subprocess.PIPE) as program:
         assert program.stdout is not None
-        for line in bounded_lines(program.stdout, limit, message):
+        for line in iter_bounded_lines(program.stdout, limit, message):
             sys.stdout.buffer.write(mended(line))  # without half surrogate pairs
             sys.stdout.buffer.flush()
     return program.returncode
 
 
-def bounded_lines(stream: IO[bytes], limit: int, message: str) -> Iterator[bytes]:
+def iter_bounded_lines(stream: IO[bytes], limit: int, message: str) -> Iterator[bytes]:
     """Yield the lines of a stream; in place of a line longer than `limit` bytes, an error that says `message`."""
     for line in iter(partial(stream.readline, limit), b""):
         if is_unfinished(line, limit):
             end = skip_line(stream, line, limit)
-            yield error_answer(line, end, message)
+            yield build_error_answer(line, end, message)
         else:
             yield line
 
@@ -86,7 +86,7 @@ def skip_line(stream: IO[bytes], beginning: bytes, limit: int) -> bytes:
     return end
 
 
-def error_answer(beginning: bytes, end: bytes, message: str) -> bytes:
+def build_error_answer(beginning: bytes, end: bytes, message: str) -> bytes:
     """Return a line of JSON-RPC to send in place of an answer that is too long: an error that says `message`.
 
     beginning, end: parts of the long answer, in which the number of its request may be.

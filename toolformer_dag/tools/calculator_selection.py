@@ -26,7 +26,7 @@ PICKED_ONE_IN = 100
 """By the paper's third rule, one of so many documents is selected."""
 
 
-def selection_rule(text: str, whole: str) -> str | None:
+def find_selection_rule(text: str, whole: str) -> str | None:
     """Return the first rule of appendix A by which calculator calls are worth trying in a text, or None.
 
     - "operation" (i): of three numbers close together, one is the result of an operation on the others.
@@ -67,7 +67,7 @@ def holds_operation(text: str, all_numbers: Sequence[Number]) -> bool:
 
     all_numbers: the numbers of the text, in order. Raises OverBudget for more than MAX_PAIRS pairs of operands.
     """
-    placed = _placed_numbers(text, all_numbers)  # with positions in tokens
+    placed = _place_numbers(text, all_numbers)  # with positions in tokens
     budget = WorkBudget(MAX_PAIRS)
     # Each number is tried as the second operand, with all numbers in the window before it as the first.
     for second, position in enumerate(placed.positions):
@@ -83,7 +83,7 @@ def _is_last_operand(placed: "_PlacedNumbers", first_near: int, second: int) -> 
 
     first_near: the index of the first number that may be the other operand.
     """
-    operations = chain(_sums(placed, first_near, second), _products(placed, first_near, second))
+    operations = chain(_iter_sums(placed, first_near, second), _iter_products(placed, first_near, second))
     return any(_has_result_nearby(placed, operation, second) for operation in operations)
 
 
@@ -109,7 +109,7 @@ class _PlacedNumbers:
     largest: int
 
 
-def _placed_numbers(text: str, all_numbers: Sequence[Number]) -> _PlacedNumbers:
+def _place_numbers(text: str, all_numbers: Sequence[Number]) -> _PlacedNumbers:
     """Return the numbers of a text as small integers, with their positions in tokens.
 
     2.5 and 3 become 250 and 300 with the unit 100; 2.125 and 3 become 2125 and 3000 with the unit 1000.
@@ -118,18 +118,18 @@ def _placed_numbers(text: str, all_numbers: Sequence[Number]) -> _PlacedNumbers:
     # hundredth too, because results are rounded to hundredths.
     step = gcd(UNIT // 100, *(number.value for number in all_numbers))
     values = [number.value // step for number in all_numbers]
-    positions = _token_positions(text, all_numbers)
+    positions = _compute_token_positions(text, all_numbers)
     return _PlacedNumbers(
         values=values,
         unit=UNIT // step,
         positions=positions,
-        positions_of=_positions_by_value(values, positions),
+        positions_of=_group_positions_by_value(values, positions),
         smallest=min(values, default=0),
         largest=max(values, default=0),
     )
 
 
-def _positions_by_value(values: Sequence[int], positions: Sequence[int]) -> Mapping[int, Sequence[int]]:
+def _group_positions_by_value(values: Sequence[int], positions: Sequence[int]) -> Mapping[int, Sequence[int]]:
     """Return for each value the positions of the numbers with this value, in order."""
     positions_of: dict[int, list[int]] = defaultdict(list)
     for value, position in zip(values, positions, strict=True):
@@ -157,7 +157,7 @@ def _has_result_nearby(placed: _PlacedNumbers, operation: _Operation, second: in
     return False
 
 
-def _sums(placed: _PlacedNumbers, first_near: int, second: int) -> Iterator[_Operation]:
+def _iter_sums(placed: _PlacedNumbers, first_near: int, second: int) -> Iterator[_Operation]:
     """Yield the sums and differences of number `second` and each number from index `first_near` up to it.
 
     Only results that the text has as a number are yielded: exact, or rounded to hundredths if they have decimals.
@@ -174,12 +174,12 @@ def _sums(placed: _PlacedNumbers, first_near: int, second: int) -> Iterator[_Ope
             if exact in positions_of:
                 yield _Operation(first, exact)
             if has_finer_values:
-                rounded = _rounded_half_up(exact, 1, hundredth)
+                rounded = _round_half_up(exact, 1, hundredth)
                 if rounded in positions_of and rounded % unit:  # not for a whole number, which has to be exact
                     yield _Operation(first, rounded)
 
 
-def _products(placed: _PlacedNumbers, first_near: int, second: int) -> Iterator[_Operation]:
+def _iter_products(placed: _PlacedNumbers, first_near: int, second: int) -> Iterator[_Operation]:
     """Yield the products and quotients of number `second` and each number from index `first_near` up to it.
 
     Only results that the text has as a number are yielded: exact, or rounded to hundredths if they have decimals.
@@ -202,18 +202,18 @@ def _products(placed: _PlacedNumbers, first_near: int, second: int) -> Iterator[
             exact, remainder = divmod(numerator, denominator)
             if remainder == 0 and exact in positions_of:
                 yield _Operation(first, exact)
-            rounded = _rounded_half_up(numerator, denominator, hundredth)
+            rounded = _round_half_up(numerator, denominator, hundredth)
             if rounded in positions_of and rounded % unit:  # not for a whole number, which has to be exact
                 yield _Operation(first, rounded)
 
 
-def _rounded_half_up(numerator: int, denominator: int, hundredth: int) -> int:
+def _round_half_up(numerator: int, denominator: int, hundredth: int) -> int:
     """Return numerator / denominator rounded half up to a multiple of `hundredth`: 10 for 15 / 2 with 5."""
     hundredths = (2 * numerator + denominator * hundredth) // (2 * denominator * hundredth)  # floor(quotient + 1/2)
     return hundredths * hundredth
 
 
-def _token_positions(text: str, all_numbers: Sequence[Number]) -> list[int]:
+def _compute_token_positions(text: str, all_numbers: Sequence[Number]) -> list[int]:
     """Return the position of each number in tokens: [1, 4] for "3 men and 4 women".
 
     Between numbers that are more than WINDOW tokens apart, not all tokens are counted: no operation connects them.
@@ -222,14 +222,14 @@ def _token_positions(text: str, all_numbers: Sequence[Number]) -> list[int]:
     position = 0
     end_of_last = 0
     for number in all_numbers:
-        tokens_between = _token_count(text, end_of_last, number.start)
+        tokens_between = _count_tokens(text, end_of_last, number.start)
         position += tokens_between + 1
         positions.append(position)
         end_of_last = number.end
     return positions
 
 
-def _token_count(text: str, start: int, end: int) -> int:
+def _count_tokens(text: str, start: int, end: int) -> int:
     """Return how many tokens `text[start:end]` has; in a long text only the first ones, at least WINDOW, count."""
     near_end = min(end, start + 10 * WINDOW)
     count = len(TOKEN.findall(text, start, near_end))

@@ -42,7 +42,7 @@ _TOKEN = re.compile(f"[{_UNSPACED}]|[^\\s{_UNSPACED}]+")
 """A letter of such a script, or a word of another one."""
 
 
-def foreign_chunks(text: str, identifier: Identifier) -> Iterator[str]:
+def iter_foreign_chunks(text: str, identifier: Identifier) -> Iterator[str]:
     """Yield the foreign chunks of a text that have English chunks before and after them (appendix A).
 
     A chunk is ten tokens of a paragraph; the next one begins five tokens later.
@@ -50,11 +50,11 @@ def foreign_chunks(text: str, identifier: Identifier) -> Iterator[str]:
     Raises OverBudget if fastText would get more than MAX_CHARACTERS, and what `Identifier.identify` raises.
     """
     budget = WorkBudget(MAX_CHARACTERS)
-    chunks = list(chain.from_iterable(paragraph_chunks(paragraph) for paragraph in text.splitlines()))
-    foreign = _foreign(chunks, identifier, budget)  # those that are surely in another language
+    chunks = list(chain.from_iterable(split_paragraph_into_chunks(paragraph) for paragraph in text.splitlines()))
+    foreign = _select_foreign_chunks(chunks, identifier, budget)  # those that are surely in another language
     if not foreign:
         return
-    borders = english_borders(chunks, identifier, budget)  # the numbers of the first and the last English chunk
+    borders = find_english_borders(chunks, identifier, budget)  # the numbers of the first and the last English chunk
     for chunk in foreign:
         if borders.first < chunk.number < borders.last:
             yield chunk.text
@@ -67,9 +67,11 @@ class NumberedChunk(NamedTuple):
     text: str
 
 
-def _foreign(chunks: Sequence[list[str]], identifier: Identifier, budget: WorkBudget) -> list[NumberedChunk]:
+def _select_foreign_chunks(
+    chunks: Sequence[list[str]], identifier: Identifier, budget: WorkBudget
+) -> list[NumberedChunk]:
     """Return the chunks in another language than English, as fastText identifies it. Raises OverBudget."""
-    candidates = _unclear_chunks(chunks)
+    candidates = _select_unclear_chunks(chunks)
     texts = [candidate.text for candidate in candidates]
     budget.spend(sum(len(text) for text in texts))
     languages = identifier.identify(texts)
@@ -80,21 +82,21 @@ def _foreign(chunks: Sequence[list[str]], identifier: Identifier, budget: WorkBu
     return foreign
 
 
-def _unclear_chunks(chunks: Sequence[list[str]]) -> list[NumberedChunk]:
+def _select_unclear_chunks(chunks: Sequence[list[str]]) -> list[NumberedChunk]:
     """Return the chunks that are not plainly English, so that fastText has to identify their language."""
     unclear = []
     for number, chunk in enumerate(chunks):
         if may_be_foreign(chunk):
-            unclear.append(NumberedChunk(number, chunk_text(chunk)))
+            unclear.append(NumberedChunk(number, join_chunk(chunk)))
     return unclear
 
 
-def paragraph_chunks(paragraph: str) -> list[list[str]]:
+def split_paragraph_into_chunks(paragraph: str) -> list[list[str]]:
     """Cut a paragraph into chunks of CHUNK_TOKENS tokens, beginning at every STRIDE-th token; the last may be shorter.
 
     Twelve words w0 to w11 give the chunks w0-w9 and w5-w11.
     """
-    tokens = _tokens(paragraph)
+    tokens = _split_into_tokens(paragraph)
     if not tokens:
         return []
     chunks = [tokens[:CHUNK_TOKENS]]
@@ -104,14 +106,14 @@ def paragraph_chunks(paragraph: str) -> list[list[str]]:
     return chunks
 
 
-def _tokens(paragraph: str) -> list[str]:
+def _split_into_tokens(paragraph: str) -> list[str]:
     """Return the words of a paragraph or, in scripts without spaces such as Chinese, its letters."""
     if paragraph.isascii() or not _HAS_UNSPACED.search(paragraph):  # the fast case
         return paragraph.split()
     return _TOKEN.findall(paragraph)
 
 
-def chunk_text(chunk: list[str]) -> str:
+def join_chunk(chunk: list[str]) -> str:
     """Return the text of a chunk, with normalized white space."""
     return _BETWEEN_UNSPACED.sub("", " ".join(chunk))
 
@@ -129,21 +131,21 @@ class EnglishBorders(NamedTuple):
     last: int
 
 
-def english_borders(chunks: Sequence[list[str]], identifier: Identifier, budget: WorkBudget) -> EnglishBorders:
+def find_english_borders(chunks: Sequence[list[str]], identifier: Identifier, budget: WorkBudget) -> EnglishBorders:
     """Return the numbers of the first and the last English chunk. Raises OverBudget.
 
     Without an English chunk, the first number is above the last, so that no chunk lies between them.
     """
     numbers = range(len(chunks))
-    first = _first_english(chunks, numbers, identifier, budget)
+    first = _find_first_english(chunks, numbers, identifier, budget)
     if first is None:
         return EnglishBorders(first=len(chunks), last=-1)
-    last = _first_english(chunks, reversed(numbers), identifier, budget)
+    last = _find_first_english(chunks, reversed(numbers), identifier, budget)
     assert last is not None  # there is an English chunk: the one with the number `first`
     return EnglishBorders(first, last)
 
 
-def _first_english(
+def _find_first_english(
     chunks: Sequence[list[str]], numbers: Iterable[int], identifier: Identifier, budget: WorkBudget
 ) -> int | None:
     """Return the first of some numbers of chunks whose chunk is English; None without one. Raises OverBudget."""
@@ -155,7 +157,7 @@ def _first_english(
 
 def _is_english(chunk: list[str], identifier: Identifier, budget: WorkBudget) -> bool:
     """Return whether fastText takes a chunk for English. Raises OverBudget."""
-    text = chunk_text(chunk)
+    text = join_chunk(chunk)
     budget.spend(len(text))
     [language] = identifier.identify([text])
     is_english = language.label == ENGLISH_LABEL and language.confidence >= ENGLISH_CONFIDENCE

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
-from toolformer_dag.tools.options import shown_url, url_secrets, without_secrets
+from toolformer_dag.tools.options import list_url_secrets, mask_url, without_secrets
 from toolformer_dag.tools.passages import Passage
-from toolformer_dag.tools.reader_options import QuestionAnsweringOptions, reader_input
+from toolformer_dag.tools.reader_options import QuestionAnsweringOptions, format_reader_input
 from toolformer_dag.tools.tool import NO_ANSWER, NoResult, RetryableError, ToolDown, ToolResult
 
 if TYPE_CHECKING:
@@ -51,12 +51,12 @@ class Endpoint:
         import httpx
 
         all_headers = {"Accept-Encoding": "gzip, deflate", **headers}
-        self.shown = shown_url(url)
+        self.shown = mask_url(url)
         self._url = url
         self._seconds = seconds
-        self._secrets = [*url_secrets(url), *_header_secrets(headers)]
+        self._secrets = [*list_url_secrets(url), *_list_header_secrets(headers)]
         self._client = httpx.AsyncClient(timeout=seconds, headers=all_headers)
-        self._loop = _running_event_loop()
+        self._loop = _start_event_loop()
 
     def post(self, content: object) -> HttpAnswer:
         """Send `content` as JSON and wait for the answer, whatever its HTTP status.
@@ -67,9 +67,9 @@ class Endpoint:
         import httpx
 
         # The event loop of another thread sends the request, and ends it at its deadline.
-        future = asyncio.run_coroutine_threadsafe(self._answer(content), self._loop)
+        future = asyncio.run_coroutine_threadsafe(self._fetch_answer(content), self._loop)
         try:
-            return future.result()  # raises what `_answer` raises, also NoResult
+            return future.result()  # raises what `_fetch_answer` raises, also NoResult
         except TimeoutError as error:
             raise RetryableError(f"{self.shown}: no whole answer within {self._seconds:g} s") from error
         except httpx.TransportError as error:
@@ -80,19 +80,19 @@ class Endpoint:
         """Return a message of the backend without the secrets of the URL and the headers."""
         return without_secrets(self._secrets, text)
 
-    async def _answer(self, content: object) -> HttpAnswer:
+    async def _fetch_answer(self, content: object) -> HttpAnswer:
         async with asyncio.timeout(self._seconds), self._client.stream("POST", self._url, json=content) as response:
             return HttpAnswer(response.status_code, await _read_body(response))
 
 
-def _running_event_loop() -> asyncio.AbstractEventLoop:
+def _start_event_loop() -> asyncio.AbstractEventLoop:
     """Start an event loop in a daemon thread, and return it."""
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, daemon=True).start()
     return loop
 
 
-def _header_secrets(headers: Mapping[str, str]) -> list[str]:
+def _list_header_secrets(headers: Mapping[str, str]) -> list[str]:
     """Return the last word of each header's value, such as the key in `Bearer KEY`."""
     return [value.split()[-1] for value in headers.values()]
 
@@ -123,7 +123,7 @@ class HttpReader:
         self._options = options
         parts = urlsplit(str(options.url))
         url = parts._replace(path=f"{parts.path.rstrip('/')}/chat/completions").geturl()
-        self._endpoint = Endpoint(url, _headers(options.api_key_variable), options.request_timeout_s)
+        self._endpoint = Endpoint(url, _build_headers(options.api_key_variable), options.request_timeout_s)
 
     def read(self, questions: Sequence[str], passages: Sequence[Sequence[Passage]]) -> list[ToolResult]:
         """Answer each question from its passages.
@@ -133,26 +133,26 @@ class HttpReader:
         """
         results = []
         for question, question_passages in zip(questions, passages, strict=True):
-            results.append(self._answer(reader_input(question, question_passages)))
+            results.append(self._fetch_answer(format_reader_input(question, question_passages)))
         return results
 
-    def _answer(self, text: str) -> ToolResult:
+    def _fetch_answer(self, text: str) -> ToolResult:
         """Send a question with its passages to the endpoint, and return its answer or the reason why there is none.
 
         Raises RetryableError if the endpoint is busy or reports an error, ToolDown for REFUSED_STATUSES.
         """
         try:
-            answer = self._endpoint.post(self._request(text))
+            answer = self._endpoint.post(self._build_request(text))
         except NoResult as error:
             return ToolResult(None, error.reason)
         self._check_status(answer)
         if answer.status != 200:
             return ToolResult(None, f"status_{answer.status}")
-        completion = _json_object(answer.body)
+        completion = _parse_json_object(answer.body)
         self._check_completion(completion)
-        return _result(completion)
+        return _parse_result(completion)
 
-    def _request(self, text: str) -> Mapping[str, object]:
+    def _build_request(self, text: str) -> Mapping[str, object]:
         """Return the body of a request for a chat completion that answers `text`, greedily."""
         return {
             "model": self._options.model,
@@ -181,7 +181,7 @@ class HttpReader:
             raise RetryableError(f"{self._endpoint.shown}: {excerpt}")
 
 
-def _headers(key_variable: str | None) -> Mapping[str, str]:
+def _build_headers(key_variable: str | None) -> Mapping[str, str]:
     """Return the header with the key that an environment variable holds; no header without a variable.
 
     Raises ToolDown if the variable is empty or cannot stand in a header.
@@ -197,7 +197,7 @@ def _headers(key_variable: str | None) -> Mapping[str, str]:
     return {"Authorization": f"Bearer {key}"}
 
 
-def _json_object(body: bytes) -> Mapping[str, Any]:
+def _parse_json_object(body: bytes) -> Mapping[str, Any]:
     """Return the JSON object in an answer; empty where it holds none."""
     try:
         value = json.loads(body, parse_int=float)  # an integer of thousands of digits is an error of its own
@@ -206,13 +206,13 @@ def _json_object(body: bytes) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _result(completion: Mapping[str, Any]) -> ToolResult:
+def _parse_result(completion: Mapping[str, Any]) -> ToolResult:
     """Return the answer in a chat completion, with its cost if the endpoint reports one.
 
     Reasons: `no_answer` if the answer is empty or UNKNOWN_ANSWER, `malformed_response` for another form of completion.
     """
-    cost = _cost(completion)
-    answer = _answer_of(completion)
+    cost = _get_cost(completion)
+    answer = _get_answer_text(completion)
     if answer is None:
         return ToolResult(None, "malformed_response", cost=cost)
     is_unknown = answer.lower().strip(".`") == UNKNOWN_ANSWER
@@ -221,7 +221,7 @@ def _result(completion: Mapping[str, Any]) -> ToolResult:
     return ToolResult(answer, cost=cost)
 
 
-def _answer_of(completion: Mapping[str, Any]) -> str | None:
+def _get_answer_text(completion: Mapping[str, Any]) -> str | None:
     """Return the text of the first choice of a chat completion; None for another form of completion."""
     try:
         text: str = completion["choices"][0]["message"]["content"].strip()
@@ -230,7 +230,7 @@ def _answer_of(completion: Mapping[str, Any]) -> str | None:
     return text
 
 
-def _cost(completion: Mapping[str, Any]) -> Any:
+def _get_cost(completion: Mapping[str, Any]) -> Any:
     """Return the cost that a chat completion reports in `usage.cost`; None without one."""
     usage = completion.get("usage")
     return usage.get("cost") if isinstance(usage, dict) else None

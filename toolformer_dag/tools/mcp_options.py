@@ -14,8 +14,8 @@ from toolformer_dag.tools.options import (
     OptionPath,
     ToolOptions,
     WebAddress,
-    shown_url,
-    url_secrets,
+    list_url_secrets,
+    mask_url,
     without_secrets,
 )
 
@@ -77,19 +77,19 @@ class McpOptions(ToolOptions):
         Arguments of a command and parts of a URL may be secrets.
         """
         if self.command is None:
-            return shown_url(self.url or "")
+            return mask_url(self.url or "")
         program, *arguments = self.command
         return f"{program} (its arguments are {fingerprint(arguments)})" if arguments else program
 
     def public(self, error: BaseException) -> str:
         """Return the message of an error on one line of at most MESSAGE_CHARACTERS, with `***` for secrets."""
-        message = without_secrets(self._secrets(), str(error))
+        message = without_secrets(self._list_secrets(), str(error))
         return " ".join(message.split())[:MESSAGE_CHARACTERS]
 
-    def _secrets(self) -> list[str]:
+    def _list_secrets(self) -> list[str]:
         """Return the arguments of the command, the secrets in the URL, and the values of environment variables."""
         variables = [*self.env, self.token_env] if self.token_env else self.env
         secrets = list(self.command or ())[1:]
-        secrets += url_secrets(self.url or "")
+        secrets += list_url_secrets(self.url or "")
         secrets += [os.environ.get(name, "") for name in variables]
         return secrets

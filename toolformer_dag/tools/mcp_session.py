@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from toolformer_dag.tools.mcp_options import McpOptions
-from toolformer_dag.tools.mcp_transport import TOO_LONG, ToolSchemas, mended_streams, no_session, transport
+from toolformer_dag.tools.mcp_transport import (
+    TOO_LONG,
+    ToolSchemas,
+    build_connection_error,
+    open_mended_streams,
+    transport,
+)
 from toolformer_dag.tools.tool import NoResult, RetryableError, ToolDown
 
 if TYPE_CHECKING:
@@ -47,16 +53,16 @@ class McpSession:
         from mcp import MCPError
 
         try:
-            answer: CallToolResult = self.portal.call(_answer, self.client, self.options.tool, arguments)
+            answer: CallToolResult = self.portal.call(_call_tool, self.client, self.options.tool, arguments)
         except MCPError as error:
-            raise self._error_of(error) from error  # SessionLost, RetryableError or NoResult
+            raise self._to_call_error(error) from error  # SessionLost, RetryableError or NoResult
         except RuntimeError as error:  # another call's timeout closed the session, or the server deferred too often
             raise RetryableError(f"MCP server: {self.options.public(error)}") from error
         if not self._fits_schema(answer):
             raise NoResult("malformed_response")
         return answer
 
-    def _error_of(self, error: "MCPError") -> NoResult | RetryableError:
+    def _to_call_error(self, error: "MCPError") -> NoResult | RetryableError:
         """Return the exception to raise for an error of the MCP SDK.
 
         SessionLost if the call may be repeated in a new session, RetryableError if in the same one, else NoResult.
@@ -116,7 +122,7 @@ def open_session(key: str, options: McpOptions) -> McpSession:
 
     key: of the tool's section, for messages.
     """
-    session = _connected(key, options)
+    session = _connect_to_server(key, options)
     tool = session.tools.get(options.tool)
     if tool is not None and tool.input_schema == options.input_schema:
         return session
@@ -130,12 +136,12 @@ def open_session(key: str, options: McpOptions) -> McpSession:
 
 def list_tools(options: McpOptions) -> "list[Tool]":
     """Connect to a server and return its tools. Raises ToolDown."""
-    session = _connected(options.server, options)
+    session = _connect_to_server(options.server, options)
     session.close()
     return list(session.tools.values())
 
 
-def _connected(key: str, options: McpOptions) -> McpSession:
+def _connect_to_server(key: str, options: McpOptions) -> McpSession:
     """Connect to an MCP server, list its tools, and return the session, which the caller closes.
 
     Raises ToolDown, and leaves no command running then.
@@ -144,16 +150,16 @@ def _connected(key: str, options: McpOptions) -> McpSession:
     target = transport(key, options)
     stack = ExitStack()
     try:
-        return _session_on(stack, target, options)
+        return _start_session(stack, target, options)
     except ImportError:  # of the SDK, which is no fault of the server
         raise
     except Exception as error:  # the SDK raises many kinds; none may leave a server running
         with suppress(ExceptionGroup, OSError):
             stack.close()
-        raise no_session(key, options, error) from error
+        raise build_connection_error(key, options, error) from error
 
 
-def _session_on(stack: ExitStack, target: "Transport | StdioServerParameters", options: McpOptions) -> McpSession:
+def _start_session(stack: ExitStack, target: "Transport | StdioServerParameters", options: McpOptions) -> McpSession:
     """Start an event loop in a thread, connect a client in it, and return the session with the server's tools.
 
     stack: closes the client and the event loop. Raises what the SDK raises.
@@ -162,11 +168,11 @@ def _session_on(stack: ExitStack, target: "Transport | StdioServerParameters", o
     from mcp import Client
 
     schemas: dict[str, ToolSchemas] = {}  # name of a tool -> its schemas as the server declares them
-    streams = mended_streams(target, schemas)  # fills `schemas` while the list of tools is read
+    streams = open_mended_streams(target, schemas)  # fills `schemas` while the list of tools is read
     portal = stack.enter_context(start_blocking_portal())
     unopened_client = Client(streams, read_timeout_seconds=options.start_timeout_s)
     client = stack.enter_context(portal.wrap_async_context_manager(unopened_client))
-    listed_tools = portal.call(_listed_tools, client, options)  # now `schemas` is complete
+    listed_tools = portal.call(_fetch_tools, client, options)  # now `schemas` is complete
     tools = _with_input_schemas(listed_tools, schemas)
     return McpSession(options, stack, portal, client, schemas, tools)
 
@@ -191,7 +197,7 @@ def _shorten_traceback(record: logging.LogRecord) -> bool:
     return True
 
 
-async def _answer(client: "Client", name: str, arguments: dict[str, Any]) -> "CallToolResult":
+async def _call_tool(client: "Client", name: str, arguments: dict[str, Any]) -> "CallToolResult":
     """Call a tool of a server and return its answer.
 
     Raises NoResult("malformed_response") for an answer that breaks the protocol, MCPError for an error that the server
@@ -208,17 +214,17 @@ async def _answer(client: "Client", name: str, arguments: dict[str, Any]) -> "Ca
         raise NoResult("malformed_response") from error
 
 
-async def _listed_tools(client: "Client", options: McpOptions) -> "list[Tool]":
+async def _fetch_tools(client: "Client", options: McpOptions) -> "list[Tool]":
     """Return the tools of a server. Raises TimeoutError if its list takes longer than `options.start_timeout_s`."""
     from anyio import move_on_after
 
     seconds = options.start_timeout_s
     with move_on_after(seconds):
-        return await _all_pages(client, options)
+        return await _fetch_all_pages(client, options)
     raise TimeoutError(f"its list of tools did not end within {seconds:g} s")
 
 
-async def _all_pages(client: "Client", options: McpOptions) -> "list[Tool]":
+async def _fetch_all_pages(client: "Client", options: McpOptions) -> "list[Tool]":
     """Return the tools on all pages of a server's list; a tool that is on two pages is there twice.
 
     A repeated cursor, which names the next page, ends the list with a warning.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import ValidationError
 
-from toolformer_dag.settings.setting_types import expanded
+from toolformer_dag.settings.setting_types import expand_home
 from toolformer_dag.tools.bounded_output import mended
 from toolformer_dag.tools.mcp_options import McpOptions
 from toolformer_dag.tools.tool import ToolDown
@@ -41,12 +41,12 @@ def transport(key: str, options: McpOptions) -> "Transport | StdioServerParamete
     key: of the tool's section, for messages.
     """
     if options.command is not None:
-        return _command(key, options, options.command)
-    token = None if options.token_env is None else _variable(key, options.token_env)
-    return _http_transport(options.url or "", token)
+        return _build_command(key, options, options.command)
+    token = None if options.token_env is None else _require_variable(key, options.token_env)
+    return _build_http_transport(options.url or "", token)
 
 
-def _command(key: str, options: McpOptions, command: tuple[str, ...]) -> "StdioServerParameters":
+def _build_command(key: str, options: McpOptions, command: tuple[str, ...]) -> "StdioServerParameters":
     """Return how to start a server's command: through `bounded_output.py`, which limits the length of its lines.
 
     Raises ToolDown for a program that does not exist and a variable that is not set. key: of the tool's section, for
@@ -54,23 +54,23 @@ def _command(key: str, options: McpOptions, command: tuple[str, ...]) -> "StdioS
     """
     from mcp import StdioServerParameters
 
-    environment = {name: _variable(key, name) for name in options.env}
-    program = _existing_program(key, options, command[0])
+    environment = {name: _require_variable(key, name) for name in options.env}
+    program = _require_program(key, options, command[0])
     bounded = ["-I", BOUNDED_OUTPUT, str(MAX_ANSWER_BYTES), TOO_LONG, program, *command[1:]]
     return StdioServerParameters(command=sys.executable, args=bounded, env=environment, cwd=options.cwd)
 
 
-def _existing_program(key: str, options: McpOptions, program: str) -> str:
+def _require_program(key: str, options: McpOptions, program: str) -> str:
     """Return a program with a leading `~` expanded. Raises ToolDown unless it is on PATH or a file below `cwd`."""
     if program.startswith("~"):
-        program = str(expanded(Path(program)))
+        program = str(expand_home(Path(program)))
     is_there = shutil.which(program) or (options.cwd / program).is_file()
     if not is_there:
-        raise no_session(key, options, FileNotFoundError(f"there is no program {program!r}"))
+        raise build_connection_error(key, options, FileNotFoundError(f"there is no program {program!r}"))
     return program
 
 
-def _variable(key: str, name: str) -> str:
+def _require_variable(key: str, name: str) -> str:
     """Return the value of an environment variable. Raises ToolDown if it is not set."""
     value = os.environ.get(name)
     if value is None:
@@ -80,7 +80,7 @@ def _variable(key: str, name: str) -> str:
     return value
 
 
-def _http_transport(url: str, token: str | None) -> "Transport":
+def _build_http_transport(url: str, token: str | None) -> "Transport":
     """Return a transport of the MCP SDK to a server behind a URL, whose answers are limited in length.
 
     The SDK would read an answer of any length, and decompress it: a megabyte of gzip can hold a gigabyte. token: a
@@ -105,16 +105,16 @@ async def _limit_length(response: Any) -> None:
     response.headers.pop("content-encoding", None)  # without it the client does not decompress
     content_type = response.headers.get("content-type", "")
     is_event_stream = content_type.startswith("text/event-stream")
-    response.stream = _bounded_stream(response.stream, is_event_stream=is_event_stream)
+    response.stream = _build_bounded_stream(response.stream, is_event_stream=is_event_stream)
 
 
-def _bounded_stream(body: Any, *, is_event_stream: bool) -> Any:
+def _build_bounded_stream(body: Any, *, is_event_stream: bool) -> Any:
     """Return the body of an HTTP response in whole lines of bounded length."""
     import httpx2  # slow, and only servers behind a URL need it
 
     class BoundedStream(httpx2.AsyncByteStream):
         def __aiter__(self) -> AsyncIterator[bytes]:
-            return _whole_lines(body, is_event_stream=is_event_stream)
+            return _iter_complete_lines(body, is_event_stream=is_event_stream)
 
         async def aclose(self) -> None:
             await body.aclose()
@@ -122,7 +122,7 @@ def _bounded_stream(body: Any, *, is_event_stream: bool) -> Any:
     return BoundedStream()
 
 
-async def _whole_lines(blocks: Any, *, is_event_stream: bool) -> AsyncIterator[bytes]:
+async def _iter_complete_lines(blocks: Any, *, is_event_stream: bool) -> AsyncIterator[bytes]:
     """Yield the body of an HTTP answer in whole lines, with U+FFFD for half surrogate pairs.
 
     Raises StreamError if the body has more than MAX_ANSWER_BYTES. The body of an event stream may be endless; there
@@ -155,7 +155,7 @@ class ToolSchemas(NamedTuple):
 
 
 @asynccontextmanager
-async def mended_streams(
+async def open_mended_streams(
     target: "Transport | StdioServerParameters", schemas: dict[str, ToolSchemas]
 ) -> AsyncIterator[tuple[Any, Any]]:
     """Connect to a server, and give the streams from and to it, as `mcp.Client` wants them.
@@ -198,11 +198,11 @@ class MendedMessages:
             message = getattr(item, "message", None)
             result = getattr(message, "result", None)
             if isinstance(result, dict) and isinstance(result.get("tools"), list):
-                mended_tools = [self._mended_tool(tool) for tool in result["tools"]]
+                mended_tools = [self._mend_tool(tool) for tool in result["tools"]]
                 result["tools"] = [tool for tool in mended_tools if tool is not None]
             yield item
 
-    def _mended_tool(self, tool: Any) -> dict[str, Any] | None:
+    def _mend_tool(self, tool: Any) -> dict[str, Any] | None:
         """Return a listed tool in a form that the SDK accepts; None, with a warning, if it breaks the protocol.
 
         Its schemas, which the SDK might refuse, are moved to `self._schemas`.
@@ -214,7 +214,7 @@ class MendedMessages:
             _log.warning("the tool %.100r breaks the protocol (name, inputSchema) and is left out", name)
             return None
         output_schema = fields.get("outputSchema")
-        self._schemas[name] = ToolSchemas(_mended_schema(input_schema), output_schema)
+        self._schemas[name] = ToolSchemas(_mend_schema(input_schema), output_schema)
         return _without_schemas(name, fields.get("description"))
 
 
@@ -227,7 +227,7 @@ def _without_schemas(name: str, description: object) -> dict[str, Any]:
     }
 
 
-def _mended_schema(schema: dict[str, Any]) -> dict[str, Any]:
+def _mend_schema(schema: dict[str, Any]) -> dict[str, Any]:
     """Return the JSON schema of a tool's arguments with common mistakes of servers corrected.
 
     Null fields and `"properties": []`, PHP's empty object, are removed. A missing type becomes "object".
@@ -240,18 +240,18 @@ def _mended_schema(schema: dict[str, Any]) -> dict[str, Any]:
     return mended_fields
 
 
-def no_session(key: str, options: McpOptions, error: BaseException) -> ToolDown:
+def build_connection_error(key: str, options: McpOptions, error: BaseException) -> ToolDown:
     """Return the error for a server that cannot be connected to, with the reason and a remedy, without secrets.
 
     key: of the tool's section. error: what the connection raised.
     """
-    cause = _first_cause(error)
-    failure = _failure(options, cause)
+    cause = _find_first_cause(error)
+    failure = _explain_failure(options, cause)
     patience = f"or raise start_timeout_s above {options.start_timeout_s:g}"
     return ToolDown(f"[tools.{key}]: {failure.problem} ({options.public(cause)}); {failure.remedy}, {patience}")
 
 
-def _first_cause(error: BaseException) -> BaseException:
+def _find_first_cause(error: BaseException) -> BaseException:
     """Return the actual error in the groups that task groups wrap around it: the first where there are several."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
@@ -265,7 +265,7 @@ class _ConnectionFailure(NamedTuple):
     remedy: str
 
 
-def _failure(options: McpOptions, cause: BaseException) -> _ConnectionFailure:
+def _explain_failure(options: McpOptions, cause: BaseException) -> _ConnectionFailure:
     """Return what an error of a connection means: a breach of the protocol, a failed command, or a silent URL."""
     if isinstance(cause, ValidationError):
         problem = f"a description from the MCP server {options.shown} breaks the protocol"

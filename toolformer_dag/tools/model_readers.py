@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from toolformer_dag.tools.http_reader import HttpReader
 from toolformer_dag.tools.options import load_model, load_tokenizer
 from toolformer_dag.tools.passages import Passage
-from toolformer_dag.tools.reader_options import QuestionAnsweringOptions, Reader, reader_input
+from toolformer_dag.tools.reader_options import QuestionAnsweringOptions, Reader, format_reader_input
 from toolformer_dag.tools.tool import NO_ANSWER, ToolResult
 from toolformer_dag.tools.wording_reader import read_by_wording
 
@@ -26,11 +26,11 @@ class Seq2SeqReader:
         """Let the model write an answer to each question after its passages, all in one batch."""
         inputs = []
         for question, question_passages in zip(questions, passages, strict=True):
-            inputs.append(reader_input(question, question_passages))
-        answers = [output.strip() for output in self._outputs(inputs)]
+            inputs.append(format_reader_input(question, question_passages))
+        answers = [output.strip() for output in self._generate_outputs(inputs)]
         return [ToolResult(answer) if answer else NO_ANSWER for answer in answers]
 
-    def _outputs(self, inputs: Sequence[str]) -> list[str]:
+    def _generate_outputs(self, inputs: Sequence[str]) -> list[str]:
         """Return the text that the model writes greedily for each input, all in one batch."""
         import torch
 
@@ -73,7 +73,7 @@ NO_SPAN = AnswerSpan(score=0.0, text="")
 """Stands for a passage without an answer."""
 
 
-def best_span(
+def find_best_span(
     starts: NDArray[np.float32], ends: NDArray[np.float32], allowed: NDArray[np.bool_], max_tokens: int
 ) -> TokenSpan | None:
     """Return the span of tokens that most likely is the answer; None if no span scores above 0.
@@ -134,28 +134,30 @@ class ExtractiveReader:
 
         Of equal scores the first passage's counts. Without an answer the result has the reason `no_answer`.
         """
-        pairs = _pairs(questions, passages)
+        pairs = _pair_questions_with_passages(questions, passages)
         best_spans = [NO_SPAN] * len(questions)
-        for pair, span in zip(pairs, self._spans(pairs), strict=True):
+        for pair, span in zip(pairs, self._find_spans(pairs), strict=True):
             if span.score > best_spans[pair.question_index].score:
                 best_spans[pair.question_index] = span
         return [NO_ANSWER if span is NO_SPAN else ToolResult(span.text) for span in best_spans]
 
-    def _spans(self, pairs: Sequence[QuestionPassage]) -> list[AnswerSpan]:
+    def _find_spans(self, pairs: Sequence[QuestionPassage]) -> list[AnswerSpan]:
         """Return for each pair the part of the passage that best answers the question, or NO_SPAN, in one batch."""
         if not pairs:
             return []
         batch = self._encode(pairs)
         offsets = batch.pop("offset_mapping").tolist()  # for each pair, the first and last character of each token
-        logits = self._logits(batch)
+        logits = self._compute_logits(batch)
         spans = []
         for row, pair in enumerate(pairs):
             is_of_passage = np.array([sequence == 1 for sequence in batch.sequence_ids(row)])  # 0 is the question
-            token_span = best_span(logits.starts[row], logits.ends[row], is_of_passage, self._options.max_answer_tokens)
-            spans.append(_answer_span(token_span, offsets[row], pair.text))  # NO_SPAN for None
+            token_span = find_best_span(
+                logits.starts[row], logits.ends[row], is_of_passage, self._options.max_answer_tokens
+            )
+            spans.append(_build_answer_span(token_span, offsets[row], pair.text))  # NO_SPAN for None
         return spans
 
-    def _logits(self, batch: Any) -> SpanLogits:
+    def _compute_logits(self, batch: Any) -> SpanLogits:
         """Run the model on a batch of encoded pairs."""
         import torch
 
@@ -179,7 +181,9 @@ class ExtractiveReader:
         )
 
 
-def _pairs(questions: Sequence[str], passages: Sequence[Sequence[Passage]]) -> list[QuestionPassage]:
+def _pair_questions_with_passages(
+    questions: Sequence[str], passages: Sequence[Sequence[Passage]]
+) -> list[QuestionPassage]:
     """Return each question with each of its passages."""
     pairs = []
     for index, question in enumerate(questions):
@@ -188,7 +192,7 @@ def _pairs(questions: Sequence[str], passages: Sequence[Sequence[Passage]]) -> l
     return pairs
 
 
-def _answer_span(tokens: TokenSpan | None, offsets: Sequence[tuple[int, int]], text: str) -> AnswerSpan:
+def _build_answer_span(tokens: TokenSpan | None, offsets: Sequence[tuple[int, int]], text: str) -> AnswerSpan:
     """Return the text of a span of tokens, or NO_SPAN. offsets: first and last character of each token."""
     if tokens is None:
         return NO_SPAN

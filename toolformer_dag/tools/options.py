@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, model_validator
 
 from toolformer_dag.identity import fingerprint
-from toolformer_dag.model.weights import model_identity
+from toolformer_dag.model.weights import read_model_identity
 from toolformer_dag.settings.setting_types import mistake, under
 from toolformer_dag.settings.tool_settings import ToolSettings
 
@@ -21,11 +21,11 @@ def root_of(info: ValidationInfo) -> Path:
     return root
 
 
-def _under_root(path: Path, info: ValidationInfo) -> Path:
+def _resolve_under_root(path: Path, info: ValidationInfo) -> Path:
     return under(root_of(info), path)
 
 
-OptionPath = Annotated[Path, AfterValidator(_under_root)]
+OptionPath = Annotated[Path, AfterValidator(_resolve_under_root)]
 """A path option: relative to the folder of toolformer.toml; `~` is the home folder."""
 
 
@@ -67,7 +67,7 @@ def explain_options(key: str, error: ValidationError, options: type[ToolOptions]
     return "\n".join(lines)
 
 
-def _linear(pattern: re.Pattern[str]) -> re.Pattern[str]:
+def _require_linear_pattern(pattern: re.Pattern[str]) -> re.Pattern[str]:
     """Return the pattern unchanged. Raises ValueError if polars' regular expressions (Rust) do not accept it."""
     # Rust matches in linear time, whereas Python may take for ever.
     import polars as pl
@@ -84,7 +84,7 @@ def _linear(pattern: re.Pattern[str]) -> re.Pattern[str]:
     return pattern
 
 
-LinearPattern = Annotated[re.Pattern[str], AfterValidator(_linear)]
+LinearPattern = Annotated[re.Pattern[str], AfterValidator(_require_linear_pattern)]
 """A regular expression that is matched by Rust's engine: in linear time, without look-around and backreferences."""
 
 
@@ -103,7 +103,7 @@ SECRET_NAME = re.compile(r"(?i)(?:^|[-_.])(?:key|token|secret|password|passwd|pw
 """A name that ends in a word for a secret, such as `api_key` or `X-Auth-Token`."""
 
 
-def _address(url: str) -> str:
+def _require_web_address(url: str) -> str:
     """Return a URL unchanged. Raises ValueError unless it is http or https, with a host and a possible port."""
     parts = urlsplit(url)  # raises ValueError for a malformed host
     is_web = parts.scheme in ("http", "https") and bool(parts.hostname)
@@ -115,44 +115,44 @@ def _address(url: str) -> str:
     return url
 
 
-WebAddress = Annotated[str, AfterValidator(_address)]
+WebAddress = Annotated[str, AfterValidator(_require_web_address)]
 """An http or https URL."""
 
 
-def shown_url(url: str) -> str:
+def mask_url(url: str) -> str:
     """Return a URL without parts that may be secret, for records and messages: `https://host (the rest is 5f3a...)`.
 
     User, password, query, fragment, and a path in which a key may be, are replaced by a hash of the URL.
     """
     parts = urlsplit(url)
     _, _, host = parts.netloc.rpartition("@")
-    path = "" if _secret_segments(parts.path) else parts.path
+    path = "" if _list_secret_segments(parts.path) else parts.path
     shown = f"{parts.scheme}://{host}{path}"
     if shown == url:
         return url
     return f"{shown} (the rest is {fingerprint(url)})"
 
 
-def _secret_segments(path: str) -> list[str]:
+def _list_secret_segments(path: str) -> list[str]:
     """Return the segments of a URL's path that may be keys, as in `/hooks/T02AX7/notify`."""
     segments = [segment for segment in path.split("/") if segment]
     return [segment for segment in segments if not PLAIN_SEGMENT.fullmatch(segment)]
 
 
-def shown_values(values: Mapping[str, Any]) -> dict[str, Any]:
+def mask_secret_values(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings for records, with a hash in place of each value with a name such as `api_key` (SECRET_NAME)."""
     shown: dict[str, Any] = {}
     for name, value in values.items():
         if SECRET_NAME.search(name):
             shown[name] = f"(hidden, {fingerprint(value)})"
         elif isinstance(value, Mapping):
-            shown[name] = shown_values(value)
+            shown[name] = mask_secret_values(value)
         else:
             shown[name] = value
     return shown
 
 
-def url_secrets(url: str) -> list[str]:
+def list_url_secrets(url: str) -> list[str]:
     """Return the parts of a URL that no message may repeat: user, password, query, keys in the path.
 
     Some may be empty; `without_secrets` ignores these.
@@ -163,7 +163,7 @@ def url_secrets(url: str) -> list[str]:
     for parameter in parts.query.split("&"):
         _, _, value = parameter.partition("=")
         secrets.append(value)
-    return [*secrets, *_secret_segments(parts.path)]
+    return [*secrets, *_list_secret_segments(parts.path)]
 
 
 def without_secrets(secrets: Iterable[str], text: str) -> str:
@@ -174,13 +174,13 @@ def without_secrets(secrets: Iterable[str], text: str) -> str:
     return text
 
 
-def _folder_under_root(name: str, info: ValidationInfo) -> str:
+def _resolve_folder_under_root(name: str, info: ValidationInfo) -> str:
     """Return the absolute path of a folder relative to toolformer.toml; a name without a folder is a hub id."""
     folder = under(root_of(info), name)
     return str(folder.absolute()) if folder.is_dir() else name
 
 
-PretrainedName = Annotated[str, AfterValidator(_folder_under_root)]
+PretrainedName = Annotated[str, AfterValidator(_resolve_folder_under_root)]
 """A folder (relative to toolformer.toml) or a hub id."""
 
 
@@ -197,16 +197,16 @@ class PretrainedOptions(ToolOptions):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: str = "auto"
 
-    def weights_identity(self) -> Mapping[str, object]:
+    def build_weights_identity(self) -> Mapping[str, object]:
         """Return the identity of the weights. Raises ModelError for a folder that is not a model folder."""
-        return {"model": dict(model_identity(self.model, self.revision)), "dtype": self.dtype}
+        return {"model": dict(read_model_identity(self.model, self.revision)), "dtype": self.dtype}
 
 
 def load_tokenizer(class_name: str, options: PretrainedOptions) -> Any:
     """Load the options' tokenizer with a class of transformers, such as "AutoTokenizer". Raises ModelError."""
     from toolformer_dag.model.sentencepieces import check_sentencepiece
 
-    tokenizer = _load(class_name, options, {})
+    tokenizer = _load_pretrained(class_name, options, {})
     check_sentencepiece(options.model, tokenizer, options.revision)
     return tokenizer
 
@@ -218,13 +218,13 @@ def load_model(class_name: str, options: PretrainedOptions) -> Any:
     """
     import torch
 
-    device = _device(options)
-    dtype = getattr(torch, _dtype_name(options, device))
-    model = _load(class_name, options, {"dtype": dtype, "use_safetensors": True})
+    device = _choose_device(options)
+    dtype = getattr(torch, _choose_dtype_name(options, device))
+    model = _load_pretrained(class_name, options, {"dtype": dtype, "use_safetensors": True})
     return model.to(device).eval()
 
 
-def _device(options: PretrainedOptions) -> str:
+def _choose_device(options: PretrainedOptions) -> str:
     """Return the device of the options; for "auto" the GPU if there is one."""
     import torch
 
@@ -233,18 +233,18 @@ def _device(options: PretrainedOptions) -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def _dtype_name(options: PretrainedOptions, device: str) -> str:
+def _choose_dtype_name(options: PretrainedOptions, device: str) -> str:
     """Return the dtype of the options; for "auto" bfloat16 on a GPU, else float32."""
     if options.dtype != "auto":
         return options.dtype
     return "bfloat16" if device.startswith("cuda") else "float32"
 
 
-def _load(class_name: str, options: PretrainedOptions, keywords: Mapping[str, object]) -> Any:
+def _load_pretrained(class_name: str, options: PretrainedOptions, keywords: Mapping[str, object]) -> Any:
     """Load a model or tokenizer with `from_pretrained` of a class of transformers. keywords: arguments for it."""
     import transformers
 
-    from toolformer_dag.model.loading import from_hub
+    from toolformer_dag.model.loading import load_from_hub
 
     model_class = getattr(transformers, class_name)
-    return from_hub(model_class, options.model, {"revision": options.revision, **keywords})
+    return load_from_hub(model_class, options.model, {"revision": options.revision, **keywords})

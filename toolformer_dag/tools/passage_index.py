@@ -13,16 +13,16 @@ import tantivy
 
 from toolformer_dag.files import (
     FILES,
-    changed_unseen,
-    damaged_beside,
-    hashes_beside,
+    find_changed_unseen,
+    hash_files_beside,
+    list_damaged_beside,
     locked,
-    sealed,
+    seal_record,
     sync,
     write_whole,
 )
 from toolformer_dag.identity import cache_folder, file_hash
-from toolformer_dag.tools.passage_terms import analyzer, with_word_spaces
+from toolformer_dag.tools.passage_terms import get_analyzer, with_word_spaces
 from toolformer_dag.tools.passages import EMBEDDED, Passage, PassageError, read_passages
 
 _log = logging.getLogger(__name__)
@@ -40,13 +40,13 @@ IndexingProgress = Callable[[int], None]
 """Called with the number of passages indexed so far."""
 
 
-def source_digest(source: str) -> str:
+def compute_source_digest(source: str) -> str:
     """Return the hash of the content of a passages file, or of the passages in the package for `embedded`.
 
     Raises PassageError if the file cannot be read.
     """
     if source == EMBEDDED:
-        return _embedded_digest()
+        return _compute_embedded_digest()
     try:
         return file_hash(Path(source))
     except OSError as error:
@@ -54,7 +54,7 @@ def source_digest(source: str) -> str:
 
 
 @functools.cache
-def _embedded_digest() -> str:
+def _compute_embedded_digest() -> str:
     digest = hashlib.blake2b(digest_size=16)
     for passage in read_passages(EMBEDDED):
         digest.update(passage.packed() + b"\n")
@@ -72,7 +72,7 @@ def index_folder(source: str, root: Path | None = None) -> Path:
     The default root is `indexes` in $TOOLFORMER_CACHE, else in toolformer-dag in the user's cache.
     """
     indexes = root or cache_folder() / "indexes"
-    return indexes / f"{source_digest(source)}-v{index_version(source)}"
+    return indexes / f"{compute_source_digest(source)}-v{index_version(source)}"
 
 
 def ensure_index(
@@ -92,7 +92,7 @@ def ensure_index(
     folder = index_folder(source, root)
     set_aside_damaged_index(folder, again=True)
     if not folder.is_dir():
-        with _building(folder):
+        with _lock_build(folder):
             built_meanwhile = folder.is_dir()  # by the process that had the lock
             if not built_meanwhile:
                 _build_index(source, folder, progress or (lambda done: None), commit_every)
@@ -104,7 +104,7 @@ def _build_index(source: str, folder: Path, progress: IndexingProgress, commit_e
 
     The caller holds the lock. Raises PassageError.
     """
-    if source != EMBEDDED and changed_unseen([Path(source)]):
+    if source != EMBEDDED and find_changed_unseen([Path(source)]):
         raise PassageError(f"{source} is damaged: it is not what it was when it was hashed; copy it again.")
     unfinished = folder.with_suffix(".building")
     write_index(read_passages(source), unfinished, progress, commit_every)
@@ -118,7 +118,7 @@ def _write_manifest(folder: Path, name: str) -> None:
     for lock in folder.glob(".tantivy-*.lock"):
         lock.unlink()
     manifest = folder / MANIFEST
-    write_whole(manifest, sealed(name, {FILES: hashes_beside(manifest)}))
+    write_whole(manifest, seal_record(name, {FILES: hash_files_beside(manifest)}))
 
 
 def set_aside_damaged_index(folder: Path, again: bool = False) -> list[Path]:
@@ -126,11 +126,11 @@ def set_aside_damaged_index(folder: Path, again: bool = False) -> list[Path]:
 
     again: hash every file; otherwise files whose size and times did not change are trusted.
     """
-    if not folder.is_dir() or not damaged_beside(folder / MANIFEST, again):
+    if not folder.is_dir() or not list_damaged_beside(folder / MANIFEST, again):
         return []
-    with _building(folder):
+    with _lock_build(folder):
         # Another process may have renamed it, and built it again, before this one got the lock.
-        damaged_files = damaged_beside(folder / MANIFEST, again) if folder.is_dir() else []
+        damaged_files = list_damaged_beside(folder / MANIFEST, again) if folder.is_dir() else []
         if damaged_files:
             _set_aside(folder, damaged_files)
     return damaged_files
@@ -146,7 +146,7 @@ def _set_aside(folder: Path, damaged_files: Sequence[Path]) -> None:
 
 
 @contextmanager
-def _building(folder: Path) -> Iterator[None]:
+def _lock_build(folder: Path) -> Iterator[None]:
     """Hold the lock under which the index is built; wait for a process that holds it. Raises PassageError."""
     try:
         with locked(folder.with_suffix(".lock")):
@@ -174,7 +174,7 @@ def write_index(passages: Iterable[Passage], folder: Path, progress: IndexingPro
     progress(indexed)
     writer = index.writer(heap_size=HEAP_BYTES, num_threads=WRITER_THREADS)
     for passage in islice(passages, indexed, None):
-        writer.add_document(_document(passage, number=indexed))
+        writer.add_document(_build_document(passage, number=indexed))
         indexed += 1
         if indexed % commit_every == 0:
             writer.commit()
@@ -189,11 +189,11 @@ def _open_index(folder: Path) -> tantivy.Index:
     """Open the index in a folder, or create it."""
     folder.mkdir(parents=True, exist_ok=True)
     index = tantivy.Index(schema(), path=str(folder))
-    index.register_tokenizer("words", analyzer())
+    index.register_tokenizer("words", get_analyzer())
     return index
 
 
-def _document(passage: Passage, number: int) -> tantivy.Document:
+def _build_document(passage: Passage, number: int) -> tantivy.Document:
     """Return the entry of a passage in an index; `number` is its position in the source, from 0."""
     document = tantivy.Document()
     document.add_text("words", with_word_spaces(passage.searched()))

@@ -28,7 +28,7 @@ _RUN_WITHOUT_SPACES = regex.compile(f"{WITHOUT_SPACES}+")
 """Consecutive letters of scripts that write no spaces between words."""
 
 
-def any_term(schema: tantivy.Schema, field: str, terms: Iterable[str]) -> tantivy.Query | None:
+def build_any_term_query(schema: tantivy.Schema, field: str, terms: Iterable[str]) -> tantivy.Query | None:
     """Return the query for documents whose field has at least one of the terms; None without terms."""
     term_queries = []
     for term in terms:
@@ -38,7 +38,7 @@ def any_term(schema: tantivy.Schema, field: str, terms: Iterable[str]) -> tantiv
 
 
 @functools.cache
-def analyzer() -> tantivy.TextAnalyzer:
+def get_analyzer() -> tantivy.TextAnalyzer:
     """Return tantivy's analyzer that cuts texts into words for an index: `Čapek's` becomes `capek` and `s`.
 
     Words are runs of letters and digits, in lower case and without accents, of at most MAX_TERM_BYTES.
@@ -58,19 +58,19 @@ def with_word_spaces(text: str) -> str:
     if text.isascii():
         return text
     with_composed_accents = normalize("NFC", text)
-    return str(_RUN_WITHOUT_SPACES.sub(_pairs_and_letters, with_composed_accents))
+    return str(_RUN_WITHOUT_SPACES.sub(_split_into_pairs_and_letters, with_composed_accents))
 
 
-def _pairs_and_letters(run: regex.Match[str]) -> str:
+def _split_into_pairs_and_letters(run: regex.Match[str]) -> str:
     """Return the pairs of letters and the letters of a match, with spaces around each."""
     letters = [character for character in run[0] if character.isalnum()]  # the analyzer splits at most marks
     pairs = [first + second for first, second in pairwise(letters)]
     return " ".join(["", *pairs, *letters, ""])
 
 
-def query_terms(query: str) -> list[str]:
+def parse_query_terms(query: str) -> list[str]:
     """Return at most MAX_QUERY_TERMS distinct terms in order, without stop words unless there is nothing else."""
-    all_terms = analyzer().analyze(with_word_spaces(query))
+    all_terms = get_analyzer().analyze(with_word_spaces(query))
     distinct_terms = list(dict.fromkeys(all_terms))
     # Stop words take most of the time and hardly change the ranking.
     terms = [term for term in distinct_terms if term not in STOP_WORDS]

@@ -13,7 +13,7 @@ import orjson
 import regex
 
 from toolformer_dag.files import UserError, require_regular
-from toolformer_dag.texts.readers.json_lines import other_shape
+from toolformer_dag.texts.readers.json_lines import describe_other_shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class KiltPage(NamedTuple):
         return index == 0 and line == self.title.strip()
 
 
-def kilt_passages(page: Mapping[str, object]) -> Iterator[Passage]:
+def iter_kilt_passages(page: Mapping[str, object]) -> Iterator[Passage]:
     """Yield a passage per paragraph of a Wikipedia page in the format of KILT's knowledge source.
 
     page: the fields `wikipedia_id`, `wikipedia_title` and `text`, a list of paragraphs and headings. A heading
@@ -97,18 +97,18 @@ def kilt_passages(page: Mapping[str, object]) -> Iterator[Passage]:
 
     Raises KeyError, TypeError or AttributeError for a page of another shape.
     """
-    article = _kilt_page(page)
+    article = _parse_kilt_page(page)
     section = ""
     for index, paragraph in enumerate(article.paragraphs):
         line = paragraph.strip()
         if line.startswith(SECTION_MARK):
-            section = _section(line)
+            section = _parse_section(line)
         elif line and not article.is_title(index, line):
             text = BULLET.sub("", line)
             yield Passage(f"{article.id}:{index}", article.title, section, text)
 
 
-def _kilt_page(page: Mapping[str, object]) -> KiltPage:
+def _parse_kilt_page(page: Mapping[str, object]) -> KiltPage:
     """Read the fields of a page. Raises KeyError if one is missing, TypeError if one has another type."""
     page_id = str(page["wikipedia_id"])
     title = page["wikipedia_title"]
@@ -118,7 +118,7 @@ def _kilt_page(page: Mapping[str, object]) -> KiltPage:
     return KiltPage(page_id, title, paragraphs)
 
 
-def _section(heading: str) -> str:
+def _parse_section(heading: str) -> str:
     """Return the section that a heading of a KILT page starts: `A > B` for `Section::::A.:B.`."""
     headings = heading.removeprefix(SECTION_MARK).removesuffix(".").split(".:")
     return " > ".join(headings)
@@ -141,39 +141,39 @@ def read_passages(source: str) -> Iterator[Passage]:
     Raises PassageError, also for a single bad line.
     """
     if source == EMBEDDED:
-        yield from _embedded_passages()
+        yield from _iter_embedded_passages()
     else:
-        yield from _file_passages(Path(source))
+        yield from _iter_file_passages(Path(source))
 
 
-def _embedded_passages() -> Iterator[Passage]:
+def _iter_embedded_passages() -> Iterator[Passage]:
     """Yield the passages of the synthetic world's encyclopaedia."""
-    from toolformer_dag.synthetic.world import passages, the_world
+    from toolformer_dag.synthetic.world import get_world, passages
 
-    for entry in passages(the_world()):
+    for entry in passages(get_world()):
         yield Passage(entry.id, entry.title, entry.section, entry.text)
 
 
-def _file_passages(file: Path) -> Iterator[Passage]:
+def _iter_file_passages(file: Path) -> Iterator[Passage]:
     """Yield the passages of a file of JSON lines, gzipped if it ends in .gz.
 
     Raises PassageError for a file that cannot be read, a bad line, or a file without passages.
     """
     is_empty = True
-    for number, line in _numbered_lines(file):
-        for passage in _checked_passages(file, number, line):
+    for number, line in _iter_numbered_lines(file):
+        for passage in _parse_numbered_line(file, number, line):
             yield passage
             is_empty = False
     if is_empty:
         raise PassageError(f"{file}: holds no passage. A line holds `title` and `text`, or a page of KILT's source.")
 
 
-def _numbered_lines(file: Path) -> Iterator[tuple[int, bytes]]:
+def _iter_numbered_lines(file: Path) -> Iterator[tuple[int, bytes]]:
     """Yield the lines of a file with their numbers from 1, unzipped if it ends in .gz. Raises PassageError."""
     number = 0
     try:
         require_regular(file)
-        with _opened(file) as lines:
+        with _open_file(file) as lines:
             for number, line in enumerate(lines, 1):
                 yield number, line
     except (OSError, EOFError, zlib.error) as error:
@@ -182,26 +182,26 @@ def _numbered_lines(file: Path) -> Iterator[tuple[int, bytes]]:
         ) from error
 
 
-def _opened(file: Path) -> IO[bytes]:
+def _open_file(file: Path) -> IO[bytes]:
     """Open a file to be read, unzipped if it ends in .gz."""
     if file.suffix == ".gz":
         return cast(IO[bytes], gzip.open(file, "rb"))
     return file.open("rb")
 
 
-def _checked_passages(file: Path, number: int, line: bytes) -> list[Passage]:
+def _parse_numbered_line(file: Path, number: int, line: bytes) -> list[Passage]:
     """Return the passages of line `number` of a file. Raises PassageError, which names the line, for a bad line."""
     try:
-        return list(_line_passages(line, number))
+        return list(_parse_line(line, number))
     except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
-        reason = other_shape(line) or f"{type(error).__name__}: {error}"
+        reason = describe_other_shape(line) or f"{type(error).__name__}: {error}"
         raise PassageError(
             f"{file}, line {number}: {reason}. A line holds `title` and `text` "
             "(and `id`, `section`), or a page of KILT's knowledge source."
         ) from error
 
 
-def _line_passages(line: bytes, number: int) -> Iterable[Passage]:
+def _parse_line(line: bytes, number: int) -> Iterable[Passage]:
     """Return the passages of line `number` of a file: a KILT page's, a single one, or none for a blank line.
 
     Raises an error of orjson, KeyError, TypeError or AttributeError for a line of another form.
@@ -212,11 +212,11 @@ def _line_passages(line: bytes, number: int) -> Iterable[Passage]:
         return ()
     record = orjson.loads(line)
     if "wikipedia_title" in record:
-        return kilt_passages(record)
-    return (_single_passage(record, default_id=str(number)),)
+        return iter_kilt_passages(record)
+    return (_parse_passage(record, default_id=str(number)),)
 
 
-def _single_passage(record: Mapping[str, Any], default_id: str) -> Passage:
+def _parse_passage(record: Mapping[str, Any], default_id: str) -> Passage:
     """Return the passage that a line of JSON holds. Raises KeyError or TypeError for a record of another form."""
     passage = Passage(
         id=str(record.get("id", default_id)),

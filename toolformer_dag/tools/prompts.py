@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from toolformer_dag.files import UserError
-from toolformer_dag.texts.arguments import BadArguments, Schema, argument_names, read_arguments
+from toolformer_dag.texts.arguments import BadArguments, Schema, list_argument_names, parse_arguments
 from toolformer_dag.texts.calls import Call, MalformedCall, one_line, parse_call, take_out
 from toolformer_dag.texts.input_ends import find_behind_input
 from toolformer_dag.tools.tool import Tool
@@ -37,13 +37,13 @@ class PromptExample(NamedTuple):
     output: str
 
 
-def written_prompt(tool: Tool, examples: tuple[str, ...]) -> str:
+def build_written_prompt(tool: Tool, examples: tuple[str, ...]) -> str:
     """Write a tool's prompt P(x) (appendix A.2): an instruction, and two lines for each example, a text with calls.
 
     `It is [Weather(city="Rome")] sunny.` becomes `Input: It is sunny.` and `Output: It is [Weather(city="Rome")]
     sunny.`
     """
-    lines = [_instruction(tool)]
+    lines = [_format_instruction(tool)]
     for example in examples:
         output = " ".join(example.split())
         lines.append(f"Input: {_without_calls(output, tool.name)}")
@@ -51,18 +51,18 @@ def written_prompt(tool: Tool, examples: tuple[str, ...]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _instruction(tool: Tool) -> str:
+def _format_instruction(tool: Tool) -> str:
     """Return the first line of a written prompt: what the tool does, the form of its calls, and its arguments."""
-    arguments = "input" if tool.schema is None else ", ".join(argument_names(tool.schema))
+    arguments = "input" if tool.schema is None else ", ".join(list_argument_names(tool.schema))
     call_form = f"[{tool.name}({arguments})]"
     return (
-        f"Your task is to add calls to a {tool.name} API to a piece of text.{_description(tool)} The calls should help "
-        f'you get information required to complete the text. You can call the API by writing "{call_form}"'
-        f"{_meanings(tool.schema or {})}. Here are some examples of API calls:"
+        f"Your task is to add calls to a {tool.name} API to a piece of text.{_format_description(tool)} The calls should "
+        f'help you get information required to complete the text. You can call the API by writing "{call_form}"'
+        f"{_describe_arguments(tool.schema or {})}. Here are some examples of API calls:"
     )
 
 
-def _description(tool: Tool) -> str:
+def _format_description(tool: Tool) -> str:
     """Return a space and what the tool does, as a sentence with its full stop; empty without a description."""
     about = tool.about.rstrip()
     if not about:
@@ -76,12 +76,12 @@ def _without_calls(output: str, tool_name: str) -> str:
     return take_out(with_space, {tool_name}).strip()
 
 
-def missing_examples(tool: Tool) -> ToolError:
+def build_missing_examples_error(tool: Tool) -> ToolError:
     """Return the error for a tool of an MCP server whose section of toolformer.toml has no `examples`.
 
     Its message ends with lines to paste there.
     """
-    example = f"... [{tool.name}({_sample_arguments(tool.schema or {})})] ..."
+    example = f"... [{tool.name}({_format_sample_arguments(tool.schema or {})})] ..."
     # TOML's strings in single quotes have no escapes, so an example with a single quote is written as in JSON.
     quoted = json.dumps(example, ensure_ascii=False) if "'" in example else f"'{example}'"
     return ToolError(
@@ -91,19 +91,19 @@ def missing_examples(tool: Tool) -> ToolError:
     )
 
 
-def _sample_arguments(schema: Schema) -> str:
+def _format_sample_arguments(schema: Schema) -> str:
     """Write sample arguments for a call: `city="...", days=1`, for each argument that the JSON schema requires."""
     properties = schema.get("properties") or {}
     required = schema.get("required") or ()
     arguments = []
-    for name in argument_names(schema):
+    for name in list_argument_names(schema):
         if name in required:
-            value = json.dumps(_sample_value(properties.get(name)), ensure_ascii=False)
+            value = json.dumps(_choose_sample_value(properties.get(name)), ensure_ascii=False)
             arguments.append(f"{name}={value}")
     return ", ".join(arguments)
 
 
-def _sample_value(declaration: Any) -> object:
+def _choose_sample_value(declaration: Any) -> object:
     """Return a value that an argument's schema allows: the first of its enum, else SAMPLE_VALUES of its type."""
     if not isinstance(declaration, Mapping):
         return "..."
@@ -112,24 +112,24 @@ def _sample_value(declaration: Any) -> object:
     return SAMPLE_VALUES.get(str(declaration.get("type")), "...")
 
 
-def _meanings(schema: Schema) -> str:
+def _describe_arguments(schema: Schema) -> str:
     """Return ` where "city" is ..., "days" is ...`, for the arguments that the schema describes; empty for none."""
     meanings = []
-    for name in argument_names(schema):
+    for name in list_argument_names(schema):
         declaration = schema.get("properties", {}).get(name)
-        meaning = _meaning(declaration) if isinstance(declaration, Mapping) else ""
+        meaning = _describe_argument(declaration) if isinstance(declaration, Mapping) else ""
         if meaning:
             meanings.append(f'"{name}" is {meaning}')
     return f" where {', '.join(meanings)}" if meanings else ""
 
 
-def _meaning(declaration: Mapping[str, Any]) -> str:
+def _describe_argument(declaration: Mapping[str, Any]) -> str:
     """Describe an argument of a tool in a few words: `the unit: "C" or "F"` or `days from today (1 if left out)`.
 
     declaration: its JSON schema.
     """
-    description = _argument_description(declaration)
-    values = _enum_values(declaration)
+    description = _shorten_description(declaration)
+    values = _format_enum_values(declaration)
     if values is not None:
         return f"{description}: {values}" if description else values
     default = json.dumps(declaration.get("default"), ensure_ascii=False)
@@ -138,13 +138,13 @@ def _meaning(declaration: Mapping[str, Any]) -> str:
     return description
 
 
-def _argument_description(declaration: Mapping[str, Any]) -> str:
+def _shorten_description(declaration: Mapping[str, Any]) -> str:
     """Return the description or title of an argument on one line of at most LONGEST_MEANING, without a full stop."""
     description = one_line(str(declaration.get("description") or declaration.get("title") or ""))
     return description.rstrip(". ")[:LONGEST_MEANING]
 
 
-def _enum_values(declaration: Mapping[str, Any]) -> str | None:
+def _format_enum_values(declaration: Mapping[str, Any]) -> str | None:
     """Return the first values of an argument's enum, such as `"C" or "F"`, without long ones; None without an enum."""
     values = [json.dumps(value, ensure_ascii=False) for value in declaration.get("enum", ())[:MOST_VALUES]]
     if not values:
@@ -165,9 +165,9 @@ def check_prompt(
     another tool.
     """
     examples = []
-    for number, block in enumerate(_example_blocks(text, source), 1):
+    for number, block in enumerate(_split_into_examples(text, source), 1):
         where = f"{source}: example {number}"
-        example = _read_example(block, where)
+        example = _parse_example(block, where)
         _check_calls(example.output, name, where, schema)
         examples.append(example)
     if is_users:  # two of the paper's own examples differ
@@ -185,7 +185,7 @@ def _warn_of_changed_texts(examples: Sequence[PromptExample], name: str, source:
         _warn_of_changed_text(example.input, output_text, f"{source}: example {number}")
 
 
-def _example_blocks(text: str, source: object) -> list[str]:
+def _split_into_examples(text: str, source: object) -> list[str]:
     """Return what follows each `Input:` of a prompt. Raises ToolError without an instruction or an example."""
     instruction, *blocks = re.split(r"^Input:", text, flags=re.MULTILINE)
     if not instruction.strip():
@@ -195,7 +195,7 @@ def _example_blocks(text: str, source: object) -> list[str]:
     return blocks
 
 
-def _read_example(block: str, where: str) -> PromptExample:
+def _parse_example(block: str, where: str) -> PromptExample:
     """Read an example from what follows its `Input:`. Raises ToolError unless it has exactly one `Output:`."""
     parts = [part.strip() for part in re.split(r"^Output:", block, flags=re.MULTILINE)]
     if len(parts) != 2 or not all(parts):
@@ -208,20 +208,20 @@ def _check_calls(output: str, name: str, where: str, schema: Schema | None) -> N
 
     output: the example's text with calls. where: names the example in messages.
     """
-    for body in _call_bodies(output):
-        call = _read_call(body, name, where)
+    for body in _iter_call_bodies(output):
+        call = _parse_example_call(body, name, where)
         if schema is not None:
             _check_arguments(call.input, schema, f"{where}: [{body}]")
 
 
-def _call_bodies(output: str) -> Iterator[str]:
+def _iter_call_bodies(output: str) -> Iterator[str]:
     """Yield what the calls of a text have between their brackets: `Weather(city="Rome")`."""
     for start in _CALL_START.finditer(output):
         end = find_behind_input("]", output, start.end())
         yield output[start.end() : end if end >= 0 else None]
 
 
-def _read_call(body: str, name: str, where: str) -> Call:
+def _parse_example_call(body: str, name: str, where: str) -> Call:
     """Read a call from the text between its brackets. Raises ToolError unless it parses and is to the tool `name`."""
     try:
         call = parse_call(body)
@@ -235,9 +235,9 @@ def _read_call(body: str, name: str, where: str) -> Call:
 def _check_arguments(input: str, schema: Schema, where: str) -> None:
     """Raise ToolError if a call's input does not fit the schema; `where` names the example and the call."""
     try:
-        read_arguments(input, schema)
+        parse_arguments(input, schema)
     except BadArguments as error:
-        names = ", ".join(argument_names(schema))
+        names = ", ".join(list_argument_names(schema))
         raise ToolError(f"{where}: {error.reason}; write {names} as name=value, with JSON values") from error
 
 
@@ -249,7 +249,7 @@ def _warn_of_changed_text(input: str, output_text: str, where: str) -> None:
     """
     if output_text == input:
         return
-    first_difference = _first_difference(output_text, input)
+    first_difference = _find_first_difference(output_text, input)
     _log.warning(
         "%s: without its calls the Output reads %r where the Input reads %r, which teaches the model to change "
         "texts; make both equal, with a single space before each call",
@@ -259,7 +259,7 @@ def _warn_of_changed_text(input: str, output_text: str, where: str) -> None:
     )
 
 
-def _first_difference(first: str, second: str) -> int:
+def _find_first_difference(first: str, second: str) -> int:
     """Return the first character in which two texts differ; the shorter length if one begins with the other."""
     shorter_length = min(len(first), len(second))
     for position in range(shorter_length):

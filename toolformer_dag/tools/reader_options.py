@@ -76,7 +76,7 @@ Reader = Callable[[Sequence[str], Sequence[Sequence[Passage]]], list[ToolResult]
 """(questions, passages of each question, the best first) -> an answer per question."""
 
 
-def reader_input(question: str, passages: Sequence[Passage]) -> str:
+def format_reader_input(question: str, passages: Sequence[Passage]) -> str:
     """Write a question and the passages that may answer it as one text for a model.
 
     The question comes first: where the text is truncated, the last passages are lost.

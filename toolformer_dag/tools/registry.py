@@ -14,11 +14,11 @@ from toolformer_dag.files import UserError
 from toolformer_dag.settings.sections import Settings
 from toolformer_dag.settings.setting_types import under
 from toolformer_dag.synthetic import PROMPTS
-from toolformer_dag.texts.arguments import schema_fault
+from toolformer_dag.texts.arguments import find_schema_fault
 from toolformer_dag.texts.calls import Call, fault
 from toolformer_dag.texts.compression import text_of
 from toolformer_dag.tools.options import ToolOptions, explain_options
-from toolformer_dag.tools.prompts import ToolError, check_prompt, missing_examples, written_prompt
+from toolformer_dag.tools.prompts import ToolError, build_missing_examples_error, build_written_prompt, check_prompt
 from toolformer_dag.tools.sandbox import wall_in
 from toolformer_dag.tools.tool import Tool, ToolDefaults, described
 
@@ -42,7 +42,7 @@ def _read_prompt(name: str, tool_class: type[Tool], option: str | None, root: Pa
 
     name: the key of the tool's section, with `_chain` for the embedded prompt of chained calls.
     """
-    path = _prompt_path(name, tool_class, option, root)
+    path = _choose_prompt_path(name, tool_class, option, root)
     try:
         text = text_of(path).strip()
     except (OSError, ValueError) as error:
@@ -53,7 +53,7 @@ def _read_prompt(name: str, tool_class: type[Tool], option: str | None, root: Pa
     return PromptFile(path, f"{text}\n")
 
 
-def _prompt_path(name: str, tool_class: type[Tool], option: str | None, root: Path) -> Path:
+def _choose_prompt_path(name: str, tool_class: type[Tool], option: str | None, root: Path) -> Path:
     """Return the file of a tool's prompt.
 
     option: the setting `prompt`: a path relative to `root`, `embedded` for the synthetic world's file NAME.txt, or None
@@ -90,7 +90,7 @@ def read_chain_prompt(tool: Tool, option: str | None, root: Path) -> str:
     return prompt.text
 
 
-def enabled_tools(settings: Settings) -> dict[str, Tool]:
+def load_enabled_tools(settings: Settings) -> dict[str, Tool]:
     """Load the tools that the settings enable, by the key of their section, in the order of the file.
 
     Tools of sections with a sandbox run in other processes. Raises ToolError.
@@ -131,14 +131,14 @@ def _check_names(tools: Mapping[str, Tool]) -> None:
 def load_tool(key: str, options: Mapping[str, object], *, root: Path = Path()) -> Tool:
     """Load the tool of section `[tools.KEY]`: its class, with validated options and a checked prompt, without weights.
 
-    - options: the section's keys; `use` names the class, see `tool_class_of`.
+    - options: the section's keys; `use` names the class, see `load_tool_class`.
     - root: the folder of toolformer.toml, to which paths are relative, and in which a user's module may lie.
 
     Raises ToolError.
     """
-    tool_class = tool_class_of(key, options, root)
+    tool_class = load_tool_class(key, options, root)
     try:
-        return _constructed(tool_class, key, options, root)
+        return _construct_tool(tool_class, key, options, root)
     except ValidationError as error:
         raise ToolError(explain_options(key, error, tool_class.Options)) from error
     except UserError:
@@ -150,7 +150,7 @@ def load_tool(key: str, options: Mapping[str, object], *, root: Path = Path()) -
         ) from error
 
 
-def _constructed(tool_class: type[Tool], key: str, options: Mapping[str, object], root: Path) -> Tool:
+def _construct_tool(tool_class: type[Tool], key: str, options: Mapping[str, object], root: Path) -> Tool:
     """Return a tool with its options and its prompt. Raises ToolError, ValidationError, and what the class raises."""
     tool_options = read_options(tool_class, options, root)
     if _has_written_prompt(tool_options):
@@ -177,8 +177,8 @@ def _with_written_prompt(tool_class: type[Tool], key: str, options: ToolOptions)
     tool = tool_class(key, options, "")
     _check_complete(tool)
     if options.examples is None:
-        raise missing_examples(tool)
-    tool.prompt = written_prompt(tool, options.examples)
+        raise build_missing_examples_error(tool)
+    tool.prompt = build_written_prompt(tool, options.examples)
     check_prompt(tool.prompt, tool.name, f"[tools.{key}]: examples", schema=tool.schema)
     return tool
 
@@ -196,20 +196,20 @@ def _with_prompt_file(tool_class: type[Tool], key: str, options: ToolOptions, ro
 
 def _check_complete(tool: Tool) -> None:
     """Raise ToolError if a tool's class lacks an attribute that it must set, or calls to it cannot be written."""
-    problem = _class_fault(tool)
+    problem = _find_class_fault(tool)
     if problem:
         raise ToolError(
             f'[tools.{tool.key}]: {type(tool).__name__} {problem}; a tool has name = one word, version = "1" and '
             "defaults = ToolDefaults(tau_s, k, m, tau_f)"
         )
-    unwritable = None if tool.schema is None else schema_fault(tool.schema)
+    unwritable = None if tool.schema is None else find_schema_fault(tool.schema)
     if unwritable:
         raise ToolError(f"[tools.{tool.key}]: calls of {tool.name} cannot be written: {unwritable}; leave the tool out")
 
 
-def _class_fault(tool: Tool) -> str | None:
+def _find_class_fault(tool: Tool) -> str | None:
     """Return what is wrong with the attributes of a tool's class, such as a name of two words; None if nothing is."""
-    missing = _missing_attributes(tool)
+    missing = _list_missing_attributes(tool)
     if missing:
         return f"does not set {', '.join(missing)}"
     if fault(Call(tool.name, "")):
@@ -217,7 +217,7 @@ def _class_fault(tool: Tool) -> str | None:
     return None
 
 
-def _missing_attributes(tool: Tool) -> list[str]:
+def _list_missing_attributes(tool: Tool) -> list[str]:
     """Return the required attributes that a tool does not have, or has with another type."""
     missing = []
     for name, kind in REQUIRED_ATTRIBUTES.items():
@@ -228,7 +228,7 @@ def _missing_attributes(tool: Tool) -> list[str]:
     return missing
 
 
-def tool_class_of(key: str, options: Mapping[str, object], root: Path) -> type[Tool]:
+def load_tool_class(key: str, options: Mapping[str, object], root: Path) -> type[Tool]:
     """Return the class of the tool of section `[tools.KEY]`, imported from the module that the option `use` names.
 
     `use` is a built-in tool (`calculator`) or a user's class (`my_package.tools:MyTool`); its default is `key`.
@@ -236,18 +236,18 @@ def tool_class_of(key: str, options: Mapping[str, object], root: Path) -> type[T
     Raises ToolError if there is no such class, or it is no tool.
     """
     use = str(options.get("use", key))
-    if use in built_in_tools():
-        return _built_in_class(use)
-    return _users_class(key, use, root)
+    if use in list_built_in_tools():
+        return _import_built_in_class(use)
+    return _import_users_class(key, use, root)
 
 
-def _users_class(key: str, use: str, root: Path) -> type[Tool]:
+def _import_users_class(key: str, use: str, root: Path) -> type[Tool]:
     """Return the class that `use` names, such as `my_package.tools:MyTool`; its module may lie in the folder `root`.
 
     Raises ToolError.
     """
-    path = _class_path(key, use)
-    module = _import(key, use, path.module, root)
+    path = _parse_class_path(key, use)
+    module = _import_module(key, use, path.module, root)
     tool_class = getattr(module, path.name, None)
     if not _is_tool(tool_class):
         raise ToolError(
@@ -264,11 +264,11 @@ class _ClassPath(NamedTuple):
     name: str
 
 
-def _class_path(key: str, use: str) -> _ClassPath:
+def _parse_class_path(key: str, use: str) -> _ClassPath:
     """Split `my_package.tools:MyTool` into module and class. Raises ToolError for another form."""
     module_name, colon, class_name = use.partition(":")
     if not colon:
-        tool_names = ", ".join(built_in_tools())
+        tool_names = ", ".join(list_built_in_tools())
         raise ToolError(
             f"[tools.{key}]: there is no built-in tool {use!r} ({tool_names}); for your own tool "
             f'write use = "{_with_colon(use)}", with a colon before the class'
@@ -285,12 +285,12 @@ def _with_colon(use: str) -> str:
     return f"{module_name}:{class_name}" if dot else "my_package.tools:MyTool"
 
 
-def built_in_tools() -> list[str]:
+def list_built_in_tools() -> list[str]:
     """Return the names of the built-in tools: `calculator`, `calendar` and so on."""
     return sorted(path.stem for path in BUILT_IN_FOLDER.glob("*.py") if path.stem != "__init__")
 
 
-def _built_in_class(name: str) -> type[Tool]:
+def _import_built_in_class(name: str) -> type[Tool]:
     """Import the module of a built-in tool and return the tool class that it defines, not one that it imports."""
     module = importlib.import_module(f"toolformer_dag.tools.built_in.{name}")
     for value in vars(module).values():
@@ -304,7 +304,7 @@ def _is_tool(value: object) -> TypeGuard[type[Tool]]:
     return inspect.isclass(value) and issubclass(value, Tool) and not inspect.isabstract(value)
 
 
-def _import(key: str, use: str, module_name: str, root: Path) -> ModuleType:
+def _import_module(key: str, use: str, module_name: str, root: Path) -> ModuleType:
     """Import a user's module, which may lie in `root`. Raises ToolError, whatever the module raises."""
     folder = str(root.absolute())
     if folder not in sys.path:  # a module beside toolformer.toml needs no installation

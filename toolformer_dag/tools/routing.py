@@ -10,7 +10,7 @@ import tantivy
 
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.texts.calls import take_out
-from toolformer_dag.tools.passage_terms import analyzer, any_term, with_word_spaces
+from toolformer_dag.tools.passage_terms import build_any_term_query, get_analyzer, with_word_spaces
 from toolformer_dag.tools.tool import Tool
 
 _NUMBER = re.compile(r"\d+")
@@ -24,25 +24,25 @@ Offer = Callable[[str, frozenset[str]], frozenset[str]]
 """(text so far, names of tools that may be called) -> the names that are offered after the text."""
 
 
-def described_by(tool: Tool) -> list[str]:
+def list_describing_texts(tool: Tool) -> list[str]:
     """Return the texts that tell what a tool is for: its name with its description, and each Input of its prompt."""
     # Without the schema of its arguments: a change there would route the texts of all tools anew.
     name = tool.key.replace("_", " ")
     return [f"{name} {tool.about}", *_EXAMPLE.findall(tool.prompt)]
 
 
-def ranking_identity(tools: Sequence[Tool]) -> str:
+def compute_ranking_identity(tools: Sequence[Tool]) -> str:
     """Return what determines how `tools` are ranked, for fingerprints."""
     descriptions = {}
     for tool in tools:
-        descriptions[tool.key] = [with_word_spaces(text) for text in described_by(tool)]
+        descriptions[tool.key] = [with_word_spaces(text) for text in list_describing_texts(tool)]
     return fingerprint(descriptions)
 
 
-def _terms(text: str) -> list[str]:
+def _parse_terms(text: str) -> list[str]:
     """Return the distinct words of a text and pairs of neighbours, such as `new_york`; every number becomes 0."""
     with_zeros = _NUMBER.sub("0", text)
-    words = analyzer().analyze(with_word_spaces(with_zeros))
+    words = get_analyzer().analyze(with_word_spaces(with_zeros))
     pairs = [f"{first}_{second}" for first, second in pairwise(words)]
     distinct_terms = dict.fromkeys([*words, *pairs])
     return list(distinct_terms)
@@ -55,12 +55,12 @@ class Router:
         self._keys: list[str] = []  # for each text of the index, the key of the tool that it describes
         texts: list[str] = []
         for tool in tools:
-            descriptions = described_by(tool)
+            descriptions = list_describing_texts(tool)
             texts += descriptions
             self._keys += [tool.key] * len(descriptions)
         self._schema = _schema()
         self._index = tantivy.Index(self._schema)
-        _write(self._index, texts)
+        _write_texts(self._index, texts)
         self._searcher = self._index.searcher()
 
     def top(self, text: str, most: int) -> dict[str, float]:
@@ -68,14 +68,14 @@ class Router:
 
         A tool that shares no word with the text is left out. Tools with equal scores are in order of keys.
         """
-        query = any_term(self._schema, "terms", _terms(text))
+        query = build_any_term_query(self._schema, "terms", _parse_terms(text))
         if query is None:
             return {}
-        scores = self._best_scores(query, most)  # may be of more tools, with equal scores
-        ranked = sorted(scores.items(), key=_rank)
+        scores = self._find_best_scores(query, most)  # may be of more tools, with equal scores
+        ranked = sorted(scores.items(), key=_get_sort_key)
         return dict(ranked[:most])
 
-    def _best_scores(self, query: tantivy.Query, most: int) -> dict[str, float]:
+    def _find_best_scores(self, query: tantivy.Query, most: int) -> dict[str, float]:
         """Return the best score of each of the first `most` tools, and of others with the same score as the last."""
         scores: dict[str, float] = {}
         results = self._searcher.search(query, limit=len(self._keys))
@@ -83,11 +83,11 @@ class Router:
             has_enough = len(scores) >= most
             if has_enough and score < min(scores.values()):  # below the last of the tools so far
                 break
-            key = self._keys[self._text_number(address)]  # of the tool that the text describes
+            key = self._keys[self._read_text_number(address)]  # of the tool that the text describes
             scores.setdefault(key, float(score))  # a tool has several texts; the best of them comes first
         return scores
 
-    def _text_number(self, address: tantivy.DocAddress) -> int:
+    def _read_text_number(self, address: tantivy.DocAddress) -> int:
         """Return the number of a text in the index."""
         number: int = self._searcher.doc(address)["number"][0]
         return number
@@ -101,25 +101,25 @@ def _schema() -> tantivy.Schema:
     return builder.build()
 
 
-def _write(index: tantivy.Index, texts: Sequence[str]) -> None:
+def _write_texts(index: tantivy.Index, texts: Sequence[str]) -> None:
     """Write texts into an empty index, numbered from 0."""
     writer = index.writer(HEAP_BYTES, 1)
     for number, text in enumerate(texts):
-        writer.add_document(_document(text, number))
+        writer.add_document(_build_document(text, number))
     writer.commit()
     writer.wait_merging_threads()
     index.reload()
 
 
-def _document(text: str, number: int) -> tantivy.Document:
+def _build_document(text: str, number: int) -> tantivy.Document:
     """Return the entry of a text in the index."""
     document = tantivy.Document()
-    document.add_text("terms", " ".join(_terms(text)))
+    document.add_text("terms", " ".join(_parse_terms(text)))
     document.add_unsigned("number", number)
     return document
 
 
-def _rank(key_and_score: tuple[str, float]) -> tuple[float, str]:
+def _get_sort_key(key_and_score: tuple[str, float]) -> tuple[float, str]:
     """Return the sort key that puts higher scores first, and equal ones in order of keys."""
     key, score = key_and_score
     return -score, key
@@ -133,7 +133,7 @@ def offer(tools: Mapping[str, Tool], most: int) -> Offer | None:
     - tools: all tools, by their names in texts.
     - most: how many tools are chosen; 0 for no limit.
     """
-    if not _chooses(tool_count=len(tools), most=most):
+    if not _needs_choice(tool_count=len(tools), most=most):
         return None
     router = Router(list(tools.values()))  # ranks all tools by how well they fit a text
     names_by_key = {tool.key: name for name, tool in tools.items()}
@@ -152,10 +152,10 @@ class _Choice:
         """Return at most `most` of the allowed names; fewer where fewer tools share a word with the end of the text."""
         if len(allowed) <= self.most:
             return allowed
-        allowed_names = [name for name in self._ranked_names(text) if name in allowed]
+        allowed_names = [name for name in self._rank_names(text) if name in allowed]
         return frozenset(allowed_names[: self.most])
 
-    def _ranked_names(self, text: str) -> list[str]:
+    def _rank_names(self, text: str) -> list[str]:
         """Return the names of all tools that share a word with the last LAST_WORDS words of a text, the best first."""
         words = take_out(text, self.names_by_key.values()).split()
         last_words = " ".join(words[-LAST_WORDS:])
@@ -163,13 +163,13 @@ class _Choice:
         return [self.names_by_key[key] for key in scores]
 
 
-def _chooses(*, tool_count: int, most: int) -> bool:
+def _needs_choice(*, tool_count: int, most: int) -> bool:
     """Return whether fewer tools than there are can be offered."""
     return 0 < most < tool_count
 
 
-def offer_identity(tools: Sequence[Tool], most: int) -> dict[str, Any]:
+def build_offer_identity(tools: Sequence[Tool], most: int) -> dict[str, Any]:
     """Return what determines which tools `offer` offers, for fingerprints; an empty dict if it offers all."""
-    if not _chooses(tool_count=len(tools), most=most):
+    if not _needs_choice(tool_count=len(tools), most=most):
         return {}
-    return {"offered": [most, ranking_identity(tools)]}
+    return {"offered": [most, compute_ranking_identity(tools)]}

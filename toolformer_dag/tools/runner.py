@@ -16,7 +16,7 @@ from toolformer_dag.files import UserError
 from toolformer_dag.settings.tool_settings import ToolLimits
 from toolformer_dag.texts.arguments import BadArguments
 from toolformer_dag.texts.calls import clean_result
-from toolformer_dag.tools.tool import LOST, RetryableError, Tool, ToolCall, ToolDown, ToolResult, blamed, described
+from toolformer_dag.tools.tool import LOST, RetryableError, Tool, ToolCall, ToolDown, ToolResult, blame_tool, described
 
 _log = logging.getLogger(__name__)
 LONGEST_PAUSE = 3600.0
@@ -43,14 +43,14 @@ def check_results(
     - seconds: how long the batch took; each call gets an equal share unless its result has seconds of its own.
     """
     if not isinstance(results, list | tuple):
-        raise _bad_return(tool, batch, f"a {type(results).__name__}")
+        raise _build_return_error(tool, batch, f"a {type(results).__name__}")
     if len(results) != len(batch):
-        raise _bad_return(tool, batch, f"{len(results)} results")
+        raise _build_return_error(tool, batch, f"{len(results)} results")
     seconds_per_call = seconds / max(len(batch), 1)
-    return [plain_result(tool.key, result, max_characters, seconds_per_call) for result in results]
+    return [to_plain_result(tool.key, result, max_characters, seconds_per_call) for result in results]
 
 
-def _bad_return(tool: Tool, batch: CallBatch, returned: str) -> ToolDown:
+def _build_return_error(tool: Tool, batch: CallBatch, returned: str) -> ToolDown:
     """Return the error for a tool whose `run` returned something else than a result per call. returned: in words."""
     return ToolDown(
         f"[tools.{tool.key}]: {type(tool).__name__}.run returned {returned} for {len(batch)} calls; it must return a "
@@ -58,7 +58,7 @@ def _bad_return(tool: Tool, batch: CallBatch, returned: str) -> ToolDown:
     )
 
 
-def plain_result(key: str, value: object, max_characters: int, seconds: float) -> ToolResult:
+def to_plain_result(key: str, value: object, max_characters: int, seconds: float) -> ToolResult:
     """Return a result whose fields have their declared types, whatever a tool returned for a call.
 
     A value that is no ToolResult becomes a lost call, with the reason `lost:not_a_result`.
@@ -69,27 +69,27 @@ def plain_result(key: str, value: object, max_characters: int, seconds: float) -
     if not isinstance(value, ToolResult):
         _warn_once(key, f"run returned a {type(value).__name__} in place of a ToolResult; the call counts as lost")
         return ToolResult(None, f"{LOST}not_a_result", seconds)
-    cost = _checked_cost(key, value.cost)
+    cost = _parse_cost(key, value.cost)
     seconds = amount(value.seconds) or seconds
-    return replace(_cleaned(value, max_characters), seconds=seconds, cost=cost)
+    return replace(_clean_tool_result(value, max_characters), seconds=seconds, cost=cost)
 
 
-def _cleaned(value: ToolResult, max_characters: int) -> ToolResult:
+def _clean_tool_result(value: ToolResult, max_characters: int) -> ToolResult:
     """Return the text of a result, cleaned and cut to `max_characters`, or the reason why there is none.
 
     Reasons besides the tool's: `not_a_text` (nor a number), `empty_result`, `no_reason`.
     """
     if value.result is None:
-        reason = clean_result(_text(value.reason) or "", REASON_CHARACTERS)
+        reason = clean_result(_to_text(value.reason) or "", REASON_CHARACTERS)
         return ToolResult(None, reason or "no_reason")
-    text = _text(value.result)
+    text = _to_text(value.result)
     if text is None:
         return ToolResult(None, "not_a_text")
     cleaned_text = clean_result(text, max_characters)
     return ToolResult(cleaned_text) if cleaned_text else ToolResult(None, "empty_result")
 
 
-def _checked_cost(key: str, cost: object) -> float | None:
+def _parse_cost(key: str, cost: object) -> float | None:
     """Return a cost as a number; None, with a warning about the tool `key`, if it is no amount of money."""
     number = amount(cost)
     if number is None and cost is not None:
@@ -110,7 +110,7 @@ def amount(value: Any) -> float | None:
     return number if 0 <= number < math.inf else None
 
 
-def _text(value: object) -> str | None:
+def _to_text(value: object) -> str | None:
     """Return a text or a finite number as text; None for anything else."""
     if isinstance(value, str):
         return str.__str__(value)  # without what a subclass may have overridden
@@ -173,11 +173,11 @@ class TimedWorker:
 def _start_thread() -> JobQueue:
     """Start a daemon thread and return the queue from which it takes jobs."""
     jobs: JobQueue = SimpleQueue()
-    threading.Thread(target=_work_off, args=(jobs,), daemon=True).start()
+    threading.Thread(target=_run_jobs, args=(jobs,), daemon=True).start()
     return jobs
 
 
-def _work_off(jobs: JobQueue) -> None:
+def _run_jobs(jobs: JobQueue) -> None:
     """Do jobs until None comes."""
     for job in iter(jobs.get, None):
         try:
@@ -283,7 +283,7 @@ class Runner:
         """Prepare the tool before its first call. Raises ToolDown."""
         if self._is_prepared:
             return
-        with blamed(self._tool, "prepare"):
+        with blame_tool(self._tool, "prepare"):
             self._tool.prepare(lambda done: None)
         self._is_prepared = True
 
@@ -296,12 +296,12 @@ class Runner:
         parsed_calls = []
         for call in calls:
             try:
-                with blamed(self._tool, "Arguments"):  # turns any exception but BadArguments into ToolDown
+                with blame_tool(self._tool, "Arguments"):  # turns any exception but BadArguments into ToolDown
                     arguments = self._tool.read(call.input)
             except BadArguments as error:
                 answer = ToolResult(None, error.reason)
                 answers[call] = answer
-                self._count(answer)
+                self._count_result(answer)
             else:
                 parsed_calls.append(replace(call, arguments=arguments))
         return parsed_calls
@@ -321,14 +321,14 @@ class Runner:
         worker = TimedWorker()
         try:
             for batch in queue:
-                for call, result in self._results(batch, worker):
+                for call, result in self._iter_results(batch, worker):
                     answers[call] = result
-                    self._count(result)
+                    self._count_result(result)
         finally:
             queue.stop()  # after an error no thread takes another batch
             worker.close()
 
-    def _results(self, batch: CallBatch, worker: TimedWorker) -> Iterator[tuple[ToolCall, ToolResult]]:
+    def _iter_results(self, batch: CallBatch, worker: TimedWorker) -> Iterator[tuple[ToolCall, ToolResult]]:
         """Run a batch; yield each call with its result.
 
         If the batch fails, each of its calls runs alone; a call that fails alone has the reason `lost:...`.
@@ -339,7 +339,7 @@ class Runner:
             yield from zip(batch, outcome, strict=True)
         elif len(batch) > 1:
             for call in batch:
-                yield from self._results([call], worker)
+                yield from self._iter_results([call], worker)
         else:
             seconds = time.monotonic() - start_time  # with all retries
             lost_result = ToolResult(None, f"{LOST}{outcome.reason}", seconds)
@@ -354,11 +354,11 @@ class Runner:
         for retry in range(self._limits.retries):
             if outcome != BatchFailure("unavailable"):
                 break
-            time.sleep(self._pause(retry))
+            time.sleep(self._compute_pause(retry))
             outcome = self._run_once(batch, worker)
         return outcome
 
-    def _pause(self, retry: int) -> float:
+    def _compute_pause(self, retry: int) -> float:
         """Return the seconds before a retry, which is numbered from 0: they double each time, up to LONGEST_PAUSE."""
         doublings = min(retry, MOST_DOUBLINGS)
         seconds: float = self._limits.backoff_s * 2.0**doublings
@@ -372,7 +372,7 @@ class Runner:
         try:
             self._tool.connect()
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's tool may raise anything
-            return self._failure(batch, error)
+            return self._log_failure(batch, error)
         self._wait_for_rate(len(batch))
         return self._run_in_time(batch, worker)
 
@@ -390,7 +390,7 @@ class Runner:
             self._warn_of_lost(batch, f"no answer in {most_seconds:g} s")
             return BatchFailure("timeout")
         if isinstance(results_or_error, BaseException):  # what the tool raised, returned by the worker
-            return self._failure(batch, results_or_error)
+            return self._log_failure(batch, results_or_error)
         seconds = time.monotonic() - start_time
         return check_results(self._tool, batch, results_or_error, self._limits.max_result_characters, seconds)
 
@@ -402,10 +402,10 @@ class Runner:
             self._next_start = start_time + call_count / rate
         time.sleep(max(0.0, start_time - time.monotonic()))
 
-    def _failure(self, batch: CallBatch, error: BaseException) -> BatchFailure:
+    def _log_failure(self, batch: CallBatch, error: BaseException) -> BatchFailure:
         """Log the exception that a batch raised, and return it as a BatchFailure. Raises ToolDown for a UserError."""
         if isinstance(error, UserError):
-            with blamed(self._tool, "run"):
+            with blame_tool(self._tool, "run"):
                 raise error
         self._warn_of_lost(batch, described(error))
         reason = "unavailable" if isinstance(error, RetryableError) else type(error).__name__
@@ -415,7 +415,7 @@ class Runner:
         message = clean_result(detail, WARNING_CHARACTERS)
         _log.warning("%s: %d calls from %.80r on: %s", self._tool.key, len(batch), batch[0].input, message)
 
-    def _count(self, result: ToolResult) -> None:
+    def _count_result(self, result: ToolResult) -> None:
         """Count a finished call. Raises ToolDown if it is the last of FAILURES_IN_A_ROW lost calls in a row."""
         # Batches that run at once end in any order, so the number in a row may be a few off.
         with self._counting:

@@ -30,7 +30,7 @@ from toolformer_dag.settings.setting_types import under
 from toolformer_dag.settings.tool_settings import ToolSettings
 from toolformer_dag.tools.options import ToolOptions
 from toolformer_dag.tools.prompts import ToolError
-from toolformer_dag.tools.system_calls import refusing_filter
+from toolformer_dag.tools.system_calls import build_refusing_filter
 from toolformer_dag.tools.tool import RetryableError, Tool, ToolCall, ToolDown, ToolResult
 
 SYSTEM_FILES = ("/usr", "/bin", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/localtime", "/etc/alternatives")
@@ -141,15 +141,15 @@ class Wall:
         self._setup = _setup(tool, section, root)
         self._bubblewrap = _bubblewrap(tool, section, root)
         self._idle: list[WalledProcess] = []  # appended to and popped from by several threads
-        weakref.finalize(self, _end_all, self._idle)  # ends the idle processes when this object is gone
+        weakref.finalize(self, _end_processes, self._idle)  # ends the idle processes when this object is gone
 
     def prepare(self, progress: Callable[[int], None]) -> None:
         """Start a process, in which the tool is prepared. Raises ToolDown, and what the tool raises."""
-        self._idle.append(self._start())
+        self._idle.append(self._start_process())
 
     def connect(self) -> None:
         """Make sure that a process is idle. Raises ToolDown, and what the tool raises while it is loaded."""
-        self._idle.append(self._take_or_start())
+        self._idle.append(self._take_or_start_process())
 
     def timed_out(self) -> None:
         """Do nothing: `run` kills the process that takes too long."""
@@ -159,7 +159,7 @@ class Wall:
 
         Raises what the tool raised, and SandboxEnded if the process gave no proper answer.
         """
-        process = self._take_or_start()
+        process = self._take_or_start_process()
         request = {"calls": [(call.input, call.context) for call in calls]}
         most_seconds = self._timeout_s * len(calls) + GRACE_SECONDS
         answer = process.ask(request, most_seconds)  # {"results": [...]} or {"raised": [...], "spent": True}
@@ -169,49 +169,49 @@ class Wall:
         else:
             self._idle.append(process)
         results = []
-        for result, reason, seconds, cost in _results(answer):  # raises what the tool raised
+        for result, reason, seconds, cost in _get_results_or_raise(answer):  # raises what the tool raised
             results.append(ToolResult(result, reason, seconds, cost))
         return results
 
-    def _take_or_start(self) -> "WalledProcess":
+    def _take_or_start_process(self) -> "WalledProcess":
         """Take an idle process that is still running, or start one."""
         while True:
             try:
                 process = self._idle.pop()
             except IndexError:  # none is idle
-                return self._start()
+                return self._start_process()
             if process.is_running:
                 return process
 
-    def _start(self) -> "WalledProcess":
+    def _start_process(self) -> "WalledProcess":
         """Start a process and let it load the tool. Raises ToolDown if nothing can run behind a wall."""
         self._check_possible()
-        process = self._launched()
+        process = self._launch_process()
         # The kernel counts limits by user, so each process of root's becomes a user that no other process has: a random
         # number of a billion, above those of real users.
         unused_user = FIRST_USER + randbelow(FIRST_USER)
         answer = process.ask({**self._setup, "user": unused_user})  # the setup names the tool, its options and limits
         if "raised" in answer:  # the tool could not be loaded
             process.end()
-            _results(answer)  # raises what the tool raised
+            _get_results_or_raise(answer)  # raises what the tool raised
         return process
 
     def _check_possible(self) -> None:
         """Raise ToolDown if nothing can run behind a wall on this machine."""
-        obstacle = _obstacle(self._bubblewrap)
+        obstacle = _find_obstacle(self._bubblewrap)
         if obstacle:
             raise ToolDown(
                 f"[tools.{self._key}] sandbox: {obstacle}; install bubblewrap (`apt-get install bubblewrap`) on a "
                 "kernel that allows user namespaces, or remove the key to run the tool without a wall"
             )
 
-    def _launched(self) -> "WalledProcess":
+    def _launch_process(self) -> "WalledProcess":
         """Start a process that waits for its setup."""
         program = [sys.executable, "-I", "-c", BOOTSTRAP_CODE, json.dumps(sys.path)]
-        call_filter = _call_filter(self._bubblewrap)
+        call_filter = _build_call_filter(self._bubblewrap)
         variables = {name: os.environ[name] for name in self._variables if name in os.environ}
         # The kernel ends a process as soon as the thread that started it ends, so one lasting thread starts all.
-        starting = _starting_thread().submit(WalledProcess, self._bubblewrap, program, call_filter, variables)
+        starting = _get_starting_thread().submit(WalledProcess, self._bubblewrap, program, call_filter, variables)
         return starting.result()
 
 
@@ -228,7 +228,7 @@ def _setup(tool: Tool, section: ToolSettings, root: Path) -> dict[str, object]:
 
 
 @cache
-def _starting_thread() -> ThreadPoolExecutor:
+def _get_starting_thread() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(max_workers=1, thread_name_prefix="sandbox")
 
 
@@ -255,9 +255,9 @@ class WalledProcess:
         command, *options = bubblewrap
         executable = shutil.which(command) or command
         all_variables = {**BASIC_VARIABLES, **variables}
-        with _filter_option(call_filter) as filter_option:
+        with _open_filter_option(call_filter) as filter_option:
             words = [executable, *filter_option.words, *options, *program]
-            self._process = _started(words, all_variables, filter_option.descriptors)
+            self._process = _start_command(words, all_variables, filter_option.descriptors)
         self._copy_error_output()
 
     def _copy_error_output(self) -> None:
@@ -279,16 +279,16 @@ class WalledProcess:
         """
         number = uuid4().hex
         try:
-            with self._killed_after(seconds):
+            with self._kill_after(seconds):
                 self._send({"number": number, **request})
-                return _checked_answer(self._receive(), number)
+                return _check_answer(self._receive(), number)
         except (OSError, ValueError, RecursionError) as error:
             self._process.kill()
             status = self._process.wait()
             raise SandboxEnded(f"it gave no answer and ended with exit status {status}") from error
 
     @contextmanager
-    def _killed_after(self, seconds: float) -> Iterator[None]:
+    def _kill_after(self, seconds: float) -> Iterator[None]:
         """Kill the process if the `with` block takes longer than `seconds`."""
         timer = threading.Timer(seconds, self._process.kill)
         timer.daemon = True
@@ -319,7 +319,9 @@ class WalledProcess:
                 self._process.kill()
 
 
-def _started(words: Sequence[str], variables: Mapping[str, str], descriptors: Sequence[int]) -> subprocess.Popen[bytes]:
+def _start_command(
+    words: Sequence[str], variables: Mapping[str, str], descriptors: Sequence[int]
+) -> subprocess.Popen[bytes]:
     """Start a command with these environment variables, open descriptors, and a pipe for each standard stream."""
     return subprocess.Popen(
         words,
@@ -331,7 +333,7 @@ def _started(words: Sequence[str], variables: Mapping[str, str], descriptors: Se
     )
 
 
-def _checked_answer(answer: Any, number: str) -> dict[str, Any]:
+def _check_answer(answer: Any, number: str) -> dict[str, Any]:
     """Return the answer to the request with this number, without its key `number`, once its form was checked.
 
     - {"results": [["18 degrees", None, 0.1, None]]}: per call the result, reason, seconds and cost of a ToolResult
@@ -377,7 +379,7 @@ class _FilterOption(NamedTuple):
 
 
 @contextmanager
-def _filter_option(call_filter: bytes | None) -> Iterator[_FilterOption]:
+def _open_filter_option(call_filter: bytes | None) -> Iterator[_FilterOption]:
     """Yield the option for a compiled filter of system calls; its descriptor is open in the `with` block."""
     if call_filter is None:
         yield _FilterOption(words=[], descriptors=[])
@@ -391,7 +393,7 @@ def _filter_option(call_filter: bytes | None) -> Iterator[_FilterOption]:
         os.close(read_end)
 
 
-def _end_all(processes: Sequence[WalledProcess]) -> None:
+def _end_processes(processes: Sequence[WalledProcess]) -> None:
     for process in processes:
         process.end()
 
@@ -418,7 +420,7 @@ def _without_control_characters(text: str) -> str:
     return "".join(harmless)
 
 
-def _results(answer: Mapping[str, Any]) -> list[Any]:
+def _get_results_or_raise(answer: Mapping[str, Any]) -> list[Any]:
     """Return the results in an answer: for each call a list of ToolResult's fields, [result, reason, seconds, cost].
 
     Raises what the tool raised: RetryableError, ToolDown, UserError, or a new type of Exception with the same name.
@@ -441,7 +443,7 @@ def _bubblewrap(tool: Tool, section: ToolSettings, root: Path) -> tuple[str, ...
     """
     sandbox = section.sandbox
     scratch_bytes = sandbox.scratch_mib * 2**20
-    visible_paths = _visible_paths(tool, section, root)
+    visible_paths = _list_visible_paths(tool, section, root)
     is_root = os.geteuid() == 0
     network_options = () if sandbox.network else ("--unshare-net",)
     user_options = ROOT_CAPABILITIES if is_root else ()  # root's process becomes another user before it runs the tool
@@ -452,41 +454,41 @@ def _bubblewrap(tool: Tool, section: ToolSettings, root: Path) -> tuple[str, ...
         *network_options,
         *user_options,
         *scratch_options,
-        *_binds(visible_paths),
+        *_build_bind_options(visible_paths),
         *last_options,
     )
 
 
-def _visible_paths(tool: Tool, section: ToolSettings, root: Path) -> list[Path]:
+def _list_visible_paths(tool: Tool, section: ToolSettings, root: Path) -> list[Path]:
     """Return what a tool sees in its sandbox: the system, Python, its code, paths in its options, `sandbox.reads`.
 
     Paths that do not exist, or that lie in another of these folders, are left out.
     """
     network_files = NETWORK_FILES if section.sandbox.network else ()
     settings_paths = [under(root, path).absolute() for path in section.sandbox.reads]
-    return _outermost(
+    return _select_outermost(
         [
             *(Path(path) for path in SYSTEM_FILES),
             *(Path(path) for path in network_files),
-            *_python_folders(),
-            *_code_of(tool),  # the folder of its package, or the modules beside its own
-            *_paths_among(tool.options),
+            *_list_python_folders(),
+            *_list_code_paths(tool),  # the folder of its package, or the modules beside its own
+            *_list_option_paths(tool.options),
             *settings_paths,
         ]
     )
 
 
-def _binds(visible: Sequence[Path]) -> list[str]:
+def _build_bind_options(visible: Sequence[Path]) -> list[str]:
     """Return bubblewrap's options that make these paths visible, read-only: `--ro-bind /usr /usr` for /usr."""
     words = []
-    for folder in _folders_above(visible):  # with permissions for everybody: the program may run as another user
+    for folder in _list_folders_above(visible):  # with permissions for everybody: the program may run as another user
         words += ["--perms", "0755", "--dir", str(folder)]
     for path in visible:
         words += ["--ro-bind", str(path), str(path)]
     return words
 
 
-def _folders_above(paths: Sequence[Path]) -> list[Path]:
+def _list_folders_above(paths: Sequence[Path]) -> list[Path]:
     """Return all folders above some paths but the root folder and SCRATCH_FOLDER, outer folders first."""
     folders: set[Path] = set()
     for path in paths:
@@ -494,7 +496,7 @@ def _folders_above(paths: Sequence[Path]) -> list[Path]:
     return sorted(folders - {Path("/"), Path(SCRATCH_FOLDER)})
 
 
-def _outermost(paths: Iterable[Path]) -> list[Path]:
+def _select_outermost(paths: Iterable[Path]) -> list[Path]:
     """Return the paths that exist, each once and in order, without those that lie in another of them."""
     existing = dict.fromkeys(path for path in paths if path.exists())
     outermost = []
@@ -505,7 +507,7 @@ def _outermost(paths: Iterable[Path]) -> list[Path]:
     return outermost
 
 
-def _python_folders() -> list[Path]:
+def _list_python_folders() -> list[Path]:
     """Return the folders of Python, of its installed packages, and of this package."""
     prefixes = (sys.base_prefix, sys.base_exec_prefix, sys.prefix)
     packages = (*site.getsitepackages(), site.getusersitepackages())
@@ -513,7 +515,7 @@ def _python_folders() -> list[Path]:
     return [*map(Path, prefixes), *map(Path, packages), this_package]
 
 
-def _code_of(tool: Tool) -> list[Path]:
+def _list_code_paths(tool: Tool) -> list[Path]:
     """Return the folder of a tool's package; for a module without a package, all modules in its folder."""
     module_file = Path(inspect.getfile(type(tool))).absolute()
     package_name = type(tool).__module__.partition(".")[0]
@@ -523,19 +525,19 @@ def _code_of(tool: Tool) -> list[Path]:
     return sorted(module_file.parent.glob("*.py"))
 
 
-def _paths_among(options: ToolOptions) -> list[Path]:
+def _list_option_paths(options: ToolOptions) -> list[Path]:
     """Return the absolute paths among the values of a tool's options."""
     return [value.absolute() for value in dict(options).values() if isinstance(value, Path)]
 
 
 @cache
-def _call_filter(bubblewrap: tuple[str, ...]) -> bytes | None:
+def _build_call_filter(bubblewrap: tuple[str, ...]) -> bytes | None:
     """Return the compiled filter of system calls, once an empty Python program has run under it.
 
     Returns None, with a warning, if it does not run, or if this kind of processor has no filter.
     """
-    call_filter = refusing_filter()
-    if call_filter is not None and _runs_under(call_filter, bubblewrap):
+    call_filter = build_refusing_filter()
+    if call_filter is not None and _can_run_under(call_filter, bubblewrap):
         return call_filter
     _log.warning(
         "sandbox: no filter of system calls (seccomp) on this machine: keys of the session can be read behind the "
@@ -544,10 +546,10 @@ def _call_filter(bubblewrap: tuple[str, ...]) -> bytes | None:
     return None
 
 
-def _runs_under(call_filter: bytes, bubblewrap: tuple[str, ...]) -> bool:
+def _can_run_under(call_filter: bytes, bubblewrap: tuple[str, ...]) -> bool:
     """Return whether an empty Python program runs in a sandbox with a filter of system calls."""
     command, *options = bubblewrap
-    with _filter_option(call_filter) as filter_option:
+    with _open_filter_option(call_filter) as filter_option:
         trial = subprocess.run(
             [command, *filter_option.words, *options, sys.executable, "-I", "-c", ""],
             capture_output=True,
@@ -557,7 +559,7 @@ def _runs_under(call_filter: bytes, bubblewrap: tuple[str, ...]) -> bool:
 
 
 @cache
-def _obstacle(bubblewrap: tuple[str, ...]) -> str | None:
+def _find_obstacle(bubblewrap: tuple[str, ...]) -> str | None:
     """Return why no program can run behind this wall; None if one can. Tries it once per process."""
     if shutil.which("bwrap") is None:
         return "there is no program `bwrap`"

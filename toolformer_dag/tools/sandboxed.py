@@ -15,7 +15,7 @@ from typing import IO, Any
 from toolformer_dag.files import UserError
 from toolformer_dag.settings.tool_settings import ToolLimits
 from toolformer_dag.tools.prompts import ToolError
-from toolformer_dag.tools.registry import read_options, tool_class_of
+from toolformer_dag.tools.registry import load_tool_class, read_options
 from toolformer_dag.tools.runner import check_results
 from toolformer_dag.tools.tool import RetryableError, Tool, ToolCall, ToolDown, described
 
@@ -36,37 +36,37 @@ def main() -> None:
     requests = _take_standard_input()
     answers = _Answers(_take_standard_output())
     setup = json.loads(requests.readline())
-    _limit(setup["sandbox"], setup["user"])
-    tool = _loaded_or_refused(setup, answers)
+    _limit_resources(setup["sandbox"], setup["user"])
+    tool = _load_or_refuse(setup, answers)
     if tool is not None:
         limits = ToolLimits.model_validate(setup["limits"])
-        _answer_all(requests, answers, tool, limits)
+        _answer_requests(requests, answers, tool, limits)
 
 
-def _loaded_or_refused(setup: Mapping[str, Any], answers: "_Answers") -> Tool | None:
+def _load_or_refuse(setup: Mapping[str, Any], answers: "_Answers") -> Tool | None:
     """Answer the setup and return the tool; if it cannot be loaded, answer why, and return None."""
     try:
-        tool = _loaded(setup)
+        tool = _load_tool(setup)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's tool may raise anything
-        answers.send(setup["number"], _raised(error))
+        answers.send(setup["number"], _build_exception_answer(error))
         return None
     answers.send(setup["number"], {"results": []})
     return tool
 
 
-def _answer_all(requests: IO[str], answers: "_Answers", tool: Tool, limits: ToolLimits) -> None:
+def _answer_requests(requests: IO[str], answers: "_Answers", tool: Tool, limits: ToolLimits) -> None:
     """Answer the requests, each a line of JSON with a number and calls, until none is left."""
     for line in requests:
         request = json.loads(line)
-        answers.send(request["number"], _answer(tool, request["calls"], limits))
+        answers.send(request["number"], _answer_request(tool, request["calls"], limits))
 
 
-def _answer(tool: Tool, calls: Sequence[tuple[str, str]], limits: ToolLimits) -> Mapping[str, object]:
+def _answer_request(tool: Tool, calls: Sequence[tuple[str, str]], limits: ToolLimits) -> Mapping[str, object]:
     """Run calls, pairs of input and context, and return the answer: their results, or the exception of the tool."""
     try:
-        return {"results": _results(tool, calls, limits)}
+        return {"results": _run_calls(tool, calls, limits)}
     except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's tool may raise anything
-        return _raised(error)
+        return _build_exception_answer(error)
 
 
 def _take_standard_input() -> IO[str]:
@@ -103,23 +103,23 @@ class _Answers:
         self._stream.flush()
 
 
-def _limit(sandbox: Mapping[str, Any], user: int) -> None:
+def _limit_resources(sandbox: Mapping[str, Any], user: int) -> None:
     """Give up root's rights, and limit what this process and its children may use, for good.
 
     - sandbox: the limits memory_gib (besides the memory in use), processes (with threads), scratch_mib (of a file).
     - user: the number of the user that this process becomes if it is root's.
     """
-    _become(user)
+    _become_user(user)
     tool_memory = int(sandbox["memory_gib"] * 2**30)
-    _lower(resource.RLIMIT_AS, _memory_in_use() + tool_memory)  # bytes of address space
-    _lower(resource.RLIMIT_NPROC, sandbox["processes"])  # processes and threads of the user
-    _lower(resource.RLIMIT_FSIZE, sandbox["scratch_mib"] << 20)  # bytes of a file, also of one in memory alone
-    _lower(resource.RLIMIT_CORE, 0)  # no dump of memory after a crash
-    _lower(resource.RLIMIT_MSGQUEUE, 0)  # no POSIX message queues, which take memory of the kernel
-    _lower(resource.RLIMIT_NOFILE, MOST_OPEN_FILES)  # files, sockets and pipes
+    _lower_limit(resource.RLIMIT_AS, _measure_memory_in_use() + tool_memory)  # bytes of address space
+    _lower_limit(resource.RLIMIT_NPROC, sandbox["processes"])  # processes and threads of the user
+    _lower_limit(resource.RLIMIT_FSIZE, sandbox["scratch_mib"] << 20)  # bytes of a file, also of one in memory alone
+    _lower_limit(resource.RLIMIT_CORE, 0)  # no dump of memory after a crash
+    _lower_limit(resource.RLIMIT_MSGQUEUE, 0)  # no POSIX message queues, which take memory of the kernel
+    _lower_limit(resource.RLIMIT_NOFILE, MOST_OPEN_FILES)  # files, sockets and pipes
 
 
-def _become(user: int) -> None:
+def _become_user(user: int) -> None:
     """Make a process of root's one of the user with this number, without groups."""
     if os.geteuid() == 0:
         os.setgroups([])
@@ -127,13 +127,13 @@ def _become(user: int) -> None:
         os.setresuid(user, user, user)
 
 
-def _memory_in_use() -> int:
+def _measure_memory_in_use() -> int:
     """Return the bytes of address space that this process uses."""
     pages_in_use = int(Path("/proc/self/statm").read_text().split()[0])
     return pages_in_use * resource.getpagesize()
 
 
-def _lower(limit: int, most: int) -> None:
+def _lower_limit(limit: int, most: int) -> None:
     """Set one of the process's limits to `most`, for good, unless it is lower already."""
     _, hard = resource.getrlimit(limit)
     if hard != resource.RLIM_INFINITY:
@@ -141,17 +141,17 @@ def _lower(limit: int, most: int) -> None:
     resource.setrlimit(limit, (most, most))
 
 
-def _loaded(setup: Mapping[str, Any]) -> Tool:
+def _load_tool(setup: Mapping[str, Any]) -> Tool:
     """Return the tool that a setup describes, prepared for its first batch. Raises whatever the tool raises."""
     root = Path(setup["root"])
-    tool_class = tool_class_of(setup["key"], setup["options"], root)
+    tool_class = load_tool_class(setup["key"], setup["options"], root)
     options = read_options(tool_class, setup["options"], root)
     tool = tool_class(setup["key"], options, setup["prompt"])
     tool.prepare(lambda done: None)
     return tool
 
 
-def _results(tool: Tool, calls: Sequence[tuple[str, str]], limits: ToolLimits) -> list[Any]:
+def _run_calls(tool: Tool, calls: Sequence[tuple[str, str]], limits: ToolLimits) -> list[Any]:
     """Run calls of the tool, and return [(result, reason, seconds, cost)], the fields of a ToolResult for each call.
 
     calls: pairs of input and context. Raises what the tool raises.
@@ -167,17 +167,17 @@ def _results(tool: Tool, calls: Sequence[tuple[str, str]], limits: ToolLimits) -
     return [(result.result, result.reason, result.seconds, result.cost) for result in checked]
 
 
-def _raised(error: BaseException) -> dict[str, object]:
+def _build_exception_answer(error: BaseException) -> dict[str, object]:
     """Return the answer that reports an exception of the tool to the process outside the sandbox.
 
     - raised: a name and the message, such as ("ToolDown", "no network").
     - spent: whether the exception may come from a limit of the sandbox, so that this process should be ended.
     """
     may_be_limit = isinstance(error, OSError | MemoryError)
-    return {"raised": (_raised_name(error), _message_of(error)), "spent": may_be_limit}
+    return {"raised": (_choose_exception_name(error), _get_message(error)), "spent": may_be_limit}
 
 
-def _message_of(error: BaseException) -> str:
+def _get_message(error: BaseException) -> str:
     """Return the message of an exception, without its type."""
     if isinstance(error, UserError):
         return str(error)
@@ -185,7 +185,7 @@ def _message_of(error: BaseException) -> str:
     return message
 
 
-def _raised_name(error: BaseException) -> str:
+def _choose_exception_name(error: BaseException) -> str:
     """Return the name by which the process outside knows an exception: a key of PASSED_ON, or its type's name."""
     for name, types in PASSED_ON.items():
         if isinstance(error, types):

@@ -97,7 +97,7 @@ ALLOW = 0x7FFF0000
 REFUSE = 0x00050000 | errno.EPERM  # the call fails with "operation not permitted"
 
 
-def refusing_filter(machine: str = "", names: Sequence[str] = REFUSED) -> bytes | None:
+def build_refusing_filter(machine: str = "", names: Sequence[str] = REFUSED) -> bytes | None:
     """Return a seccomp filter, a program for the kernel, that refuses these system calls and allows all others.
 
     machine: the kind of processor as `platform.machine` names it; empty for this one. Returns None for a kind that is
@@ -125,19 +125,19 @@ def refusing_filter(machine: str = "", names: Sequence[str] = REFUSED) -> bytes 
         return refuse_index - index - 1
 
     program = [
-        _instruction(LOAD, OFFSET_OF_ARCHITECTURE),
-        _instruction(JUMP_IF_EQUAL, architecture.audit_number, if_false=to_refuse(index=1)),
-        _instruction(LOAD, OFFSET_OF_NUMBER),
-        _instruction(JUMP_IF_AT_LEAST, NUMBERS_OF_X32, if_true=to_refuse(index=3)),
+        _encode_instruction(LOAD, OFFSET_OF_ARCHITECTURE),
+        _encode_instruction(JUMP_IF_EQUAL, architecture.audit_number, if_false=to_refuse(index=1)),
+        _encode_instruction(LOAD, OFFSET_OF_NUMBER),
+        _encode_instruction(JUMP_IF_AT_LEAST, NUMBERS_OF_X32, if_true=to_refuse(index=3)),
     ]
     for index, number in enumerate(numbers, start=len(program)):
-        program.append(_instruction(JUMP_IF_EQUAL, number, if_true=to_refuse(index)))
-    program.append(_instruction(RETURN, ALLOW))
-    program.append(_instruction(RETURN, REFUSE))
+        program.append(_encode_instruction(JUMP_IF_EQUAL, number, if_true=to_refuse(index)))
+    program.append(_encode_instruction(RETURN, ALLOW))
+    program.append(_encode_instruction(RETURN, REFUSE))
     return b"".join(program)
 
 
-def _instruction(code: int, number: int, *, if_true: int = 0, if_false: int = 0) -> bytes:
+def _encode_instruction(code: int, number: int, *, if_true: int = 0, if_false: int = 0) -> bytes:
     """Return the eight bytes of an instruction of a filter.
 
     - code: what it does, such as JUMP_IF_EQUAL.

@@ -56,17 +56,17 @@ def numbers(text: str) -> list[Number]:
     # Not covered: digits joined to letters (20th, 1990s, x86, 5kg), versions and addresses (1.2.3), account and
     # telephone numbers, whole numbers that begin with a zero (007), more than 15 digits before or 12 after the point.
     all_numbers: list[Number] = []
-    for run in _runs(text):  # a match of digits, points and commas together
-        for piece in _pieces(run[0]):  # the whole run, or 1, 2 and 3 of the list `1,2,3`
+    for run in _iter_runs(text):  # a match of digits, points and commas together
+        for piece in _split_run(run[0]):  # the whole run, or 1, 2 and 3 of the list `1,2,3`
             match = SINGLE_NUMBER.fullmatch(piece)
             if match:
                 whole, decimals, percent = match.groups("")  # as written: "1,234", "5" and "%" of `1,234.5%`
-                value = _value(whole, decimals, percent)
+                value = _parse_value(whole, decimals, percent)
                 all_numbers.append(Number(run.start(), run.end(), value))
     return all_numbers
 
 
-def _runs(text: str) -> Iterator[re.Match[str]]:
+def _iter_runs(text: str) -> Iterator[re.Match[str]]:
     """Yield the runs of digits, points and commas of a text that are no part of an account or telephone number."""
     identifier_spans = [match.span() for match in IDENTIFIER.finditer(text)]
     for run in NUMBER_RUN.finditer(text):
@@ -83,7 +83,7 @@ def _is_within(offset: int, spans: Sequence[tuple[int, int]]) -> bool:
     return offset < last_end
 
 
-def _pieces(run: str) -> Sequence[str]:
+def _split_run(run: str) -> Sequence[str]:
     """Return the parts of a run that may be numbers: the run itself, or the items of a list such as `1,2,3`."""
     may_be_a_list = "," in run and "." not in run
     if may_be_a_list and not SINGLE_NUMBER.fullmatch(run) and not PART_OF_A_GROUPED_NUMBER.search(run):
@@ -91,7 +91,7 @@ def _pieces(run: str) -> Sequence[str]:
     return (run,)
 
 
-def _value(whole: str, decimals: str, percent: str) -> int:
+def _parse_value(whole: str, decimals: str, percent: str) -> int:
     """Return the value of a number in units of 1 / UNIT, from its parts as written; each may be empty."""
     value = int(whole.replace(",", "") + decimals.ljust(UNIT_DIGITS, "0"))
     return value // 100 if percent else value

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from toolformer_dag.files import UserError
 from toolformer_dag.settings.setting_types import determining
-from toolformer_dag.texts.arguments import BadArguments, Schema, read_arguments
+from toolformer_dag.texts.arguments import BadArguments, Schema, parse_arguments
 from toolformer_dag.texts.calls import one_line
 from toolformer_dag.texts.document import Document
 from toolformer_dag.tools.options import ToolOptions
@@ -250,13 +250,13 @@ class Tool(ABC):
         schema = self.schema
         if schema is None:
             return None
-        arguments = read_arguments(input, schema)
+        arguments = parse_arguments(input, schema)
         if self.Arguments is None:
             return arguments
         try:
             return self.Arguments.model_validate(arguments)
         except ValidationError as error:
-            raise BadArguments(_first_mistake(error)) from error
+            raise BadArguments(_describe_first_mistake(error)) from error
 
     @property
     def about(self) -> str:
@@ -351,7 +351,7 @@ class Tool(ABC):
         return self.identity()
 
 
-def schemas_of(tools: Mapping[str, Tool]) -> dict[str, Schema]:
+def collect_schemas(tools: Mapping[str, Tool]) -> dict[str, Schema]:
     """Return the schemas of the tools that take named arguments, by the keys of `tools`; other tools are left out."""
     schemas: dict[str, Schema] = {}
     for name, tool in tools.items():
@@ -361,7 +361,7 @@ def schemas_of(tools: Mapping[str, Tool]) -> dict[str, Schema]:
     return schemas
 
 
-def context_fault(context: str, tools: Iterable[Tool]) -> str | None:
+def find_context_fault(context: str, tools: Iterable[Tool]) -> str | None:
     """Return what is wrong with the context of calls of these tools, such as "'soon' is no date"; None if nothing is.
 
     A dated tool, such as the calendar, needs an ISO date or an empty context; other tools read any text.
@@ -376,7 +376,7 @@ def context_fault(context: str, tools: Iterable[Tool]) -> str | None:
 
 
 @contextmanager
-def blamed(tool: Tool, member: str) -> Iterator[None]:
+def blame_tool(tool: Tool, member: str) -> Iterator[None]:
     """Raise exceptions of a tool's code in the `with` block as ToolDown, whose message names the tool.
 
     ToolDown, OverBudget and BadArguments pass unchanged. member: the method or attribute that the block uses, for the
@@ -423,14 +423,14 @@ def unquote(text: str) -> str:
         if not is_enclosed:
             continue
         inside = stripped[1:-1]
-        if _two_quotations(opening, closing).fullmatch(inside):
+        if _build_two_quotations_pattern(opening, closing).fullmatch(inside):
             return stripped
         return inside.strip()
     return stripped
 
 
 @functools.cache
-def _two_quotations(opening: str, closing: str) -> re.Pattern[str]:
+def _build_two_quotations_pattern(opening: str, closing: str) -> re.Pattern[str]:
     """Return a pattern for the inside of a text that is two quotations, not one: `Hamlet" or "Macbeth`.
 
     The outer marks are cut off already. `He said "hi" to me` does not match: its first mark opens a quotation.
@@ -445,7 +445,7 @@ def _two_quotations(opening: str, closing: str) -> re.Pattern[str]:
     return re.compile(f"{quoted}{closing_mark}{between}{opening_mark}{quoted}", re.DOTALL)
 
 
-def _first_mistake(error: ValidationError) -> str:
+def _describe_first_mistake(error: ValidationError) -> str:
     """Return the reason of BadArguments for arguments that pydantic refuses: "bad_arguments: days missing"."""
     mistake = error.errors()[0]
     argument = ".".join(str(step) for step in mistake["loc"])

@@ -9,13 +9,13 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
 
-from toolformer_dag.files import changed_unseen
+from toolformer_dag.files import find_changed_unseen
 from toolformer_dag.identity import file_hash
-from toolformer_dag.model.sentencepieces import sentencepiece_file
+from toolformer_dag.model.sentencepieces import find_sentencepiece_file
 from toolformer_dag.model.weights import DamagedModel, ModelError
 from toolformer_dag.settings.setting_types import AsBefore, determining
-from toolformer_dag.tools.foreign_text import foreign_chunks
-from toolformer_dag.tools.language_identifier import ENGLISH, ENGLISH_LABEL, Identifier, flores_code, has_letter
+from toolformer_dag.tools.foreign_text import iter_foreign_chunks
+from toolformer_dag.tools.language_identifier import ENGLISH, ENGLISH_LABEL, Identifier, has_letter, to_flores_code
 from toolformer_dag.tools.options import OptionPath, PretrainedName, PretrainedOptions, load_model, load_tokenizer
 from toolformer_dag.tools.tool import NoResult, ToolResult
 
@@ -43,7 +43,7 @@ class TranslationOptions(PretrainedOptions):
 def load_nllb_tokenizer(options: PretrainedOptions) -> Any:
     """Load the tokenizer of an NLLB translation model. Raises ModelError if it knows no English words."""
     tokenizer = load_tokenizer("NllbTokenizer", options)
-    sentencepiece_model = sentencepiece_file(options.model, options.revision)
+    sentencepiece_model = find_sentencepiece_file(options.model, options.revision)
     if sentencepiece_model is not None:
         tokenizer = _with_languages(tokenizer, sentencepiece_model)
     if not _knows_english(tokenizer):  # transformers builds such a one from a folder without tokenizer files
@@ -58,7 +58,7 @@ def _knows_english(tokenizer: Any) -> bool:
     """Return whether a tokenizer has English words and the marker of English."""
     ids = tokenizer("A sentence of English words.", add_special_tokens=False).input_ids
     knows_words = not set(ids) <= {tokenizer.unk_token_id}
-    return knows_words and knows(tokenizer, ENGLISH)
+    return knows_words and knows_language(tokenizer, ENGLISH)
 
 
 def _with_languages(tokenizer: Any, sentencepiece_model: Path) -> Any:
@@ -69,16 +69,16 @@ def _with_languages(tokenizer: Any, sentencepiece_model: Path) -> Any:
     backend = tokenizer.backend_tokenizer
     description = json.loads(backend.to_str())["model"]
     # The weights' order of ids: pieces of words, then languages, then the mask.
-    piece_count = _piece_count(sentencepiece_model)
+    piece_count = _count_pieces(sentencepiece_model)
     vocabulary = {piece: token_id for piece, token_id in description["vocab"].items() if token_id < piece_count}
-    vocabulary |= _language_ids(tokenizer.mask_token, first_id=piece_count)
+    vocabulary |= _build_language_ids(tokenizer.mask_token, first_id=piece_count)
     merges = [tuple(merge) for merge in description["merges"]]
     complete = NllbTokenizer(vocab=vocabulary, merges=merges)
     complete.backend_tokenizer.normalizer = backend.normalizer  # which is neither in the vocabulary nor in the merges
     return complete
 
 
-def _piece_count(sentencepiece_model: Path) -> int:
+def _count_pieces(sentencepiece_model: Path) -> int:
     """Return how many token ids come before the languages."""
     from sentencepiece import SentencePieceProcessor
 
@@ -86,7 +86,7 @@ def _piece_count(sentencepiece_model: Path) -> int:
     return int(processor.get_piece_size()) + 1  # fairseq, which trained the model, adds <pad>
 
 
-def _language_ids(mask_token: str, first_id: int) -> dict[str, int]:
+def _build_language_ids(mask_token: str, first_id: int) -> dict[str, int]:
     """Return the token ids of NLLB's languages and of the mask, which follows them."""
     from transformers.models.nllb.tokenization_nllb import FAIRSEQ_LANGUAGE_CODES
 
@@ -94,7 +94,7 @@ def _language_ids(mask_token: str, first_id: int) -> dict[str, int]:
     return {token: token_id for token_id, token in enumerate(tokens, first_id)}
 
 
-def knows(tokenizer: Any, code: str) -> bool:
+def knows_language(tokenizer: Any, code: str) -> bool:
     """Return whether a FLORES code is a token; the tokenizer silently maps other codes to <unk>."""
     return bool(tokenizer.convert_tokens_to_ids(code) != tokenizer.unk_token_id)
 
@@ -134,7 +134,7 @@ class Nllb:
         return texts
 
 
-def folder_identity(model: str) -> Mapping[str, object]:
+def build_folder_identity(model: str) -> Mapping[str, object]:
     """Return what identifies a model that was converted for CTranslate2: the hashes of its folder's files by name.
 
     Raises ModelError for a folder without model.bin, which was not converted.
@@ -144,10 +144,10 @@ def folder_identity(model: str) -> Mapping[str, object]:
             f"{model!r} holds no model.bin; convert a checkpoint with `ct2-transformers-converter --quantization int8 "
             "--copy_files tokenizer.json tokenizer_config.json` and set `model` to its output folder"
         )
-    return {"model": {file.name: file_hash(file) for file in converted_files(model)}, "dtype": "int8"}
+    return {"model": {file.name: file_hash(file) for file in list_converted_files(model)}, "dtype": "int8"}
 
 
-def converted_files(model: str) -> list[Path]:
+def list_converted_files(model: str) -> list[Path]:
     """Return the files that determine the results of a converted folder."""
     return sorted(Path(model).glob("*.*"))
 
@@ -162,8 +162,8 @@ class Int8:
         """
         import ctranslate2
 
-        folder_identity(options.model)  # raises for a folder that was not converted
-        damaged = changed_unseen(converted_files(options.model))
+        build_folder_identity(options.model)  # raises for a folder that was not converted
+        damaged = find_changed_unseen(list_converted_files(options.model))
         if damaged:
             raise DamagedModel(damaged)
         self.tokenizer = load_nllb_tokenizer(options)
@@ -177,9 +177,9 @@ class Int8:
         translations = self._translator.translate_batch(
             pieces, target_prefix=english_markers, beam_size=1, max_decoding_length=self._max_tokens
         )
-        return [self._text(translation.hypotheses[0]) for translation in translations]
+        return [self._decode_translation(translation.hypotheses[0]) for translation in translations]
 
-    def _text(self, pieces: list[str]) -> str:
+    def _decode_translation(self, pieces: list[str]) -> str:
         """Return the text of a translation."""
         ids = self.tokenizer.convert_tokens_to_ids(pieces)
         [text] = self.tokenizer.batch_decode([ids], skip_special_tokens=True)
@@ -193,7 +193,7 @@ class EncodedText(NamedTuple):
     reason: str = ""
 
 
-def _language_code(text: str, label: str, tokenizer: Any) -> str:
+def _require_language_code(text: str, label: str, tokenizer: Any) -> str:
     """Return the FLORES code of the language of a text to translate, such as "deu_Latn".
 
     Raises NoResult for a text that has no words, is English, or is in a language that the tokenizer does not know.
@@ -202,8 +202,8 @@ def _language_code(text: str, label: str, tokenizer: Any) -> str:
         raise NoResult("no_words")
     if label == ENGLISH_LABEL:
         raise NoResult("already_english")
-    code = flores_code(label)
-    if code is None or not knows(tokenizer, code):
+    code = to_flores_code(label)
+    if code is None or not knows_language(tokenizer, code):
         raise NoResult("unknown_language")
     return code
 
@@ -222,13 +222,13 @@ class NeuralTranslator:
         Raises ModelError and IdentifierError if the models cannot be loaded.
         """
         with self._in_use:
-            return self._translate(texts)
+            return self._translate_batch(texts)
 
-    def _translate(self, texts: Sequence[str]) -> list[ToolResult]:
+    def _translate_batch(self, texts: Sequence[str]) -> list[ToolResult]:
         """Translate texts in one batch; the caller holds the lock. Texts that are not translated get a reason."""
-        encoded_texts = self._encoded_texts(texts)
+        encoded_texts = self._encode_texts(texts)
         id_lists = [encoded.ids for encoded in encoded_texts if encoded.ids is not None]
-        translations = iter(self._translations(id_lists))
+        translations = iter(self._translate_id_lists(id_lists))
         results = []
         for encoded in encoded_texts:
             if encoded.ids is None:
@@ -238,31 +238,31 @@ class NeuralTranslator:
             results.append(result)
         return results
 
-    def _translations(self, id_lists: Sequence[list[int]]) -> list[str]:
+    def _translate_id_lists(self, id_lists: Sequence[list[int]]) -> list[str]:
         """Return the translation of each text, by its token ids; without texts the model is not run."""
         if not id_lists:
             return []
         return self._checkpoint.translate(id_lists)
 
-    def _encoded_texts(self, texts: Sequence[str]) -> list[EncodedText]:
+    def _encode_texts(self, texts: Sequence[str]) -> list[EncodedText]:
         """Return the token ids of each text, or the reason why it is not translated."""
         tokenizer = self._checkpoint.tokenizer
         languages = self._identifier.identify(texts)
         encoded_texts = []
         for text, language in zip(texts, languages, strict=True):
             try:
-                ids = self._encoded(text, language.label, tokenizer)
+                ids = self._encode_text(text, language.label, tokenizer)
                 encoded_texts.append(EncodedText(ids))
             except NoResult as error:
                 encoded_texts.append(EncodedText(None, error.reason))
         return encoded_texts
 
-    def _encoded(self, text: str, label: str, tokenizer: Any) -> list[int]:
+    def _encode_text(self, text: str, label: str, tokenizer: Any) -> list[int]:
         """Return the token ids of a text in a language, by fastText's label such as "de".
 
         Raises NoResult, with the reason, for a text that is not translated.
         """
-        code = _language_code(text, label, tokenizer)
+        code = _require_language_code(text, label, tokenizer)
         [ids] = encode(tokenizer, [text], [code])
         if len(ids) > self._options.max_input_tokens:
             raise NoResult("input_too_long")
@@ -270,14 +270,14 @@ class NeuralTranslator:
 
     def wants(self, text: str) -> str | None:
         """Return `foreign_chunk` if the text has a foreign chunk between English ones, else None. Raises OverBudget."""
-        for _ in foreign_chunks(text, self._identifier):
+        for _ in iter_foreign_chunks(text, self._identifier):
             return "foreign_chunk"
         return None
 
     def identity(self) -> Mapping[str, object]:
         """Return what determines translations: the weights, the identifier's file and the limits."""
         is_converted = self._options.backend == "ctranslate2"
-        weights = folder_identity(self._options.model) if is_converted else self._options.weights_identity()
+        weights = build_folder_identity(self._options.model) if is_converted else self._options.build_weights_identity()
         limits = determining(self._options, "max_input_tokens", "max_output_tokens")
         return {**weights, "identifier": self._identifier.identity(), **limits}
 

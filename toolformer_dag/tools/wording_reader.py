@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import tantivy
 
-from toolformer_dag.synthetic.wordings import KINDS, Relation, relations
+from toolformer_dag.synthetic.wordings import KINDS, Relation, get_relations
 from toolformer_dag.tools.passages import Passage
 from toolformer_dag.tools.tool import NO_ANSWER, ToolResult
 
@@ -29,7 +29,7 @@ ADDED_COUNT = 0.1
 
 
 @functools.cache
-def _analyzer() -> tantivy.TextAnalyzer:
+def _get_analyzer() -> tantivy.TextAnalyzer:
     builder = tantivy.TextAnalyzerBuilder(tantivy.Tokenizer.simple())
     builder = builder.filter(tantivy.Filter.lowercase())
     builder = builder.filter(tantivy.Filter.ascii_fold())
@@ -39,7 +39,7 @@ def _analyzer() -> tantivy.TextAnalyzer:
 
 def stems(text: str) -> list[str]:
     """Return the stems of the words of a text, in order: `who`, `built`, `bridg` for `Who built bridges?`."""
-    return list(_analyzer().analyze(text))
+    return list(_get_analyzer().analyze(text))
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class RelationWords:
             log_probabilities.append(math.log(probability))
         return sum(log_probabilities)
 
-    def value_in(self, sentence: str, entity: str) -> str | None:
+    def find_stated_value(self, sentence: str, entity: str) -> str | None:
         """Return the value that a sentence states for an entity; None if it does not state this relation of it."""
         for pattern in self.patterns:
             match = pattern.fullmatch(sentence)
@@ -89,26 +89,26 @@ class Candidate(NamedTuple):
 
 
 @functools.cache
-def _all_relations() -> tuple[RelationWords, ...]:
+def _list_relations() -> tuple[RelationWords, ...]:
     words = []
     for kind in KINDS:
-        for relation in relations(kind):
-            words.append(_relation_words(relation))
+        for relation in get_relations(kind):
+            words.append(_build_relation_words(relation))
     return tuple(words)
 
 
-def _relation_words(relation: Relation) -> RelationWords:
+def _build_relation_words(relation: Relation) -> RelationWords:
     """Count in how many wordings of a relation each word stem stands, and make patterns that read its sentences."""
     wordings = (relation.question, relation.keyword, *relation.questions, *relation.statements, *relation.sentences)
     counts: Counter[str] = Counter()
     for wording in wordings:
         distinct_stems = set(stems(_PLACEHOLDER.sub("", wording)))
         counts.update(distinct_stems)
-    patterns = [_sentence_pattern(template) for template in relation.sentences]
+    patterns = [_build_sentence_pattern(template) for template in relation.sentences]
     return RelationWords(relation, counts, len(wordings), tuple(patterns))
 
 
-def _sentence_pattern(template: str) -> re.Pattern[str]:
+def _build_sentence_pattern(template: str) -> re.Pattern[str]:
     """Return the pattern of the sentences that a template writes; the groups `e` and `v` are entity and value."""
     pattern = re.escape(template)
     pattern = pattern.replace(r"\{e\}", "(?P<e>.+?)", 1)
@@ -119,8 +119,8 @@ def _sentence_pattern(template: str) -> re.Pattern[str]:
 def facts(passage: Passage) -> Iterator[Fact]:
     """Yield what the sentences of a passage state of the entity that is its title."""
     for sentence in _SENTENCE_END.split(passage.text):
-        for relation in _all_relations():
-            value = relation.value_in(sentence, passage.title)
+        for relation in _list_relations():
+            value = relation.find_stated_value(sentence, passage.title)
             if value is not None:
                 yield Fact(relation, value)
 
@@ -130,13 +130,13 @@ def answer(question: str, passages: Sequence[Passage]) -> str | None:
     question_stems = dict.fromkeys(stems(question))  # distinct, in order
     candidates: list[Candidate] = []
     for passage in passages:
-        candidates += _candidates(question_stems.keys(), passage)
+        candidates += _list_candidates(question_stems.keys(), passage)
     if not candidates:
         return None
     return max(candidates).value
 
 
-def _candidates(question_stems: KeysView[str], passage: Passage) -> list[Candidate]:
+def _list_candidates(question_stems: KeysView[str], passage: Passage) -> list[Candidate]:
     """Return the facts of a passage that may answer a question; none if the question hardly names the entity.
 
     The entity is the passage's title.

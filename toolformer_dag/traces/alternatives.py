@@ -15,8 +15,8 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from toolformer_dag.conversations.messages import RecordedCall, RecordedMessage
-from toolformer_dag.traces.exchanged_values import StringPools, exchanged_result
-from toolformer_dag.traces.result_values import same_values
+from toolformer_dag.traces.exchanged_values import StringPools, exchange_values
+from toolformer_dag.traces.result_values import have_same_values
 
 METHOD = 1
 """A version number, raised when the same call would get other alternatives."""
@@ -55,32 +55,32 @@ def said_before(messages: Sequence[RecordedMessage], turn: int, index: int) -> s
     not the other calls of that message. At most the last SAID characters, which is more than a judge reads.
     """
     call_message = messages[turn]
-    said = f"{call_message.content} {_arguments(call_message.calls[index])}"
+    said = f"{call_message.content} {_format_arguments(call_message.calls[index])}"
     for message in reversed(messages[:turn]):  # backwards, until there is enough
         if len(said) >= SAID:
             break
-        said = f"{_text_of(message)} {said}"
+        said = f"{_join_message_texts(message)} {said}"
     return said[-SAID:]
 
 
-def _text_of(message: RecordedMessage) -> str:
+def _join_message_texts(message: RecordedMessage) -> str:
     """Return the content of a message, then the arguments and the result of each call."""
-    call_texts = [f"{_arguments(call)} {call.result or ''}" for call in message.calls]
+    call_texts = [f"{_format_arguments(call)} {call.result or ''}" for call in message.calls]
     return " ".join([message.content, *call_texts])
 
 
-def _arguments(call: RecordedCall) -> str:
+def _format_arguments(call: RecordedCall) -> str:
     """Return the arguments of a call as JSON."""
     return json.dumps(call.arguments, ensure_ascii=False)
 
 
-def other_values_of(result: str, others: Iterable[str], most: int) -> tuple[str, ...]:
+def select_texts_with_other_values(result: str, others: Iterable[str], most: int) -> tuple[str, ...]:
     """Return the first `most` distinct texts of `others` that hold other values than `result`."""
     chosen: list[str] = []
     for other in others:
         if len(chosen) == most:
             break
-        if other not in chosen and not same_values(other, result):
+        if other not in chosen and not have_same_values(other, result):
             chosen.append(other)
     return tuple(chosen)
 
@@ -90,7 +90,7 @@ def of_other_results(call: RecordedCall, others: Iterable[str], most: int) -> Al
 
     A result fits if it holds other values than the recorded one.
     """
-    chosen = other_values_of(call.result or "", others, most)
+    chosen = select_texts_with_other_values(call.result or "", others, most)
     return Alternatives(OTHER_RESULTS, chosen) if len(chosen) >= FEWEST else NO_ALTERNATIVES
 
 
@@ -113,7 +113,7 @@ def of_exchanged_values(call: RecordedCall, identity: str, before: str, pools: S
     versions: list[str] = []
     for number in range(most):
         seed = f"{identity} {number}"
-        version = exchanged_result(result, call.tool, seed, before, pools)
+        version = exchange_values(result, call.tool, seed, before, pools)
         if version is not None and version not in versions:
             versions.append(version)
     return Alternatives(EXCHANGED_VALUES, tuple(versions)) if versions else NO_ALTERNATIVES
@@ -124,5 +124,5 @@ def of_other_tools(call: RecordedCall, others: Iterable[str], most: int) -> Alte
 
     A result fits if it holds other values than the recorded one.
     """
-    chosen = other_values_of(call.result or "", others, most)
+    chosen = select_texts_with_other_values(call.result or "", others, most)
     return Alternatives(OTHER_TOOLS, chosen) if len(chosen) >= FEWEST else NO_ALTERNATIVES

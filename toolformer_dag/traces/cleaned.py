@@ -1,7 +1,7 @@
 """Write judged conversations again in the form they came in, and pairs of a helpful and a needless call for DPO.
 
 Calls that do not help may be left out. An answer that rested on such calls alone is left out with them
-(`_unsupported_messages`): an answer without the call that it was read from teaches a model to invent.
+(`_select_unsupported_messages`): an answer without the call that it was read from teaches a model to invent.
 """
 
 import json
@@ -91,18 +91,18 @@ def write_cleaned(judgement: Judgement, folder: FilePath, dropped: Dropped, forc
     output = _OutputFolder(folder, force)
     cleaned = Cleaned(output.lines)  # `output` counts the lines of each file there as it writes them
     verdicts = query(judgement.database, VERDICTS)
-    for source in _judged_sources(judgement):
-        verdicts_of_file = _verdicts_by_conversation(verdicts, source.name)
+    for source in _iter_judged_sources(judgement):
+        verdicts_of_file = _group_verdicts_by_conversation(verdicts, source.name)
         cleaning = _FileCleaning(FileReading(source), verdicts_of_file, dropped, cleaned)
         # The records are read one by one while they are written; what is left out of each is then counted in `cleaned`.
-        output.write(_stem(source), cleaning.records())
-    pairs = _pairs(judgement)
+        output.write(_to_file_stem(source), cleaning.records())
+    pairs = _build_preference_pairs(judgement)
     if pairs:
         output.write("pairs", pairs)
     return cleaned
 
 
-def _stem(source: Source) -> str:
+def _to_file_stem(source: Source) -> str:
     """Return the name of the file to write for a source, without its ending."""
     return file_name(SUFFIX.sub("", source.name))
 
@@ -123,22 +123,22 @@ class _OutputFolder:
 
     def write(self, stem: str, rows: Iterable[Mapping[str, Any]]) -> None:
         """Write rows into the file `stem`.jsonl; a number is added to a name that is taken, as in a-2.jsonl."""
-        name = _unused_name(stem, self.lines)
+        name = _choose_unused_name(stem, self.lines)
         self.lines[name] = _write_lines(self.folder / name, rows, self.force)
 
 
-def _judged_sources(judgement: Judgement) -> Iterator[Source]:
+def _iter_judged_sources(judgement: Judgement) -> Iterator[Source]:
     """Yield the files from which conversations were judged, without damaged ones.
 
     Raises UserError if a file has changed since it was judged.
     """
-    names = _judged_file_names(judgement)
+    names = _read_judged_file_names(judgement)
     for shard_name, shard in judgement.plan.conversations.items():
         _require_unchanged(judgement, shard_name)
         yield from (source for source in shard.files() if source.name in names)
 
 
-def _judged_file_names(judgement: Judgement) -> set[str]:
+def _read_judged_file_names(judgement: Judgement) -> set[str]:
     """Return the names of the files from which a conversation was read."""
     table = judgement.plan.lake.table(recorded_conversations.NAME).scan(judgement.plan.conversations)
     return set(table.select(pl.col("source").unique()).collect()["source"])
@@ -176,7 +176,7 @@ def _write_new_file(file: FilePath, rows: Iterable[Mapping[str, Any]]) -> int:
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("wb") as stream:
         for row in rows:
-            stream.write(_line(row))
+            stream.write(_encode_json_line(row))
             lines += 1
     return lines
 
@@ -201,9 +201,9 @@ class _FileCleaning:
         """Yield the records of the file with the verdicts on their calls, and without what is dropped."""
         # Conversations that were read from the same record follow each other, and have the number of the record.
         for _, conversations in groupby(self.reading.conversations(keeps_records=True), lambda read: read.number):
-            yield from self._record_group(conversations).cleaned_records()
+            yield from self._build_record_group(conversations).iter_cleaned_records()
 
-    def _record_group(self, conversations: Iterator[ReadConversation]) -> "_RecordGroup":
+    def _build_record_group(self, conversations: Iterator[ReadConversation]) -> "_RecordGroup":
         """Return the records that these conversations, at least one, were read from, with what is left out of them.
 
         What is left out is also added to the counts `cleaned`.
@@ -213,13 +213,13 @@ class _FileCleaning:
         group = _RecordGroup.of(first, self.reading.records)
         for conversation in chain([first], conversations):
             verdicts = self.verdicts.get(self.reading.name_of(conversation), [])
-            left_out = _left_out(conversation, verdicts, self.dropped)
+            left_out = _choose_left_out(conversation, verdicts, self.dropped)
             group.add(conversation, verdicts, left_out)
             self.cleaned.count(left_out)
         return group
 
 
-def _verdicts_by_conversation(verdicts: pl.DataFrame, source: str) -> dict[str, list[Verdict]]:
+def _group_verdicts_by_conversation(verdicts: pl.DataFrame, source: str) -> dict[str, list[Verdict]]:
     """Return the verdicts on the calls of a file, by the name of the conversation, such as traces.jsonl:12.
 
     source: the name of the file.
@@ -232,7 +232,7 @@ def _verdicts_by_conversation(verdicts: pl.DataFrame, source: str) -> dict[str, 
     return by_conversation
 
 
-def _unused_name(stem: str, taken: Collection[str]) -> str:
+def _choose_unused_name(stem: str, taken: Collection[str]) -> str:
     """Return a file name that is not among `taken`: a.jsonl, or if that is taken a-2.jsonl, then a-3.jsonl."""
     name = f"{stem}.jsonl"
     number = 2
@@ -242,7 +242,7 @@ def _unused_name(stem: str, taken: Collection[str]) -> str:
     return name
 
 
-def _line(row: Mapping[str, Any]) -> bytes:
+def _encode_json_line(row: Mapping[str, Any]) -> bytes:
     """Return a row as a line of JSON, with its line break."""
     try:
         return orjson.dumps(row) + b"\n"
@@ -272,7 +272,7 @@ class _RecordGroup:
     """The records that one or several conversations were read from, and what is left out of them.
 
     Mostly a record holds one conversation. It may hold several, and in some forms all records of a file together are
-    one conversation. State: `add` is called for each of the conversations, then `cleaned_records` once.
+    one conversation. State: `add` is called for each of the conversations, then `iter_cleaned_records` once.
 
     Attributes:
         form: the name of the records' form.
@@ -315,18 +315,18 @@ class _RecordGroup:
             self.conversations_left += 1
             self.verdicts += verdicts
 
-    def cleaned_records(self) -> Iterator[Any]:
+    def iter_cleaned_records(self) -> Iterator[Any]:
         """Yield the records without what is left out; the first one gets the verdicts. Yield none if nothing stays.
 
         Raises UserError if one of several conversations in a record is to be left out, and the form does not allow it.
         """
         if self.conversations_left == 0:
             return
-        first, *others = self._remaining_records()
+        first, *others = self._build_remaining_records()
         yield _with_verdicts(first, self.verdicts)
         yield from others
 
-    def _remaining_records(self) -> list[Any]:
+    def _build_remaining_records(self) -> list[Any]:
         """Return the records without the calls and messages that are left out, at least one record.
 
         Raises UserError if records of this form can only be left out as a whole.
@@ -342,7 +342,7 @@ class _RecordGroup:
         return [drop(record, self.calls_left_out, self.places_left_out)]
 
 
-def _left_out(conversation: ReadConversation, verdicts: Sequence[Verdict], dropped: Dropped) -> _LeftOut:
+def _choose_left_out(conversation: ReadConversation, verdicts: Sequence[Verdict], dropped: Dropped) -> _LeftOut:
     """Return what is left out of a conversation, by the value of `dropped`:
 
     - "conversations": the whole conversation, if any of its calls is unhelpful
@@ -355,18 +355,18 @@ def _left_out(conversation: ReadConversation, verdicts: Sequence[Verdict], dropp
     messages = conversation.messages
     if dropped == "conversations":
         is_unhelpful = any(_is_unhelpful(verdict) for verdict in verdicts)
-        return _whole(messages) if is_unhelpful else NOTHING_LEFT_OUT
+        return _leave_out_conversation(messages) if is_unhelpful else NOTHING_LEFT_OUT
     verdicts_left_out = [verdict for verdict in verdicts if _is_dropped(verdict, dropped)]
     if not verdicts_left_out:
         return NOTHING_LEFT_OUT
     _require_droppable_calls(conversation.form, dropped)
-    return _calls_left_out(messages, verdicts_left_out)
+    return _leave_out_calls(messages, verdicts_left_out)
 
 
-def _calls_left_out(messages: Sequence[RecordedMessage], verdicts: Sequence[Verdict]) -> _LeftOut:
+def _leave_out_calls(messages: Sequence[RecordedMessage], verdicts: Sequence[Verdict]) -> _LeftOut:
     """Return that the calls with these verdicts are left out, with the answers that rested on them alone."""
     calls = [messages[verdict["turn"]].calls[verdict["call"]] for verdict in verdicts]
-    return _LeftOut(calls, _unsupported_messages(messages, verdicts))
+    return _LeftOut(calls, _select_unsupported_messages(messages, verdicts))
 
 
 def _require_droppable_calls(form: str, dropped: Dropped) -> None:
@@ -378,7 +378,7 @@ def _require_droppable_calls(form: str, dropped: Dropped) -> None:
         )
 
 
-def _whole(messages: Sequence[RecordedMessage]) -> _LeftOut:
+def _leave_out_conversation(messages: Sequence[RecordedMessage]) -> _LeftOut:
     """Return that a conversation is left out as a whole, with all of its calls and messages."""
     every_call = [call for message in messages for call in message.calls]
     return _LeftOut(every_call, messages, is_whole=True)
@@ -405,7 +405,9 @@ def _with_verdicts(record: Any, verdicts: Sequence[Verdict]) -> Any:
     return {**record, METADATA: list(verdicts)}
 
 
-def _unsupported_messages(messages: Sequence[RecordedMessage], left_out: Sequence[Verdict]) -> list[RecordedMessage]:
+def _select_unsupported_messages(
+    messages: Sequence[RecordedMessage], left_out: Sequence[Verdict]
+) -> list[RecordedMessage]:
     """Return the assistant's messages that have to be left out too when the calls of `left_out` are left out.
 
     A model must not learn to answer "17 degrees" without the call that gave it. If the assistant loses all calls with
@@ -413,16 +415,16 @@ def _unsupported_messages(messages: Sequence[RecordedMessage], left_out: Sequenc
     returned. They stay if the answer was as likely without each of the calls: it rests on earlier words.
     """
     unsupported: list[RecordedMessage] = []
-    for message_range in _ranges_by_user_message(messages):
+    for message_range in _iter_ranges_by_user_message(messages):
         # `turn` is the number of the message with the call.
         left_out_here = [verdict for verdict in left_out if verdict["turn"] in message_range]
         if left_out_here and _loses_support(messages, message_range, left_out_here):
             first = min(verdict["turn"] for verdict in left_out_here)
-            unsupported += _of_assistant(messages[first : message_range.stop])
+            unsupported += _select_assistant_messages(messages[first : message_range.stop])
     return unsupported
 
 
-def _of_assistant(messages: Sequence[RecordedMessage]) -> list[RecordedMessage]:
+def _select_assistant_messages(messages: Sequence[RecordedMessage]) -> list[RecordedMessage]:
     """Return the messages that the assistant wrote."""
     return [message for message in messages if message.role == "assistant"]
 
@@ -436,7 +438,7 @@ def _loses_support(messages: Sequence[RecordedMessage], message_range: range, le
     return not rests_on_earlier_words
 
 
-def _ranges_by_user_message(messages: Sequence[RecordedMessage]) -> Iterator[range]:
+def _iter_ranges_by_user_message(messages: Sequence[RecordedMessage]) -> Iterator[range]:
     """Yield the numbers of the messages from each message of the user to the next one.
 
     As range(0, 2) and range(2, 4) for messages of user, assistant, user, assistant. Messages before the first one of
@@ -451,7 +453,7 @@ def _ranges_by_user_message(messages: Sequence[RecordedMessage]) -> Iterator[ran
     yield range(start, len(messages))
 
 
-def _pairs(judgement: Judgement) -> list[dict[str, Any]]:
+def _build_preference_pairs(judgement: Judgement) -> list[dict[str, Any]]:
     """Return TRL's preference pairs: after the same messages, a call that helps (chosen) and one that does not.
 
     A pair has the fields prompt, chosen and rejected, each a list of OpenAI messages, and the gains of both calls.
@@ -460,7 +462,7 @@ def _pairs(judgement: Judgement) -> list[dict[str, Any]]:
     conversation_names: set[str] = set()
     for pair in pairs:
         conversation_names |= {pair.chosen, pair.rejected}
-    messages_by_name = _messages(judgement, conversation_names)
+    messages_by_name = _read_messages_by_name(judgement, conversation_names)
     records = []
     for pair in pairs:
         records.append(pair.record(messages_by_name[pair.chosen], messages_by_name[pair.rejected]))
@@ -490,15 +492,15 @@ class _CallPair(NamedTuple):
         """Return the preference pair, as it is written; the arguments are the messages of both conversations."""
         end = self.turn + 1
         return {
-            "prompt": _openai(chosen_messages[: self.turn]),
-            "chosen": _openai(chosen_messages[self.turn : end]),
-            "rejected": _openai(rejected_messages[self.turn : end]),
+            "prompt": _to_openai_messages(chosen_messages[: self.turn]),
+            "chosen": _to_openai_messages(chosen_messages[self.turn : end]),
+            "rejected": _to_openai_messages(rejected_messages[self.turn : end]),
             "gain_chosen": self.chosen_gain,
             "gain_rejected": self.rejected_gain,
         }
 
 
-def _messages(judgement: Judgement, names: Collection[str]) -> dict[str, tuple[RecordedMessage, ...]]:
+def _read_messages_by_name(judgement: Judgement, names: Collection[str]) -> dict[str, tuple[RecordedMessage, ...]]:
     """Return the messages of the named conversations, by name."""
     if not names:
         return {}
@@ -508,6 +510,6 @@ def _messages(judgement: Judgement, names: Collection[str]) -> dict[str, tuple[R
     return {name: messages_of(stored) for name, stored in wanted.iter_rows()}
 
 
-def _openai(messages: Sequence[RecordedMessage]) -> list[dict[str, Any]]:
+def _to_openai_messages(messages: Sequence[RecordedMessage]) -> list[dict[str, Any]]:
     """Return messages as OpenAI's API writes them; results are messages of the role tool."""
     return [message for _, message in to_openai(messages)]

@@ -43,12 +43,12 @@ from toolformer_dag.traces.other_results import (
     Circle,
     Donor,
     Donors,
-    call_hash,
+    hash_call,
     lacks_donors,
 )
 from toolformer_dag.traces.recorded_calls import KEY, PLACE
-from toolformer_dag.traces.recorded_conversations import conversations_by_number
-from toolformer_dag.traces.units import call_key
+from toolformer_dag.traces.recorded_conversations import read_conversations_by_number
+from toolformer_dag.traces.units import compute_call_key
 
 NAME = "traces/exchanged_results"
 """The table of the alternatives of calls."""
@@ -66,15 +66,15 @@ CALL_COLUMNS = ("tool", "document", "arguments", "result", "failed")
 
 def sample_settings(plan: Plan, lane: None) -> Mapping[str, Any]:
     """Return the settings that determine the samples, together with the calls: versions and limits."""
-    return {"exchange": METHOD, "lent": LENT, **_limits(plan)}
+    return {"exchange": METHOD, "lent": LENT, **_collect_limits(plan)}
 
 
 def settings(plan: Plan, lane: None) -> Mapping[str, Any]:
     """Return the settings that determine the alternatives, together with the calls and the borrowed results."""
-    return {"exchange": METHOD, "alternatives": alternatives.METHOD, **_limits(plan)}
+    return {"exchange": METHOD, "alternatives": alternatives.METHOD, **_collect_limits(plan)}
 
 
-def _limits(plan: Plan) -> dict[str, Any]:
+def _collect_limits(plan: Plan) -> dict[str, Any]:
     """Return how many donors are kept and how long they are, and how many alternatives a call gets."""
     return {"donors": DONORS, "longest_donor": LONGEST_DONOR, **determining(plan.settings.traces, "swaps")}
 
@@ -87,7 +87,7 @@ def sample_rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     """
     results_per_call = output.plan.settings.traces.swaps
     samples: list[dict[str, Any]] = []
-    for tool, donors in sorted(_donors(output, shard).of_tools()):  # donors come sorted by hash
+    for tool, donors in sorted(_collect_donors(output, shard).of_tools()):  # donors come sorted by hash
         shared_columns = {"shard": shard, "tool": tool, "lacks": lacks_donors(donors, results_per_call)}
         samples += [{**shared_columns, **donor._asdict()} for donor in donors[:LENT]]
     return PartRows([pl.DataFrame(samples, schema=output.stage.schema)])
@@ -103,13 +103,13 @@ def inputs(output: TableOutput) -> InputsOf:
     shards = [shard for shard in output.parts if samples.has(shard)]
     # A mapping from shard to fingerprint, computed once for each version of the table of samples.
     borrowed_fingerprints = samples.remembered(
-        f"borrowed by {fingerprint(shards)}", partial(_borrowed_hashes, output, shards)
+        f"borrowed by {fingerprint(shards)}", partial(_compute_borrowed_fingerprints, output, shards)
     )
     calls = output.plan.lake.table(recorded_calls.NAME)
-    return partial(_inputs_of_shard, calls, borrowed_fingerprints)
+    return partial(_collect_shard_inputs, calls, borrowed_fingerprints)
 
 
-def _inputs_of_shard(calls: Table, fingerprints: Mapping[str, Any], shard: str) -> Mapping[str, Any]:
+def _collect_shard_inputs(calls: Table, fingerprints: Mapping[str, Any], shard: str) -> Mapping[str, Any]:
     """Return the versions of what a shard's rows are made from.
 
     calls: the table of recorded calls. fingerprints: of the borrowed results, by shard.
@@ -117,56 +117,56 @@ def _inputs_of_shard(calls: Table, fingerprints: Mapping[str, Any], shard: str) 
     return {"recorded_calls": calls.part_version(shard), "borrowed": fingerprints.get(shard)}
 
 
-def _borrowed_hashes(output: TableOutput, shards: Sequence[str]) -> dict[str, str]:
+def _compute_borrowed_fingerprints(output: TableOutput, shards: Sequence[str]) -> dict[str, str]:
     """Return, by shard, a fingerprint of the results that it borrows; shards that borrow nothing are left out.
 
     shards: the ones whose samples are published.
     """
     if not shards:
         return {}
-    borrowed = _borrowed_by_shard(output.plan.lake.table(SAMPLES).scan(shards))
+    borrowed = _group_borrowed_results_by_shard(output.plan.lake.table(SAMPLES).scan(shards))
     return {shard: fingerprint(results_of_tools) for shard, results_of_tools in borrowed.items()}
 
 
-def _borrowed_by_shard(samples: pl.LazyFrame) -> dict[str, list[object]]:
+def _group_borrowed_results_by_shard(samples: pl.LazyFrame) -> dict[str, list[object]]:
     """Return, by shard, what identifies the results that it borrows, an item per tool of which it has too few."""
-    borrowers = _borrowers(samples)
-    samples_of_tool = _samples_of_tools(samples, borrowers["tool"])
+    borrowers = _list_borrowers(samples)
+    samples_of_tool = _group_samples_by_tool(samples, borrowers["tool"])
     borrowed: dict[str, list[object]] = {}
     for shard, tool in borrowers.iter_rows():
-        results_of_tool = _borrowed_of_tool(samples_of_tool[(tool,)], shard, tool)
+        results_of_tool = _identify_borrowed_results(samples_of_tool[(tool,)], shard, tool)
         borrowed.setdefault(shard, []).append(results_of_tool)
     return borrowed
 
 
-def _borrowers(samples: pl.LazyFrame) -> pl.DataFrame:
+def _list_borrowers(samples: pl.LazyFrame) -> pl.DataFrame:
     """Return the pairs of shard and tool for which the shard borrows results, sorted."""
     return samples.filter("lacks").select("shard", "tool").unique().sort("shard", "tool").collect()
 
 
-def _borrowed_of_tool(samples: pl.DataFrame, shard: str, tool: str) -> list[Any]:
+def _identify_borrowed_results(samples: pl.DataFrame, shard: str, tool: str) -> list[Any]:
     """Return what identifies the results of a tool that a shard borrows: the tool, their hashes and their documents.
 
     samples: all samples of the tool, sorted by hash.
     """
     of_other_shards = samples.filter(pl.col("shard") != shard)
-    lent = _first_distinct(of_other_shards)
+    lent = _select_first_distinct(of_other_shards)
     return [tool, lent["hash"].to_list(), lent["document"].to_list()]
 
 
-def _samples_of_tools(samples: pl.LazyFrame, tools: pl.Series) -> dict[tuple[Any, ...], pl.DataFrame]:
+def _group_samples_by_tool(samples: pl.LazyFrame, tools: pl.Series) -> dict[tuple[Any, ...], pl.DataFrame]:
     """Return a frame of samples, without results, for each of the tools, by (tool,), sorted by hash and document."""
     without_results = samples.select("shard", "tool", "hash", "document")
-    return _sorted_samples(without_results, tools.unique()).partition_by("tool", as_dict=True)
+    return _read_sorted_samples(without_results, tools.unique()).partition_by("tool", as_dict=True)
 
 
-def _sorted_samples(samples: pl.LazyFrame, tools: pl.Series) -> pl.DataFrame:
+def _read_sorted_samples(samples: pl.LazyFrame, tools: pl.Series) -> pl.DataFrame:
     """Return the samples of these tools, sorted by tool, hash and document."""
     is_needed = pl.col("tool").is_in(tools.implode())
     return samples.filter(is_needed).sort("tool", "hash", "document").collect()
 
 
-def _first_distinct(samples: pl.DataFrame) -> pl.DataFrame:
+def _select_first_distinct(samples: pl.DataFrame) -> pl.DataFrame:
     """Return the first LENT samples of different hashes; of samples with the same hash only the first is kept."""
     distinct = samples.unique("hash", keep="first", maintain_order=True)
     return distinct.head(LENT)
@@ -174,7 +174,7 @@ def _first_distinct(samples: pl.DataFrame) -> pl.DataFrame:
 
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     """Return a row with the alternatives of each call of a shard, in the order of the calls."""
-    return PartRows(_frames(output, shard))
+    return PartRows(_iter_frames(output, shard))
 
 
 @dataclass(frozen=True)
@@ -230,7 +230,7 @@ class ShardResults:
 
     def of_same_tool(self, row: Mapping[str, Any]) -> Alternatives:
         """Return results of the call's tool in other conversations, none if too few. row: of the table of calls."""
-        call = _call(row)
+        call = _parse_call(row)
         circles = self.circles.get(call.tool, [])
         others = chain.from_iterable(circle.others(row["document"], call) for circle in circles)
         return of_other_results(call, others, self.swaps)
@@ -241,13 +241,13 @@ class ShardResults:
         They are the call's own result with other values, as {"temp": 31} of {"temp": 18}; or, if no value can be
         replaced, results of other tools. row: of the table of calls. messages: its conversation.
         """
-        call = _call(row)
+        call = _parse_call(row)
         document = row["document"]  # a hash that conversations about the same question share
         if call.result is None:
             return NO_ALTERNATIVES
         own_with_other_values = of_exchanged_values(
             call,
-            identity=call_hash(document, call),
+            identity=hash_call(document, call),
             before=said_before(messages, row["turn"], row["call"]),
             pools=self.other_tools.strings,
             most=self.swaps,
@@ -258,21 +258,21 @@ class ShardResults:
         return of_other_tools(call, other_results, most=self.swaps)
 
 
-def _shard_results(output: TableOutput, shard: str) -> ShardResults:
+def _collect_shard_results(output: TableOutput, shard: str) -> ShardResults:
     """Return the results that calls of a shard may get in place of their own (donors), in two collections:
 
     - circles: by tool, the shard's own donors, then those borrowed from other shards if there are too few
     - other_tools: the first LENT donors of every tool, for calls whose tool has too few even then
     """
-    donors = _donors(output, shard)
+    donors = _collect_donors(output, shard)
     other_tools = OtherToolResults()
     for tool, donors_of_tool in donors.of_tools():
         other_tools.add(tool, donors_of_tool[:LENT])
-    circles = _circles(donors, _borrowed_circles(output, shard))
+    circles = _merge_circles(donors, _build_borrowed_circles(output, shard))
     return ShardResults(circles, other_tools, swaps=output.plan.settings.traces.swaps)
 
 
-def _circles(donors: Donors, borrowed: Mapping[str, Circle]) -> dict[str, list[Circle]]:
+def _merge_circles(donors: Donors, borrowed: Mapping[str, Circle]) -> dict[str, list[Circle]]:
     """Return, by tool, the circle of a shard's own results, then the circle of borrowed ones if there are any."""
     circles = {tool: [circle] for tool, circle in donors.circles().items()}
     for tool, circle in borrowed.items():
@@ -280,18 +280,18 @@ def _circles(donors: Donors, borrowed: Mapping[str, Circle]) -> dict[str, list[C
     return circles
 
 
-def _frames(output: TableOutput, shard: str) -> Iterator[pl.DataFrame]:
+def _iter_frames(output: TableOutput, shard: str) -> Iterator[pl.DataFrame]:
     """Yield the table's rows for a shard, a row per call, in frames of at most BATCH calls."""
-    results = _shard_results(output, shard)
+    results = _collect_shard_results(output, shard)
     for part_file in output.plan.lake.table(recorded_calls.NAME).batches(shard):
         for calls in part_file.iter_slices(BATCH):
             rows = calls.select("digest", "number", "turn", "call", *CALL_COLUMNS).to_dicts()
-            alternatives_of_calls = _alternatives(output.plan, shard, rows, results)
+            alternatives_of_calls = _choose_alternatives(output.plan, shard, rows, results)
             frame = _with_alternatives(calls, rows, alternatives_of_calls)
             yield frame.select(output.stage.schema.names())
 
 
-def _alternatives(
+def _choose_alternatives(
     plan: Plan, shard: str, rows: Sequence[Mapping[str, Any]], results: ShardResults
 ) -> list[Alternatives]:
     """Return, for each call, results to put in place of its own, which show whether what follows rests on it.
@@ -301,7 +301,7 @@ def _alternatives(
     """
     chosen = [results.of_same_tool(row) for row in rows]
     lacking = [index for index, alternatives_of_call in enumerate(chosen) if not alternatives_of_call.results]
-    conversations = conversations_by_number(plan, shard, {rows[index]["number"] for index in lacking})
+    conversations = read_conversations_by_number(plan, shard, {rows[index]["number"] for index in lacking})
     for index in lacking:
         row = rows[index]
         messages = conversations[row["number"]].messages
@@ -320,27 +320,27 @@ def _with_alternatives(
     added_rows = []
     for row, alternatives_of_call in zip(rows, alternatives_of_calls, strict=True):
         results = alternatives_of_call.results
-        key = call_key(row["digest"], row["turn"], row["call"], results)
+        key = compute_call_key(row["digest"], row["turn"], row["call"], results)
         added_rows.append({"key": key, "means": alternatives_of_call.means, "results": list(results)})
     return calls.hstack(pl.DataFrame(added_rows, schema=ALTERNATIVE_COLUMNS))
 
 
-def _donors(output: TableOutput, shard: str) -> Donors:
+def _collect_donors(output: TableOutput, shard: str) -> Donors:
     """Return the results of the calls of a shard, by tool, that other calls may get (donors)."""
     donors = Donors()
     for calls in output.plan.lake.table(recorded_calls.NAME).batches(shard):
         for row in calls.select(CALL_COLUMNS).iter_rows(named=True):
-            donors.add(row["document"], _call(row))
+            donors.add(row["document"], _parse_call(row))
     return donors
 
 
-def _borrowed_circles(output: TableOutput, shard: str) -> dict[str, Circle]:
+def _build_borrowed_circles(output: TableOutput, shard: str) -> dict[str, Circle]:
     """Return, by tool, a circle of the results that a shard borrows; only for tools of which it has too few results."""
-    samples_of_tool = _lendable_samples(output, shard).group_by("tool", maintain_order=True)
-    return {str(tool): _borrowed_circle(samples) for [tool], samples in samples_of_tool}
+    samples_of_tool = _read_lendable_samples(output, shard).group_by("tool", maintain_order=True)
+    return {str(tool): _build_borrowed_circle(samples) for [tool], samples in samples_of_tool}
 
 
-def _lendable_samples(output: TableOutput, shard: str) -> pl.DataFrame:
+def _read_lendable_samples(output: TableOutput, shard: str) -> pl.DataFrame:
     """Return the samples of other shards, of tools of which this shard has too few results, sorted by tool and hash."""
     table = output.plan.lake.table(SAMPLES)
     samples_of_shard = table.read(shard)
@@ -348,16 +348,16 @@ def _lendable_samples(output: TableOutput, shard: str) -> pl.DataFrame:
     other_shards = [part for part in output.parts if part != shard]
     if lacking_tools.is_empty() or not other_shards:
         return samples_of_shard.clear()
-    return _sorted_samples(table.scan(other_shards), lacking_tools)
+    return _read_sorted_samples(table.scan(other_shards), lacking_tools)
 
 
-def _borrowed_circle(samples: pl.DataFrame) -> Circle:
+def _build_borrowed_circle(samples: pl.DataFrame) -> Circle:
     """Return the circle of the first LENT distinct samples. samples: of one tool, sorted by hash."""
-    rows = _first_distinct(samples).iter_rows(named=True)
+    rows = _select_first_distinct(samples).iter_rows(named=True)
     return Circle.of([Donor(hash=row["hash"], result=row["result"], document=row["document"]) for row in rows])
 
 
-def _call(row: Mapping[str, Any]) -> RecordedCall:
+def _parse_call(row: Mapping[str, Any]) -> RecordedCall:
     """Return the call of a row of the table of calls, without its place in the record."""
     return RecordedCall(row["tool"], json.loads(row["arguments"]), result=row["result"], failed=row["failed"])
 

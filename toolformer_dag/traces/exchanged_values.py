@@ -20,9 +20,9 @@ from toolformer_dag.traces.result_values import (
     UNITS,
     WORD,
     ResultValue,
+    have_same_values,
+    normalize_words,
     result_values,
-    same_values,
-    value_words,
 )
 
 POOL_SIZE = 32  # strings that are kept per pool
@@ -54,11 +54,11 @@ EMPTY_VALUES = frozenset({"null", "None", ""})
 class StringPools:
     """The strings with which a string of a result may be replaced, collected from many results.
 
-    A string is in three pools: of its tool and field, of its field, and of its kind (`kind_of`). A pool keeps the
-    POOL_SIZE strings of the lowest hash, so it is the same in whatever order results are added.
+    A string is in three pools: of its tool and field, of its field, and of its kind (`classify_value`). A pool keeps
+    the POOL_SIZE strings of the lowest hash, so it is the same in whatever order results are added.
 
     Attributes:
-        pools: by the name of a pool (`_pool_names`), its strings as pairs (hash, string), lowest hash first.
+        pools: by the name of a pool (`_list_pool_names`), its strings as pairs (hash, string), lowest hash first.
     """
 
     pools: dict[tuple[str, ...], list[tuple[str, str]]] = field(default_factory=lambda: defaultdict(list))
@@ -66,13 +66,13 @@ class StringPools:
     def add(self, tool: str, result: str) -> None:
         """Add the names and prose of a result to their pools."""
         for value in result_values(result):
-            kind = kind_of(value)
+            kind = classify_value(value)
             if kind not in ("name", "prose"):
                 continue
-            for pool_name in _pool_names(tool, value.key, kind):
-                self._keep(pool_name, value.text)
+            for pool_name in _list_pool_names(tool, value.key, kind):
+                self._add_to_pool(pool_name, value.text)
 
-    def _keep(self, pool_name: tuple[str, ...], text: str) -> None:
+    def _add_to_pool(self, pool_name: tuple[str, ...], text: str) -> None:
         """Insert a string into a pool by its hash, and drop the last one if the pool is too full."""
         pool = self.pools[pool_name]
         entry = (_hash(text), text)
@@ -87,26 +87,28 @@ class StringPools:
         string with the words of the value is never chosen, nor one all of whose words are in `said_before`, the words
         that were said before the call.
         """
-        for pool_name in _pool_names(tool, value.key, kind_of(value)):
-            candidates = self._other_strings(pool_name, value, said_before)
+        for pool_name in _list_pool_names(tool, value.key, classify_value(value)):
+            candidates = self._list_other_strings(pool_name, value, said_before)
             if candidates:
                 # Random, but stable: a further candidate changes the choice only if its own hash is the smallest.
                 return min(candidates, key=lambda text: _hash(f"{seed} {text}"))
         return None
 
-    def _other_strings(self, pool_name: tuple[str, ...], value: ResultValue, said_before: Collection[str]) -> list[str]:
+    def _list_other_strings(
+        self, pool_name: tuple[str, ...], value: ResultValue, said_before: Collection[str]
+    ) -> list[str]:
         """Return the strings of a pool with other words than the value, and with words that were not said before."""
-        words = value_words(value.text)
-        strings = [text for _, text in self.pools.get(pool_name, ()) if value_words(text) != words]
-        return [text for text in strings if not _all_said(text, said_before)]
+        words = normalize_words(value.text)
+        strings = [text for _, text in self.pools.get(pool_name, ()) if normalize_words(text) != words]
+        return [text for text in strings if not _is_said_before(text, said_before)]
 
 
-def _pool_names(tool: str, key: str, kind: str) -> tuple[tuple[str, ...], ...]:
+def _list_pool_names(tool: str, key: str, kind: str) -> tuple[tuple[str, ...], ...]:
     """Return the names of the three pools of a string: of its tool and field, of its field, of its kind."""
     return ("tool", tool, key, kind), ("key", key, kind), ("kind", kind)
 
 
-def kind_of(value: ResultValue) -> str:
+def classify_value(value: ResultValue) -> str:
     """Return the kind of a value, which says how it is replaced:
 
     - "empty": null, "" or a unit of measurement, as "celsius" in the field `unit`
@@ -124,11 +126,11 @@ def kind_of(value: ResultValue) -> str:
         return "boolean"
     if text.casefold() in AFFIRMATIONS:
         return "state"
-    return _kind_of_text(text)
+    return _classify_text(text)
 
 
-def _kind_of_text(text: str) -> str:
-    """Return "confirmation", "coded", "name" or "prose" for a text by its words; see `kind_of`."""
+def _classify_text(text: str) -> str:
+    """Return "confirmation", "coded", "name" or "prose" for a text by its words; see `classify_value`."""
     if AFFIRMATIONS.intersection(re.findall(r"\w+", text.casefold())):
         return "confirmation"
     word_count = len(text.split())
@@ -137,7 +139,7 @@ def _kind_of_text(text: str) -> str:
     return "name" if word_count <= NAME_WORDS else "prose"
 
 
-def exchanged_result(result: str, tool: str, seed: str, before: str, pools: StringPools) -> str | None:
+def exchange_values(result: str, tool: str, seed: str, before: str, pools: StringPools) -> str | None:
     """Return a result with other values in the same form, as {"temp": 31} for {"temp": 18}; None if that fails.
 
     It fails where no value can be replaced, and where ATTEMPTS draws give no result with other values. Two equal values
@@ -151,19 +153,21 @@ def exchanged_result(result: str, tool: str, seed: str, before: str, pools: Stri
             "success" and fields that say whether the call went well.
         pools: the strings to choose from.
     """
-    words_before = _words(before)
+    words_before = _to_word_set(before)
     for attempt in range(ATTEMPTS):
         replacement = _RandomReplacement(tool, f"{seed} {attempt}", words_before, pools)
         changed = replacement.with_other_values(result)
         if changed == result:  # no value that could be replaced
             return None
-        has_same_fields = _keys(changed) == _keys(result)  # without quotes, two words in place of one are two values
-        if has_same_fields and not same_values(changed, result):
+        has_same_fields = _list_value_keys(changed) == _list_value_keys(
+            result
+        )  # without quotes, two words in place of one are two values
+        if has_same_fields and not have_same_values(changed, result):
             return changed
     return None
 
 
-def _keys(result: str) -> list[str]:
+def _list_value_keys(result: str) -> list[str]:
     """Return the field of each value of a result.
 
     They may differ after a replacement: without quotes, a text of two words is read as two values.
@@ -192,62 +196,62 @@ class _RandomReplacement:
         pieces: list[str] = []
         end_of_last = 0  # the offset after the last value that was replaced
         for value in result_values(result):
-            replacement = self._replacement(value)
+            replacement = self._choose_replacement(value)
             if replacement is not None:
-                pieces += [result[end_of_last : value.start], _escaped(replacement, value.quote)]
+                pieces += [result[end_of_last : value.start], _escape_text(replacement, value.quote)]
                 end_of_last = value.end
         return "".join([*pieces, result[end_of_last:]])
 
-    def _replacement(self, value: ResultValue) -> str | None:
+    def _choose_replacement(self, value: ResultValue) -> str | None:
         """Return the text to put in place of a value, as "true" for "false" or 52 for 17; None if the value stays.
 
         A value stays if it says nothing (null, a unit), only says that the call went well ("ok"), or, unless it is true
         or false, was said before the call: then an answer may have it from there.
         """
-        kind = kind_of(value)
+        kind = classify_value(value)
         if kind in ("empty", "state"):
             return None
         if kind == "boolean":
-            return _opposite(value)
-        if _all_said(value.text, self.said_before):
+            return _find_opposite(value)
+        if _is_said_before(value.text, self.said_before):
             return None
-        return self._other_text(value, kind)
+        return self._choose_other_text(value, kind)
 
-    def _other_text(self, value: ResultValue, kind: str) -> str | None:
+    def _choose_other_text(self, value: ResultValue, kind: str) -> str | None:
         """Return a value with other digits if it is coded or a confirmation, else a string of the pools."""
         value_seed = f"{self.seed} {value.text}"  # the same for equal values
         if kind in ("coded", "confirmation"):
-            return redrawn(value.text, value_seed, self.said_before)
+            return redraw_digits(value.text, value_seed, self.said_before)
         return self.pools.replacement(self.tool, value, value_seed, self.said_before)
 
 
-def _opposite(value: ResultValue) -> str | None:
+def _find_opposite(value: ResultValue) -> str | None:
     """Return "false" for true and the reverse; None if the field says whether the call went well, as "success"."""
     return None if value.key.casefold() in OUTCOME_KEYS else OPPOSITES[value.text]
 
 
-def redrawn(text: str, seed: str, said_before: Collection[str] = ()) -> str:
+def redraw_digits(text: str, seed: str, said_before: Collection[str] = ()) -> str:
     """Return a text with other digits in its numbers, dates, times and codes; the text itself if that fails.
 
     - "17 km" -> "52 km", "007" -> "038": numbers keep their length, sign and decimal point
     - "2024-05-31" -> "2024-11-04": dates and times stay possible ones
     - "AB12" -> "QK75"
 
-    said_before: words that stay, since they were said before the call (`value_words`), as ("17",) for "17 km". It fails
-    if no digits may change, or if ATTEMPTS draws give no other values.
+    said_before: words that stay, since they were said before the call (`normalize_words`), as ("17",) for "17 km". It
+    fails if no digits may change, or if ATTEMPTS draws give no other values.
     """
     for attempt in range(ATTEMPTS):  # random digits may be the ones that stood there
         digits = _Digits(f"{seed} {attempt}")
-        changed = WORD.sub(partial(_redrawn_word, digits=digits, said_before=said_before), text)
-        if value_words(changed) != value_words(text):
+        changed = WORD.sub(partial(_redraw_word, digits=digits, said_before=said_before), text)
+        if normalize_words(changed) != normalize_words(text):
             return changed
     return text
 
 
-def _redrawn_word(match: re.Match[str], digits: "_Digits", said_before: Collection[str]) -> str:
+def _redraw_word(match: re.Match[str], digits: "_Digits", said_before: Collection[str]) -> str:
     """Return a matched word with other digits, or as it is if it was said before."""
     word = match[0]
-    return word if _all_said(word, said_before) else CODED.sub(digits.redraw, word)
+    return word if _is_said_before(word, said_before) else CODED.sub(digits.redraw, word)
 
 
 class _Digits:
@@ -265,32 +269,32 @@ class _Digits:
     def redraw(self, match: re.Match[str]) -> str:
         """Return another date, time, number or code in place of a match of CODED."""
         if match["date"]:
-            return self._date(match["year"])
+            return self._draw_date(match["year"])
         if match["time"]:
-            return self._time(hour_digits=len(match["hour"]))
+            return self._draw_time(hour_digits=len(match["hour"]))
         if match["scientific"]:  # 1.5 of 1.5e10
             return self._with_other_numbers(match["scientific"])
         word = match["code"]
         if _is_number(word):
             return self._with_other_numbers(word)
-        return "".join(self._character(character) for character in word)  # AB12
+        return "".join(self._redraw_character(character) for character in word)  # AB12
 
-    def _date(self, year: str) -> str:
+    def _draw_date(self, year: str) -> str:
         """Return a date of a year, as 2024-11-04."""
         month = self.draw(1, 12)
         day = self.draw(1, 28)
         return f"{year}-{month:02}-{day:02}"
 
-    def _time(self, hour_digits: int) -> str:
+    def _draw_time(self, hour_digits: int) -> str:
         """Return a time from 1:00 to 12:59, as 09:30 with two digits of the hour."""
         hour = str(self.draw(1, 12)).zfill(hour_digits)
         return f"{hour}:{self.draw(0, 59):02}"
 
     def _with_other_numbers(self, text: str) -> str:
         """Return a text with other digits in each run of digits: 12kg becomes 47kg."""
-        return DIGIT_RUN.sub(self._number, text)
+        return DIGIT_RUN.sub(self._redraw_number, text)
 
-    def _number(self, match: re.Match[str]) -> str:
+    def _redraw_number(self, match: re.Match[str]) -> str:
         """Return other digits for a run of digits. A year keeps its century; a first 0 stays, no further 0 is drawn."""
         digits = match[0]
         if re.fullmatch(r"(19|20)\d\d", digits):  # a year
@@ -298,7 +302,7 @@ class _Digits:
         leading_zero = "0" if len(digits) > 1 and digits[0] == "0" else ""
         return leading_zero + "".join(str(self.draw(1, 9)) for _ in digits[len(leading_zero) :])
 
-    def _character(self, character: str) -> str:
+    def _redraw_character(self, character: str) -> str:
         """Return another digit for a digit, another letter for an ASCII letter; other characters stay."""
         if character.isdigit():
             return str(self.draw(1, 9))
@@ -314,7 +318,7 @@ def _is_number(word: str) -> bool:
     return not letters or letters in UNITS or letters in NUMBER_ENDINGS
 
 
-def _escaped(text: str, quote: str) -> str:
+def _escape_text(text: str, quote: str) -> str:
     """Return a text escaped to stand between the quotation marks `quote`; "" means without quotes, as it is."""
     if quote == '"':
         return json.dumps(text, ensure_ascii=False)[1:-1]
@@ -323,14 +327,14 @@ def _escaped(text: str, quote: str) -> str:
     return text
 
 
-def _all_said(text: str, said_before: Collection[str]) -> bool:
+def _is_said_before(text: str, said_before: Collection[str]) -> bool:
     """Return whether all words of a text are among the words that were said before a call."""
-    return _words(text) <= set(said_before)
+    return _to_word_set(text) <= set(said_before)
 
 
-def _words(text: str) -> set[str]:
-    """Return the words of a text in one spelling, see `value_words`."""
-    return set(value_words(text))
+def _to_word_set(text: str) -> set[str]:
+    """Return the words of a text in one spelling, see `normalize_words`."""
+    return set(normalize_words(text))
 
 
 def _hash(text: str) -> str:

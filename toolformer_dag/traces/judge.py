@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import polars as pl
 
-from toolformer_dag.computing.stored_rows import chunk_size
+from toolformer_dag.computing.stored_rows import choose_chunk_size
 from toolformer_dag.lake.row_store import RowStore
 from toolformer_dag.model.backend import TokenQuery
 from toolformer_dag.settings.sections import Settings
@@ -127,21 +127,23 @@ class Judge:
         They are judged in chunks; the losses of a chunk are stored before the next one is begun. Raises ModelError,
         StorageError.
         """
-        size = chunk_size(self.settings)
+        size = choose_chunk_size(self.settings)
         for first in range(0, len(units), size):
-            yield from self._judged_chunk(units[first : first + size])
+            yield from self._judge_chunk(units[first : first + size])
 
-    def _judged_chunk(self, units: Sequence[UnitToJudge]) -> Iterator[JudgedUnit]:
+    def _judge_chunk(self, units: Sequence[UnitToJudge]) -> Iterator[JudgedUnit]:
         """Yield units with their losses; all of these are computed and stored before the first unit is yielded."""
         variants_or_reasons = [self.writer.variants(unit) for unit in units]
-        losses = self._losses([variants for variants in variants_or_reasons if not isinstance(variants, str)])
+        losses = self._collect_losses([variants for variants in variants_or_reasons if not isinstance(variants, str)])
         for unit, variants in zip(units, variants_or_reasons, strict=True):
             if isinstance(variants, str):  # the reason why the unit cannot be judged
                 yield JudgedUnit(losses={}, reason=variants)
             else:
-                yield self._judged(unit, variants, losses)
+                yield self._build_judged_unit(unit, variants, losses)
 
-    def _judged(self, unit: UnitToJudge, variants: Mapping[str, Variant], losses: Mapping[str, float]) -> JudgedUnit:
+    def _build_judged_unit(
+        self, unit: UnitToJudge, variants: Mapping[str, Variant], losses: Mapping[str, float]
+    ) -> JudgedUnit:
         """Return a unit, such as a call, with its losses; or the reason not_finite if one of them is NaN or infinite.
 
         variants: the texts under which the unit is read, by name, such as {"none": ..., "own": ..., "0": ...}.
@@ -158,24 +160,24 @@ class Judge:
             tokens=len(variants[OWN].positions),
         )
 
-    def _losses(self, variants_of_units: Sequence[Mapping[str, Variant]]) -> dict[str, float]:
+    def _collect_losses(self, variants_of_units: Sequence[Mapping[str, Variant]]) -> dict[str, float]:
         """Return the losses of all variants by digest; losses that are not stored are computed and stored."""
-        wanted = _wanted_losses(variants_of_units)
-        stored = self._stored_losses(wanted)
+        wanted = _collect_wanted_losses(variants_of_units)
+        stored = self._read_stored_losses(wanted)
         missing = {digest: loss for digest, loss in wanted.items() if digest not in stored}
         self.counts.update(reused=len(stored), computed=len(missing))
-        return stored | self._new_losses(missing)
+        return stored | self._compute_and_store_losses(missing)
 
-    def _new_losses(self, missing: Mapping[str, "_WantedLoss"]) -> dict[str, float]:
+    def _compute_and_store_losses(self, missing: Mapping[str, "_WantedLoss"]) -> dict[str, float]:
         """Compute losses in chunks, store each chunk when it is done, and return all by digest."""
         losses: dict[str, float] = {}
-        for chunk in _chunks(missing, chunk_size(self.settings)):
-            computed = self._computed_losses(chunk)
+        for chunk in _iter_chunks(missing, choose_chunk_size(self.settings)):
+            computed = self._compute_losses(chunk)
             self._store_losses(computed)
             losses |= computed
         return losses
 
-    def _stored_losses(self, digests: Collection[str]) -> dict[str, float]:
+    def _read_stored_losses(self, digests: Collection[str]) -> dict[str, float]:
         """Return the losses of these variants that an earlier run has stored, by digest."""
         if self.store is None or not digests:
             return {}
@@ -187,19 +189,19 @@ class Judge:
         if self.store is not None:
             self.store.append(pl.DataFrame({"digest": list(losses), "loss": list(losses.values())}, schema=LOSSES))
 
-    def _computed_losses(self, wanted: Mapping[str, "_WantedLoss"]) -> dict[str, float]:
+    def _compute_losses(self, wanted: Mapping[str, "_WantedLoss"]) -> dict[str, float]:
         """Run the model, and return the losses by digest: the sum of weight * -log p over the weighted tokens."""
         queries = [wanted_loss.query() for wanted_loss in wanted.values()]
         losses: dict[str, float] = {}
-        with self._counted_tokens():
+        with self._count_tokens():
             tables = self.engine.backend.log_probabilities(queries)  # one per query, in their order
             for (digest, wanted_loss), table in zip(wanted.items(), tables, strict=True):
                 log_probabilities = table[:, 0].tolist()  # a row per weighted token, with one column for that token
-                losses[digest] = _weighted_loss(wanted_loss.variant.weights, log_probabilities)
+                losses[digest] = _compute_weighted_loss(wanted_loss.variant.weights, log_probabilities)
         return losses
 
     @contextmanager
-    def _counted_tokens(self) -> Iterator[None]:
+    def _count_tokens(self) -> Iterator[None]:
         """Add the tokens that go through the model inside the block to `tokens`."""
         before = Counter(self.engine.counts.as_dict())
         yield
@@ -234,33 +236,33 @@ class _WantedLoss(NamedTuple):
         )
 
 
-def _wanted_losses(variants_of_units: Sequence[Mapping[str, Variant]]) -> dict[str, _WantedLoss]:
+def _collect_wanted_losses(variants_of_units: Sequence[Mapping[str, Variant]]) -> dict[str, _WantedLoss]:
     """Return the losses that are wanted, by the digest of a variant's tokens: variants with equal tokens share one.
 
     variants_of_units: for each unit, such as a call, the token sequences with it, without it and with others instead.
     """
     wanted: dict[str, _WantedLoss] = {}
     for variants in variants_of_units:
-        shared_length = _shared_tokens(list(variants.values()))
+        shared_length = _count_shared_tokens(list(variants.values()))
         for variant in variants.values():
             wanted[variant.digest] = _WantedLoss(variant, shared_length)
     return wanted
 
 
-def _chunks(wanted: Mapping[str, _WantedLoss], size: int) -> Iterator[dict[str, _WantedLoss]]:
+def _iter_chunks(wanted: Mapping[str, _WantedLoss], size: int) -> Iterator[dict[str, _WantedLoss]]:
     """Yield wanted losses in chunks of at most `size`, in their order."""
     digests = list(wanted)
     for first in range(0, len(digests), size):
         yield {digest: wanted[digest] for digest in digests[first : first + size]}
 
 
-def _weighted_loss(weights: Sequence[float], log_probabilities: Sequence[float]) -> float:
+def _compute_weighted_loss(weights: Sequence[float], log_probabilities: Sequence[float]) -> float:
     """Return the sum of weight * -log p, as 1.5 for the weights 0.5, 0.5 and the log probabilities -1, -2."""
     weighted = [weight * log_p for weight, log_p in zip(weights, log_probabilities, strict=True)]
     return -sum(weighted)
 
 
-def _shared_tokens(variants: Sequence[Variant]) -> int:
+def _count_shared_tokens(variants: Sequence[Variant]) -> int:
     """Return with how many equal tokens the variants of a unit begin, up to the first weighted token.
 
     The model reads this beginning once for all of them. As an example, 2 of (5, 6, 7, 8) and (5, 6, 9, 8).

@@ -22,9 +22,9 @@ from toolformer_dag.computing.worker import Worker
 from toolformer_dag.computing.workers import Workers, executor_of
 from toolformer_dag.files import UserError, WriteError, beside, replace_whole
 from toolformer_dag.identity import fingerprint
-from toolformer_dag.lake.database_files import NO_SPACE, reason_of, write_out
+from toolformer_dag.lake.database_files import NO_SPACE, parse_error_reason, write_out
 from toolformer_dag.lake.manifest import Pointer
-from toolformer_dag.lake.queries import OFFLINE, quoted, sql_text
+from toolformer_dag.lake.queries import OFFLINE, quoted, read_sql_file
 from toolformer_dag.lake.session import session
 from toolformer_dag.lake.warehouse import WarehouseError, query
 from toolformer_dag.settings.sections import Settings
@@ -33,9 +33,9 @@ from toolformer_dag.traces.judge import load_variant_writer
 from toolformer_dag.traces.recorded_conversations import REJECTED_RECORDS
 from toolformer_dag.traces.trace_stages import SHOWN, trace_tables
 
-TABLES = sql_text(__package__, "trace_tables.sql")
+TABLES = read_sql_file(__package__, "trace_tables.sql")
 """SQL that creates the tables of the file from views over the tables of the lake."""
-VIEWS = sql_text(__package__, "trace_views.sql")
+VIEWS = read_sql_file(__package__, "trace_views.sql")
 """SQL that creates the views of the file, such as trace_calls with the verdicts, over its tables."""
 MEMORY = "1GB"
 """The memory that DuckDB may use while it builds the file; the rest is written to a temporary folder."""
@@ -99,20 +99,20 @@ def judged(
     Raises UserError if a source is missing, or no source has a conversation with a call; raises ModelError and
     StorageError.
     """
-    plan = conversation_plan(settings, sources)
+    plan = build_conversation_plan(settings, sources)
     work = update_tables(plan, advance)  # stores the losses, from which verdicts follow, in the lake
-    version = traces_version(plan)  # a hash of these tables and of what else the file is built from
+    version = compute_traces_version(plan)  # a hash of these tables and of what else the file is built from
     if made_from(database) == version:
-        yield _judgement(plan, database, work)
+        yield _build_judgement(plan, database, work)
         return
-    with _temporary_file(database) as fresh:
-        build_file(plan, fresh, version)
-        with _moved_at_end(fresh, database):
-            yield _judgement(plan, fresh, work)
+    with _use_temporary_file(database) as fresh:
+        build_traces_database(plan, fresh, version)
+        with _move_at_end(fresh, database):
+            yield _build_judgement(plan, fresh, work)
 
 
 @contextmanager
-def _temporary_file(database: Path) -> Iterator[Path]:
+def _use_temporary_file(database: Path) -> Iterator[Path]:
     """Yield a new path beside `database`; whatever DuckDB leaves there is deleted when the block ends."""
     fresh = beside(database, ".duckdb")
     write_ahead_log = fresh.with_name(f"{fresh.name}.wal")  # DuckDB leaves one after an error
@@ -124,7 +124,7 @@ def _temporary_file(database: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def _moved_at_end(fresh: Path, database: Path) -> Iterator[None]:
+def _move_at_end(fresh: Path, database: Path) -> Iterator[None]:
     """Move the file `fresh` over `database` when the block ends, even after an error."""
     try:
         yield
@@ -132,7 +132,7 @@ def _moved_at_end(fresh: Path, database: Path) -> Iterator[None]:
         replace_whole(fresh, database)
 
 
-def conversation_plan(settings: Settings, sources: Sequence[str]) -> Plan:
+def build_conversation_plan(settings: Settings, sources: Sequence[str]) -> Plan:
     """Return a plan that only judges the conversations of `sources`; tools and rounds of the settings are left out.
 
     Raises ModelError, StorageError.
@@ -149,7 +149,7 @@ def update_tables(plan: Plan, advance: Advance, *, with_losses: bool = True) -> 
     model is loaded. Other commands may update the same tables at the same time. Raises UserError if no conversation
     could be read, or if no conversation has a call.
     """
-    tables = _tables_to_update(plan, with_losses=with_losses)
+    tables = _list_tables_to_update(plan, with_losses=with_losses)
     table_by_name = {table.name: table for table in tables}
     start_executor = partial(executor_of, trace_tables)  # worker processes find their table with `trace_tables`
     worker = Worker(plan)
@@ -162,7 +162,7 @@ def update_tables(plan: Plan, advance: Advance, *, with_losses: bool = True) -> 
     return total_work
 
 
-def _tables_to_update(plan: Plan, *, with_losses: bool) -> Sequence[TableOutput]:
+def _list_tables_to_update(plan: Plan, *, with_losses: bool) -> Sequence[TableOutput]:
     """Return the tables of a plan's conversations, each after the tables that it reads."""
     tables = trace_tables(plan)
     return tables if with_losses else [table for table in tables if not _has_losses(table)]
@@ -182,9 +182,9 @@ def _refuse_without_rows(plan: Plan, updated_table: str) -> None:
 
 def refuse_unread(plan: Plan) -> None:
     """Raise UserError if no conversation could be read; the message has the reason of the first rejection."""
-    if any(pointer.rows for pointer in _conversations_read(plan)):
+    if any(pointer.rows for pointer in _read_conversation_pointers(plan)):
         return
-    rejection = _first_rejection(plan)
+    rejection = _find_first_rejection(plan)
     why = "" if rejection is None else f" ({rejection['reason']}: {rejection['detail']})"
     raise UserError(f"{', '.join(plan.settings.traces.source)}: no conversation could be read{why}")
 
@@ -198,12 +198,12 @@ def refuse_without_calls(plan: Plan) -> None:
         return
     raise UserError(
         f"{', '.join(plan.settings.traces.source)}: no call of a tool was found in the conversations. The first, "
-        f"{_first_conversation(plan)}{_first_fault(plan)}. "
+        f"{_describe_first_conversation(plan)}{_describe_first_fault(plan)}. "
         "`toolformer-dag judge --forms` lists the forms that are read"
     )
 
 
-def _first_conversation(plan: Plan) -> str:
+def _describe_first_conversation(plan: Plan) -> str:
     """Return how the first conversation was read: its name, its form and the beginning of its messages."""
     conversations = plan.lake.table(recorded_conversations.NAME).scan(plan.conversations)
     first = conversations.select("conversation", "form", "messages").head(1).collect()
@@ -211,28 +211,28 @@ def _first_conversation(plan: Plan) -> str:
     return f"{name}, was read as {form}: {messages[:300]}"
 
 
-def _first_fault(plan: Plan) -> str:
+def _describe_first_fault(plan: Plan) -> str:
     """Return a clause with what was not understood first; "" if all was."""
-    rejection = _first_rejection(plan)
+    rejection = _find_first_rejection(plan)
     return "" if rejection is None else f"; not understood: {rejection['detail']}"
 
 
-def _first_rejection(plan: Plan) -> dict[str, Any] | None:
+def _find_first_rejection(plan: Plan) -> dict[str, Any] | None:
     """Return the first row of REJECTED_RECORDS, by the order of the shards; None if nothing was rejected."""
     first = plan.lake.table(REJECTED_RECORDS).scan(plan.conversations).head(1).collect()
     return first.row(0, named=True) if first.height else None
 
 
-def _conversations_read(plan: Plan) -> list[Pointer]:
+def _read_conversation_pointers(plan: Plan) -> list[Pointer]:
     """Return, for each shard, the pointer to its published conversations: it has their number and their record."""
     table = plan.lake.table(recorded_conversations.NAME)
     with session():
         return [table.pointer(shard) for shard in plan.conversations]
 
 
-def _judgement(plan: Plan, database: Path, work: Work) -> Judgement:
+def _build_judgement(plan: Plan, database: Path, work: Work) -> Judgement:
     """Return the outcome that the file `database` shows. work: what was done to update its tables."""
-    pointers = _conversations_read(plan)
+    pointers = _read_conversation_pointers(plan)
     rejected = 0
     for pointer in pointers:
         rejected += sum(rejection["count"] for rejection in pointer.record[REJECTIONS])
@@ -246,59 +246,59 @@ def _judgement(plan: Plan, database: Path, work: Work) -> Judgement:
     )
 
 
-def traces_version(plan: Plan) -> str:
+def compute_traces_version(plan: Plan) -> str:
     """Return a hash of all that the file is built from: the versions of its tables, SQL, `share`, the judge's name."""
     with session():
         versions = {}
         for name in SHOWN:
             table = plan.lake.table(name)
             versions[name] = {shard: table.part_version(shard) for shard in plan.conversations}
-    return fingerprint([versions, TABLES, VIEWS, plan.settings.traces.share, _judge_names(plan)])
+    return fingerprint([versions, TABLES, VIEWS, plan.settings.traces.share, _get_judge_names(plan)])
 
 
-def _judge_names(plan: Plan) -> dict[str, str]:
+def _get_judge_names(plan: Plan) -> dict[str, str]:
     """Return the model's name and dtype, which the file shows."""
     model = plan.settings.model
     return {"model": model.name, "dtype": model.dtype}
 
 
 def made_from(database: Path) -> str | None:
-    """Return the version (`traces_version`) from which the file `database` was built; None if there is no file."""
+    """Return the version (`compute_traces_version`) from which the file `database` was built; None without a file."""
     with suppress(WarehouseError):
         return str(query(database, "SELECT made_from FROM trace_settings").item())
     return None
 
 
-def build_file(plan: Plan, file: Path, version: str) -> None:
+def build_traces_database(plan: Plan, file: Path, version: str) -> None:
     """Write a new DuckDB file that shows the tables of a plan.
 
-    version: the hash of what it is built from (`traces_version`), which is stored in it. Raises WriteError if the disk
-    is full; raises StorageError and RenderingError.
+    version: the hash of what it is built from (`compute_traces_version`), which is stored in it. Raises WriteError if
+    the disk is full; raises StorageError and RenderingError.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     try:
-        _fill(plan, file, version)
+        _fill_database(plan, file, version)
     except NO_SPACE as error:  # the exceptions of DuckDB that may mean a full disk
-        raise WriteError(file, OSError(reason_of(error))) from error
+        raise WriteError(file, OSError(parse_error_reason(error))) from error
 
 
-def _fill(plan: Plan, file: Path, version: str) -> None:
+def _fill_database(plan: Plan, file: Path, version: str) -> None:
     """Create the tables and views of a new DuckDB file.
 
     TABLES reads temporary views over the Parquet files of the lake, and the settings as `judge_settings`. VIEWS reads
     the tables; in it stands $share for the setting `traces.share`.
     """
     views = VIEWS.replace("$share", repr(plan.settings.traces.share))
-    with session(), _connection(file) as connection:
-        connection.register("judge_settings", _judge_settings(plan, version).to_arrow())
+    with session(), _create_database(file) as connection:
+        connection.register("judge_settings", _build_judge_settings(plan, version).to_arrow())
         for name in SHOWN:
-            connection.execute(_view_of_table(plan, name))
+            connection.execute(_build_view_sql(plan, name))
         connection.execute(TABLES)
         connection.execute(views)
         write_out(connection)
 
 
-def _connection(file: Path) -> duckdb.DuckDBPyConnection:
+def _create_database(file: Path) -> duckdb.DuckDBPyConnection:
     """Open a new DuckDB file. At most MEMORY is used; the rest is written to a temporary folder beside the file."""
     config = {**OFFLINE, "memory_limit": MEMORY, "temp_directory": str(file.with_suffix(".spilled"))}
     connection = duckdb.connect(file, config=config)
@@ -306,14 +306,14 @@ def _connection(file: Path) -> duckdb.DuckDBPyConnection:
     return connection
 
 
-def _view_of_table(plan: Plan, name: str) -> str:
+def _build_view_sql(plan: Plan, name: str) -> str:
     """Return SQL that creates a temporary view over a table of the lake: `call_losses` for traces/call_losses."""
     view = name.partition("/")[2]
-    files = ", ".join(map(quoted, plan.lake.table(name).all_files(plan.conversations)))
+    files = ", ".join(map(quoted, plan.lake.table(name).list_all_files(plan.conversations)))
     return f"CREATE TEMP VIEW {view} AS FROM read_parquet([{files}], hive_partitioning = false)"
 
 
-def _judge_settings(plan: Plan, version: str) -> pl.DataFrame:
+def _build_judge_settings(plan: Plan, version: str) -> pl.DataFrame:
     """Return a frame with the only row of the table trace_settings, which says how the calls were judged.
 
     It has the settings of recorded conversations without their files, the judge (a language model), its rendering (the
@@ -322,7 +322,7 @@ def _judge_settings(plan: Plan, version: str) -> pl.DataFrame:
     rendering = load_variant_writer(plan.settings).rendering
     row = {
         **plan.settings.traces.model_dump(exclude={"source"}),
-        **_judge_names(plan),
+        **_get_judge_names(plan),
         "made_from": version,
         "rendering": rendering.name,
         "rendering_fingerprint": rendering.fingerprint,
@@ -337,7 +337,7 @@ def refuse_other_judge(settings: Settings, database: Path) -> None:
     either judge. Files of earlier releases have no dtype: then only the model's name is compared.
     """
     model = settings.model
-    recorded = _recorded_judge(database, default_dtype=model.dtype)
+    recorded = _query_recorded_judge(database, default_dtype=model.dtype)
     if recorded is None or recorded == (model.name, model.dtype):
         return
     judge, dtype = recorded
@@ -349,7 +349,7 @@ def refuse_other_judge(settings: Settings, database: Path) -> None:
     )
 
 
-def _recorded_judge(database: Path, default_dtype: str) -> tuple[str, str] | None:
+def _query_recorded_judge(database: Path, default_dtype: str) -> tuple[str, str] | None:
     """Return the name and dtype of the model that judged a file; None if there is no file yet.
 
     default_dtype: returned for files of earlier releases, which have no dtype.
@@ -366,7 +366,7 @@ def traces_database(settings: Settings) -> Path:
     return settings.warehouse.with_name("traces.duckdb")
 
 
-def judged_file(settings: Settings) -> Path:
+def require_judged_file(settings: Settings) -> Path:
     """Return the path of the file that `judge` has written. Raises UserError if there is none yet."""
     database = traces_database(settings)
     if not database.is_file():

@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 import polars as pl
 
-from toolformer_dag.computing.forecast_range import GROUPS, Range, range_of, spread
+from toolformer_dag.computing.forecast_range import GROUPS, Range, build_range, spread
 from toolformer_dag.computing.plan import Plan
-from toolformer_dag.computing.reasons import table_differences
+from toolformer_dag.computing.reasons import find_table_differences
 from toolformer_dag.computing.spending import token_count
 from toolformer_dag.computing.stage import Claimed, TableOutput, Work
-from toolformer_dag.computing.stored_rows import chunk_size
+from toolformer_dag.computing.stored_rows import choose_chunk_size
 from toolformer_dag.computing.worker import Worker
 from toolformer_dag.lake.session import session
 from toolformer_dag.traces import call_losses, recorded_calls, recorded_conversations
@@ -92,14 +92,14 @@ def forecast_judging(plan: Plan, advance: Advance, seed: int | None = None) -> J
     worker = Worker(plan)
     output = TableOutput(call_losses.STAGE, plan)
     with session():
-        calls = _calls_to_judge(worker, output)
-        forecast_without_cost = _counts(plan, calls)
-        group_size = _group_size(plan, calls.height)
+        calls = _collect_calls_to_judge(worker, output)
+        forecast_without_cost = _build_forecast_without_cost(plan, calls)
+        group_size = _choose_group_size(plan, calls.height)
         if group_size == 0:  # too few calls for a sample
             return forecast_without_cost
         sample_cost = _judge_sample(worker, output, calls, group_size=group_size, seed=seed)
         worker.close_rows()
-    return _scaled(forecast_without_cost, sample_cost, group_size)
+    return _with_scaled_cost(forecast_without_cost, sample_cost, group_size)
 
 
 def _judge_sample(
@@ -111,46 +111,46 @@ def _judge_sample(
     drawn.
     """
     drawn = calls.sort("key").sample(1 + GROUPS * group_size, shuffle=True, seed=seed)
-    cost_of_first = _judge(worker, output, drawn[:1])
-    cost_of_groups = [_judge(worker, output, group) for group in drawn[1:].iter_slices(group_size)]
+    cost_of_first = _judge_calls(worker, output, drawn[:1])
+    cost_of_groups = [_judge_calls(worker, output, group) for group in drawn[1:].iter_slices(group_size)]
     return _SampleCost(cost_of_first, cost_of_groups)
 
 
-def _calls_to_judge(worker: Worker, output: TableOutput) -> pl.DataFrame:
+def _collect_calls_to_judge(worker: Worker, output: TableOutput) -> pl.DataFrame:
     """Return the calls that `judge` would compute losses for, with the columns of CALLS."""
     claimed = Claimed()
     frames = [CALLS.to_frame()]
-    for shard in table_differences(output).parts:
+    for shard in find_table_differences(output).parts:
         for chunk in CALL_LOSSES.chunks(worker, output, shard, claimed).chunks:
             frames.append(chunk.payload.units.select(pl.lit(shard).alias("shard"), "row", "key"))
     return pl.concat(frames)
 
 
-def _counts(plan: Plan, to_judge: pl.DataFrame) -> JudgingForecast:
+def _build_forecast_without_cost(plan: Plan, to_judge: pl.DataFrame) -> JudgingForecast:
     """Return a forecast that only has the numbers of conversations, of calls, and of calls to judge."""
     return JudgingForecast(
-        conversations=_row_count(plan, recorded_conversations.NAME),
-        calls=_row_count(plan, recorded_calls.NAME),
+        conversations=_count_rows(plan, recorded_conversations.NAME),
+        calls=_count_rows(plan, recorded_calls.NAME),
         to_judge=to_judge.height,
     )
 
 
-def _row_count(plan: Plan, table: str) -> int:
+def _count_rows(plan: Plan, table: str) -> int:
     """Return how many rows a table holds of the plan's conversations."""
     return sum(plan.lake.table(table).pointer(shard).rows for shard in plan.conversations)
 
 
-def _group_size(plan: Plan, call_count: int) -> int:
+def _choose_group_size(plan: Plan, call_count: int) -> int:
     """Return how many calls a group of the sample has: at most about as many as the model judges at once in a run.
 
     call_count: how many calls there are to judge. Return 0 if they are too few for a sample.
     """
     losses_of_call = FIXED_LOSSES + plan.settings.traces.swaps
-    judged_at_once = max(1, chunk_size(plan.settings) // losses_of_call)
+    judged_at_once = max(1, choose_chunk_size(plan.settings) // losses_of_call)
     return min(judged_at_once, call_count // SHARE // GROUPS)
 
 
-def _judge(worker: Worker, output: TableOutput, calls: pl.DataFrame) -> _Cost:
+def _judge_calls(worker: Worker, output: TableOutput, calls: pl.DataFrame) -> _Cost:
     """Compute and store the losses of calls, and return what that cost. calls: with the columns of CALLS."""
     began = time.monotonic()
     total_work = Work()  # counts of what was computed
@@ -164,7 +164,7 @@ def _judge(worker: Worker, output: TableOutput, calls: pl.DataFrame) -> _Cost:
     )
 
 
-def _scaled(forecast_without_cost: JudgingForecast, sample: _SampleCost, group_size: int) -> JudgingForecast:
+def _with_scaled_cost(forecast_without_cost: JudgingForecast, sample: _SampleCost, group_size: int) -> JudgingForecast:
     """Return the forecast with the cost of the calls that were not sampled, each value with its 95 % interval.
 
     The cost of the sample's GROUPS groups is scaled to these calls. group_size: the number of calls of each group.
@@ -174,13 +174,13 @@ def _scaled(forecast_without_cost: JudgingForecast, sample: _SampleCost, group_s
     factor = (forecast_without_cost.to_judge - sampled_calls) / calls_in_groups
     return forecast_without_cost._replace(
         sampled=sampled_calls,
-        losses=_scaled_range(factor, [group.losses for group in sample.groups]),
-        tokens=_scaled_range(factor, [group.tokens for group in sample.groups]),
-        seconds=_scaled_range(factor, [group.seconds for group in sample.groups]),
+        losses=_scale_costs(factor, [group.losses for group in sample.groups]),
+        tokens=_scale_costs(factor, [group.tokens for group in sample.groups]),
+        seconds=_scale_costs(factor, [group.seconds for group in sample.groups]),
         spent=sample.tokens,
     )
 
 
-def _scaled_range(factor: float, group_costs: Sequence[float]) -> Range:
+def _scale_costs(factor: float, group_costs: Sequence[float]) -> Range:
     """Return what `factor` times as many calls cost as the groups have, with the spread of the groups' costs."""
-    return range_of(factor * sum(group_costs), spread(group_costs))
+    return build_range(factor * sum(group_costs), spread(group_costs))

@@ -111,15 +111,15 @@ def read_labels(file: Path) -> list[Label]:
     Raises UserError, with the number of the line, if the file cannot be read or a line is no label.
     """
     labels: list[Label] = []
-    for number, line in enumerate(_lines(file), 1):
+    for number, line in enumerate(_read_lines(file), 1):
         if line.strip():
-            labels.append(_label(line, f"--labels {file}, line {number}"))
+            labels.append(_parse_label(line, f"--labels {file}, line {number}"))
     if not labels:
         raise UserError(f"--labels {file}: no label; write JSON lines such as {FORM}")
     return labels
 
 
-def _lines(file: Path) -> list[bytes]:
+def _read_lines(file: Path) -> list[bytes]:
     """Return the lines of a file. Raises UserError if it cannot be read."""
     try:
         return file.read_bytes().splitlines()
@@ -127,19 +127,19 @@ def _lines(file: Path) -> list[bytes]:
         raise UserError(f"--labels {file}: {error.strerror}; name a file of JSON lines such as {FORM}") from error
 
 
-def _label(line: bytes, place: str) -> Label:
+def _parse_label(line: bytes, place: str) -> Label:
     """Return the label that a line of JSON such as FORM holds. Raises UserError, which begins with `place`."""
     try:
         fields: Any = orjson.loads(line)
     except ValueError as error:
         raise UserError(f"{place}: no JSON ({error}); write {FORM}") from error
-    label = _label_of_fields(fields) if isinstance(fields, dict) else None
+    label = _parse_label_fields(fields) if isinstance(fields, dict) else None
     if label is None:
         raise UserError(f"{place}: write a conversation, a turn and a label, as in {FORM}")
     return label
 
 
-def _label_of_fields(fields: Mapping[str, Any]) -> Label | None:
+def _parse_label_fields(fields: Mapping[str, Any]) -> Label | None:
     """Return the label with these fields; None if one of them is missing or has another type.
 
     The conversation may be named by `record_id`, the id of its record.
@@ -164,10 +164,10 @@ def label_agreement(database: Path, labels: Sequence[Label]) -> Agreement:
     conversations a threshold is chosen, the relative gain above which a call is helpful; the other half tests it.
     Raises UserError unless the compared calls have labels of both kinds.
     """
-    labelled = _labelled_calls(database, labels)
-    compared = _compared_calls(labelled, label_count=len(labels))
+    labelled = _join_labels_with_verdicts(database, labels)
+    compared = _select_compared_calls(labelled, label_count=len(labels))
     ratings = _Ratings.of(compared)
-    interval = _auc_interval(compared)  # of 95 %
+    interval = _estimate_auc_interval(compared)  # of 95 %
     choice = _choose_threshold(compared)
     return Agreement(
         labels=len(labels),
@@ -179,13 +179,13 @@ def label_agreement(database: Path, labels: Sequence[Label]) -> Agreement:
         auc=auc_of(compared),
         low=interval.low,
         high=interval.high,
-        share=_share_above(database, choice.threshold),
+        share=_query_share_above(database, choice.threshold),
         tested=choice.tested,
         tested_kappa=choice.tested_kappa,
     )
 
 
-def _compared_calls(labelled: Sequence[LabelledCall], label_count: int) -> list[LabelledCall]:
+def _select_compared_calls(labelled: Sequence[LabelledCall], label_count: int) -> list[LabelledCall]:
     """Return the labelled calls with a verdict other than "cannot be told".
 
     Raises UserError unless they have labels of both kinds. label_count: how many labels there are.
@@ -227,7 +227,7 @@ class _Ratings:
     @property
     def agreement(self) -> float:
         """The share of calls on which label and verdict agree."""
-        return _share_of_equal(self.labels, self.verdicts)
+        return _compute_share_of_equal(self.labels, self.verdicts)
 
     @property
     def kappa(self) -> float:
@@ -253,38 +253,38 @@ def _choose_threshold(calls: Sequence[LabelledCall]) -> _ThresholdChoice:
     """Choose the threshold on one half of the conversations, and test it on the other."""
     choosing = [call for call in calls if _is_in_first_half(call.conversation)]
     tested = [call for call in calls if not _is_in_first_half(call.conversation)]
-    threshold = best_threshold(choosing)
-    return _ThresholdChoice(threshold, tested=len(tested), tested_kappa=_kappa_at(threshold, tested))
+    threshold = choose_best_threshold(choosing)
+    return _ThresholdChoice(threshold, tested=len(tested), tested_kappa=_compute_kappa_at(threshold, tested))
 
 
-def _kappa_at(threshold: float, calls: Sequence[LabelledCall]) -> float:
+def _compute_kappa_at(threshold: float, calls: Sequence[LabelledCall]) -> float:
     """Return Cohen's kappa of the labels, and of verdicts by which a call with a gain above a threshold helps."""
     labels = [call.rests_on_result for call in calls]
     verdicts = [call.gain > threshold for call in calls]
     return kappa(labels, verdicts)
 
 
-def _share_above(database: Path, threshold: float) -> float:
+def _query_share_above(database: Path, threshold: float) -> float:
     """Return the share of swapped results whose relative gain exceeds a threshold."""
     [share] = query(database, SHARE.format(threshold=threshold))["share"]
     return float(share)
 
 
-def _labelled_calls(database: Path, labels: Sequence[Label]) -> list[LabelledCall]:
+def _join_labels_with_verdicts(database: Path, labels: Sequence[Label]) -> list[LabelledCall]:
     """Return the labelled calls with their verdicts, without labels of calls that the judged file does not hold.
 
     A label names its conversation, or the id of the record that it was read from.
     """
-    calls = _calls_by_name(database)
+    calls = _query_calls_by_name(database)
     labelled: list[LabelledCall] = []
     for label in labels:
         row = calls.get((label.conversation, label.turn, label.call))
         if row is not None:
-            labelled.append(_labelled_call(row, label))
+            labelled.append(_build_labeled_call(row, label))
     return labelled
 
 
-def _calls_by_name(database: Path) -> dict[tuple[str, int, int], Mapping[str, Any]]:
+def _query_calls_by_name(database: Path) -> dict[tuple[str, int, int], Mapping[str, Any]]:
     """Return the rows of SCORED by conversation, turn and call; the conversation by its name and by its record's id."""
     calls: dict[tuple[str, int, int], Mapping[str, Any]] = {}
     for row in query(database, SCORED).to_dicts():
@@ -293,7 +293,7 @@ def _calls_by_name(database: Path) -> dict[tuple[str, int, int], Mapping[str, An
     return calls
 
 
-def _labelled_call(row: Mapping[str, Any], label: Label) -> LabelledCall:
+def _build_labeled_call(row: Mapping[str, Any], label: Label) -> LabelledCall:
     """Return a call, which is a row of SCORED, with its label."""
     has_verdict = row["verdict"] != "cannot be told"
     return LabelledCall(
@@ -308,18 +308,18 @@ def kappa(labels: Sequence[bool], verdicts: Sequence[bool]) -> float:
     """Return Cohen's kappa, agreement beyond chance: 1 if all agree, 0 if chance explains it or without labels."""
     if not labels:
         return 0.0
-    by_chance = _agreement_by_chance(labels, verdicts)
+    by_chance = _compute_agreement_by_chance(labels, verdicts)
     if by_chance >= 1:
         return 0.0
-    return (_share_of_equal(labels, verdicts) - by_chance) / (1 - by_chance)
+    return (_compute_share_of_equal(labels, verdicts) - by_chance) / (1 - by_chance)
 
 
-def _share_of_equal(labels: Sequence[bool], verdicts: Sequence[bool]) -> float:
+def _compute_share_of_equal(labels: Sequence[bool], verdicts: Sequence[bool]) -> float:
     """Return the share of calls on which label and verdict agree."""
     return sum(label == verdict for label, verdict in zip(labels, verdicts, strict=True)) / len(labels)
 
 
-def _agreement_by_chance(labels: Sequence[bool], verdicts: Sequence[bool]) -> float:
+def _compute_agreement_by_chance(labels: Sequence[bool], verdicts: Sequence[bool]) -> float:
     """Return the share of calls on which they would agree if the verdicts were independent of the labels."""
     count = len(labels)
     both_true = sum(labels) * sum(verdicts)
@@ -352,21 +352,21 @@ class _Interval(NamedTuple):
     high: float
 
 
-def _auc_interval(calls: Sequence[LabelledCall]) -> _Interval:
+def _estimate_auc_interval(calls: Sequence[LabelledCall]) -> _Interval:
     """Return the 95 % interval of the AUC over bootstrap samples of conversations."""
-    groups = _by_conversation(calls)
+    groups = _group_by_conversation(calls)
     chance = random.Random(1)
-    aucs = sorted(_auc_of_sample(groups, chance) for _ in range(SAMPLES))
+    aucs = sorted(_compute_sample_auc(groups, chance) for _ in range(SAMPLES))
     return _Interval(low=aucs[round(0.025 * SAMPLES)], high=aucs[round(0.975 * SAMPLES) - 1])
 
 
-def _auc_of_sample(groups: Sequence[Sequence[LabelledCall]], chance: random.Random) -> float:
+def _compute_sample_auc(groups: Sequence[Sequence[LabelledCall]], chance: random.Random) -> float:
     """Return the AUC of as many conversations as there are, drawn with replacement. groups: calls by conversation."""
     sample = chance.choices(groups, k=len(groups))
     return auc_of([call for group in sample for call in group])
 
 
-def _by_conversation(calls: Sequence[LabelledCall]) -> list[list[LabelledCall]]:
+def _group_by_conversation(calls: Sequence[LabelledCall]) -> list[list[LabelledCall]]:
     """Return the calls of each conversation, in the order of their names."""
     groups: dict[str, list[LabelledCall]] = {}
     for call in calls:
@@ -374,10 +374,10 @@ def _by_conversation(calls: Sequence[LabelledCall]) -> list[list[LabelledCall]]:
     return [groups[name] for name in sorted(groups)]
 
 
-def best_threshold(calls: Sequence[LabelledCall]) -> float:
+def choose_best_threshold(calls: Sequence[LabelledCall]) -> float:
     """Return the gain that is the best threshold, by Cohen's kappa; of several the lowest, 0 without calls."""
     thresholds = sorted({call.gain for call in calls})
-    return max(thresholds, key=lambda threshold: _kappa_at(threshold, calls), default=0.0)
+    return max(thresholds, key=lambda threshold: _compute_kappa_at(threshold, calls), default=0.0)
 
 
 def _is_in_first_half(conversation: str) -> bool:
@@ -385,12 +385,12 @@ def _is_in_first_half(conversation: str) -> bool:
     return blake2b(conversation.encode(), digest_size=1).digest()[0] < 128
 
 
-def agreement_lines(agreement: Agreement) -> list[str]:
+def format_agreement_lines(agreement: Agreement) -> list[str]:
     """Return the three lines of `judge --labels`: what was compared, how it agrees, and which share fits the labels."""
-    return [_counts_line(agreement), _agreement_line(agreement), _choice_line(agreement)]
+    return [_format_counts_line(agreement), _format_agreement_line(agreement), _format_choice_line(agreement)]
 
 
-def _counts_line(agreement: Agreement) -> str:
+def _format_counts_line(agreement: Agreement) -> str:
     """Return a line that says how many labels there are, and how many were compared."""
     return (
         f"{agreement.labels:,} labels: {agreement.unmatched:,} of no recorded call, {agreement.undecided:,} of calls "
@@ -398,7 +398,7 @@ def _counts_line(agreement: Agreement) -> str:
     )
 
 
-def _agreement_line(agreement: Agreement) -> str:
+def _format_agreement_line(agreement: Agreement) -> str:
     """Return a line that says how verdicts and gains agree with the labels."""
     return (
         f"verdict and label agree on {agreement.agree:.0%}, kappa {agreement.kappa:.2f}; AUC of the relative gain "
@@ -406,7 +406,7 @@ def _agreement_line(agreement: Agreement) -> str:
     )
 
 
-def _choice_line(agreement: Agreement) -> str:
+def _format_choice_line(agreement: Agreement) -> str:
     """Return a line that says which share the labels choose, and how it does on other calls."""
     return (
         f"half of the conversations chooses --share {agreement.share:.3g}; on the other half ({agreement.tested:,} "

@@ -20,7 +20,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from toolformer_dag.conversations.messages import RecordedCall, RecordedMessage
-from toolformer_dag.traces.result_values import same_values
+from toolformer_dag.traces.result_values import have_same_values
 
 METHOD = 4
 """A version number, raised when the same calls would get other results."""
@@ -36,7 +36,7 @@ class Donor(NamedTuple):
     Attributes:
         hash: a hash of the whole result; donors are sorted by it, so the order of the conversations does not matter.
         result: its first LONGEST_DONOR characters.
-        document: the hash that names its conversation (`document_of`); of several the smallest.
+        document: the hash that names its conversation (`identify_document`); of several the smallest.
     """
 
     hash: str
@@ -62,12 +62,12 @@ class Donors:
         """
         if call.result is None or call.failed:
             return
-        result_hash = text_hash(call.result)
+        result_hash = hash_text(call.result)
         largest_hash = self._largest_hash.get(call.tool)  # None until the larger half was dropped once
         if largest_hash is None or result_hash <= largest_hash:
-            self._keep(call.tool, Donor(result_hash, _kept(call.result), document))
+            self._add_donor(call.tool, Donor(result_hash, _cut_result(call.result), document))
 
-    def _keep(self, tool: str, donor: Donor) -> None:
+    def _add_donor(self, tool: str, donor: Donor) -> None:
         """Keep a donor of a tool; of several with the same result the one with the smallest document."""
         donors = self._by_tool.setdefault(tool, {})
         earlier = donors.get(donor.hash, donor)
@@ -109,7 +109,7 @@ class Circle:
     @staticmethod
     def of(donors: Sequence[Donor]) -> "Circle":
         """Return a circle of donors, which must be sorted by hash."""
-        return Circle(donors, _steps_to_other([donor.document for donor in donors]))
+        return Circle(donors, _count_steps_to_other([donor.document for donor in donors]))
 
     def others(self, document: str, call: RecordedCall) -> Iterator[str]:
         """Yield results that a call may get in place of its own: of other documents, and with other values.
@@ -118,12 +118,12 @@ class Circle:
         hash of the call, and goes once round, so that other donors hardly change the choice. document: of the call, a
         hash that conversations with the same beginning share.
         """
-        call_result = _kept(call.result or "")  # donors are cut in the same way
-        for donor in self._of_other_documents(document, start_hash=call_hash(document, call)):
-            if not same_values(donor.result, call_result):
+        call_result = _cut_result(call.result or "")  # donors are cut in the same way
+        for donor in self._iter_donors_of_other_documents(document, start_hash=hash_call(document, call)):
+            if not have_same_values(donor.result, call_result):
                 yield donor.result
 
-    def _of_other_documents(self, document: str, start_hash: str) -> Iterator[Donor]:
+    def _iter_donors_of_other_documents(self, document: str, start_hash: str) -> Iterator[Donor]:
         """Yield the donors of other documents, once round from the first whose hash is not below `start_hash`.
 
         Donors are sorted by hash; after the last comes the first.
@@ -143,7 +143,7 @@ class Circle:
             steps += steps_to_other
 
 
-def _steps_to_other(documents: Sequence[str]) -> list[int]:
+def _count_steps_to_other(documents: Sequence[str]) -> list[int]:
     """Return, for each document of a circle, how many steps further the next other one is; 0 if all are equal.
 
     As 2, 1 and 1 for the documents a a b: after the last comes the first.
@@ -162,7 +162,7 @@ def _steps_to_other(documents: Sequence[str]) -> list[int]:
     return steps
 
 
-def chosen_results(circles: Iterable[Circle], document: str, call: RecordedCall, swaps: int) -> tuple[str, ...]:
+def choose_results(circles: Iterable[Circle], document: str, call: RecordedCall, swaps: int) -> tuple[str, ...]:
     """Return `swaps` distinct results of other documents for a call, or fewer if the circles have no more.
 
     Results of the first circle come first; a later circle fills up what is lacking.
@@ -180,7 +180,7 @@ def chosen_results(circles: Iterable[Circle], document: str, call: RecordedCall,
 def exchange(calls: Sequence[tuple[str, RecordedCall]], swaps: int) -> list[tuple[str, ...]]:
     """Return, for each call, results of the same tool in other documents: `swaps` distinct ones, or fewer.
 
-    calls: each with its document (`document_of`). Their order changes nothing.
+    calls: each with its document (`identify_document`). Their order changes nothing.
     """
     donors = Donors(most=len(calls))  # the results of all calls, by tool
     for document, call in calls:
@@ -189,7 +189,7 @@ def exchange(calls: Sequence[tuple[str, RecordedCall]], swaps: int) -> list[tupl
     results = []
     for document, call in calls:
         circles_of_tool = [circles[call.tool]] if call.tool in circles else []
-        results.append(chosen_results(circles_of_tool, document, call, swaps))
+        results.append(choose_results(circles_of_tool, document, call, swaps))
     return results
 
 
@@ -201,7 +201,7 @@ def lacks_donors(donors: Sequence[Donor], swaps: int) -> bool:
     return len(donors) - in_largest_document - equal_result < swaps
 
 
-def document_of(messages: Sequence[RecordedMessage]) -> str:
+def identify_document(messages: Sequence[RecordedMessage]) -> str:
     """Return a hash of what is said to the assistant before the first call.
 
     Conversations about the same question have the same hash; they are one document.
@@ -219,36 +219,36 @@ def beginnings(messages: Sequence[RecordedMessage]) -> list[str]:
     hashes = []
     running_hash = blake2b(b"[", digest_size=8)
     for number, message in enumerate(messages):
-        hashes.append(_hash_of_list_so_far(running_hash))
+        hashes.append(_hash_list_so_far(running_hash))
         separator = ", " if number else ""
-        text = separator + _hashed_text(message)
+        text = separator + _to_hashed_text(message)
         running_hash.update(text.encode("utf-8", "surrogatepass"))
-    return [*hashes, _hash_of_list_so_far(running_hash)]
+    return [*hashes, _hash_list_so_far(running_hash)]
 
 
-def _hashed_text(message: RecordedMessage) -> str:
+def _to_hashed_text(message: RecordedMessage) -> str:
     """Return the role, content, calls and results of a message as the text that is hashed."""
     calls = [(call.tool, call.arguments, call.result) for call in message.calls]
     return repr((message.role, message.content, calls))
 
 
-def _hash_of_list_so_far(running_hash: "blake2b") -> str:
+def _hash_list_so_far(running_hash: "blake2b") -> str:
     """Return the hash of a list whose items were hashed so far; `running_hash` itself stays open."""
     closed = running_hash.copy()
     closed.update(b"]")
     return closed.hexdigest()
 
 
-def call_hash(document: str, call: RecordedCall) -> str:
+def hash_call(document: str, call: RecordedCall) -> str:
     """Return a hash of a call in its document, which says where in the circle of its tool it looks for results."""
-    return text_hash(f"{document} {call.arguments} {call.result}")
+    return hash_text(f"{document} {call.arguments} {call.result}")
 
 
-def text_hash(text: str) -> str:
+def hash_text(text: str) -> str:
     """Return a hash of a text, 16 hexadecimal digits, the same on every machine and in every version."""
     return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
-def _kept(result: str) -> str:
+def _cut_result(result: str) -> str:
     """Return the part of a result that is kept, the first LONGEST_DONOR characters."""
     return result[:LONGEST_DONOR]

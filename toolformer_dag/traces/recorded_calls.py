@@ -11,10 +11,10 @@ from toolformer_dag.computing.stage import ByShard, Column, PartRows, Stage, Tab
 from toolformer_dag.computing.worker import Worker
 from toolformer_dag.conversations.messages import RecordedCall, RecordedMessage
 from toolformer_dag.traces import recorded_conversations
-from toolformer_dag.traces.other_results import beginnings, document_of
+from toolformer_dag.traces.other_results import beginnings, identify_document
 from toolformer_dag.traces.row_batches import RowBatch
 from toolformer_dag.traces.stored_messages import messages_of
-from toolformer_dag.traces.units import call_positions
+from toolformer_dag.traces.units import iter_call_positions
 
 METHOD = 1
 """A version number, raised when the same messages would give other rows."""
@@ -41,13 +41,13 @@ def settings(plan: Plan, lane: None) -> Mapping[str, Any]:
 
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     """Return a row per call of a shard, in the order of the conversations."""
-    return PartRows(_frames(output, shard))
+    return PartRows(_iter_frames(output, shard))
 
 
-def _frames(output: TableOutput, shard: str) -> Iterator[pl.DataFrame]:
+def _iter_frames(output: TableOutput, shard: str) -> Iterator[pl.DataFrame]:
     """Yield the calls of a shard in frames of about BATCH calls, and about BATCH_CHARACTERS characters of results."""
     batch = RowBatch(BATCH, BATCH_CHARACTERS)
-    for rows_of_conversation in _rows_by_conversation(output, shard):
+    for rows_of_conversation in _iter_rows_by_conversation(output, shard):
         for row in rows_of_conversation:
             batch.add(row, text=row["result"] or "")
         if batch.is_full:
@@ -56,25 +56,25 @@ def _frames(output: TableOutput, shard: str) -> Iterator[pl.DataFrame]:
         yield batch.take(output.stage.schema)
 
 
-def _rows_by_conversation(output: TableOutput, shard: str) -> Iterator[list[dict[str, Any]]]:
+def _iter_rows_by_conversation(output: TableOutput, shard: str) -> Iterator[list[dict[str, Any]]]:
     """Yield, for each conversation of a shard in order, the rows of its calls."""
     number = 0  # of the conversation in the shard
     for frame in output.plan.lake.table(recorded_conversations.NAME).batches(shard):
         for conversation in frame.iter_rows(named=True):
-            yield list(_call_rows(conversation, number))
+            yield list(_iter_call_rows(conversation, number))
             number += 1
 
 
-def _call_rows(conversation: Mapping[str, Any], number: int) -> Iterator[dict[str, Any]]:
+def _iter_call_rows(conversation: Mapping[str, Any], number: int) -> Iterator[dict[str, Any]]:
     """Yield a row of this table for each call of a conversation, as a dict by column.
 
     conversation: its row of traces/conversations. number: its number in the shard, from 0.
     """
     messages = messages_of(conversation["messages"])
-    positions = list(call_positions(messages))
+    positions = list(iter_call_positions(messages))
     if not positions:
         return
-    conversation_columns = _conversation_columns(conversation, number, messages)
+    conversation_columns = _build_conversation_columns(conversation, number, messages)
     hashes_of_messages_before = beginnings(messages)  # by the number of the message
     for message_number, call_number in positions:
         call = messages[message_number].calls[call_number]
@@ -83,11 +83,11 @@ def _call_rows(conversation: Mapping[str, Any], number: int) -> Iterator[dict[st
             "turn": message_number,
             "call": call_number,
             "beginning": hashes_of_messages_before[message_number],
-            **_call_columns(call),
+            **_build_call_columns(call),
         }
 
 
-def _conversation_columns(
+def _build_conversation_columns(
     conversation: Mapping[str, Any], number: int, messages: Sequence[RecordedMessage]
 ) -> dict[str, Any]:
     """Return the columns that all calls of a conversation share.
@@ -101,11 +101,11 @@ def _conversation_columns(
         "source": conversation["source"],
         "record_id": conversation["record_id"],
         "digest": conversation["digest"],
-        "document": document_of(messages),
+        "document": identify_document(messages),
     }
 
 
-def _call_columns(call: RecordedCall) -> dict[str, Any]:
+def _build_call_columns(call: RecordedCall) -> dict[str, Any]:
     """Return the columns of a row that say what was called, with what result."""
     return {
         "tool": call.tool,

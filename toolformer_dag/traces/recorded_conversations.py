@@ -27,7 +27,7 @@ from toolformer_dag.texts.columns import Rejection
 from toolformer_dag.texts.record_files import NumberedRecord
 from toolformer_dag.texts.shard_faults import ShardError, ShardFault
 from toolformer_dag.traces.row_batches import RowBatch
-from toolformer_dag.traces.stored_messages import conversation_digest, messages_as_json, messages_of
+from toolformer_dag.traces.stored_messages import compute_conversation_digest, messages_as_json, messages_of
 
 UNKNOWN_FORM = "unknown_form"
 """The reason for a record from which no conversation could be read."""
@@ -77,17 +77,17 @@ class StoredConversation(NamedTuple):
     messages: tuple[RecordedMessage, ...]
 
 
-def conversations_by_number(plan: Plan, shard: str, numbers: Collection[int]) -> dict[int, StoredConversation]:
+def read_conversations_by_number(plan: Plan, shard: str, numbers: Collection[int]) -> dict[int, StoredConversation]:
     """Return the conversations of a shard that have these numbers, counted from 0 in the shard, by number."""
     ascending = sorted(numbers)
-    stored = rows_by_number(plan, NAME, shard, pl.Series(ascending, dtype=pl.Int32))
+    stored = read_rows_by_number(plan, NAME, shard, pl.Series(ascending, dtype=pl.Int32))
     conversations = {}
     for number, row in zip(ascending, stored.iter_rows(named=True), strict=True):
         conversations[number] = StoredConversation(row["digest"], messages_of(row["messages"]))
     return conversations
 
 
-def rows_by_number(plan: Plan, table: str, shard: str, numbers: pl.Series) -> pl.DataFrame:
+def read_rows_by_number(plan: Plan, table: str, shard: str, numbers: pl.Series) -> pl.DataFrame:
     """Return the rows of a shard of a table that have these numbers, as b and d of a, b, c, d for [1, 3].
 
     numbers: counted from 0 in the shard, ascending. Other rows are not held in memory.
@@ -172,7 +172,7 @@ class _ShardReading:
         frames_are_usable = True
         for file in shard.files():
             try:
-                yield from self._frames_of_file(file, hold=shard.is_group)
+                yield from self._iter_file_frames(file, hold=shard.is_group)
             except (ShardFault, ShardError) as error:
                 self._reject_file(file, error)
                 if not shard.is_group:
@@ -181,25 +181,25 @@ class _ShardReading:
         if not frames_are_usable:
             raise UnusableRows
 
-    def _frames_of_file(self, file: Source, *, hold: bool) -> Iterator[pl.DataFrame]:
+    def _iter_file_frames(self, file: Source, *, hold: bool) -> Iterator[pl.DataFrame]:
         """Yield the conversations of a file, then count its rejections. hold: yield none before the file is read."""
         reading = FileReading(file)
-        frames = self._frames(reading)
+        frames = self._iter_frames(reading)
         yield from list(frames) if hold else frames
         self._reject(reading.counts, reading.described)
 
-    def _frames(self, reading: "FileReading") -> Iterator[pl.DataFrame]:
+    def _iter_frames(self, reading: "FileReading") -> Iterator[pl.DataFrame]:
         """Yield the conversations of a file in frames of at most BATCH, and about BATCH_CHARACTERS characters."""
         batch = RowBatch(BATCH, BATCH_CHARACTERS)
         for conversation in reading.conversations():
-            row = self._row(conversation, reading)
+            row = self._build_row(conversation, reading)
             batch.add(row, text=row["messages"])
             if batch.is_full:
                 yield batch.take(self._output.stage.schema)
         if batch.rows:
             yield batch.take(self._output.stage.schema)
 
-    def _row(self, conversation: ReadConversation, reading: "FileReading") -> dict[str, Any]:
+    def _build_row(self, conversation: ReadConversation, reading: "FileReading") -> dict[str, Any]:
         """Return the row of a conversation of a file."""
         messages = messages_as_json(conversation.messages)
         return {
@@ -208,7 +208,7 @@ class _ShardReading:
             "source": reading.source.name,
             "record_id": conversation.record_id,
             "form": conversation.form,
-            "digest": conversation_digest(conversation.messages, messages),
+            "digest": compute_conversation_digest(conversation.messages, messages),
             "messages": messages,
         }
 
@@ -263,7 +263,7 @@ class FileReading:
         keeps_records: whether `records` holds the record of a conversation until the next one is taken. Raises
         ShardFault if the file is damaged, ShardError if it cannot be read.
         """
-        for conversation in read_conversations(self._records(keeps_records)):
+        for conversation in read_conversations(self._iter_records(keeps_records)):
             name = self.name_of(conversation)
             has_known_form = True
             for reason, detail in conversation.faults:
@@ -285,7 +285,7 @@ class FileReading:
         part = f".{conversation.part}" if conversation.part else ""
         return f"{self.source.name}:{conversation.number}{part}"
 
-    def _records(self, keeps_records: bool) -> Iterator[NumberedRecord]:
+    def _iter_records(self, keeps_records: bool) -> Iterator[NumberedRecord]:
         """Yield the records of the file; lines that are no record are counted and described as rejections."""
         for record_or_rejection in self.source.records:
             if isinstance(record_or_rejection, Rejection):

@@ -43,12 +43,12 @@ class Rendering:
         self.name = name
         self.template = template
         self.fingerprint = fingerprint({"template": template})
-        self.ids = lru_cache(REMEMBERED_TEXTS)(self._ids)
+        self.ids = lru_cache(REMEMBERED_TEXTS)(self._encode_text)
         self._tokenizer = tokenizer
         self._special_tokens = [str(token) for token in tokenizer.all_special_tokens]
-        self.end = self._text_after_words()
+        self.end = self._find_text_after_words()
 
-    def _text_after_words(self) -> str:
+    def _find_text_after_words(self) -> str:
         """Return the text that the template writes after the words of the assistant. Raises RenderingError."""
         question = {"role": "user", "content": "?"}
         answer = {"role": "assistant", "content": PLACEHOLDER}
@@ -81,7 +81,7 @@ class Rendering:
             template_messages.append({**openai_message, "content": content})
         return template_messages
 
-    def last_ids(self, text: str, count: int) -> tuple[int, ...]:
+    def encode_last_tokens(self, text: str, count: int) -> tuple[int, ...]:
         """Return the ids of the last `count` tokens of a text, or of all if it has fewer.
 
         Only the end of a long text is tokenized, from a special token such as <|im_start|> on: tokenizers cut a text
@@ -90,16 +90,16 @@ class Rendering:
         characters = count * CHARACTERS_PER_TOKEN  # a guess at how much text holds so many tokens
         while characters < len(text):
             latest_start = len(text) - characters
-            start = self._last_special_token(text, before=latest_start)
+            start = self._find_last_special_token(text, before=latest_start)
             if start is None:
                 break  # the whole text is tokenized
-            ids_of_end = self._ids(text[start:])
+            ids_of_end = self._encode_text(text[start:])
             if len(ids_of_end) >= count:
-                return _last(ids_of_end, count)
+                return _select_last_ids(ids_of_end, count)
             characters *= 2  # there were too few tokens
-        return _last(self._ids(text), count)
+        return _select_last_ids(self._encode_text(text), count)
 
-    def _last_special_token(self, text: str, before: int) -> int | None:
+    def _find_last_special_token(self, text: str, before: int) -> int | None:
         """Return where the last special token in `text[:before]` begins; None if there is none."""
         starts = [text.rfind(token, 0, before) for token in self._special_tokens]
         start = max(starts, default=-1)
@@ -112,11 +112,11 @@ class Rendering:
                 text = text.replace(token, f"{token[:1]} {token[1:]}")
         return text
 
-    def _ids(self, text: str) -> tuple[int, ...]:
+    def _encode_text(self, text: str) -> tuple[int, ...]:
         """Return the token ids of a text, without special tokens around them; nothing is cached."""
         return tuple(self._tokenizer(text, add_special_tokens=False, verbose=False).input_ids)
 
 
-def _last(ids: tuple[int, ...], count: int) -> tuple[int, ...]:
+def _select_last_ids(ids: tuple[int, ...], count: int) -> tuple[int, ...]:
     """Return the last `count` ids, or all if there are fewer."""
     return ids[max(0, len(ids) - count) :]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from toolformer_dag.conversations.messages import RecordedCall, RecordedMessage, to_openai
 from toolformer_dag.traces.rendering import VARIABLES, Rendering, RenderingError
-from toolformer_dag.traces.template_trial import template_fault
+from toolformer_dag.traces.template_trial import find_template_fault
 from toolformer_dag.traces.written_conversation import WrittenConversation
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ TRIAL_WORDS = ("warmth", '"Alba"', "17 degrees", '"Benton"', "23 degrees")
 """Words of its calls and results that must occur in the text."""
 
 
-def rendering_of(setting: str, encoding: "Encoding") -> Rendering:
+def choose_rendering(setting: str, encoding: "Encoding") -> Rendering:
     """Return the rendering (a chat template with a tokenizer) for the value of the setting `traces.rendering`.
 
     The value is "template", "hermes", "plain" or "auto", which takes the first of the three that writes a short trial
@@ -52,12 +52,12 @@ def rendering_of(setting: str, encoding: "Encoding") -> Rendering:
     takes too long or too much memory.
     """
     last_failure = "the model has no chat template"
-    for name, template in _templates(setting, encoding.tokenizer).items():
+    for name, template in _list_templates(setting, encoding.tokenizer).items():
         try:
             if name == "template":  # the model's own; it may loop for ever
                 _require_end(template, encoding.tokenizer)
             rendering = Rendering(name, template, encoding.tokenizer)
-            _try(rendering, encoding.tokenizer)
+            _try_rendering(rendering, encoding.tokenizer)
         except RenderingError as error:
             last_failure = str(error)
         else:
@@ -65,13 +65,13 @@ def rendering_of(setting: str, encoding: "Encoding") -> Rendering:
     raise RenderingError(f'traces.rendering = "{setting}": {last_failure}; set it to "hermes" or "plain"')
 
 
-def _templates(setting: str, tokenizer: Any) -> dict[str, str]:
+def _list_templates(setting: str, tokenizer: Any) -> dict[str, str]:
     """Return the templates to try, by the name of their rendering, in order of preference.
 
     "auto" tries the model's own template, "hermes" if the model has a token <|im_start|>, and "plain".
     """
     templates = {}
-    model_template = _model_template(tokenizer)
+    model_template = _find_model_template(tokenizer)
     if model_template and setting in ("auto", "template"):
         templates["template"] = model_template
     knows_chatml = "<|im_start|>" in tokenizer.get_vocab()
@@ -82,7 +82,7 @@ def _templates(setting: str, tokenizer: Any) -> dict[str, str]:
     return templates
 
 
-def _model_template(tokenizer: Any) -> str | None:
+def _find_model_template(tokenizer: Any) -> str | None:
     """Return the chat template of a model; of several by name the one for tools. None if it has none."""
     template: str | dict[str, str] | None = tokenizer.chat_template
     return template.get("tool_use") if isinstance(template, dict) else template
@@ -94,12 +94,12 @@ def _require_end(template: str, tokenizer: Any) -> None:
     It is rendered in another process, which is ended then.
     """
     messages = [message for _, message in to_openai(TRIAL)]
-    fault = template_fault(template, messages, {**tokenizer.special_tokens_map, **VARIABLES})
+    fault = find_template_fault(template, messages, {**tokenizer.special_tokens_map, **VARIABLES})
     if fault is not None:
         raise RenderingError(f"the chat template of the model {tokenizer.name_or_path} is not used: {fault}")
 
 
-def _try(rendering: Rendering, tokenizer: Any) -> None:
+def _try_rendering(rendering: Rendering, tokenizer: Any) -> None:
     """Write the trial conversation, cut around its first call. Raises RenderingError if the text lacks its calls."""
     pieces = WrittenConversation.of(rendering, TRIAL).pieces(1, [2, 3])
     # Encoded and decoded again, since a tokenizer may lack characters.

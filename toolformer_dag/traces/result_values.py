@@ -69,24 +69,24 @@ def result_values(result: str) -> list[ResultValue]:
     A result that begins neither with { nor with [ is one value without a key: a quoted string, or plain text.
     """
     if result.lstrip()[:1] in ("{", "["):
-        return list(_literal_values(result))
+        return list(_iter_literal_values(result))
     text = result.strip()
     if not text:
         return []
     start = len(result) - len(result.lstrip())
-    return [_whole_value(text, start)]
+    return [_parse_single_value(text, start)]
 
 
-def _whole_value(text: str, start: int) -> ResultValue:
+def _parse_single_value(text: str, start: int) -> ResultValue:
     """Return the value of a result that is one string or plain text. start: the offset of `text` in the result."""
     end = start + len(text)
     is_quoted = len(text) > 1 and re.fullmatch(QUOTED, text, re.DOTALL)
     if is_quoted:
-        return ResultValue(key="", text=_unquoted(text), start=start + 1, end=end - 1, quote=text[0])
+        return ResultValue(key="", text=_unquote(text), start=start + 1, end=end - 1, quote=text[0])
     return ResultValue(key="", text=text, start=start, end=end)
 
 
-def _literal_values(result: str) -> Iterator[ResultValue]:
+def _iter_literal_values(result: str) -> Iterator[ResultValue]:
     """Yield the values of JSON or a Python literal, as 1 and 2 with the key "low" for {"low": [1, 2]}.
 
     Strings before a colon are keys, not values. Text that is no valid literal is read as far as it goes.
@@ -99,9 +99,9 @@ def _literal_values(result: str) -> Iterator[ResultValue]:
         if mark:  # a bracket, which pushes or pops a key; or a comma or colon, which changes nothing
             _open_or_close(keys, mark)
         elif following is not None and following["mark"] == ":":
-            keys[-1] = _unquoted(lexeme[0])
+            keys[-1] = _unquote(lexeme[0])
         else:
-            yield _literal_value(lexeme, keys[-1])
+            yield _parse_literal_value(lexeme, keys[-1])
 
 
 def _open_or_close(keys: list[str], mark: str) -> None:
@@ -115,17 +115,17 @@ def _open_or_close(keys: list[str], mark: str) -> None:
         keys.pop()
 
 
-def _literal_value(lexeme: re.Match[str], key: str) -> ResultValue:
+def _parse_literal_value(lexeme: re.Match[str], key: str) -> ResultValue:
     """Return the value of a quoted string, a bare number or a bare word: a match of LEXEME. key: its field."""
     text = lexeme[0]
     if lexeme["string"]:
         start = lexeme.start() + 1
         end = lexeme.end() - 1
-        return ResultValue(key=key, text=_unquoted(text), start=start, end=end, quote=text[0])
+        return ResultValue(key=key, text=_unquote(text), start=start, end=end, quote=text[0])
     return ResultValue(key=key, text=text, start=lexeme.start(), end=lexeme.end())
 
 
-def _unquoted(literal: str) -> str:
+def _unquote(literal: str) -> str:
     """Return a string of JSON or Python without its quotation marks and escapes; a bare word as it is.
 
     - "Porto" (with its marks) gives Porto, and 'it\\'s' gives it's
@@ -143,28 +143,28 @@ def _unquoted(literal: str) -> str:
         return inner
 
 
-def value_words(text: str) -> tuple[str, ...]:
+def normalize_words(text: str) -> tuple[str, ...]:
     """Return the words of a text in one spelling: in lower case, numbers normalized, units and affirmations left out.
 
     `$1,150.50`, `1150.5 USD` and `1150.5` all give ("1150.5",). A number that begins with 0, as 0042, is a code and
     keeps its zeros. Affirmations are words such as "ok" and "successfully".
     """
     written_words = WORD.findall(text.casefold().replace("_", " "))
-    words = [_value_word(word.rstrip(".,:/+-")) for word in written_words]
+    words = [_normalize_word(word.rstrip(".,:/+-")) for word in written_words]
     return tuple(word for word in words if word)
 
 
-def _value_word(word: str) -> str:
+def _normalize_word(word: str) -> str:
     """Return a word in one spelling, as "12" for "12kg"; "" for a unit or an affirmation."""
-    number, unit = _number_and_unit(word)
+    number, unit = _split_number_and_unit(word)
     is_number = number and (not unit or unit in UNITS)
     if is_number:
-        return normalized_number(number)
+        return normalize_number(number)
     is_value = word not in UNITS and word not in AFFIRMATIONS
     return word if is_value else ""
 
 
-def _number_and_unit(word: str) -> tuple[str, str]:
+def _split_number_and_unit(word: str) -> tuple[str, str]:
     """Split a word into a number and the letters after it: 12kg into ("12", "kg"); ("", "") if it is no number.
 
     A number that begins with 0 and another digit, as 0042, is a code and no number.
@@ -176,7 +176,7 @@ def _number_and_unit(word: str) -> tuple[str, str]:
     return parts[1], parts[2]
 
 
-def normalized_number(number: str) -> str:
+def normalize_number(number: str) -> str:
     """Return a number in the one spelling that all spellings of its value share, to compare numbers as texts.
 
     As "2.5" for "+2.50", "1234" for "1,234.0" and "1E+2" for "100". A number of more than LONGEST_NUMBER characters is
@@ -191,7 +191,7 @@ def normalized_number(number: str) -> str:
     return str(value) if value else "0"
 
 
-def same_values(first: str, second: str) -> bool:
+def have_same_values(first: str, second: str) -> bool:
     """Return whether two results hold the same values, whatever their spelling is.
 
     Numbers are compared by their value; units, currencies, quotes, the order of keys and words such as "success" do not
@@ -201,8 +201,8 @@ def same_values(first: str, second: str) -> bool:
     if first == second:
         return True
     # Sorted pairs of a field and the words of its value, as [("low", ("1",))]; the field of plain text is "".
-    first_pairs = _keyed_words(first)
-    second_pairs = _keyed_words(second)
+    first_pairs = _list_keyed_words(first)
+    second_pairs = _list_keyed_words(second)
     have_same_keys = {key for key, _ in first_pairs} == {key for key, _ in second_pairs}
     if have_same_keys:
         return first_pairs == second_pairs
@@ -212,11 +212,11 @@ def same_values(first: str, second: str) -> bool:
 
 
 @lru_cache(1024)
-def _keyed_words(result: str) -> list[tuple[str, tuple[str, ...]]]:
+def _list_keyed_words(result: str) -> list[tuple[str, tuple[str, ...]]]:
     """Return a sorted list of pairs (field, words of its value), as [("low", ("1",))] for {"low": "1 km"}."""
     keyed: list[tuple[str, tuple[str, ...]]] = []
     for value in result_values(result[:COMPARED]):
-        words = value_words(value.text)
+        words = normalize_words(value.text)
         if words and value.key.casefold() not in UNIT_KEYS:
             keyed.append((value.key.casefold(), words))
     return sorted(keyed)

@@ -11,19 +11,19 @@ from toolformer_dag.conversations.messages import RecordedCall, RecordedMessage
 
 def messages_as_json(messages: Sequence[RecordedMessage]) -> str:
     """Return messages as JSON, which `messages_of` reads again; numbers keep all their digits."""
-    return json.dumps([_message_fields(message) for message in messages], ensure_ascii=False)
+    return json.dumps([_build_message_fields(message) for message in messages], ensure_ascii=False)
 
 
-def _message_fields(message: RecordedMessage) -> dict[str, Any]:
+def _build_message_fields(message: RecordedMessage) -> dict[str, Any]:
     """Return the fields of a message by name, for JSON; only messages with thoughts have fields for these."""
-    calls = [_call_fields(call) for call in message.calls]
+    calls = [_build_call_fields(call) for call in message.calls]
     fields = {"role": message.role, "content": message.content, "place": message.place, "calls": calls}
     if not message.thoughts:
         return fields
     return {**fields, "thoughts": message.thoughts, "thought_places": message.thought_places}
 
 
-def _call_fields(call: RecordedCall) -> dict[str, Any]:
+def _build_call_fields(call: RecordedCall) -> dict[str, Any]:
     """Return the fields of a call by name, for JSON."""
     return {
         "tool": call.tool,
@@ -45,29 +45,29 @@ def messages_of(stored: str) -> tuple[RecordedMessage, ...]:
         message = RecordedMessage(
             role=fields["role"],
             content=fields["content"],
-            calls=tuple(_call(call_fields) for call_fields in fields["calls"]),
-            place=_hashable(fields["place"]),
+            calls=tuple(_build_call(call_fields) for call_fields in fields["calls"]),
+            place=_to_hashable(fields["place"]),
             thoughts=fields.get("thoughts", ""),
-            thought_places=_hashable(fields.get("thought_places", [])),
+            thought_places=_to_hashable(fields.get("thought_places", [])),
         )
         messages.append(message)
     return tuple(messages)
 
 
-def _call(fields: Mapping[str, Any]) -> RecordedCall:
+def _build_call(fields: Mapping[str, Any]) -> RecordedCall:
     """Return the call with these fields; places, which JSON has made lists, become tuples again."""
-    places = {name: _hashable(fields[name]) for name in ("number", "place", "copies", "answered")}
+    places = {name: _to_hashable(fields[name]) for name in ("number", "place", "copies", "answered")}
     return RecordedCall(**{**fields, **places})
 
 
-def _hashable(place: Any) -> Any:
+def _to_hashable(place: Any) -> Any:
     """Return a place with tuples instead of lists, as ("a", 1) for ["a", 1], so that it is hashable."""
     if not isinstance(place, list):
         return place
-    return tuple(_hashable(item) for item in place)
+    return tuple(_to_hashable(item) for item in place)
 
 
-def conversation_digest(messages: Sequence[RecordedMessage], stored: str) -> str:
+def compute_conversation_digest(messages: Sequence[RecordedMessage], stored: str) -> str:
     """Return the hash of a conversation by which its calls are known; thoughts do not count.
 
     stored: the messages as JSON.

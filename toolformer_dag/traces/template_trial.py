@@ -31,7 +31,7 @@ main()
 """The Python code of the process that renders; its argument is this process's `sys.path`, as JSON."""
 
 
-def template_fault(template: str, turns: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str | None:
+def find_template_fault(template: str, turns: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str | None:
     """Return why a template must not be used, as "it takes more than ... of memory"; None if it keeps the limits.
 
     The template is rendered in another process, over each beginning of a conversation. An error that the template
@@ -42,18 +42,18 @@ def template_fault(template: str, turns: Sequence[Mapping[str, Any]], variables:
         turns: the conversation, as dicts that chat templates get.
         variables: what else the template may read, such as the special tokens.
     """
-    return _fault(json.dumps({"template": template, "turns": list(turns), "variables": dict(variables)}))
+    return _run_trial(json.dumps({"template": template, "turns": list(turns), "variables": dict(variables)}))
 
 
 @cache
-def _fault(trial: str) -> str | None:
+def _run_trial(trial: str) -> str | None:
     """Return the fault of a template over a conversation, None without one. trial: the input of `main`, as JSON."""
     command = [sys.executable, "-c", BEGIN, json.dumps(sys.path)]
     child = subprocess.run(command, input=trial, capture_output=True, encoding="utf-8", errors="replace")
-    return _fault_of(child)
+    return _explain_fault(child)
 
 
-def _fault_of(child: "subprocess.CompletedProcess[str]") -> str | None:
+def _explain_fault(child: "subprocess.CompletedProcess[str]") -> str | None:
     """Return the fault of a template by how the process that tried it ended; None if it ended well."""
     status = child.returncode
     if status == 0:
@@ -73,13 +73,13 @@ def main() -> None:
     with and without the beginning of a next answer. Exits with OUT_OF_MEMORY if a rendering takes too much memory; for
     too much processor time the kernel ends the process.
     """
-    # Imported only here, where it is needed, and before `_limit`: what an import takes must not count.
+    # Imported only here, where it is needed, and before `_limit_resources`: what an import takes must not count.
     from transformers.utils.chat_template_utils import render_jinja_template
 
     trial = json.load(sys.stdin)
     turns: list[dict[str, Any]] = trial["turns"]
     render = partial(render_jinja_template, chat_template=trial["template"], **trial["variables"])
-    _limit()
+    _limit_resources()
     for count in range(1, len(turns) + 1):
         for generation_prompt in (False, True):
             _try_to_render(partial(render, [turns[:count]], add_generation_prompt=generation_prompt))
@@ -95,7 +95,7 @@ def _try_to_render(render: Callable[[], object]) -> None:
         return
 
 
-def _limit() -> None:
+def _limit_resources() -> None:
     """Limit processor time and, on Linux, memory of this process from now on."""
     _limit_processor_time()
     _limit_memory()
@@ -105,8 +105,8 @@ def _limit_processor_time() -> None:
     """Let the kernel end this process with SIGXCPU after CPU_SECONDS more of processor time."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     seconds_so_far = usage.ru_utime + usage.ru_stime
-    _lower(resource.RLIMIT_CPU, ceil(seconds_so_far) + CPU_SECONDS)
-    _lower(resource.RLIMIT_CORE, 0)  # the kernel writes no file when it ends this process
+    _lower_limit(resource.RLIMIT_CPU, ceil(seconds_so_far) + CPU_SECONDS)
+    _lower_limit(resource.RLIMIT_CORE, 0)  # the kernel writes no file when it ends this process
 
 
 def _limit_memory() -> None:
@@ -114,10 +114,10 @@ def _limit_memory() -> None:
     sizes = Path("/proc/self/statm")
     if sizes.exists():
         pages_so_far = int(sizes.read_text().split()[0])
-        _lower(resource.RLIMIT_AS, pages_so_far * resource.getpagesize() + (MEMORY_MIB << 20))
+        _lower_limit(resource.RLIMIT_AS, pages_so_far * resource.getpagesize() + (MEMORY_MIB << 20))
 
 
-def _lower(limit: int, most: int) -> None:
+def _lower_limit(limit: int, most: int) -> None:
     """Lower a limit of this process (a constant resource.RLIMIT_...) to `most`, unless it is lower already."""
     _, hard = resource.getrlimit(limit)
     if hard != resource.RLIM_INFINITY:

@@ -26,7 +26,7 @@ from toolformer_dag.computing.stage import (
     Work,
     counted,
 )
-from toolformer_dag.computing.stored_rows import chunk_size, claim
+from toolformer_dag.computing.stored_rows import choose_chunk_size, claim
 from toolformer_dag.computing.worker import Worker
 from toolformer_dag.files import StorageError
 from toolformer_dag.lake.row_store import RowStore
@@ -114,17 +114,17 @@ class UnitLosses:
         claimed: by row store, the keys that earlier shards of this run are judging. They are not planned again, and the
         keys that this shard judges are added to it.
         """
-        units = self._units_of_shard(output, shard)
-        to_judge = _units_to_judge(units, loss_stores(worker).units, claimed)  # adds their keys to `claimed`
+        units = self._collect_units_of_shard(output, shard)
+        to_judge = _claim_units_to_judge(units, loss_stores(worker).units, claimed)  # adds their keys to `claimed`
         work = Work(
             computed=Counter(judged=to_judge.height),
             reused=Counter(judged=units.height - to_judge.height),
         )
-        unit_chunks = _unit_chunks(to_judge, shard, chunk_size(output.plan.settings))
+        unit_chunks = _iter_unit_chunks(to_judge, shard, choose_chunk_size(output.plan.settings))
         chunks = [Chunk(units=chunk.units.height, payload=chunk) for chunk in unit_chunks]
         return Planned(chunks, work)
 
-    def _units_of_shard(self, output: TableOutput, shard: str) -> pl.DataFrame:
+    def _collect_units_of_shard(self, output: TableOutput, shard: str) -> pl.DataFrame:
         """Return the units of a shard as `keys` yields them, each with the number of its `row`, counted from 0."""
         no_units = pl.DataFrame(schema={"conversation": pl.String(), "key": pl.String()})
         return pl.concat([no_units, *self.keys(output, shard)], how="diagonal").with_row_index("row")
@@ -136,18 +136,22 @@ class UnitLosses:
         appended to the row store `units`.
         """
         stores = loss_stores(worker)
-        judge = _judge(worker, stores.losses)
+        judge = _build_judge(worker, stores.losses)
         judged_units = judge.judged(self.read(output.plan, chunk))  # lazy: they are judged in the next line
-        stores.units.append(_measured_frame(chunk.units["key"], judged_units))
-        return _work_of(judge)  # what the judge has counted meanwhile
+        stores.units.append(_build_measured_frame(chunk.units["key"], judged_units))
+        return _build_work(judge)  # what the judge has counted meanwhile
 
     def rows(self, worker: Worker, output: TableOutput, shard: str) -> PartRows:
         """Return the rows of every unit of a shard. Rejections count units by the reason why they were not judged."""
         stores = loss_stores(worker)
         rejected: Rejected = Counter()
-        return PartRows(self._frames(output, stores.units, shard, rejected), rejected, [store.name for store in stores])
+        return PartRows(
+            self._iter_frames(output, stores.units, shard, rejected), rejected, [store.name for store in stores]
+        )
 
-    def _frames(self, output: TableOutput, store: RowStore, shard: str, rejected: Rejected) -> Iterator[pl.DataFrame]:
+    def _iter_frames(
+        self, output: TableOutput, store: RowStore, shard: str, rejected: Rejected
+    ) -> Iterator[pl.DataFrame]:
         """Yield the units of a shard, such as calls, with what was measured of them, in frames of LOOKED_UP at most.
 
         rejected: to it is added how many units were not judged, by reason; complete when all frames were yielded.
@@ -155,26 +159,26 @@ class UnitLosses:
         """
         for frame in self.keys(output, shard):
             for units in frame.iter_slices(LOOKED_UP):
-                measured_units = _measured_units(units, store)
+                measured_units = _join_measurements(units, store)
                 rejected.update(counted(measured_units, "not_judged"))
                 yield measured_units.select(output.stage.schema.names())
 
 
-def _units_to_judge(units: pl.DataFrame, store: RowStore, claimed: Claimed) -> pl.DataFrame:
+def _claim_units_to_judge(units: pl.DataFrame, store: RowStore, claimed: Claimed) -> pl.DataFrame:
     """Return the first unit of each key that is neither stored nor in `claimed`, and add these keys to `claimed`."""
     missing = claim(claimed, store.name, store.missing(units))
     distinct_units = units.unique("key", keep="first", maintain_order=True)
     return distinct_units.join(missing, on="key", how="semi").sort("row")
 
 
-def _unit_chunks(units: pl.DataFrame, shard: str, size: int) -> Iterator[UnitChunk]:
+def _iter_unit_chunks(units: pl.DataFrame, shard: str, size: int) -> Iterator[UnitChunk]:
     """Cut units with the columns row, conversation and key into chunks of at least `size`; the last may be smaller.
 
     A chunk goes on to the end of its last conversation, so that no two chunks read it, but not above LONGEST_CHUNK
     units. With size 3, units of the conversations a a b b b c are cut into a a b b b and c.
     """
     # The index after the last unit of each conversation, ascending: 2, 5 and 6 for a a b b b c.
-    conversation_ends = _conversation_ends(units["conversation"].to_list())
+    conversation_ends = _list_conversation_ends(units["conversation"].to_list())
     first = 0
     while first < units.height:
         earliest_end = min(first + size, units.height)
@@ -185,7 +189,7 @@ def _unit_chunks(units: pl.DataFrame, shard: str, size: int) -> Iterator[UnitChu
         first = end
 
 
-def _conversation_ends(conversations: Sequence[str]) -> list[int]:
+def _list_conversation_ends(conversations: Sequence[str]) -> list[int]:
     """Return the index after the last unit of each conversation, as [2, 5, 6] for a a b b b c."""
     ends = []
     for number, conversation in enumerate(conversations, 1):
@@ -195,13 +199,13 @@ def _conversation_ends(conversations: Sequence[str]) -> list[int]:
     return ends
 
 
-def _judge(worker: Worker, losses: RowStore) -> Judge:
+def _build_judge(worker: Worker, losses: RowStore) -> Judge:
     """Return the judge of the plan, which stores single losses; its model is loaded for the first one that is new."""
     load_model = partial(worker.engine, "judge")
-    return Judge(worker.plan.settings, losses, load=load_model, writer=_variant_writer(worker))
+    return Judge(worker.plan.settings, losses, load=load_model, writer=_get_variant_writer(worker))
 
 
-def _work_of(judge: Judge) -> Work:
+def _build_work(judge: Judge) -> Work:
     """Return how many tokens and losses a judge computed, how many losses it reused, and what ran its model."""
     computed = judge.counts["computed"]
     return Work(
@@ -213,18 +217,18 @@ def _work_of(judge: Judge) -> Work:
 
 
 @lru_cache(1)
-def _variant_writer(worker: Worker) -> VariantWriter:
+def _get_variant_writer(worker: Worker) -> VariantWriter:
     """Load the writer of variants, which turns conversations into tokens; it is kept for later chunks."""
     return load_variant_writer(worker.plan.settings)
 
 
-def _measured_frame(keys: Iterable[str], units: Iterable[JudgedUnit]) -> pl.DataFrame:
+def _build_measured_frame(keys: Iterable[str], units: Iterable[JudgedUnit]) -> pl.DataFrame:
     """Return a frame with the key of each unit and what was measured of it."""
-    rows = [{"key": key, **_measured(unit)} for key, unit in zip(keys, units, strict=True)]
+    rows = [{"key": key, **_build_measured_row(unit)} for key, unit in zip(keys, units, strict=True)]
     return pl.DataFrame(rows, schema=JUDGED)
 
 
-def _measured(unit: JudgedUnit) -> dict[str, Any]:
+def _build_measured_row(unit: JudgedUnit) -> dict[str, Any]:
     """Return what was measured of a unit, such as a call, as a row with the columns of MEASURED.
 
     Losses are null, and lists empty, if the unit could not be judged.
@@ -245,7 +249,7 @@ def _measured(unit: JudgedUnit) -> dict[str, Any]:
     }
 
 
-def _measured_units(units: pl.DataFrame, store: RowStore) -> pl.DataFrame:
+def _join_measurements(units: pl.DataFrame, store: RowStore) -> pl.DataFrame:
     """Return units with the columns of MEASURED, looked up by `key`. Raises StorageError if the store lacks a unit."""
     measured = units.join(store.stored(units), on="key", how="left", maintain_order="left")
     lacking = measured["tokens"].null_count()  # every stored row has tokens

@@ -63,7 +63,7 @@ class CallPosition(NamedTuple):
     call: int
 
 
-def call_positions(messages: Sequence[RecordedMessage]) -> Iterator[CallPosition]:
+def iter_call_positions(messages: Sequence[RecordedMessage]) -> Iterator[CallPosition]:
     """Yield the position of each call; calls in messages of the user are left out."""
     for number, message in enumerate(messages):
         if message.role == "user":
@@ -124,7 +124,7 @@ class CallToJudge:
         return replacements
 
 
-def call_key(digest: str, turn: int, call: int, results: Sequence[str]) -> str:
+def compute_call_key(digest: str, turn: int, call: int, results: Sequence[str]) -> str:
     """Return the key under which the measurements of a call are stored, a hash of what determines them.
 
     digest: of its conversation. turn: the number of its message there. call: its number in the message. results: the

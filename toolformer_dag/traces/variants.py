@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from toolformer_dag.conversations.messages import RecordedMessage
 from toolformer_dag.settings.trace_settings import TraceSettings
 from toolformer_dag.traces.rendering import RenderingError
-from toolformer_dag.traces.rendering_choice import rendering_of
+from toolformer_dag.traces.rendering_choice import choose_rendering
 from toolformer_dag.traces.units import EMPTY, NONE, OWN, UnitToJudge
 from toolformer_dag.traces.windows import WINDOWS
 from toolformer_dag.traces.written_conversation import Pieces, WrittenConversation
@@ -69,7 +69,7 @@ class VariantWriter:
         self.encoding = encoding
         self.context_length = context_length
         self.window = WINDOWS[traces.window]
-        self.rendering = rendering_of(traces.rendering, encoding)
+        self.rendering = choose_rendering(traces.rendering, encoding)
         self._conversation: _Conversation | None = None
 
     def variants(self, unit: UnitToJudge) -> dict[str, Variant] | str:
@@ -86,7 +86,7 @@ class VariantWriter:
         if not weighted_messages:
             return "nothing_follows"
         try:
-            variants = self._longest_variants(unit, weighted_messages)
+            variants = self._find_longest_variants(unit, weighted_messages)
         except RenderingError:
             return "not_rendered"
         if variants is None:
@@ -95,13 +95,13 @@ class VariantWriter:
             return "nothing_follows"
         return variants
 
-    def _longest_variants(self, unit: UnitToJudge, weighted: Sequence[int]) -> dict[str, Variant] | None:
+    def _find_longest_variants(self, unit: UnitToJudge, weighted: Sequence[int]) -> dict[str, Variant] | None:
         """Return the variants of a unit with as many weighted messages as fit the context of the model; None for none.
 
         weighted: the numbers of these messages; the last are left out first. Raises RenderingError.
         """
         for count in range(len(weighted), 0, -1):
-            variants = self._fitting_variants(unit, weighted[:count])
+            variants = self._find_fitting_variants(unit, weighted[:count])
             if variants is not None:
                 return variants
         return None
@@ -111,15 +111,15 @@ class VariantWriter:
 
         As an example, 0.5 for the result "17 degrees" and the message "17 today". A long text is cut before (`cut`).
         """
-        words = self._weighted_words(unit)
-        shared_words = [words & _words(self.cut(text)) for text in unit.texts]
+        words = self._collect_weighted_words(unit)
+        shared_words = [words & _split_words(self.cut(text)) for text in unit.texts]
         return tuple(len(shared) / max(1, len(words)) for shared in shared_words)
 
-    def _weighted_words(self, unit: UnitToJudge) -> set[str]:
+    def _collect_weighted_words(self, unit: UnitToJudge) -> set[str]:
         """Return the words of the weighted messages after a unit, in lower case."""
         words: set[str] = set()
         for number in self.window.weighted_messages(unit.messages, unit.following):
-            words |= _words(_content_and_arguments(unit.messages[number]))
+            words |= _split_words(_join_content_and_arguments(unit.messages[number]))
         return words
 
     def cut(self, result: str) -> str:
@@ -132,22 +132,22 @@ class VariantWriter:
             return result
         return f"{self.encoding.tokenizer.decode(ids[:most_tokens], skip_special_tokens=False)} ..."
 
-    def _fitting_variants(self, unit: UnitToJudge, weighted: Sequence[int]) -> dict[str, Variant] | None:
+    def _find_fitting_variants(self, unit: UnitToJudge, weighted: Sequence[int]) -> dict[str, Variant] | None:
         """Return the variants of a unit, such as a call, by name; None if one does not fit the context of the model.
 
         A variant is the conversation as recorded, without the unit ("none"), or with another text in its place ("0").
         weighted: the numbers of the messages after the unit over whose words the loss is computed. Raises
         RenderingError.
         """
-        conversation = self._conversation_of(unit.messages)
-        recorded = self._recorded_text(conversation, unit.message, weighted)
-        if not self._fit([recorded.variant]):  # the other variants need not be written
+        conversation = self._get_conversation(unit.messages)
+        recorded = self._get_recorded_text(conversation, unit.message, weighted)
+        if not self._can_fit([recorded.variant]):  # the other variants need not be written
             return None
-        other_texts = self._other_pieces(unit, conversation, recorded, weighted)
-        variants = self._named_variants(recorded, other_texts)
-        return variants if self._fit(variants.values()) else None
+        other_texts = self._build_other_pieces(unit, conversation, recorded, weighted)
+        variants = self._build_named_variants(recorded, other_texts)
+        return variants if self._can_fit(variants.values()) else None
 
-    def _other_pieces(
+    def _build_other_pieces(
         self, unit: UnitToJudge, conversation: "_Conversation", recorded: "_RecordedText", weighted: Sequence[int]
     ) -> dict[str, Pieces]:
         """Return the text of each variant but OWN, by name. recorded: the text of OWN. Raises RenderingError."""
@@ -157,20 +157,20 @@ class VariantWriter:
         )
         return dict(zip(replacements, pieces, strict=True))
 
-    def _named_variants(self, recorded: "_RecordedText", pieces: Mapping[str, Pieces]) -> dict[str, Variant]:
+    def _build_named_variants(self, recorded: "_RecordedText", pieces: Mapping[str, Pieces]) -> dict[str, Variant]:
         """Return the variants by name: OWN is `recorded`; the others are cut into `pieces`.
 
         Their order decides which of them share a batch of the model, and so the last digits of their losses.
         """
-        others = {name: self._variant(name, text, recorded.before) for name, text in pieces.items()}
+        others = {name: self._build_variant(name, text, recorded.before) for name, text in pieces.items()}
         first = {EMPTY: others.pop(EMPTY)} if EMPTY in others else {}
         return {**first, OWN: recorded.variant, **others}
 
-    def _fit(self, variants: Iterable[Variant]) -> bool:
+    def _can_fit(self, variants: Iterable[Variant]) -> bool:
         """Return whether each variant fits the context of the model."""
         return all(len(variant.ids) <= self.context_length for variant in variants)
 
-    def _conversation_of(self, messages: tuple[RecordedMessage, ...]) -> "_Conversation":
+    def _get_conversation(self, messages: tuple[RecordedMessage, ...]) -> "_Conversation":
         """Return a conversation with long results cut; the conversation of the last unit is cached."""
         if self._conversation is None or self._conversation.recorded is not messages:
             cut_messages = tuple(self._with_cut_results(message) for message in messages)
@@ -178,7 +178,9 @@ class VariantWriter:
             self._conversation = _Conversation(recorded=messages, messages=cut_messages, written=written)
         return self._conversation
 
-    def _recorded_text(self, conversation: "_Conversation", message: int, weighted: Sequence[int]) -> "_RecordedText":
+    def _get_recorded_text(
+        self, conversation: "_Conversation", message: int, weighted: Sequence[int]
+    ) -> "_RecordedText":
         """Return the conversation as it was recorded, as text cut around a message with units (calls) and as tokens.
 
         message: the number of that message. weighted: the numbers of the messages over whose words the loss is
@@ -187,12 +189,12 @@ class VariantWriter:
         # All units of a message have the same weighted messages, but for the last ones where not all fit: a count
         # names them.
         weighted_count = len(weighted)
-        cached = conversation.cached_text(message, weighted_count)
+        cached = conversation.get_cached_text(message, weighted_count)
         if cached is not None:
             return cached
         pieces = conversation.written.pieces(message, weighted)
-        ids_before = self._context_ids(pieces.before)
-        variant = self._variant(OWN, pieces, ids_before)
+        ids_before = self._encode_context(pieces.before)
+        variant = self._build_variant(OWN, pieces, ids_before)
         text = _RecordedText(pieces, ids_before, variant)
         conversation.recorded_texts[message, weighted_count] = text
         return text
@@ -204,13 +206,13 @@ class VariantWriter:
             calls.append(call if call.result is None else replace(call, result=self.cut(call.result)))
         return replace(message, calls=tuple(calls))
 
-    def _context_ids(self, text: str) -> tuple[int, ...]:
+    def _encode_context(self, text: str) -> tuple[int, ...]:
         """Return the last `traces.context_tokens` tokens of the text before the message with the unit."""
         if self.traces.context_tokens == 0:
             return ()
-        return self.rendering.last_ids(text, self.traces.context_tokens)
+        return self.rendering.encode_last_tokens(text, self.traces.context_tokens)
 
-    def _variant(self, name: str, pieces: Pieces, before: tuple[int, ...]) -> Variant:
+    def _build_variant(self, name: str, pieces: Pieces, before: tuple[int, ...]) -> Variant:
         """Return a text as the token ids that the model reads, up to the last weighted token (of which it gets a loss).
 
         As "... [warmth()] 17 <assistant>" of 20 tokens, then "It is 17" of 3: 23 ids with the positions 20, 21 and 22.
@@ -220,7 +222,7 @@ class VariantWriter:
         `pieces.before`.
         """
         tokens = _VariantTokens(
-            before_words=self._ids_before_words(pieces, before),
+            before_words=self._encode_before_words(pieces, before),
             words_and_between=[self.rendering.ids(text) for text in pieces.words],
         )
         positions = tokens.weighted_positions()[: self.window.tokens]
@@ -232,7 +234,7 @@ class VariantWriter:
             weights=self.window.token_weights(len(positions)),
         )
 
-    def _ids_before_words(self, pieces: Pieces, before: tuple[int, ...]) -> list[int]:
+    def _encode_before_words(self, pieces: Pieces, before: tuple[int, ...]) -> list[int]:
         """Return the tokens of a variant before its weighted words; BOS, which begins a text, comes first, once."""
         bos = self.encoding.bos
         unit_ids = self.rendering.ids(pieces.unit)
@@ -290,7 +292,7 @@ class _Conversation:
     written: WrittenConversation
     recorded_texts: "dict[tuple[int, int], _RecordedText]" = field(default_factory=dict)
 
-    def cached_text(self, message: int, weighted_count: int) -> "_RecordedText | None":
+    def get_cached_text(self, message: int, weighted_count: int) -> "_RecordedText | None":
         """Return the text cut around a message, if it is cached; forget the texts of earlier messages.
 
         Units are judged in the order of their messages. weighted_count: the number of weighted messages.
@@ -314,11 +316,11 @@ class _RecordedText(NamedTuple):
     variant: Variant
 
 
-def _content_and_arguments(message: RecordedMessage) -> str:
+def _join_content_and_arguments(message: RecordedMessage) -> str:
     """Return the content of a message and the arguments of its calls as one text."""
     return " ".join([message.content, *(str(call.arguments) for call in message.calls)])
 
 
-def _words(text: str) -> set[str]:
+def _split_words(text: str) -> set[str]:
     """Return the words of a text in lower case."""
     return set(re.findall(r"\w+", text.casefold()))

@@ -103,8 +103,8 @@ class WrittenConversation:
     def __init__(self, rendering: Rendering, messages: TemplateMessages) -> None:
         self._rendering = rendering
         self._messages = messages
-        self._beginning = lru_cache(REMEMBERED_BEGINNINGS)(self._rendered_beginning)
-        self._generation_prompt = lru_cache(REMEMBERED_BEGINNINGS)(self._local_generation_prompt)
+        self._beginning = lru_cache(REMEMBERED_BEGINNINGS)(self._render_beginning)
+        self._generation_prompt = lru_cache(REMEMBERED_BEGINNINGS)(self._render_generation_prompt)
 
     @staticmethod
     def of(rendering: Rendering, messages: Sequence[RecordedMessage]) -> "WrittenConversation":
@@ -123,11 +123,11 @@ class WrittenConversation:
         local = self._local_text
         if local is not None and unit_message in local.starts:  # offsets are known from this message on
             text = local.text[: local.ends[last_weighted]]
-            cuts = self._local_cuts(local, unit_message, weighted)
+            cuts = self._find_local_cuts(local, unit_message, weighted)
         else:  # the offsets are found by rendering each beginning of the conversation
             text = self._beginning(last_weighted + 1, without_results=True)
-            cuts = self._rendered_cuts(text, unit_message, weighted)
-        return _cut(text, cuts)
+            cuts = self._find_rendered_cuts(text, unit_message, weighted)
+        return _cut_text(text, cuts)
 
     def pieces_of_others(
         self, recorded: Pieces, unit_message: int, others: Sequence[Sequence[RecordedMessage]], weighted: Sequence[int]
@@ -142,12 +142,14 @@ class WrittenConversation:
         for messages in others:
             replacements.append([self._rendering.template_messages(message) for message in messages])
         # First the cheap way, which renders a few messages of each conversation; not every template allows it.
-        cheap_pieces = self._local_pieces_of_others(recorded, unit_message, replacements, weighted)
+        cheap_pieces = self._cut_others_locally(recorded, unit_message, replacements, weighted)
         if cheap_pieces is not None:
             return cheap_pieces
-        return [self._pieces_with(replacement, recorded, unit_message, weighted) for replacement in replacements]
+        return [
+            self._cut_with_replacement(replacement, recorded, unit_message, weighted) for replacement in replacements
+        ]
 
-    def _pieces_with(
+    def _cut_with_replacement(
         self, replacement: TemplateMessages, recorded: Pieces, unit_message: int, weighted: Sequence[int]
     ) -> Pieces:
         """Return the cut text of the conversation with `replacement`, a message or none, for message `unit_message`.
@@ -160,7 +162,7 @@ class WrittenConversation:
         changed = WrittenConversation(self._rendering, [*before, *replacement, *after])
         moved_by = len(replacement) - 1  # -1 if the message is gone: all that follow move up
         weighted_in_changed = [number + moved_by for number in weighted]
-        return changed._pieces_like(recorded, unit_message, weighted_in_changed)
+        return changed._cut_like(recorded, unit_message, weighted_in_changed)
 
     # Templates that are local
 
@@ -171,44 +173,46 @@ class WrittenConversation:
         None if it differs from the conversation rendered at once: the template writes a message in another way when
         others stand around it, as some leave out the thinking of earlier messages.
         """
-        first_answer = _first_answer(self._messages)  # the number of the first message of the assistant, or with calls
+        first_answer = _find_first_answer(
+            self._messages
+        )  # the number of the first message of the assistant, or with calls
         if first_answer == 0:  # nothing stands before it that could be rendered alone
             return None
         try:
-            opening = self._rendering.text(_flat(self._messages[:first_answer]))  # of system and user
-            rendered_at_once = self._rendering.text(_flat(self._messages))
-            joined = self._joined_messages(opening, first_answer)
+            opening = self._rendering.text(_flatten_messages(self._messages[:first_answer]))  # of system and user
+            rendered_at_once = self._rendering.text(_flatten_messages(self._messages))
+            joined = self._join_messages(opening, first_answer)
         except RenderingError:
             return None
         return joined if joined.text == rendered_at_once else None
 
-    def _joined_messages(self, opening: str, first: int) -> _LocalText:
+    def _join_messages(self, opening: str, first: int) -> _LocalText:
         """Return the text of the opening and of all messages from number `first` on, each of them rendered alone.
 
         Raises RenderingError.
         """
-        alone = [self._message_alone(messages) for messages in self._messages[first:]]
+        alone = [self._render_message_alone(messages) for messages in self._messages[first:]]
         return _LocalText.of(opening, alone, first)
 
-    def _message_alone(self, messages: Sequence[TemplateMessage]) -> "_MessageAlone":
+    def _render_message_alone(self, messages: Sequence[TemplateMessage]) -> "_MessageAlone":
         """Render a message and its results alone. Raises RenderingError if results change the message."""
-        text = self._alone(messages)
-        message = self._alone(messages[:1])
+        text = self._render_alone(messages)
+        message = self._render_alone(messages[:1])
         if not text.startswith(message):
-            raise self._unstable()
+            raise self._build_unstable_error()
         return _MessageAlone(text, end=len(message))
 
-    def _local_cuts(self, local: _LocalText, unit_message: int, weighted: Sequence[int]) -> list[int]:
+    def _find_local_cuts(self, local: _LocalText, unit_message: int, weighted: Sequence[int]) -> list[int]:
         """Return offsets in the text, as [120, 180, 195] for one weighted message.
 
         They are where message `unit_message` begins, then where the words of each weighted message begin and end.
         """
         cuts = [local.starts[unit_message]]
         for number in weighted:
-            cuts += self._local_words(local, number)
+            cuts += self._find_local_words(local, number)
         return cuts
 
-    def _local_words(self, local: _LocalText, number: int) -> tuple[int, int]:
+    def _find_local_words(self, local: _LocalText, number: int) -> tuple[int, int]:
         """Return the offsets in `local.text` at which the words of message `number` begin and end.
 
         The template's marks around them do not count, as <|im_start|>assistant before and <|im_end|> after. Raises
@@ -218,23 +222,23 @@ class WrittenConversation:
         words_end = local.ends[number]
         prompt = self._generation_prompt(number)
         if not local.text.startswith(prompt, message_begins):
-            raise self._unstable()
+            raise self._build_unstable_error()
         end_mark = self._rendering.end
         if local.text.endswith(end_mark, message_begins, words_end):
             words_end -= len(end_mark)
         words_begin = message_begins + len(prompt)
         return words_begin, max(words_begin, words_end)  # both marks may overlap around an empty message
 
-    def _local_generation_prompt(self, number: int) -> str:
+    def _render_generation_prompt(self, number: int) -> str:
         """Return what the template writes before the words of message `number`, as "<|im_start|>assistant\\n"."""
         local = self._local_text
         if local is not None and number - 1 in local.starts:
             messages = self._messages[number - 1]
-            return self._alone(messages, generation_prompt=True)[len(self._alone(messages)) :]
-        beginning = _flat(self._messages[:number])
+            return self._render_alone(messages, generation_prompt=True)[len(self._render_alone(messages)) :]
+        beginning = _flatten_messages(self._messages[:number])
         return self._rendering.text(beginning, generation_prompt=True)[len(self._rendering.text(beginning)) :]
 
-    def _local_pieces_of_others(
+    def _cut_others_locally(
         self, recorded: Pieces, unit_message: int, replacements: Sequence[TemplateMessages], weighted: Sequence[int]
     ) -> list[Pieces] | None:
         """Return the cut texts of conversations with other messages in place of message `unit_message`, or None.
@@ -247,47 +251,47 @@ class WrittenConversation:
         if self._local_text is None:
             return None
         first_weighted = weighted[0]
-        between = _flat(self._messages[unit_message + 1 : first_weighted])
+        between = _flatten_messages(self._messages[unit_message + 1 : first_weighted])
         message_of_words = self._messages[first_weighted][0]  # without the results of its calls
         following = [*between, message_of_words]
         try:
-            ending = self._ending_alone(recorded, unit_message, following)
-            units = [self._unit_alone(messages, following, ending) for messages in replacements]
+            ending = self._render_ending_alone(recorded, unit_message, following)
+            units = [self._render_unit_alone(messages, following, ending) for messages in replacements]
         except RenderingError:
             return None
         return [recorded._replace(unit=unit) for unit in units]
 
-    def _ending_alone(self, recorded: Pieces, unit_message: int, following: Sequence[TemplateMessage]) -> str:
+    def _render_ending_alone(self, recorded: Pieces, unit_message: int, following: Sequence[TemplateMessage]) -> str:
         """Return the end of a rendering from the first weighted words on, such as "It is 17.<|im_end|>".
 
         Rendered are only message `unit_message` and `following`, the messages after it up to the one with these words,
         the first words over which the loss is computed. Raises RenderingError if they are then written in another way
         than in `recorded`, the cut text of the whole conversation.
         """
-        rendered = self._alone([*self._messages[unit_message], *following])
+        rendered = self._render_alone([*self._messages[unit_message], *following])
         unit = recorded.unit  # the text from message `unit_message` to the words
         if not rendered.startswith(unit + recorded.words[0]):
-            raise self._unstable()
+            raise self._build_unstable_error()
         return rendered[len(unit) :]
 
-    def _unit_alone(self, messages: TemplateMessages, following: Sequence[TemplateMessage], ending: str) -> str:
+    def _render_unit_alone(self, messages: TemplateMessages, following: Sequence[TemplateMessage], ending: str) -> str:
         """Return the text of other messages and of `following`, up to `ending`. Raises RenderingError without it."""
-        part = self._alone([*_flat(messages), *following])
+        part = self._render_alone([*_flatten_messages(messages), *following])
         if not part.endswith(ending):
-            raise self._unstable()
+            raise self._build_unstable_error()
         return part[: len(part) - len(ending)]
 
-    def _alone(self, messages: Sequence[TemplateMessage], generation_prompt: bool = False) -> str:
+    def _render_alone(self, messages: Sequence[TemplateMessage], generation_prompt: bool = False) -> str:
         """Render messages after a question, and return their text without the question. Raises RenderingError."""
         question = self._rendering.text([QUESTION])
         text = self._rendering.text([QUESTION, *messages], generation_prompt)
         if not text.startswith(question):
-            raise self._unstable()
+            raise self._build_unstable_error()
         return text[len(question) :]
 
     # Other templates
 
-    def _rendered_cuts(self, text: str, unit_message: int, weighted: Sequence[int]) -> list[int]:
+    def _find_rendered_cuts(self, text: str, unit_message: int, weighted: Sequence[int]) -> list[int]:
         """Return offsets in the text, as [120, 180, 195] for one weighted message.
 
         They are where message `unit_message` begins, then where the words of each weighted message, over which the loss
@@ -298,10 +302,10 @@ class WrittenConversation:
         self._require_beginning(text, before_unit)
         cuts = [len(before_unit)]
         for number in weighted:
-            cuts += self._rendered_words(text, number)
+            cuts += self._find_rendered_words(text, number)
         return cuts
 
-    def _rendered_words(self, text: str, number: int) -> tuple[int, int]:
+    def _find_rendered_words(self, text: str, number: int) -> tuple[int, int]:
         """Return the offsets in the text at which the words of a message begin and end. Raises RenderingError."""
         before_words = self._beginning(number, generation_prompt=True)
         with_words = self._beginning(number + 1, without_results=True)
@@ -314,17 +318,17 @@ class WrittenConversation:
     def _require_beginning(self, text: str, beginning: str) -> None:
         """Raise RenderingError unless `beginning`, a rendering of the first messages, begins the text of more."""
         if not text.startswith(beginning):
-            raise self._unstable()
+            raise self._build_unstable_error()
 
-    def _rendered_beginning(self, messages: int, without_results: bool = False, generation_prompt: bool = False) -> str:
+    def _render_beginning(self, messages: int, without_results: bool = False, generation_prompt: bool = False) -> str:
         """Return the text of the first `messages` messages; without_results: leave out the results of the last."""
-        beginning = _flat(self._messages[:messages])
+        beginning = _flatten_messages(self._messages[:messages])
         if without_results:
             results = len(self._messages[messages - 1]) - 1
             beginning = beginning[: len(beginning) - results]
         return self._rendering.text(beginning, generation_prompt)
 
-    def _pieces_like(self, other: Pieces, unit_message: int, weighted: Sequence[int]) -> Pieces:
+    def _cut_like(self, other: Pieces, unit_message: int, weighted: Sequence[int]) -> Pieces:
         """Return the cut text of this conversation, with the help of one in which only message `unit_message` differs.
 
         other: the cut text of that conversation. This one is rendered once; what stands between the same beginning and
@@ -333,25 +337,25 @@ class WrittenConversation:
         """
         text = self._beginning(weighted[-1] + 1, without_results=True)
         text_after_unit = "".join(other.words) + other.rest
-        unit = _between(text, other.before, text_after_unit)
+        unit = _find_between(text, other.before, text_after_unit)
         if unit is None:
             return self.pieces(unit_message, weighted)
         return other._replace(unit=unit)
 
-    def _unstable(self) -> RenderingError:
+    def _build_unstable_error(self) -> RenderingError:
         """Return the error for a template that writes earlier messages in another way when more follow."""
         return RenderingError(
             f"the template {self._rendering.name} writes earlier messages otherwise once others follow"
         )
 
 
-def _cut(text: str, cuts: Sequence[int]) -> Pieces:
+def _cut_text(text: str, cuts: Sequence[int]) -> Pieces:
     """Cut a text at ascending offsets, the ends of `before`, `unit` and each of the `words`."""
     before, unit, *words = [text[start:end] for start, end in pairwise([0, *cuts])]
     return Pieces(before=before, unit=unit, words=tuple(words), rest=text[cuts[-1] :])
 
 
-def _between(text: str, beginning: str, ending: str) -> str | None:
+def _find_between(text: str, beginning: str, ending: str) -> str | None:
     """Return the text between its beginning and its ending; None if it does not have both, one after the other."""
     is_long_enough = len(text) >= len(beginning) + len(ending)
     if not is_long_enough or not text.startswith(beginning) or not text.endswith(ending):
@@ -359,7 +363,7 @@ def _between(text: str, beginning: str, ending: str) -> str | None:
     return text[len(beginning) : len(text) - len(ending)]
 
 
-def _first_answer(messages: TemplateMessages) -> int:
+def _find_first_answer(messages: TemplateMessages) -> int:
     """Return the number of the first message that is of the assistant or has calls; if there is none, their count."""
     for number, (message, *results) in enumerate(messages):
         if message["role"] == "assistant" or results or "tool_calls" in message:
@@ -367,6 +371,6 @@ def _first_answer(messages: TemplateMessages) -> int:
     return len(messages)
 
 
-def _flat(messages: TemplateMessages) -> list[TemplateMessage]:
+def _flatten_messages(messages: TemplateMessages) -> list[TemplateMessage]:
     """Return a list of all dicts: each message, followed by its results."""
     return list(chain.from_iterable(messages))

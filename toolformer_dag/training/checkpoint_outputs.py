@@ -9,11 +9,11 @@ import polars as pl
 
 from toolformer_dag.computing.plan import Plan
 from toolformer_dag.computing.stage import Column
-from toolformer_dag.files import StorageError, unsealed
+from toolformer_dag.files import StorageError, unseal_record
 from toolformer_dag.lake.record import changes, record
 from toolformer_dag.model.weights import checkpoint_folder
 from toolformer_dag.pipeline import raw_shards
-from toolformer_dag.pipeline.augmented_corpus import corpus_rows
+from toolformer_dag.pipeline.augmented_corpus import scan_corpus_rows
 from toolformer_dag.pipeline.merging import TRAIN
 from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.training.checkpoints import checkpoints
@@ -22,18 +22,18 @@ from toolformer_dag.training.training_report import (
     RECORD,
     Point,
     TrainingReport,
-    card_is_lost,
+    build_run_identity,
+    is_card_lost,
     read_report,
-    run_identity,
 )
 
 
-def too_few_to_train(plan: Plan) -> str | None:
+def explain_too_few_to_train(plan: Plan) -> str | None:
     """Return a message with a remedy if C* has fewer texts to train on than `training.min_texts`; else None.
 
     Raises DamagedPart, and MissingPart where there is no C*.
     """
-    counts = training_text_counts(plan)
+    counts = count_training_texts(plan)
     min_texts = plan.settings.training.min_texts
     if counts.texts >= min_texts:
         return None
@@ -51,9 +51,9 @@ class TextCounts(NamedTuple):
     documents: int
 
 
-def training_text_counts(plan: Plan) -> TextCounts:
+def count_training_texts(plan: Plan) -> TextCounts:
     """Count the texts of C* to train on, and the documents. Raises MissingPart, DamagedPart."""
-    train_rows = corpus_rows(plan.lake, ["split"]).filter(pl.col("split") == TRAIN)
+    train_rows = scan_corpus_rows(plan.lake, ["split"]).filter(pl.col("split") == TRAIN)
     shards = plan.lake.table(raw_shards.NAME).pointers().values()
     return TextCounts(
         texts=train_rows.select(pl.len()).collect().item(),
@@ -61,27 +61,27 @@ def training_text_counts(plan: Plan) -> TextCounts:
     )
 
 
-def checkpoint_reasons(plan: Plan, name: str) -> list[str]:
+def find_checkpoint_reasons(plan: Plan, name: str) -> list[str]:
     """Return why a checkpoint is missing or out of date, a sentence per reason; empty if it is up to date.
 
     Also empty where something that it is trained from is missing, a table or another checkpoint: that has reasons of
     its own, which are reported with it. Raises ModelError if the model of the settings cannot be found.
     """
     folder = checkpoint_folder(plan.settings, name)
-    missing_or_damaged = _lost_files(folder)
+    missing_or_damaged = _find_lost_files(folder)
     if missing_or_damaged is not None:
         return [missing_or_damaged]
     checkpoint = checkpoints(plan.settings)[name]
     try:
-        data, recipe = checkpoint.trained_on(plan)
+        data, recipe = checkpoint.read_data_and_recipe(plan)
     except StorageError:  # the table of its texts is missing or damaged
         return []
-    if plan.lake.table(CURVE).whole_pointer(name) is None:
+    if plan.lake.table(CURVE).find_whole_pointer(name) is None:
         return [f"{CURVE} lacks it"]
     base = checkpoint.base(plan)
     if _is_untrained_checkpoint(plan, base):  # the other checkpoint is missing
         return []
-    return _changes_since(folder, run_identity(base, data, recipe))
+    return _list_changes_since(folder, build_run_identity(base, data, recipe))
 
 
 def _is_untrained_checkpoint(plan: Plan, base: ModelSettings) -> bool:
@@ -90,20 +90,20 @@ def _is_untrained_checkpoint(plan: Plan, base: ModelSettings) -> bool:
     return Path(base.name) in folders and not Path(base.name).exists()
 
 
-def _changes_since(folder: Path, identity: Mapping[str, object]) -> list[str]:
+def _list_changes_since(folder: Path, identity: Mapping[str, object]) -> list[str]:
     """Return what is different in the identity of a run now from the run of the checkpoint in `folder`."""
     run_now = json.loads(json.dumps(identity))  # as it is read from a file
-    stored_run = unsealed((folder / RECORD).read_bytes())
-    return [str(change) for change in changes(_record(stored_run), _record(run_now))]
+    stored_run = unseal_record((folder / RECORD).read_bytes())
+    return [str(change) for change in changes(_to_record(stored_run), _to_record(run_now))]
 
 
-def _lost_files(folder: Path) -> str | None:
+def _find_lost_files(folder: Path) -> str | None:
     """Return what is missing or damaged of a checkpoint in a folder; None where it is whole."""
     if not folder.exists():
         return "never made"
     if read_report(folder) is None:
         return f"{folder} is gone or not whole"
-    if card_is_lost(folder):
+    if is_card_lost(folder):
         return f"{folder / CARD} is gone or not what was written; the weights are whole"
     return None
 
@@ -126,21 +126,21 @@ def publish_curve(plan: Plan, name: str, report: TrainingReport) -> pl.DataFrame
 
     Raises WriteError.
     """
-    rows = _curve_table(name, report)
+    rows = _build_curve_table(name, report)
     inputs = {name: report.fingerprint}
     plan.lake.table(CURVE).publish(name, [rows], lambda: record({}, inputs, stage="training_curve", tool=None))
     return rows
 
 
-def _curve_table(name: str, report: TrainingReport) -> pl.DataFrame:
+def _build_curve_table(name: str, report: TrainingReport) -> pl.DataFrame:
     """Return the training losses of the checkpoint `name`, then its held-out metric, with CURVE_COLUMNS."""
-    training_rows = _curve_rows(name, report, "training", report.losses)
-    heldout_rows = _curve_rows(name, report, "held-out", report.heldout)
+    training_rows = _build_curve_rows(name, report, "training", report.losses)
+    heldout_rows = _build_curve_rows(name, report, "held-out", report.heldout)
     schema = {column: declared.dtype for column, declared in CURVE_COLUMNS.items()}
     return pl.DataFrame([*training_rows, *heldout_rows], schema=schema)
 
 
-def _curve_rows(name: str, report: TrainingReport, kind: str, points: Sequence[Point]) -> list[dict[str, Any]]:
+def _build_curve_rows(name: str, report: TrainingReport, kind: str, points: Sequence[Point]) -> list[dict[str, Any]]:
     """Return the rows of one of the curves of the checkpoint `name`. kind: "training" or "held-out"."""
     rows = []
     for point in points:
@@ -156,7 +156,7 @@ def _curve_rows(name: str, report: TrainingReport, kind: str, points: Sequence[P
     return rows
 
 
-def _record(run: Mapping[str, Any]) -> Mapping[str, Any]:
+def _to_record(run: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the identity of a finetuning run in the form of the lake's records, which `changes` compares.
 
     The base model and the markers of calls count as settings, the texts as inputs.

@@ -9,7 +9,7 @@ import polars as pl
 
 from toolformer_dag.computing.plan import Plan
 from toolformer_dag.pipeline import augmented_corpus, heldout_texts
-from toolformer_dag.pipeline.augmented_corpus import corpus_rows
+from toolformer_dag.pipeline.augmented_corpus import scan_corpus_rows
 from toolformer_dag.pipeline.merging import TRAIN
 from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.settings.sections import Settings
@@ -33,7 +33,7 @@ class CardText:
     limits: tuple[str, ...]
 
 
-def _model_of_settings(plan: Plan) -> ModelSettings:
+def _get_model_of_settings(plan: Plan) -> ModelSettings:
     """Return the model of the settings, from which the paper's checkpoints are finetuned."""
     return plan.settings.model
 
@@ -61,7 +61,7 @@ class Checkpoint:
     rows: Callable[[Plan], TrainingData]
     determined_by: Callable[[Plan], Mapping[str, Any]]
     recipe: Callable[[Plan], TrainingSettings] = lambda plan: plan.settings.training
-    base: Callable[[Plan], ModelSettings] = _model_of_settings
+    base: Callable[[Plan], ModelSettings] = _get_model_of_settings
 
     def settings(self, plan: Plan) -> dict[str, Any]:
         """Return what determines the checkpoint beside the assets that it reads: recipe, M, and the rest."""
@@ -71,7 +71,7 @@ class Checkpoint:
             **self.determined_by(plan),
         }
 
-    def trained_on(self, plan: Plan) -> tuple[TrainingData, TrainingSettings]:
+    def read_data_and_recipe(self, plan: Plan) -> tuple[TrainingData, TrainingSettings]:
         """Return the rows, and the settings as they are for so many rows. Raises MissingPart."""
         data = self.rows(plan)
         return data, self.recipe(plan).over(len(data.train))
@@ -82,16 +82,18 @@ class Checkpoint:
             self,
             condition=f"{self.condition} (seed {seed})",
             description=f"{self.description} With the seed {seed}.",
-            recipe=partial(_recipe_with_seed, self.recipe, seed),
+            recipe=partial(_build_recipe_with_seed, self.recipe, seed),
         )
 
 
-def _recipe_with_seed(recipe: Callable[[Plan], TrainingSettings], seed: int, plan: Plan) -> TrainingSettings:
+def _build_recipe_with_seed(recipe: Callable[[Plan], TrainingSettings], seed: int, plan: Plan) -> TrainingSettings:
     """Return the settings of a recipe with another seed."""
     return recipe(plan).model_copy(update={"seed": seed})
 
 
-def _on_corpus(condition: str, *, calls: bool, column: str, description: str, card: CardText) -> Checkpoint:
+def _build_corpus_checkpoint(
+    condition: str, *, calls: bool, column: str, description: str, card: CardText
+) -> Checkpoint:
     """Return a checkpoint that is trained on the paper's corpus C*: web texts (C) with tool calls inserted.
 
     - `condition`: the row of the paper's tables that it stands for, such as "Toolformer".
@@ -105,22 +107,22 @@ def _on_corpus(condition: str, *, calls: bool, column: str, description: str, ca
         card=card,
         # The assets that it depends on: C*, and the texts of C that are held out to choose the best step.
         reads=lambda plan: (plan.named(augmented_corpus.NAME), heldout_texts.NAME),
-        rows=partial(_corpus_data, column=column),
+        rows=partial(_read_corpus_data, column=column),
         # What its rows depend on besides these assets; if it changes, the checkpoint is out of date.
         determined_by=lambda plan: {"column": column, "chosen_on": plan.settings.training.heldout_texts},
     )
 
 
-def _corpus_data(plan: Plan, column: str) -> TrainingData:
+def _read_corpus_data(plan: Plan, column: str) -> TrainingData:
     """Read the texts to train on from a column of C*, and the held-out texts of C. Raises MissingPart."""
-    train_rows = corpus_rows(plan.lake, [column, "split"]).filter(pl.col("split") == TRAIN)
+    train_rows = scan_corpus_rows(plan.lake, [column, "split"]).filter(pl.col("split") == TRAIN)
     return TrainingData(
         train=train_rows.collect()[column].to_list(),
         heldout=heldout_texts.heldout_texts(plan).choosing,
     )
 
 
-BASELINE = _on_corpus(
+BASELINE = _build_corpus_checkpoint(
     "base + C",
     calls=False,
     column="text",
@@ -133,7 +135,7 @@ BASELINE = _on_corpus(
     ),
 )
 """M + C: the same texts without calls."""
-TOOLFORMER = _on_corpus(
+TOOLFORMER = _build_corpus_checkpoint(
     "Toolformer",
     calls=True,
     column="text_with_calls",
@@ -179,7 +181,7 @@ class NamedModel(NamedTuple):
     calls: bool
 
 
-def checkpoint_of(settings: Settings, name: str) -> NamedModel:
+def resolve_model_name(settings: Settings, name: str) -> NamedModel:
     """Return the model that a name in the settings of evaluation stands for, and whether it calls tools.
 
     - a checkpoint, such as "finetuned_checkpoint": it calls tools, whichever it is

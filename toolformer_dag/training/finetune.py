@@ -13,8 +13,8 @@ from safetensors import SafetensorError
 from transformers import AutoConfig
 
 from toolformer_dag.identity import fingerprint
-from toolformer_dag.lake.record import installed_version
-from toolformer_dag.model.loading import from_hub
+from toolformer_dag.lake.record import get_installed_version
+from toolformer_dag.model.loading import load_from_hub
 from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.settings.training_settings import TrainingSettings
 from toolformer_dag.training.recipe import check_recipe, is_divided, merged, set_cache
@@ -24,10 +24,10 @@ from toolformer_dag.training.training_report import (
     TrainingData,
     TrainingError,
     TrainingReport,
+    build_run_identity,
     curve,
     publish,
     read_report,
-    run_identity,
     write_record,
 )
 
@@ -51,22 +51,22 @@ def finetune(
     """
     _check_rows(data)
     check_recipe(base, settings, world_size())
-    identity = run_identity(base, data, settings)
+    identity = build_run_identity(base, data, settings)
     name = fingerprint(identity)
-    finished = finished_run(name, out)
+    finished = find_finished_run(name, out)
     if finished:
         return finished
 
     folder = out.with_name(f"{out.name}.partial-{name}")  # `publish` removes those of other runs
     began = time.monotonic()
     run = prepare(base, data, settings, folder, progress, measured)
-    with _disk_errors_explained(folder, run.checkpoint):
+    with _explain_disk_errors(folder, run.checkpoint):
         run.train()
-        report = _report(run, name, seconds=time.monotonic() - began)
+        report = _build_report(run, name, seconds=time.monotonic() - began)
         run.trainer.accelerator.wait_for_everyone()
         if run.trainer.is_world_process_zero():
-            final = _final_folder(run.trainer, base, settings, folder / "final")
-            write_record(final, report, {"fingerprint": name, **identity, "versions": _versions()})
+            final = _write_final_folder(run.trainer, base, settings, folder / "final")
+            write_record(final, report, {"fingerprint": name, **identity, "versions": _get_library_versions()})
             publish(final, out)
         run.trainer.accelerator.wait_for_everyone()
     return report
@@ -81,12 +81,12 @@ def _check_rows(data: TrainingData) -> None:
         )
 
 
-def _versions() -> dict[str, str]:
+def _get_library_versions() -> dict[str, str]:
     """Return the versions of the libraries that train; the record holds them, the identity of a run does not."""
-    return {library: installed_version(library) for library in ("torch", "transformers", "accelerate")}
+    return {library: get_installed_version(library) for library in ("torch", "transformers", "accelerate")}
 
 
-def finished_run(name: str, out: Path) -> TrainingReport | None:
+def find_finished_run(name: str, out: Path) -> TrainingReport | None:
     """Return the report of the run with the fingerprint `name`, marked as reused; None where `out` does not hold it."""
     finished = read_report(out)
     if finished is None or finished.fingerprint != name:
@@ -95,7 +95,7 @@ def finished_run(name: str, out: Path) -> TrainingReport | None:
 
 
 @contextmanager
-def _disk_errors_explained(folder: Path, checkpoint: Path | None) -> Iterator[None]:
+def _explain_disk_errors(folder: Path, checkpoint: Path | None) -> Iterator[None]:
     """Turn an error of the `with` block that a full disk or a damaged checkpoint caused into a TrainingError.
 
     folder: where checkpoints are written. checkpoint: the one from which the run resumed, if any.
@@ -103,13 +103,13 @@ def _disk_errors_explained(folder: Path, checkpoint: Path | None) -> Iterator[No
     try:
         yield
     except (SafetensorError, OSError, RuntimeError, EOFError, UnpicklingError) as error:
-        disk_error = _disk_error(folder, checkpoint, error)
+        disk_error = _find_disk_error(folder, checkpoint, error)
         if disk_error is None:
             raise
         raise disk_error from error
 
 
-def _disk_error(folder: Path, checkpoint: Path | None, error: Exception) -> TrainingError | None:
+def _find_disk_error(folder: Path, checkpoint: Path | None, error: Exception) -> TrainingError | None:
     """Return the error to raise where a checkpoint could not be written or read; None for an error of another cause."""
     message = " ".join(str(error).split())[:200]
     if _is_of_damaged_checkpoint(error, message):
@@ -117,7 +117,7 @@ def _disk_error(folder: Path, checkpoint: Path | None, error: Exception) -> Trai
             f"the checkpoint {checkpoint} is damaged ({message}); remove it and run again, which goes on from the one "
             "before"
         )
-    reason = _disk_reason(error, message)
+    reason = _find_disk_reason(error, message)
     if reason is None:
         return None
     return TrainingError(f"weights in {folder} cannot be written or read ({reason}); free disk space and run again")
@@ -128,7 +128,7 @@ def _is_of_damaged_checkpoint(error: Exception, message: str) -> bool:
     return isinstance(error, EOFError | UnpicklingError) or "PytorchStreamReader" in message
 
 
-def _disk_reason(error: Exception, message: str) -> str | None:
+def _find_disk_reason(error: Exception, message: str) -> str | None:
     """Return why the disk caused an error; None where it did not. message: the error's text on one line."""
     if "PytorchStreamWriter" in message or "inline_container" in message:
         return "the disk took less than was written"
@@ -137,7 +137,7 @@ def _disk_reason(error: Exception, message: str) -> str | None:
     return message if isinstance(error, SafetensorError | shutil.Error) else None
 
 
-def _report(run: PreparedRun, name: str, *, seconds: float) -> TrainingReport:
+def _build_report(run: PreparedRun, name: str, *, seconds: float) -> TrainingReport:
     """Return the report of a run whose training has ended.
 
     name: the fingerprint of the run. Raises TrainingError where the held-out metric was never finite.
@@ -148,7 +148,7 @@ def _report(run: PreparedRun, name: str, *, seconds: float) -> TrainingReport:
     return TrainingReport(
         fingerprint=name,
         steps=state.global_step,
-        best_step=_best_step(state, metric),
+        best_step=_get_best_step(state, metric),
         texts=run.examples.texts,
         examples=len(run.examples.sequences),
         split_texts=run.examples.split,
@@ -163,7 +163,7 @@ def _report(run: PreparedRun, name: str, *, seconds: float) -> TrainingReport:
     )
 
 
-def _best_step(state: Any, metric: str) -> int:
+def _get_best_step(state: Any, metric: str) -> int:
     """Return the step with the best held-out metric. Raises TrainingError where the metric was never finite.
 
     state: of the Trainer.
@@ -175,7 +175,7 @@ def _best_step(state: Any, metric: str) -> int:
     return int(state.best_global_step)
 
 
-def _final_folder(trainer: Any, base: ModelSettings, settings: TrainingSettings, final: Path) -> Path:
+def _write_final_folder(trainer: Any, base: ModelSettings, settings: TrainingSettings, final: Path) -> Path:
     """Write the trained model to the folder `final`, which transformers can load; return `final`.
 
     It is the checkpoint that was best on the held-out rows, without files that only a resumed run needs. LoRA's
@@ -197,6 +197,6 @@ def _final_folder(trainer: Any, base: ModelSettings, settings: TrainingSettings,
 def _copy_weights(best: Path, final: Path, base: ModelSettings) -> None:
     """Copy weights, config, tokenizer and code; the config says again that passes return keys and values."""
     shutil.copytree(best, final, ignore=shutil.ignore_patterns(*NOT_WEIGHTS))
-    config = from_hub(AutoConfig, str(final), {"trust_remote_code": base.trust_remote_code})
+    config = load_from_hub(AutoConfig, str(final), {"trust_remote_code": base.trust_remote_code})
     set_cache(config, True)
     config.save_pretrained(final)

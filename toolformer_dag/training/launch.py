@@ -22,20 +22,20 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from toolformer_dag.files import UserError
 from toolformer_dag.identity import fingerprint
-from toolformer_dag.model.loading import DTYPES, context_length, from_hub
+from toolformer_dag.model.loading import DTYPES, context_length, load_from_hub
 from toolformer_dag.model.weights import model_name
 from toolformer_dag.processes import end_with_parent
 from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.settings.training_settings import TrainingSettings
-from toolformer_dag.training.finetune import finetune, finished_run
+from toolformer_dag.training.finetune import find_finished_run, finetune
 from toolformer_dag.training.recipe import check_recipe, has_short_moments, is_composite, objective_of, with_adapters
-from toolformer_dag.training.trainer import Measured, StepProgress, device_batch
+from toolformer_dag.training.trainer import Measured, StepProgress, choose_device_batch
 from toolformer_dag.training.training_report import (
     TrainingData,
     TrainingError,
     TrainingReport,
+    build_run_identity,
     read_report,
-    run_identity,
 )
 
 GB = 1e9
@@ -73,7 +73,7 @@ class MemoryNeed(NamedTuple):
         return f"weights, gradients and moments {self.states / GB:.0f}, activations {self.activations / GB:.0f}"
 
 
-def memory_need(
+def estimate_memory_need(
     config: Any, settings: TrainingSettings, length: int, processes: int, *, on_gpu: bool, trust_remote_code: bool
 ) -> MemoryNeed:
     """Return the bytes that finetuning takes at least on each device, with sequences of `length` tokens.
@@ -81,10 +81,10 @@ def memory_need(
     config: of the base model, whose weights are not read. Gathered layers, fragments, and torch's own share (about
     1 GB) are not covered.
     """
-    counts = _parameter_counts(config, settings, trust_remote_code=trust_remote_code)
+    counts = _count_parameters(config, settings, trust_remote_code=trust_remote_code)
     return MemoryNeed(
-        states=_state_bytes(counts, settings, processes, on_gpu=on_gpu),
-        activations=_activation_bytes(config, settings, length, processes, on_gpu=on_gpu),
+        states=_estimate_state_bytes(counts, settings, processes, on_gpu=on_gpu),
+        activations=_estimate_activation_bytes(config, settings, length, processes, on_gpu=on_gpu),
     )
 
 
@@ -95,7 +95,7 @@ class _ParameterCounts(NamedTuple):
     trained: int
 
 
-def _parameter_counts(config: Any, settings: TrainingSettings, *, trust_remote_code: bool) -> _ParameterCounts:
+def _count_parameters(config: Any, settings: TrainingSettings, *, trust_remote_code: bool) -> _ParameterCounts:
     with torch.device("meta"):  # allocates no weights
         model = AutoModelForCausalLM.from_config(
             copy.deepcopy(config), dtype=DTYPES[settings.weights_dtype], trust_remote_code=trust_remote_code
@@ -105,20 +105,20 @@ def _parameter_counts(config: Any, settings: TrainingSettings, *, trust_remote_c
     return _ParameterCounts(all=model.num_parameters(), trained=model.num_parameters(only_trainable=True))
 
 
-def _state_bytes(counts: _ParameterCounts, settings: TrainingSettings, processes: int, *, on_gpu: bool) -> int:
+def _estimate_state_bytes(counts: _ParameterCounts, settings: TrainingSettings, processes: int, *, on_gpu: bool) -> int:
     """Estimate the bytes of weights, gradients and Adam's moments on each device.
 
     Trained parameters are divided among the `processes`, frozen ones are whole on each. An objective that compares with
     the base model (`keep_base`) holds its frozen weights too.
     """
     weight_bytes = DTYPES[settings.weights_dtype].itemsize
-    trained = _bytes_per_trained(settings, on_gpu=on_gpu) * counts.trained // processes
+    trained = _estimate_bytes_per_parameter(settings, on_gpu=on_gpu) * counts.trained // processes
     frozen = (counts.all - counts.trained) * weight_bytes
     base_model = counts.all * weight_bytes if _needs_base_model(settings) else 0
     return trained + frozen + base_model
 
 
-def _bytes_per_trained(settings: TrainingSettings, *, on_gpu: bool) -> int:
+def _estimate_bytes_per_parameter(settings: TrainingSettings, *, on_gpu: bool) -> int:
     """Return the bytes of a trained parameter: weight, gradient, moments, and a bfloat16 copy for passes in it."""
     trained_bytes = SHORT_ADAM_BYTES if has_short_moments(settings) else ADAM_BYTES
     passes_in_bfloat16 = (on_gpu and settings.weights_dtype == "float32") or settings.precision == "mixed"
@@ -130,7 +130,9 @@ def _needs_base_model(settings: TrainingSettings) -> bool:
     return bool(objective_of(settings).without_base)
 
 
-def _activation_bytes(config: Any, settings: TrainingSettings, length: int, processes: int, *, on_gpu: bool) -> int:
+def _estimate_activation_bytes(
+    config: Any, settings: TrainingSettings, length: int, processes: int, *, on_gpu: bool
+) -> int:
     """Estimate the most bytes that activations take on a device.
 
     All layers keep values for their backward pass. At the worst moment, either one layer holds all its values besides
@@ -139,23 +141,25 @@ def _activation_bytes(config: Any, settings: TrainingSettings, length: int, proc
     length: tokens of the longest sequence.
     """
     text_config = config.get_text_config()
-    tokens = _tokens_per_pass(settings, length, processes)
+    tokens = _compute_tokens_per_pass(settings, length, processes)
     # Layers hold so many values of this size: each has one number per token and unit of the model's width.
     value_bytes: int = tokens * text_config.hidden_size * DTYPES[settings.weights_dtype].itemsize
-    kept_values_per_layer = _kept_values(settings, on_gpu=on_gpu)  # 1 with gradient checkpointing, else LAYER_VALUES
+    kept_values_per_layer = _count_kept_values(
+        settings, on_gpu=on_gpu
+    )  # 1 with gradient checkpointing, else LAYER_VALUES
     kept_by_layers: int = text_config.num_hidden_layers * kept_values_per_layer * value_bytes
     within_one_layer = LAYER_VALUES * value_bytes
-    at_loss: int = _bytes_per_logit(settings) * tokens * text_config.vocab_size
+    at_loss: int = _estimate_bytes_per_logit(settings) * tokens * text_config.vocab_size
     return kept_by_layers + max(within_one_layer, at_loss)
 
 
-def _tokens_per_pass(settings: TrainingSettings, length: int, processes: int) -> int:
+def _compute_tokens_per_pass(settings: TrainingSettings, length: int, processes: int) -> int:
     """Return the most tokens that a forward pass on one device reads, with sequences of `length` tokens."""
-    sequences = device_batch(settings, processes) * objective_of(settings).sequences_per_item
+    sequences = choose_device_batch(settings, processes) * objective_of(settings).sequences_per_item
     return sequences * length
 
 
-def _kept_values(settings: TrainingSettings, *, on_gpu: bool) -> int:
+def _count_kept_values(settings: TrainingSettings, *, on_gpu: bool) -> int:
     """Return how many values per token and unit of width each layer keeps for the backward pass.
 
     With gradient checkpointing, the default on a GPU, it keeps its input only, and computes the rest again.
@@ -166,7 +170,7 @@ def _kept_values(settings: TrainingSettings, *, on_gpu: bool) -> int:
     return 1 if checkpointing else LAYER_VALUES
 
 
-def _bytes_per_logit(settings: TrainingSettings) -> int:
+def _estimate_bytes_per_logit(settings: TrainingSettings) -> int:
     """Return the bytes that the loss takes per logit, with the base model's logits where the objective needs them."""
     return LOGIT_BYTES + BASE_LOGIT_BYTES if _needs_base_model(settings) else LOGIT_BYTES
 
@@ -177,35 +181,39 @@ def check_finetuning(model: ModelSettings, settings: TrainingSettings) -> None:
     Also where a library is missing, or where processes cannot share the batch or the model. Raises ModelError where the
     model's config cannot be read.
     """
-    processes = process_count(model, settings)
+    processes = choose_process_count(model, settings)
     check_recipe(model, settings, processes)
     on_gpu = model.device != "cpu" and torch.cuda.is_available()
-    need = _need_of_model(model, settings, processes, on_gpu=on_gpu)
-    available = _available_bytes(processes, on_gpu=on_gpu)
+    need = _estimate_need_of_model(model, settings, processes, on_gpu=on_gpu)
+    available = _get_available_bytes(processes, on_gpu=on_gpu)
     if need.total > available:
-        remedies = ", or ".join(_memory_remedies(settings, need, on_gpu=on_gpu))
+        remedies = ", or ".join(_list_memory_remedies(settings, need, on_gpu=on_gpu))
         raise TrainingError(
             f"finetuning {model.name} needs {need.total / GB:.0f} GB on each of {processes} devices "
             f"({need.in_parts}), and there are {available / GB:.0f}; set {remedies}, or take a smaller model"
         )
 
 
-def _need_of_model(model: ModelSettings, settings: TrainingSettings, processes: int, *, on_gpu: bool) -> MemoryNeed:
+def _estimate_need_of_model(
+    model: ModelSettings, settings: TrainingSettings, processes: int, *, on_gpu: bool
+) -> MemoryNeed:
     """Read the config of a model and return the bytes that finetuning it takes on each device. Raises ModelError."""
     remote_code = model.trust_remote_code
-    config = from_hub(AutoConfig, model_name(model), {"revision": model.revision, "trust_remote_code": remote_code})
+    config = load_from_hub(
+        AutoConfig, model_name(model), {"revision": model.revision, "trust_remote_code": remote_code}
+    )
     length = min(settings.sequence_length, context_length(config))
-    return memory_need(config, settings, length, processes, on_gpu=on_gpu, trust_remote_code=remote_code)
+    return estimate_memory_need(config, settings, length, processes, on_gpu=on_gpu, trust_remote_code=remote_code)
 
 
-def _available_bytes(processes: int, *, on_gpu: bool) -> int:
+def _get_available_bytes(processes: int, *, on_gpu: bool) -> int:
     """Return the bytes of a GPU's memory; without a GPU, each process's part of the machine's."""
     if on_gpu:
         return int(torch.cuda.get_device_properties(0).total_memory)
-    return _ram() // processes
+    return _read_memory_bytes() // processes
 
 
-def _memory_remedies(settings: TrainingSettings, need: MemoryNeed, *, on_gpu: bool) -> list[str]:
+def _list_memory_remedies(settings: TrainingSettings, need: MemoryNeed, *, on_gpu: bool) -> list[str]:
     """Return settings with which training takes less memory, as an error recommends them."""
     remedies = []
     if settings.precision != "bfloat16":
@@ -220,7 +228,7 @@ def _memory_remedies(settings: TrainingSettings, need: MemoryNeed, *, on_gpu: bo
     return remedies
 
 
-def _ram() -> int:
+def _read_memory_bytes() -> int:
     """Return the bytes of memory that this process may use: the machine's, or the limit of its control group."""
     machine_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limit_file = Path("/sys/fs/cgroup/memory.max")
@@ -261,23 +269,23 @@ def train(
 
     Raises TrainingError, ModelError.
     """
-    count = process_count(base, settings)
-    gpus = _gpus(base)
+    count = choose_process_count(base, settings)
+    gpus = _count_gpus(base)
     trains_in_this_process = count == 1 and gpus <= 1
     if trains_in_this_process:
         return finetune(base, data, settings, out, progress, measured)
 
     check_recipe(base, settings, count)
     _check_enough_gpus(count, gpus)
-    run_fingerprint = fingerprint(run_identity(base, data, settings))
-    finished = finished_run(run_fingerprint, out)
+    run_fingerprint = fingerprint(build_run_identity(base, data, settings))
+    finished = find_finished_run(run_fingerprint, out)
     if finished:
         return finished
     # Other processes train: they read the job in this folder, and write their progress there.
-    with _job_folder(out) as folder:
+    with _create_job_folder(out) as folder:
         _write_job(folder, base, data, settings, out)
-        _follow(folder, count, _Watch(progress, measured))  # until they have ended
-    return _published_report(out)
+        _run_processes(folder, count, _Watch(progress, measured))  # until they have ended
+    return _require_published_report(out)
 
 
 def _check_enough_gpus(processes: int, gpus: int) -> None:
@@ -286,7 +294,7 @@ def _check_enough_gpus(processes: int, gpus: int) -> None:
         raise TrainingError(f"{processes} processes need as many GPUs, and there are {gpus}; lower training.processes")
 
 
-def _published_report(out: Path) -> TrainingReport:
+def _require_published_report(out: Path) -> TrainingReport:
     """Return the report of the checkpoint that other processes have published. Raises TrainingError without one."""
     report = read_report(out)
     if report is None:
@@ -295,7 +303,7 @@ def _published_report(out: Path) -> TrainingReport:
 
 
 @contextmanager
-def _job_folder(out: Path) -> Iterator[Path]:
+def _create_job_folder(out: Path) -> Iterator[Path]:
     """Make an empty folder beside `out` that only this user can read; it is removed after the `with` block."""
     out.parent.mkdir(parents=True, exist_ok=True)
     folder = out.with_name(f"{out.name}.job")
@@ -319,14 +327,14 @@ def _write_job(folder: Path, base: ModelSettings, data: TrainingData, settings: 
     (folder / JOB).write_text(json.dumps(job), encoding="utf-8")
 
 
-def process_count(base: ModelSettings, settings: TrainingSettings) -> int:
+def choose_process_count(base: ModelSettings, settings: TrainingSettings) -> int:
     """Return `training.processes`, or without it the most GPUs that divide the batch; 1 without a GPU.
 
     A training that cannot be divided among GPUs gets one. Raises ModelError.
     """
     if settings.processes is not None:
         return settings.processes
-    gpus = _gpus(base)
+    gpus = _count_gpus(base)
     if gpus <= 1:
         return 1
     if not _can_be_divided(base, settings):
@@ -343,7 +351,7 @@ def _can_be_divided(base: ModelSettings, settings: TrainingSettings) -> bool:
     return not is_composite(base)  # reads the model's config
 
 
-def _gpus(base: ModelSettings) -> int:
+def _count_gpus(base: ModelSettings) -> int:
     """Return the number of GPUs that training may use."""
     return torch.cuda.device_count() if base.device != "cpu" else 0
 
@@ -386,7 +394,7 @@ class _Watch:
             self._progress(self._steps_done, self._total_steps)
 
 
-def _follow(folder: Path, count: int, watch: _Watch) -> None:
+def _run_processes(folder: Path, count: int, watch: _Watch) -> None:
     """Run a job in a group of `count` processes until it ends, and pass its events to `watch`.
 
     An error in these events is kept in `watch.error`. The group ends with this process. Raises TrainingError where the
@@ -396,17 +404,17 @@ def _follow(folder: Path, count: int, watch: _Watch) -> None:
     with (
         (folder / LOG).open("wb") as log,
         (folder / EVENTS).open(encoding="utf-8") as events,
-        _process_group(_job_command(folder, count), log, one_gpu=count == 1) as processes,
+        _run_process_group(_build_job_command(folder, count), log, one_gpu=count == 1) as processes,
     ):
         _pass_on_events(processes, events, watch)  # returns once the processes have ended
     exit_code = processes.returncode
     if exit_code:
         wrote_error = watch.error is not None
-        reason = watch.error if wrote_error else _last_lines(folder / LOG)
+        reason = watch.error if wrote_error else _read_last_lines(folder / LOG)
         raise TrainingError(f"{count} processes that train together ended with {exit_code}: {reason}")
 
 
-def _job_command(folder: Path, count: int) -> list[str]:
+def _build_job_command(folder: Path, count: int) -> list[str]:
     """Return the command that runs `run_job` in `count` processes."""
     module = ["-m", "toolformer_dag.training.launch"]
     if count > 1:
@@ -418,7 +426,7 @@ def _pass_on_events(processes: subprocess.Popen[bytes], events: IO[str], watch: 
     """Pass the events that processes append to a file to `watch`, until the processes have ended."""
     while True:
         ended = processes.poll() is not None  # asked first, so that the last events are read after the end
-        for event in _whole_lines(events):
+        for event in _iter_new_events(events):
             watch.take(event)
         if ended:
             break
@@ -426,13 +434,13 @@ def _pass_on_events(processes: subprocess.Popen[bytes], events: IO[str], watch: 
         time.sleep(LOOK_SECONDS)
 
 
-def _last_lines(log: Path) -> str:
+def _read_last_lines(log: Path) -> str:
     """Return the last 20 lines of a log."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     return "\n".join(lines[-20:])
 
 
-def _whole_lines(events: IO[str]) -> Iterator[dict[str, Any]]:
+def _iter_new_events(events: IO[str]) -> Iterator[dict[str, Any]]:
     """Yield the events that were appended since the last call; an unfinished line is left for the next call."""
     while True:
         line_start = events.tell()
@@ -444,7 +452,7 @@ def _whole_lines(events: IO[str]) -> Iterator[dict[str, Any]]:
 
 
 @contextmanager
-def _process_group(command: Sequence[str], log: IO[bytes], *, one_gpu: bool) -> Iterator[subprocess.Popen[bytes]]:
+def _run_process_group(command: Sequence[str], log: IO[bytes], *, one_gpu: bool) -> Iterator[subprocess.Popen[bytes]]:
     """Run a command as a process group, none of which outlives the block.
 
     log: gets what the processes print. one_gpu: they see only the first GPU.

@@ -94,12 +94,12 @@ class LanguageModeling(Objective):
 
             input_ids 5 6 7 8 9, labels IGNORED 6 7 IGNORED 9, position_ids 0 1 2 0 1
         """
-        batch = {"input_ids": padded(sequences, 0), "labels": padded(map(_labels, sequences), IGNORED)}
+        batch = {"input_ids": padded(sequences, 0), "labels": padded(map(_build_labels, sequences), IGNORED)}
         is_packed = any(len(texts) > 1 for texts in sequences)
         if is_packed:  # transformers masks attention between texts by positions, which begin again with each text
-            batch["position_ids"] = padded(map(_positions, sequences), 0)
+            batch["position_ids"] = padded(map(_build_positions, sequences), 0)
         else:
-            batch["attention_mask"] = padded(map(_ones, sequences), 0)
+            batch["attention_mask"] = padded(map(_build_attention_mask, sequences), 0)
         return batch
 
     def items(self, batch: Mapping[str, Tensor]) -> int:
@@ -117,7 +117,7 @@ class LanguageModeling(Objective):
 
     def figures(self, model: Any, batch: Mapping[str, Tensor]) -> Tensor:
         """Return [sequences, 2]: the summed loss in nats and the number of predicted tokens of each sequence."""
-        return row_losses(model(**without_labels(batch)).logits, batch["labels"])
+        return compute_row_losses(model(**without_labels(batch)).logits, batch["labels"])
 
     def compared(self, figures: Any) -> float:
         """Compute the perplexity over all held-out tokens; infinite on overflow, so that it is never the best.
@@ -131,17 +131,17 @@ class LanguageModeling(Objective):
             return math.inf
 
 
-def _labels(texts: Sequence[list[int]]) -> list[list[int]]:
+def _build_labels(texts: Sequence[list[int]]) -> list[list[int]]:
     """Return the tokens of each text with IGNORED in place of the first one, which is not predicted."""
     return [[IGNORED, *text[1:]] for text in texts]
 
 
-def _positions(texts: Sequence[list[int]]) -> list[range]:
+def _build_positions(texts: Sequence[list[int]]) -> list[range]:
     """Return the positions of each text's tokens, from 0."""
     return [range(len(text)) for text in texts]
 
 
-def _ones(texts: Sequence[list[int]]) -> list[list[int]]:
+def _build_attention_mask(texts: Sequence[list[int]]) -> list[list[int]]:
     """Return a 1 for each token of each text."""
     return [[1] * len(text) for text in texts]
 
@@ -157,7 +157,7 @@ def without_labels(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: value for name, value in batch.items() if name != "labels"}
 
 
-def row_losses(logits: Tensor, labels: Tensor) -> Tensor:
+def compute_row_losses(logits: Tensor, labels: Tensor) -> Tensor:
     """Return [rows, 2]: the summed loss in nats of each row and the number of its predicted tokens.
 
     logits: [rows, tokens, vocabulary]; they need not be kept afterwards.
@@ -178,7 +178,7 @@ LEARNED_AFTER = len(WINDOW_WEIGHTS)
 """How many tokens after a call are learned like the call: as many as the filter weighs (paper, section 4.1)."""
 
 
-def in_or_after_calls(
+def mark_tokens_in_or_after_calls(
     row: Sequence[int], start: Sequence[int], may_end: Sequence[bool], is_whole_call: Callable[[Sequence[int]], bool]
 ) -> list[bool]:
     """Return for each token of `row` whether it is in a tool call or among the LEARNED_AFTER tokens after one.
@@ -192,13 +192,13 @@ def in_or_after_calls(
     """
     tokens = list(row)
     is_learned = [False] * len(tokens)
-    for call in _calls(tokens, list(start), may_end, is_whole_call):  # each as a range of indices
+    for call in _iter_calls(tokens, list(start), may_end, is_whole_call):  # each as a range of indices
         end = min(call.stop + LEARNED_AFTER, len(tokens))
         is_learned[call.start : end] = [True] * (end - call.start)
     return is_learned
 
 
-def _calls(
+def _iter_calls(
     tokens: list[int], opening: list[int], may_end: Sequence[bool], is_whole_call: Callable[[Sequence[int]], bool]
 ) -> Iterator[range]:
     """Yield the positions of each call, from its ` [` to its `]`; a call that is not closed ends with the tokens.
@@ -209,15 +209,15 @@ def _calls(
     """
     position = 0  # the end of the previous call
     while position < len(tokens):
-        content_start = _after_opening(tokens, opening, position)  # the index after the next ` [`
+        content_start = _find_content_start(tokens, opening, position)  # the index after the next ` [`
         if content_start is None:
             return
-        end = _call_end(tokens, content_start, may_end, is_whole_call)
+        end = _find_call_end(tokens, content_start, may_end, is_whole_call)
         yield range(content_start - len(opening), end)
         position = end
 
 
-def _after_opening(tokens: list[int], opening: list[int], position: int) -> int | None:
+def _find_content_start(tokens: list[int], opening: list[int], position: int) -> int | None:
     """Return the index after the first ` [` whose last token is at `position` or later; None without one."""
     for end in range(position + 1, len(tokens) + 1):
         if tokens[end - len(opening) : end] == opening:
@@ -225,7 +225,7 @@ def _after_opening(tokens: list[int], opening: list[int], position: int) -> int 
     return None
 
 
-def _call_end(
+def _find_call_end(
     tokens: list[int], content_start: int, may_end: Sequence[bool], is_whole_call: Callable[[Sequence[int]], bool]
 ) -> int:
     """Return the index after the `]` that closes a call; the number of tokens if it is not closed.
@@ -254,43 +254,43 @@ class KeepingBase(LanguageModeling):
         inputs = without_labels(batch)
         # Nothing predicts the first token of a row: these tensors are [rows, tokens - 1].
         targets = batch["labels"][:, 1:]
-        log_p = _next_logits(model, inputs).log_softmax(-1)  # [rows, tokens - 1, vocabulary]
-        text_losses = _token_losses(log_p, targets)
-        base_losses = self._base_losses(log_p, inputs)
-        base_share = self._base_share(inputs["input_ids"])[:, 1:]
+        log_p = _compute_next_logits(model, inputs).log_softmax(-1)  # [rows, tokens - 1, vocabulary]
+        text_losses = _compute_token_losses(log_p, targets)
+        base_losses = self._compute_base_losses(log_p, inputs)
+        base_share = self._compute_base_share(inputs["input_ids"])[:, 1:]
         losses = (1 - base_share) * text_losses + base_share * base_losses
         summed: Tensor = losses[targets != IGNORED].sum()
         return summed
 
-    def _base_losses(self, log_p: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
+    def _compute_base_losses(self, log_p: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
         """Return the cross entropy of the base model's distribution and the trained one, [rows, tokens - 1].
 
         log_p: of the trained model, [rows, tokens - 1, vocabulary].
         """
         with torch.no_grad():
-            base_p = _next_logits(self.base, inputs).softmax(-1)
+            base_p = _compute_next_logits(self.base, inputs).softmax(-1)
         return -(base_p * log_p).sum(-1)
 
-    def _base_share(self, ids: Tensor) -> Tensor:
+    def _compute_base_share(self, ids: Tensor) -> Tensor:
         """Return for each token of `ids`, [rows, tokens], the share of the base model in its target."""
-        return torch.where(self._learned(ids), 0.0, self.settings.keep_base)
+        return torch.where(self._mark_learned_tokens(ids), 0.0, self.settings.keep_base)
 
-    def _learned(self, ids: Tensor) -> Tensor:
+    def _mark_learned_tokens(self, ids: Tensor) -> Tensor:
         """Return for each token of `ids`, [rows, tokens], whether it is in a call or shortly after one."""
         rows = ids.cpu().numpy()
         learned = []
         for row, may_end in zip(rows.tolist(), self.encoding.may_end(rows).tolist(), strict=True):
-            learned.append(in_or_after_calls(row, self.encoding.start, may_end, self.encoding.has_ended))
+            learned.append(mark_tokens_in_or_after_calls(row, self.encoding.start, may_end, self.encoding.has_ended))
         return torch.tensor(learned, device=ids.device)
 
 
-def _next_logits(model: Any, inputs: Mapping[str, Tensor]) -> Tensor:
+def _compute_next_logits(model: Any, inputs: Mapping[str, Tensor]) -> Tensor:
     """Run a model and return the logits for all tokens but the first, [rows, tokens - 1, vocabulary], in float32."""
     logits: Tensor = model(**inputs).logits[:, :-1].float()  # the logits at a token predict the next one
     return logits
 
 
-def _token_losses(log_p: Tensor, targets: Tensor) -> Tensor:
+def _compute_token_losses(log_p: Tensor, targets: Tensor) -> Tensor:
     """Return the negative log probability of each target, [rows, tokens]; meaningless for a target that is IGNORED.
 
     log_p: [rows, tokens, vocabulary].

@@ -16,8 +16,8 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from transformers import AutoConfig, AutoModelForCausalLM, TrainerCallback
 
-from toolformer_dag.model.loading import DTYPES, fit_threads, from_hub, load_encoding
-from toolformer_dag.model.trials import TRIAL, TRIAL_ENDS, trial_tokens
+from toolformer_dag.model.loading import DTYPES, fit_threads, load_encoding, load_from_hub
+from toolformer_dag.model.trials import TRIAL, TRIAL_ENDS, list_trial_tokens
 from toolformer_dag.model.weights import model_name
 from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.settings.training_settings import TrainingSettings
@@ -35,11 +35,11 @@ def is_composite(base: ModelSettings) -> bool:
 
     Raises ModelError where its config cannot be read.
     """
-    config = from_hub(AutoConfig, model_name(base), _source(base))
+    config = load_from_hub(AutoConfig, model_name(base), _get_source_options(base))
     return config.get_text_config() is not config
 
 
-def _source(base: ModelSettings) -> dict[str, Any]:
+def _get_source_options(base: ModelSettings) -> dict[str, Any]:
     """Return the options of `from_pretrained` that say which files of a model are read."""
     return {"revision": base.revision, "trust_remote_code": base.trust_remote_code}
 
@@ -56,9 +56,9 @@ def check_recipe(base: ModelSettings, settings: TrainingSettings, processes: int
     """
     has_adapters = settings.lora_rank is not None
     if has_short_moments(settings):  # AdamW keeps its moments in 8 bits
-        _require("torchao", extra="gpu", without='training.precision = "float32"')
+        _require_library("torchao", extra="gpu", without='training.precision = "float32"')
     if has_adapters:
-        _require("peft", extra="lora", without="no training.lora_rank")
+        _require_library("peft", extra="lora", without="no training.lora_rank")
     if processes > 1 or has_adapters:  # an objective that compares with the base model runs in one process without LoRA
         _check_needs_no_base(settings)
     if processes > 1 and not has_adapters:  # they divide the weights among them, but not with LoRA
@@ -96,7 +96,7 @@ def _check_divisible(base: ModelSettings, settings: TrainingSettings, processes:
         )
 
 
-def _require(library: str, *, extra: str, without: str) -> None:
+def _require_library(library: str, *, extra: str, without: str) -> None:
     """Raise TrainingError unless a library can be imported.
 
     extra: the optional dependencies of this package that install it. without: the setting that does not need it.
@@ -108,7 +108,7 @@ def _require(library: str, *, extra: str, without: str) -> None:
         )
 
 
-def trained_model(base: ModelSettings, settings: TrainingSettings, world: int, checkpoint: Path | None) -> Any:
+def load_trainable_model(base: ModelSettings, settings: TrainingSettings, world: int, checkpoint: Path | None) -> Any:
     """Load the base model in the form in which it is trained; with `lora_rank`, frozen weights with adapters.
 
     world: the number of processes that divide the weights (FSDP2); above 1, each loads its share of every weight.
@@ -117,36 +117,36 @@ def trained_model(base: ModelSettings, settings: TrainingSettings, world: int, c
     Sets the process's torch threads. Raises ModelError, and TrainingError if texts that are packed into one sequence
     would attend to each other in this model.
     """
-    model = _loaded(base, settings, world, checkpoint)
+    model = _load_weights(base, settings, world, checkpoint)
     _make_trainable(model)
     fit_threads(model)
     if settings.packing:  # several texts in a sequence
-        check_apart(model, trial_tokens(load_encoding(base)))
+        check_apart(model, list_trial_tokens(load_encoding(base)))
     if settings.lora_rank is None:
         return model
     return with_adapters(model, settings.lora_rank)
 
 
-def _loaded(base: ModelSettings, settings: TrainingSettings, world: int, checkpoint: Path | None) -> Any:
+def _load_weights(base: ModelSettings, settings: TrainingSettings, world: int, checkpoint: Path | None) -> Any:
     """Load the base model's weights, or this process's share of them where `world` processes divide them.
 
     checkpoint: where a run with divided weights resumes; its weights are read then. Raises ModelError.
     """
-    source = _source(base)  # revision, and whether the model's own code may run
+    source = _get_source_options(base)  # revision, and whether the model's own code may run
     options = {**source, "dtype": DTYPES[settings.weights_dtype], "use_safetensors": True}
     # Undivided weights are read from the base even where a run resumes: the Trainer loads the checkpoint's over them.
     name_or_folder = model_name(base)
     if world > 1:
-        options |= _share_options(name_or_folder, source, world)
+        options |= _build_share_options(name_or_folder, source, world)
         if checkpoint is not None:
             name_or_folder = str(checkpoint)
-    return from_hub(AutoModelForCausalLM, name_or_folder, options)
+    return load_from_hub(AutoModelForCausalLM, name_or_folder, options)
 
 
 def _make_trainable(model: Any) -> None:
     """Set a model's config for training: no cache of keys and values, no loss but the objective's."""
     set_cache(model.config, False)
-    _fix_generation(model.generation_config)
+    _fix_generation_config(model.generation_config)
     tied_weights = getattr(model, "all_tied_weights_keys", None)
     if tied_weights:
         model._keys_to_ignore_on_save = set(tied_weights)  # the Trainer warns if its best checkpoint lacks them
@@ -154,11 +154,11 @@ def _make_trainable(model: Any) -> None:
         model.config.output_router_logits = False  # disables the auxiliary loss of experts
 
 
-def _share_options(name: str, source: dict[str, Any], world: int) -> dict[str, Any]:
+def _build_share_options(name: str, source: dict[str, Any], world: int) -> dict[str, Any]:
     """Return the options under which `from_pretrained` reads this process's share of the weights."""
     from transformers.distributed import DistributedConfig
 
-    config = from_hub(AutoConfig, name, source)
+    config = load_from_hub(AutoConfig, name, source)
     config.base_model_fsdp_plan = {f"{layers(config, source)}.*": "free_full_weight"}
     mixed_precision = torch.cuda.is_available() and torch.cuda.is_bf16_supported()
     distributed = DistributedConfig(fsdp_size=world, fsdp_mixed_precision=mixed_precision)
@@ -176,11 +176,11 @@ def layers(config: Any, source: dict[str, Any]) -> str:
     parameter_counts: dict[str, int] = {}
     for name, module in skeleton.base_model.named_modules():
         if isinstance(module, nn.ModuleList):
-            parameter_counts[name] = _parameter_count(module)
+            parameter_counts[name] = _count_parameters(module)
     return max(parameter_counts, key=parameter_counts.__getitem__)
 
 
-def _parameter_count(module: nn.Module) -> int:
+def _count_parameters(module: nn.Module) -> int:
     """Return the number of parameters of a module."""
     return sum(weight.numel() for weight in module.parameters())
 
@@ -199,9 +199,9 @@ def merged(base: ModelSettings, settings: TrainingSettings, adapters: Path) -> A
     """
     from peft import PeftModel
 
-    options = {**_source(base), "dtype": torch.float32, "use_safetensors": True}
-    model = from_hub(AutoModelForCausalLM, model_name(base), options)
-    _fix_generation(model.generation_config)
+    options = {**_get_source_options(base), "dtype": torch.float32, "use_safetensors": True}
+    model = load_from_hub(AutoModelForCausalLM, model_name(base), options)
+    _fix_generation_config(model.generation_config)
     with_trained_adapters = PeftModel.from_pretrained(model, adapters)
     return with_trained_adapters.merge_and_unload().to(DTYPES[settings.weights_dtype])
 
@@ -232,13 +232,13 @@ def check_apart(model: Any, tokens: Sequence[int]) -> None:
     Packed after a first text, a second text must give the logits that it gives alone, except for rounding. Joined with
     the first text, as one text, it gives others; a tenth of that difference is the limit.
 
-    tokens: of two short texts, as `trial_tokens` returns them.
+    tokens: of two short texts, as `list_trial_tokens` returns them.
     """
     first_text = list(tokens[:TRIAL_ENDS])
     second_text = list(tokens[TRIAL_ENDS:TRIAL])
-    logits = _second_text_logits(model, first_text, second_text)
-    packed_difference = _largest_difference(logits.packed, logits.alone)
-    joined_difference = _largest_difference(logits.joined, logits.alone)
+    logits = _compute_second_text_logits(model, first_text, second_text)
+    packed_difference = _compute_largest_difference(logits.packed, logits.alone)
+    joined_difference = _compute_largest_difference(logits.joined, logits.alone)
     if packed_difference > 0.1 * joined_difference:
         raise TrainingError(
             f"{type(model).__name__} does not keep packed texts apart: a text changes what follows in its sequence; "
@@ -259,23 +259,25 @@ class _SecondTextLogits(NamedTuple):
     joined: Tensor
 
 
-def _second_text_logits(model: Any, first: list[int], second: list[int]) -> _SecondTextLogits:
+def _compute_second_text_logits(model: Any, first: list[int], second: list[int]) -> _SecondTextLogits:
     """Run a model on a second text alone, packed after the first one, and joined with it."""
     both = first + second
     positions_of_two_texts = [*range(len(first)), *range(len(second))]
     return _SecondTextLogits(
-        alone=_last_logits(model, second, len(second)),
-        packed=_last_logits(model, both, len(second), positions_of_two_texts),
-        joined=_last_logits(model, both, len(second)),
+        alone=_compute_last_logits(model, second, len(second)),
+        packed=_compute_last_logits(model, both, len(second), positions_of_two_texts),
+        joined=_compute_last_logits(model, both, len(second)),
     )
 
 
-def _largest_difference(logits: Tensor, others: Tensor) -> float:
+def _compute_largest_difference(logits: Tensor, others: Tensor) -> float:
     """Return the largest difference between two tensors of logits of one shape."""
     return float((logits - others).abs().max())
 
 
-def _last_logits(model: Any, tokens: Sequence[int], count: int, positions: Sequence[int] | None = None) -> Tensor:
+def _compute_last_logits(
+    model: Any, tokens: Sequence[int], count: int, positions: Sequence[int] | None = None
+) -> Tensor:
     """Run a model on a sequence, and return the logits at its last `count` tokens, [count, vocabulary].
 
     positions: the position of each token; by default 0, 1, 2 and so on.
@@ -292,7 +294,7 @@ def set_cache(config: Any, enabled: bool) -> None:
     config.get_text_config().use_cache = enabled
 
 
-def _fix_generation(generation_config: Any) -> None:
+def _fix_generation_config(generation_config: Any) -> None:
     """Set `do_sample` where the generation config is invalid without it and could not be saved."""
     try:
         generation_config.validate(strict=True)
@@ -311,7 +313,7 @@ def save_shares(args: Any, folder: Path, model: Any, optimizer: Any, schedule: A
     args: the Trainer's arguments. folder: the checkpoint.
     """
     # The Trainer saves an optimizer as one process sees it, which is only a share where weights are divided.
-    save(_state(args, model, optimizer, schedule), checkpoint_id=folder / SHARES)
+    save(_collect_training_state(args, model, optimizer, schedule), checkpoint_id=folder / SHARES)
 
 
 class RestoredShares(TrainerCallback):  # type: ignore[misc]  # mypy does not follow transformers
@@ -332,51 +334,53 @@ class RestoredShares(TrainerCallback):  # type: ignore[misc]  # mypy does not fo
         optimizer = trained["optimizer"]
         schedule = trained["lr_scheduler"]
         # `load` fills tensors that are there already: those of the new run's state are replaced by the checkpoint's.
-        restored = _state(args, model, optimizer, schedule)
+        restored = _collect_training_state(args, model, optimizer, schedule)
         _load_shares(args, state.global_step, restored)
-        set_optimizer_state_dict(model, _plain(optimizer), restored["optimizer"])  # torch's own, without the wrapper
+        set_optimizer_state_dict(
+            model, _unwrap_optimizer(optimizer), restored["optimizer"]
+        )  # torch's own, without the wrapper
         schedule.load_state_dict(restored["schedule"])
         _set_random_states(args, restored)
 
 
 def _load_shares(args: Any, step: int, state: dict[str, Any]) -> None:
-    """Replace the tensors of a state (`_state`) by those in the checkpoint of a step."""
+    """Replace the tensors of a state (`_collect_training_state`) by those in the checkpoint of a step."""
     folder = Path(args.output_dir) / f"checkpoint-{step}" / SHARES
     load(state, checkpoint_id=folder, planner=DefaultLoadPlanner(allow_partial_load=True))
 
 
 def _set_random_states(args: Any, restored: Mapping[str, Any]) -> None:
-    """Set torch's random states of this process, as `_state` named them."""
-    torch.set_rng_state(restored[_random_key(args)])
+    """Set torch's random states of this process, as `_collect_training_state` named them."""
+    torch.set_rng_state(restored[_name_random_key(args)])
     if args.device.type == "cuda":
-        torch.cuda.set_rng_state(restored[_gpu_random_key(args)].cpu())
+        torch.cuda.set_rng_state(restored[_name_gpu_random_key(args)].cpu())
 
 
-def _state(args: Any, model: Any, optimizer: Any, schedule: Any) -> dict[str, Any]:
+def _collect_training_state(args: Any, model: Any, optimizer: Any, schedule: Any) -> dict[str, Any]:
     """Return what a training process needs beside the weights to resume exactly: moments, schedule, random states.
 
     args: the Trainer's arguments, which name the device and the number of the process. schedule: of the learning rate.
     """
-    torch_optimizer = _plain(optimizer)  # without the wrapper of Accelerate
+    torch_optimizer = _unwrap_optimizer(optimizer)  # without the wrapper of Accelerate
     # Each process has random states of its own, under a key with its number.
     state = {
         "optimizer": get_optimizer_state_dict(model, torch_optimizer),
         "schedule": schedule.state_dict(),
-        _random_key(args): torch.get_rng_state(),
+        _name_random_key(args): torch.get_rng_state(),
     }
     if args.device.type == "cuda":
-        state[_gpu_random_key(args)] = torch.cuda.get_rng_state()
+        state[_name_gpu_random_key(args)] = torch.cuda.get_rng_state()
     return state
 
 
-def _plain(optimizer: Any) -> Any:
+def _unwrap_optimizer(optimizer: Any) -> Any:
     """Return the torch optimizer within Accelerate's wrapper; another optimizer as it is."""
     return getattr(optimizer, "optimizer", optimizer)
 
 
-def _random_key(args: Any) -> str:
+def _name_random_key(args: Any) -> str:
     return f"random state of process {args.process_index}"
 
 
-def _gpu_random_key(args: Any) -> str:
-    return f"{_random_key(args)} on its GPU"
+def _name_gpu_random_key(args: Any) -> str:
+    return f"{_name_random_key(args)} on its GPU"

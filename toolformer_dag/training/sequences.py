@@ -40,11 +40,11 @@ def examples(encoding: Encoding, texts: Sequence[str], sequence_length: int, pac
     A longer text becomes several sequences, in which every token is predicted exactly once. `packing` puts several
     texts into a sequence; `LanguageModeling.collate` keeps them apart.
     """
-    tokenized_texts = _tokenized(encoding, texts)  # without texts that have no token
+    tokenized_texts = _tokenize_texts(encoding, texts)  # without texts that have no token
     lengths = [len(ids) for ids in tokenized_texts]
     texts_to_learn = sum(length > 1 for length in lengths)  # of a single token, nothing is predicted
     split_texts = sum(length > sequence_length for length in lengths)
-    sequences = _sequences(tokenized_texts, sequence_length, packing)
+    sequences = _build_sequences(tokenized_texts, sequence_length, packing)
     return Examples(
         sequences=tuple(sequences),
         texts=len(texts),
@@ -53,7 +53,7 @@ def examples(encoding: Encoding, texts: Sequence[str], sequence_length: int, pac
     )
 
 
-def _sequences(tokenized_texts: Sequence[list[int]], length: int, packing: bool) -> list[tuple[list[int], ...]]:
+def _build_sequences(tokenized_texts: Sequence[list[int]], length: int, packing: bool) -> list[tuple[list[int], ...]]:
     """Return training sequences of at most `length` tokens: of one text each or, with `packing`, of several."""
     parts: list[list[int]] = []
     for ids in tokenized_texts:
@@ -63,7 +63,7 @@ def _sequences(tokenized_texts: Sequence[list[int]], length: int, packing: bool)
     return [(part,) for part in parts]
 
 
-def _tokenized(encoding: Encoding, texts: Sequence[str]) -> list[list[int]]:
+def _tokenize_texts(encoding: Encoding, texts: Sequence[str]) -> list[list[int]]:
     """Return the token ids of each text between BOS and EOS; texts without a token are left out."""
     tokenized_texts: list[list[int]] = []
     for tokens in encoding.with_calls(texts):
@@ -135,7 +135,7 @@ GROUP_BATCHES = 50
 """Sequences are sorted by length within this many batches: less padding, but still shuffled."""
 
 
-def training_steps(sequences: int, settings: TrainingSettings) -> int:
+def compute_training_steps(sequences: int, settings: TrainingSettings) -> int:
     """Return the number of optimizer steps of a run over `sequences` training sequences; at least 1.
 
     At most `max_steps`, and at most what `passes` and `epochs` allow where they are set.
@@ -145,29 +145,29 @@ def training_steps(sequences: int, settings: TrainingSettings) -> int:
         steps_of_passes = settings.passes * sequences // settings.batch_size
         steps = max(1, min(steps, steps_of_passes))
     if settings.epochs is not None:  # the last batch of an epoch is filled up, so that no sequence misses it
-        steps_of_epochs = round(settings.epochs * _batches_per_epoch(sequences, settings.batch_size))
+        steps_of_epochs = round(settings.epochs * _count_batches_per_epoch(sequences, settings.batch_size))
         steps = max(1, min(steps, steps_of_epochs))
     return steps
 
 
-def _batches_per_epoch(sequences: int, batch_size: int) -> int:
+def _count_batches_per_epoch(sequences: int, batch_size: int) -> int:
     return math.ceil(sequences / batch_size)
 
 
-def batch_order(lengths: Sequence[int], batch_size: int, steps: int, seed: int) -> list[int]:
+def draw_batch_order(lengths: Sequence[int], batch_size: int, steps: int, seed: int) -> list[int]:
     """Return `steps * batch_size` indices of sequences, batch after batch; a batch has similar lengths.
 
     lengths: the tokens of each sequence.
     """
     random = Random(seed)
-    epochs = math.ceil(steps / _batches_per_epoch(len(lengths), batch_size))
+    epochs = math.ceil(steps / _count_batches_per_epoch(len(lengths), batch_size))
     order: list[int] = []
     for _ in range(epochs):
-        order.extend(_epoch(lengths, batch_size, random))
+        order.extend(_draw_epoch(lengths, batch_size, random))
     return order[: steps * batch_size]
 
 
-def _epoch(lengths: Sequence[int], batch_size: int, random: Random) -> list[int]:
+def _draw_epoch(lengths: Sequence[int], batch_size: int, random: Random) -> list[int]:
     """Return the indices of sequences in the order of an epoch: batches of similar lengths, in random order.
 
     lengths: the tokens of each sequence.
@@ -175,14 +175,14 @@ def _epoch(lengths: Sequence[int], batch_size: int, random: Random) -> list[int]
     shuffled = list(range(len(lengths)))
     random.shuffle(shuffled)
     # The last batch is filled up with sequences from the beginning.
-    filled_length = _batches_per_epoch(len(shuffled), batch_size) * batch_size
+    filled_length = _count_batches_per_epoch(len(shuffled), batch_size) * batch_size
     filled = list(islice(cycle(shuffled), filled_length))
-    batches = _batches(filled, lengths, batch_size)
+    batches = _split_into_batches(filled, lengths, batch_size)
     random.shuffle(batches)
     return list(chain.from_iterable(batches))
 
 
-def _batches(indices: list[int], lengths: Sequence[int], batch_size: int) -> list[list[int]]:
+def _split_into_batches(indices: list[int], lengths: Sequence[int], batch_size: int) -> list[list[int]]:
     """Cut indices of sequences into batches of similar length.
 
     They are sorted within groups of GROUP_BATCHES batches only, so that each epoch has other batches.

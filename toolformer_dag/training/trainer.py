@@ -9,26 +9,28 @@ import torch
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments, set_seed
 from transformers.utils.logging import disable_progress_bar
 
-from toolformer_dag.model.loading import context_length, fast_dtype, load_config, load_encoding
+from toolformer_dag.model.loading import choose_fast_dtype, context_length, load_config, load_encoding
 from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.settings.training_settings import TrainingSettings
 from toolformer_dag.training.objective import Objective
-from toolformer_dag.training.recipe import RestoredShares, objective_of, optimizer, save_shares, trained_model
-from toolformer_dag.training.sequences import Examples, batch_order, tokens_of, training_steps
-from toolformer_dag.training.training_report import TrainingData, TrainingError, last_complete_checkpoint
+from toolformer_dag.training.recipe import RestoredShares, load_trainable_model, objective_of, optimizer, save_shares
+from toolformer_dag.training.sequences import Examples, compute_training_steps, draw_batch_order, tokens_of
+from toolformer_dag.training.training_report import TrainingData, TrainingError, find_last_complete_checkpoint
 
 POINTS = 200
 """How many points the curve of the training loss has at most, about."""
 
 
-def training_arguments(settings: TrainingSettings, folder: Path, steps: int, *, on_cpu: bool, resumed: bool) -> Any:
+def build_training_arguments(
+    settings: TrainingSettings, folder: Path, steps: int, *, on_cpu: bool, resumed: bool
+) -> Any:
     """Return the Trainer's arguments for a run of `steps` optimizer steps whose checkpoints are saved in `folder`.
 
     on_cpu: use no GPU. resumed: the run goes on from a checkpoint. Raises TrainingError where the batch cannot be
     divided by the processes.
     """
     world = world_size()
-    sequences_per_pass = device_batch(settings, world)
+    sequences_per_pass = choose_device_batch(settings, world)
     objective = objective_of(settings)
     steps_between_evaluations = min(settings.eval_steps, steps)
     warmup_is_share = settings.warmup < 1  # the Trainer takes a number below 1 as a share of the steps
@@ -38,14 +40,14 @@ def training_arguments(settings: TrainingSettings, folder: Path, steps: int, *, 
         per_device_train_batch_size=sequences_per_pass,
         per_device_eval_batch_size=sequences_per_pass,
         gradient_accumulation_steps=settings.batch_size // (sequences_per_pass * world),
-        gradient_checkpointing=_checkpoints_gradients(settings, on_cpu=on_cpu),
+        gradient_checkpointing=_needs_gradient_checkpointing(settings, on_cpu=on_cpu),
         gradient_checkpointing_kwargs={"use_reentrant": False},  # with it, adapters before frozen layers learn nothing
         learning_rate=settings.learning_rate,
         warmup_steps=settings.warmup if warmup_is_share else steps,
         lr_scheduler_type="linear",
         weight_decay=0.0,
         max_grad_norm=1.0,
-        bf16=short_passes(settings, on_cpu=on_cpu),
+        bf16=has_short_passes(settings, on_cpu=on_cpu),
         use_cpu=on_cpu,  # without it, torchrun on a CPU trains independent copies
         ddp_find_unused_parameters=False,
         seed=settings.seed,
@@ -67,20 +69,20 @@ def training_arguments(settings: TrainingSettings, folder: Path, steps: int, *, 
     )
 
 
-def _checkpoints_gradients(settings: TrainingSettings, *, on_cpu: bool) -> bool:
+def _needs_gradient_checkpointing(settings: TrainingSettings, *, on_cpu: bool) -> bool:
     """Return whether layers keep their inputs only, and compute the rest again; by default on a GPU."""
     if settings.gradient_checkpointing is None:
         return not on_cpu
     return settings.gradient_checkpointing
 
 
-def short_passes(settings: TrainingSettings, *, on_cpu: bool) -> bool:
+def has_short_passes(settings: TrainingSettings, *, on_cpu: bool) -> bool:
     """Return whether forward and backward passes over float32 weights run in bfloat16 (autocast).
 
     On a CPU they do with `precision = "mixed"`, if it is fast at bfloat16; elsewhere on every GPU that supports it.
     """
     if on_cpu:
-        return settings.precision == "mixed" and fast_dtype() == torch.bfloat16
+        return settings.precision == "mixed" and choose_fast_dtype() == torch.bfloat16
     return settings.weights_dtype == "float32" and torch.cuda.is_available() and torch.cuda.is_bf16_supported()
 
 
@@ -94,7 +96,7 @@ def sharded(settings: TrainingSettings) -> bool:
     return world_size() > 1 and settings.lora_rank is None
 
 
-def device_batch(settings: TrainingSettings, world: int) -> int:
+def choose_device_batch(settings: TrainingSettings, world: int) -> int:
     """Return how many sequences a device takes in a pass.
 
     It is the largest number up to `device_batch_size` that divides a device's part of the batch. Raises TrainingError
@@ -152,16 +154,16 @@ class _Trainer(Trainer):  # type: ignore[misc]
     """Trains by an objective's loss, and compares checkpoints by its metric.
 
     Where weights are divided among processes, checkpoints also get the shares of moments and random states. Such
-    weights are not loaded here when a run resumes: `trained_model` has read them from the checkpoint.
+    weights are not loaded here when a run resumes: `load_trainable_model` has read them from the checkpoint.
     """
 
     loss_is_scaled_for_ga = True  # `compute_loss` divides by the items of all passes of a step
 
     def __init__(self, objective: Objective, **options: Any) -> None:
         self.objective = objective
-        super().__init__(**options, data_collator=objective.collate, compute_metrics=self._metrics)
+        super().__init__(**options, data_collator=objective.collate, compute_metrics=self._compute_objective_metric)
 
-    def _metrics(self, evaluated: Any) -> dict[str, float]:
+    def _compute_objective_metric(self, evaluated: Any) -> dict[str, float]:
         """Return the objective's metric by name, from the figures of all held-out sequences."""
         return {self.objective.metric: self.objective.compared(evaluated.predictions)}
 
@@ -237,25 +239,25 @@ def prepare(
     disable_progress_bar()
     encoding = load_encoding(base)
     objective = objective_of(settings)(encoding, settings)
-    sequences = _sequences(objective, base, data)
-    steps = training_steps(len(sequences.train.sequences), settings)
+    sequences = _tokenize_rows(objective, base, data)
+    steps = compute_training_steps(len(sequences.train.sequences), settings)
     on_cpu = base.device == "cpu" or not torch.accelerator.is_available()
-    checkpoint = last_complete_checkpoint(folder, sharded(settings))
-    arguments = training_arguments(settings, folder, steps, on_cpu=on_cpu, resumed=checkpoint is not None)
+    checkpoint = find_last_complete_checkpoint(folder, sharded(settings))
+    arguments = build_training_arguments(settings, folder, steps, on_cpu=on_cpu, resumed=checkpoint is not None)
     _ = arguments.device  # reading it joins the processes, which has to happen before weights are divided among them
 
     trainer = _Trainer(
         objective,
-        model=_model(base, settings, checkpoint, encoding.tokenizer),
+        model=_load_model(base, settings, checkpoint, encoding.tokenizer),
         args=arguments,
-        train_dataset=_in_training_order(sequences.train, steps, settings),
+        train_dataset=_list_in_training_order(sequences.train, steps, settings),
         eval_dataset=sorted(sequences.heldout.sequences, key=tokens_of),
         processing_class=encoding.tokenizer,
-        callbacks=_callbacks(objective, settings, progress, measured),
+        callbacks=_build_callbacks(objective, settings, progress, measured),
         optimizer_cls_and_kwargs=optimizer(settings, on_cpu=on_cpu),
     )
     if objective.without_base:
-        objective.base = _frozen_base(base, settings, arguments.device)
+        objective.base = _load_frozen_base(base, settings, arguments.device)
     trainer.remove_callback(PrinterCallback)  # the report holds the curves
     return PreparedRun(trainer, sequences.train, checkpoint)
 
@@ -267,7 +269,7 @@ class _Sequences(NamedTuple):
     heldout: Examples
 
 
-def _sequences(objective: Objective, base: ModelSettings, data: TrainingData) -> _Sequences:
+def _tokenize_rows(objective: Objective, base: ModelSettings, data: TrainingData) -> _Sequences:
     """Tokenize the rows of a run to sequences that fit into the model's context. Held-out rows are not packed.
 
     Raises TrainingError if there is none, and ModelError.
@@ -281,18 +283,18 @@ def _sequences(objective: Objective, base: ModelSettings, data: TrainingData) ->
     return _Sequences(train, heldout)
 
 
-def _model(base: ModelSettings, settings: TrainingSettings, checkpoint: Path | None, tokenizer: Any) -> Any:
+def _load_model(base: ModelSettings, settings: TrainingSettings, checkpoint: Path | None, tokenizer: Any) -> Any:
     """Load the model to train, or this process's share of it, and fit the tokenizer's padding to it.
 
     checkpoint: where a run with divided weights resumes. Raises ModelError, TrainingError.
     """
     processes = world_size() if sharded(settings) else 1
-    model = trained_model(base, settings, processes, checkpoint)
+    model = load_trainable_model(base, settings, processes, checkpoint)
     _drop_unknown_padding(tokenizer, model)
     return model
 
 
-def _callbacks(
+def _build_callbacks(
     objective: Objective, settings: TrainingSettings, progress: StepProgress | None, measured: Measured | None
 ) -> list[TrainerCallback]:
     """Return what the Trainer calls: reports of progress and, where weights are divided, the restoring of shares."""
@@ -306,14 +308,14 @@ def _drop_unknown_padding(tokenizer: Any, model: Any) -> None:
         tokenizer.pad_token = None
 
 
-def _frozen_base(base: ModelSettings, settings: TrainingSettings, device: Any) -> Any:
+def _load_frozen_base(base: ModelSettings, settings: TrainingSettings, device: Any) -> Any:
     """Load the base model as it is trained, without gradients, onto a device. Raises ModelError."""
-    model = trained_model(base, settings, world=1, checkpoint=None).to(device)
+    model = load_trainable_model(base, settings, world=1, checkpoint=None).to(device)
     return model.eval().requires_grad_(False)
 
 
-def _in_training_order(train: Examples, steps: int, settings: TrainingSettings) -> list[tuple[list[int], ...]]:
+def _list_in_training_order(train: Examples, steps: int, settings: TrainingSettings) -> list[tuple[list[int], ...]]:
     """Return the sequences of all steps, in the order in which the Trainer reads them."""
     lengths = [tokens_of(sequence) for sequence in train.sequences]
-    order = batch_order(lengths, settings.batch_size, steps, settings.seed)
+    order = draw_batch_order(lengths, settings.batch_size, steps, settings.seed)
     return [train.sequences[index] for index in order]

@@ -15,18 +15,24 @@ from typing import Any
 from toolformer_dag.files import (
     FILES,
     UserError,
-    damaged_beside,
-    hashes_beside,
+    hash_files_beside,
+    list_damaged_beside,
     replace_folder,
-    sealed,
-    unsealed,
+    seal_record,
+    unseal_record,
     write_whole,
 )
 from toolformer_dag.identity import content_hash, fingerprint
 from toolformer_dag.lake.local_outputs import LocalOutput
 from toolformer_dag.lake.table import Lake
 from toolformer_dag.model.requests import WINDOW_WEIGHTS
-from toolformer_dag.model.weights import CHECKPOINT, DamagedCheckpoint, checkpoint_folder, model_identity, model_name
+from toolformer_dag.model.weights import (
+    CHECKPOINT,
+    DamagedCheckpoint,
+    checkpoint_folder,
+    model_name,
+    read_model_identity,
+)
 from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.settings.sections import Settings
 from toolformer_dag.settings.setting_types import determining
@@ -53,7 +59,7 @@ PAPER_WINDOW = 5
 """Tokens of the paper's loss window; a checkpoint that was trained with it has no window in its identity."""
 
 
-def run_identity(base: ModelSettings, data: TrainingData, settings: TrainingSettings) -> Mapping[str, object]:
+def build_run_identity(base: ModelSettings, data: TrainingData, settings: TrainingSettings) -> Mapping[str, object]:
     """Return what determines the weights of a checkpoint: base model, settings, hashes of the rows.
 
     A run is not repeated if a finished checkpoint has its identity. Raises ModelError.
@@ -61,27 +67,27 @@ def run_identity(base: ModelSettings, data: TrainingData, settings: TrainingSett
     identity: dict[str, object] = {
         # The texts that mark calls, and whether texts begin with BOS: both are written into the checkpoint's tokenizer.
         **determining(base, "markers", "bos"),
-        "base": dict(model_identity(model_name(base), base.revision)),
+        "base": dict(read_model_identity(model_name(base), base.revision)),
         "settings": settings.determining(),
         "texts": fingerprint(list(data.train)),
         "heldout": fingerprint(list(data.heldout)),
     }
     if settings.keep_base:  # text outside calls is learned from the base model, so it matters where calls end
-        identity |= _identity_of_kept_base(data)
+        identity |= _build_kept_base_identity(data)
     return identity
 
 
-def _identity_of_kept_base(data: TrainingData) -> dict[str, object]:
+def _build_kept_base_identity(data: TrainingData) -> dict[str, object]:
     """Return what determines the weights with `keep_base` besides; empty where earlier releases trained the same."""
     identity: dict[str, object] = {}
-    if _hold_named_arguments(data.train):
+    if _has_named_arguments(data.train):
         identity["calls_end"] = "by quotes"  # in earlier releases, such calls ended at the first bracket
     if len(WINDOW_WEIGHTS) != PAPER_WINDOW:
         identity["learned_after"] = len(WINDOW_WEIGHTS)  # so many tokens after a call are learned
     return identity
 
 
-def _hold_named_arguments(rows: Sequence[Any]) -> bool:
+def _has_named_arguments(rows: Sequence[Any]) -> bool:
     """Return whether some training texts hold calls with named arguments, in which a bracket in quotes ends no call."""
     texts = [row for row in rows if isinstance(row, str)]
     return any(NAMED_IN_TEXT.search(text) for text in texts)
@@ -101,7 +107,7 @@ NOT_WEIGHTS = (
 """Patterns of the files of a Trainer's checkpoint that only a resumed run needs."""
 
 
-def last_complete_checkpoint(folder: Path, sharded: bool = False) -> Path | None:
+def find_last_complete_checkpoint(folder: Path, sharded: bool = False) -> Path | None:
     """Return the newest checkpoint in `folder` from which a run can resume; None without any.
 
     Incomplete checkpoints are skipped; one with the other kind of optimizer state is skipped with a warning.
@@ -109,7 +115,7 @@ def last_complete_checkpoint(folder: Path, sharded: bool = False) -> Path | None
     sharded: whether the run divides its weights among processes.
     """
     optimizer_state = Path(SHARES, ".metadata") if sharded else Path("optimizer.pt")
-    for checkpoint in _newest_first(folder):
+    for checkpoint in _list_newest_first(folder):
         if not _is_complete(checkpoint):
             continue
         if (checkpoint / optimizer_state).is_file():
@@ -120,7 +126,7 @@ def last_complete_checkpoint(folder: Path, sharded: bool = False) -> Path | None
     return None
 
 
-def _newest_first(folder: Path) -> list[Path]:
+def _list_newest_first(folder: Path) -> list[Path]:
     """Return the checkpoints in a folder, such as `checkpoint-200`, by descending step."""
     step_of: dict[Path, int] = {}
     for path in folder.glob("checkpoint-*"):
@@ -221,11 +227,11 @@ def write_record(folder: Path, report: TrainingReport, identity: Mapping[str, ob
 
     The files of `folder` that are hashed have to be there already.
     """
-    record = {"report": _written_report(report), **identity, FILES: hashes_beside(folder / RECORD)}
-    (folder / RECORD).write_bytes(sealed(str(folder), record))
+    record = {"report": _to_written_report(report), **identity, FILES: hash_files_beside(folder / RECORD)}
+    (folder / RECORD).write_bytes(seal_record(str(folder), record))
 
 
-def _written_report(report: TrainingReport) -> dict[str, Any]:
+def _to_written_report(report: TrainingReport) -> dict[str, Any]:
     """Return a report as the record holds it, with points such as {"step": 4, "perplexity": 2.5}."""
     written = asdict(report)
     for name in CURVES:
@@ -239,31 +245,31 @@ def read_report(folder: Path) -> TrainingReport | None:
 
     None also for the report of another release with other fields.
     """
-    record = _whole_record(folder)
+    record = _read_undamaged_record(folder)
     if record is None:
         return None
     try:
         report = dict(record["report"])
         for name in CURVES:
-            report[name] = tuple(_point(written) for written in report[name])
+            report[name] = tuple(_parse_point(written) for written in report[name])
         return TrainingReport(**report)
     except (TypeError, KeyError, ValueError):
         return None
 
 
-def _point(written: Mapping[str, Any]) -> Point:
+def _parse_point(written: Mapping[str, Any]) -> Point:
     """Read a point of a curve from its form in the record."""
     [measure] = [key for key in written if key != "step"]
     return Point(written["step"], measure, written[measure])
 
 
-def _whole_record(folder: Path) -> dict[str, Any] | None:
+def _read_undamaged_record(folder: Path) -> dict[str, Any] | None:
     """Read the record of a finished run; None where it or a file beside it is missing or damaged."""
     try:
-        record = unsealed((folder / RECORD).read_bytes())
+        record = unseal_record((folder / RECORD).read_bytes())
     except (OSError, ValueError):
         return None
-    if "report" not in record or damaged_beside(folder / RECORD):
+    if "report" not in record or list_damaged_beside(folder / RECORD):
         return None
     return record
 
@@ -273,7 +279,7 @@ def write_card(folder: Path, text: str) -> None:
 
     training.json does not name the card, so that figures which are measured later can be added.
     """
-    write_whole(folder / CARD, _sealed_card(text))
+    write_whole(folder / CARD, _seal_card(text))
 
 
 def read_card(folder: Path) -> str | None:
@@ -283,10 +289,10 @@ def read_card(folder: Path) -> str | None:
         text = content.decode().rstrip("\n").rpartition("\n")[0] + "\n"
     except (OSError, UnicodeDecodeError):
         return None
-    return text if _sealed_card(text) == content else None
+    return text if _seal_card(text) == content else None
 
 
-def card_is_lost(folder: Path) -> bool:
+def is_card_lost(folder: Path) -> bool:
     """Return whether the card is missing, or was written here and changed since.
 
     False for a README that somebody put in its place: a card that was written here has our tags, or a seal (a hash of
@@ -301,7 +307,7 @@ def card_is_lost(folder: Path) -> bool:
     return written_here and was_changed
 
 
-def _sealed_card(text: str) -> bytes:
+def _seal_card(text: str) -> bytes:
     """Return the content of a card's file: the text, and its hash as a comment in the last line."""
     return f"{text}<!-- {content_hash(text.encode())} -->\n".encode()
 
@@ -319,30 +325,30 @@ def publish(folder: Path, out: Path) -> None:
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def checkpoint_files(settings: Settings, name: str = "finetuned_checkpoint") -> LocalOutput:
+def build_checkpoint_output(settings: Settings, name: str = "finetuned_checkpoint") -> LocalOutput:
     """Return the files of a published checkpoint as an output of the lake, through which machines share it."""
     owner = f"training{settings.rounds.suffix}/{name}"
     return LocalOutput(Lake.of(settings.paths).storage, owner, checkpoint_folder(settings, name))
 
 
-def finetuned_or_base(settings: Settings) -> str:
+def find_finetuned_or_base(settings: Settings) -> str:
     """Return the folder of the finetuned checkpoint; without one, or if it is of another model, the base model's name.
 
     A checkpoint that another machine has sent to the object store is downloaded before. Raises ModelError where the
     model of the settings is a path without a model, and DamagedCheckpoint.
     """
-    checkpoint_files(settings).receive()
+    build_checkpoint_output(settings).receive()
     base = model_name(settings.model)
     finetuned = checkpoint_folder(settings)
-    _check_whole(finetuned)
-    record = _whole_record(finetuned) or {}  # of its training; {} without a checkpoint
-    is_of_this_base = record.get("base") == model_identity(base, settings.model.revision)
+    _check_undamaged(finetuned)
+    record = _read_undamaged_record(finetuned) or {}  # of its training; {} without a checkpoint
+    is_of_this_base = record.get("base") == read_model_identity(base, settings.model.revision)
     return str(finetuned) if is_of_this_base else base
 
 
-def _check_whole(folder: Path) -> None:
+def _check_undamaged(folder: Path) -> None:
     """Raise DamagedCheckpoint where a file of a checkpoint is damaged; a missing folder is accepted."""
     if folder.is_dir():
-        damaged = damaged_beside(folder / RECORD)
+        damaged = list_damaged_beside(folder / RECORD)
         if damaged:
             raise DamagedCheckpoint(damaged[0])

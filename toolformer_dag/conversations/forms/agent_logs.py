@@ -4,13 +4,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from toolformer_dag.conversations.forms.form import Form
-from toolformer_dag.conversations.plain_values import first_of
+from toolformer_dag.conversations.plain_values import find_value
 from toolformer_dag.conversations.raw_messages import StoredMessage
 from toolformer_dag.conversations.record_paths import Path, value_at
 from toolformer_dag.conversations.shapes import FoundCall, FoundResult
 
 
-def numbered_steps(record: dict[str, Any], before: Any) -> dict[str, Any]:
+def renumber_steps(record: dict[str, Any], before: Any) -> dict[str, Any]:
     """Return a record of ATIF with its steps numbered from 1 and counted anew, where they were numbered and counted.
 
     before: the record with all its calls; it is not needed here.
@@ -37,42 +37,42 @@ def _with_step_count(metrics: Any, step_count: int) -> Any:
     return {**metrics, "total_steps": step_count} if has_count else metrics
 
 
-def smolagents_steps(record: Any) -> Iterator[StoredMessage]:
+def iter_smolagents_messages(record: Any) -> Iterator[StoredMessage]:
     """Yield the messages, calls and results of the steps of an agent of smolagents."""
     steps_path: Path = ("steps",) if isinstance(record, Mapping) else ()
     for number, step in enumerate(value_at(record, steps_path)):
         if isinstance(step, Mapping):
-            yield from _smolagents_step(step, (*steps_path, number))
+            yield from _iter_step_messages(step, (*steps_path, number))
 
 
-def _smolagents_step(step: Mapping[str, Any], path: Path) -> Iterator[StoredMessage]:
+def _iter_step_messages(step: Mapping[str, Any], path: Path) -> Iterator[StoredMessage]:
     """Yield the task of a step, then its final answer, or else its call and result."""
-    yield from _smolagents_task(step, path)
-    final_answer = _final_answer(step)
+    yield from _iter_task_messages(step, path)
+    final_answer = _find_final_answer(step)
     if final_answer is not None:
         answer_path = (*path, "tool_calls", 0, "function", "arguments", "answer")
         yield StoredMessage(answer_path, final_answer, "assistant")
     else:
-        yield from _smolagents_action(step, path)
+        yield from _iter_action_messages(step, path)
 
 
-def _smolagents_task(step: Mapping[str, Any], path: Path) -> Iterator[StoredMessage]:
+def _iter_task_messages(step: Mapping[str, Any], path: Path) -> Iterator[StoredMessage]:
     """Yield the system prompt and the task in a step, which the first steps of a run have."""
     for key, role in (("system_prompt", "system"), ("task", "user")):
         if isinstance(step.get(key), str):
             yield StoredMessage((*path, key), step[key], role)
 
 
-def _final_answer(step: Mapping[str, Any]) -> str | None:
+def _find_final_answer(step: Mapping[str, Any]) -> str | None:
     """Return the final answer of a run, which smolagents writes as a call; None where the step has none."""
     calls = step.get("tool_calls")
     first_call = calls[0] if isinstance(calls, list) and calls else None
-    answer = first_of(first_call, ("function.arguments.answer",))
-    is_final = first_of(first_call, ("function.name",)) == "final_answer"
+    answer = find_value(first_call, ("function.arguments.answer",))
+    is_final = find_value(first_call, ("function.name",)) == "final_answer"
     return answer if is_final and isinstance(answer, str) else None
 
 
-def _smolagents_action(step: Mapping[str, Any], path: Path) -> Iterator[StoredMessage]:
+def _iter_action_messages(step: Mapping[str, Any], path: Path) -> Iterator[StoredMessage]:
     """Yield the words of the model in a step, its calls, and their result."""
     words = step.get("model_output")
     calls = step.get("tool_calls")
@@ -80,12 +80,12 @@ def _smolagents_action(step: Mapping[str, Any], path: Path) -> Iterator[StoredMe
         yield StoredMessage((*path, "model_output"), words, "assistant")
     if calls:
         yield StoredMessage(path, {"role": "assistant", "tool_calls": calls})
-        yield from _smolagents_result(step, path)
+        yield from _iter_result_messages(step, path)
 
 
-def _smolagents_result(step: Mapping[str, Any], path: Path) -> Iterator[StoredMessage]:
+def _iter_result_messages(step: Mapping[str, Any], path: Path) -> Iterator[StoredMessage]:
     """Yield the observation of a step, or else its error, as a result; nothing where it has neither."""
-    error = first_of(step, ("error.message", "error"))
+    error = find_value(step, ("error.message", "error"))
     status_fields = None if error is None else {"error": error}
     for key, content in (("observations", step.get("observations")), ("error", error)):
         if content is not None:
@@ -94,24 +94,24 @@ def _smolagents_result(step: Mapping[str, Any], path: Path) -> Iterator[StoredMe
             return
 
 
-def adp_items(record: Any) -> Iterator[StoredMessage]:
+def iter_adp_messages(record: Any) -> Iterator[StoredMessage]:
     """Yield the actions and observations of a record of the agent data protocol."""
     for number, item in enumerate(record["content"]):
         if isinstance(item, Mapping):
-            yield _adp_item(item, ("content", number))
+            yield _parse_adp_item(item, ("content", number))
 
 
-def _adp_item(item: Mapping[str, Any], path: Path) -> StoredMessage:
+def _parse_adp_item(item: Mapping[str, Any], path: Path) -> StoredMessage:
     """Return an action as a call or as words of the assistant, an observation as words of the user or as a result."""
-    call = _adp_call(item)
+    call = _parse_adp_call(item)
     if call is not None:
         return StoredMessage(path, item, call=call)
     if item.get("class_") == "message_action":
         return StoredMessage(path, str(item.get("content")), "assistant")
-    return _adp_observation(item, path)
+    return _parse_adp_observation(item, path)
 
 
-def _adp_observation(item: Mapping[str, Any], path: Path) -> StoredMessage:
+def _parse_adp_observation(item: Mapping[str, Any], path: Path) -> StoredMessage:
     """Return a text of the user as words, any other observation, such as a web page, as a result."""
     content = item.get("content")
     if item.get("source") == "user" and isinstance(content, str):
@@ -121,7 +121,7 @@ def _adp_observation(item: Mapping[str, Any], path: Path) -> StoredMessage:
     return StoredMessage(path, item, result=FoundResult(content))
 
 
-def _adp_call(item: Mapping[str, Any]) -> FoundCall | None:
+def _parse_adp_call(item: Mapping[str, Any]) -> FoundCall | None:
     """Return the call of an action; None for any other item."""
     kind = item.get("class_")
     if kind == "api_action":
@@ -138,7 +138,7 @@ FORMS = (
         source="https://harborframework.com/docs/agents/trajectory-format",
         signs=("steps.*.source", "steps.*.observation.results"),
         messages=("steps",),
-        after_drop=numbered_steps,
+        after_drop=renumber_steps,
         example={
             "schema_version": "ATIF-v1.7",
             "steps": [
@@ -158,7 +158,7 @@ FORMS = (
         name="smolagents steps",
         source="https://huggingface.co/docs/smolagents/reference/agents",
         signs=("steps.*.observations", "steps.*.task", "steps.*.model_output", "*.model_input_messages"),
-        read=smolagents_steps,
+        read=iter_smolagents_messages,
         example={
             "steps": [
                 {"task": "How warm is it in Oslo?"},
@@ -181,7 +181,7 @@ FORMS = (
         name="Agent data protocol",
         source="https://www.agentdataprotocol.com/",
         signs=("content.*.class_",),
-        read=adp_items,
+        read=iter_adp_messages,
         example={
             "id": "1",
             "content": [

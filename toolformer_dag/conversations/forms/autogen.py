@@ -4,10 +4,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from toolformer_dag.conversations.forms.form import Form
-from toolformer_dag.conversations.plain_values import first_of, list_at, text_of
+from toolformer_dag.conversations.plain_values import find_value, list_at, text_of
 from toolformer_dag.conversations.raw_messages import CALLS, ROLES, StoredMessage
 from toolformer_dag.conversations.record_paths import Path, value_at
-from toolformer_dag.conversations.shapes import FoundCall, FoundResult, id_in
+from toolformer_dag.conversations.shapes import FoundCall, FoundResult, find_id
 
 LISTS: tuple[Path, ...] = (("messages",), ("llm_context", "messages"), ("llm_messages",), ("message_thread",))
 """Paths to the messages in the result of a run, in the state of an agent, and in the state of a group's manager."""
@@ -46,7 +46,7 @@ SIGN_TYPES = (*CALL_TYPES, *RESULT_TYPES, "TextMessage", "ModelClientStreamingCh
 """Types by which a list is recognised as AutoGen's."""
 
 
-def autogen_messages(record: Any) -> Iterator[StoredMessage]:
+def iter_autogen_messages(record: Any) -> Iterator[StoredMessage]:
     """Yield the words, calls and results in the messages and events of AutoGen.
 
     An event is `{"type": "ToolCallRequestEvent", "source": "forecaster", "content": [...]}`. What has no type is
@@ -54,21 +54,21 @@ def autogen_messages(record: Any) -> Iterator[StoredMessage]:
     """
     path = messages_path(record)
     messages = value_at(record, path)
-    people = _people(messages)  # the names of the agents that are people
-    call_ids = _call_ids(messages)
+    people = _collect_people(messages)  # the names of the agents that are people
+    call_ids = _collect_call_ids(messages)
     for number, message in enumerate(messages):
         message_path = (*path, number)
         if isinstance(message, Mapping) and "type" in message:
-            next_type = _type_at(messages, number + 1)  # a thought before calls is their text, any other is skipped
+            next_type = _get_type_at(messages, number + 1)  # a thought before calls is their text, any other is skipped
             event = _Event.of(message, message_path, people, next_type)
-            yield from _messages_of(event, call_ids)
+            yield from _iter_event_messages(event, call_ids)
         else:
             yield StoredMessage(message_path, message)
 
 
-def _type_at(messages: Sequence[Any], number: int) -> str | None:
+def _get_type_at(messages: Sequence[Any], number: int) -> str | None:
     """Return the type of a message by its number; None behind the last one."""
-    return _type_of(messages[number]) if number < len(messages) else None
+    return _get_message_type(messages[number]) if number < len(messages) else None
 
 
 class _Event(NamedTuple):
@@ -83,7 +83,7 @@ class _Event(NamedTuple):
     @staticmethod
     def of(fields: Mapping[str, Any], path: Path, people: Collection[str], next_type: str | None) -> "_Event":
         """Return the event of a message. people: the names of the agents that are people."""
-        return _Event(fields, path, _role_of(fields, people), type=_type_of(fields), next_type=next_type)
+        return _Event(fields, path, _choose_role(fields, people), type=_get_message_type(fields), next_type=next_type)
 
     @property
     def content(self) -> Any:
@@ -108,58 +108,58 @@ class _Event(NamedTuple):
 
     def words(self, role: str) -> StoredMessage:
         """Return the content of the event as words of a role."""
-        return StoredMessage(self.path, {"content": _words(self.content)}, role)
+        return StoredMessage(self.path, {"content": _to_words(self.content)}, role)
 
 
-def _people(messages: Sequence[Any]) -> set[str]:
+def _collect_people(messages: Sequence[Any]) -> set[str]:
     """Return the names of the agents that were asked for input: people."""
     people = set[str]()
     for message in messages:
-        if _type_of(message) == "UserInputRequestedEvent":
+        if _get_message_type(message) == "UserInputRequestedEvent":
             people.add(str(message.get("source")))
     return people
 
 
-def _messages_of(event: _Event, call_ids: Collection[str | None]) -> Iterator[StoredMessage]:
+def _iter_event_messages(event: _Event, call_ids: Collection[str | None]) -> Iterator[StoredMessage]:
     """Yield the words, calls or results of an event; nothing for an event that says nothing.
 
     A summary is an event that repeats earlier calls and their results. One with a call that stands nowhere else gets an
     unknown role, which is reported as a fault. call_ids: the ids of all calls outside of summaries.
     """
     if event.has_calls:
-        yield from _call_messages(event)
+        yield from _iter_call_messages(event)
     elif event.has_results:
-        yield _result_message(event)
+        yield _build_result_message(event)
     elif _has_other_calls(event.fields, call_ids):
         yield event.words(role=f"{event.type} with calls of no event")
     else:
-        yield from _other_messages(event)
+        yield from _iter_other_messages(event)
 
 
-def _result_message(event: _Event) -> StoredMessage:
+def _build_result_message(event: _Event) -> StoredMessage:
     """Return the results of an event as one message of a tool."""
     results = [_typed_result(part) for part in event.content]
     return StoredMessage(event.path, {"content": results}, "tool")
 
 
-def _other_messages(event: _Event) -> Iterator[StoredMessage]:
+def _iter_other_messages(event: _Event) -> Iterator[StoredMessage]:
     """Yield the words or the code of an event; one of an unknown type gets its type as role, which is a fault."""
     if event.has_words:
         yield event.words(event.role)
     elif event.type in CODE_TYPES:
-        yield _code_message(event)
+        yield _build_code_message(event)
     elif event.type not in SILENT_TYPES:
         yield StoredMessage(event.path, event.fields, role=event.type)
 
 
-def _code_message(event: _Event) -> StoredMessage:
+def _build_code_message(event: _Event) -> StoredMessage:
     """Return the code that an agent wrote as a call, or its output as the result."""
     if event.type == "CodeGenerationEvent":
-        return StoredMessage(event.path, event.fields, call=_code_call(event.fields))
-    return StoredMessage(event.path, event.fields, result=_code_result(event.fields))
+        return StoredMessage(event.path, event.fields, call=_build_code_call(event.fields))
+    return StoredMessage(event.path, event.fields, result=_build_code_result(event.fields))
 
 
-def _call_messages(event: _Event) -> Iterator[StoredMessage]:
+def _iter_call_messages(event: _Event) -> Iterator[StoredMessage]:
     """Yield the thought of an event with calls, then the calls."""
     thought = event.fields.get("thought")
     if isinstance(thought, str):
@@ -167,9 +167,9 @@ def _call_messages(event: _Event) -> Iterator[StoredMessage]:
     yield StoredMessage(event.path, event.fields, CALLS)
 
 
-def _type_of(message: Any) -> str:
+def _get_message_type(message: Any) -> str:
     """Return the type of a message without its brackets: StructuredMessage for StructuredMessage[Answer]."""
-    return str(first_of(message, ("type",))).partition("[")[0]
+    return str(find_value(message, ("type",))).partition("[")[0]
 
 
 def messages_path(record: Any) -> Path:
@@ -177,29 +177,29 @@ def messages_path(record: Any) -> Path:
     if isinstance(record, list):
         return ()
     for path in LISTS:
-        if isinstance(first_of(record, (".".join(map(str, path)),)), list):
+        if isinstance(find_value(record, (".".join(map(str, path)),)), list):
             return path
     return LISTS[0]
 
 
-def _call_ids(messages: Sequence[Any]) -> set[str | None]:
+def _collect_call_ids(messages: Sequence[Any]) -> set[str | None]:
     """Return the ids of all calls, except those that summaries repeat."""
     ids = set[str | None]()
     for message in messages:
-        if _type_of(message) in CALL_TYPES and isinstance(message.get("content"), list):
-            ids.update(id_in(call, ("id",)) for call in message["content"])
+        if _get_message_type(message) in CALL_TYPES and isinstance(message.get("content"), list):
+            ids.update(find_id(call, ("id",)) for call in message["content"])
     return ids
 
 
 def _has_other_calls(message: Mapping[str, Any], call_ids: Collection[str | None]) -> bool:
     """Return whether a summary holds a call with none of these ids."""
     calls = message.get("tool_calls")
-    return isinstance(calls, list) and any(id_in(call, ("id",)) not in call_ids for call in calls)
+    return isinstance(calls, list) and any(find_id(call, ("id",)) not in call_ids for call in calls)
 
 
-def _role_of(message: Mapping[str, Any], people: Collection[str]) -> str:
+def _choose_role(message: Mapping[str, Any], people: Collection[str]) -> str:
     """Return the role of a message by its type, else by its source: user for people, else system or assistant."""
-    role = ROLE_OF_TYPE.get(_type_of(message))
+    role = ROLE_OF_TYPE.get(_get_message_type(message))
     if role is not None:
         return role
     source = str(message.get("source"))
@@ -215,31 +215,31 @@ def _typed_result(part: Any) -> Any:
     return {**part, "type": "tool_result", "tool_call_id": part.get("call_id")}
 
 
-def _code_call(message: Mapping[str, Any]) -> FoundCall:
+def _build_code_call(message: Mapping[str, Any]) -> FoundCall:
     """Return the code that an agent wrote, as a call that runs it."""
-    code = [text_of(first_of(block, ("code",))) for block in list_at(message, "code_blocks")]
+    code = [text_of(find_value(block, ("code",))) for block in list_at(message, "code_blocks")]
     return FoundCall(tool="code", arguments={"code": "\n\n".join(code)}, id=None)
 
 
-def _code_result(message: Mapping[str, Any]) -> FoundResult:
+def _build_code_result(message: Mapping[str, Any]) -> FoundResult:
     """Return the output of code, which failed where its exit code is not 0."""
-    exit_code = first_of(message, ("result.exit_code",))
+    exit_code = find_value(message, ("result.exit_code",))
     has_failed = exit_code not in (0, None)
-    return FoundResult(first_of(message, ("result.output",)), status_fields={"error": has_failed})
+    return FoundResult(find_value(message, ("result.output",)), status_fields={"error": has_failed})
 
 
-def _words(content: Any) -> Any:
+def _to_words(content: Any) -> Any:
     """Return a content as text, or a list as texts and images; an object becomes its JSON."""
     if not isinstance(content, list):
         return text_of(content)
     parts: list[Any] = []
     for part in content:
-        words = first_of(part, ("content",)) if isinstance(part, Mapping) else part
+        words = find_value(part, ("content",)) if isinstance(part, Mapping) else part
         parts.append({"type": "image"} if words is None else text_of(words))
     return parts
 
 
-def autogen_without_copies(record: Any, before: Any) -> Any:
+def drop_stale_copies(record: Any, before: Any) -> Any:
     """Return a record whose summaries repeat only calls that are left, and their results.
 
     The state of an agent has no summaries and is returned unchanged, as is a record without messages. before: the
@@ -251,19 +251,19 @@ def autogen_without_copies(record: Any, before: Any) -> Any:
     if is_inside_state or has_no_messages:
         return record
     messages = value_at(record, path)
-    left_ids = _call_ids(messages)
-    changed = [_summary_without_copies(message, left_ids) for message in messages]
+    left_ids = _collect_call_ids(messages)
+    changed = [_without_stale_copies(message, left_ids) for message in messages]
     return {**record, path[0]: changed} if path else changed
 
 
-def _summary_without_copies(message: Any, left_ids: Collection[str | None]) -> Any:
+def _without_stale_copies(message: Any, left_ids: Collection[str | None]) -> Any:
     """Return a summary with only the calls and results of these ids; any other message unchanged."""
-    if _type_of(message) != "ToolCallSummaryMessage":
+    if _get_message_type(message) != "ToolCallSummaryMessage":
         return message
     changed = dict(message)
     for key, id_key in (("tool_calls", "id"), ("results", "call_id")):
         if isinstance(message.get(key), list):
-            changed[key] = [copy for copy in message[key] if id_in(copy, (id_key,)) in left_ids]
+            changed[key] = [copy for copy in message[key] if find_id(copy, (id_key,)) in left_ids]
     return changed
 
 
@@ -277,8 +277,8 @@ FORMS = (
             "llm_messages",
             "message_thread",
         ),
-        read=autogen_messages,
-        after_drop=autogen_without_copies,
+        read=iter_autogen_messages,
+        after_drop=drop_stale_copies,
         example={
             "messages": [
                 {"type": "TextMessage", "source": "user", "content": "How warm is it in Oslo?"},

@@ -4,26 +4,26 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from toolformer_dag.conversations.forms.examples import ANSWER, OPENAI_RESULT, QUESTION
-from toolformer_dag.conversations.forms.form import Form, paths_matching
-from toolformer_dag.conversations.marks import marked_calls
+from toolformer_dag.conversations.forms.form import Form, iter_paths_matching
+from toolformer_dag.conversations.marks import find_marked_calls
 from toolformer_dag.conversations.plain_values import parsed
 from toolformer_dag.conversations.raw_messages import StoredMessage
 from toolformer_dag.conversations.record_paths import Path, value_at
 from toolformer_dag.conversations.shapes import FoundCall, FoundResult
 
 
-def bfcl_result(record: Any) -> Iterator[StoredMessage]:
+def iter_bfcl_messages(record: Any) -> Iterator[StoredMessage]:
     """Yield the messages of a result of BFCL, of several turns or of a single one."""
     if "inference_log" in record:
-        yield from _bfcl_turns(record)
+        yield from _iter_log_messages(record)
     else:
-        yield from _bfcl_single_turn(record)
+        yield from _iter_single_turn_messages(record)
 
 
-def _bfcl_single_turn(record: Mapping[str, Any]) -> Iterator[StoredMessage]:
+def _iter_single_turn_messages(record: Mapping[str, Any]) -> Iterator[StoredMessage]:
     """Yield the calls of `{"result": ['weather(city="Oslo")']}`; a text without calls there is yielded as words."""
     result = record.get("result")
-    calls = list(_bfcl_calls(result))
+    calls = list(_iter_bfcl_calls(result))
     for call in calls:
         path: Path = ("result", call.item) if isinstance(result, list) else ("result",)
         yield StoredMessage(path, result, call=call.fields)
@@ -31,36 +31,36 @@ def _bfcl_single_turn(record: Mapping[str, Any]) -> Iterator[StoredMessage]:
         yield StoredMessage(("result",), result, "assistant")
 
 
-def _bfcl_turns(record: Mapping[str, Any]) -> Iterator[StoredMessage]:
+def _iter_log_messages(record: Mapping[str, Any]) -> Iterator[StoredMessage]:
     """Yield the question of each turn, then the messages of its steps.
 
     A turn is `{"begin_of_turn_query": [...], "step_0": [...], "step_1": [...]}`, each field a list of messages.
     """
-    for path in paths_matching(record, "inference_log.*"):
+    for path in iter_paths_matching(record, "inference_log.*"):
         turn = value_at(record, path)
         if isinstance(turn, Mapping):
-            yield from _bfcl_turn(turn, path)
+            yield from _iter_turn_messages(turn, path)
 
 
-def _bfcl_turn(turn: Mapping[str, Any], path: Path) -> Iterator[StoredMessage]:
+def _iter_turn_messages(turn: Mapping[str, Any], path: Path) -> Iterator[StoredMessage]:
     """Yield the question of a turn, then the messages of its steps."""
     for key, messages in turn.items():
         is_of_conversation = key == "begin_of_turn_query" or str(key).startswith("step_")
         if is_of_conversation and isinstance(messages, list):
             for index, message in enumerate(messages):
-                yield from _bfcl_message((*path, key, index), message)
+                yield from _iter_message_or_calls((*path, key, index), message)
 
 
-def _bfcl_message(path: Path, message: Any) -> Iterator[StoredMessage]:
+def _iter_message_or_calls(path: Path, message: Any) -> Iterator[StoredMessage]:
     """Yield a message of a step, or each of its calls; nothing for a value that is no message, such as a state."""
     role = message.get("role") if isinstance(message, Mapping) else None
     if role not in ("user", "assistant", "tool", "system"):
         return
-    calls = list(_bfcl_calls(message.get("content"))) if role == "assistant" else []
+    calls = list(_iter_bfcl_calls(message.get("content"))) if role == "assistant" else []
     if not calls:
         yield StoredMessage(path, message)
     for call in calls:
-        yield _bfcl_call_message(message, path, call)
+        yield _build_call_message(message, path, call)
 
 
 class _BfclCall(NamedTuple):
@@ -70,14 +70,14 @@ class _BfclCall(NamedTuple):
     fields: FoundCall
 
 
-def _bfcl_call_message(message: Mapping[str, Any], path: Path, call: _BfclCall) -> StoredMessage:
+def _build_call_message(message: Mapping[str, Any], path: Path, call: _BfclCall) -> StoredMessage:
     """Return a call of a message; its path is that of the message where the content is no list of calls."""
     is_list = isinstance(message.get("content"), list)
     call_path: Path = (*path, "content", call.item) if is_list else path
     return StoredMessage(call_path, message, call=call.fields)
 
 
-def _bfcl_calls(content: Any) -> Iterator[_BfclCall]:
+def _iter_bfcl_calls(content: Any) -> Iterator[_BfclCall]:
     """Yield the calls of a content, each with the index of the item that holds it.
 
     - `[weather(city="Oslo"), time(zone="UTC")]`: a text with calls; the index counts the calls
@@ -85,32 +85,32 @@ def _bfcl_calls(content: Any) -> Iterator[_BfclCall]:
     """
     items = parsed(content) if isinstance(content, str) else content  # None for a text that is no JSON
     if isinstance(content, str) and items is None:
-        for index, marked in enumerate(marked_calls(content).calls):
+        for index, marked in enumerate(find_marked_calls(content).calls):
             yield _BfclCall(index, marked.fields)
     elif isinstance(items, list):
         for index, item in enumerate(items):
-            for call in _calls_of_item(item):
+            for call in _parse_calls_of_item(item):
                 yield _BfclCall(index, call)
 
 
-def _calls_of_item(item: Any) -> list[FoundCall]:
+def _parse_calls_of_item(item: Any) -> list[FoundCall]:
     """Return the calls of a text such as `weather(city="Oslo")`, or of an object `{"weather": {"city": "Oslo"}}`."""
     if isinstance(item, str):
-        return [marked.fields for marked in marked_calls(f"[{item}]").calls]
+        return [marked.fields for marked in find_marked_calls(f"[{item}]").calls]
     if isinstance(item, Mapping) and len(item) == 1:
         [(tool, arguments)] = item.items()
         return [FoundCall(str(tool), arguments, id=None)]
     return []
 
 
-def verifiers_nodes(trace: Any) -> Iterator[StoredMessage]:
+def iter_verifiers_messages(trace: Any) -> Iterator[StoredMessage]:
     """Yield the messages of a trace of verifiers, a tree of nodes, from the root to the last node."""
     nodes = trace["nodes"]
-    for number in reversed(_numbers_to_root(nodes)):
+    for number in reversed(_list_numbers_to_root(nodes)):
         yield StoredMessage(("nodes", number, "message"), nodes[number].get("message"))
 
 
-def _numbers_to_root(nodes: Sequence[Any]) -> list[int]:
+def _list_numbers_to_root(nodes: Sequence[Any]) -> list[int]:
     """Return the numbers of the last node, of its parent, and so on up to the root, which has no parent."""
     numbers = list[int]()
     number: int | None = len(nodes) - 1 if nodes else None
@@ -121,7 +121,7 @@ def _numbers_to_root(nodes: Sequence[Any]) -> list[int]:
     return numbers
 
 
-def api_bank_messages(lines: Any) -> Iterator[StoredMessage]:
+def iter_api_bank_messages(lines: Any) -> Iterator[StoredMessage]:
     """Yield the messages of a dialogue of API-Bank; a line of the role API is a call with its result.
 
     Such a line is `{"role": "API", "api_name": "weather", "param_dict": {...}, "result": {"output": ...}}`. Its number
@@ -133,12 +133,12 @@ def api_bank_messages(lines: Any) -> Iterator[StoredMessage]:
             yield StoredMessage(path, line)
             continue
         call = FoundCall(str(line["api_name"]), line.get("param_dict"), id=str(number))
-        result = _api_bank_result(line.get("result"), call_id=str(number))
+        result = _parse_api_bank_result(line.get("result"), call_id=str(number))
         yield StoredMessage(path, line, call=call)
         yield StoredMessage(path, line, result=result)
 
 
-def _api_bank_result(result: Any, call_id: str) -> FoundResult:
+def _parse_api_bank_result(result: Any, call_id: str) -> FoundResult:
     """Return the output of a call, or the exception in place of it, as a result."""
     if not isinstance(result, Mapping):
         return FoundResult(result, id=call_id, status_fields={"error": None})
@@ -153,7 +153,7 @@ FORMS = (
         name="API-Bank",
         source="https://github.com/AlibabaResearch/DAMO-ConvAI/tree/main/api-bank",
         signs=("*.api_name",),
-        read=api_bank_messages,
+        read=iter_api_bank_messages,
         example=[
             {"role": "User", "text": "How warm is it in Oslo?"},
             {
@@ -170,7 +170,7 @@ FORMS = (
         source="https://github.com/PrimeIntellect-ai/verifiers",
         signs=("traces.*.nodes",),
         conversations="traces",
-        read=verifiers_nodes,
+        read=iter_verifiers_messages,
         can_drop=False,
         example={
             "id": "e1",
@@ -260,7 +260,7 @@ FORMS = (
         name="BFCL results",
         source="https://github.com/ShishirPatil/gorilla/tree/main/berkeley-function-call-leaderboard",
         signs=("inference_log.*.begin_of_turn_query", "inference_log.*.step_0", "input_token_count"),
-        read=bfcl_result,
+        read=iter_bfcl_messages,
         example={
             "id": "multi_turn_base_0",
             "inference_log": [

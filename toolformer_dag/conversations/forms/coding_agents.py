@@ -3,12 +3,12 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from toolformer_dag.conversations.forms.examples import ANSWER, ANSWER_TEXT, QUESTION, QUESTION_TEXT, text_message
-from toolformer_dag.conversations.forms.form import Form, messages_in
-from toolformer_dag.conversations.plain_values import first_of, list_at, text_of
+from toolformer_dag.conversations.forms.examples import ANSWER, ANSWER_TEXT, QUESTION, QUESTION_TEXT, build_text_message
+from toolformer_dag.conversations.forms.form import Form, iter_messages_at
+from toolformer_dag.conversations.plain_values import find_value, list_at, text_of
 from toolformer_dag.conversations.raw_messages import StoredMessage
 from toolformer_dag.conversations.record_paths import Path, value_at
-from toolformer_dag.conversations.shapes import FoundCall, FoundResult, id_in
+from toolformer_dag.conversations.shapes import FoundCall, FoundResult, find_id
 
 NO_ARGUMENTS = ("thought", "hidden", "confirmation_state", "is_input", "blocking", "security_risk")
 """Arguments of actions of OpenHands that the model did not write."""
@@ -22,7 +22,7 @@ SHELL = "bash"
 """The name of the tool for agents that write commands instead of calls."""
 
 
-def swe_agent_steps(record: Any) -> Iterator[StoredMessage]:
+def iter_swe_agent_messages(record: Any) -> Iterator[StoredMessage]:
     """Yield the messages of a run of SWE-agent.
 
     They stand in the history where that has calls in fields. Else the history gives only the task, and the trajectory
@@ -31,12 +31,12 @@ def swe_agent_steps(record: Any) -> Iterator[StoredMessage]:
     history = record.get("history")
     messages = history if isinstance(history, list) else []
     if any(map(_has_tool_calls, messages)):
-        yield from messages_in(record, ("history",))
+        yield from iter_messages_at(record, ("history",))
         return
-    yield from _task_messages(messages)
+    yield from _iter_task_messages(messages)
     for number, step in enumerate(record["trajectory"]):
         if isinstance(step, Mapping):
-            yield from _swe_agent_step(step, ("trajectory", number))
+            yield from _iter_step_messages(step, ("trajectory", number))
 
 
 def _has_tool_calls(message: Any) -> bool:
@@ -44,7 +44,7 @@ def _has_tool_calls(message: Any) -> bool:
     return isinstance(message, Mapping) and bool(message.get("tool_calls"))
 
 
-def _task_messages(history: Sequence[Any]) -> Iterator[StoredMessage]:
+def _iter_task_messages(history: Sequence[Any]) -> Iterator[StoredMessage]:
     """Yield the messages of system and user before the first answer."""
     for number, message in enumerate(history):
         if not isinstance(message, Mapping) or message.get("role") not in ("system", "user"):
@@ -52,40 +52,40 @@ def _task_messages(history: Sequence[Any]) -> Iterator[StoredMessage]:
         yield StoredMessage(("history", number), message)
 
 
-def _swe_agent_step(step: Mapping[str, Any], path: Path) -> Iterator[StoredMessage]:
+def _iter_step_messages(step: Mapping[str, Any], path: Path) -> Iterator[StoredMessage]:
     """Yield the thought, the command and the output of a step, as far as it has them."""
-    yield from _words(step.get("thought"), (*path, "thought"))
+    yield from _iter_assistant_words(step.get("thought"), (*path, "thought"))
     command = step.get("action")
     if not isinstance(command, str) or not command.strip():
         return
-    yield StoredMessage((*path, "action"), command, call=_command_call(command))
+    yield StoredMessage((*path, "action"), command, call=_build_command_call(command))
     output = step.get("observation")
     if output is not None:
         yield StoredMessage((*path, "observation"), output, result=FoundResult(output))
 
 
-def _words(text: Any, path: Path) -> Iterator[StoredMessage]:
+def _iter_assistant_words(text: Any, path: Path) -> Iterator[StoredMessage]:
     """Yield a text as words of the assistant; nothing for blank text or a value that is no text."""
     if isinstance(text, str) and text.strip():
         yield StoredMessage(path, text, "assistant")
 
 
-def _command_call(command: str) -> FoundCall:
+def _build_command_call(command: str) -> FoundCall:
     """Return a command as a call of the shell."""
     return FoundCall(tool=SHELL, arguments={"command": command}, id=None)
 
 
-def mini_swe_messages(record: Any) -> Iterator[StoredMessage]:
+def iter_mini_swe_messages(record: Any) -> Iterator[StoredMessage]:
     """Yield the messages of mini-swe-agent; newer files have calls in fields, older ones commands in texts."""
     messages_path = () if isinstance(record, list) else ("messages",)
     messages = value_at(record, messages_path)
     if any(map(_has_tool_calls, messages)):
-        yield from messages_in(record, [".".join(messages_path)])
+        yield from iter_messages_at(record, [".".join(messages_path)])
     else:
-        yield from _messages_with_commands(messages, messages_path)
+        yield from _iter_messages_with_commands(messages, messages_path)
 
 
-def _messages_with_commands(messages: Sequence[Any], messages_path: Path) -> Iterator[StoredMessage]:
+def _iter_messages_with_commands(messages: Sequence[Any], messages_path: Path) -> Iterator[StoredMessage]:
     """Yield messages in which a command between backquotes is a call, and the user's next text is its result.
 
     Messages between these two are yielded as they are.
@@ -93,9 +93,9 @@ def _messages_with_commands(messages: Sequence[Any], messages_path: Path) -> Ite
     awaits_result = False
     for number, message in enumerate(messages):
         path: Path = (*messages_path, number)
-        command = _command_of(message)
+        command = _find_command(message)
         if command is not None:
-            yield from _words_and_command(message["content"], command, (*path, "content"))
+            yield from _iter_words_and_command(message["content"], command, (*path, "content"))
             awaits_result = True
         elif awaits_result and _is_text_of(message, "user"):
             yield StoredMessage(path, message, result=FoundResult(message["content"]))
@@ -117,12 +117,12 @@ class _FencedCommand(NamedTuple):
     end: int
 
 
-def _command_of(message: Any) -> _FencedCommand | None:
+def _find_command(message: Any) -> _FencedCommand | None:
     """Return the command in a text of the assistant; None without one."""
-    return _fenced_command(message["content"]) if _is_text_of(message, "assistant") else None
+    return _find_fenced_command(message["content"]) if _is_text_of(message, "assistant") else None
 
 
-def _fenced_command(text: str) -> _FencedCommand | None:
+def _find_fenced_command(text: str) -> _FencedCommand | None:
     """Return the first command between backquotes in a text; None where there is none, or an empty one."""
     for fence in FENCES:
         start = text.find(fence)
@@ -133,29 +133,29 @@ def _fenced_command(text: str) -> _FencedCommand | None:
     return None
 
 
-def _words_and_command(text: str, command: _FencedCommand, path: Path) -> Iterator[StoredMessage]:
+def _iter_words_and_command(text: str, command: _FencedCommand, path: Path) -> Iterator[StoredMessage]:
     """Yield the words before a command, then the command as a call. path: of the text."""
     words = text[: command.start].strip()
     if words:
         yield StoredMessage((*path, (0, command.start)), words, "assistant")
     command_path = (*path, (command.start, command.end))
-    yield StoredMessage(command_path, command.command, call=_command_call(command.command))
+    yield StoredMessage(command_path, command.command, call=_build_command_call(command.command))
 
 
-def openhands_events(record: Any) -> Iterator[StoredMessage]:
+def iter_openhands_messages(record: Any) -> Iterator[StoredMessage]:
     """Yield the messages, calls and results of a run of OpenHands.
 
     - `{"id": 1, "action": "run", "args": {"command": "ls", "thought": "I look."}}`: a call
     - `{"observation": "run", "cause": 1, "content": "a.txt"}`: its result
     - `{"action": "message", "source": "user", "args": {"content": "Hello"}}`: words
     """
-    events_path = _events_path(record)
+    events_path = _find_events_path(record)
     for number, event in enumerate(value_at(record, events_path)):
         if isinstance(event, Mapping):
-            yield from _openhands_event(event, (*events_path, number))
+            yield from _iter_event_messages(event, (*events_path, number))
 
 
-def _events_path(record: Any) -> Path:
+def _find_events_path(record: Any) -> Path:
     """Return the path to the events of a run; () where the record is their list."""
     for key in ("history", "events", "trajectory"):
         if isinstance(record, Mapping) and isinstance(record.get(key), list):
@@ -163,7 +163,7 @@ def _events_path(record: Any) -> Path:
     return ()
 
 
-def _openhands_event(event: Mapping[str, Any], path: Path) -> Iterator[StoredMessage]:
+def _iter_event_messages(event: Mapping[str, Any], path: Path) -> Iterator[StoredMessage]:
     """Yield the words, the call or the result of an event; nothing for any other event.
 
     An observation is a result if it has a kind (not "null") and names the action that caused it.
@@ -171,28 +171,28 @@ def _openhands_event(event: Mapping[str, Any], path: Path) -> Iterator[StoredMes
     action = event.get("action")
     has_kind = event.get("observation") not in (None, "null")
     if has_kind and event.get("cause") is not None:
-        yield _openhands_result(event, path)
+        yield _build_result_message(event, path)
     elif action in NO_CALLS:
-        yield from _openhands_words(event, path)
+        yield from _iter_action_words(event, path)
     elif isinstance(action, str):
-        yield from _openhands_call(event, path)
+        yield from _iter_thought_and_call(event, path)
 
 
-def _openhands_call_id(event: Mapping[str, Any], action_id: object) -> str:
+def _get_call_id(event: Mapping[str, Any], action_id: object) -> str:
     """Return the id of the model's call for an action; the id of the action where that was not kept."""
-    call_id = first_of(event.get("tool_call_metadata"), ("tool_call_id",))
+    call_id = find_value(event.get("tool_call_metadata"), ("tool_call_id",))
     return str(action_id if call_id is None else call_id)
 
 
-def _openhands_result(event: Mapping[str, Any], path: Path) -> StoredMessage:
+def _build_result_message(event: Mapping[str, Any], path: Path) -> StoredMessage:
     """Return an observation as the result of the action that it names as its cause."""
-    call_id = _openhands_call_id(event, event["cause"])
+    call_id = _get_call_id(event, event["cause"])
     return StoredMessage(path, event, result=FoundResult(event.get("content"), id=call_id, status_fields=event))
 
 
-def _openhands_words(event: Mapping[str, Any], path: Path) -> Iterator[StoredMessage]:
+def _iter_action_words(event: Mapping[str, Any], path: Path) -> Iterator[StoredMessage]:
     """Yield the words of an action that calls no tool; nothing for an action without words."""
-    text = first_of(event, ("args.content", "args.thought", "args.final_thought", "message"))
+    text = find_value(event, ("args.content", "args.thought", "args.final_thought", "message"))
     if event["action"] not in ("message", "finish", "system") or not isinstance(text, str) or not text:
         return
     role = {"user": "user", "environment": "system"}.get(str(event.get("source")), "assistant")
@@ -201,77 +201,77 @@ def _openhands_words(event: Mapping[str, Any], path: Path) -> Iterator[StoredMes
     yield StoredMessage(path, text, role)
 
 
-def _openhands_call(event: Mapping[str, Any], path: Path) -> Iterator[StoredMessage]:
+def _iter_thought_and_call(event: Mapping[str, Any], path: Path) -> Iterator[StoredMessage]:
     """Yield the thought of an action, if it has one, and its call."""
-    yield from _words(first_of(event, ("args.thought",)), (*path, "args", "thought"))
-    tool = first_of(event.get("tool_call_metadata"), ("function_name",)) or event["action"]
-    call_id = _openhands_call_id(event, event.get("id"))
-    call = FoundCall(tool=str(tool), arguments=_openhands_arguments(event, call_id), id=call_id)
+    yield from _iter_assistant_words(find_value(event, ("args.thought",)), (*path, "args", "thought"))
+    tool = find_value(event.get("tool_call_metadata"), ("function_name",)) or event["action"]
+    call_id = _get_call_id(event, event.get("id"))
+    call = FoundCall(tool=str(tool), arguments=_get_call_arguments(event, call_id), id=call_id)
     yield StoredMessage(path, event, call=call)
 
 
-def _openhands_arguments(event: Mapping[str, Any], call_id: str) -> Any:
+def _get_call_arguments(event: Mapping[str, Any], call_id: str) -> Any:
     """Return the arguments that the model wrote where its answer is kept; else those of the action."""
-    for call in _model_calls(event):
-        if first_of(call, ("id",)) == call_id:
-            return first_of(call, ("function.arguments",))
+    for call in _iter_model_calls(event):
+        if find_value(call, ("id",)) == call_id:
+            return find_value(call, ("function.arguments",))
     arguments = event.get("args")
     if not isinstance(arguments, Mapping):
         return {}
     return {key: value for key, value in arguments.items() if key not in NO_ARGUMENTS}
 
 
-def _model_calls(event: Mapping[str, Any]) -> Iterator[Any]:
+def _iter_model_calls(event: Mapping[str, Any]) -> Iterator[Any]:
     """Yield the calls in the answer of the model that an action keeps."""
     for choice in list_at(event, "tool_call_metadata.model_response.choices"):
         yield from list_at(choice, "message.tool_calls")
 
 
-def openhands_sdk_events(records: Sequence[Any]) -> Iterator[list[StoredMessage]]:
+def iter_openhands_sdk_conversations(records: Sequence[Any]) -> Iterator[list[StoredMessage]]:
     """Yield the conversation in the events of OpenHands' SDK."""
     messages = list[StoredMessage]()
     for number, event in enumerate(records):
         if isinstance(event, Mapping):
-            messages += _sdk_event(event, (number,))
+            messages += _iter_sdk_messages(event, (number,))
     yield messages
 
 
-def _sdk_event(event: Mapping[str, Any], path: Path) -> Iterator[StoredMessage]:
+def _iter_sdk_messages(event: Mapping[str, Any], path: Path) -> Iterator[StoredMessage]:
     """Yield the words, the call or the result of an event, by its kind; nothing for an event of another kind."""
     kind = event.get("kind")
     if kind == "SystemPromptEvent":
-        yield _sdk_system_prompt(event, path)
+        yield _build_system_message(event, path)
     elif kind == "MessageEvent":
         yield StoredMessage((*path, "llm_message"), event.get("llm_message"))
     elif kind == "ActionEvent":
-        yield from _sdk_action(event, path)
+        yield from _iter_sdk_thought_and_call(event, path)
     elif kind in SDK_RESULTS:
-        yield StoredMessage(path, event, result=_sdk_result(event))
+        yield StoredMessage(path, event, result=_parse_sdk_result(event))
 
 
-def _sdk_system_prompt(event: Mapping[str, Any], path: Path) -> StoredMessage:
+def _build_system_message(event: Mapping[str, Any], path: Path) -> StoredMessage:
     """Return the prompt of an event as words of the system; it is a content part."""
     prompt = text_of([event.get("system_prompt")])
     return StoredMessage((*path, "system_prompt"), prompt, "system")
 
 
-def _sdk_action(event: Mapping[str, Any], path: Path) -> Iterator[StoredMessage]:
+def _iter_sdk_thought_and_call(event: Mapping[str, Any], path: Path) -> Iterator[StoredMessage]:
     """Yield the thought before an action, then the action as a call."""
-    yield from _words(text_of(event.get("thought")), (*path, "thought"))
-    yield StoredMessage(path, event, call=_sdk_call(event))
+    yield from _iter_assistant_words(text_of(event.get("thought")), (*path, "thought"))
+    yield StoredMessage(path, event, call=_parse_sdk_call(event))
 
 
-def _sdk_call(event: Mapping[str, Any]) -> FoundCall:
+def _parse_sdk_call(event: Mapping[str, Any]) -> FoundCall:
     """Return the call of an event with an action."""
-    arguments = first_of(event, ("tool_call.arguments", "tool_call.function.arguments", "action.data"))
-    return FoundCall(tool=str(event.get("tool_name")), arguments=arguments, id=id_in(event, ("tool_call_id",)))
+    arguments = find_value(event, ("tool_call.arguments", "tool_call.function.arguments", "action.data"))
+    return FoundCall(tool=str(event.get("tool_name")), arguments=arguments, id=find_id(event, ("tool_call_id",)))
 
 
-def _sdk_result(event: Mapping[str, Any]) -> FoundResult:
+def _parse_sdk_result(event: Mapping[str, Any]) -> FoundResult:
     """Return the result of an event with an observation, an error or a rejection; the latter two are failures."""
-    content = first_of(event, ("observation.content", "observation", "error", "rejection_reason"))
+    content = find_value(event, ("observation.content", "observation", "error", "rejection_reason"))
     status_fields = event.get("observation") if event["kind"] == "ObservationEvent" else {"error": True}
-    return FoundResult(content, id=id_in(event, ("tool_call_id",)), status_fields=status_fields)
+    return FoundResult(content, id=find_id(event, ("tool_call_id",)), status_fields=status_fields)
 
 
 FORMS = (
@@ -279,7 +279,7 @@ FORMS = (
         name="SWE-agent",
         source="https://swe-agent.com/latest/usage/trajectories/",
         signs=("trajectory.*.observation",),
-        read=swe_agent_steps,
+        read=iter_swe_agent_messages,
         example={
             "history": [QUESTION],
             "trajectory": [
@@ -297,7 +297,7 @@ FORMS = (
             "*.content~```mswea_bash_command",
             "*.content~<returncode>",
         ),
-        read=mini_swe_messages,
+        read=iter_mini_swe_messages,
         example={
             "trajectory_format": "mini-swe-agent-1",
             "messages": [
@@ -319,7 +319,7 @@ FORMS = (
             "*.args.content",
             "*.args.thought",
         ),
-        read=openhands_events,
+        read=iter_openhands_messages,
         example=[
             {"id": 0, "source": "user", "action": "message", "args": {"content": "How warm is it in Oslo?"}},
             {"id": 1, "source": "agent", "action": "run", "args": {"command": "weather Oslo", "thought": ""}},
@@ -331,13 +331,13 @@ FORMS = (
         name="Events of OpenHands' SDK",
         source="https://docs.openhands.dev/sdk/arch/events",
         signs=("kind=SystemPromptEvent", "kind=MessageEvent", "kind=ActionEvent"),
-        split=openhands_sdk_events,
+        split=iter_openhands_sdk_conversations,
         is_file=True,
         example=[
             {
                 "kind": "MessageEvent",
                 "source": "user",
-                "llm_message": text_message("user", QUESTION_TEXT),
+                "llm_message": build_text_message("user", QUESTION_TEXT),
             },
             {
                 "kind": "ActionEvent",
@@ -356,7 +356,7 @@ FORMS = (
             {
                 "kind": "MessageEvent",
                 "source": "agent",
-                "llm_message": text_message("assistant", ANSWER_TEXT),
+                "llm_message": build_text_message("assistant", ANSWER_TEXT),
             },
         ],
     ),

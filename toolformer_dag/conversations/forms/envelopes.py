@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from toolformer_dag.conversations.forms.examples import ANSWER, OPENAI_CALL, OPENAI_RESULT, QUESTION
-from toolformer_dag.conversations.forms.form import Form, messages_in, paths_matching, system_prompt
-from toolformer_dag.conversations.plain_values import first_of, list_at, parsed
+from toolformer_dag.conversations.forms.form import Form, iter_messages_at, iter_paths_matching, system_prompt
+from toolformer_dag.conversations.plain_values import find_value, list_at, parsed
 from toolformer_dag.conversations.raw_messages import StoredMessage
 from toolformer_dag.conversations.record_paths import Path, value_at
 from toolformer_dag.conversations.shapes import FoundCall, FoundResult
@@ -68,39 +68,39 @@ class Attribute(NamedTuple):
     value: Any
 
 
-def attributes_of(span: Mapping[str, Any]) -> dict[str, Attribute]:
+def parse_attributes(span: Mapping[str, Any]) -> dict[str, Attribute]:
     """Return the attributes of a span by name, from an object or from a list of OTLP."""
     attributes = span.get("attributes")
     if isinstance(attributes, Mapping):
         return {str(name): Attribute(("attributes", name), value) for name, value in attributes.items()}
-    return _otlp_attributes(span)
+    return _parse_otlp_attributes(span)
 
 
-def _otlp_attributes(span: Mapping[str, Any]) -> dict[str, Attribute]:
+def _parse_otlp_attributes(span: Mapping[str, Any]) -> dict[str, Attribute]:
     """Return the attributes of a span by name, from the list of pairs that OTLP writes."""
     attributes_by_name = dict[str, Attribute]()
     for index, item in enumerate(list_at(span, "attributes")):
-        attribute = _otlp_attribute(item, ("attributes", index))
+        attribute = _parse_otlp_attribute(item, ("attributes", index))
         if attribute is not None:
             attributes_by_name[str(item.get("key"))] = attribute
     return attributes_by_name
 
 
-def _otlp_attribute(item: Any, path: Path) -> Attribute | None:
+def _parse_otlp_attribute(item: Any, path: Path) -> Attribute | None:
     """Return the attribute of `{"key": "name", "value": {"stringValue": "chat"}}`; None for any other item."""
     value = item.get("value") if isinstance(item, Mapping) else None
     if not isinstance(value, Mapping) or len(value) != 1:
         return None
     [value_key] = value  # such as stringValue
-    return Attribute((*path, "value", value_key), plain_value(value))
+    return Attribute((*path, "value", value_key), parse_otlp_value(value))
 
 
-def attribute_values(span: Mapping[str, Any]) -> dict[str, Any]:
+def parse_attribute_values(span: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of the attributes of a span by name."""
-    return {name: attribute.value for name, attribute in attributes_of(span).items()}
+    return {name: attribute.value for name, attribute in parse_attributes(span).items()}
 
 
-def plain_value(value: Any) -> Any:
+def parse_otlp_value(value: Any) -> Any:
     """Return a value of OTLP as plain JSON: [4] for `{"arrayValue": {"values": [{"intValue": "4"}]}}`.
 
     A value of OTLP (OpenTelemetry's protocol) is an object whose only key is its type. Any other value is returned
@@ -110,24 +110,24 @@ def plain_value(value: Any) -> Any:
         return value
     [(kind, content)] = value.items()
     if kind == "arrayValue":
-        return [plain_value(item) for item in list_at(content, "values")]
+        return [parse_otlp_value(item) for item in list_at(content, "values")]
     if kind == "kvlistValue":
-        return dict(map(_plain_pair, list_at(content, "values")))
-    return _plain_integer(content) if kind == "intValue" else content
+        return dict(map(_parse_otlp_pair, list_at(content, "values")))
+    return _parse_integer(content) if kind == "intValue" else content
 
 
-def _plain_integer(content: Any) -> Any:
+def _parse_integer(content: Any) -> Any:
     """Return 4 for "4", since OTLP writes integers as text; any other value unchanged."""
     is_integer = str(content).lstrip("-").isdecimal()
     return int(content) if is_integer else content
 
 
-def _plain_pair(pair: Any) -> tuple[str, Any]:
+def _parse_otlp_pair(pair: Any) -> tuple[str, Any]:
     """Return the key and the value of a pair of OTLP."""
-    return str(first_of(pair, ("key",))), plain_value(first_of(pair, ("value",)))
+    return str(find_value(pair, ("key",))), parse_otlp_value(find_value(pair, ("value",)))
 
 
-def span_messages(span: Mapping[str, Any]) -> list[StoredMessage]:
+def list_span_messages(span: Mapping[str, Any]) -> list[StoredMessage]:
     """Return the messages of the request and the answer in a span; an empty list where it has none.
 
     Libraries write them in several layouts. These are tried in turn, until one gives messages:
@@ -140,17 +140,17 @@ def span_messages(span: Mapping[str, Any]) -> list[StoredMessage]:
 
     The system prompt in an attribute of its own (SYSTEM_PROMPT) comes before the messages of 1 to 3.
     """
-    attributes = attributes_of(span)
+    attributes = parse_attributes(span)
     instructions = attributes.get(SYSTEM_PROMPT)
     system = list(system_prompt(instructions.path, instructions.value)) if instructions is not None else []
-    for read in (_nested_messages, _attribute_messages, _flat_span_messages):
+    for read in (_list_nested_messages, _list_attribute_messages, _list_flat_span_messages):
         messages = read(span)
         if messages:
             return [*system, *messages]
-    return event_messages(span) or _input_and_output(span)
+    return list_event_messages(span) or _list_input_and_output(span)
 
 
-def _nested_messages(span: Mapping[str, Any]) -> list[StoredMessage]:
+def _list_nested_messages(span: Mapping[str, Any]) -> list[StoredMessage]:
     """Return the messages of lists under the names FLAT_PREFIXES, as Phoenix writes them."""
     messages = []
     for prefix in FLAT_PREFIXES:
@@ -159,66 +159,66 @@ def _nested_messages(span: Mapping[str, Any]) -> list[StoredMessage]:
     return messages
 
 
-def _attribute_messages(span: Mapping[str, Any]) -> list[StoredMessage]:
+def _list_attribute_messages(span: Mapping[str, Any]) -> list[StoredMessage]:
     """Return the messages in the first attribute of INPUTS that a span has, then in the first of OUTPUTS."""
-    attributes = attributes_of(span)
+    attributes = parse_attributes(span)
     messages = []
     for names in (INPUTS, OUTPUTS):
         present_names = [name for name in names if name in attributes]
         if present_names:
             attribute = attributes[present_names[0]]
-            messages_of_attribute = listed_messages(attribute.value)  # their paths begin at its value
-            messages += _moved_below(attribute.path, messages_of_attribute)
+            messages_of_attribute = parse_messages(attribute.value)  # their paths begin at its value
+            messages += _prefix_paths(attribute.path, messages_of_attribute)
     return messages
 
 
-def _flat_span_messages(span: Mapping[str, Any]) -> list[StoredMessage]:
+def _list_flat_span_messages(span: Mapping[str, Any]) -> list[StoredMessage]:
     """Return the messages whose fields are attributes, under any of FLAT_PREFIXES."""
-    values = attribute_values(span)
+    values = parse_attribute_values(span)
     messages = []
     for prefix in FLAT_PREFIXES:
-        messages += flat_messages(values, prefix)
+        messages += list_flat_messages(values, prefix)
     return messages
 
 
-def _moved_below(path: Path, messages: Iterable[StoredMessage]) -> list[StoredMessage]:
+def _prefix_paths(path: Path, messages: Iterable[StoredMessage]) -> list[StoredMessage]:
     """Return the messages of a value with paths from the record on. path: of the value in the record."""
     return [message._replace(path=(*path, *message.path)) for message in messages]
 
 
-def listed_messages(value: Any) -> list[StoredMessage]:
+def parse_messages(value: Any) -> list[StoredMessage]:
     """Return the messages of an input or an output, maybe in JSON; an empty list where it holds none.
 
     It is a list of messages, an object with a list or a message (LISTS_INSIDE), or a message.
     """
     if not isinstance(value, str):
-        return _messages_of_value(value)
+        return _list_messages_in_value(value)
     json_value = parsed(value)
     if json_value is None:  # a text that is no JSON
         return []
     json_path: Path = (None,)  # the step None opens JSON
-    return _moved_below(json_path, _messages_of_value(json_value))
+    return _prefix_paths(json_path, _list_messages_in_value(json_value))
 
 
-def _messages_of_value(value: Any) -> list[StoredMessage]:
+def _list_messages_in_value(value: Any) -> list[StoredMessage]:
     """Return the messages at the first path of LISTS_INSIDE that leads to objects, or the value as one message."""
     for pattern in LISTS_INSIDE:
-        messages = _messages_matching(value, pattern)
+        messages = _list_messages_matching(value, pattern)
         if messages and all(isinstance(message.value, Mapping) for message in messages):
             return messages
-    message = _single_message(value)
+    message = _parse_single_message(value)
     return [] if message is None else [StoredMessage((), message)]
 
 
-def _messages_matching(value: Any, pattern: str) -> list[StoredMessage]:
+def _list_messages_matching(value: Any, pattern: str) -> list[StoredMessage]:
     """Return the messages in a value at the paths that match a pattern of LISTS_INSIDE."""
     messages = []
-    for path in paths_matching(value, pattern):
-        messages += _messages_at(path, value_at(value, path), may_be_message=pattern.endswith("message"))
+    for path in iter_paths_matching(value, pattern):
+        messages += _list_messages_at(path, value_at(value, path), may_be_message=pattern.endswith("message"))
     return messages
 
 
-def _single_message(value: Any) -> Mapping[str, Any] | None:
+def _parse_single_message(value: Any) -> Mapping[str, Any] | None:
     """Return a value that is a message, with the role assistant where it names none; None for any other value."""
     is_message = isinstance(value, Mapping) and ("role" in value or "tool_calls" in value or "lc" in value)
     if not is_message:
@@ -226,7 +226,7 @@ def _single_message(value: Any) -> Mapping[str, Any] | None:
     return value if "role" in value else {"role": "assistant", **value}
 
 
-def _messages_at(path: Path, value: Any, *, may_be_message: bool) -> list[StoredMessage]:
+def _list_messages_at(path: Path, value: Any, *, may_be_message: bool) -> list[StoredMessage]:
     """Return the messages of a list or of the first of several lists (LangSmith has one per prompt), or a message."""
     if isinstance(value, list) and value and isinstance(value[0], list):
         path = (*path, 0)
@@ -236,23 +236,23 @@ def _messages_at(path: Path, value: Any, *, may_be_message: bool) -> list[Stored
     return [StoredMessage(path, value)] if may_be_message and isinstance(value, Mapping) else []
 
 
-def flat_messages(attributes: Mapping[str, Any], prefix: str) -> list[StoredMessage]:
+def list_flat_messages(attributes: Mapping[str, Any], prefix: str) -> list[StoredMessage]:
     """Return the messages whose every field is an attribute, as in OpenInference.
 
     As an example, `llm.input_messages.0.message.role` is the role of the first message under `llm.input_messages`. The
     paths of these messages do not exist in the record, so no call can be dropped from it.
     """
-    messages_by_number = _tree_of(attributes, prefix)  # {"0": {"message": {"role": "user", ...}}, "1": ...}
+    messages_by_number = _build_tree(attributes, prefix)  # {"0": {"message": {"role": "user", ...}}, "1": ...}
     messages = []
     for number in sorted((key for key in messages_by_number if key.isdecimal()), key=int):
         numbered = messages_by_number[number]
         fields = numbered.get("message", numbered)  # OpenLLMetry writes no `message` in between
         path = ("attributes", f"{prefix}.{number}")  # tells where the message comes from
-        messages.append(StoredMessage(path, _flat_message(fields)))
+        messages.append(StoredMessage(path, _to_openai_message(fields)))
     return messages
 
 
-def _flat_message(fields: Mapping[str, Any]) -> dict[str, Any]:
+def _to_openai_message(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return a message in OpenAI's form from one whose lists are objects by index.
 
     As an example, {"tool_calls": {"0": {"tool_call": {...}}}} becomes {"tool_calls": [{...}]}. The texts of `contents`
@@ -261,23 +261,23 @@ def _flat_message(fields: Mapping[str, Any]) -> dict[str, Any]:
     calls = fields.get("tool_calls", {})
     return {
         "role": fields.get("role"),
-        "content": fields.get("content") or _flat_contents(fields.get("contents", {})),
+        "content": fields.get("content") or _join_content_texts(fields.get("contents", {})),
         "tool_call_id": fields.get("tool_call_id"),
         "name": fields.get("name"),
         "tool_calls": [calls[key].get("tool_call", calls[key]) for key in sorted(calls, key=int)],
     }
 
 
-def _tree_of(attributes: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+def _build_tree(attributes: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     """Return the attributes under a prefix as nested objects: {"a": {"b": 1}} for "prefix.a.b" with the value 1."""
     tree: dict[str, Any] = {}
     for name, value in attributes.items():
         if name.startswith(f"{prefix}."):
-            _put(tree, name.removeprefix(f"{prefix}.").split("."), value)
+            _add_to_tree(tree, name.removeprefix(f"{prefix}.").split("."), value)
     return tree
 
 
-def _put(tree: dict[str, Any], keys: Sequence[str], value: Any) -> None:
+def _add_to_tree(tree: dict[str, Any], keys: Sequence[str], value: Any) -> None:
     """Put a value at the end of some keys into nested objects; not where a key before the last has another value."""
     node: Any = tree
     for key in keys[:-1]:
@@ -286,42 +286,42 @@ def _put(tree: dict[str, Any], keys: Sequence[str], value: Any) -> None:
         node[keys[-1]] = value
 
 
-def _flat_contents(contents: Mapping[str, Any]) -> str:
+def _join_content_texts(contents: Mapping[str, Any]) -> str:
     """Return the texts of the parts of a content, joined."""
-    texts = [first_of(contents[key], ("message_content.text", "text")) for key in sorted(contents)]
+    texts = [find_value(contents[key], ("message_content.text", "text")) for key in sorted(contents)]
     return "".join(text for text in texts if isinstance(text, str))
 
 
-def event_messages(span: Mapping[str, Any]) -> list[StoredMessage]:
+def list_event_messages(span: Mapping[str, Any]) -> list[StoredMessage]:
     """Return the messages in the events of a span, as in OpenTelemetry's conventions before version 1.37.
 
     As an example, `{"name": "gen_ai.user.message", "body": {"content": "Hello"}}`.
     """
     messages = []
     for index, event in enumerate(list_at(span, "events")):
-        message = _event_message(event)
+        message = _parse_event_message(event)
         if message is not None:
             messages.append(StoredMessage(("events", index), message))
     return messages
 
 
-def _event_message(event: Any) -> dict[str, Any] | None:
+def _parse_event_message(event: Any) -> dict[str, Any] | None:
     """Return the message of an event such as `gen_ai.user.message` or `gen_ai.choice`; None where it has none."""
     name = str(event.get("name")) if isinstance(event, Mapping) else ""
     if not name.startswith("gen_ai."):
         return None
     role = name.split(".")[1]
-    body = first_of(event, ("body",)) or attribute_values(event)
-    return _message_of_choice(body) if role == "choice" else _message_of_body(role, body)
+    body = find_value(event, ("body",)) or parse_attribute_values(event)
+    return _parse_choice_message(body) if role == "choice" else _parse_body_message(role, body)
 
 
-def _message_of_choice(body: Any) -> dict[str, Any] | None:
+def _parse_choice_message(body: Any) -> dict[str, Any] | None:
     """Return the message of the assistant in the body of the event `gen_ai.choice`; None where it has none."""
     answer = body.get("message") if isinstance(body, Mapping) else body
-    return _message_of_body("assistant", answer)
+    return _parse_body_message("assistant", answer)
 
 
-def _message_of_body(role: str, body: Any) -> dict[str, Any] | None:
+def _parse_body_message(role: str, body: Any) -> dict[str, Any] | None:
     """Return the body of an event, maybe in JSON, as a message of this role; None where it is no object."""
     message = parsed(body) if isinstance(body, str) else body
     if not isinstance(message, Mapping):
@@ -329,31 +329,31 @@ def _message_of_body(role: str, body: Any) -> dict[str, Any] | None:
     return {"role": role, **message, "tool_call_id": message.get("id")}
 
 
-def tool_span(span: Mapping[str, Any], path: Path) -> list[StoredMessage]:
+def list_tool_span_messages(span: Mapping[str, Any], path: Path) -> list[StoredMessage]:
     """Return the call and the result of a span that runs a tool; an empty list for another span."""
-    call = _call_of_span(span)
+    call = _find_span_call(span)
     if call is None:
         return []
     messages = [StoredMessage(path, span, call=call)]
-    content = _first_value(attribute_values(span), TOOL_RESULTS)
+    content = _find_first_value(parse_attribute_values(span), TOOL_RESULTS)
     if content is not None:
         result = FoundResult(content, id=call.id, tool=call.tool)
         messages.append(StoredMessage(path, span, result=result))
     return messages
 
 
-def _call_of_span(span: Mapping[str, Any]) -> FoundCall | None:
+def _find_span_call(span: Mapping[str, Any]) -> FoundCall | None:
     """Return the call of a span that runs a tool, with the span's id if the call has none; None for another span."""
-    values = attribute_values(span)
+    values = parse_attribute_values(span)
     tool = values.get("gen_ai.tool.name") or values.get("tool.name")
     if not isinstance(tool, str):
         return None
-    span_id = first_of(span, ("spanId", "span_id"))
+    span_id = find_value(span, ("spanId", "span_id"))
     call_id = values.get("gen_ai.tool.call.id", span_id)
-    return FoundCall(tool, _first_value(values, TOOL_ARGUMENTS), id=str(call_id))
+    return FoundCall(tool, _find_first_value(values, TOOL_ARGUMENTS), id=str(call_id))
 
 
-def _first_value(values: Mapping[str, Any], names: Sequence[str]) -> Any:
+def _find_first_value(values: Mapping[str, Any], names: Sequence[str]) -> Any:
     """Return the value of the first of some attributes that a span has; None without one."""
     return next((values[name] for name in names if name in values), None)
 
@@ -365,19 +365,19 @@ class TraceSpan(NamedTuple):
     fields: Mapping[str, Any]
 
 
-def conversation_of(spans: Sequence[TraceSpan]) -> list[StoredMessage]:
+def choose_conversation(spans: Sequence[TraceSpan]) -> list[StoredMessage]:
     """Return the conversation of a trace: the messages of the span with the most messages.
 
     One span is enough, because each request of an agent repeats the messages before it. Of spans with equally many
     messages the last is taken. Where no span has messages, the spans that run tools give the calls.
     """
     # Paths of a span's messages begin at the span; _moved_below puts the span's own path before them.
-    longest = _longest(_moved_below(span.path, span_messages(span.fields)) for span in spans)
+    longest = _longest(_prefix_paths(span.path, list_span_messages(span.fields)) for span in spans)
     if longest:
         return longest
     calls = list[StoredMessage]()
     for span in spans:
-        calls += tool_span(span.fields, span.path)
+        calls += list_tool_span_messages(span.fields, span.path)
     return calls
 
 
@@ -390,108 +390,108 @@ def _longest(conversations: Iterable[list[StoredMessage]]) -> list[StoredMessage
     return longest
 
 
-def by_trace(spans: Sequence[TraceSpan]) -> Iterator[list[StoredMessage]]:
+def iter_trace_conversations(spans: Sequence[TraceSpan]) -> Iterator[list[StoredMessage]]:
     """Yield the conversation of each trace, with its spans in the order in which they began."""
     traces = defaultdict[str, list[TraceSpan]](list)
     for span in spans:
-        traces[str(first_of(span.fields, TRACE_IDS))].append(span)
+        traces[str(find_value(span.fields, TRACE_IDS))].append(span)
     for trace in traces.values():
-        yield conversation_of(sorted(trace, key=_start_of))
+        yield choose_conversation(sorted(trace, key=_get_padded_start))
 
 
-def _start_of(span: TraceSpan) -> str:
+def _get_padded_start(span: TraceSpan) -> str:
     """Return the start of a span as text that sorts like the time: nanoseconds are padded with zeros."""
-    return str(first_of(span.fields, STARTS)).zfill(25)
+    return str(find_value(span.fields, STARTS)).zfill(25)
 
 
-def otlp_spans(record: Any) -> Iterator[list[StoredMessage]]:
+def iter_otlp_conversations(record: Any) -> Iterator[list[StoredMessage]]:
     """Yield the conversations of an export of OTLP in JSON."""
     spans = []
     for resources, scopes in (("resourceSpans", "scopeSpans"), ("resource_spans", "scope_spans")):
-        for path in paths_matching(record, f"{resources}.*.{scopes}.*.spans.*"):
+        for path in iter_paths_matching(record, f"{resources}.*.{scopes}.*.spans.*"):
             spans.append(TraceSpan(path, value_at(record, path)))
-    yield from by_trace(spans)
+    yield from iter_trace_conversations(spans)
 
 
-def span_lines(records: Sequence[Any]) -> Iterator[list[StoredMessage]]:
+def iter_span_line_conversations(records: Sequence[Any]) -> Iterator[list[StoredMessage]]:
     """Yield the conversations of a file with a span per line."""
     spans = []
     for number, record in enumerate(records):
         if isinstance(record, Mapping):
             spans.append(TraceSpan((number,), record))
-    yield from by_trace(spans)
+    yield from iter_trace_conversations(spans)
 
 
-def spans_in(record: Any) -> Iterator[list[StoredMessage]]:
+def iter_span_list_conversations(record: Any) -> Iterator[list[StoredMessage]]:
     """Yield the conversation of a trace with a list of spans."""
     spans = []
     for pattern in ("spans.*", "data.spans.*"):
-        for path in paths_matching(record, pattern):
+        for path in iter_paths_matching(record, pattern):
             fields = value_at(record, path)
             if isinstance(fields, Mapping):
                 spans.append(TraceSpan(path, fields))
-    yield conversation_of(spans)
+    yield choose_conversation(spans)
 
 
-def langfuse_trace(record: Any) -> Iterator[StoredMessage]:
+def iter_langfuse_messages(record: Any) -> Iterator[StoredMessage]:
     """Yield the messages of the longest generation of a Langfuse trace, or the trace's own messages without one.
 
     Each generation repeats the messages before it, so of equally long generations the last one counts.
     """
-    yield from _longest(_generations(record)) or _input_and_output(record)
+    yield from _longest(_iter_generations(record)) or _list_input_and_output(record)
 
 
-def _generations(record: Any) -> Iterator[list[StoredMessage]]:
+def _iter_generations(record: Any) -> Iterator[list[StoredMessage]]:
     """Yield the messages of each observation of a Langfuse trace that is a generation or an agent's run."""
-    for path in paths_matching(record, "observations.*"):
+    for path in iter_paths_matching(record, "observations.*"):
         observation = value_at(record, path)
-        kind = str(first_of(observation, ("type",)))
+        kind = str(find_value(observation, ("type",)))
         if kind.upper() in ("GENERATION", "AGENT"):
-            yield _moved_below(path, _input_and_output(observation))
+            yield _prefix_paths(path, _list_input_and_output(observation))
 
 
-def langsmith_run(record: Any) -> Iterator[StoredMessage]:
+def iter_langsmith_messages(record: Any) -> Iterator[StoredMessage]:
     """Yield the messages of the inputs of a run of LangSmith, unless the outputs repeat them, then of its outputs."""
-    inputs = listed_messages(record.get("inputs"))
-    outputs = listed_messages(record.get("outputs"))
+    inputs = parse_messages(record.get("inputs"))
+    outputs = parse_messages(record.get("outputs"))
     first_outputs = [message.value for message in outputs[: len(inputs)]]
     outputs_repeat_inputs = bool(inputs) and first_outputs == [message.value for message in inputs]
     if not outputs_repeat_inputs:
-        yield from _moved_below(("inputs",), inputs)
-    yield from _moved_below(("outputs",), outputs)
+        yield from _prefix_paths(("inputs",), inputs)
+    yield from _prefix_paths(("outputs",), outputs)
 
 
-def _input_and_output(record: Mapping[str, Any]) -> list[StoredMessage]:
+def _list_input_and_output(record: Mapping[str, Any]) -> list[StoredMessage]:
     """Return the messages of the field `input`, then those of `output`."""
     messages = []
     for key in ("input", "output"):
-        messages += _moved_below((key,), listed_messages(record.get(key)))
+        messages += _prefix_paths((key,), parse_messages(record.get(key)))
     return messages
 
 
-def request_and_response(record: Any) -> Iterator[StoredMessage]:
+def iter_request_and_response(record: Any) -> Iterator[StoredMessage]:
     """Yield the messages of a request, then those of its response.
 
     As an example, `{"request": {"messages": [...]}, "response": {"choices": [{"message": {...}}]}}`.
     """
-    yield from messages_in(record, ("system", "request.system", "request.body.system"))
-    yield from messages_in(record, REQUESTS)
-    yield from messages_in(record, RESPONSES)
-    response_body = first_of(record, ("response.body",))
+    yield from iter_messages_at(record, ("system", "request.system", "request.body.system"))
+    yield from iter_messages_at(record, REQUESTS)
+    yield from iter_messages_at(record, RESPONSES)
+    response_body = find_value(record, ("response.body",))
     if response_body is not None:
-        yield from _response_messages(response_body, ("response", "body"))
+        yield from _iter_response_messages(response_body, ("response", "body"))
     else:
-        yield from _response_messages(first_of(record, ("response",)), ("response",))
+        yield from _iter_response_messages(find_value(record, ("response",)), ("response",))
 
 
-def _response_messages(response: Any, path: Path) -> Iterator[StoredMessage]:
+def _iter_response_messages(response: Any, path: Path) -> Iterator[StoredMessage]:
     """Yield a response that is itself a message, then the messages in its output (OpenAI) or candidates (Gemini)."""
     if isinstance(response, Mapping) and response.get("role") is not None:
         yield StoredMessage(path, response)
-    yield from _moved_below(path, messages_in(response, ("output", "candidates.*.content")))
+    yield from _prefix_paths(path, iter_messages_at(response, ("output", "candidates.*.content")))
 
 
-def _span(name: str, messages: Sequence[Any], written: Sequence[Any]) -> dict[str, Any]:
+def _build_span(name: str, messages: Sequence[Any], written: Sequence[Any]) -> dict[str, Any]:
     """Return a span for the examples, with the messages of its request and the messages written in answer."""
     return {
         "traceId": "t1",
@@ -519,15 +519,15 @@ FORMS = (
         name="OpenTelemetry, OTLP in JSON",
         source=f"https://opentelemetry.io/docs/specs/semconv/gen-ai/ (version {SEMCONV})",
         signs=("resourceSpans.*.scopeSpans.*.spans", "resource_spans.*.scope_spans.*.spans"),
-        split=otlp_spans,
+        split=iter_otlp_conversations,
         can_drop=False,
-        example={"resourceSpans": [{"scopeSpans": [{"spans": [_span("chat", OTEL_INPUT, OTEL_OUTPUT)]}]}]},
+        example={"resourceSpans": [{"scopeSpans": [{"spans": [_build_span("chat", OTEL_INPUT, OTEL_OUTPUT)]}]}]},
     ),
     Form(
         name="OpenTelemetry, a span per line",
         source=f"https://opentelemetry.io/docs/specs/semconv/gen-ai/ (version {SEMCONV})",
         signs=("traceId", "context.trace_id", "span_id", "spanId"),
-        split=span_lines,
+        split=iter_span_line_conversations,
         is_file=True,
         can_drop=False,
         example=[
@@ -543,7 +543,7 @@ FORMS = (
         name="OpenInference",
         source="https://github.com/Arize-ai/openinference/blob/main/spec/semantic_conventions.md",
         signs=("spans.*.attributes",),
-        split=spans_in,
+        split=iter_span_list_conversations,
         can_drop=False,
         example={
             "spans": [
@@ -570,7 +570,7 @@ FORMS = (
         name="MLflow trace",
         source="https://mlflow.org/docs/latest/genai/tracing/",
         signs=("data.spans.*.attributes",),
-        split=spans_in,
+        split=iter_span_list_conversations,
         can_drop=False,
         example={
             "info": {"trace_id": "t1"},
@@ -591,7 +591,7 @@ FORMS = (
         name="Langfuse trace",
         source="https://langfuse.com/docs/api-and-data-platform/features/export-to-blob-storage",
         signs=("observations.*.type",),
-        read=langfuse_trace,
+        read=iter_langfuse_messages,
         can_drop=False,
         example={
             "id": "t1",
@@ -604,7 +604,7 @@ FORMS = (
         name="LangSmith run",
         source="https://docs.langchain.com/langsmith/run-data-format",
         signs=("inputs.messages", "outputs.messages", "outputs.generations", "outputs.choices"),
-        read=langsmith_run,
+        read=iter_langsmith_messages,
         example={
             "id": "r1",
             "run_type": "llm",
@@ -627,7 +627,7 @@ FORMS = (
             "response_body.choices.*.message",
             "response.role",
         ),
-        read=request_and_response,
+        read=iter_request_and_response,
         example={
             "request": {"model": "m", "messages": [QUESTION, OPENAI_CALL, OPENAI_RESULT]},
             "response": {"choices": [{"message": ANSWER}]},

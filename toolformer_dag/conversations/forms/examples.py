@@ -22,6 +22,6 @@ ANTHROPIC_RESULT = {
 }
 
 
-def text_message(role: str, text: str) -> dict[str, Any]:
+def build_text_message(role: str, text: str) -> dict[str, Any]:
     """Return a message whose content is a list with one text."""
     return {"role": role, "content": [{"type": "text", "text": text}]}

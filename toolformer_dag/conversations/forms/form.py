@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple
 
-from toolformer_dag.conversations.plain_values import BEGINS_JSON, parsed_field
+from toolformer_dag.conversations.plain_values import BEGINS_JSON, parse_json_field
 from toolformer_dag.conversations.raw_messages import StoredMessage
 from toolformer_dag.conversations.record_paths import Path, value_at
 
@@ -58,11 +58,11 @@ class Form:
         """Whether a list can be in this form."""
         return any(sign.startswith(f"{ANY}.") for sign in self.signs)
 
-    def recognises(self, record: Any) -> bool:
+    def is_form_of(self, record: Any) -> bool:
         """Return whether a record is in this form."""
         return any(has_sign(record, sign) for sign in self.signs)
 
-    def conversations_in(self, record: Any) -> Iterator[list[StoredMessage]]:
+    def iter_conversations(self, record: Any) -> Iterator[list[StoredMessage]]:
         """Yield a list of stored messages for each conversation of a record, with paths from the record on.
 
         Raises AttributeError, LookupError or TypeError where a value of the record has another type than expected.
@@ -70,26 +70,26 @@ class Form:
         if self.split is not None:  # the form divides its records itself
             yield from self.split(record)
             return
-        for path in self._conversation_paths(record):
-            messages = self._messages_of(value_at(record, path))
+        for path in self._list_conversation_paths(record):
+            messages = self._iter_messages(value_at(record, path))
             yield [message._replace(path=(*path, *message.path)) for message in messages]
 
-    def _conversation_paths(self, record: Any) -> list[Path]:
+    def _list_conversation_paths(self, record: Any) -> list[Path]:
         """Return the paths of the conversations of a record; () where the record is one."""
         if not self.conversations:
             return [()]
-        return list(paths_matching(record, f"{self.conversations}.{ANY}"))
+        return list(iter_paths_matching(record, f"{self.conversations}.{ANY}"))
 
-    def _messages_of(self, conversation: Any) -> Iterator[StoredMessage]:
+    def _iter_messages(self, conversation: Any) -> Iterator[StoredMessage]:
         """Return the stored messages of a conversation; their paths begin at the conversation."""
-        return messages_in(conversation, self.messages) if self.read is None else self.read(conversation)
+        return iter_messages_at(conversation, self.messages) if self.read is None else self.read(conversation)
 
 
 SYSTEM_PROMPTS = ("system", "systemInstruction", "system_instruction", "instructions", "gen_ai.system_instructions")
 """Fields that hold the system prompt: a text, its parts, or an object with them."""
 
 
-def messages_in(conversation: Any, patterns: Sequence[str]) -> Iterator[StoredMessage]:
+def iter_messages_at(conversation: Any, patterns: Sequence[str]) -> Iterator[StoredMessage]:
     """Yield the messages at paths such as "messages" or "response.output", in the order of the patterns.
 
     A path leads to a list of messages, maybe in JSON, to a message, to a system prompt (in a field of SYSTEM_PROMPTS),
@@ -97,60 +97,60 @@ def messages_in(conversation: Any, patterns: Sequence[str]) -> Iterator[StoredMe
     """
     for pattern in patterns:
         field_name = pattern.rpartition(".")[2]
-        for path in paths_matching(conversation, pattern):
-            yield from _messages_of_field(field_name, path, value_at(conversation, path))
+        for path in iter_paths_matching(conversation, pattern):
+            yield from _iter_field_messages(field_name, path, value_at(conversation, path))
 
 
-def _messages_of_field(field_name: str, path: Path, value: Any) -> Iterator[StoredMessage]:
+def _iter_field_messages(field_name: str, path: Path, value: Any) -> Iterator[StoredMessage]:
     """Yield the messages in the value of a field, such as `messages` or `prompt`; nothing where it holds none."""
     if field_name in SYSTEM_PROMPTS:  # "Be brief."
         yield from system_prompt(path, value)
-    elif isinstance(_json_value(value), list):  # [{"role": "user", ...}, ...], maybe as JSON in a text
-        yield from _listed_messages(path, value)
+    elif isinstance(_parse_if_text(value), list):  # [{"role": "user", ...}, ...], maybe as JSON in a text
+        yield from _iter_listed_messages(path, value)
     elif isinstance(value, str) and field_name in TEXTS:  # "How warm is it in Oslo?"
         yield StoredMessage(path, value, TEXTS[field_name])
     elif isinstance(value, Mapping):  # {"role": "assistant", ...}
         yield StoredMessage(path, value)
 
 
-def _listed_messages(path: Path, value: Any) -> Iterator[StoredMessage]:
+def _iter_listed_messages(path: Path, value: Any) -> Iterator[StoredMessage]:
     """Yield the items of a list of messages, maybe in JSON; nothing where no object is among the first items."""
-    messages = _json_value(value)
+    messages = _parse_if_text(value)
     if any(isinstance(message, Mapping) for message in messages[:MOST_WITHOUT_MESSAGE]):
         for index, message in enumerate(messages):
-            yield StoredMessage((*_list_path(path, value), index), message)
+            yield StoredMessage((*_get_list_path(path, value), index), message)
 
 
 def system_prompt(path: Path, value: Any) -> Iterator[StoredMessage]:
     """Yield a system prompt as a message, or each of its parts as one."""
-    parts = _json_value(value)
+    parts = _parse_if_text(value)
     if isinstance(parts, list):
         for index, part in enumerate(parts):
-            yield StoredMessage((*_list_path(path, value), index), part, "system", is_part=True)
+            yield StoredMessage((*_get_list_path(path, value), index), part, "system", is_part=True)
     elif isinstance(value, str | Mapping) and value:
         yield StoredMessage(path, value, "system")
 
 
-def _json_value(value: Any) -> Any:
+def _parse_if_text(value: Any) -> Any:
     """Return a value, or the JSON in a text; None for a text without JSON."""
-    return parsed_field(value) if isinstance(value, str) else value
+    return parse_json_field(value) if isinstance(value, str) else value
 
 
-def _list_path(path: Path, value: Any) -> Path:
+def _get_list_path(path: Path, value: Any) -> Path:
     """Return the path of a list; the step None, which opens JSON, is added where the list is stored as text."""
     return (*path, None) if isinstance(value, str) else path
 
 
-def paths_matching(value: Any, pattern: str) -> Iterator[Path]:
+def iter_paths_matching(value: Any, pattern: str) -> Iterator[Path]:
     """Yield the paths in a value that match a pattern and lead to a value that is not null.
 
     As an example, "runs.*.messages" matches ("runs", 0, "messages") and ("runs", 1, "messages").
     """
-    for match in _matches(value, _steps(pattern), ()):
+    for match in _iter_matches(value, _split_pattern(pattern), ()):
         yield match.path
 
 
-def _steps(pattern: str) -> tuple[str, ...]:
+def _split_pattern(pattern: str) -> tuple[str, ...]:
     """Return the steps of a pattern: ("runs", "*", "messages") for "runs.*.messages"; () for "", the value itself."""
     return tuple(pattern.split(".")) if pattern else ()
 
@@ -162,7 +162,7 @@ class _Match(NamedTuple):
     value: Any
 
 
-def _matches(value: Any, steps: tuple[str, ...], path: Path, most: int | None = None) -> Iterator[_Match]:
+def _iter_matches(value: Any, steps: tuple[str, ...], path: Path, most: int | None = None) -> Iterator[_Match]:
     """Yield the values that steps lead to: ("runs", "*", "id") leads to two in {"runs": [{"id": 1}, {"id": 2}]}.
 
     path: of `value` in the record. most: items of a list to look into; None for all.
@@ -173,13 +173,13 @@ def _matches(value: Any, steps: tuple[str, ...], path: Path, most: int | None = 
         return
     # A text may hold JSON, if it stands at most OPENED_STEPS below the record: the same steps lead on inside it.
     if isinstance(value, str) and len(path) <= OPENED_STEPS and value[:1] in BEGINS_JSON:
-        yield from _matches(parsed_field(value), steps, (*path, None), most)
+        yield from _iter_matches(parse_json_field(value), steps, (*path, None), most)
         return
-    for key in _keys_of_step(value, steps, most):
-        yield from _matches(value[key], steps[1:], (*path, key), most)
+    for key in _list_step_keys(value, steps, most):
+        yield from _iter_matches(value[key], steps[1:], (*path, key), most)
 
 
-def _keys_of_step(value: Any, steps: Sequence[str], most: int | None) -> Sequence[str | int]:
+def _list_step_keys(value: Any, steps: Sequence[str], most: int | None) -> Sequence[str | int]:
     """Return the keys of an object, or the indexes of a list, to which the first of some steps leads.
 
     - "role" in an object: ("role",), or () where it has no such key
@@ -192,14 +192,14 @@ def _keys_of_step(value: Any, steps: Sequence[str], most: int | None) -> Sequenc
     if not isinstance(value, list):
         return ()
     if step != ANY:
-        return _index_in(value, step)
+        return _find_index(value, step)
     has_inner_steps = len(steps) > 1  # they lead into the items, which must be objects or lists
-    if has_inner_steps and not _holds_containers(value):
+    if has_inner_steps and not _has_containers(value):
         return ()
     return range(len(value[:most]))
 
 
-def _index_in(items: Sequence[Any], step: str) -> tuple[int, ...]:
+def _find_index(items: Sequence[Any], step: str) -> tuple[int, ...]:
     """Return the index that a step such as "2" names, as the only item; () where the list has no such index."""
     if not step.isdecimal():
         return ()
@@ -207,7 +207,7 @@ def _index_in(items: Sequence[Any], step: str) -> tuple[int, ...]:
     return (index,) if index < len(items) else ()
 
 
-def _holds_containers(items: Sequence[Any]) -> bool:
+def _has_containers(items: Sequence[Any]) -> bool:
     """Return whether an object or a list is among the first items of a list."""
     return any(isinstance(item, Mapping | list) for item in items[:MOST_WITHOUT_MESSAGE])
 
@@ -230,9 +230,9 @@ class Sign(NamedTuple):
         """Return the sign "steps.*.observation", "type=constructor", or "text~<function="."""
         pattern, has_words, words = text.partition("~")
         if has_words:
-            return Sign(_steps(pattern), words=words)
+            return Sign(_split_pattern(pattern), words=words)
         pattern, has_value, value = text.partition("=")
-        return Sign(_steps(pattern), value=value if has_value else None)
+        return Sign(_split_pattern(pattern), value=value if has_value else None)
 
     def fits(self, value: Any) -> bool:
         """Return whether a value at the path is as the sign wants it."""
@@ -246,11 +246,11 @@ class Sign(NamedTuple):
 def has_sign(record: Any, sign: str) -> bool:
     """Return whether a record has a sign such as "type=constructor" in the first MOST_SIGNED items of its lists."""
     wanted = Sign.of(sign)
-    matches = _matches(record, wanted.steps, path=(), most=MOST_SIGNED)
+    matches = _iter_matches(record, wanted.steps, path=(), most=MOST_SIGNED)
     return any(wanted.fits(match.value) for match in matches)
 
 
-def example_text(form: Form) -> str:
+def format_example(form: Form) -> str:
     """Return the example of a form as lines of JSON."""
     records = form.example if form.is_file else [form.example]
     return "\n".join(json.dumps(record, ensure_ascii=False) for record in records)

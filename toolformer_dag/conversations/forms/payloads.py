@@ -14,7 +14,7 @@ from toolformer_dag.conversations.forms.form import Form
 from toolformer_dag.conversations.plain_values import list_at
 from toolformer_dag.conversations.raw_messages import StoredMessage
 from toolformer_dag.conversations.record_paths import Path, value_at
-from toolformer_dag.conversations.shapes import FoundResult, id_in
+from toolformer_dag.conversations.shapes import FoundResult, find_id
 
 LISTS = ("conversations", "conversation", "trajectory", "history", "chat_history", "dialog")
 """Fields that may hold the messages of a record, whatever their form."""
@@ -31,36 +31,36 @@ PYDANTIC_ROLES = {
 """The role of a part of a message of pydantic-ai by its kind; other kinds are of the assistant."""
 
 
-def pydantic_parts(conversation: Any) -> Iterator[StoredMessage]:
+def iter_pydantic_messages(conversation: Any) -> Iterator[StoredMessage]:
     """Yield the parts of pydantic-ai's messages, such as `{"part_kind": "user-prompt", "content": "Hello"}`."""
-    messages_path = _pydantic_messages_path(conversation)
+    messages_path = _find_messages_path(conversation)
     for number, message in enumerate(value_at(conversation, messages_path)):
         for index, part in enumerate(list_at(message, "parts")):
-            yield _pydantic_part(part, (*messages_path, number, "parts", index))
+            yield _parse_part(part, (*messages_path, number, "parts", index))
 
 
-def _pydantic_messages_path(conversation: Any) -> Path:
+def _find_messages_path(conversation: Any) -> Path:
     """Return the path to the messages of a conversation; () where it is their list."""
     if isinstance(conversation, list):
         return ()
     return ("messages",) if conversation.get("messages") else ("all_messages",)
 
 
-def _pydantic_part(part: Any, path: Path) -> StoredMessage:
+def _parse_part(part: Any, path: Path) -> StoredMessage:
     """Return a part as a message, by its kind, such as "user-prompt", "text" or "builtin-tool-call"."""
     kind = str(part.get("part_kind")) if isinstance(part, dict) else ""
     if kind == "retry-prompt":
-        return _pydantic_retry(part, path)
+        return _parse_retry_prompt(part, path)
     role = PYDANTIC_ROLES.get(kind, "assistant")
     is_content_block = role == "assistant" or kind.startswith("builtin")
     return StoredMessage(path, part, role, is_part=is_content_block)
 
 
-def _pydantic_retry(part: dict[str, Any], path: Path) -> StoredMessage:
+def _parse_retry_prompt(part: dict[str, Any], path: Path) -> StoredMessage:
     """Return a prompt to try again: the result of a failed call if it has the call's id, else words of the user."""
     if not part.get("tool_call_id"):
         return StoredMessage(path, part, "user")
-    call_id = id_in(part, ("tool_call_id",))
+    call_id = find_id(part, ("tool_call_id",))
     result = FoundResult(part.get("content"), id=call_id, status_fields={"error": True})
     return StoredMessage(path, part, result=result)
 
@@ -210,7 +210,7 @@ FORMS = (
         name="pydantic-ai",
         source="https://ai.pydantic.dev/message-history/",
         signs=("messages.*.parts.*.part_kind", "all_messages.*.parts.*.part_kind", "*.parts.*.part_kind"),
-        read=pydantic_parts,
+        read=iter_pydantic_messages,
         example={
             "messages": [
                 {"kind": "request", "parts": [{"part_kind": "user-prompt", "content": "How warm is it in Oslo?"}]},

@@ -14,10 +14,10 @@ from toolformer_dag.conversations.forms.examples import (
     ANTHROPIC_RESULT,
     QUESTION,
     QUESTION_TEXT,
-    text_message,
+    build_text_message,
 )
 from toolformer_dag.conversations.forms.form import Form
-from toolformer_dag.conversations.plain_values import first_of, list_at
+from toolformer_dag.conversations.plain_values import find_value, list_at
 from toolformer_dag.conversations.raw_messages import StoredMessage
 
 
@@ -61,25 +61,25 @@ def session_lines(records: Sequence[Any]) -> Iterator[list[StoredMessage]]:
 
     The first is the path from the root to the last line, so that attempts which were given up are left out.
     """
-    lines = _lines_with_messages(records)
+    lines = _list_lines_with_messages(records)
     main_lines = [line for line in lines if not line.is_of_side_agent]
-    yield [line.message for line in _last_branch(records, main_lines)]
-    for side_lines in _lines_of_side_agents(records, lines):
+    yield [line.message for line in _select_last_branch(records, main_lines)]
+    for side_lines in _group_lines_by_side_agent(records, lines):
         yield [line.message for line in side_lines]
 
 
-def _lines_of_side_agents(records: Sequence[Any], lines: Sequence[SessionLine]) -> list[list[SessionLine]]:
+def _group_lines_by_side_agent(records: Sequence[Any], lines: Sequence[SessionLine]) -> list[list[SessionLine]]:
     """Return the lines of each side agent, told apart by the agent's id or else by the first ancestor."""
-    parents = _parents(records)
+    parents = _map_ids_to_parents(records)
     lines_by_agent = defaultdict[str, list[SessionLine]](list)
     for line in lines:
         if line.is_of_side_agent:
-            agent = first_of(line.record, ("agentId",)) or _first_ancestor(line.record, parents)
+            agent = find_value(line.record, ("agentId",)) or _find_first_ancestor(line.record, parents)
             lines_by_agent[str(agent)].append(line)
     return list(lines_by_agent.values())
 
 
-def _lines_with_messages(records: Sequence[Any]) -> list[SessionLine]:
+def _list_lines_with_messages(records: Sequence[Any]) -> list[SessionLine]:
     """Return the lines of a session that have a message."""
     lines = []
     for number, record in enumerate(records):
@@ -88,21 +88,21 @@ def _lines_with_messages(records: Sequence[Any]) -> list[SessionLine]:
     return lines
 
 
-def _last_branch(records: Sequence[Any], lines: Sequence[SessionLine]) -> list[SessionLine]:
+def _select_last_branch(records: Sequence[Any], lines: Sequence[SessionLine]) -> list[SessionLine]:
     """Return the lines on the path from the root to the last line; all lines where the last one has no id.
 
     Several calls of one turn have a line each, which is the parent of the line with the result. A result beside the
     path is returned too if its parent is on the path.
     """
-    parents = _parents(records)
-    last_id = _id_of(lines[-1].record) if lines else None
+    parents = _map_ids_to_parents(records)
+    last_id = _find_id(lines[-1].record) if lines else None
     if last_id is None or last_id not in parents:
         return list(lines)
-    branch = _with_ancestors(last_id, parents)
-    return [line for line in lines if _id_of(line.record) in branch or _answers_call_of(branch, line.record)]
+    branch = _collect_branch_ids(last_id, parents)
+    return [line for line in lines if _find_id(line.record) in branch or _is_result_of_branch(branch, line.record)]
 
 
-def _with_ancestors(line_id: str, parents: Mapping[str, str | None]) -> set[str]:
+def _collect_branch_ids(line_id: str, parents: Mapping[str, str | None]) -> set[str]:
     """Return the ids of a line and of all its ancestors."""
     ids = set[str]()
     current: str | None = line_id
@@ -112,18 +112,18 @@ def _with_ancestors(line_id: str, parents: Mapping[str, str | None]) -> set[str]
     return ids
 
 
-def _parents(records: Sequence[Any]) -> dict[str, str | None]:
+def _map_ids_to_parents(records: Sequence[Any]) -> dict[str, str | None]:
     """Return the id of each line's parent by the id of the line; None for a line without a parent."""
     parents = dict[str, str | None]()
     for record in records:
-        fields = _id_fields(record) if isinstance(record, Mapping) else None
+        fields = _find_id_fields(record) if isinstance(record, Mapping) else None
         if fields is not None:
             line_id = str(record[fields.line])
-            parents[line_id] = _parent_of(record, fields)
+            parents[line_id] = _find_parent(record, fields)
     return parents
 
 
-def _parent_of(record: Mapping[str, Any], fields: IdFields) -> str | None:
+def _find_parent(record: Mapping[str, Any], fields: IdFields) -> str | None:
     """Return the id of a line's parent, else that of its logical parent; None without either."""
     parent = record[fields.parent]
     if parent is None:
@@ -131,7 +131,7 @@ def _parent_of(record: Mapping[str, Any], fields: IdFields) -> str | None:
     return parent if isinstance(parent, str) else None
 
 
-def _id_fields(record: Mapping[str, Any]) -> IdFields | None:
+def _find_id_fields(record: Mapping[str, Any]) -> IdFields | None:
     """Return the names of the fields with the ids of a line; None for a line without ids."""
     for fields in ID_FIELDS:
         if isinstance(record.get(fields.line), str) and fields.parent in record:
@@ -139,25 +139,25 @@ def _id_fields(record: Mapping[str, Any]) -> IdFields | None:
     return None
 
 
-def _id_of(record: Mapping[str, Any]) -> str | None:
+def _find_id(record: Mapping[str, Any]) -> str | None:
     """Return the id of a line; None without one."""
-    fields = _id_fields(record)
+    fields = _find_id_fields(record)
     return None if fields is None else str(record[fields.line])
 
 
-def _answers_call_of(branch: Collection[str], record: Mapping[str, Any]) -> bool:
+def _is_result_of_branch(branch: Collection[str], record: Mapping[str, Any]) -> bool:
     """Return whether a line brings the result of a call, and its parent is one of these lines. branch: their ids."""
     parts = list_at(record, "message.content")
-    has_result = any(first_of(part, ("type",)) == "tool_result" for part in parts)
+    has_result = any(find_value(part, ("type",)) == "tool_result" for part in parts)
     return has_result and any(record.get(fields.parent) in branch for fields in ID_FIELDS)
 
 
-def _first_ancestor(record: Mapping[str, Any], parents: Mapping[str, str | None]) -> str | None:
+def _find_first_ancestor(record: Mapping[str, Any], parents: Mapping[str, str | None]) -> str | None:
     """Return the id of a line's first ancestor, the one without a parent; None for a line without ids.
 
     Where the parents form a circle, it is the first line that is reached again. parents: id of a line -> its parent's.
     """
-    current = _id_of(record)
+    current = _find_id(record)
     seen = set[str]()
     while current is not None and current not in seen:
         seen.add(current)
@@ -168,13 +168,13 @@ def _first_ancestor(record: Mapping[str, Any], parents: Mapping[str, str | None]
     return current
 
 
-def reparented(records: list[Any], before: Sequence[Any]) -> list[Any]:
+def reparent_lines(records: list[Any], before: Sequence[Any]) -> list[Any]:
     """Return the lines that are left of a session, each with its nearest remaining ancestor as parent.
 
     before: all lines of the session.
     """
-    parents = _parents(before)
-    kept_ids = {_id_of(record) for record in records if isinstance(record, Mapping)}
+    parents = _map_ids_to_parents(before)
+    kept_ids = {_find_id(record) for record in records if isinstance(record, Mapping)}
     return [_with_kept_parent(record, parents, kept_ids) for record in records]
 
 
@@ -184,17 +184,17 @@ def _with_kept_parent(record: Any, parents: Mapping[str, str | None], kept_ids: 
     As an example, {"uuid": "c", "parentUuid": "b"} gets the parent "a" where b, a child of a, was dropped. A line
     without ids, or whose parent is kept, is returned unchanged. parents: id of a line -> its parent's.
     """
-    fields = _id_fields(record) if isinstance(record, Mapping) else None  # the names of its fields with ids
+    fields = _find_id_fields(record) if isinstance(record, Mapping) else None  # the names of its fields with ids
     if fields is None:
         return record
     parent_id = record[fields.parent]
     if not isinstance(parent_id, str) or parent_id in kept_ids:
         return record
     line_id = str(record[fields.line])
-    return {**record, fields.parent: _nearest_kept_ancestor(line_id, parents, kept_ids)}
+    return {**record, fields.parent: _find_nearest_kept_ancestor(line_id, parents, kept_ids)}
 
 
-def _nearest_kept_ancestor(
+def _find_nearest_kept_ancestor(
     line_id: str, parents: Mapping[str, str | None], kept_ids: Collection[str | None]
 ) -> str | None:
     """Return the id of the nearest ancestor that is kept, or is no line of the session; None without one.
@@ -212,17 +212,17 @@ def _nearest_kept_ancestor(
     return ancestor
 
 
-def codex_lines(records: Sequence[Any]) -> Iterator[list[StoredMessage]]:
+def iter_codex_conversations(records: Sequence[Any]) -> Iterator[list[StoredMessage]]:
     """Yield the conversation of a session of Codex."""
     messages = []
     for number, record in enumerate(records):
-        message = _codex_message(record, number)
+        message = _parse_codex_message(record, number)
         if message is not None:
             messages.append(message)
     yield messages
 
 
-def _codex_message(record: Any, number: int) -> StoredMessage | None:
+def _parse_codex_message(record: Any, number: int) -> StoredMessage | None:
     """Return the item of a line of Codex; None for another line, such as an event, which repeats items for the screen.
 
     It is `{"type": "response_item", "payload": {...}}`, in older files the payload alone. number: of the line.
@@ -238,7 +238,7 @@ def _codex_message(record: Any, number: int) -> StoredMessage | None:
     return None
 
 
-def _claude_line(line_id: str, parent: str | None, message: dict[str, Any]) -> dict[str, Any]:
+def _build_claude_line(line_id: str, parent: str | None, message: dict[str, Any]) -> dict[str, Any]:
     """Return a line of a session of Claude Code for the example."""
     return {
         "type": message["role"],
@@ -257,19 +257,19 @@ FORMS = (
         signs=("parentUuid", "leafUuid"),
         split=session_lines,
         is_file=True,
-        after_drop=reparented,
+        after_drop=reparent_lines,
         example=[
-            _claude_line("a", parent=None, message=QUESTION),
-            _claude_line("b", parent="a", message=ANTHROPIC_CALL),
-            _claude_line("c", parent="b", message=ANTHROPIC_RESULT),
-            _claude_line("d", parent="c", message=text_message("assistant", ANSWER_TEXT)),
+            _build_claude_line("a", parent=None, message=QUESTION),
+            _build_claude_line("b", parent="a", message=ANTHROPIC_CALL),
+            _build_claude_line("c", parent="b", message=ANTHROPIC_RESULT),
+            _build_claude_line("d", parent="c", message=build_text_message("assistant", ANSWER_TEXT)),
         ],
     ),
     Form(
         name="Session of Codex",
         source="https://github.com/openai/codex/blob/main/codex-rs/protocol/src/protocol.rs",
         signs=("type=session_meta", "type=response_item", "record_type=state"),
-        split=codex_lines,
+        split=iter_codex_conversations,
         is_file=True,
         example=[
             {"type": "session_meta", "payload": {"id": "s"}},
@@ -310,14 +310,14 @@ FORMS = (
         signs=("type=session", "message.role=toolResult"),
         split=session_lines,
         is_file=True,
-        after_drop=reparented,
+        after_drop=reparent_lines,
         example=[
             {"type": "session", "id": "s", "version": 3},
             {
                 "type": "message",
                 "id": "a",
                 "parentId": None,
-                "message": text_message("user", QUESTION_TEXT),
+                "message": build_text_message("user", QUESTION_TEXT),
             },
             {
                 "type": "message",
@@ -344,7 +344,7 @@ FORMS = (
                 "type": "message",
                 "id": "d",
                 "parentId": "c",
-                "message": text_message("assistant", ANSWER_TEXT),
+                "message": build_text_message("assistant", ANSWER_TEXT),
             },
         ],
     ),

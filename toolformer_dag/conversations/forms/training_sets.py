@@ -4,12 +4,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from toolformer_dag.conversations.forms.examples import ANSWER, ANSWER_TEXT, QUESTION, QUESTION_TEXT
-from toolformer_dag.conversations.forms.form import Form, messages_in
+from toolformer_dag.conversations.forms.form import Form, iter_messages_at
 from toolformer_dag.conversations.mark_scanner import END_OF_TEXT, positions_of
 from toolformer_dag.conversations.plain_values import parsed
 from toolformer_dag.conversations.raw_messages import StoredMessage
 from toolformer_dag.conversations.record_paths import Path
-from toolformer_dag.conversations.shapes import listed_call
+from toolformer_dag.conversations.shapes import parse_listed_call
 
 GLAIVE_ROLES = {"USER:": "user", "ASSISTANT:": "assistant", "FUNCTION RESPONSE:": "tool"}
 """The roles of turns by their first words in the text `chat` of glaive."""
@@ -57,25 +57,25 @@ class TextTurn(NamedTuple):
         return StoredMessage((key, (self.head.start, self.end)), words, self.head.role, offset=offset)
 
 
-def _turns(text: str, heads: Sequence[TurnHead]) -> Iterator[TextTurn]:
+def _iter_turns(text: str, heads: Sequence[TurnHead]) -> Iterator[TextTurn]:
     """Yield the turns of a text, each from its head up to the next head."""
     ends = [*(head.start for head in heads), len(text)][1:]
     for head, end in zip(heads, ends, strict=True):
         yield TextTurn(head, text[head.start + len(head.mark) : end], end)
 
 
-def glaive_turns(conversation: Any) -> Iterator[StoredMessage]:
+def iter_glaive_messages(conversation: Any) -> Iterator[StoredMessage]:
     """Yield the turns of a chat that is one text, such as `USER: Hello\\n\\n\\nASSISTANT: Hi <|endoftext|>`."""
     system = conversation.get("system")
     if isinstance(system, str) and system:
         yield StoredMessage(("system",), system, "system")
     text = conversation["chat"]
-    for turn in _turns(text, sorted(_glaive_heads(text))):
+    for turn in _iter_turns(text, sorted(_iter_glaive_heads(text))):
         words = turn.body.strip().removesuffix(END_OF_TEXT).strip()
         yield turn.message("chat", words)
 
 
-def _glaive_heads(text: str) -> Iterator[TurnHead]:
+def _iter_glaive_heads(text: str) -> Iterator[TurnHead]:
     """Yield the marks of GLAIVE_ROLES at the beginning of a line."""
     for mark, role in GLAIVE_ROLES.items():
         for position in positions_of(text, mark):
@@ -83,7 +83,7 @@ def _glaive_heads(text: str) -> Iterator[TurnHead]:
                 yield TurnHead(position, mark, role)
 
 
-def xlam_messages(conversation: Any) -> Iterator[StoredMessage]:
+def iter_xlam_messages(conversation: Any) -> Iterator[StoredMessage]:
     """Yield the question of a record and its calls, which have no results.
 
     The record is `{"query": "How warm is it in Oslo?", "answers": '[{"name": "weather", "arguments": {...}}]'}`.
@@ -98,30 +98,30 @@ def xlam_messages(conversation: Any) -> Iterator[StoredMessage]:
     if not isinstance(calls, list):
         return
     for index, call in enumerate(calls):
-        yield StoredMessage(path=(*calls_path, index), value=call, call=listed_call(call))
+        yield StoredMessage(path=(*calls_path, index), value=call, call=parse_listed_call(call))
 
 
-def template_turns(conversation: Any) -> Iterator[StoredMessage]:
+def iter_template_messages(conversation: Any) -> Iterator[StoredMessage]:
     """Yield the turns of texts that a chat template has written, such as `<|im_start|>user\\nHello<|im_end|>`.
 
     The texts are in the fields TEMPLATE_TEXTS; a prompt may also be a list of messages.
     """
     if isinstance(conversation.get("prompt"), list):
-        yield from messages_in(conversation, ("prompt",))
+        yield from iter_messages_at(conversation, ("prompt",))
     texts = {key: conversation.get(key) for key in TEMPLATE_TEXTS}
     # Texts that were decoded without special tokens lack the marks, so a line with only a role begins a turn. One text
     # of the record that shows this counts for all of them.
     has_bare_roles = any(isinstance(text, str) and has_bare_role_lines(text) for text in texts.values())
     for key, text in texts.items():
         if isinstance(text, str):
-            yield from _turns_of_text(key, text, has_bare_roles)
+            yield from _iter_text_messages(key, text, has_bare_roles)
 
 
-def _turns_of_text(key: str, text: str, has_bare_roles: bool) -> Iterator[StoredMessage]:
+def _iter_text_messages(key: str, text: str, has_bare_roles: bool) -> Iterator[StoredMessage]:
     """Yield the turns of the text in a field, except empty ones; the text before the first mark is a turn too."""
     first_role = "assistant" if key in WRITTEN_TEXTS else "user"
-    heads = [TurnHead(0, "", first_role), *turn_heads(text, has_bare_roles)]
-    for turn in _turns(text, heads):
+    heads = [TurnHead(0, "", first_role), *iter_turn_heads(text, has_bare_roles)]
+    for turn in _iter_turns(text, heads):
         words = turn.body.partition(TEMPLATE_END)[0].strip()
         if words:
             yield turn.message(key, words)
@@ -132,16 +132,16 @@ def has_bare_role_lines(text: str) -> bool:
     return any(f"\n{role}\n<tool_response>" in text for role in ("user", "tool"))
 
 
-def turn_heads(text: str, has_bare_roles: bool) -> Iterator[TurnHead]:
+def iter_turn_heads(text: str, has_bare_roles: bool) -> Iterator[TurnHead]:
     """Yield the heads of a text's turns: marks of the template with a role, or lines with only a role."""
     for position in positions_of(text, TEMPLATE_TURN):
         role = text[position + len(TEMPLATE_TURN) :][:LONGEST_ROLE].partition("\n")[0]
         yield TurnHead(position, TEMPLATE_TURN + role, role.strip())
     if has_bare_roles and TEMPLATE_TURN not in text:
-        yield from _bare_heads(text)
+        yield from _iter_bare_heads(text)
 
 
-def _bare_heads(text: str) -> Iterator[TurnHead]:
+def _iter_bare_heads(text: str) -> Iterator[TurnHead]:
     """Yield the lines of a text that are only a role."""
     line_start = 0
     for line in text.splitlines(keepends=True):
@@ -158,7 +158,7 @@ FORMS = (
         name="glaive",
         source="https://huggingface.co/datasets/glaiveai/glaive-function-calling-v2",
         signs=("chat~ASSISTANT:",),
-        read=glaive_turns,
+        read=iter_glaive_messages,
         example={
             "system": "SYSTEM: You are a helpful assistant with access to functions.",
             "chat": "USER: How warm is it in Oslo?\n\n\nASSISTANT: <functioncall> "
@@ -170,7 +170,7 @@ FORMS = (
         name="xLAM",
         source="https://huggingface.co/datasets/Salesforce/xlam-function-calling-60k",
         signs=("answers.*.name",),
-        read=xlam_messages,
+        read=iter_xlam_messages,
         example={
             "query": "How warm is it in Oslo?",
             "answers": '[{"name": "weather", "arguments": {"city": "Oslo"}}]',
@@ -192,7 +192,7 @@ FORMS = (
             "output~<search>",
             "sequences_str~<search>",
         ),
-        read=template_turns,
+        read=iter_template_messages,
         example={
             "input": "<|im_start|>user\nHow warm is it in Oslo?<|im_end|>\n<|im_start|>assistant\n",
             "output": '<tool_call>{"name": "weather", "arguments": {"city": "Oslo"}}</tool_call><|im_end|>\n'

@@ -8,17 +8,17 @@ import orjson
 import polars as pl
 import pyarrow as pa
 
-from toolformer_dag.texts.columns import Batch, Column, raw_batch
+from toolformer_dag.texts.columns import Batch, Column, build_raw_batch
 from toolformer_dag.texts.formats import (
     FORMATS,
     FormatChoice,
     Layout,
     Steps,
     Unread,
-    dotted,
-    layout_of,
+    choose_layout,
+    format_dotted_path,
+    get_values_at,
     value_at,
-    values_at,
 )
 from toolformer_dag.texts.shard_faults import ShardFault
 
@@ -45,7 +45,7 @@ TypeTree = Any
 A pa.DataType, a dict for the columns of a table or the fields of a struct, or a list for a list."""
 
 
-def table_rows(table: pa.Table | pa.RecordBatch) -> Iterator[Any]:
+def iter_table_rows(table: pa.Table | pa.RecordBatch) -> Iterator[Any]:
     """Yield the rows of an Arrow table as JSON has them: a time is its text, NaN is null."""
     frame = pl.DataFrame(pl.from_arrow(table))
     for row in frame.iter_rows(named=True):
@@ -71,15 +71,17 @@ class TableRecords:
         Raises ShardFault: unknown_format, missing_field, wrong_type (a column of a required field holds no text).
         """
         # {"meta": {"url": string}}: the schema in the form of a row, so that paths are followed in it as in the rows.
-        type_tree = _type_tree(schema)
-        rows = _first_rows(first, columns_with_hidden_fields(schema, choice))  # show the keys of maps and of JSON texts
-        self.layout = layout_of(choice, [type_tree, *rows])
-        self._paths_by_field = _paths_in_schema(self.layout, type_tree)  # {"url": [("meta", "url")]}
+        type_tree = _build_type_tree(schema)
+        rows = _read_first_rows(
+            first, list_columns_with_hidden_fields(schema, choice)
+        )  # show the keys of maps and of JSON texts
+        self.layout = choose_layout(choice, [type_tree, *rows])
+        self._paths_by_field = _select_paths_in_schema(self.layout, type_tree)  # {"url": [("meta", "url")]}
         _check_texts(type_tree, self._paths_by_field, self.layout.strict)
 
         # The path ("meta", "url") is read of a file as the column "meta.url", and found in a table under "meta".
         all_paths = list(chain.from_iterable(self._paths_by_field.values()))
-        self.columns = sorted({_column_to_read(path, type_tree) for path in all_paths})
+        self.columns = sorted({_choose_column_to_read(path, type_tree) for path in all_paths})
         self._top_columns = sorted({str(path[0]) for path in all_paths})
         self._rows_so_far = 0  # of the tables that `batch` took
 
@@ -88,17 +90,17 @@ class TableRecords:
 
         Rows are numbered from 1 through all tables.
         """
-        frame = _frame(table.select(self._top_columns))
+        frame = _to_frame(table.select(self._top_columns))
         first_row = self._rows_so_far + 1
         self._rows_so_far += len(frame)
         row_numbers = range(first_row, first_row + len(frame))
         columns = {}
         for field, paths in self._paths_by_field.items():  # {"url": [("meta", "url"), ("url",)]}
-            columns[field] = [_values_at_path(frame, path) for path in paths]
-        return raw_batch(self.layout, row_numbers, columns)
+            columns[field] = [_get_values_at_path(frame, path) for path in paths]
+        return build_raw_batch(self.layout, row_numbers, columns)
 
 
-def _paths_in_schema(layout: Layout, type_tree: TypeTree) -> dict[str, list[Steps]]:
+def _select_paths_in_schema(layout: Layout, type_tree: TypeTree) -> dict[str, list[Steps]]:
     """Return for each field the paths of a layout that the schema has, in order."""
     paths_by_field = {}
     for field, paths in layout.steps.items():
@@ -106,44 +108,44 @@ def _paths_in_schema(layout: Layout, type_tree: TypeTree) -> dict[str, list[Step
     return paths_by_field
 
 
-def _first_rows(tables: Iterable[pa.Table], columns: list[str]) -> list[dict[str, Any]]:
+def _read_first_rows(tables: Iterable[pa.Table], columns: list[str]) -> list[dict[str, Any]]:
     """Return the first FIRST_ROWS rows of the first table as dicts of these columns; [] without columns or tables."""
     if not columns:
         return []
     first_table = next(iter(tables), None)
     if first_table is None:
         return []
-    frame = _frame(first_table.select(columns)[:FIRST_ROWS])
-    values_of_columns = [_python_list(column) for column in frame]
+    frame = _to_frame(first_table.select(columns)[:FIRST_ROWS])
+    values_of_columns = [_to_python_list(column) for column in frame]
     rows = zip(*values_of_columns, strict=True)
     return [dict(zip(frame.columns, row, strict=True)) for row in rows]
 
 
-def _frame(table: pa.Table) -> pl.DataFrame:
+def _to_frame(table: pa.Table) -> pl.DataFrame:
     """Return an Arrow table as a polars frame. If a text in it is not UTF-8, all texts are cast to bytes."""
     try:
         table.validate(full=True)
     except pa.ArrowInvalid:
-        schema = pa.schema([_field_with_bytes(field) for field in table.schema])
+        schema = pa.schema([_with_bytes_in_field(field) for field in table.schema])
         table = table.cast(schema)
     return pl.DataFrame(pl.from_arrow(table))
 
 
-def columns_with_hidden_fields(schema: pa.Schema, choice: FormatChoice) -> list[str]:
+def list_columns_with_hidden_fields(schema: pa.Schema, choice: FormatChoice) -> list[str]:
     """Return the columns that may hold fields which the schema does not show: maps, and texts with JSON in them.
 
     Only columns that a dotted path of a format or of the settings begins with: ["metadata"] for `metadata.url`.
     """
     path_beginnings = set()
-    for path in _all_paths(choice):
+    for path in _iter_all_paths(choice):
         beginning, dot, _ = path.partition(".")
         if dot:
             path_beginnings.add(beginning)
     columns = [column for column in schema if column.name in path_beginnings]
-    return [column.name for column in columns if _hides_fields(column.type)]
+    return [column.name for column in columns if _may_hide_fields(column.type)]
 
 
-def _all_paths(choice: FormatChoice) -> Iterator[str]:
+def _iter_all_paths(choice: FormatChoice) -> Iterator[str]:
     """Yield the dotted paths of the settings and of all formats."""
     for _, path in choice.fields:
         yield path
@@ -152,10 +154,10 @@ def _all_paths(choice: FormatChoice) -> Iterator[str]:
             yield from paths
 
 
-def _hides_fields(kind: pa.DataType) -> bool:
+def _may_hide_fields(kind: pa.DataType) -> bool:
     """Return whether values of a type may have fields that the type does not name: maps, and texts that hold JSON."""
     if isinstance(kind, pa.StructType):
-        return any(_hides_fields(field.type) for field in kind)
+        return any(_may_hide_fields(field.type) for field in kind)
     return isinstance(kind, pa.MapType) or _may_hold_text(kind)
 
 
@@ -167,21 +169,21 @@ def _is_list(kind: pa.DataType) -> bool:
     return any(is_list(kind) for is_list in IS_LIST_TYPE)
 
 
-def _type_tree(schema_or_type: pa.Schema | pa.DataType) -> TypeTree:
+def _build_type_tree(schema_or_type: pa.Schema | pa.DataType) -> TypeTree:
     """Return a schema or a type in the form of a row, with types in place of values.
 
     {"text": string, "meta": {"url": string}, "lang": [string, string, ...]}. A list has MOST_LIST_ITEMS items, so
     that a path such as `lang.0` leads to their type.
     """
     if isinstance(schema_or_type, pa.Schema | pa.StructType):
-        return {field.name: _type_tree(field.type) for field in schema_or_type}
+        return {field.name: _build_type_tree(field.type) for field in schema_or_type}
     if _is_list(schema_or_type):
-        item_type = _type_tree(schema_or_type.value_type)
+        item_type = _build_type_tree(schema_or_type.value_type)
         return [item_type] * MOST_LIST_ITEMS
     return schema_or_type
 
 
-def _values_at_path(frame: pl.DataFrame, path: Steps) -> Column:
+def _get_values_at_path(frame: pl.DataFrame, path: Steps) -> Column:
     """Return what each row of a frame has at the end of a path: row["meta"]["url"] for ("meta", "url").
 
     A polars series if the path leads through columns and structs to a column of text, else a list. Null where a row has
@@ -190,15 +192,15 @@ def _values_at_path(frame: pl.DataFrame, path: Steps) -> Column:
     column, *steps = path
     values = frame[str(column)]
     for number, step in enumerate(steps):
-        values_below = _values_below(values, step)
+        values_below = _get_values_below(values, step)
         if values_below is None:  # maps, or texts with JSON, which polars cannot step into: they are read row by row
             remaining_steps = tuple(steps[number:])
-            return values_at(_python_list(values), remaining_steps)
+            return get_values_at(_to_python_list(values), remaining_steps)
         values = values_below
-    return values if values.dtype == pl.String else _python_list(values)
+    return values if values.dtype == pl.String else _to_python_list(values)
 
 
-def _values_below(values: pl.Series, step: str | int) -> pl.Series | None:
+def _get_values_below(values: pl.Series, step: str | int) -> pl.Series | None:
     """Return a field of structs or an item of lists; None for other values, such as maps and texts with JSON."""
     if isinstance(step, str) and isinstance(values.dtype, pl.Struct):
         return values.struct.field(step)
@@ -207,7 +209,7 @@ def _values_below(values: pl.Series, step: str | int) -> pl.Series | None:
     return None
 
 
-def _python_list(values: pl.Series) -> list[Any]:
+def _to_python_list(values: pl.Series) -> list[Any]:
     """Return a series as a Python list; a value that Python cannot hold (a day in the year 10000) becomes its type."""
     try:
         return values.to_list()
@@ -216,15 +218,15 @@ def _python_list(values: pl.Series) -> list[Any]:
         half = len(values) // 2
         if half == 0:
             return [values.dtype]
-        return [*_python_list(values[:half]), *_python_list(values[half:])]
+        return [*_to_python_list(values[:half]), *_to_python_list(values[half:])]
 
 
 def _with_bytes(kind: pa.DataType) -> pa.DataType:
     """Return a type with bytes in place of text at any depth: list<binary> for list<string>."""
     if isinstance(kind, pa.StructType):
-        return pa.struct([_field_with_bytes(field) for field in kind])
+        return pa.struct([_with_bytes_in_field(field) for field in kind])
     if _is_list(kind):
-        return pa.list_(_field_with_bytes(kind.value_field))
+        return pa.list_(_with_bytes_in_field(kind.value_field))
     if pa.types.is_map(kind):  # keys stay text, because values are looked up by them
         return pa.map_(kind.key_type, _with_bytes(kind.item_type))
     if pa.types.is_dictionary(kind):
@@ -233,7 +235,7 @@ def _with_bytes(kind: pa.DataType) -> pa.DataType:
     return pa.binary() if is_text else kind
 
 
-def _field_with_bytes(field: pa.Field) -> pa.Field:
+def _with_bytes_in_field(field: pa.Field) -> pa.Field:
     """Return a field of a schema, a struct or a list with bytes in place of text."""
     return field.with_type(_with_bytes(field.type))
 
@@ -250,12 +252,12 @@ def _check_texts(type_tree: TypeTree, paths_by_field: Mapping[str, Sequence[Step
             continue
         for path in paths:
             column_type = value_at(type_tree, path)
-            if not _fits(field, column_type):
+            if not _can_be_read_from(field, column_type):
                 content = column_type if isinstance(column_type, pa.DataType) else "structs or lists"
-                raise ShardFault("wrong_type", f"{dotted(path)}: expected text, the column holds {content}")
+                raise ShardFault("wrong_type", f"{format_dotted_path(path)}: expected text, the column holds {content}")
 
 
-def _fits(field: str, column_type: pa.DataType | TypeTree | Unread) -> bool:
+def _can_be_read_from(field: str, column_type: pa.DataType | TypeTree | Unread) -> bool:
     """Return whether a field of a document, such as "text" or "id", may be read from a column of a type.
 
     Text fits every field, whole numbers fit an id, and anything fits a date.
@@ -269,7 +271,7 @@ def _fits(field: str, column_type: pa.DataType | TypeTree | Unread) -> bool:
     return _may_hold_text(column_type) or (field == "id" and pa.types.is_integer(column_type))
 
 
-def _column_to_read(path: Steps, type_tree: TypeTree) -> str:
+def _choose_column_to_read(path: Steps, type_tree: TypeTree) -> str:
     """Return the name of the column that pyarrow has to read for a path: "meta.url" for ("meta", "url").
 
     Lists, maps and texts are read whole: "lang" for ("lang", 0).

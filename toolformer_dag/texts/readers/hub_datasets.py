@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from toolformer_dag.identity import file_hash, fingerprint
-from toolformer_dag.texts.columns import Batch, documents_of
+from toolformer_dag.texts.columns import Batch, iter_document_batches
 from toolformer_dag.texts.formats import FormatChoice
-from toolformer_dag.texts.guarded_batches import library_errors_as_faults
-from toolformer_dag.texts.readers.arrow_tables import TableRecords, table_rows
+from toolformer_dag.texts.guarded_batches import guard_from_library_errors
+from toolformer_dag.texts.readers.arrow_tables import TableRecords, iter_table_rows
 from toolformer_dag.texts.shard_faults import ShardError, ShardFault
 
 ROWS_PER_TABLE = 1000
@@ -52,14 +52,14 @@ def resolve(hub: str, configuration: str | None, split: str, revision: str | Non
     No code of the data set is run. Raises HubError.
     """
     is_local = Path(hub).is_dir()
-    commit = None if is_local else _commit(hub, revision)
-    opened = _opened(hub, configuration, split, commit)
-    urls = opened.file_urls(split)
-    paths = [_path_in_dataset(url, hub, is_local=is_local) for url in urls]
+    commit = None if is_local else _fetch_commit(hub, revision)
+    opened = _open_split(hub, configuration, split, commit)
+    urls = opened.list_file_urls(split)
+    paths = [_parse_path_in_dataset(url, hub, is_local=is_local) for url in urls]
     shard_count = opened.stream.num_shards
     shards_are_files = len(paths) == shard_count  # an archive may hold several shards
-    shard_names = paths if shards_are_files else _numbered_shards(split, shard_count)
-    fixed_revision = commit or _files_hash(urls, paths)  # the hash for a folder, which has no commits
+    shard_names = paths if shards_are_files else _build_shard_names(split, shard_count)
+    fixed_revision = commit or _compute_files_hash(urls, paths)  # the hash for a folder, which has no commits
     return HubSplit(
         hub=hub,
         configuration=configuration,
@@ -71,12 +71,12 @@ def resolve(hub: str, configuration: str | None, split: str, revision: str | Non
     )
 
 
-def _numbered_shards(split: str, count: int) -> list[str]:
+def _build_shard_names(split: str, count: int) -> list[str]:
     """Return names for shards that are not files: ["train-00000-of-00002", "train-00001-of-00002"]."""
     return [f"{split}-{number:05}-of-{count:05}" for number in range(count)]
 
 
-def _files_hash(urls: list[str], paths: list[str]) -> str:
+def _compute_files_hash(urls: list[str], paths: list[str]) -> str:
     """Return a hash of the data files of a local folder. urls: their addresses; paths: their paths in the folder."""
     hashes = [file_hash(Path(_without_chain(url))) for url in urls]
     return fingerprint(dict(zip(paths, hashes, strict=True)))
@@ -87,24 +87,24 @@ def resolve_splits(hub: str) -> list[HubSplit]:
     from datasets import get_dataset_split_names
     from datasets.exceptions import DatasetsError
 
-    commit = _commit(hub, None)
+    commit = _fetch_commit(hub, None)
     try:
         names = get_dataset_split_names(hub, revision=commit)
     except (DatasetsError, ValueError, OSError, RuntimeError) as error:
         raise HubError(
-            f"{hub} cannot be opened ({_first_line(error)}); name a data set with one configuration"
+            f"{hub} cannot be opened ({_get_first_line(error)}); name a data set with one configuration"
         ) from error
     return [resolve(hub, None, str(name), commit) for name in names]
 
 
-def hub_rows(split: HubSplit) -> Iterator[Any]:
+def iter_hub_rows(split: HubSplit) -> Iterator[Any]:
     """Yield the rows of a split as JSON has them, data file by data file. Raises ShardFault, ShardError."""
     for number in range(len(split.files)):
-        for table in library_errors_as_faults(_tables(split, number)):
-            yield from table_rows(table)
+        for table in guard_from_library_errors(_iter_tables(split, number)):
+            yield from iter_table_rows(table)
 
 
-def hub_batches(split: HubSplit, number: int, choice: FormatChoice) -> Iterator[Batch]:
+def iter_hub_batches(split: HubSplit, number: int, choice: FormatChoice) -> Iterator[Batch]:
     """Yield the documents of a data file in batches, with the rejections of each batch.
 
     number: the number of the data file in the split, from 0. Rows are numbered within the file.
@@ -112,13 +112,13 @@ def hub_batches(split: HubSplit, number: int, choice: FormatChoice) -> Iterator[
     Raises ShardFault unreadable_data if `datasets` cannot read the file, for which one malformed JSON line is enough.
     Raises ShardError if the hub cannot be reached.
     """
-    return library_errors_as_faults(documents_of(_raw_batches(split, number, choice)))
+    return guard_from_library_errors(iter_document_batches(_iter_raw_batches(split, number, choice)))
 
 
-def _raw_batches(split: HubSplit, number: int, choice: FormatChoice) -> Iterator[Batch]:
-    """Yield the rows of a data file as batches of raw columns. Raises ShardFault empty_shard; see also `_tables`."""
+def _iter_raw_batches(split: HubSplit, number: int, choice: FormatChoice) -> Iterator[Batch]:
+    """Yield the rows of a data file as batches of columns. Raises ShardFault empty_shard; see also `_iter_tables`."""
     records: TableRecords | None = None
-    for table in _tables(split, number):
+    for table in _iter_tables(split, number):
         if records is None:
             records = TableRecords(table.schema, choice, [table])
         yield records.batch(table)
@@ -126,7 +126,7 @@ def _raw_batches(split: HubSplit, number: int, choice: FormatChoice) -> Iterator
         raise ShardFault("empty_shard", "the data file has no rows")
 
 
-def _tables(split: HubSplit, number: int) -> Iterator[pa.Table]:
+def _iter_tables(split: HubSplit, number: int) -> Iterator[pa.Table]:
     """Yield the rows of a data file of a split as Arrow tables. number: the number of the file, from 0.
 
     Raises ShardFault unreadable_data if the content cannot be parsed, and ShardError if the file or the hub cannot be
@@ -135,7 +135,7 @@ def _tables(split: HubSplit, number: int) -> Iterator[pa.Table]:
     from datasets.exceptions import DatasetsError
 
     try:
-        yield from _arrow_tables(split, number)
+        yield from _iter_arrow_tables(split, number)
     except (DatasetsError, pa.ArrowException, ValueError, TypeError, KeyError, EOFError) as error:
         message = " ".join(str(error).split())
         remedy = "download the data set and name its files in corpus.shards"
@@ -144,10 +144,10 @@ def _tables(split: HubSplit, number: int) -> Iterator[pa.Table]:
         raise ShardError(f"{split.hub} cannot be read ({error}); try again, or correct corpus.hub") from error
 
 
-def _arrow_tables(split: HubSplit, number: int) -> Iterator[pa.Table]:
+def _iter_arrow_tables(split: HubSplit, number: int) -> Iterator[pa.Table]:
     """Yield the rows of a data file as Arrow tables; errors of `datasets` are raised unchanged."""
     revision = None if split.local else split.revision
-    stream = _opened(split.hub, split.configuration, split.split, revision).stream
+    stream = _open_split(split.hub, split.configuration, split.split, revision).stream
     data_file = stream.shard(num_shards=stream.num_shards, index=number)
     yield from data_file.with_format("arrow").iter(batch_size=ROWS_PER_TABLE)
 
@@ -158,17 +158,17 @@ class _OpenedSplit(NamedTuple):
     builder: Any  # datasets.DatasetBuilder
     stream: Any  # datasets.IterableDataset
 
-    def file_urls(self, split: str) -> list[str]:
+    def list_file_urls(self, split: str) -> list[str]:
         """Return the addresses of the data files of a split."""
         urls_by_split = self.builder.config.data_files or {}
         return [str(url) for url in urls_by_split.get(split, ())]
 
 
-def _opened(hub: str, configuration: str | None, split: str, revision: str | None) -> _OpenedSplit:
+def _open_split(hub: str, configuration: str | None, split: str, revision: str | None) -> _OpenedSplit:
     """Open a split of a data set. Raises HubError."""
     from datasets.exceptions import DatasetsError
 
-    builder = _builder(hub, configuration, revision)
+    builder = _load_builder(hub, configuration, revision)
     try:
         stream = builder.as_streaming_dataset(split=split)
     except (DatasetsError, ValueError, OSError) as error:
@@ -177,7 +177,7 @@ def _opened(hub: str, configuration: str | None, split: str, revision: str | Non
     return _OpenedSplit(builder, stream)
 
 
-def _builder(hub: str, configuration: str | None, revision: str | None) -> Any:
+def _load_builder(hub: str, configuration: str | None, revision: str | None) -> Any:
     """Return the datasets.DatasetBuilder of a data set. Raises HubError."""
     from datasets import load_dataset_builder
     from datasets.exceptions import DatasetsError
@@ -186,12 +186,12 @@ def _builder(hub: str, configuration: str | None, revision: str | None) -> Any:
         return load_dataset_builder(hub, name=configuration, revision=revision)
     except (DatasetsError, ValueError, OSError, RuntimeError) as error:
         raise HubError(
-            f"corpus.hub: {hub} cannot be opened ({_first_line(error)}); correct corpus.hub, corpus.configuration or "
-            "corpus.revision, or log in with `hf auth login`"
+            f"corpus.hub: {hub} cannot be opened ({_get_first_line(error)}); correct corpus.hub, corpus.configuration "
+            "or corpus.revision, or log in with `hf auth login`"
         ) from error
 
 
-def _commit(hub: str, revision: str | None) -> str:
+def _fetch_commit(hub: str, revision: str | None) -> str:
     """Return the commit of a revision, or of the main branch, of a data set on the hub. Raises HubError."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError
@@ -200,12 +200,12 @@ def _commit(hub: str, revision: str | None) -> str:
         return str(HfApi().dataset_info(hub, revision=revision).sha)
     except (HfHubHTTPError, OSError, ValueError, RuntimeError) as error:
         raise HubError(
-            f"corpus.hub: {hub} is no folder, and the hub does not give it ({_first_line(error)}); correct corpus.hub "
-            "or corpus.revision, log in with `hf auth login`, or try again with a connection"
+            f"corpus.hub: {hub} is no folder, and the hub does not give it ({_get_first_line(error)}); correct "
+            "corpus.hub or corpus.revision, log in with `hf auth login`, or try again with a connection"
         ) from error
 
 
-def _path_in_dataset(url: str, hub: str, *, is_local: bool) -> str:
+def _parse_path_in_dataset(url: str, hub: str, *, is_local: bool) -> str:
     """Return the path of a data file within its data set: "data/a.gz" for hf://datasets/org/name@commit/data/a.gz.
 
     url: the address of the file, as `datasets` names it.
@@ -225,5 +225,5 @@ def _without_chain(url: str) -> str:
     return address or url
 
 
-def _first_line(error: Exception) -> str:
+def _get_first_line(error: Exception) -> str:
     return (str(error) or repr(error)).strip().splitlines()[0]

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from toolformer_dag.texts.columns import Batch, Rejection, records_batch
-from toolformer_dag.texts.compression import is_tar, kind_in_words
-from toolformer_dag.texts.formats import MISSING, FormatChoice, Layout, layout_of, read_json
+from toolformer_dag.texts.columns import Batch, Rejection, build_records_batch
+from toolformer_dag.texts.compression import describe_kind, is_tar
+from toolformer_dag.texts.formats import MISSING, FormatChoice, Layout, choose_layout, read_json
 from toolformer_dag.texts.shard_faults import ShardFault
 
 ENDINGS = (".jsonl", ".ndjson", ".json")
@@ -22,7 +22,7 @@ ARRAY_BEGINNING = re.compile(rb"\s*\[\s*\{")
 """Matches the beginning of a JSON array of objects, which is not JSON lines."""
 
 
-def json_batches(content: Iterable[bytes], choice: FormatChoice) -> Iterator[Batch]:
+def iter_json_batches(content: Iterable[bytes], choice: FormatChoice) -> Iterator[Batch]:
     """Yield the records of a file as batches of raw columns, about a batch per block, in the order of the file.
 
     content: the file in blocks, decompressed. Blank lines are skipped.
@@ -34,17 +34,17 @@ def json_batches(content: Iterable[bytes], choice: FormatChoice) -> Iterator[Bat
     """
     layout: Layout | None = None  # where records keep each field; the first records show it
     first_number = 1  # the number of the first line of a batch
-    for lines in line_batches(content):  # never an empty list
+    for lines in iter_line_batches(content):  # never an empty list
         if layout is None:
             lines[0] = lines[0].removeprefix(BOM_UTF8)
-            layout = layout_of(choice, _first_records(lines))
-        yield _batch(layout, lines, first_number)
+            layout = choose_layout(choice, _parse_first_records(lines))
+        yield _build_batch(layout, lines, first_number)
         first_number += len(lines)
     if layout is None:
         raise ShardFault("empty_shard", "the shard has no lines")
 
 
-def _batch(layout: Layout, lines: Sequence[bytes], first_number: int) -> Batch:
+def _build_batch(layout: Layout, lines: Sequence[bytes], first_number: int) -> Batch:
     """Return the records of consecutive lines as raw columns. first_number: the number of lines[0] in the file."""
     line_numbers: list[int] = []  # of each record
     records: list[dict[str, Any]] = []
@@ -52,13 +52,13 @@ def _batch(layout: Layout, lines: Sequence[bytes], first_number: int) -> Batch:
     for number, line in enumerate(lines, first_number):
         if _is_blank(line):
             continue
-        record = _record_of(number, line)
+        record = _parse_record(number, line)
         if isinstance(record, Rejection):
             rejections.append(record)
         else:
             line_numbers.append(number)
             records.append(record)
-    return records_batch(layout, line_numbers, records, rejections)
+    return build_records_batch(layout, line_numbers, records, rejections)
 
 
 def _is_blank(line: bytes) -> bool:
@@ -66,34 +66,34 @@ def _is_blank(line: bytes) -> bool:
     return not line or (line.isspace() and len(line) < MAX_LINE_BYTES)
 
 
-def _record_of(number: int, line: bytes) -> dict[str, Any] | Rejection:
+def _parse_record(number: int, line: bytes) -> dict[str, Any] | Rejection:
     """Return the object in a line of JSON, or the rejection of a line without one. number: the line's number."""
     value = _parsed(line) if len(line) < MAX_LINE_BYTES else MISSING
     if isinstance(value, dict):
         return value
-    fault = _line_fault(line, value)
+    fault = _find_line_fault(line, value)
     return Rejection(number, fault.reason, fault.detail)
 
 
-def _first_records(lines: Sequence[bytes]) -> list[dict[str, Any]]:
+def _parse_first_records(lines: Sequence[bytes]) -> list[dict[str, Any]]:
     """Return the objects with fields in the first FIRST_RECORDS lines; if these have none, the first one after them.
 
     Raises ShardFault if no line holds such an object, or if the lines begin a JSON array or a tar archive.
     """
     head = b"\n".join(lines[:FIRST_RECORDS])
     if ARRAY_BEGINNING.match(head) or is_tar(head):
-        raise _no_records(head)
-    first_records = list(_objects_with_fields(lines[:FIRST_RECORDS]))
+        raise _build_no_records_fault(head)
+    first_records = list(_iter_objects_with_fields(lines[:FIRST_RECORDS]))
     if first_records:
         return first_records
-    for record in _objects_with_fields(lines[FIRST_RECORDS:]):
+    for record in _iter_objects_with_fields(lines[FIRST_RECORDS:]):
         return [record]
     if not any(line.strip() for line in lines):
         raise ShardFault("empty_shard", "the shard has only blank lines")
-    raise _no_records(head)
+    raise _build_no_records_fault(head)
 
 
-def _objects_with_fields(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+def _iter_objects_with_fields(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
     """Yield the JSON objects in lines, without empty objects and other lines."""
     for line in lines:
         value = _parsed(line)
@@ -101,43 +101,43 @@ def _objects_with_fields(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
             yield value
 
 
-def _no_records(head: bytes) -> ShardFault:
+def _build_no_records_fault(head: bytes) -> ShardFault:
     """Return the error for a file without a record, with a message about what the file is instead.
 
     head: its first lines.
     """
-    shape = other_shape(head)
+    shape = describe_other_shape(head)
     if shape is not None:
         return ShardFault("not_json_lines", shape)
     return ShardFault(
         "not_json_lines",
         "no line of the first block holds a JSON object with fields; write one object per line, as `jq -c .` does "
-        f"(its first line: {_first_line_fault(head)})",
+        f"(its first line: {_describe_first_line_fault(head)})",
     )
 
 
-def _first_line_fault(head: bytes) -> str:
+def _describe_first_line_fault(head: bytes) -> str:
     """Return why the first line that is not blank holds no object with fields. head: the first lines of a file."""
     visible_lines = [line for line in head.splitlines() if line.strip()]
     first_line = visible_lines[0] if visible_lines else b""
     value = _parsed(first_line)
     if value == {}:
         return "an object without fields"
-    return _line_fault(first_line, value).detail
+    return _find_line_fault(first_line, value).detail
 
 
-def other_shape(head: bytes) -> str | None:
+def describe_other_shape(head: bytes) -> str | None:
     """Return what a file is instead of JSON lines, with a remedy; None if its beginning, `head`, does not show it."""
-    kind = kind_in_words(head)
+    kind = describe_kind(head)
     if kind is not None:
         return f"the content is {kind}"
     if head.lstrip().startswith(b"["):
         return "one JSON array; write one object per line, as `jq -c '.[]'` does"
     first_line, _, _ = head.lstrip().partition(b"\n")
-    return _comma_fault(first_line, subject="every line")
+    return _find_comma_fault(first_line, subject="every line")
 
 
-def _comma_fault(line: bytes, subject: str) -> str | None:
+def _find_comma_fault(line: bytes, subject: str) -> str | None:
     """Return where the comma is in a line that holds an object and a comma, with a remedy; None for any other line.
 
     "every line ends with a comma; ..." for b'{"text": "a"},' and the subject "every line".
@@ -150,7 +150,7 @@ def _comma_fault(line: bytes, subject: str) -> str | None:
     return None
 
 
-def line_batches(content: Iterable[bytes], longest: int = MAX_LINE_BYTES) -> Iterator[list[bytes]]:
+def iter_line_batches(content: Iterable[bytes], longest: int = MAX_LINE_BYTES) -> Iterator[list[bytes]]:
     r"""Yield the lines of a file, without their ends, as a list for each block in which lines end.
 
     [b"a"] and [b"bc", b"d"] for the blocks b"a\nb", b"c\n" and b"d". A line of more than `longest` bytes may be cut to
@@ -197,7 +197,7 @@ class _LineFault(NamedTuple):
     detail: str
 
 
-def _line_fault(line: bytes, parsed_value: Any) -> _LineFault:
+def _find_line_fault(line: bytes, parsed_value: Any) -> _LineFault:
     """Return why a line holds no record.
 
     parsed_value: what `_parsed` returned for the line, or MISSING for a line that is too long to be parsed.
@@ -210,11 +210,11 @@ def _line_fault(line: bytes, parsed_value: Any) -> _LineFault:
         line.decode()
     except UnicodeDecodeError as error:
         return _LineFault("not_utf8", str(error))
-    detail = _comma_fault(line, subject="the line") or _json_error(line)
+    detail = _find_comma_fault(line, subject="the line") or _describe_json_error(line)
     return _LineFault("not_json", detail)
 
 
-def _json_error(line: bytes) -> str:
+def _describe_json_error(line: bytes) -> str:
     """Return orjson's message about a line that is no JSON."""
     try:
         orjson.loads(line)

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 from toolformer_dag.settings.setting_types import printable
 from toolformer_dag.texts.columns import Batch
 from toolformer_dag.texts.formats import FormatChoice
-from toolformer_dag.texts.readers.arrow_tables import FIRST_ROWS, TableRecords, columns_with_hidden_fields
+from toolformer_dag.texts.readers.arrow_tables import FIRST_ROWS, TableRecords, list_columns_with_hidden_fields
 from toolformer_dag.texts.shard_faults import ShardFault
 
 MAGIC = b"PAR1"
@@ -26,7 +26,7 @@ READ_BYTES = 1 << 20
 """Bytes that are read of a column at a time."""
 
 
-def whole_parquet(path: Path, stream: IO[bytes]) -> Path | IO[bytes]:
+def require_whole_parquet(path: Path, stream: IO[bytes]) -> Path | IO[bytes]:
     """Return what pyarrow can open: the file's path, or the open file if the path is not UTF-8.
 
     Raises ShardFault truncated_parquet if the end of the file is missing.
@@ -39,23 +39,23 @@ def whole_parquet(path: Path, stream: IO[bytes]) -> Path | IO[bytes]:
     return path if is_utf8 else stream
 
 
-def parquet_batches(source: Path | str | IO[bytes], choice: FormatChoice) -> Iterator[Batch]:
+def iter_parquet_batches(source: Path | str | IO[bytes], choice: FormatChoice) -> Iterator[Batch]:
     """Yield the rows of a Parquet file as batches of raw columns; one batch and its pages are in memory at a time.
 
     Raises ShardFault: corrupt_parquet, empty_shard, and the reasons of TableRecords. Raises OSError if the file cannot
     be read.
     """
-    with opened_parquet(source) as file:
+    with open_parquet(source) as file:
         # The first rows show fields that the schema does not, such as those of texts that hold JSON.
-        records = TableRecords(file.schema_arrow, choice, _first_tables(file, choice))
-        for batch in file.iter_batches(rows_per_batch(file), columns=records.columns, use_threads=False):
+        records = TableRecords(file.schema_arrow, choice, _iter_first_tables(file, choice))
+        for batch in file.iter_batches(estimate_rows_per_batch(file), columns=records.columns, use_threads=False):
             yield records.batch(pa.Table.from_batches([batch]))
         if not file.metadata.num_rows:
             raise ShardFault("empty_shard", "the shard has no rows")
 
 
 @contextmanager
-def opened_parquet(source: Path | str | IO[bytes]) -> Iterator[pq.ParquetFile]:
+def open_parquet(source: Path | str | IO[bytes]) -> Iterator[pq.ParquetFile]:
     """Open a Parquet file to be read by batches; checksums of pages are verified if the file has them.
 
     Raises ShardFault corrupt_parquet, also for damage that shows inside the `with` block. Raises OSError if the file
@@ -75,14 +75,14 @@ def opened_parquet(source: Path | str | IO[bytes]) -> Iterator[pq.ParquetFile]:
         raise ShardFault("corrupt_parquet", f"{first_line}: no row of it is used") from error
 
 
-def _first_tables(file: pq.ParquetFile, choice: FormatChoice) -> Iterator[pa.Table]:
+def _iter_first_tables(file: pq.ParquetFile, choice: FormatChoice) -> Iterator[pa.Table]:
     """Yield the file's rows from the beginning, in the columns whose content the schema does not show."""
-    columns = columns_with_hidden_fields(file.schema_arrow, choice)
+    columns = list_columns_with_hidden_fields(file.schema_arrow, choice)
     for batch in file.iter_batches(FIRST_ROWS, columns=columns, use_threads=False):
         yield pa.Table.from_batches([batch])
 
 
-def rows_per_batch(file: pq.ParquetFile) -> int:
+def estimate_rows_per_batch(file: pq.ParquetFile) -> int:
     """Return how many rows have about BATCH_BYTES, from 1 to BATCH_ROWS.
 
     The size of a row is the mean of the row group with the largest rows.

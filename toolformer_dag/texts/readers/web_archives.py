@@ -12,7 +12,7 @@ FORMAT = "dclm"
 """The format with the keys that its records are to have: {"text": "...", "metadata": {"WARC-Record-ID": "..."}}."""
 
 
-def web_archive_batches(content: Iterable[bytes], choice: FormatChoice) -> Iterator[Batch]:
-    """Raise ShardFault web_archive, with the remedy. choice: always FORMAT, which `layout_of` takes."""
+def refuse_web_archive(content: Iterable[bytes], choice: FormatChoice) -> Iterator[Batch]:
+    """Raise ShardFault web_archive, with the remedy. choice: always FORMAT, which `choose_layout` takes."""
     remedy = "convert it to JSON lines first (docs: Your own corpus)"
     raise ShardFault("web_archive", f"the shard is a WARC or WET file; {remedy}")

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from toolformer_dag.settings.setting_types import Unfingerprinted
 from toolformer_dag.texts.document import Document
-from toolformer_dag.tools.calculator_selection import selection_rule
+from toolformer_dag.tools.calculator_selection import find_selection_rule
 from toolformer_dag.tools.options import ToolOptions
 from toolformer_dag.tools.rules import sums
 from toolformer_dag.tools.tool import (
@@ -58,7 +58,7 @@ def evaluate(expression: str) -> str:
     value = _Parser(_tokens(expression)).value()
     if abs(value) > MAX_MAGNITUDE:
         raise NoResult("too_large")
-    return _rounded(value)
+    return _format_rounded(value)
 
 
 def _tokens(expression: str) -> list[str]:
@@ -66,7 +66,7 @@ def _tokens(expression: str) -> list[str]:
     return [SYMBOLS.get(token, token) for token in TOKEN.findall(expression)]
 
 
-def _rounded(value: Fraction) -> str:
+def _format_rounded(value: Fraction) -> str:
     """Write a value with at most two decimals, rounded half away from zero."""
     hundredths = (200 * abs(value.numerator) + value.denominator) // (2 * value.denominator)
     whole, decimals = divmod(hundredths, 100)
@@ -84,7 +84,7 @@ def has_operation(expression: str) -> bool:
     return False
 
 
-def _number(token: str) -> Fraction:
+def _parse_number(token: str) -> Fraction:
     """Read a number such as `1,234.5` or `.5`. Raises NoResult("bad_number")."""
     match = NUMBER.fullmatch(token)
     has_digit = any(map(str.isdecimal, token))
@@ -120,7 +120,7 @@ class _Parser:
 
     def value(self) -> Fraction:
         """Return the value of the whole expression. Raises NoResult, also for what follows it."""
-        value = self._sum()
+        value = self._parse_sum()
         unread = self._tokens[self._next]
         if unread == ")":
             raise NoResult("unbalanced")
@@ -128,7 +128,7 @@ class _Parser:
             raise NoResult("syntax")
         return value
 
-    def _take(self, accepted: str) -> str:
+    def _accept_token(self, accepted: str) -> str:
         """Return the next token and move past it if it is one of `accepted`; else return ""."""
         token = self._tokens[self._next]
         if not token or token not in accepted:
@@ -136,46 +136,46 @@ class _Parser:
         self._next += 1
         return token
 
-    def _take_all(self, accepted: str) -> Iterator[str]:
+    def _iter_accepted_tokens(self, accepted: str) -> Iterator[str]:
         """Yield the next token and move past it, as long as it is one of `accepted`."""
-        return iter(partial(self._take, accepted), "")
+        return iter(partial(self._accept_token, accepted), "")
 
-    def _sum(self) -> Fraction:
+    def _parse_sum(self) -> Fraction:
         """Return the value of `product (("+" | "-") product)*`, from the left."""
-        value = self._product()
-        for sign in self._take_all("+-"):
-            right = self._product()
+        value = self._parse_product()
+        for sign in self._iter_accepted_tokens("+-"):
+            right = self._parse_product()
             value = value + right if sign == "+" else value - right
         return value
 
-    def _product(self) -> Fraction:
+    def _parse_product(self) -> Fraction:
         """Return the value of `signed (("*" | "/") signed)*`, from the left."""
-        value = self._signed()
-        for sign in self._take_all("*/"):
-            right = self._signed()
+        value = self._parse_signed()
+        for sign in self._iter_accepted_tokens("*/"):
+            right = self._parse_signed()
             if sign == "/" and not right:
                 raise NoResult("division_by_zero")
             value = value * right if sign == "*" else value / right
         return value
 
-    def _signed(self) -> Fraction:
+    def _parse_signed(self) -> Fraction:
         """Return the value of `("+" | "-")* operand "%"?`; a percent sign divides it by a hundred."""
         is_negative = False
-        for sign in self._take_all("+-"):
+        for sign in self._iter_accepted_tokens("+-"):
             if sign == "-":
                 is_negative = not is_negative
-        operand = self._operand()
-        if self._take("%"):
+        operand = self._parse_operand()
+        if self._accept_token("%"):
             operand /= 100
         return -operand if is_negative else operand
 
-    def _operand(self) -> Fraction:
+    def _parse_operand(self) -> Fraction:
         """Return the value of the next number, or of a sum in parentheses.
 
         Raises NoResult("unbalanced") at the end of the expression inside a parenthesis, else NoResult("syntax").
         """
-        if self._take("("):  # moves past it
-            return self._rest_of_parenthesis()
+        if self._accept_token("("):  # moves past it
+            return self._parse_rest_of_parenthesis()
         token = self._tokens[self._next]
         is_end = token == ""  # the last token
         is_inside_parenthesis = self._depth > 0
@@ -184,9 +184,9 @@ class _Parser:
         if is_end or token in KNOWN:  # an operator or a parenthesis, no number
             raise NoResult("syntax")
         self._next += 1
-        return _number(token)
+        return _parse_number(token)
 
-    def _rest_of_parenthesis(self) -> Fraction:
+    def _parse_rest_of_parenthesis(self) -> Fraction:
         """Return the value of `sum ")"`, after the opening parenthesis.
 
         Raises NoResult: "too_deep" beyond MAX_DEPTH open parentheses; without a closing parenthesis "unbalanced" at the
@@ -195,8 +195,8 @@ class _Parser:
         self._depth += 1  # parentheses that are open
         if self._depth > MAX_DEPTH:
             raise NoResult("too_deep")
-        value = self._sum()
-        if not self._take(")"):
+        value = self._parse_sum()
+        if not self._accept_token(")"):
             is_end = self._tokens[self._next] == ""  # the last token
             raise NoResult("unbalanced" if is_end else "syntax")
         self._depth -= 1
@@ -223,10 +223,10 @@ class Calculator(Tool):
 
     def wants_document(self, document: Document) -> str | None:
         """Return the first rule that the whole text meets; a segment meets no rule that its document does not."""
-        return selection_rule(document.text, document.text)
+        return find_selection_rule(document.text, document.text)
 
     def wants(self, text: str, document: Document) -> str | None:
-        return selection_rule(text, document.text)
+        return find_selection_rule(text, document.text)
 
     def propose(self, text: str, context: str) -> Iterable[ProposedCall]:
         return sums.propose_sums(text, self.options.strict_rule)
@@ -239,10 +239,10 @@ class Calculator(Tool):
         return super().kept_out(text, offset, input) if has_operation(unquote(input)) else NO_OPERATION
 
     def run(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
-        return [_result(call.input) for call in calls]
+        return [_answer_input(call.input) for call in calls]
 
 
-def _result(input: str) -> ToolResult:
+def _answer_input(input: str) -> ToolResult:
     try:
         return ToolResult(evaluate(unquote(input)))
     except NoResult as error:

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Sequence
 from datetime import date
 
-from toolformer_dag.synthetic.today import today_is
+from toolformer_dag.synthetic.today import format_calendar_result
 from toolformer_dag.texts.document import Document
 from toolformer_dag.tools.tool import ProposedCall, Tool, ToolCall, ToolDefaults, ToolResult, unquote
 
@@ -47,23 +47,23 @@ class Calendar(Tool):
         day = date.fromisoformat(context)
         words_of_date = {f"{day:%A}", f"{day:%B}", str(day.year)}
         offsets = [match.start() for match in DATED.finditer(text) if match[0] in words_of_date]
-        return [ProposedCall(offset, input="") for offset in _spread(offsets)]
+        return [ProposedCall(offset, input="") for offset in _thin_out_offsets(offsets)]
 
     def run(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
-        return [_result(call) for call in calls]
+        return [_answer_call(call) for call in calls]
 
 
-def _spread(offsets: Sequence[int]) -> Sequence[int]:
+def _thin_out_offsets(offsets: Sequence[int]) -> Sequence[int]:
     """Return every n-th of some offsets, with the smallest n that leaves at most MOST_PER_TEXT of them."""
     step = math.ceil(len(offsets) / MOST_PER_TEXT)
     return offsets[:: max(step, 1)]
 
 
-def _result(call: ToolCall) -> ToolResult:
+def _answer_call(call: ToolCall) -> ToolResult:
     if unquote(call.input):
         return ToolResult(None, "input_not_empty")
     try:
         day = date.fromisoformat(call.context) if call.context else date.today()
     except ValueError:
         return ToolResult(None, "bad_context")
-    return ToolResult(today_is(day))
+    return ToolResult(format_calendar_result(day))

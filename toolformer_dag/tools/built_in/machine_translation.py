@@ -60,8 +60,8 @@ class EmbeddedTranslator:
 
     def _is_between_english(self, text: str, phrase: re.Match[str]) -> bool:
         """Return whether there are words before and after a phrase that fastText takes for English."""
-        before = _words_before(text, phrase.start())
-        after = _words_after(text, phrase.end())
+        before = _select_words_before(text, phrase.start())
+        after = _select_words_after(text, phrase.end())
         if not (has_letter(before) and has_letter(after)):
             return False
         languages = self._identifier.identify([before, after])  # the phrase itself is too short for fastText
@@ -106,9 +106,9 @@ class MachineTranslation(Tool):
 
     def keeps(self, text: str, offset: int, input: str) -> bool:
         """Return False if the input occurs in the text after the call but not before it (appendix A)."""
-        phrase = _normalized(unquote(input))
-        is_before = phrase in _normalized(text[:offset])
-        is_after = phrase in _normalized(text[offset:])
+        phrase = _normalize_spaces(unquote(input))
+        is_before = phrase in _normalize_spaces(text[:offset])
+        is_after = phrase in _normalize_spaces(text[offset:])
         return is_before or not is_after
 
     def propose(self, text: str, context: str) -> Iterable[ProposedCall]:
@@ -140,18 +140,18 @@ class MachineTranslation(Tool):
         return self._translator.identity()
 
 
-def _words_before(text: str, end: int) -> str:
+def _select_words_before(text: str, end: int) -> str:
     """Return the last WORDS_AROUND words before the character `end` of a text, within CHARACTERS_AROUND."""
     words = text[max(0, end - CHARACTERS_AROUND) : end].split()
     return " ".join(words[-WORDS_AROUND:])
 
 
-def _words_after(text: str, start: int) -> str:
+def _select_words_after(text: str, start: int) -> str:
     """Return the first WORDS_AROUND words from the character `start` of a text, within CHARACTERS_AROUND."""
     words = text[start : start + CHARACTERS_AROUND].split()
     return " ".join(words[:WORDS_AROUND])
 
 
-def _normalized(text: str) -> str:
+def _normalize_spaces(text: str) -> str:
     """Return a text with single spaces in place of white space."""
     return " ".join(text.split())

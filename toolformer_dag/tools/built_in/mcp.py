@@ -42,10 +42,10 @@ def text_of(answer: "CallToolResult") -> str | None:
         return "\n".join(texts)
     if answer.structured_content is None:
         return None
-    return compact_json(answer.structured_content)
+    return to_compact_json(answer.structured_content)
 
 
-def compact_json(value: Any) -> str:
+def to_compact_json(value: Any) -> str:
     """Return a value as JSON without white space; a text as it is."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
@@ -54,16 +54,16 @@ _FIELD = re.compile(r"\{(\w+(?:\.\w+)*)\}")
 """A field of a template: `{temperature}`, or `{wind.speed}` for a field of the object `wind`."""
 
 
-def filled_template(template: str, answer: "CallToolResult") -> str:
+def fill_result_template(template: str, answer: "CallToolResult") -> str:
     """Fill a template, such as `{temperature} °C, wind {wind.speed}`, with the fields of the object in an answer.
 
     Raises NoResult with the reason `no_object`, or `no_field: wind.speed`.
     """
-    content = _object_of(answer)
-    return _FIELD.sub(lambda field: compact_json(_field_of(content, field[1])), template)
+    content = _parse_answer_object(answer)
+    return _FIELD.sub(lambda field: to_compact_json(_get_field(content, field[1])), template)
 
 
-def _object_of(answer: "CallToolResult") -> Mapping[str, Any]:
+def _parse_answer_object(answer: "CallToolResult") -> Mapping[str, Any]:
     """Return the JSON object in an MCP server's answer: its structured content, else its text read as JSON.
 
     Raises NoResult("no_object") if neither is an object.
@@ -84,7 +84,7 @@ def _parsed(text: str) -> Any:
         return None
 
 
-def _field_of(content: Mapping[str, Any], path: str) -> Any:
+def _get_field(content: Mapping[str, Any], path: str) -> Any:
     """Return the value at a path such as `wind.speed`, below an object. Raises NoResult(f"no_field: {path}")."""
     value: Any = content
     for name in path.split("."):
@@ -94,7 +94,7 @@ def _field_of(content: Mapping[str, Any], path: str) -> Any:
     return value
 
 
-def _camel_case(words: Sequence[str]) -> str:
+def _to_camel_case(words: Sequence[str]) -> str:
     """Return "GetWeather" for the words "get" and "weather"."""
     return "".join(word.capitalize() for word in words)
 
@@ -122,7 +122,7 @@ class McpTool(Tool):
         """
         super().__init__(key, options, prompt)
         words = lane_key(options.tool).split("_")  # ["get", "weather"] of `getWeather`
-        self.name = options.name or _camel_case(words)
+        self.name = options.name or _to_camel_case(words)
         self.description = options.description or " ".join(words)
         self.version = options.version
         self.server = options.server
@@ -143,14 +143,14 @@ class McpTool(Tool):
 
     def connect(self) -> None:
         """Connect to the server, starting a command. Raises ToolDown."""
-        self._opened()
+        self._ensure_session()
 
     def timed_out(self) -> None:
         """Close the connection: a server that hangs on an input answers no other; `connect` restarts it."""
         self.close()
 
     def run(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
-        return [self._answer(call) for call in calls]
+        return [self._answer_call(call) for call in calls]
 
     def identity(self) -> Mapping[str, object]:
         """Return the server's address or command, its tool and its arguments; no secret, no folder."""
@@ -183,7 +183,7 @@ class McpTool(Tool):
             closing.join(CLOSE_SECONDS)
             self._session = None
 
-    def _opened(self) -> McpSession:
+    def _ensure_session(self) -> McpSession:
         """Return the open session, or open one. Raises ToolDown."""
         with self._lock:
             if self._session is None:
@@ -191,15 +191,15 @@ class McpTool(Tool):
                 atexit.register(self._session.close)
             return self._session
 
-    def _answer(self, call: ToolCall) -> ToolResult:
+    def _answer_call(self, call: ToolCall) -> ToolResult:
         """Call the server's tool and return its answer as a text, or the reason why it has none.
 
         Raises RetryableError if no answer came, also as SessionLost; ToolDown if no session can be opened.
         """
-        session = self._opened()
+        session = self._ensure_session()
         try:
             answer = session.call(call.arguments)
-            return self._result(call, answer)
+            return self._build_result(call, answer)
         except SessionLost:  # a RetryableError: the next try opens another session
             self.close(session)
             raise
@@ -207,12 +207,12 @@ class McpTool(Tool):
             self._warn_of_cause(call, error)
             return ToolResult(None, error.reason)
 
-    def _result(self, call: ToolCall, answer: "CallToolResult") -> ToolResult:
+    def _build_result(self, call: ToolCall, answer: "CallToolResult") -> ToolResult:
         """Return the text of a server's answer to a call, or a reason; NoResult if a template does not fit."""
         if answer.is_error:
             _log.info("%s(%.80s): %.500s", self.name, call.input, text_of(answer))
             return ToolResult(None, "tool_error")
-        text = text_of(answer) if self.options.result is None else filled_template(self.options.result, answer)
+        text = text_of(answer) if self.options.result is None else fill_result_template(self.options.result, answer)
         if text is None:
             return ToolResult(None, "no_text")
         return ToolResult(text)

@@ -6,7 +6,7 @@ from contextlib import nullcontext
 
 from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.tools.model_readers import load_reader
-from toolformer_dag.tools.options import shown_url
+from toolformer_dag.tools.options import mask_url
 from toolformer_dag.tools.passage_index import IndexingProgress
 from toolformer_dag.tools.passage_search import PassageSearch
 from toolformer_dag.tools.passages import Passage
@@ -68,21 +68,21 @@ class QuestionAnswering(Tool):
         """
         self.prepare(lambda done: None)  # without a report of progress
         results = [ToolResult(None, "no_question")] * len(calls)
-        question_by_index = _question_by_index(calls)  # index of a call -> its question
+        question_by_index = _map_index_to_question(calls)  # index of a call -> its question
         if question_by_index:
-            answers = self._answers(list(question_by_index.values()))
+            answers = self._answer_questions(list(question_by_index.values()))
             for index, answer in zip(question_by_index, answers, strict=True):
                 results[index] = answer
         return results
 
-    def _answers(self, question_texts: Sequence[str]) -> list[ToolResult]:
+    def _answer_questions(self, question_texts: Sequence[str]) -> list[ToolResult]:
         """Return the reader's answer to each question, from the passages that the search finds for it."""
         assert self._reader is not None
-        passages = [self._passages(question) for question in question_texts]
+        passages = [self._search_passages(question) for question in question_texts]
         with self._reading:
             return self._reader(question_texts, passages)
 
-    def _passages(self, question: str) -> list[Passage]:
+    def _search_passages(self, question: str) -> list[Passage]:
         """Return the best passages for a question; none where `passages_read` is 0."""
         if self._search is None:
             return []
@@ -90,20 +90,23 @@ class QuestionAnswering(Tool):
 
     def identity(self) -> Mapping[str, object]:
         """Return what determines answers: how passages are found, where any are read, and the reader."""
-        retrieval = self.options.retrieval_identity() if self.options.passages_read else {}
-        return {**determining(self.options, "reader", "passages_read"), **retrieval, **self._reader_identity()}
+        retrieval = self.options.build_retrieval_identity() if self.options.passages_read else {}
+        return {**determining(self.options, "reader", "passages_read"), **retrieval, **self._build_reader_identity()}
 
-    def _reader_identity(self) -> Mapping[str, object]:
+    def _build_reader_identity(self) -> Mapping[str, object]:
         """Return what determines the answers of the reader to the same questions and passages."""
         if self.options.reader == "embedded":
             return {"rules": READER_RULES}
         if self.options.reader == "http":
-            url = shown_url(str(self.options.url))
+            url = mask_url(str(self.options.url))
             return {**determining(self.options, "model", "max_answer_tokens"), "url": url}
-        return {**self.options.weights_identity(), **determining(self.options, "max_input_tokens", "max_answer_tokens")}
+        return {
+            **self.options.build_weights_identity(),
+            **determining(self.options, "max_input_tokens", "max_answer_tokens"),
+        }
 
 
-def _question_by_index(calls: Sequence[ToolCall]) -> dict[int, str]:
+def _map_index_to_question(calls: Sequence[ToolCall]) -> dict[int, str]:
     """Return the questions of calls by the call's index; an input without a letter or digit is no question."""
     question_by_index = {}
     for index, call in enumerate(calls):

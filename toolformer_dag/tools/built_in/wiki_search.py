@@ -54,9 +54,9 @@ class WikiSearch(Tool):
     def run(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
         """Search for inputs. Raises PassageError when the passages cannot be read or indexed."""
         self.prepare(lambda done: None)
-        return [self._result(unquote(call.input)) for call in calls]
+        return [self._answer_query(unquote(call.input)) for call in calls]
 
-    def _result(self, query: str) -> ToolResult:
+    def _answer_query(self, query: str) -> ToolResult:
         """Return the snippet of the best passage for a query; the index is open."""
         assert self._search is not None
         if not any(map(str.isalnum, query)):
@@ -67,4 +67,4 @@ class WikiSearch(Tool):
         return ToolResult(snippet(results[0].passage, self.options.snippet_characters))
 
     def identity(self) -> Mapping[str, object]:
-        return {**self.options.retrieval_identity(), **determining(self.options, "snippet_characters")}
+        return {**self.options.build_retrieval_identity(), **determining(self.options, "snippet_characters")}

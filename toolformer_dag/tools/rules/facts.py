@@ -40,31 +40,31 @@ def propose_searches(text: str) -> Iterator[ProposedCall]:
     In "The mathematician Ada Lovelace was the daughter of Lord Byron." the query before `Lord Byron` is `Ada Lovelace
     daughter`: the nearest name, and the last words between the two.
     """
-    yield from islice(_searches(text), MOST_PER_TEXT)
+    yield from islice(_iter_searches(text), MOST_PER_TEXT)
 
 
-def _searches(text: str) -> Iterator[ProposedCall]:
+def _iter_searches(text: str) -> Iterator[ProposedCall]:
     """Yield a search before each new fact (a name or number) of a text, about the nearest name before it."""
     previous_name: re.Match[str] | None = None
     for fact in FACT.finditer(text):
         if fact[0].lower() in COMMON:
             continue
         if previous_name is not None and _is_new(text, fact):
-            yield from _search(text, previous_name, fact)
+            yield from _propose_search(text, previous_name, fact)
         is_name = fact[0][0].isalpha()
         if is_name:
             previous_name = fact
 
 
-def _search(text: str, name: re.Match[str], fact: re.Match[str]) -> Iterator[ProposedCall]:
+def _propose_search(text: str, name: re.Match[str], fact: re.Match[str]) -> Iterator[ProposedCall]:
     """Yield the search for a fact about a name before it, if both are near each other on one line."""
     between = text[name.end() : fact.start()]
     if len(between) < MOST_CHARACTERS_BETWEEN and "\n" not in between:
-        query = _query(name[0], between)
+        query = _build_query(name[0], between)
         yield ProposedCall(fact.start(), query, words=fact[0])
 
 
-def _query(name: str, between: str) -> str:
+def _build_query(name: str, between: str) -> str:
     """Return the query from a name and the text between it and the fact."""
     words = [word for word in WORD.findall(between) if word.lower() not in STOP_WORDS]
     return " ".join([name, *words[-MOST_WORDS_BETWEEN:]])

@@ -66,18 +66,18 @@ def propose_questions(text: str) -> Iterator[ProposedCall]:
             name = match["name"]
             is_name = name.lower() not in NEVER_NAMES and len(name) >= SHORTEST_NAME
             if is_name:
-                yield from _questions(match, templates)
+                yield from _iter_questions(match, templates)
 
 
-def _questions(match: re.Match[str], templates: Iterable[str]) -> Iterator[ProposedCall]:
+def _iter_questions(match: re.Match[str], templates: Iterable[str]) -> Iterator[ProposedCall]:
     """Yield the questions that templates ask after a name with the words of a relation."""
     participle = match.groupdict().get("verb", "")
     for template in templates:
-        question = _question(template, match["name"], participle)
+        question = _format_question(template, match["name"], participle)
         yield ProposedCall(match.end(), question)
 
 
-def _question(template: str, name: str, participle: str) -> str:
+def _format_question(template: str, name: str, participle: str) -> str:
     """Fill a template of a question: `Who wrote Emma?` or `When was Emma written?` for Emma and `written`."""
     is_active = template.startswith("Who")
     verb = ACTIVE.get(participle, participle) if is_active else participle

@@ -34,12 +34,12 @@ NO_OPERANDS = UNITS_OF_TIME | {"zero", "one", "hundred", "thousand", "million", 
 """Words that SPELLED has as numbers, and that are rarely quantities by themselves."""
 
 
-def _whole_number(spellings: Iterable[str]) -> str:
+def _choose_whole_number(spellings: Iterable[str]) -> str:
     """Return the spelling in digits without a point: `12` of `12` and `12.0`."""
     return next(number for number in spellings if "." not in number)
 
 
-NUMBER_WORDS = {word: _whole_number(spelled) for word, spelled in SPELLED.items() if word not in NO_OPERANDS}
+NUMBER_WORDS = {word: _choose_whole_number(spelled) for word, spelled in SPELLED.items() if word not in NO_OPERANDS}
 """Words that are operands, such as `dozen`, and how calls write them: `12`."""
 
 
@@ -62,13 +62,13 @@ def propose_sums(text: str, strict: bool) -> Iterator[ProposedCall]:
     strict: for web pages. Results that may be years, dates, times, versions or small counts are left out, and so are
     the operands 0, 1 and 2.
     """
-    text_numbers = sorted([*_in_digits(text), *_in_words(text)])
-    token_positions = _token_positions(text, text_numbers)
+    text_numbers = sorted([*_iter_numbers_in_digits(text), *_iter_numbers_in_words(text)])
+    token_positions = _compute_token_positions(text, text_numbers)
     for index, result in enumerate(text_numbers):
         if _may_be_result(text, result, strict=strict):
-            first_operand = _first_operand(token_positions, index)  # operands stand in a window of tokens before
+            first_operand = _find_first_operand(token_positions, index)  # operands stand in a window of tokens before
             operands = text_numbers[first_operand:index]
-            calls = _calls_with_result(result, operands, strict=strict)
+            calls = _iter_calls_with_result(result, operands, strict=strict)
             for call in islice(calls, MOST_CALLS):
                 yield ProposedCall(result.start, call)
 
@@ -78,13 +78,13 @@ def _may_be_result(text: str, number: Operand, *, strict: bool) -> bool:
     return _is_printed_form(number) and (not strict or _is_quantity(text, number))
 
 
-def _token_positions(text: str, text_numbers: Sequence[Operand]) -> list[int]:
+def _compute_token_positions(text: str, text_numbers: Sequence[Operand]) -> list[int]:
     """Return the position of each number of a text in tokens: words, numbers and punctuation marks."""
     token_starts = [match.start() for match in TOKEN.finditer(text)]
     return [bisect_right(token_starts, number.start) for number in text_numbers]
 
 
-def _first_operand(positions: Sequence[int], result: int) -> int:
+def _find_first_operand(positions: Sequence[int], result: int) -> int:
     """Return the index of the first number that may be an operand of the number with the index `result`.
 
     It is within WINDOW tokens before the result, and at most the MOST_OPERANDS-th number before it.
@@ -95,7 +95,7 @@ def _first_operand(positions: Sequence[int], result: int) -> int:
     return max(first_in_window, result - MOST_OPERANDS)
 
 
-def _in_digits(text: str) -> Iterator[Operand]:
+def _iter_numbers_in_digits(text: str) -> Iterator[Operand]:
     """Yield the numbers in digits, without the items of lists such as `1,2,3`."""
     for start, end, value in numbers(text):
         written = text[start:end]
@@ -103,7 +103,7 @@ def _in_digits(text: str) -> Iterator[Operand]:
             yield Operand(start, end, written, value, in_digits=True)
 
 
-def _in_words(text: str) -> Iterator[Operand]:
+def _iter_numbers_in_words(text: str) -> Iterator[Operand]:
     """Yield the numbers in words."""
     for match in WORD.finditer(text):
         written = NUMBER_WORDS.get(match[0].lower())
@@ -135,29 +135,29 @@ def _is_part_of_longer_form(text: str, number: Operand) -> bool:
     return ends_longer_form or begins_longer_form
 
 
-def _calls_with_result(result: Operand, operands: Sequence[Operand], *, strict: bool) -> Iterator[str]:
+def _iter_calls_with_result(result: Operand, operands: Sequence[Operand], *, strict: bool) -> Iterator[str]:
     """Yield calls such as `12 + 30` on two of the operands that have this result, pairs near the result first.
 
     - operands: the numbers before the result, in the order of the text.
     - strict: whether pairs with 0, 1 or 2 are left out.
     """
-    for farther, nearer in _distinct_pairs(operands):
+    for farther, nearer in _iter_distinct_pairs(operands):
         is_small = farther.value in SMALL_OPERANDS or nearer.value in SMALL_OPERANDS
         if not (strict and is_small):
-            yield from _calls_on_pair(result.value, farther, nearer)
+            yield from _iter_calls_on_pair(result.value, farther, nearer)
 
 
-def _distinct_pairs(operands: Sequence[Operand]) -> Iterator[tuple[Operand, Operand]]:
+def _iter_distinct_pairs(operands: Sequence[Operand]) -> Iterator[tuple[Operand, Operand]]:
     """Yield the pairs of operands, the nearest to the result first; of pairs with the same values only the first."""
     seen_values: set[tuple[int, ...]] = set()
-    for farther, nearer in _pairs_nearest_first(operands):
+    for farther, nearer in _iter_pairs_nearest_first(operands):
         values = tuple(sorted((farther.value, nearer.value)))
         if values not in seen_values:
             seen_values.add(values)
             yield farther, nearer
 
 
-def _pairs_nearest_first(operands: Sequence[Operand]) -> Iterator[tuple[Operand, Operand]]:
+def _iter_pairs_nearest_first(operands: Sequence[Operand]) -> Iterator[tuple[Operand, Operand]]:
     """Yield each pair of operands, the farther one from the result first: (b, c), (a, c), (a, b) for a, b, c."""
     nearest_first = operands[::-1]
     for count, farther in enumerate(nearest_first):
@@ -165,7 +165,7 @@ def _pairs_nearest_first(operands: Sequence[Operand]) -> Iterator[tuple[Operand,
             yield farther, nearer
 
 
-def _calls_on_pair(result: int, a: Operand, b: Operand) -> Iterator[str]:
+def _iter_calls_on_pair(result: int, a: Operand, b: Operand) -> Iterator[str]:
     """Yield the sums, differences, products and quotients of two numbers that have this result, as calls.
 
     For 12 and 30 and the result 18 it yields `30 - 12`. Differences below zero, `a * 1` and `a / 1` are left out.
