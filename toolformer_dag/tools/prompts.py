@@ -56,8 +56,8 @@ def _format_instruction(tool: Tool) -> str:
     arguments = "input" if tool.schema is None else ", ".join(list_argument_names(tool.schema))
     call_form = f"[{tool.name}({arguments})]"
     return (
-        f"Your task is to add calls to a {tool.name} API to a piece of text.{_format_description(tool)} The calls should "
-        f'help you get information required to complete the text. You can call the API by writing "{call_form}"'
+        f"Your task is to add calls to a {tool.name} API to a piece of text.{_format_description(tool)} The calls "
+        f'should help you get information required to complete the text. You can call the API by writing "{call_form}"'
         f"{_describe_arguments(tool.schema or {})}. Here are some examples of API calls:"
     )
 
