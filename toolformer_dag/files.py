@@ -161,7 +161,7 @@ def write_whole(path: Path, content: bytes) -> None:
 
     Folders are created where they are missing. Raises WriteError, and then leaves no temporary file.
     """
-    temporary = beside(path)
+    temporary = build_temporary_path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         _write_synced(temporary, content)
@@ -208,7 +208,7 @@ def _write_to_stream(path: Path, content: bytes) -> None:
         raise WriteError(path, error) from error
 
 
-def beside(path: Path, suffix: str = "") -> Path:
+def build_temporary_path(path: Path, suffix: str = "") -> Path:
     """Return an unused path in the folder of `path`, such as `.tmp-<32 digits>`, for an unfinished file.
 
     suffix: how the name ends, such as ".parquet". See TEMPORARY.

@@ -18,7 +18,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from toolformer_dag.conversations.messages import RecordedMessage
-from toolformer_dag.conversations.plain_values import text_of
+from toolformer_dag.conversations.plain_values import to_text
 from toolformer_dag.conversations.reading import UnknownForm, read_conversation
 from toolformer_dag.files import UserError
 from toolformer_dag.settings.settings_file import load_settings
@@ -272,7 +272,7 @@ def _parse_swapped_results(swapped: Any, row: int) -> tuple[str, ...]:
         kind = type(swapped).__name__
         raise UserError(f"gain: `{SWAPPED}` of row {row} is a {kind}; give a list of results, or None")
     _refuse_unusable_results(swapped)
-    return tuple(text_of(result) for result in swapped)
+    return tuple(to_text(result) for result in swapped)
 
 
 def _refuse_unusable_results(results: Sequence[Any]) -> None:

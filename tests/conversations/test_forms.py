@@ -20,7 +20,7 @@ from toolformer_dag.conversations.reading import (
     read_conversation,
     read_conversations,
 )
-from toolformer_dag.conversations.record_paths import value_at
+from toolformer_dag.conversations.record_paths import get_value_at
 from toolformer_dag.texts.record_files import NumberedRecord
 
 EACH_FORM = pytest.mark.parametrize("form", ALL_FORMS, ids=lambda form: form.name)
@@ -73,7 +73,7 @@ def test_the_places_of_calls_are_in_the_record_and_json_stores_them(form: Form) 
     [call] = calls_of(conversation)
     assert json.loads(json.dumps(call.place))
     if form.can_drop:
-        assert value_at(form.example, call.place) is not None
+        assert get_value_at(form.example, call.place) is not None
 
 
 def test_a_summary_of_autogen_repeats_no_dropped_call() -> None:

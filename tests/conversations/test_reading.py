@@ -12,7 +12,7 @@ import pytest
 from toolformer_dag.conversations.dropping import drop
 from toolformer_dag.conversations.messages import RecordedMessage, to_openai, with_result, without_call
 from toolformer_dag.conversations.reading import UnknownForm, read_conversation
-from toolformer_dag.conversations.record_paths import value_at
+from toolformer_dag.conversations.record_paths import get_value_at
 
 ADD = {"name": "add", "arguments": {"a": 2, "b": 3}}
 SUB = {"name": "sub", "arguments": {"a": 9, "b": 1}}
@@ -174,7 +174,7 @@ def test_a_result_says_whether_its_call_failed(result: str, failed: bool) -> Non
         result,
         failed,
     )
-    assert value_at(record, call.place)["id"] == "id0" and call.answered == ("messages", 1)
+    assert get_value_at(record, call.place)["id"] == "id0" and call.answered == ("messages", 1)
 
 
 def test_a_result_too_many_does_not_keep_later_calls_of_its_turn_from_theirs() -> None:

@@ -10,7 +10,7 @@ from tests.conversations.test_records import FORMS, read, record_file, values_of
 from toolformer_dag.conversations.dropping import can_drop, drop
 from toolformer_dag.conversations.messages import RecordedMessage, to_openai
 from toolformer_dag.conversations.reading import ReadConversation, read_conversation
-from toolformer_dag.conversations.record_paths import value_at
+from toolformer_dag.conversations.record_paths import get_value_at
 
 THOUGHT = "The user wants two temperatures and an author."
 """What the assistant thinks in the records of forms that have a place for it."""
@@ -147,7 +147,7 @@ def test_a_thought_is_found_again_in_its_record(form: str) -> None:
         for message in conversation.messages:
             assert bool(message.thoughts) == bool(message.thought_places)
             if THOUGHT in message.thoughts and can_drop(conversation.form):
-                found = [json.dumps(value_at(record, place)) for place in message.thought_places]
+                found = [json.dumps(get_value_at(record, place)) for place in message.thought_places]
                 assert any(THOUGHT in text for text in found)
 
 

@@ -32,15 +32,15 @@ from toolformer_dag.evaluation.outcomes import (
 from toolformer_dag.evaluation.paper_tables import (
     PAPER_TABLES,
     PaperTable,
+    iter_paper_figures,
     notes,
-    paper_figures,
     paper_table,
     query_over_min_probability,
     query_tool_shares,
 )
 from toolformer_dag.evaluation.question_overlap import OVERLAP_COLUMNS
 from toolformer_dag.files import UserError
-from toolformer_dag.lake.warehouse import CLOSED, opened, query
+from toolformer_dag.lake.warehouse import CLOSED, open_warehouse, query
 from toolformer_dag.lake.warehouse_building import build
 from toolformer_dag.method.call_warehouse import CallWarehouse
 from toolformer_dag.pipeline.stages import list_table_outputs
@@ -125,7 +125,7 @@ def database(plan: Plan) -> Path:
 
 @pytest.fixture(scope="module")
 def warehouse(database: Path) -> Iterator[DuckDBPyConnection]:
-    with opened(database, CLOSED) as connection:
+    with open_warehouse(database, CLOSED) as connection:
         yield connection
 
 
@@ -483,7 +483,7 @@ def test_a_table_that_the_paper_lacks_is_refused() -> None:
 
 def test_the_papers_figures_are_whole() -> None:
     counts = defaultdict(int)
-    for number, *_ in paper_figures():
+    for number, *_ in iter_paper_figures():
         counts[number] += 1
     assert counts == {2: 15, 3: 18 + 3, 4: 18 + 1, 5: 18 + 1, 6: 48 + 1, 7: 12 + 2, 8: 6, 9: 32 - 3}
 

@@ -19,7 +19,7 @@ from toolformer_dag.exports.dataset_folder import ExportError, read_exported, re
 from toolformer_dag.exports.export_forms import preference_form, text_form
 from toolformer_dag.exports.verify_project import verify_folder
 from toolformer_dag.files import StorageError, UserError
-from toolformer_dag.lake.warehouse import opened
+from toolformer_dag.lake.warehouse import open_warehouse
 from toolformer_dag.method.corpus_texts import corpus_texts
 from toolformer_dag.texts.calls import take_out
 
@@ -194,11 +194,14 @@ def test_another_form_or_a_lost_file_is_out_of_date(plan: Plan, tmp_path: Path) 
 def test_texts_and_calls_of_different_runs_are_refused(own_world: World) -> None:
     plan = Plan.of(own_world.settings())
     database = plan.settings.paths.warehouse
-    with pytest.raises(StorageError, match="run `toolformer-dag run`"), opened(database) as connection:
+    with pytest.raises(StorageError, match="run `toolformer-dag run`"), open_warehouse(database) as connection:
         list(corpus_texts(connection, {"calculator": "Calculator"}))  # calls to a tool that is in no setting
     with duckdb.connect(str(database)) as written:
         written.execute("DELETE FROM filtered_calls WHERE tool = 'calculator'")
-    with pytest.raises(StorageError, match="has other calls than filtered_calls"), opened(database) as connection:
+    with (
+        pytest.raises(StorageError, match="has other calls than filtered_calls"),
+        open_warehouse(database) as connection,
+    ):
         list(corpus_texts(connection, {"calculator": "Calculator", "sums": "Search"}))
 
 

@@ -21,7 +21,7 @@ from toolformer_dag.exports.export_forms import (
     text_form,
 )
 from toolformer_dag.exports.structured_forms import INSTRUCTION, chat_form, conversation, functions_form
-from toolformer_dag.lake.warehouse import opened
+from toolformer_dag.lake.warehouse import open_warehouse
 from toolformer_dag.method.corpus_texts import CorpusText, ScoredCall, corpus_texts
 from toolformer_dag.model.encoding import Encoding
 from toolformer_dag.texts.calls import Call, PlacedCall, clean_result, holds_call, placed_calls, splice, take_out
@@ -166,7 +166,7 @@ def test_chats_keep_objects_as_objects(plan: Plan, tmp_path: Path) -> None:
     made = export_corpus(plan, tmp_path / "chat", chat_form(plan.lanes, ENCODINGS[0]))
     assert "not filtered in this form" in (tmp_path / "chat" / "README.md").read_text("utf-8")
     names = {"calculator": "Calculator", "sums": "Search"}
-    with opened(plan.settings.warehouse) as connection:
+    with open_warehouse(plan.settings.warehouse) as connection:
         texts = {(text.digest, text.segment): text for text in corpus_texts(connection, names)}
     longest = 0
     for row in (row for split in load_dataset(str(tmp_path / "chat")).values() for row in split):
@@ -185,7 +185,7 @@ def test_chats_keep_objects_as_objects(plan: Plan, tmp_path: Path) -> None:
 def test_functions_have_a_row_per_call_with_the_tools_beside(plan: Plan, tmp_path: Path) -> None:
     export_corpus(plan, tmp_path / "functions", functions_form(plan.lanes))
     rows = [row for split in load_dataset(str(tmp_path / "functions")).values() for row in split]
-    with opened(plan.settings.warehouse) as connection:
+    with open_warehouse(plan.settings.warehouse) as connection:
         calls = sum(len(text.calls) for text in corpus_texts(connection, plan.lane_names))
     assert len(rows) == calls > 0
     for row in rows:

@@ -21,7 +21,7 @@ from toolformer_dag.settings.training_settings import TrainingSettings
 from toolformer_dag.training import launch, recipe, trainer
 from toolformer_dag.training.finetune import finetune
 from toolformer_dag.training.launch import estimate_memory_need
-from toolformer_dag.training.objective import Objective, compute_row_losses, padded, without_labels
+from toolformer_dag.training.objective import Objective, compute_row_losses, pad_sequences, without_labels
 from toolformer_dag.training.recipe import check_recipe
 from toolformer_dag.training.sequences import IGNORED, Examples
 from toolformer_dag.training.training_report import RECORD, TrainingData, TrainingError
@@ -63,7 +63,11 @@ class PreferencePairs(Objective):
                 texts.append([prompt, answer])
                 labels.append([[IGNORED] * len(prompt), answer])
         mask = [[[1] * len(part) for part in text] for text in texts]
-        return {"input_ids": padded(texts, 0), "labels": padded(labels, IGNORED), "attention_mask": padded(mask, 0)}
+        return {
+            "input_ids": pad_sequences(texts, 0),
+            "labels": pad_sequences(labels, IGNORED),
+            "attention_mask": pad_sequences(mask, 0),
+        }
 
     def items(self, batch: Mapping[str, Tensor]) -> int:
         """Count pairs."""

@@ -10,7 +10,7 @@ from toolformer_dag.assets.declaration import AssetDeclaration
 from toolformer_dag.assets.metadata import ROWS, UNCHANGED, format_frame_table, read_last_metadata
 from toolformer_dag.computing.plan import Plan
 from toolformer_dag.computing.reasons import Reasons
-from toolformer_dag.files import beside, replace_whole
+from toolformer_dag.files import build_temporary_path, replace_whole
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.table import WHOLE
 from toolformer_dag.lake.warehouse import query
@@ -75,7 +75,7 @@ def _make_traces_file(plan: Plan, context: dg.AssetExecutionContext) -> dg.Mater
 
 def _build_traces_file(plan: Plan, database: Path) -> None:
     """Build the file under another name and replace the old one with it."""
-    fresh = beside(database, ".duckdb")
+    fresh = build_temporary_path(database, ".duckdb")
     try:
         build_traces_database(plan, fresh, compute_traces_version(plan))
         replace_whole(fresh, database)

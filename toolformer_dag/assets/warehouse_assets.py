@@ -56,7 +56,7 @@ from toolformer_dag.exports.dataset_folder import Exported, read_exported
 from toolformer_dag.exports.export_forms import ExportForm, text_form
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.table import Lake
-from toolformer_dag.lake.warehouse import CLOSED, build_warehouse_output, opened
+from toolformer_dag.lake.warehouse import CLOSED, build_warehouse_output, open_warehouse
 from toolformer_dag.lake.warehouse_building import build, explain_out_of_date, version
 from toolformer_dag.method.call_warehouse import CallWarehouse
 from toolformer_dag.pipeline.stages import list_shown_outputs
@@ -266,7 +266,7 @@ def _iter_table_results(
     context: dg.AssetExecutionContext, plan: Plan, outputs: Sequence[AssetDeclaration]
 ) -> Iterator[dg.MaterializeResult]:
     """Read tables of the paper from the warehouse, and yield the result of each asset."""
-    with opened(plan.settings.warehouse, CLOSED) as connection:
+    with open_warehouse(plan.settings.warehouse, CLOSED) as connection:
         for output in outputs:
             result = output.make(context, output=output, warehouse=connection)
             tag_outcome(context, output.name, result.metadata or {})
@@ -329,7 +329,7 @@ def _report_tables(
 
     versions: asset name -> version of what they are read from.
     """
-    with opened(plan.settings.warehouse, CLOSED) as warehouse:  # CLOSED: no query reaches another file
+    with open_warehouse(plan.settings.warehouse, CLOSED) as warehouse:  # CLOSED: no query reaches another file
         for table in tables:
             last = find_last_materialization(instance, asset_key(table.name))
             shown_last = last.metadata if last else {}  # it is reported again if the content is the same

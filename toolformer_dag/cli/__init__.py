@@ -23,7 +23,13 @@ from toolformer_dag.cli.servers_command import servers
 from toolformer_dag.cli.single_pieces import score, tool
 from toolformer_dag.cli.sql_command import QueryCommand, sql
 from toolformer_dag.cli.tables_command import tables
-from toolformer_dag.cli.terminal import explain_damaged_history, harmless, is_history_error, typed_config, with_config
+from toolformer_dag.cli.terminal import (
+    escape_controls,
+    explain_damaged_history,
+    is_history_error,
+    typed_config,
+    with_config,
+)
 from toolformer_dag.files import UserError, explain_limit_met, require_threads
 from toolformer_dag.processes import unfinished
 
@@ -80,7 +86,7 @@ class Commands(typer.Typer):
             message = _find_user_message(error)
             if message is None:  # not for the user to fix
                 raise
-            sys.stderr.write(f"error: {harmless(with_config(message))}\n")
+            sys.stderr.write(f"error: {escape_controls(with_config(message))}\n")
             raise SystemExit(1) from error
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import typer
 
 from toolformer_dag.cli.run import completed, open_project, summary
-from toolformer_dag.cli.terminal import Config, Set, harmless, with_config
+from toolformer_dag.cli.terminal import Config, Set, escape_controls, with_config
 
 if TYPE_CHECKING:
     from toolformer_dag.assets.running import Step
@@ -149,7 +149,7 @@ def _print_accuracy(plan: "Plan") -> None:
 
 def format_answered_question(benchmark: str, prompt: str, written_without: str, written_with: str) -> str:
     """Return a held-out question with the finetuned model's answers, without and with tools."""
-    return harmless(
+    return escape_controls(
         f"One question, held out ({benchmark})\n"
         f"  {prompt}\n"
         f"  without tools: {written_without}\n"
@@ -176,7 +176,7 @@ def describe_best_call(plan: "Plan", step: "Step") -> str | None:
     if call is None:
         return None
     sentence = example.sentence.format(call[example.column])
-    return harmless(f"    {_format_call_in_document(plan, lane, call)}  ({sentence})")
+    return escape_controls(f"    {_format_call_in_document(plan, lane, call)}  ({sentence})")
 
 
 def _find_largest_call(table: "Table", column: str) -> dict[str, Any] | None:

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from toolformer_dag.cli.input_lines import BadLines, ParsedLine, open_lines, parse_record, require_utf8
-from toolformer_dag.cli.terminal import Config, Profile, Set, harmless, load_command_settings, with_config
+from toolformer_dag.cli.terminal import Config, Profile, Set, escape_controls, load_command_settings, with_config
 from toolformer_dag.files import UserError
 from toolformer_dag.settings.sections import Settings
 
@@ -368,7 +368,7 @@ def _print_chances(generation: "Generation", k: int, min_probability: float) -> 
     typer.echo(f"{'p of [':>10} {'rank':>6}  k = {k}{threshold}")
     for chance in generation.chances:
         may_begin = chance.rank < k and chance.probability >= min_probability
-        typer.echo(harmless(_format_chance_line(chance, mark="<" if may_begin else " ")))
+        typer.echo(escape_controls(_format_chance_line(chance, mark="<" if may_begin else " ")))
 
 
 def _format_chance_line(chance: "StartChance", mark: str) -> str:
@@ -416,7 +416,7 @@ class _LiveText:
 
     def print(self, text: str, style: str | None = None) -> None:
         """Print a text, after the prompt if it is still held back."""
-        self._console.print(harmless(self._held_back), end="")
+        self._console.print(escape_controls(self._held_back), end="")
         self._held_back = ""
-        self._console.print(harmless(text), style=style, end="")
+        self._console.print(escape_controls(text), style=style, end="")
         self._console.file.flush()

@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from toolformer_dag.cli.terminal import Config, Force, ModelName, Profile, Set, harmless, load_command_settings, path
+from toolformer_dag.cli.terminal import (
+    Config,
+    Force,
+    ModelName,
+    Profile,
+    Set,
+    escape_controls,
+    load_command_settings,
+    path,
+)
 from toolformer_dag.files import UserError
 from toolformer_dag.traces import Dropped
 
@@ -134,7 +143,7 @@ def _print_judgement(judgement: "Judgement", database: Path) -> None:
         f"with {judgement.tokens:,} tokens, {reused:,} reused; {database}",
         err=True,
     )
-    typer.echo(harmless(judgement.summary))
+    typer.echo(escape_controls(judgement.summary))
 
 
 def _list_forms() -> None:

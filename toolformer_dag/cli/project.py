@@ -31,7 +31,7 @@ from toolformer_dag.model.weights import DamagedCheckpoint
 from toolformer_dag.pipeline.raw_shards import NAME as RAW_SHARDS
 from toolformer_dag.resources.live_runs import UNFINISHED, end_dead_runs, take_spent, take_unfinished
 from toolformer_dag.settings.sections import Settings
-from toolformer_dag.settings.setting_types import expand_home, printable
+from toolformer_dag.settings.setting_types import expand_home, to_printable
 from toolformer_dag.settings.training_settings import TrainingSettings
 from toolformer_dag.training.checkpoint_outputs import explain_too_few_to_train
 from toolformer_dag.training.checkpoints import checkpoints
@@ -369,8 +369,8 @@ def home(root: Path) -> Path:
     """
     path = Path(os.environ.get("DAGSTER_HOME") or root / ".dagster")
     folder = expand_home(path).absolute()
-    if printable(folder) != str(folder):  # `printable` escapes bytes that are not UTF-8
-        raise UserError(f"{printable(folder)}: the path is not UTF-8; set DAGSTER_HOME to another folder")
+    if to_printable(folder) != str(folder):  # `to_printable` escapes bytes that are not UTF-8
+        raise UserError(f"{to_printable(folder)}: the path is not UTF-8; set DAGSTER_HOME to another folder")
     config_file = folder / "dagster.yaml"
     with locked(folder / "instance.lock"):  # also makes the folder
         if not config_file.exists():

@@ -10,7 +10,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from toolformer_dag.cli.terminal import harmless
+from toolformer_dag.cli.terminal import escape_controls
 from toolformer_dag.files import UserError
 from toolformer_dag.markdown import plain, table
 
@@ -63,7 +63,7 @@ def choose_ending(format: Format | None, file: Path | None = None) -> str:
 def printed(rows: "pl.DataFrame", format: Format) -> str:
     """Return all rows as text, in any format but parquet. Raises WarehouseError as `encoded` does."""
     text = encoded(rows, choose_ending(format)).decode()
-    return harmless(text) if format in ("md", "record") else text
+    return escape_controls(text) if format in ("md", "record") else text
 
 
 def encoded(rows: "pl.DataFrame", ending: str) -> bytes:
@@ -130,9 +130,9 @@ def drawn(rows: "pl.DataFrame", longest: int = 44, width: int = 160, *, typed: b
     one_line_rows = _replace_line_ends(rows)
     with layout:  # in effect where polars turns a table into text
         if typed:
-            return harmless(str(one_line_rows))
+            return escape_controls(str(one_line_rows))
         with pl.Config(tbl_hide_column_data_types=True, tbl_formatting="ASCII_MARKDOWN"):
-            return harmless(str(_to_markdown_cells(one_line_rows)))
+            return escape_controls(str(_to_markdown_cells(one_line_rows)))
 
 
 def _replace_line_ends(rows: "pl.DataFrame") -> "pl.DataFrame":

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from pydantic import ValidationError
 
-from toolformer_dag.cli.terminal import Config, harmless
+from toolformer_dag.cli.terminal import Config, escape_controls
 from toolformer_dag.files import UserError, write_whole
 from toolformer_dag.settings.servers import FAULT, LISTING, ServerSettings, lane_key, read_listing
 from toolformer_dag.settings.settings_file import load_servers, load_settings
@@ -66,7 +66,7 @@ def _write_listing(root: Path, listed: Mapping[str, Listed]) -> None:
 
 def _print_error(error: UserError) -> None:
     """Print an error on standard error; the command goes on."""
-    typer.echo(f"error: {harmless(str(error))}", err=True)
+    typer.echo(f"error: {escape_controls(str(error))}", err=True)
 
 
 def _print_unusable_lanes(config: Path | None) -> None:
@@ -92,7 +92,7 @@ def _print_if_unusable(key: str, options: Mapping[str, Any], root: Path) -> None
     try:
         load_tool(key, options, root=root)
     except UserError as error:
-        typer.echo(f"\n{harmless(str(error))}")
+        typer.echo(f"\n{escape_controls(str(error))}")
 
 
 def _list_server(name: str, server: ServerSettings, root: Path) -> Listed:
@@ -161,7 +161,7 @@ def _format_tool_line(tool: Mapping[str, Any], before: Mapping[str, Any] | None)
 
 def _to_one_line(text: str) -> str:
     """Make text of a server safe for the terminal, on one line: after a line end it could look like another tool."""
-    return harmless(text.replace("\n", "\ufffd"))
+    return escape_controls(text.replace("\n", "\ufffd"))
 
 
 def _describe_change(tool: Mapping[str, Any], before: Mapping[str, Any] | None) -> str:

@@ -17,7 +17,7 @@ from prompt_toolkit.lexers import PygmentsLexer
 from pygments.lexers.sql import SqlLexer
 
 from toolformer_dag.cli.query_results import Format, printed, saved_queries
-from toolformer_dag.cli.terminal import harmless
+from toolformer_dag.cli.terminal import escape_controls
 from toolformer_dag.files import UserError
 from toolformer_dag.lake.warehouse import WarehouseError, query
 
@@ -74,7 +74,7 @@ def _answer_next(session: PromptSession[str], answer_line: Callable[[str], None]
     except EOFError:
         return False
     except UserError as error:
-        sys.stderr.write(f"error: {harmless(str(error))}\n")
+        sys.stderr.write(f"error: {escape_controls(str(error))}\n")
     return True
 
 

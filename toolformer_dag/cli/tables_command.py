@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from toolformer_dag.cli.query_results import Format, drawn, printed
-from toolformer_dag.cli.terminal import Config, Profile, Set, harmless, load_command_settings
+from toolformer_dag.cli.terminal import Config, Profile, Set, escape_controls, load_command_settings
 from toolformer_dag.files import UserError
 
 if TYPE_CHECKING:
@@ -32,11 +32,11 @@ def tables(
     """
     settings = load_command_settings(config, profile, set)
     from toolformer_dag.evaluation.paper_tables import PAPER_TABLES, paper_table
-    from toolformer_dag.lake.warehouse import CLOSED, opened, received
+    from toolformer_dag.lake.warehouse import CLOSED, open_warehouse, received
 
     _refuse_contradictions(format, number)
     chosen = PAPER_TABLES if number is None else (paper_table(number),)
-    with opened(received(settings), CLOSED) as warehouse:
+    with open_warehouse(received(settings), CLOSED) as warehouse:
         for table in chosen:
             if format == "table":
                 _print_table(warehouse, table)
@@ -63,5 +63,5 @@ def _print_table(warehouse: "DuckDBPyConnection", table: "PaperTable") -> None:
     called = query_tool_shares(warehouse, table)
     if called is not None:
         typer.echo(f"Questions with a call, by tool, %\n{_drawn(called)}")
-    note_lines = [f"  {harmless(note)}\n" for note in notes(warehouse, table)]
+    note_lines = [f"  {escape_controls(note)}\n" for note in notes(warehouse, table)]
     typer.echo("".join(note_lines))

@@ -156,6 +156,6 @@ CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u20
 """Characters that control a terminal or the direction of text; text of the web may contain them."""
 
 
-def harmless(text: str) -> str:
+def escape_controls(text: str) -> str:
     """Replace every control character but tabs and line feeds by `\ufffd`, so that the text is safe on a terminal."""
     return CONTROL.sub("\ufffd", text)

@@ -16,7 +16,7 @@ from toolformer_dag.computing.shards import PINS, shorten_name
 from toolformer_dag.files import UserError, irregular, seal_record, unseal_record
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.storage import NO_FILE, Storage, Version
-from toolformer_dag.settings.setting_types import expand_home, printable
+from toolformer_dag.settings.setting_types import expand_home, to_printable
 from toolformer_dag.texts.columns import Rejection
 from toolformer_dag.texts.readers.hub_datasets import HubError, HubSplit, iter_hub_rows, resolve_splits
 from toolformer_dag.texts.record_files import RECORD_ENDINGS, NumberedRecord, file_records
@@ -81,7 +81,7 @@ class FileShard:
     @property
     def place(self) -> str:
         """Where it lies, for messages."""
-        return printable(self.file.path)
+        return to_printable(self.file.path)
 
     def stamp(self) -> dict[str, Any]:
         """Return what tells that the file changed."""
@@ -107,7 +107,7 @@ class GroupShard:
     @property
     def place(self) -> str:
         """Where they lie, for messages."""
-        return f"{len(self.members)} files of {printable(self.members[0].folder)}"
+        return f"{len(self.members)} files of {to_printable(self.members[0].folder)}"
 
     def stamp(self) -> dict[str, Any]:
         """Return what tells that one of the files changed, came or went."""
@@ -183,7 +183,7 @@ def _require_regular_file(path: Path) -> ConversationFile:
     """Return a file that was named itself. Raises UserError for a pipe or a device, which may never end."""
     kind = irregular(path)
     if kind is not None:
-        raise UserError(f"{printable(path)} is a {kind}, and only regular files are read; name a file or a folder")
+        raise UserError(f"{to_printable(path)} is a {kind}, and only regular files are read; name a file or a folder")
     return ConversationFile(path.name, path, path.parent)
 
 
@@ -215,7 +215,7 @@ def _with_distinct_names(files: Iterable[ConversationFile]) -> list[Conversation
     distinct = []
     for path, file in sorted(_map_path_to_file(files).items()):
         is_taken = file.name in taken_names
-        name = printable(path if is_taken else file.name)
+        name = to_printable(path if is_taken else file.name)
         taken_names.add(file.name)
         distinct.append(ConversationFile(name=name, path=path, folder=file.folder.absolute()))
     return distinct
@@ -263,7 +263,7 @@ def _estimate_unpacked_bytes(file: ConversationFile) -> int:
 
 def _hash_path(path: Path) -> str:
     """Return a hash of an absolute path, as eight hexadecimal digits."""
-    return fingerprint(printable(path.absolute()))[:8]
+    return fingerprint(to_printable(path.absolute()))[:8]
 
 
 class _HashedFile(NamedTuple):
@@ -296,7 +296,7 @@ def _iter_groups(folder: Path, files: Sequence[_HashedFile], prefix: str) -> Ite
 
 def _build_group(folder: Path, files: Iterable[ConversationFile], prefix: str) -> GroupShard:
     """Return files of a folder as a shard, which is named by the first bits (`prefix`) of their hashes."""
-    name = f"{printable(folder.name)}~{_hash_path(folder)}~{prefix or 'all'}"
+    name = f"{to_printable(folder.name)}~{_hash_path(folder)}~{prefix or 'all'}"
     sorted_files = sorted(files, key=lambda file: file.name)
     return GroupShard(shorten_name(name), tuple(sorted_files))
 

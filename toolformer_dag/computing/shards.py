@@ -24,7 +24,7 @@ from toolformer_dag.lake.storage import NO_FILE, Storage, Version
 from toolformer_dag.lake.table import Lake
 from toolformer_dag.settings.corpus_settings import CorpusSettings
 from toolformer_dag.settings.sections import Settings
-from toolformer_dag.settings.setting_types import SettingsError, expand_home, printable, to_absolute_pattern
+from toolformer_dag.settings.setting_types import SettingsError, expand_home, to_absolute_pattern, to_printable
 from toolformer_dag.synthetic.web import VERSION, write_shards
 from toolformer_dag.texts.columns import Batch
 from toolformer_dag.texts.formats import FormatChoice
@@ -64,7 +64,7 @@ class ShardFile:
     @property
     def place(self) -> str:
         """Where it lies, for messages."""
-        return printable(self.path)
+        return to_printable(self.path)
 
     def stamp(self) -> dict[str, Any]:
         """Return the size and the time of change of the file, by which changes are noticed; empty for a missing one."""
@@ -134,7 +134,7 @@ class _Match(NamedTuple):
     @property
     def stem(self) -> str:
         """The path below the folder without suffixes, such as "en/head_0000"."""
-        return _strip_suffixes(printable(self.path.relative_to(self.folder)))
+        return _strip_suffixes(to_printable(self.path.relative_to(self.folder)))
 
 
 def shard_files(settings: Settings) -> list[ShardFile]:
@@ -377,8 +377,8 @@ def _require_regular(path: Path) -> Path:
     kind = irregular(path)
     if kind:
         raise SettingsError(
-            f"corpus.shards: {printable(path)} is a {kind}, and only regular files are shards; move it away or write a "
-            "pattern that leaves it out"
+            f"corpus.shards: {to_printable(path)} is a {kind}, and only regular files are shards; move it away or "
+            "write a pattern that leaves it out"
         )
     return path
 
@@ -430,7 +430,7 @@ def _name_by_path(paths: Sequence[Path]) -> list[ShardFile]:
     common_folder = os.path.commonpath([path.parent for path in paths])
     shards = []
     for path in paths:
-        name = printable(path.relative_to(common_folder))
+        name = to_printable(path.relative_to(common_folder))
         shards.append(ShardFile(shorten_name(name), path))
     return shards
 
@@ -454,11 +454,11 @@ def shorten_name(name: str) -> str:
 
 def _count_name_bytes(name: str) -> int:
     """Return how many bytes the name of a shard's file takes."""
-    return len(file_name(printable(name)).encode())
+    return len(file_name(to_printable(name)).encode())
 
 
 def _shorten_middle(name: str, kept_characters: int) -> str:
     """Return a third of the kept characters from the beginning, a hash of the name, and the others from its end."""
     first = kept_characters // 3
     last = kept_characters - first
-    return f"{name[:first]}~{fingerprint(printable(name))}~{name[-last:]}"
+    return f"{name[:first]}~{fingerprint(to_printable(name))}~{name[-last:]}"

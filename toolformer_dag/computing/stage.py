@@ -697,7 +697,7 @@ def encoded(rejected: Rejected) -> list[dict[str, Any]]:
     return rejections
 
 
-def counted(frame: pl.DataFrame, reason: str = "reason") -> Rejected:
+def count_by_reason(frame: pl.DataFrame, reason: str = "reason") -> Rejected:
     """Count the rows of `frame` that have a reason (null where a row was not left out), by shard and reason."""
     counts = frame.filter(pl.col(reason).is_not_null()).group_by("shard", reason).len()
     rejected = Rejected()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from toolformer_dag.conversations.mark_scanner import Marks, iter_mark_pairs, list_enclosed_bodies
-from toolformer_dag.conversations.plain_values import parsed
+from toolformer_dag.conversations.plain_values import parse_json
 from toolformer_dag.conversations.record_paths import Path
 from toolformer_dag.conversations.shapes import FoundCall, parse_listed_call
 
@@ -31,14 +31,14 @@ class BodyCall(NamedTuple):
     path: Path
 
 
-def calls_in(body: str, opening: str) -> list[BodyCall]:
+def parse_call_body(body: str, opening: str) -> list[BodyCall]:
     """Return the calls in a text between marks such as `<tool_call>`; an empty list where they cannot be read.
 
     body: the text between the marks. opening: the first mark.
     """
     if opening in ONE_WORD_TOOLS:  # `<search>`: the text is the query
         return _parse_one_word_call(body, opening)
-    json_value = parsed(body.strip())  # None for a text that is no JSON
+    json_value = parse_json(body.strip())  # None for a text that is no JSON
     if json_value is not None:
         return _parse_json_calls(json_value)
     readers = (
@@ -106,7 +106,7 @@ def function_call(body: str) -> FoundCall | None:
     tool, closed, rest = body.partition(">")
     if not closed or not tool.strip():
         return None
-    arguments = parsed(rest.strip())
+    arguments = parse_json(rest.strip())
     if not isinstance(arguments, dict):
         arguments = _parse_tagged_arguments(rest, PARAMETER, separator=">")
     return FoundCall(tool.strip(), arguments, id=None)
@@ -162,7 +162,7 @@ def _parse_json_lines(body: str) -> list[BodyCall]:
     for line in body.splitlines(keepends=True):
         line_end = line_start + len(line)
         if line.strip():
-            call = parse_listed_call(parsed(line.strip()))
+            call = parse_listed_call(parse_json(line.strip()))
             if call is None:
                 return []
             calls.append(BodyCall(call, path=((line_start, line_end),)))

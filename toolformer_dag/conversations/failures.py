@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from toolformer_dag.conversations.plain_values import parsed
+from toolformer_dag.conversations.plain_values import parse_json
 
 FAILURE = re.compile(
     r"\W*(?:(?:\w*error|\w*exception|traceback)\b(?!-)|failed\b(?!\W*\d)|failure\b(?=\s*(?:[:.!(]|to\b|$))"
@@ -30,7 +30,7 @@ def is_failed_result(result: str, status_fields: Any = None) -> bool:
         return True
     fields = None
     if result[:100].lstrip().startswith("{") and len(result) <= LONGEST_JSON:
-        fields = parsed(result)
+        fields = parse_json(result)
     if isinstance(fields, Mapping):
         return _has_failure_fields(fields)
     return FAILURE.match(result[:BEGINNING_LENGTH]) is not None

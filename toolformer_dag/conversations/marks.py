@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from toolformer_dag.conversations.call_bodies import FUNCTION, ONE_WORD_TOOLS, calls_in, function_call
+from toolformer_dag.conversations.call_bodies import FUNCTION, ONE_WORD_TOOLS, function_call, parse_call_body
 from toolformer_dag.conversations.mark_scanner import (
     END_OF_TEXT,
     Enclosed,
@@ -15,11 +15,11 @@ from toolformer_dag.conversations.mark_scanner import (
     outermost,
     without_spans,
 )
-from toolformer_dag.conversations.plain_values import parsed
+from toolformer_dag.conversations.plain_values import parse_json
 from toolformer_dag.conversations.python_calls import python_calls
 from toolformer_dag.conversations.record_paths import Path
 from toolformer_dag.conversations.shapes import FoundCall
-from toolformer_dag.conversations.thoughts import find_thinking_spans, visible
+from toolformer_dag.conversations.thoughts import find_thinking_spans, without_thoughts
 
 CALL_TAGS = (
     Marks("<tool_call>", "</tool_call>"),
@@ -156,7 +156,7 @@ def _parse_calls_of_pair(text: str, pair: Enclosed, opening: str) -> list[Marked
     Each of several calls gets a path inside the pair. In `<tool_call>[{...}, {...}]</tool_call>` the second call has
     ((11, 25), None, 1): the characters between the marks, opened as JSON (None), item 1.
     """
-    calls = calls_in(pair.body(text), opening)
+    calls = parse_call_body(pair.body(text), opening)
     if len(calls) == 1:  # the pair as a whole is the call
         return [MarkedCall(calls[0].fields, pair.span)]
     return [MarkedCall(call.fields, pair.span, inside=(pair.body_span_in_pair, *call.path)) for call in calls]
@@ -178,7 +178,7 @@ def _iter_other_marks(text: str) -> Iterator[str]:
 
 def has_call_marks(text: str) -> bool:
     """Return whether marks of a call stand in a text, outside of its thinking."""
-    visible_text = visible(text)
+    visible_text = without_thoughts(text)
     openings = [marks.opening for marks in (*CALL_TAGS, FUNCTION)]
     return any(opening in visible_text for opening in openings if opening not in ONE_WORD_TOOLS)
 
@@ -212,7 +212,7 @@ def _parse_result_between(text: str, pair: Enclosed) -> MarkedResult:
 
 def _find_named_tool(body: str) -> str | None:
     """Return the tool that a result in JSON names, as in Hermes: `{"name": "search", "content": ...}`."""
-    fields = parsed(body) if body.startswith("{") else None
+    fields = parse_json(body) if body.startswith("{") else None
     name = fields.get("name") if isinstance(fields, dict) else None
     return name if isinstance(name, str) else None
 

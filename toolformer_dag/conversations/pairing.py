@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 
 from toolformer_dag.conversations.failures import is_failed_result
 from toolformer_dag.conversations.messages import RecordedCall, RecordedMessage
-from toolformer_dag.conversations.plain_values import arguments_of, parsed
+from toolformer_dag.conversations.plain_values import arguments_of, parse_json
 from toolformer_dag.conversations.raw_messages import CallAt, Fault, RawMessage, ResultAt
 from toolformer_dag.conversations.record_paths import Path
 from toolformer_dag.conversations.shapes import FoundResult
-from toolformer_dag.conversations.thoughts import Thought, join_thoughts, visible
+from toolformer_dag.conversations.thoughts import Thought, join_thoughts, without_thoughts
 
 SHOWN = 80
 """Characters of a result in the detail of a fault."""
@@ -117,7 +117,7 @@ class _MessageOfTurn:
         """
         message = self.message
         text = message.text
-        words = visible(text) if message.role == "assistant" else text
+        words = without_thoughts(text) if message.role == "assistant" else text
         has_marked_thoughts = words != text
         says_something = bool(words.strip()) and message.role != "tool"
         if not self.calls and not says_something:
@@ -442,7 +442,7 @@ def _find_first_waiting(calls: deque[WaitingCall]) -> WaitingCall | None:
 def _list_items(result: ResultAt) -> list[Any]:
     """Return the items of a result that is a list, or a list in JSON; an empty list for another result."""
     content = result.fields.content
-    opened = parsed(content) if isinstance(content, str) else content
+    opened = parse_json(content) if isinstance(content, str) else content
     return opened if isinstance(opened, list) else []
 
 

@@ -20,7 +20,7 @@ TYPES_WITH_VALUE = ("text", "output_text", "input_text")
 """Types of content parts whose text may stand in the field `value`."""
 
 
-def parsed(text: str) -> Any:
+def parse_json(text: str) -> Any:
     """Return the object or list that a text holds in JSON or as a Python literal; None for any other text.
 
     Early data sets such as Hermes and glaive hold Python literals: `{'a': 1}`. Returns None too for a value that JSON
@@ -40,8 +40,8 @@ def parsed(text: str) -> Any:
 
 @lru_cache(maxsize=4)
 def parse_json_field(text: str) -> Any:
-    """Return `parsed(text)`, cached for the few fields of a record that every form looks into."""
-    return parsed(text)
+    """Return `parse_json(text)`, cached for the few fields of a record that every form looks into."""
+    return parse_json(text)
 
 
 def _check_json(value: Any) -> Any:
@@ -90,7 +90,7 @@ def list_at(value: Any, path: str) -> list[Any]:
     return items if isinstance(items, list) else []
 
 
-def text_of(content: Any) -> str:
+def to_text(content: Any) -> str:
     """Return a content as text: the text itself, the texts of all its parts, or else its JSON."""
     if content is None:
         return ""
@@ -122,7 +122,7 @@ def _format_part(part: Any) -> str:
     if isinstance(text, str):
         return text
     if part.get("json") is not None:  # in results of Bedrock
-        return text_of(part["json"])
+        return to_text(part["json"])
     if _has_text_as_value(part) and isinstance(part["value"], str):
         return part["value"]
     return _format_placeholder(part)
@@ -162,7 +162,7 @@ def _parse_json_text(text: str) -> Any:
         with suppress(ValueError):
             return json.loads(text)
         return None
-    return parsed(text)
+    return parse_json(text)
 
 
 def _without_nulls(arguments: Mapping[str, Any]) -> dict[str, Any]:

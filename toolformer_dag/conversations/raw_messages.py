@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from toolformer_dag.conversations.plain_values import arguments_of, find_value, parsed, text_of
+from toolformer_dag.conversations.plain_values import arguments_of, find_value, parse_json, to_text
 from toolformer_dag.conversations.record_paths import Path
 from toolformer_dag.conversations.shapes import (
     ANSWERED_IDS,
@@ -31,7 +31,7 @@ from toolformer_dag.conversations.thoughts import (
     get_thought_text,
     is_thought,
     marked_thoughts,
-    visible,
+    without_thoughts,
 )
 
 CALLS = "calls"
@@ -132,7 +132,7 @@ class ResultAt(NamedTuple):
     @property
     def text(self) -> str:
         """The tool's answer as text."""
-        return text_of(_unwrap_vercel_value(self.fields.content))
+        return to_text(_unwrap_vercel_value(self.fields.content))
 
 
 @dataclass
@@ -161,7 +161,7 @@ class RawMessage:
     @property
     def says_something(self) -> bool:
         """Whether it has calls or words outside of thoughts."""
-        return bool(self.calls) or bool(visible(self.text).strip())
+        return bool(self.calls) or bool(without_thoughts(self.text).strip())
 
     def marked_thoughts(self) -> list[Thought]:
         """Return the thoughts between marks in the words; their paths are lost where words were joined."""
@@ -435,7 +435,7 @@ class _MessageReader:
     def _read_part(self, part: Any, path: Path) -> None:
         """Read a part of a content: a text, or an object such as `{"type": "text", "text": "Warm."}`."""
         if not isinstance(part, Mapping):
-            self._add_words(text_of(part), path)
+            self._add_words(to_text(part), path)
         elif isinstance(part.get("message_content"), Mapping):  # OpenInference
             self._read_part_object(part["message_content"], (*path, "message_content"))
         else:
@@ -506,7 +506,7 @@ class _MessageReader:
         name = ", ".join(map(str, part)) if kind is None else str(kind)
         if may_hold_call(name):
             self._add_fault("unknown_part", f"content part {name[:SHOWN]}")
-        self._add_words(text_of([part]), None)
+        self._add_words(to_text([part]), None)
 
     def _read_calls_in_content(self, message: Mapping[str, Any], path: Path) -> None:
         """Read a message whose content is a call or a list of calls, maybe in JSON behind thoughts, and nothing else.
@@ -522,7 +522,7 @@ class _MessageReader:
         calls = content
         has_thoughts = False
         if isinstance(content, str):
-            calls = visible(content)  # without the thoughts
+            calls = without_thoughts(content)  # without the thoughts
             thoughts = marked_thoughts(content, content_path)
             self.parts[-1].thoughts += thoughts
             has_thoughts = bool(thoughts)
@@ -589,7 +589,7 @@ class _MessageReader:
 
     def _read_listed(self, calls: Any, path: Path) -> None:
         """Read a list of calls, one call, or either in JSON; an item may be JSON too. path: of `calls`."""
-        opened = parsed(calls) if isinstance(calls, str) else calls
+        opened = parse_json(calls) if isinstance(calls, str) else calls
         if not isinstance(opened, list):
             self._read_listed_call(opened, path, shown=calls if opened is None else opened)
             return
@@ -599,7 +599,7 @@ class _MessageReader:
 
     def _read_listed_call(self, item: Any, path: Path, shown: Any) -> None:
         """Read a call, or a call in JSON. shown: the value that a fault shows where it is no call."""
-        call = parse_listed_call(parsed(item) if isinstance(item, str) else item)
+        call = parse_listed_call(parse_json(item) if isinstance(item, str) else item)
         if call is None:
             self._add_unreadable(shown)
         else:
@@ -711,7 +711,7 @@ def _find_requestor(result: Any) -> str | None:
 
 def _is_list(content: Any) -> bool:
     """Return whether a content is a list, or a list in JSON."""
-    opened = parsed(content) if isinstance(content, str) else content
+    opened = parse_json(content) if isinstance(content, str) else content
     return isinstance(opened, list)
 
 

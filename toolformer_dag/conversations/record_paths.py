@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from toolformer_dag.conversations.plain_values import parsed
+from toolformer_dag.conversations.plain_values import parse_json
 
 Span = tuple[int, int]
 """A stretch of text: the offsets of its first character and of the one behind its last."""
@@ -26,7 +26,7 @@ GONE = object()
 """Stands for a value of which nothing is left."""
 
 
-def value_at(record: Any, path: Path) -> Any:
+def get_value_at(record: Any, path: Path) -> Any:
     """Return the value at a path in a record: "Hi" at ("messages", 0, "content") in {"messages": [{"content": "Hi"}]}.
 
     Raises LookupError or TypeError where there is none.
@@ -34,7 +34,7 @@ def value_at(record: Any, path: Path) -> Any:
     value = record
     for step in path:
         if step is None:  # the value is a text that holds JSON
-            value = parsed(value)
+            value = parse_json(value)
         elif isinstance(step, tuple):  # a stretch of a text
             start, end = step
             value = value[start:end]
@@ -89,7 +89,7 @@ def _without_in_list(items: Sequence[Any], inner_paths: Mapping[Step, list[Path]
 def _without_in_text(text: str, inner_paths: Mapping[Step, list[Path]]) -> Any:
     """Return a text without some of its stretches, or without parts of the JSON that it holds."""
     if None in inner_paths:  # the text is JSON
-        left = without(parsed(text), inner_paths[None])
+        left = without(parse_json(text), inner_paths[None])
         return GONE if left is GONE else json.dumps(left, ensure_ascii=False)
     return _without_stretches(text, inner_paths).text.strip()
 

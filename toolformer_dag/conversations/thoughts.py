@@ -129,7 +129,7 @@ def split_words_and_thoughts(text: str) -> WordsAndThoughts:
     return WordsAndThoughts(without_spans(text, spans).strip(), thoughts, outer_spans)
 
 
-def visible(text: str) -> str:
+def without_thoughts(text: str) -> str:
     """Return a text without its thoughts; unchanged where it has none."""
     return split_words_and_thoughts(text).words
 

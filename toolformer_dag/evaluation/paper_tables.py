@@ -16,7 +16,7 @@ import polars as pl
 from duckdb import DuckDBPyConnection
 
 from toolformer_dag.files import UserError
-from toolformer_dag.lake.queries import quoted, read_sql_file, rows
+from toolformer_dag.lake.queries import quote_sql, read_sql_file, rows
 from toolformer_dag.pipeline.controls import CONTROLS
 
 FIGURES: Mapping[str, Any] = tomllib.loads(files(__package__).joinpath("paper_figures.toml").read_text("utf-8"))
@@ -60,7 +60,7 @@ COLUMN_COMMENTS = {
 
 
 class PaperFigure(NamedTuple):
-    """A figure that the paper prints; the fields are the columns of the view `paper_figures`, described above.
+    """A figure that the paper prints; the fields are the columns of the view `iter_paper_figures`, described above.
 
     - `tau_f_or_k`: tau_f (Table 2) or k of decoding (Table 9); None elsewhere
     - `place`: the index of its row in the paper's table
@@ -75,7 +75,7 @@ class PaperFigure(NamedTuple):
     place: int
 
 
-def paper_figures() -> Iterator[PaperFigure]:
+def iter_paper_figures() -> Iterator[PaperFigure]:
     """Yield every figure that the paper prints, such as a model's accuracy on a benchmark, from paper_figures.toml.
 
     A grid in that file is a table of the paper, or a part of one:
@@ -131,7 +131,7 @@ def _build_views_sql() -> str:
 
     Then those of paper_tables.sql, which compare them with ours, and the comments on all columns.
     """
-    figure_rows = ", ".join(_format_sql_row(figure) for figure in paper_figures())
+    figure_rows = ", ".join(_format_sql_row(figure) for figure in iter_paper_figures())
     example_columns = list(COLUMN_COMMENTS["paper_examples"])
     example_rows = ", ".join(
         _format_sql_row(example[column] for column in example_columns) for example in FIGURES["example"]
@@ -156,7 +156,7 @@ def _format_control_stages() -> str:
     names: list[str] = []
     for control in CONTROLS:
         names += [control.name, control.chains_name]
-    return ", ".join(map(quoted, names))
+    return ", ".join(map(quote_sql, names))
 
 
 def _build_comments_sql() -> str:
@@ -164,7 +164,7 @@ def _build_comments_sql() -> str:
     comments = []
     for view, columns in COLUMN_COMMENTS.items():
         for column, comment in columns.items():
-            comments.append(f'COMMENT ON COLUMN {view}."{column}" IS {quoted(comment)};')
+            comments.append(f'COMMENT ON COLUMN {view}."{column}" IS {quote_sql(comment)};')
     return "".join(comments)
 
 
@@ -175,7 +175,7 @@ def _format_sql_row(values: Iterable[object]) -> str:
         if value is None:
             literals.append("NULL")
         elif isinstance(value, str):
-            literals.append(quoted(value))
+            literals.append(quote_sql(value))
         else:
             literals.append(str(value))
     return f"({', '.join(literals)})"
@@ -261,7 +261,7 @@ def _build_headings(rows: pl.DataFrame, item: str) -> dict[str, str]:
 
 def _sort_paper_items_first(items: set[str]) -> list[str]:
     """Return the items in the order of the paper, then those that the paper lacks, sorted."""
-    paper_items = dict.fromkeys(figure.item for figure in paper_figures() if figure.item in items)
+    paper_items = dict.fromkeys(figure.item for figure in iter_paper_figures() if figure.item in items)
     return [*paper_items, *sorted(items - paper_items.keys())]
 
 
@@ -466,7 +466,7 @@ def _describe_missing_benchmarks(table: PaperTable, measured: set[str]) -> list[
 
     "Not asked: SVAMP; add svamp = "PATH" under [evaluation.benchmarks]."
     """
-    items = [figure.item for figure in paper_figures() if str(figure.paper_table) == table.number]
+    items = [figure.item for figure in iter_paper_figures() if str(figure.paper_table) == table.number]
     missing = [name for name in dict.fromkeys(items) if name not in measured]
     if not missing:
         return []

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import duckdb
 
-from toolformer_dag.lake.warehouse import CLOSED, WarehouseError, opened
+from toolformer_dag.lake.warehouse import CLOSED, WarehouseError, open_warehouse
 
 Row = dict[str, Any]
 """A row of an answer by column, of values that JSON can hold."""
@@ -59,7 +59,7 @@ class WarehouseReader:
             if was_replaced:
                 self._stamp = None  # until the file is open again: opening may fail, as without a file
                 self._opened.close()  # while it is open, connecting again would give the old file
-                self._connection = self._opened.enter_context(opened(self.database, CLOSED))
+                self._connection = self._opened.enter_context(open_warehouse(self.database, CLOSED))
                 self._stamp = stamp
             return self._connection.cursor()
 

@@ -38,7 +38,7 @@ from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.local_outputs import LocalOutput
 from toolformer_dag.lake.queries import read_sql_file
 from toolformer_dag.lake.record import changes
-from toolformer_dag.lake.warehouse import WarehouseError, opened, query
+from toolformer_dag.lake.warehouse import WarehouseError, open_warehouse, query
 from toolformer_dag.markdown import table
 from toolformer_dag.method.corpus_texts import SQL, TEXTS, CorpusText, corpus_texts
 from toolformer_dag.model.weights import format_model_name
@@ -135,7 +135,7 @@ class _ExportedRows:
         """
         form = self._form
         markers = self._plan.settings.model.markers
-        with opened(self._plan.settings.warehouse) as connection:
+        with open_warehouse(self._plan.settings.warehouse) as connection:
             for text in corpus_texts(connection, self._plan.lane_names, form.preferences, markers):
                 self._count_calls(text)
                 for row in form.rows(text):  # several, one or none, as the form wants

@@ -19,8 +19,8 @@ from toolformer_dag.exports.dataset_folder import (
     replacing,
     write_record,
 )
-from toolformer_dag.lake.queries import quoted
-from toolformer_dag.lake.warehouse import opened
+from toolformer_dag.lake.queries import quote_sql
+from toolformer_dag.lake.warehouse import open_warehouse
 from toolformer_dag.method.decision_sql import RULE
 
 ABOUT = """\
@@ -48,7 +48,7 @@ def export_warehouse(database: Path, folder: Path, license: str, views: str) -> 
     WriteError.
     """
     refuse_foreign(folder)
-    with opened(database) as connection, replacing(folder) as fresh:
+    with open_warehouse(database) as connection, replacing(folder) as fresh:
         tables = [_write_table(table, fresh) for table in iter_tables_to_export(connection)]
         (fresh / "load.sql").write_text(_build_load_sql(connection, tables, views), "utf-8")
         (fresh / CARD).write_text(_format_card(fresh, tables, license), "utf-8")
@@ -138,7 +138,7 @@ def _build_table_statements(table: _WrittenTable) -> list[str]:
     """Return the SQL statements that make a table of its Parquet files, and give it and its columns their comments."""
     files = f"{DATA}/{table.name}-*.parquet"
     create = f"CREATE TABLE \"{table.name}\" AS FROM read_parquet('{files}');"
-    comment = f'COMMENT ON TABLE "{table.name}" IS {quoted(table.comment)};'
+    comment = f'COMMENT ON TABLE "{table.name}" IS {quote_sql(table.comment)};'
     column_comments = [_build_column_comment(table.name, field) for field in table.schema]
     return [create, comment, *column_comments]
 
@@ -146,14 +146,14 @@ def _build_table_statements(table: _WrittenTable) -> list[str]:
 def _build_column_comment(table_name: str, field: pa.Field) -> str:
     """Return the SQL statement that gives a column its comment."""
     comment = field.metadata[b"comment"].decode()
-    return f'COMMENT ON COLUMN "{table_name}"."{field.name}" IS {quoted(comment)};'
+    return f'COMMENT ON COLUMN "{table_name}"."{field.name}" IS {quote_sql(comment)};'
 
 
 def _build_view_comments(connection: duckdb.DuckDBPyConnection) -> list[str]:
     """Return the SQL statements that give views their comments."""
     query = "SELECT view_name, comment FROM duckdb_views() WHERE NOT internal ORDER BY ALL"
     comments = connection.execute(query).fetchall()
-    return [f'COMMENT ON VIEW "{view}" IS {quoted(comment)};' for view, comment in comments]
+    return [f'COMMENT ON VIEW "{view}" IS {quote_sql(comment)};' for view, comment in comments]
 
 
 def _build_view_column_comments(connection: duckdb.DuckDBPyConnection) -> list[str]:
@@ -163,7 +163,7 @@ def _build_view_column_comments(connection: duckdb.DuckDBPyConnection) -> list[s
         "AND table_name IN (SELECT view_name FROM duckdb_views()) ORDER BY ALL"
     )
     comments = connection.execute(query).fetchall()
-    return [f'COMMENT ON COLUMN "{view}"."{column}" IS {quoted(comment)};' for view, column, comment in comments]
+    return [f'COMMENT ON COLUMN "{view}"."{column}" IS {quote_sql(comment)};' for view, column, comment in comments]
 
 
 def _format_card(folder: Path, tables: Sequence[_WrittenTable], license: str) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import duckdb
 
-from toolformer_dag.files import WriteError, beside, replace_whole
+from toolformer_dag.files import WriteError, build_temporary_path, replace_whole
 from toolformer_dag.lake.queries import OFFLINE
 
 NO_SPACE = (duckdb.IOException, duckdb.OutOfMemoryException, duckdb.FatalException)
@@ -44,7 +44,7 @@ def replace_database(database: Path) -> Iterator[duckdb.DuckDBPyConnection]:
         with replaced_database(Path("traces.duckdb")) as connection:
             connection.execute("CREATE TABLE calls AS FROM frame")
     """
-    fresh = beside(database, ".duckdb")
+    fresh = build_temporary_path(database, ".duckdb")
     try:
         database.parent.mkdir(parents=True, exist_ok=True)
         with duckdb.connect(fresh, config=OFFLINE) as connection:

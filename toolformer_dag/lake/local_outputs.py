@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from toolformer_dag.files import FILES, WriteError, beside, seal_record, unseal_record, write_whole
+from toolformer_dag.files import FILES, WriteError, build_temporary_path, seal_record, unseal_record, write_whole
 from toolformer_dag.identity import file_hash
 from toolformer_dag.lake.object_storage import ObjectStorage
 from toolformer_dag.lake.storage import Storage
@@ -178,7 +178,7 @@ class LocalOutput:
 
 def _download_if_whole(storage: ObjectStorage, stored: Path, path: Path, content: str) -> bool:
     """Replace the file `path` by an object, and return True, if the object is there with the hash `content`."""
-    download = beside(path)
+    download = build_temporary_path(path)
     with suppress(FileNotFoundError):
         storage.download(stored, download)
     is_whole = download.is_file() and file_hash(download) == content

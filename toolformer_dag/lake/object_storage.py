@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 from uuid import uuid4
 
-from toolformer_dag.files import StorageError, WriteError, beside, file_name, write_whole
+from toolformer_dag.files import StorageError, WriteError, build_temporary_path, file_name, write_whole
 from toolformer_dag.lake import parquet
 from toolformer_dag.lake.parquet import UnreadableFile
 from toolformer_dag.lake.session import LakeSession, get_current_session
@@ -621,7 +621,7 @@ class ObjectStorage(Storage):
 
     def _write_copy(self, path: Path, blocks: Iterable[Any]) -> None:
         """Write blocks of bytes to a file of this machine: it is there as a whole, or not at all. Raises WriteError."""
-        fresh = beside(path)
+        fresh = build_temporary_path(path)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with fresh.open("wb") as stream:

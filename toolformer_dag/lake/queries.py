@@ -80,7 +80,7 @@ def _require_readable_columns(relation: duckdb.DuckDBPyRelation) -> None:
             raise _build_unshown_error(f"column {name!r} is of type {kind}")
 
 
-def quoted(text: object) -> str:
+def quote_sql(text: object) -> str:
     """Return `text` as a SQL string literal: `it's` becomes `'it''s'`."""
     return "'" + str(text).replace("'", "''") + "'"
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import duckdb
 
-from toolformer_dag.lake.queries import quoted
+from toolformer_dag.lake.queries import quote_sql
 from toolformer_dag.lake.warehouse_table import WarehouseTable
 
 READ_BY_VIEW = re.compile(r'\b(?:FROM|JOIN)\s+\(*"?(\w+)"?', re.IGNORECASE)
@@ -24,7 +24,7 @@ def write_comments(
     views = _query_tables_read_by_views(connection)
     for table in tables:
         kind = "VIEW" if table.name in views else "TABLE"
-        connection.execute(f'COMMENT ON {kind} "{table.name}" IS {quoted(table.comment)}')
+        connection.execute(f'COMMENT ON {kind} "{table.name}" IS {quote_sql(table.comment)}')
         _write_column_comments(connection, table.name, table.columns)
     sources_by_name = {**derived, **views}
     for name, sources in sources_by_name.items():
@@ -60,4 +60,4 @@ def _query_column_comments(connection: duckdb.DuckDBPyConnection, name: str) -> 
 def _write_column_comments(connection: duckdb.DuckDBPyConnection, name: str, comments: Mapping[str, str]) -> None:
     """Write comments, by column, to a table or view."""
     for column, comment in comments.items():
-        connection.execute(f'COMMENT ON COLUMN "{name}"."{column}" IS {quoted(comment)}')
+        connection.execute(f'COMMENT ON COLUMN "{name}"."{column}" IS {quote_sql(comment)}')

@@ -18,11 +18,11 @@ from typing import Any
 import duckdb
 import polars as pl
 
-from toolformer_dag.files import ReadError, StorageError, beside, locked, unseal_record
+from toolformer_dag.files import ReadError, StorageError, build_temporary_path, locked, unseal_record
 from toolformer_dag.identity import stream_hash
 from toolformer_dag.lake.descriptions import described
 from toolformer_dag.lake.local_outputs import LocalOutput
-from toolformer_dag.lake.queries import OFFLINE, quoted, rows
+from toolformer_dag.lake.queries import OFFLINE, quote_sql, rows
 from toolformer_dag.lake.table import Lake
 from toolformer_dag.settings.sections import Settings
 
@@ -81,9 +81,9 @@ def query(database: Path, sql: str, gib: float | None = None, folders: Sequence[
     _refuse_half_characters(sql)
     config = _build_limits(gib)
     if not folders:
-        with opened(database, config | CLOSED) as connection:  # no access to other files
+        with open_warehouse(database, config | CLOSED) as connection:  # no access to other files
             return _answer_or_stop(connection, sql, QUERIES, database)
-    with opened(database, config) as connection:
+    with open_warehouse(database, config) as connection:
         _close_all_but(connection, folders)  # CLOSED, after the folders were named: then no setting can be changed
         return _answer_or_stop(connection, sql, QUERIES_OVER_FOLDERS, database)
 
@@ -142,8 +142,8 @@ def _close_all_but(connection: duckdb.DuckDBPyConnection, folders: Sequence[Path
     for folder in folders:
         if not folder.is_dir():
             raise WarehouseError(f"--read {folder}: there is no such folder; name one that holds your files")
-        allowed.append(quoted(folder.absolute()))
-        allowed.append(quoted(folder.resolve()))  # DuckDB follows no link before it compares
+        allowed.append(quote_sql(folder.absolute()))
+        allowed.append(quote_sql(folder.resolve()))  # DuckDB follows no link before it compares
     connection.execute(f"SET allowed_directories = [{', '.join(allowed)}]")
     for setting, value in CLOSED.items():
         connection.execute(f"SET {setting} = {value}")
@@ -159,7 +159,9 @@ def _answer_query(connection: duckdb.DuckDBPyConnection, sql: str, kinds: Collec
 
 
 @contextmanager
-def opened(database: Path, config: Mapping[str, Any] = MappingProxyType({})) -> Iterator[duckdb.DuckDBPyConnection]:
+def open_warehouse(
+    database: Path, config: Mapping[str, Any] = MappingProxyType({})
+) -> Iterator[duckdb.DuckDBPyConnection]:
     """Open the warehouse (a DuckDB file) for reading; yield a connection, which may make temporary tables.
 
     config: settings of DuckDB, such as CLOSED.
@@ -196,7 +198,7 @@ def _format_message_with_remedy(database: Path, error: duckdb.Error) -> str:
 @cache
 def _get_spill_folder(database: Path) -> Path:
     """Return the folder for what does not fit into memory: one of this process, which `clean` knows by its name."""
-    return beside(database)
+    return build_temporary_path(database)
 
 
 def refuse_other_file(database: Path) -> None:

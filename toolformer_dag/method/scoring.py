@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import duckdb
 
 from toolformer_dag.files import UserError
-from toolformer_dag.lake.queries import open_in_memory, quoted, read_sql_file
+from toolformer_dag.lake.queries import open_in_memory, quote_sql, read_sql_file
 
 PAPER_SCORE = "loss_minus - loss_plus"
 """The score that loss_deltas and swapped_results hold as delta."""
@@ -99,7 +99,7 @@ def calls_query(
 
         SELECT * REPLACE (CASE tool WHEN 'calculator' THEN TRY((delta - echo)::DOUBLE) END AS delta) FROM ...
     """
-    paths = ", ".join(map(quoted, files))
+    paths = ", ".join(map(quote_sql, files))
     scan = f"read_parquet([{paths}], hive_partitioning = false, file_row_number = true)"
     row = "file_index::BIGINT << 32 | file_row_number"  # the number of the file, then that of the row in it
     numbered_calls = f"SELECT * EXCLUDE (file_row_number), {row} AS row FROM {scan}"
@@ -125,7 +125,7 @@ def _build_costs_query(scores: Mapping[str, str], cost_tables: str, swaps: bool)
     lanes_with_costs = list_lanes_reading_cost(scores)
     if not lanes_with_costs:
         return f"SELECT {CALL_KEY}, 0.0::DOUBLE AS cost FROM called WHERE false"
-    condition = f"tool IN ({', '.join(map(quoted, lanes_with_costs))})"
+    condition = f"tool IN ({', '.join(map(quote_sql, lanes_with_costs))})"
     if swaps:
         condition += " AND swap = 0"  # the swaps of a call share its key
     # CALL_COSTS reads the calls under the name `decisions`.
@@ -141,11 +141,11 @@ def with_scores(called: str, costs: str, scores: Mapping[str, str]) -> str:
     called: a query for the calls. costs: a query for what calls cost. scores: key of the lane (a tool with its
     settings) -> SQL expression over the columns of a call.
     """
-    cases = " ".join(f"WHEN {quoted(lane)} THEN {_build_value_sql(score)}" for lane, score in scores.items())
+    cases = " ".join(f"WHEN {quote_sql(lane)} THEN {_build_value_sql(score)}" for lane, score in scores.items())
     sql_of_placeholder = {
         "CALLED": called,
         "COSTS": costs,
-        "TOOLS": ", ".join(map(quoted, scores)),
+        "TOOLS": ", ".join(map(quote_sql, scores)),
         "SCORE": f"CASE tool {cases} END",
     }
     _, _, template = SCORED_SQL.partition("\n\n")  # without its comment, which names the placeholders too

@@ -11,7 +11,7 @@ from pathlib import Path
 import duckdb
 
 from toolformer_dag.lake.database_files import write_out
-from toolformer_dag.lake.queries import open_in_memory, quoted, read_sql_file, rows, run_sql
+from toolformer_dag.lake.queries import open_in_memory, quote_sql, read_sql_file, rows, run_sql
 from toolformer_dag.lake.table_comments import write_comments
 from toolformer_dag.lake.warehouse_building import PartFiles
 from toolformer_dag.lake.warehouse_table import WarehouseTable
@@ -99,10 +99,10 @@ def _attach_warehouse(file: Path, spilled: Path) -> Iterator[duckdb.DuckDBPyConn
     If the block raises, the file is not to be used. spilled: a folder for what does not fit into memory.
     """
     with open_in_memory() as connection:
-        connection.execute(f"SET memory_limit = {quoted(MEMORY)}")
-        connection.execute(f"SET temp_directory = {quoted(spilled)}")
+        connection.execute(f"SET memory_limit = {quote_sql(MEMORY)}")
+        connection.execute(f"SET temp_directory = {quote_sql(spilled)}")
         connection.execute("SET preserve_insertion_order = false")  # or copied rows would be compressed twice
-        connection.execute(f"ATTACH {quoted(file)} AS warehouse (STORAGE_VERSION 'v1.0.0')")
+        connection.execute(f"ATTACH {quote_sql(file)} AS warehouse (STORAGE_VERSION 'v1.0.0')")
         connection.execute("USE warehouse")
         yield connection
         write_out(connection, "warehouse")
@@ -127,7 +127,7 @@ def _build_rows_query(table: WarehouseTable, files: Sequence[str], tables: Seque
         return (
             f"WITH rows AS (SELECT * EXCLUDE (row) FROM ({_build_scored_query(table, files, tables)})) {table.select}"
         )
-    names = ", ".join(map(quoted, files))
+    names = ", ".join(map(quote_sql, files))
     # Files of measurements may lack columns (see WarehouseTable.measured), which are then null.
     scan = f"FROM read_parquet([{names}], hive_partitioning = false, union_by_name = {table.measured})"
     return f"WITH rows AS ({scan}) {table.select}"
@@ -164,7 +164,7 @@ def _fill_decisions(connection: duckdb.DuckDBPyConnection, is_new: bool) -> None
         run_sql(connection, "DELETE FROM decisions WHERE shard IN (FROM replaced)")
     # Tool by tool: sorting all calls at once takes longer and may need more memory than there is.
     for tool in rows(connection, "SELECT DISTINCT tool FROM scored ORDER BY tool")["tool"]:
-        connection.execute(f"INSERT INTO decisions FROM verdicts WHERE tool = {quoted(tool)} ORDER BY delta")
+        connection.execute(f"INSERT INTO decisions FROM verdicts WHERE tool = {quote_sql(tool)} ORDER BY delta")
     # Two tables that are counted over all decisions, and so made anew each time.
     run_sql(connection, "DROP TABLE IF EXISTS swapped_places; DROP TABLE IF EXISTS curves;")
     run_sql(connection, SWAPPED_PLACES + CURVES)

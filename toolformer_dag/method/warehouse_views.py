@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from toolformer_dag.lake.queries import quoted, read_sql_file
+from toolformer_dag.lake.queries import quote_sql, read_sql_file
 from toolformer_dag.lake.warehouse_table import WarehouseTable
 from toolformer_dag.method.decision_sql import CHANCE, COST_FRONTIER, of_control
 from toolformer_dag.method.scoring import COSTS
@@ -65,18 +65,18 @@ def _build_sampled_view(tables: Sequence[WarehouseTable]) -> str:
     selects = []
     for table in tables:
         if table.name.startswith(SAMPLES):
-            source = "source" if "source" in table.columns else quoted(MODEL)
+            source = "source" if "source" in table.columns else quote_sql(MODEL)
             selects.append(f"SELECT tool, input, {source} AS source FROM {table.name}")
     view = f"CREATE VIEW sampled AS {' UNION ALL '.join(selects)};"
-    comment = quoted("Every sample, of calls after others too.")
+    comment = quote_sql("Every sample, of calls after others too.")
     return f"{view}COMMENT ON VIEW sampled IS {comment};"
 
 
 def _build_control_statistics_view(tables: Sequence[WarehouseTable]) -> str:
     """Return the SQL of the view control_statistics, over the tables of all controls."""
     names = [table.name for table in tables if has_swaps(table)]
-    swaps = [f'SELECT {quoted(name)} AS control, {SWAP} FROM "{name}"' for name in names]
-    view = CONTROL_STATISTICS.replace("$names", ", ".join(map(quoted, names)))
+    swaps = [f'SELECT {quote_sql(name)} AS control, {SWAP} FROM "{name}"' for name in names]
+    view = CONTROL_STATISTICS.replace("$names", ", ".join(map(quote_sql, names)))
     return view.replace("$swaps", " UNION ALL ".join(swaps))
 
 

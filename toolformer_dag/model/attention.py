@@ -421,7 +421,7 @@ AttentionInterface.register(NAME, _compute_attention)
 AttentionMaskInterface.register(NAME, _find_locality)
 
 
-def padded(sequences: Sequence[Sequence[int]], device: torch.device) -> Tensor:
+def pad_sequences(sequences: Sequence[Sequence[int]], device: torch.device) -> Tensor:
     """Return the sequences as a tensor [B, T] on `device`, padded on the right with token 0.
 
     [[3, 5], [7]] becomes [[3, 5], [7, 0]].

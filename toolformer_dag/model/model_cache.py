@@ -30,7 +30,7 @@ from transformers.cache_utils import (
     LinearAttentionLayer,
 )
 
-from toolformer_dag.model.attention import on_device, padded
+from toolformer_dag.model.attention import on_device, pad_sequences
 from toolformer_dag.model.backbone import Backbone
 
 STATE_INTERVAL = 16
@@ -172,7 +172,7 @@ class ModelCache:
 
         store_every: after how many new columns to store the states of linear attention, so that rows can be cut there.
         """
-        features = self._run_in_passes(padded(sequences, self.backbone.device), store_every)
+        features = self._run_in_passes(pad_sequences(sequences, self.backbone.device), store_every)
         new_lengths = [len(sequence) for sequence in sequences]
         self.lengths = [length + new for length, new in zip(self.lengths, new_lengths, strict=True)]
         return features

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from toolformer_dag.model.attention import AttentionLayer, Visibility, attention, on_device, padded
+from toolformer_dag.model.attention import AttentionLayer, Visibility, attention, on_device, pad_sequences
 from toolformer_dag.model.backbone import Backbone
 from toolformer_dag.model.memory import batches
 
@@ -206,8 +206,8 @@ class CachedPrefixes:
 
         paths: for each text, the number of each token of its prefix in the cache of keys, `layers`.
         """
-        ids = padded(texts, self.backbone.device)  # [B, T]
-        prefix_nodes = padded(paths, ids.device)  # [B, N], N: the tokens of the longest prefix
+        ids = pad_sequences(texts, self.backbone.device)  # [B, T]
+        prefix_nodes = pad_sequences(paths, ids.device)  # [B, N], N: the tokens of the longest prefix
         if not prefix_nodes.shape[1]:
             return self.backbone.features(ids)  # all prefixes are empty
         visibility = self._build_text_visibility(texts, paths)  # which keys each token attends to
@@ -276,7 +276,7 @@ class TreePass:
 
     def __init__(self, trees: Sequence[PrefixTree], device: torch.device) -> None:
         self.trees = trees
-        self.ids = padded([tree.tokens for tree in trees], device)
+        self.ids = pad_sequences([tree.tokens for tree in trees], device)
         cells = []  # pairs of row and column
         for row, tree in enumerate(trees):
             cells += [(row, node) for node in range(len(tree.tokens))]
@@ -301,7 +301,7 @@ class TreePass:
         width = self.ids.shape[1]  # nodes of the largest tree; the others are padded
         masks = np.stack([tree.visible(width) for tree in self.trees])  # [trees, width, width]
         depths = [tree.depths for tree in self.trees]
-        positions = padded(depths, self.ids.device)  # [trees, width]
+        positions = pad_sequences(depths, self.ids.device)  # [trees, width]
         longest_sequence = 1 + max(map(max, depths))
         return Visibility(
             queries=positions,

@@ -21,7 +21,14 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.bias import causal_lower_right
 
-from toolformer_dag.model.attention import AttentionLayer, Visibility, attend_causally, attention, on_device, padded
+from toolformer_dag.model.attention import (
+    AttentionLayer,
+    Visibility,
+    attend_causally,
+    attention,
+    on_device,
+    pad_sequences,
+)
 from toolformer_dag.model.backbone import Backbone
 
 
@@ -94,7 +101,7 @@ class CachedPrompt:
         self.length = len(ids)
         self.layers: Layers = {}
         any_ids = [0]
-        ids_to_run = padded([ids or any_ids], backbone.device)
+        ids_to_run = pad_sequences([ids or any_ids], backbone.device)
         # Every layer calls `_attend`, which stores the layer's keys and values in `layers`; the features are not used.
         backbone.features(ids_to_run, attend=self._attend)
         self._check_layers()
@@ -153,7 +160,7 @@ class CachedTexts:
         - first: the index of the token at which the returned features (last hidden states) begin.
         """
         backbone = self.prompt.backbone
-        ids = padded(sequences, backbone.device)  # [B, T]
+        ids = pad_sequences(sequences, backbone.device)  # [B, T]
         visibility = self._build_visibility(width=ids.shape[1])
         # Computes the attention of every layer, and writes the layer's keys and values into the slots.
         attend = _TextPass(

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from toolformer_dag.model.attention import padded
+from toolformer_dag.model.attention import pad_sequences
 from toolformer_dag.model.backbone import Backbone
 from toolformer_dag.model.model_cache import CacheUse, ModelCache, ModelCacheBranches, ModelCacheTexts
 from toolformer_dag.model.shared_keys import CachedBranches, CachedPrompt, CachedTexts
@@ -184,7 +184,7 @@ def _custom_attention_agrees(backbone: Backbone, tokens: Sequence[int], expected
 
 def _run_sequence(backbone: Backbone, tokens: Sequence[int]) -> Tensor:
     """Compute the logits of a sequence in one pass, [T, V]."""
-    return backbone.logits(backbone.features(padded([tokens], backbone.device))[0])
+    return backbone.logits(backbone.features(pad_sequences([tokens], backbone.device))[0])
 
 
 # A trial has 16 tokens. Sequences share its prompt, and some of them its text, as in real use:

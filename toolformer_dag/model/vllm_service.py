@@ -25,7 +25,7 @@ from toolformer_dag.model.token_service import MOST_LIKELY, Scores, TokenAnswer,
 from toolformer_dag.model.vllm_streams import Streams, sampling_params
 from toolformer_dag.model.weights import ModelError, model_name, require_whole
 from toolformer_dag.settings.model_settings import ModelSettings
-from toolformer_dag.settings.setting_types import meant
+from toolformer_dag.settings.setting_types import suggest_name
 
 IN_FLIGHT = 256
 """Requests that are at the servers at once; further ones wait here."""
@@ -103,7 +103,7 @@ def _check_options(options: Collection[str]) -> None:
             raise ModelError(f"model.vllm.{option} follows from [model]; remove it, and set what [model] has for it")
         if option not in settable:
             raise ModelError(
-                f"model.vllm.{option}: vLLM {VERSION} has no such option; {meant(option, settable, 'options')}"
+                f"model.vllm.{option}: vLLM {VERSION} has no such option; {suggest_name(option, settable, 'options')}"
             )
 
 

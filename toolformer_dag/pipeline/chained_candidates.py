@@ -36,7 +36,7 @@ from toolformer_dag.computing.stage import (
     StaleInput,
     TableOutput,
     Work,
-    counted,
+    count_by_reason,
 )
 from toolformer_dag.computing.worker import Worker
 from toolformer_dag.identity import fingerprint
@@ -268,7 +268,7 @@ def rows(worker: Worker, output: TableOutput, shard: str, level: int) -> PartRow
     stored = samples_of_texts(output, store, places)
     samples_after_calls = _build_rows_after_calls(output.lane, calls_before, stored)
     numbered = _number_samples(samples_after_calls, level)
-    rejected = counted(numbered) + _count_without_call(calls_before, stored)
+    rejected = count_by_reason(numbered) + _count_without_call(calls_before, stored)
     return PartRows([output.stage.shaped(numbered).sort(CALL_KEY)], rejected=rejected, stores=store.names)
 
 
@@ -284,7 +284,7 @@ def _count_without_call(calls_before: pl.DataFrame, stored: SamplesOfTexts) -> R
     reason_of_place = stored.refused.select("reason", place="text_digest")
     without_call = calls_before.join(stored.positions, left_on="place", right_on="text_digest", how="anti")
     with_reason = without_call.join(reason_of_place, on="place", how="left")
-    return counted(with_reason.with_columns(pl.col("reason").fill_null("no_call")))
+    return count_by_reason(with_reason.with_columns(pl.col("reason").fill_null("no_call")))
 
 
 def _build_rows_after_calls(lane: Lane, calls_before: pl.DataFrame, stored: SamplesOfTexts) -> pl.DataFrame:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import polars as pl
 
 from toolformer_dag.computing.lane_tables import LaneTable
-from toolformer_dag.computing.stage import CALL_KEY, TEXT_KEY, Rejected, TableOutput, counted
+from toolformer_dag.computing.stage import CALL_KEY, TEXT_KEY, Rejected, TableOutput, count_by_reason
 from toolformer_dag.pipeline import chained_candidates
 from toolformer_dag.pipeline.controls import Control
 from toolformer_dag.settings.sections import ControlSettings
@@ -49,7 +49,7 @@ class SwappedCalls(NamedTuple):
         return SwappedCalls(
             texts=texts,
             calls=swapped.drop("reason", "swap_reason"),
-            left_out=counted(calls) + counted(without_reason, "swap_reason"),
+            left_out=count_by_reason(calls) + count_by_reason(without_reason, "swap_reason"),
         )
 
 

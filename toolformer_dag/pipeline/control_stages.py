@@ -27,7 +27,7 @@ from toolformer_dag.computing.stage import (
     Stage,
     StageAsset,
     TableOutput,
-    counted,
+    count_by_reason,
 )
 from toolformer_dag.computing.worker import Worker
 from toolformer_dag.pipeline.chained_losses import compute_chains, plan_chains, with_chains
@@ -161,7 +161,7 @@ def _build_part_rows(control: Control, output: TableOutput, scored: CallsWithLos
     left_out: how many calls were not swapped, by shard and reason.
     """
     table = output.stage.shaped(scored.calls).sort(SWAP_KEY)
-    return PartRows([table], left_out + counted(table), scored.stores, facts={MADE_BY: control.name})
+    return PartRows([table], left_out + count_by_reason(table), scored.stores, facts={MADE_BY: control.name})
 
 
 def _with_swapped_result(calls: pl.DataFrame) -> pl.DataFrame:

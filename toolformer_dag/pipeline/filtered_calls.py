@@ -32,12 +32,12 @@ from toolformer_dag.computing.stage import (
     Stage,
     StageAsset,
     TableOutput,
-    counted,
+    count_by_reason,
     versions,
 )
 from toolformer_dag.computing.worker import Worker
 from toolformer_dag.identity import fingerprint
-from toolformer_dag.lake.queries import open_in_memory, open_scratch, quoted, read_sql_file, run_sql
+from toolformer_dag.lake.queries import open_in_memory, open_scratch, quote_sql, read_sql_file, run_sql
 from toolformer_dag.lake.queries import rows as answer
 from toolformer_dag.lake.table import WHOLE, Table
 from toolformer_dag.method.decided_calls import DECIDED, DECIDED_SCHEMA
@@ -193,7 +193,7 @@ def _choose_kept_texts(output: TableOutput, tau_f: float | None) -> dict[str, An
 def _open_sorting_database() -> Iterator[duckdb.DuckDBPyConnection]:
     """Open an in-memory DuckDB that sorts in a temporary folder, so that memory does not grow with the corpus."""
     with TemporaryDirectory() as spilled, open_in_memory() as connection:
-        connection.execute(f"SET temp_directory = {quoted(spilled)}")
+        connection.execute(f"SET temp_directory = {quote_sql(spilled)}")
         yield connection
 
 
@@ -238,7 +238,9 @@ class _DecidedCalls(NamedTuple):
         rows_by_part = {}
         for part in parts:
             reasons = reasons_by_part[part]
-            rows_by_part[part] = PartRows([kept_by_part[part]], rejected=counted(reasons), beside={DECIDED: reasons})
+            rows_by_part[part] = PartRows(
+                [kept_by_part[part]], rejected=count_by_reason(reasons), beside={DECIDED: reasons}
+            )
         return rows_by_part
 
 

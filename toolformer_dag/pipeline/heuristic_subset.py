@@ -21,7 +21,7 @@ from toolformer_dag.computing.stage import (
     Rejected,
     Stage,
     TableOutput,
-    counted,
+    count_by_reason,
 )
 from toolformer_dag.computing.worker import Worker
 from toolformer_dag.files import UserError
@@ -366,7 +366,7 @@ def _select_smallest_hashes(
 
 def _count_as(reason: str, rows: pl.DataFrame) -> Rejected:
     """Count rows with the column `shard` as rejected for a reason."""
-    return counted(rows.with_columns(reason=pl.lit(reason)))
+    return count_by_reason(rows.with_columns(reason=pl.lit(reason)))
 
 
 STAGE = Stage(

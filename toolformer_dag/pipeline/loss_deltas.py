@@ -18,7 +18,7 @@ from toolformer_dag.computing.stage import (
     Planned,
     Stage,
     TableOutput,
-    counted,
+    count_by_reason,
 )
 from toolformer_dag.computing.worker import Worker
 from toolformer_dag.pipeline.chained_candidates import OFFSET_IN_TEXT, find_units_ahead, read_calls_with_results
@@ -122,7 +122,7 @@ def build_scored_rows(
     calls = pl.concat([scored, unscored], how="diagonal")
     table = output.stage.shaped(calls).sort(CALL_KEY)
     # The record of chains names this stage too, so that rejections of single calls and of chains are counted together.
-    return PartRows([table], rejected=counted(table), stores=stores, facts={MADE_BY: STAGE.name})
+    return PartRows([table], rejected=count_by_reason(table), stores=stores, facts={MADE_BY: STAGE.name})
 
 
 def _ask_tools(lane: Lane, texts: pl.DataFrame, calls: pl.DataFrame) -> pl.Series:

@@ -28,13 +28,13 @@ from toolformer_dag.computing.stage import (
     Rejected,
     Stage,
     TableOutput,
-    counted,
+    count_by_reason,
     versions,
 )
 from toolformer_dag.computing.worker import Worker
 from toolformer_dag.files import UserError, find_changed_unseen, irregular
 from toolformer_dag.identity import file_hash, fingerprint
-from toolformer_dag.lake.queries import open_in_memory, quoted, read_sql_file, run_sql
+from toolformer_dag.lake.queries import open_in_memory, quote_sql, read_sql_file, run_sql
 from toolformer_dag.lake.table import WHOLE
 from toolformer_dag.pipeline import raw_shards
 from toolformer_dag.settings.setting_types import determining
@@ -290,7 +290,7 @@ class _Removal:
 
     def _count_removed(self, removed: pl.DataFrame) -> None:
         """Count a batch of removed documents in `rejected`, and add their digests to the hashes in `by_shard`."""
-        self.rejected.update(counted(removed))
+        self.rejected.update(count_by_reason(removed))
         for (shard,), rows_of_shard in removed.group_by("shard", maintain_order=True):
             name = str(shard)
             digests = rows_of_shard["digest"].to_list()
@@ -304,7 +304,7 @@ def _query_removed_documents(files: Sequence[str], deduplicate: bool) -> Iterato
     """
     # DuckDB compares and sorts on disk, so memory does not grow with the corpus.
     with TemporaryDirectory() as spilled, open_in_memory() as connection:
-        connection.execute(f"SET temp_directory = {quoted(spilled)}")
+        connection.execute(f"SET temp_directory = {quote_sql(spilled)}")
         run_sql(connection, SQL, {"files": files, "deduplicate": deduplicate})  # creates `removed`
         for batch in connection.sql("FROM removed ORDER BY shard, digest").to_arrow_reader(REMOVED_AT_ONCE):
             yield pl.DataFrame(batch)

@@ -36,7 +36,7 @@ from toolformer_dag.computing.stage import (
     Stage,
     TableOutput,
     Work,
-    counted,
+    count_by_reason,
 )
 from toolformer_dag.computing.stored_rows import choose_chunk_limits, claim, require_whole, split_texts_into_chunks
 from toolformer_dag.computing.worker import Worker
@@ -240,7 +240,7 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     rows_of_texts = _build_rows(output.lane, subset, stored)
     # The losses are computed by the judge, which may be another model with other tokens.
     placed = _move_to_judge_tokens(worker, rows_of_texts)
-    discarded_samples = counted(placed.rows)
+    discarded_samples = count_by_reason(placed.rows)
     texts_without_position = _count_without_position(subset, stored)
     rejected = discarded_samples + texts_without_position + placed.rejected  # the last are inside a token of the judge
     return PartRows([output.stage.shaped(placed.rows).sort(CALL_KEY)], rejected=rejected, stores=store.names)
@@ -339,7 +339,7 @@ def _count_without_position(subset: pl.DataFrame, stored: SamplesOfTexts) -> Rej
     """Count the texts (heuristic_subset) without a position: by why the engine refused them, else as no_position."""
     without = subset.join(stored.positions, on="text_digest", how="anti")
     without = without.join(stored.refused, on="text_digest", how="left")
-    return counted(without.with_columns(pl.col("reason").fill_null("no_position")))
+    return count_by_reason(without.with_columns(pl.col("reason").fill_null("no_position")))
 
 
 def build_judge_place_finder(worker: Worker, text: str) -> Callable[[int], CallPlace | None]:
@@ -373,7 +373,7 @@ def _move_to_judge_tokens(worker: Worker, table: pl.DataFrame) -> _PlacedSamples
     is_first = pl.struct(CALL_KEY).is_first_distinct()  # CALL_KEY: text, the new position, and number of the sample
     placed = table.filter(has_place & is_first)
     dropped = table.filter(~(has_place & is_first)).with_columns(reason=pl.lit("inside_a_token"))
-    return _PlacedSamples(placed, counted(dropped))
+    return _PlacedSamples(placed, count_by_reason(dropped))
 
 
 def _with_places_of_judge(worker: Worker, table: pl.DataFrame) -> pl.DataFrame:

@@ -12,7 +12,7 @@ from toolformer_dag.computing.lane_tables import LaneTable, call_tables
 from toolformer_dag.computing.plan import Lane, Plan
 from toolformer_dag.computing.stage import InputsOf
 from toolformer_dag.identity import fingerprint
-from toolformer_dag.lake.queries import open_in_memory, quoted, rows, run_sql
+from toolformer_dag.lake.queries import open_in_memory, quote_sql, rows, run_sql
 from toolformer_dag.lake.table import Table
 from toolformer_dag.method.decision_sql import COST_FRONTIER, JUDGED
 from toolformer_dag.method.scoring import COSTS, IDENTITY, calls_query, choose_table_or_view, list_lanes_reading_cost
@@ -107,7 +107,7 @@ def cost_frontier(plan: Plan, lane: Lane, tau_f: float | None) -> pl.DataFrame |
         return None
     parts = _list_parts(plan, lane)
     with TemporaryDirectory() as spilled, open_in_memory() as connection:
-        connection.execute(f"SET temp_directory = {quoted(spilled)}")
+        connection.execute(f"SET temp_directory = {quote_sql(spilled)}")
         _create_cost_tables(connection, plan, lane, parts, tau_f)  # the tables texts, tool_costs and lanes
         create_scored(
             connection, plan, lane, parts, _list_call_files(plan, lane)
@@ -121,7 +121,7 @@ def _create_cost_tables(
 ) -> None:
     """Create the tables texts, tool_costs and lanes, which FRONTIER_SQL reads; lanes has `tau_f` for this lane."""
     cost_tables = _build_cost_sql(plan, lane, parts)
-    applied = f"CASE WHEN tool = {quoted(lane.key)} THEN $tau_f::DOUBLE END AS tau_f"
+    applied = f"CASE WHEN tool = {quote_sql(lane.key)} THEN $tau_f::DOUBLE END AS tau_f"
     connection.execute(f"CREATE TABLE texts AS WITH {cost_tables} FROM texts")
     connection.execute(f"CREATE TABLE tool_costs AS WITH {cost_tables} FROM tool_costs")
     connection.execute(f"CREATE TABLE lanes AS WITH {cost_tables} SELECT *, {applied} FROM lanes", {"tau_f": tau_f})
@@ -182,4 +182,4 @@ def _list_result_files(plan: Plan, lane: Lane, parts: Sequence[str]) -> list[str
 
 def _to_sql_list(values: Iterable[str]) -> str:
     """Return values as the items of an SQL list."""
-    return ", ".join(map(quoted, values))
+    return ", ".join(map(quote_sql, values))

@@ -23,7 +23,7 @@ from toolformer_dag.computing.stage import (
     StageAsset,
     TableOutput,
     Work,
-    counted,
+    count_by_reason,
 )
 from toolformer_dag.computing.stored_rows import claim, require_whole
 from toolformer_dag.computing.worker import Worker
@@ -194,7 +194,7 @@ def answered(worker: Worker, output: TableOutput, candidates: pl.DataFrame) -> P
     with_results = candidates.drop_nulls("shard").join(results, on=RESULT_KEY)
     return PartRows(
         frames=[_build_table(output, results)],
-        rejected=counted(with_results),
+        rejected=count_by_reason(with_results),
         stores=[_open_store(worker, output.lane).name],
         facts=_build_retry_note(answers.lost),  # makes the next run try them again
     )

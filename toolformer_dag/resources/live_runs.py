@@ -23,7 +23,7 @@ from uuid import uuid4
 import dagster as dg
 
 from toolformer_dag.computing.spending import Spent
-from toolformer_dag.files import beside, locked, write_whole
+from toolformer_dag.files import build_temporary_path, locked, write_whole
 from toolformer_dag.processes import exists
 
 BEGINNING = (dg.DagsterRunStatus.NOT_STARTED, dg.DagsterRunStatus.STARTING)
@@ -59,7 +59,7 @@ def run_folders(instance: dg.DagsterInstance) -> Path:
 @contextmanager
 def alive(folder: Path) -> Iterator[None]:
     """Hold the lock of a run's folder inside the block."""
-    fresh = beside(folder / LOCK)
+    fresh = build_temporary_path(folder / LOCK)
     with locked(fresh):
         fresh.rename(folder / LOCK)  # locked before anybody can see it
         try:

@@ -29,7 +29,7 @@ class SettingsError(UserError, ValueError):
     """Refuse a setting; the message names the file, option or variable, the key, the reason and the remedy."""
 
 
-def meant(word: str, choices: Iterable[str], noun: str) -> str:
+def suggest_name(word: str, choices: Iterable[str], noun: str) -> str:
     """Return the remedy for an unknown word: `did you mean 'k'?`, or `known NOUN: a, b` if no choice is close."""
     choices = sorted(choices)
     close = difflib.get_close_matches(word, choices, 1)
@@ -44,7 +44,7 @@ def mistake(item: ErrorDetails, keys: Iterable[str]) -> str:
     keys: the known keys that may replace an unknown one.
     """
     if item["type"] == "extra_forbidden":
-        return f"unknown key; {meant(str(item['loc'][-1]), keys, 'keys')}"
+        return f"unknown key; {suggest_name(str(item['loc'][-1]), keys, 'keys')}"
     if item["type"] == "missing":
         return "the key is required; add it to the section"
     reason = item["msg"].removeprefix("Value error, ")
@@ -52,7 +52,7 @@ def mistake(item: ErrorDetails, keys: Iterable[str]) -> str:
     return reason if has_remedy else f"{reason}; correct the value or remove the key"
 
 
-def printable(text: str | Path) -> str:
+def to_printable(text: str | Path) -> str:
     """Return a text with invalid UTF-8 escaped: file names and arguments may hold it, messages cannot."""
     return str(text).encode("utf-8", "backslashreplace").decode()
 

@@ -21,9 +21,9 @@ from toolformer_dag.settings.setting_types import (
     Unfingerprinted,
     expand_home,
     list_tables_in,
-    meant,
     mistake,
-    printable,
+    suggest_name,
+    to_printable,
 )
 from toolformer_dag.settings.tool_settings import FORMS
 
@@ -112,10 +112,10 @@ def _read_toml(file: Path, *, must_exist: bool = False) -> dict[str, Any]:
         fault = _find_path_fault(file, must_exist=must_exist)
         values = _parse_toml_file(file) if fault is None else {}
     except (OSError, RecursionError, ValueError) as error:
-        raise SettingsError(f"{printable(file)}: {_explain_reading_fault(error)}") from error
+        raise SettingsError(f"{to_printable(file)}: {_explain_reading_fault(error)}") from error
     if fault is not None:  # not raised above, where a SettingsError, as a ValueError, would be caught
-        raise SettingsError(f"{printable(file)}: {fault}")
-    _refuse_unusable(printable(file), values)
+        raise SettingsError(f"{to_printable(file)}: {fault}")
+    _refuse_unusable(to_printable(file), values)
     return values
 
 
@@ -188,10 +188,10 @@ def load_settings(
     in_file = _read_toml(source, must_exist=is_named)
     all_overrides = [  # the first of two for one key wins; all of them win over the file
         *_parse_options(profile, shards),
-        *_parse_pairs(printable(source), overrides),
+        *_parse_pairs(to_printable(source), overrides),
         *_parse_variables(environment, in_file),
     ]
-    return _merge_settings(Sources(all_overrides, printable(source)), _with_tools(in_file), source.parent)
+    return _merge_settings(Sources(all_overrides, to_printable(source)), _with_tools(in_file), source.parent)
 
 
 def _with_tools(in_file: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -242,7 +242,7 @@ def load_servers(file: Path | None = None) -> tuple[dict[str, ServerSettings], P
         tables = _read_toml(source, must_exist=True).get("servers", {})
         servers = {name: ServerSettings.model_validate(table) for name, table in tables.items()}
     except (ValidationError, AttributeError) as error:
-        raise SettingsError(f"{printable(source)}: servers: {error}") from error
+        raise SettingsError(f"{to_printable(source)}: servers: {error}") from error
     return servers, source.parent
 
 
@@ -320,7 +320,7 @@ def _refuse_lanes_of_profiles(sources: Sources, written: WrittenSettings) -> Non
     for name, profile in written.profiles.items():
         for key in sorted(profile.tools.keys() - lanes):
             path = ["profiles", name, "tools", key]
-            reason = f"there is no such lane, and a profile adds none; {meant(key, lanes, 'lanes')}"
+            reason = f"there is no such lane, and a profile adds none; {suggest_name(key, lanes, 'lanes')}"
             raise SettingsError(f"{sources.origin(path)}: {'.'.join(path)}: {reason}")
 
 
@@ -336,7 +336,7 @@ def _parse_variable(name: str, value: str, in_file: Mapping[str, Any]) -> Overri
     in_file: the values of the settings file.
     """
     parts = name.removeprefix(PREFIX).lower().split("__")
-    origin = f"${printable(name)}"
+    origin = f"${to_printable(name)}"
     return _build_override(origin, _restore_key_path(parts, in_file), _parse_value(origin, value))
 
 
@@ -366,7 +366,7 @@ def _restore_key(part: str, keys: Mapping[str, Any]) -> str:
 def _parse_pair(file: str, pair: str) -> Override:
     """Return the setting of `--set key.path=value`. file: the settings file, for messages."""
     key, equals, value = pair.partition("=")
-    origin = f"--set {printable(key.strip())}"
+    origin = f"--set {to_printable(key.strip())}"
     if not (key and equals):
         raise SettingsError(f"{file}: {origin}: {EXAMPLE}")
     return _build_override(origin, key.strip().split("."), _parse_value(origin, value))
@@ -404,13 +404,13 @@ def _refuse_unusable(origin: str, value: Any, *path: str) -> None:
     origin: for messages. path: the keys of the tables around the value.
     """
     if len(path) > MAXIMUM_DEPTH:
-        raise SettingsError(f"{origin}: {printable(path[0])}: values are nested too deeply; no setting needs that")
+        raise SettingsError(f"{origin}: {to_printable(path[0])}: values are nested too deeply; no setting needs that")
     for key, item in _list_items(value):
         _refuse_unusable(origin, key, *path, "a key")  # "a key" stands in the message in place of the unusable text
         _refuse_unusable(origin, item, *path, key)
     reason = _find_value_fault(value)
     if reason is not None:
-        raise SettingsError(f"{origin}: {printable('.'.join(path))}: {reason}")
+        raise SettingsError(f"{origin}: {to_printable('.'.join(path))}: {reason}")
 
 
 def _list_items(value: Any) -> Iterable[tuple[str, Any]]:
@@ -428,7 +428,7 @@ def _find_value_fault(value: object) -> str | None:
         return "the number takes more than 64 bits; write a smaller number"
     if isinstance(value, str) and "\0" in value:
         return "the text holds a NUL character; remove it"
-    if isinstance(value, str) and printable(value) != value:
+    if isinstance(value, str) and to_printable(value) != value:
         return "the text is not UTF-8; rename what it names"
     return None
 

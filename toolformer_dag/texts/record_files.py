@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
 
 from toolformer_dag.files import require_regular
-from toolformer_dag.settings.setting_types import printable
+from toolformer_dag.settings.setting_types import to_printable
 from toolformer_dag.texts.columns import Rejection
 from toolformer_dag.texts.compression import HEAD_BYTES, blocks, describe_kind
 from toolformer_dag.texts.exact_json import parse_exact_json
@@ -65,7 +65,7 @@ def file_records(path: Path) -> Iterator[NumberedRecord | Rejection]:
             )  # errors of libraries become ShardFault
     except OSError as error:
         reason = error.strerror or error
-        raise ShardError(f"{printable(path)} cannot be read ({reason}); correct its path, or the disk") from error
+        raise ShardError(f"{to_printable(path)} cannot be read ({reason}); correct its path, or the disk") from error
 
 
 def _iter_stream_records(path: Path, stream: "BufferedReader[RawIOBase]") -> Iterator[NumberedRecord | Rejection]:

@@ -7,7 +7,7 @@ from itertools import chain
 from pathlib import Path
 from typing import cast
 
-from toolformer_dag.settings.setting_types import printable
+from toolformer_dag.settings.setting_types import to_printable
 from toolformer_dag.texts.columns import Batch, iter_document_batches
 from toolformer_dag.texts.compression import HEAD_BYTES, blocks, describe_kind, find_compression
 from toolformer_dag.texts.formats import FormatChoice
@@ -83,7 +83,9 @@ def iter_shard_batches(path: Path | str, choice: FormatChoice | None = None) -> 
             yield from guard_from_library_errors(documents)
     except OSError as error:
         reason = error.strerror or error
-        raise ShardError(f"shard {printable(path)} cannot be read ({reason}); correct its path, or the disk") from error
+        raise ShardError(
+            f"shard {to_printable(path)} cannot be read ({reason}); correct its path, or the disk"
+        ) from error
 
 
 def _iter_raw_batches(path: Path, stream: "BufferedReader[RawIOBase]", choice: FormatChoice) -> Iterator[Batch]:

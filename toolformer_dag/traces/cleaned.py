@@ -20,7 +20,7 @@ from toolformer_dag.conversations.dropping import can_drop, drop
 from toolformer_dag.conversations.messages import RecordedCall, RecordedMessage, to_openai
 from toolformer_dag.conversations.reading import ReadConversation
 from toolformer_dag.conversations.record_paths import Path
-from toolformer_dag.files import UserError, WriteError, beside, file_name, replace_whole
+from toolformer_dag.files import UserError, WriteError, build_temporary_path, file_name, replace_whole
 from toolformer_dag.lake.warehouse import query
 from toolformer_dag.traces import Dropped, recorded_conversations
 from toolformer_dag.traces.judgement import Judgement
@@ -159,7 +159,7 @@ def _write_lines(file: FilePath, rows: Iterable[Mapping[str, Any]], force: bool)
     """
     if file.exists() and not force:
         raise UserError(f"--out {file}: there is such a file, and it stays; name another, or replace it with --force")
-    fresh = beside(file)
+    fresh = build_temporary_path(file)
     try:
         lines = _write_new_file(fresh, rows)
         replace_whole(fresh, file)

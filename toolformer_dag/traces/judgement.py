@@ -20,11 +20,11 @@ from toolformer_dag.computing.stage import REJECTIONS, ByChunk, TableOutput, Wor
 from toolformer_dag.computing.update import update
 from toolformer_dag.computing.worker import Worker
 from toolformer_dag.computing.workers import Workers, executor_of
-from toolformer_dag.files import UserError, WriteError, beside, replace_whole
+from toolformer_dag.files import UserError, WriteError, build_temporary_path, replace_whole
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.database_files import NO_SPACE, parse_error_reason, write_out
 from toolformer_dag.lake.manifest import Pointer
-from toolformer_dag.lake.queries import OFFLINE, quoted, read_sql_file
+from toolformer_dag.lake.queries import OFFLINE, quote_sql, read_sql_file
 from toolformer_dag.lake.session import session
 from toolformer_dag.lake.warehouse import WarehouseError, query
 from toolformer_dag.settings.sections import Settings
@@ -114,7 +114,7 @@ def judged(
 @contextmanager
 def _use_temporary_file(database: Path) -> Iterator[Path]:
     """Yield a new path beside `database`; whatever DuckDB leaves there is deleted when the block ends."""
-    fresh = beside(database, ".duckdb")
+    fresh = build_temporary_path(database, ".duckdb")
     write_ahead_log = fresh.with_name(f"{fresh.name}.wal")  # DuckDB leaves one after an error
     try:
         yield fresh
@@ -309,7 +309,7 @@ def _create_database(file: Path) -> duckdb.DuckDBPyConnection:
 def _build_view_sql(plan: Plan, name: str) -> str:
     """Return SQL that creates a temporary view over a table of the lake: `call_losses` for traces/call_losses."""
     view = name.partition("/")[2]
-    files = ", ".join(map(quoted, plan.lake.table(name).list_all_files(plan.conversations)))
+    files = ", ".join(map(quote_sql, plan.lake.table(name).list_all_files(plan.conversations)))
     return f"CREATE TEMP VIEW {view} AS FROM read_parquet([{files}], hive_partitioning = false)"
 
 

@@ -24,7 +24,7 @@ from toolformer_dag.computing.stage import (
     Rejected,
     TableOutput,
     Work,
-    counted,
+    count_by_reason,
 )
 from toolformer_dag.computing.stored_rows import choose_chunk_size, claim
 from toolformer_dag.computing.worker import Worker
@@ -160,7 +160,7 @@ class UnitLosses:
         for frame in self.keys(output, shard):
             for units in frame.iter_slices(LOOKED_UP):
                 measured_units = _join_measurements(units, store)
-                rejected.update(counted(measured_units, "not_judged"))
+                rejected.update(count_by_reason(measured_units, "not_judged"))
                 yield measured_units.select(output.stage.schema.names())
 
 

@@ -94,12 +94,15 @@ class LanguageModeling(Objective):
 
             input_ids 5 6 7 8 9, labels IGNORED 6 7 IGNORED 9, position_ids 0 1 2 0 1
         """
-        batch = {"input_ids": padded(sequences, 0), "labels": padded(map(_build_labels, sequences), IGNORED)}
+        batch = {
+            "input_ids": pad_sequences(sequences, 0),
+            "labels": pad_sequences(map(_build_labels, sequences), IGNORED),
+        }
         is_packed = any(len(texts) > 1 for texts in sequences)
         if is_packed:  # transformers masks attention between texts by positions, which begin again with each text
-            batch["position_ids"] = padded(map(_build_positions, sequences), 0)
+            batch["position_ids"] = pad_sequences(map(_build_positions, sequences), 0)
         else:
-            batch["attention_mask"] = padded(map(_build_attention_mask, sequences), 0)
+            batch["attention_mask"] = pad_sequences(map(_build_attention_mask, sequences), 0)
         return batch
 
     def items(self, batch: Mapping[str, Tensor]) -> int:
@@ -146,7 +149,7 @@ def _build_attention_mask(texts: Sequence[list[int]]) -> list[list[int]]:
     return [[1] * len(text) for text in texts]
 
 
-def padded(sequences: Iterable[Iterable[Iterable[int]]], value: int) -> Tensor:
+def pad_sequences(sequences: Iterable[Iterable[Iterable[int]]], value: int) -> Tensor:
     """Join the parts of each sequence and return them as [sequences, longest], filled up with `value` on the right."""
     rows = [torch.tensor(list(chain.from_iterable(parts))) for parts in sequences]
     return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=value)

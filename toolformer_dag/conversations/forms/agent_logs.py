@@ -6,7 +6,7 @@ from typing import Any
 from toolformer_dag.conversations.forms.form import Form
 from toolformer_dag.conversations.plain_values import find_value
 from toolformer_dag.conversations.raw_messages import StoredMessage
-from toolformer_dag.conversations.record_paths import Path, value_at
+from toolformer_dag.conversations.record_paths import Path, get_value_at
 from toolformer_dag.conversations.shapes import FoundCall, FoundResult
 
 
@@ -40,7 +40,7 @@ def _with_step_count(metrics: Any, step_count: int) -> Any:
 def iter_smolagents_messages(record: Any) -> Iterator[StoredMessage]:
     """Yield the messages, calls and results of the steps of an agent of smolagents."""
     steps_path: Path = ("steps",) if isinstance(record, Mapping) else ()
-    for number, step in enumerate(value_at(record, steps_path)):
+    for number, step in enumerate(get_value_at(record, steps_path)):
         if isinstance(step, Mapping):
             yield from _iter_step_messages(step, (*steps_path, number))
 

@@ -4,9 +4,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from toolformer_dag.conversations.forms.form import Form
-from toolformer_dag.conversations.plain_values import find_value, list_at, text_of
+from toolformer_dag.conversations.plain_values import find_value, list_at, to_text
 from toolformer_dag.conversations.raw_messages import CALLS, ROLES, StoredMessage
-from toolformer_dag.conversations.record_paths import Path, value_at
+from toolformer_dag.conversations.record_paths import Path, get_value_at
 from toolformer_dag.conversations.shapes import FoundCall, FoundResult, find_id
 
 LISTS: tuple[Path, ...] = (("messages",), ("llm_context", "messages"), ("llm_messages",), ("message_thread",))
@@ -53,7 +53,7 @@ def iter_autogen_messages(record: Any) -> Iterator[StoredMessage]:
     yielded as it is.
     """
     path = messages_path(record)
-    messages = value_at(record, path)
+    messages = get_value_at(record, path)
     people = _collect_people(messages)  # the names of the agents that are people
     call_ids = _collect_call_ids(messages)
     for number, message in enumerate(messages):
@@ -217,7 +217,7 @@ def _typed_result(part: Any) -> Any:
 
 def _build_code_call(message: Mapping[str, Any]) -> FoundCall:
     """Return the code that an agent wrote, as a call that runs it."""
-    code = [text_of(find_value(block, ("code",))) for block in list_at(message, "code_blocks")]
+    code = [to_text(find_value(block, ("code",))) for block in list_at(message, "code_blocks")]
     return FoundCall(tool="code", arguments={"code": "\n\n".join(code)}, id=None)
 
 
@@ -231,11 +231,11 @@ def _build_code_result(message: Mapping[str, Any]) -> FoundResult:
 def _to_words(content: Any) -> Any:
     """Return a content as text, or a list as texts and images; an object becomes its JSON."""
     if not isinstance(content, list):
-        return text_of(content)
+        return to_text(content)
     parts: list[Any] = []
     for part in content:
         words = find_value(part, ("content",)) if isinstance(part, Mapping) else part
-        parts.append({"type": "image"} if words is None else text_of(words))
+        parts.append({"type": "image"} if words is None else to_text(words))
     return parts
 
 
@@ -250,7 +250,7 @@ def drop_stale_copies(record: Any, before: Any) -> Any:
     has_no_messages = len(path) == 1 and path[0] not in record
     if is_inside_state or has_no_messages:
         return record
-    messages = value_at(record, path)
+    messages = get_value_at(record, path)
     left_ids = _collect_call_ids(messages)
     changed = [_without_stale_copies(message, left_ids) for message in messages]
     return {**record, path[0]: changed} if path else changed

@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 from toolformer_dag.conversations.forms.examples import ANSWER, OPENAI_RESULT, QUESTION
 from toolformer_dag.conversations.forms.form import Form, iter_paths_matching
 from toolformer_dag.conversations.marks import find_marked_calls
-from toolformer_dag.conversations.plain_values import parsed
+from toolformer_dag.conversations.plain_values import parse_json
 from toolformer_dag.conversations.raw_messages import StoredMessage
-from toolformer_dag.conversations.record_paths import Path, value_at
+from toolformer_dag.conversations.record_paths import Path, get_value_at
 from toolformer_dag.conversations.shapes import FoundCall, FoundResult
 
 
@@ -37,7 +37,7 @@ def _iter_log_messages(record: Mapping[str, Any]) -> Iterator[StoredMessage]:
     A turn is `{"begin_of_turn_query": [...], "step_0": [...], "step_1": [...]}`, each field a list of messages.
     """
     for path in iter_paths_matching(record, "inference_log.*"):
-        turn = value_at(record, path)
+        turn = get_value_at(record, path)
         if isinstance(turn, Mapping):
             yield from _iter_turn_messages(turn, path)
 
@@ -83,7 +83,7 @@ def _iter_bfcl_calls(content: Any) -> Iterator[_BfclCall]:
     - `[weather(city="Oslo"), time(zone="UTC")]`: a text with calls; the index counts the calls
     - `['weather(city="Oslo")']` or `[{"weather": {"city": "Oslo"}}]`: a list, maybe as JSON in a text
     """
-    items = parsed(content) if isinstance(content, str) else content  # None for a text that is no JSON
+    items = parse_json(content) if isinstance(content, str) else content  # None for a text that is no JSON
     if isinstance(content, str) and items is None:
         for index, marked in enumerate(find_marked_calls(content).calls):
             yield _BfclCall(index, marked.fields)

@@ -5,9 +5,9 @@ from typing import Any, NamedTuple
 
 from toolformer_dag.conversations.forms.examples import ANSWER, ANSWER_TEXT, QUESTION, QUESTION_TEXT, build_text_message
 from toolformer_dag.conversations.forms.form import Form, iter_messages_at
-from toolformer_dag.conversations.plain_values import find_value, list_at, text_of
+from toolformer_dag.conversations.plain_values import find_value, list_at, to_text
 from toolformer_dag.conversations.raw_messages import StoredMessage
-from toolformer_dag.conversations.record_paths import Path, value_at
+from toolformer_dag.conversations.record_paths import Path, get_value_at
 from toolformer_dag.conversations.shapes import FoundCall, FoundResult, find_id
 
 NO_ARGUMENTS = ("thought", "hidden", "confirmation_state", "is_input", "blocking", "security_risk")
@@ -78,7 +78,7 @@ def _build_command_call(command: str) -> FoundCall:
 def iter_mini_swe_messages(record: Any) -> Iterator[StoredMessage]:
     """Yield the messages of mini-swe-agent; newer files have calls in fields, older ones commands in texts."""
     messages_path = () if isinstance(record, list) else ("messages",)
-    messages = value_at(record, messages_path)
+    messages = get_value_at(record, messages_path)
     if any(map(_has_tool_calls, messages)):
         yield from iter_messages_at(record, [".".join(messages_path)])
     else:
@@ -150,7 +150,7 @@ def iter_openhands_messages(record: Any) -> Iterator[StoredMessage]:
     - `{"action": "message", "source": "user", "args": {"content": "Hello"}}`: words
     """
     events_path = _find_events_path(record)
-    for number, event in enumerate(value_at(record, events_path)):
+    for number, event in enumerate(get_value_at(record, events_path)):
         if isinstance(event, Mapping):
             yield from _iter_event_messages(event, (*events_path, number))
 
@@ -251,13 +251,13 @@ def _iter_sdk_messages(event: Mapping[str, Any], path: Path) -> Iterator[StoredM
 
 def _build_system_message(event: Mapping[str, Any], path: Path) -> StoredMessage:
     """Return the prompt of an event as words of the system; it is a content part."""
-    prompt = text_of([event.get("system_prompt")])
+    prompt = to_text([event.get("system_prompt")])
     return StoredMessage((*path, "system_prompt"), prompt, "system")
 
 
 def _iter_sdk_thought_and_call(event: Mapping[str, Any], path: Path) -> Iterator[StoredMessage]:
     """Yield the thought before an action, then the action as a call."""
-    yield from _iter_assistant_words(text_of(event.get("thought")), (*path, "thought"))
+    yield from _iter_assistant_words(to_text(event.get("thought")), (*path, "thought"))
     yield StoredMessage(path, event, call=_parse_sdk_call(event))
 
 

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 from toolformer_dag.conversations.forms.examples import ANSWER, OPENAI_CALL, OPENAI_RESULT, QUESTION
 from toolformer_dag.conversations.forms.form import Form, iter_messages_at, iter_paths_matching, system_prompt
-from toolformer_dag.conversations.plain_values import find_value, list_at, parsed
+from toolformer_dag.conversations.plain_values import find_value, list_at, parse_json
 from toolformer_dag.conversations.raw_messages import StoredMessage
-from toolformer_dag.conversations.record_paths import Path, value_at
+from toolformer_dag.conversations.record_paths import Path, get_value_at
 from toolformer_dag.conversations.shapes import FoundCall, FoundResult
 
 SEMCONV = "1.37"
@@ -193,7 +193,7 @@ def parse_messages(value: Any) -> list[StoredMessage]:
     """
     if not isinstance(value, str):
         return _list_messages_in_value(value)
-    json_value = parsed(value)
+    json_value = parse_json(value)
     if json_value is None:  # a text that is no JSON
         return []
     json_path: Path = (None,)  # the step None opens JSON
@@ -214,7 +214,7 @@ def _list_messages_matching(value: Any, pattern: str) -> list[StoredMessage]:
     """Return the messages in a value at the paths that match a pattern of LISTS_INSIDE."""
     messages = []
     for path in iter_paths_matching(value, pattern):
-        messages += _list_messages_at(path, value_at(value, path), may_be_message=pattern.endswith("message"))
+        messages += _list_messages_at(path, get_value_at(value, path), may_be_message=pattern.endswith("message"))
     return messages
 
 
@@ -323,7 +323,7 @@ def _parse_choice_message(body: Any) -> dict[str, Any] | None:
 
 def _parse_body_message(role: str, body: Any) -> dict[str, Any] | None:
     """Return the body of an event, maybe in JSON, as a message of this role; None where it is no object."""
-    message = parsed(body) if isinstance(body, str) else body
+    message = parse_json(body) if isinstance(body, str) else body
     if not isinstance(message, Mapping):
         return None
     return {"role": role, **message, "tool_call_id": message.get("id")}
@@ -409,7 +409,7 @@ def iter_otlp_conversations(record: Any) -> Iterator[list[StoredMessage]]:
     spans = []
     for resources, scopes in (("resourceSpans", "scopeSpans"), ("resource_spans", "scope_spans")):
         for path in iter_paths_matching(record, f"{resources}.*.{scopes}.*.spans.*"):
-            spans.append(TraceSpan(path, value_at(record, path)))
+            spans.append(TraceSpan(path, get_value_at(record, path)))
     yield from iter_trace_conversations(spans)
 
 
@@ -427,7 +427,7 @@ def iter_span_list_conversations(record: Any) -> Iterator[list[StoredMessage]]:
     spans = []
     for pattern in ("spans.*", "data.spans.*"):
         for path in iter_paths_matching(record, pattern):
-            fields = value_at(record, path)
+            fields = get_value_at(record, path)
             if isinstance(fields, Mapping):
                 spans.append(TraceSpan(path, fields))
     yield choose_conversation(spans)
@@ -444,7 +444,7 @@ def iter_langfuse_messages(record: Any) -> Iterator[StoredMessage]:
 def _iter_generations(record: Any) -> Iterator[list[StoredMessage]]:
     """Yield the messages of each observation of a Langfuse trace that is a generation or an agent's run."""
     for path in iter_paths_matching(record, "observations.*"):
-        observation = value_at(record, path)
+        observation = get_value_at(record, path)
         kind = str(find_value(observation, ("type",)))
         if kind.upper() in ("GENERATION", "AGENT"):
             yield _prefix_paths(path, _list_input_and_output(observation))

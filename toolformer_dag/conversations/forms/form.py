@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from toolformer_dag.conversations.plain_values import BEGINS_JSON, parse_json_field
 from toolformer_dag.conversations.raw_messages import StoredMessage
-from toolformer_dag.conversations.record_paths import Path, value_at
+from toolformer_dag.conversations.record_paths import Path, get_value_at
 
 ANY = "*"
 """The step of a pattern that stands for every item of a list."""
@@ -71,7 +71,7 @@ class Form:
             yield from self.split(record)
             return
         for path in self._list_conversation_paths(record):
-            messages = self._iter_messages(value_at(record, path))
+            messages = self._iter_messages(get_value_at(record, path))
             yield [message._replace(path=(*path, *message.path)) for message in messages]
 
     def _list_conversation_paths(self, record: Any) -> list[Path]:
@@ -98,7 +98,7 @@ def iter_messages_at(conversation: Any, patterns: Sequence[str]) -> Iterator[Sto
     for pattern in patterns:
         field_name = pattern.rpartition(".")[2]
         for path in iter_paths_matching(conversation, pattern):
-            yield from _iter_field_messages(field_name, path, value_at(conversation, path))
+            yield from _iter_field_messages(field_name, path, get_value_at(conversation, path))
 
 
 def _iter_field_messages(field_name: str, path: Path, value: Any) -> Iterator[StoredMessage]:

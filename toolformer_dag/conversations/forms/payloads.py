@@ -13,7 +13,7 @@ from toolformer_dag.conversations.forms.examples import (
 from toolformer_dag.conversations.forms.form import Form
 from toolformer_dag.conversations.plain_values import list_at
 from toolformer_dag.conversations.raw_messages import StoredMessage
-from toolformer_dag.conversations.record_paths import Path, value_at
+from toolformer_dag.conversations.record_paths import Path, get_value_at
 from toolformer_dag.conversations.shapes import FoundResult, find_id
 
 LISTS = ("conversations", "conversation", "trajectory", "history", "chat_history", "dialog")
@@ -34,7 +34,7 @@ PYDANTIC_ROLES = {
 def iter_pydantic_messages(conversation: Any) -> Iterator[StoredMessage]:
     """Yield the parts of pydantic-ai's messages, such as `{"part_kind": "user-prompt", "content": "Hello"}`."""
     messages_path = _find_messages_path(conversation)
-    for number, message in enumerate(value_at(conversation, messages_path)):
+    for number, message in enumerate(get_value_at(conversation, messages_path)):
         for index, part in enumerate(list_at(message, "parts")):
             yield _parse_part(part, (*messages_path, number, "parts", index))
 

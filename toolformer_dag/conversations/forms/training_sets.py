@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from toolformer_dag.conversations.forms.examples import ANSWER, ANSWER_TEXT, QUESTION, QUESTION_TEXT
 from toolformer_dag.conversations.forms.form import Form, iter_messages_at
 from toolformer_dag.conversations.mark_scanner import END_OF_TEXT, positions_of
-from toolformer_dag.conversations.plain_values import parsed
+from toolformer_dag.conversations.plain_values import parse_json
 from toolformer_dag.conversations.raw_messages import StoredMessage
 from toolformer_dag.conversations.record_paths import Path
 from toolformer_dag.conversations.shapes import parse_listed_call
@@ -93,7 +93,7 @@ def iter_xlam_messages(conversation: Any) -> Iterator[StoredMessage]:
     calls = answers
     calls_path: Path = ("answers",)
     if isinstance(answers, str):
-        calls = parsed(answers)
+        calls = parse_json(answers)
         calls_path = ("answers", None)  # None opens the JSON
     if not isinstance(calls, list):
         return

@@ -8,7 +8,7 @@ from typing import IO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from toolformer_dag.settings.setting_types import printable
+from toolformer_dag.settings.setting_types import to_printable
 from toolformer_dag.texts.columns import Batch
 from toolformer_dag.texts.formats import FormatChoice
 from toolformer_dag.texts.readers.arrow_tables import FIRST_ROWS, TableRecords, list_columns_with_hidden_fields
@@ -35,7 +35,7 @@ def require_whole_parquet(path: Path, stream: IO[bytes]) -> Path | IO[bytes]:
     stream.seek(max(0, size - len(MAGIC)))
     if size < SHORTEST_FILE_BYTES or stream.read() != MAGIC:
         raise ShardFault("truncated_parquet", "the file has no Parquet footer: no row of it is used")
-    is_utf8 = printable(path) == str(path)  # `printable` escapes what is not UTF-8
+    is_utf8 = to_printable(path) == str(path)  # `to_printable` escapes what is not UTF-8
     return path if is_utf8 else stream
 
 
