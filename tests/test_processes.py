@@ -18,10 +18,10 @@ FORKS = """
 import multiprocessing, os, signal, sys, time
 from pathlib import Path
 from toolformer_dag.files import locked
-from toolformer_dag.processes import forked_end_too
+from toolformer_dag.processes import end_forked_with_parent
 
 if sys.argv[2:] == ["end"]:
-    forked_end_too()
+    end_forked_with_parent()
 with locked(Path(sys.argv[1])):
     child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,))
     child.start()

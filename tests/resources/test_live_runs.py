@@ -30,7 +30,7 @@ import os, signal, sys
 from pathlib import Path
 import dagster as dg
 from toolformer_dag.resources import LakeResource
-from toolformer_dag.cli.project import shared_instance
+from toolformer_dag.cli.project import open_shared_instance
 from toolformer_dag.lake.table import Lake
 
 @dg.asset(pool="gpu")
@@ -38,20 +38,20 @@ def scored(lake: dg.ResourceParam[Lake]):
     os.kill(os.getpid(), signal.SIGKILL)
 
 root = Path(sys.argv[1])
-dg.materialize([scored], instance=shared_instance(root), resources={"lake": LakeResource(root=str(root))})
+dg.materialize([scored], instance=open_shared_instance(root), resources={"lake": LakeResource(root=str(root))})
 """
 WITHOUT_A_FILE = """
 import os, signal, sys
 from pathlib import Path
 import dagster as dg
-from toolformer_dag.cli.project import shared_instance
+from toolformer_dag.cli.project import open_shared_instance
 
 @dg.asset
 def endless():
     print(os.getpid(), flush=True)
     sys.stdin.read()
 
-dg.materialize([endless], instance=shared_instance(Path(sys.argv[1])))
+dg.materialize([endless], instance=open_shared_instance(Path(sys.argv[1])))
 """
 
 

@@ -17,9 +17,9 @@ from toolformer_dag.synthetic import SMALL_MODEL
 REPOSITORY = Path(__file__).parents[2]
 TAKE = """
 import sys
-from toolformer_dag.computing.worker import own_gpus, visible_gpus
-visible, size = visible_gpus(4), int(sys.argv[1])
-print(*own_gpus(visible, size).names, *own_gpus(visible, size).names, flush=True)
+from toolformer_dag.computing.worker import list_visible_gpus, take_gpus
+visible, size = list_visible_gpus(4), int(sys.argv[1])
+print(*take_gpus(visible, size).names, *take_gpus(visible, size).names, flush=True)
 sys.stdin.read()
 """
 THREADS = """
