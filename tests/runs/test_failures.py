@@ -14,6 +14,7 @@ from toolformer_dag.cli.project import NOT_RUN
 from toolformer_dag.computing.spending import COSTS
 from toolformer_dag.evaluation.measurements import ACCURACY, PERPLEXITY
 from toolformer_dag.model.weights import checkpoint_folder
+from toolformer_dag.training import training_report
 from toolformer_dag.training.checkpoint_outputs import find_checkpoint_reasons
 from toolformer_dag.training.training_report import RECORD
 
@@ -141,6 +142,14 @@ def test_a_checkpoint_that_is_not_whole_is_out_of_date(made, tmp_path):
                 file.write_bytes(content)
             assert find_checkpoint_reasons(plan, "finetuned_checkpoint") == [f"{folder} is gone or not whole"]
         file.write_bytes(before)
+
+
+def test_a_checkpoint_that_keeps_its_base_is_out_of_date_with_another_loss_window(made, monkeypatch):
+    plan = made.project("training.keep_base=0.5").plan
+    before = find_checkpoint_reasons(plan, "finetuned_checkpoint")
+    monkeypatch.setattr(training_report, "WINDOW_WEIGHTS", (1.0, 0.5))
+    [reason] = set(find_checkpoint_reasons(plan, "finetuned_checkpoint")) - set(before)
+    assert "learned_after" in reason
 
 
 def test_the_lake_says_what_is_stale_and_the_history_of_each_home_is_told_what_it_holds(world, monkeypatch):

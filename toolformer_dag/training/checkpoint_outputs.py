@@ -159,10 +159,10 @@ def _build_curve_rows(name: str, report: TrainingReport, kind: str, points: Sequ
 def _to_record(run: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the identity of a finetuning run in the form of the lake's records, which `changes` compares.
 
-    The base model and the markers of calls count as settings, the texts as inputs.
+    All but the texts count as settings; the texts are inputs.
     """
     settings = dict(run["settings"])
-    for key in ("base", "markers", "calls_end"):
+    for key in ("base", "markers", "bos", "calls_end", "learned_after"):
         if key in run:
             settings[key] = run[key]
     return {"settings": settings, "inputs": {"texts": run["texts"], "heldout": run["heldout"]}}
