@@ -257,7 +257,7 @@ def compute_chains(worker: Worker, output: TableOutput, chunk: ChainChunk) -> Wo
     """Compute the missing losses and needs of a chunk with the model, and store them.
 
     Returns:
-        How much work the model did.
+        How many tokens the model ran, and with which backend.
     """
     engine = worker.engine("judge")
     meter = EngineMeter(engine)
@@ -413,10 +413,10 @@ def with_chains(worker: Worker, output: TableOutput, chains: pl.DataFrame) -> Ca
     Returns:
         The chains with these columns added:
 
-        - loss_empty, loss_before, loss_call, loss_result: in nats, or null if there is a reason
+        - loss_empty, loss_before, loss_call, loss_result: in nats; all null if some of them are not known
         - need: how much the later calls need the earlier results, in nats; null if `others` is null
-        - reason: why there are no losses (such as does_not_fit or not_finite), or idle_first if no later call
-            needs the earlier results
+        - reason: why there are no losses (such as does_not_fit or not_finite), or idle_first if `need` is 0 or
+            less, unless the settings keep such chains
 
     Raises:
         StorageError: Stored rows were damaged since they were computed.
