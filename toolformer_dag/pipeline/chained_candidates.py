@@ -103,10 +103,11 @@ def read_calls_with_results(output: TableOutput, shard: str, level: int) -> pl.D
 
 
 def _read_candidate_calls(output: TableOutput, shard: str, level: int) -> pl.DataFrame:
-    """Return the candidate calls of a shard that could be parsed, with the same columns for every level."""
+    """Read the proposed calls of a shard that could be parsed, with the same columns for every level."""
     candidates = output.lane_table(call_tables(level).candidates).read(shard)
     calls = candidates.filter(pl.col("input").is_not_null())
-    # The tables of single and of later calls lack columns that would be constant.
+
+    # Some columns are not stored, because they have the same value in all rows of a level.
     if level == 1:
         return calls.with_columns(called=pl.lit(output.lane.key), before=pl.lit(None, pl.String))
     return calls.with_columns(source=pl.lit(MODEL), words=pl.lit(None, pl.String))
@@ -192,10 +193,10 @@ def _list_units_ahead(texts: pl.DataFrame, calls: pl.DataFrame) -> list[list[str
 
 
 def _map_digests_to_units(texts: pl.DataFrame, calls: pl.DataFrame) -> dict[str, TextUnits]:
-    """Return the numbers and names of each text that has calls, by its text_digest."""
-    distinct = texts.select("text_digest", "text").unique("text_digest")
-    with_calls = distinct.join(calls, on="text_digest", how="semi")
-    return {digest: TextUnits.of(text) for digest, text in with_calls.iter_rows()}
+    """Find the numbers and names of each text that has calls, and return them by the text's hash."""
+    distinct_texts = texts.select("text_digest", "text").unique("text_digest")
+    texts_with_calls = distinct_texts.join(calls, on="text_digest", how="semi")
+    return {text_digest: TextUnits.of(text) for text_digest, text in texts_with_calls.iter_rows()}
 
 
 def _find_units_ahead_of_call(
@@ -251,7 +252,15 @@ def find_places_after_calls(output: TableOutput, shard: str, level: int) -> Plac
 
 
 def _select_distinct_places(calls: pl.DataFrame, texts: pl.DataFrame) -> pl.DataFrame:
-    """Return the distinct places of calls as PLACES. texts: (text_digest, text) of the calls."""
+    """Select the distinct places after calls, with their texts.
+
+    Args:
+        calls: The calls, with the columns place, text_digest, position, chain and others.
+        texts: The columns text_digest and text, for the texts of the calls.
+
+    Returns:
+        One row per place with the columns PLACES. There `text_digest` has the hash of the place.
+    """
     distinct = calls.unique("place", maintain_order=True).select("place", "text_digest", "position", before="chain")
     with_texts = distinct.join(texts.unique("text_digest"), on="text_digest", maintain_order="left")
     return with_texts.select(pl.col("place").alias("text_digest"), "text", "position", "before")
@@ -457,7 +466,7 @@ def _parse_sample(lane: Lane, body: str, earlier_calls: Sequence[ChainLink]) -> 
 
 
 def _is_repeated(tool_name: str, input: str | None, earlier_calls: Sequence[ChainLink]) -> bool:
-    """Return whether a call of a tool stands among earlier calls; False without an input."""
+    """Return whether one of the earlier calls has the same tool and the same input."""
     return any(call.tool == tool_name and call.input == input for call in earlier_calls)
 
 
@@ -541,13 +550,14 @@ def _group_calls_by_tool(output: TableOutput, shard: str, level: int) -> list[_C
 
 
 def _read_calls_with_context(output: TableOutput, shard: str, level: int) -> pl.DataFrame:
-    """Return the sampled calls of a level with the `context` of their texts.
+    """Read the sampled calls of a level that could be parsed, with the `context` of their texts.
 
     Their column `called` is the key of the lane (a tool with its settings) whose tool is called.
     """
     texts = output.lane_table("heuristic_subset").read(shard).select(*TEXT_KEY, "context")
     candidates = output.lane_table(call_tables(level).candidates).read(shard)
-    return candidates.filter(pl.col("input").is_not_null()).join(texts, on=TEXT_KEY, how="left")
+    calls = candidates.filter(pl.col("input").is_not_null())
+    return calls.join(texts, on=TEXT_KEY, how="left")
 
 
 def run_settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:

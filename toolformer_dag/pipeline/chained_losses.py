@@ -110,9 +110,11 @@ class ChainChunk:
 
 
 def read_chained_calls(output: TableOutput, shard: str, level: int) -> pl.DataFrame:
-    """Return the last calls of a shard's chains of `level` calls: CALL_COLUMNS, `chain` and `others`, both as JSON.
+    """Read the last calls of a shard's chains of `level` calls.
 
-    others: the results that are swapped in to measure the need of the chain.
+    Returns:
+        One row per chain with the columns CALL_COLUMNS, `chain` (all its calls, as JSON) and `others` (the
+        results that replace its own to measure its need, as JSON).
     """
     calls = read_calls_with_results(output, shard, level)
     chains = build_chains(output.lane, calls)
@@ -434,9 +436,10 @@ def with_chains(worker: Worker, output: TableOutput, chains: pl.DataFrame) -> Ca
 
 
 def _with_losses_and_needs(output: TableOutput, stores: ChainStores, chains: pl.DataFrame) -> pl.DataFrame:
-    """Add the columns loss_call, loss_result, reason and need, which are stored for each chain."""
+    """Add what is stored for each chain: the columns loss_call, loss_result, reason and need."""
     losses = _read_stored_rows(output, stores.losses, chains.select(LOSS_KEY), "losses")
     needs = _read_stored_rows(output, stores.needs, _select_need_keys(chains), "needs")
+
     with_losses = chains.join(losses, on=LOSS_KEY, maintain_order="left")
     return with_losses.join(needs, on=NEED_KEY, how="left", maintain_order="left")
 
@@ -448,13 +451,14 @@ def _with_idle_first(chains: pl.DataFrame) -> pl.DataFrame:
 
 
 def _without_incomplete_losses(chains: pl.DataFrame) -> pl.DataFrame:
-    """Return chains with all LOSS_COLUMNS, or with none and a `reason`; the column `first_reason` is dropped.
+    """Remove the losses of chains for which a loss is not known, and give these chains a `reason`.
 
-    Without the losses of the first call (`first_reason`), there is nothing to compare the whole chain with.
+    If the first call has no losses (`first_reason`), there is nothing to compare the whole chain with. The column
+    `first_reason` is dropped.
     """
-    chains = chains.with_columns(reason=pl.coalesce("reason", "first_reason")).drop("first_reason")
+    with_reasons = chains.with_columns(reason=pl.coalesce("reason", "first_reason")).drop("first_reason")
     has_losses = pl.col("reason").is_null()
-    return chains.with_columns(pl.when(has_losses).then(name).alias(name) for name in LOSS_COLUMNS)
+    return with_reasons.with_columns(pl.when(has_losses).then(name).alias(name) for name in LOSS_COLUMNS)
 
 
 def _read_stored_rows(output: TableOutput, store: RowStore, keys: pl.DataFrame, what: str) -> pl.DataFrame:
@@ -539,8 +543,10 @@ def _with_losses_after(
 
 
 def _build_beginning(links: Sequence[ChainLink], length: int) -> str | None:
-    """Return the first `length` calls of a longer chain, as JSON; None for a chain that is not longer."""
-    return to_chain_json(links[:length]) if len(links) > length else None
+    """Return the first `length` calls of a chain as JSON, or None if the chain is not longer than that."""
+    if len(links) <= length:
+        return None
+    return to_chain_json(links[:length])
 
 
 def _with_first_calls(
@@ -572,7 +578,7 @@ def _with_first_calls(
 
 
 def _build_first_calls(links_of_chains: Sequence[Sequence[ChainLink]]) -> pl.DataFrame:
-    """Return (input, result) of the first call of each chain."""
+    """Build a table with the input and the result of the first call of each chain."""
     first_links = [links[0] for links in links_of_chains]
     inputs = pl.Series("input", [link.input for link in first_links], dtype=pl.String)
     results = pl.Series("result", [link.result for link in first_links], dtype=pl.String)

@@ -100,22 +100,24 @@ def swap_call_results(control: Control, output: TableOutput, shard: str, scored_
 
 
 def _has_usable_result() -> pl.Expr:
-    """Return whether other calls may get the result of a call.
+    """Build the condition that a call may be used to exchange results.
 
-    Calls without an operation are among them, although they are not swapped themselves.
+    That is a call that was not rejected. Calls without an operation may be used too, so that others can get their
+    results, although they are not swapped themselves.
     """
     return pl.col("reason").is_null() | (pl.col("reason") == NO_OPERATION)
 
 
 def _read_scored_calls(output: TableOutput, shard: str, scored_table: LaneTable) -> pl.DataFrame:
-    """Return the calls of a shard in a table of scores (SWAPPED_COLUMNS)."""
-    return output.lane_table(scored_table).read(shard).select(SWAPPED_COLUMNS).with_columns(_fill_likelihood())
+    """Read the calls of a shard from a table of scores, with the columns SWAPPED_COLUMNS."""
+    scored_calls = output.lane_table(scored_table).read(shard)
+    return scored_calls.select(SWAPPED_COLUMNS).with_columns(_fill_likelihood())
 
 
 def _read_candidate_places(output: TableOutput, shard: str) -> pl.DataFrame:
-    """Return all sampled calls of a shard, among which the likeliest place of a text is found.
+    """Read all sampled calls of a shard, to find the most probable position of each text.
 
-    The version of their table is no input of the stage: that place is the same for every k, m and tau_s.
+    The version of their table is no input of the stage, because that position is the same for every k, m and tau_s.
     """
     return output.lane_table("scored_candidates").read(shard).with_columns(_fill_likelihood())
 
@@ -213,18 +215,28 @@ def _with_swaps(calls: pl.DataFrame, swaps: pl.DataFrame) -> pl.DataFrame:
 
 
 def _explain_no_swap() -> pl.Expr:
-    """Return why a call has no other result: not_sampled or no_other_result; null where it has one."""
+    """Build the column that says why a call has no other result: not_sampled or no_other_result.
+
+    It is null for a call that has one.
+    """
     has_no_result = pl.when(pl.col("swapped").is_null()).then(pl.lit("no_other_result"))
     return pl.when("sampled").then(has_no_result).otherwise(pl.lit("not_sampled"))
 
 
 def _may_give_result(calls: pl.DataFrame, likeliest: pl.DataFrame) -> pl.Series:
-    """Return for each call whether others may get its result: it is a first sample at the likeliest place of its text.
+    """Decide for each call whether others may get its result.
 
-    Such calls exist for every k and m, so that neither changes which results the other calls get.
+    They may if it is one of the first samples at the most probable position of its text. Such calls exist for every
+    k and m, so neither setting changes which results the other calls get.
+
+    Args:
+        calls: The calls of a shard.
+        likeliest: The most probable position of each text, with the columns PLACE.
     """
-    marked = calls.join(likeliest.select(PLACE, likeliest=True), on=PLACE, how="left", maintain_order="left")
-    return marked["likeliest"].fill_null(False) & marked["sample"].is_in(FIRST_SAMPLES)
+    marked_places = likeliest.select(PLACE, likeliest=True)
+    marked_calls = calls.join(marked_places, on=PLACE, how="left", maintain_order="left")
+    is_at_likeliest_place = marked_calls["likeliest"].fill_null(False)
+    return is_at_likeliest_place & marked_calls["sample"].is_in(FIRST_SAMPLES)
 
 
 def select_likeliest_places(candidates: pl.DataFrame) -> pl.DataFrame:
