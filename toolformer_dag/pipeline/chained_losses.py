@@ -415,7 +415,7 @@ def with_chains(worker: Worker, output: TableOutput, chains: pl.DataFrame) -> Ca
     Returns:
         The chains with these columns added:
 
-        - loss_empty, loss_before, loss_call, loss_result: in nats; all null if some of them are not known
+        - loss_empty, loss_before, loss_call, loss_result: in nats; all null if one could not be computed
         - need: how much the later calls need the earlier results, in nats; null if `others` is null
         - reason: why there are no losses (such as does_not_fit or not_finite), or idle_first if `need` is 0 or
             less, unless the settings keep such chains
@@ -451,7 +451,7 @@ def _with_idle_first(chains: pl.DataFrame) -> pl.DataFrame:
 
 
 def _without_incomplete_losses(chains: pl.DataFrame) -> pl.DataFrame:
-    """Remove the losses of chains for which a loss is not known, and give these chains a `reason`.
+    """Remove the losses of chains for which one could not be computed, and give these chains a `reason`.
 
     If the first call has no losses (`first_reason`), there is nothing to compare the whole chain with. The column
     `first_reason` is dropped.
