@@ -90,9 +90,13 @@ class _PlacedDocument(NamedTuple):
 
 
 def settings(plan: Plan, lane: None) -> Mapping[str, Any]:
-    """Return the settings and code versions that C* depends on, apart from the kept calls and the documents.
+    """List the settings and code versions that determine C*.
 
-    lane: None, since C* holds the calls of all tools.
+    The kept calls and the documents determine it too and are not listed here.
+
+    Args:
+        plan: All settings.
+        lane: None, because C* holds the calls of all tools.
     """
     return {
         **cutting_settings(plan),  # how documents are cut into texts
@@ -135,15 +139,26 @@ def inputs(output: TableOutput) -> InputsOf:
 
 
 def rows(worker: Worker, output: TableOutput, part: str) -> PartRows:
-    """Return a shard's rows of C*: the texts of its documents with the kept calls of all tools in them.
+    """Build a shard's rows of C*: the texts of its documents with the kept calls of all tools in them.
 
-    part: the name of the shard. Raises StaleInput if a document with a kept call is gone.
+    Args:
+        worker: Opens the stored cuts of documents.
+        output: The table to be computed.
+        part: The name of the shard.
+
+    Returns:
+        The rows, and how many calls could not be used, by reason.
+
+    Raises:
+        StaleInput: A document with a kept call is gone.
     """
     merge = _Merge.of_shard(output.plan, part)
     cuts = open_corpus_cuts(worker)  # cuts documents into texts, or looks up how they were cut before
+
     documents = _iter_documents(output.plan, merge.document_keys)
     for document, texts in _with_texts(documents, cuts):
-        merge.add(document, texts)  # calls that cannot be used are counted in merge.rejected
+        merge.add(document, texts)  # adds rows, and counts calls that cannot be used in merge.rejected
+
     table = merge.table(output.stage.schema)
     return PartRows([table], rejected=merge.rejected, stores=[cuts.name])
 
@@ -156,10 +171,11 @@ def _read_kept_calls(plan: Plan, shard: str) -> pl.DataFrame:
 def _with_texts(
     documents: Iterator[_PlacedDocument], cuts: DocumentCuts
 ) -> Iterator[tuple[_PlacedDocument, Sequence[Segment]]]:
-    """Yield each document with the texts that it is cut into."""
+    """Yield each document together with the texts that it is cut into."""
     for batch in _iter_batches(documents):
         placed_texts = [(document.place, document.text) for document in batch]
-        for document, cut_document in zip(batch, cuts.texts_of(placed_texts), strict=True):
+        cut_documents = cuts.texts_of(placed_texts)
+        for document, cut_document in zip(batch, cut_documents, strict=True):
             yield document, cut_document.texts
 
 
@@ -172,54 +188,86 @@ def _iter_batches(documents: Iterator[_PlacedDocument]) -> Iterator[list[_Placed
 
 
 def plain_texts(plan: Plan, shard: str, calls: pl.DataFrame) -> pl.DataFrame:
-    """Choose texts of a shard in which no call helped, to train on as well; return their (shard, digest, offset).
+    """Choose texts of a shard in which no call helped, so that the model is also trained on texts without calls.
 
-    With `training.plain_texts` = 0.5, two texts with a call of a tool bring one text without. `offset` is the character
-    of the document at which the text begins.
+    With the setting `training.plain_texts` = 0.5, about one such text is chosen for every two texts with a
+    call of a tool. With 0, none is chosen.
 
-    calls: the shard's calls, of all tools, that passed the filter.
+    Args:
+        plan: The settings and the tables.
+        shard: The name of the shard.
+        calls: The calls of the shard that passed the filter, of all tools.
+
+    Returns:
+        The columns shard, digest (of the document) and offset (the character of the document at which the text
+        begins).
     """
     chosen = pl.DataFrame(schema={"shard": pl.String, "digest": pl.String, "offset": pl.Int64})
     if not plan.settings.training.plain_texts:
         return chosen
-    helpful = pl.concat([calls.select(PLACE_OF_CALL), _read_calls_beyond_limits(plan, shard)])
+
+    calls_beyond_limits = _read_calls_beyond_limits(plan, shard)
+    helpful_calls = pl.concat([calls.select(PLACE_OF_CALL), calls_beyond_limits])
+
     for lane in plan.lanes:  # a lane is a tool with its settings
         # Texts that were chosen for earlier tools are not chosen again.
-        chosen_for_tool = _choose_plain_texts_of_tool(plan, lane, shard, calls, helpful, chosen)
+        chosen_for_tool = _choose_plain_texts_of_tool(plan, lane, shard, calls, helpful_calls, chosen)
         chosen = pl.concat([chosen, chosen_for_tool])
     return chosen
 
 
 def _read_calls_beyond_limits(plan: Plan, shard: str) -> pl.DataFrame:
-    """Return PLACE_OF_CALL of a shard's calls, of all tools, that helped and are left out by a limit alone."""
+    """Read the calls of a shard that helped and were left out only because a limit was reached.
+
+    Returns:
+        The columns PLACE_OF_CALL, for the calls of all tools.
+    """
     columns = {"digest": pl.String(), "char_offset": SCORED["char_offset"].dtype, "tool": pl.String()}
-    calls = [pl.DataFrame(schema=columns)]
+    frames = [pl.DataFrame(schema=columns)]  # so that there is a frame even without such calls
+
     for lane in plan.all_lanes:
-        decided = plan.lake.table(f"{lane.key}/{DECIDED}").read(shard)
-        left_out = decided.filter(pl.col("reason").str.starts_with(LIMIT_PREFIX))
+        decided_calls = plan.lake.table(f"{lane.key}/{DECIDED}").read(shard)
+        left_out = decided_calls.filter(pl.col("reason").str.starts_with(LIMIT_PREFIX))
         if left_out.is_empty():
             continue
-        for name in lane.scored:
-            scored_calls = plan.lake.table(f"{lane.key}/{name}").read(shard)
-            calls.append(scored_calls.join(left_out, on=CALL_KEY, how="semi").select(PLACE_OF_CALL))
-    return pl.concat(calls)
+
+        # The tables of scored calls say where these calls stand.
+        for table_name in lane.scored:
+            scored_calls = plan.lake.table(f"{lane.key}/{table_name}").read(shard)
+            frames.append(scored_calls.join(left_out, on=CALL_KEY, how="semi").select(PLACE_OF_CALL))
+
+    return pl.concat(frames)
 
 
 def _choose_plain_texts_of_tool(
-    plan: Plan, lane: Lane, shard: str, calls: pl.DataFrame, helpful: pl.DataFrame, chosen: pl.DataFrame
+    plan: Plan, lane: Lane, shard: str, calls: pl.DataFrame, helpful_calls: pl.DataFrame, chosen: pl.DataFrame
 ) -> pl.DataFrame:
-    """Choose texts of a shard in which no call helped, for one tool; return their (shard, digest, offset).
+    """Choose texts of a shard in which no call helped, for one tool.
 
-    They are the first in the order of hashes, in a fixed ratio to the texts with calls (`training.plain_texts`).
+    The first texts in the order of their hashes are chosen. Their number is a fixed ratio of the number of texts
+    with calls (the setting `training.plain_texts`).
 
-    calls: the shard's kept calls of all tools. helpful: these, and those that are left out by a limit alone.
-    chosen: (shard, digest, offset) of the texts that were chosen for other tools.
+    Args:
+        plan: The settings and the tables.
+        lane: The tool with its settings.
+        shard: The name of the shard.
+        calls: The kept calls of the shard, of all tools.
+        helpful_calls: These calls and the calls that were left out only because a limit was reached.
+        chosen: The texts that were chosen for other tools: shard, digest, offset.
+
+    Returns:
+        The columns of `chosen`, for the texts chosen for this tool.
     """
     texts = _read_wanted_texts(plan, lane, shard)
-    helped_texts = _join_texts_with_calls(texts, helpful)
-    without_help = texts.join(helped_texts, on=TEXT_KEY, how="anti")  # TEXT_KEY identifies a text
-    candidates = _select_distinct_by_hash(without_help.join(chosen, on=chosen.columns, how="anti"))
-    count = _compute_plain_text_count(plan, lane, shard, with_calls=_join_texts_with_calls(texts, calls))
+
+    helped_texts = _join_texts_with_calls(texts, helpful_calls)
+    texts_without_help = texts.join(helped_texts, on=TEXT_KEY, how="anti")  # TEXT_KEY identifies a text
+
+    not_yet_chosen = texts_without_help.join(chosen, on=chosen.columns, how="anti")
+    candidates = _select_distinct_by_hash(not_yet_chosen)
+
+    texts_with_calls = _join_texts_with_calls(texts, calls)
+    count = _compute_plain_text_count(plan, lane, shard, texts_with_calls)
     return candidates.head(count).select(chosen.columns)
 
 
@@ -229,10 +277,11 @@ def _select_distinct_by_hash(texts: pl.DataFrame) -> pl.DataFrame:
     return in_order.unique("text_digest", keep="first", maintain_order=True)
 
 
-def _compute_plain_text_count(plan: Plan, lane: Lane, shard: str, with_calls: pl.DataFrame) -> int:
-    """Return how many texts without a call to choose for a tool, from the ratio `training.plain_texts`."""
-    called_count = _count_texts_of_tool(plan, lane, with_calls)
-    return _round_by_hash(plan.settings.training.plain_texts * called_count, name=f"{lane.tool.key} {shard}")
+def _compute_plain_text_count(plan: Plan, lane: Lane, shard: str, texts_with_calls: pl.DataFrame) -> int:
+    """Compute how many texts without a call are to be chosen for a tool, from the ratio `training.plain_texts`."""
+    count_with_calls = _count_texts_of_tool(plan, lane, texts_with_calls)
+    wanted_count = plan.settings.training.plain_texts * count_with_calls
+    return _round_by_hash(wanted_count, name=f"{lane.tool.key} {shard}")
 
 
 def _read_wanted_texts(plan: Plan, lane: Lane, shard: str) -> pl.DataFrame:
@@ -243,22 +292,28 @@ def _read_wanted_texts(plan: Plan, lane: Lane, shard: str) -> pl.DataFrame:
 
 
 def _join_texts_with_calls(texts: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
-    """Return a row per text and call inside it, with the columns of both. Calls of every tool count."""
+    """Combine texts with the calls inside them, whatever their tool.
+
+    Returns:
+        One row per text and call, with the columns of both. Texts without calls are left out.
+    """
     text_end = pl.col("offset") + pl.col("length")
-    is_inside = pl.col("char_offset").is_between("offset", text_end, closed="left")
-    return texts.join(calls.select(PLACE_OF_CALL), on="digest").filter(is_inside)
+    is_inside_text = pl.col("char_offset").is_between("offset", text_end, closed="left")
+    return texts.join(calls.select(PLACE_OF_CALL), on="digest").filter(is_inside_text)
 
 
-def _count_texts_of_tool(plan: Plan, lane: Lane, with_calls: pl.DataFrame) -> int:
-    """Count the distinct texts with calls of a lane's tool, from this project or an earlier one."""
-    lanes_of_tool = {other.key for other in plan.all_lanes if other.tool.key == lane.tool.key}
-    return with_calls.filter(pl.col("tool").is_in(lanes_of_tool)).select(TEXT_KEY).n_unique()
+def _count_texts_of_tool(plan: Plan, lane: Lane, texts_with_calls: pl.DataFrame) -> int:
+    """Count the distinct texts with calls of a tool, which this project or an earlier one made."""
+    lane_keys_of_tool = {other.key for other in plan.all_lanes if other.tool.key == lane.tool.key}
+    is_call_of_tool = pl.col("tool").is_in(lane_keys_of_tool)
+    return texts_with_calls.filter(is_call_of_tool).select(TEXT_KEY).n_unique()
 
 
 def _round_by_hash(number: float, name: str) -> int:
-    """Round a number up or down by the hash of a name: over many names 0.3 becomes 1 for 30 % of them.
+    """Round a number up or down, depending on the hash of a name.
 
-    So small shards get texts too, and always the same.
+    The same name always rounds in the same way. Over many names, 0.3 becomes 1 for 30 % of them, so that small
+    shards get texts too.
     """
     hash_between_0_and_1 = int.from_bytes(compute_order_hash(name), "big") / 2**64
     return int(number + hash_between_0_and_1)
@@ -281,26 +336,30 @@ def iter_corpus_batches(lake: Lake) -> Iterator[pl.DataFrame]:
 
 
 def count_texts_not_given_back(rows: pl.DataFrame, output: TableOutput) -> int:
-    """Count the rows whose text with calls, x*, differs from x after its calls are removed. It should be 0."""
+    """Count the rows in which removing the calls does not give back the text without calls. It should be 0."""
     tool_names = output.plan.lane_names.values()
     markers = output.plan.settings.model.markers
+
     count = 0
     for text_with_calls, text in rows.select("text_with_calls", "text").iter_rows():
-        count += take_out(text_with_calls, tool_names, markers) != text
+        if take_out(text_with_calls, tool_names, markers) != text:
+            count += 1
     return count
 
 
 def count_texts_by_lane(output: TableOutput) -> Shown:
-    """Count the texts of C* (texts with their calls) for Dagster's page: per lane, all with calls, and all without.
+    """Count the texts of C* for Dagster's page.
 
-    A lane is a tool with its settings; the counts per lane are those of the paper's Table 2. A text with calls of two
-    lanes counts for both.
+    Returns:
+        Three kinds of counts by their label: the texts with calls of each lane (a tool with its settings), as in
+        the paper's Table 2, all texts with calls, and the texts without calls, if there are any. A text with
+        calls of two lanes counts for both.
     """
     counts = _TextCounts()
     for batch in iter_corpus_batches(output.plan.lake):
         counts.add(batch)
 
-    shown = {f"texts with {lane}": counts.with_lane[lane] for lane in output.plan.lane_names}
+    shown = {f"texts with {lane_key}": counts.with_lane[lane_key] for lane_key in output.plan.lane_names}
     shown["texts with all"] = counts.with_calls
     if counts.without_calls:
         shown["texts without calls"] = counts.without_calls
@@ -329,16 +388,24 @@ class _TextCounts:
 
 
 def _iter_documents(plan: Plan, keys: pl.DataFrame) -> Iterator[_PlacedDocument]:
-    """Yield the documents with these keys (shard, digest), each once, shard by shard.
+    """Yield the documents with the given keys, shard by shard and each once.
 
-    Raises StaleInput at the end if some documents are gone: their calls were kept before the corpus changed.
+    Args:
+        plan: Gives access to the stored documents.
+        keys: The columns shard and digest. Keys may repeat.
+
+    Raises:
+        StaleInput: Some documents are gone, because the corpus changed after their calls were kept. This is
+            raised after all other documents were yielded.
     """
-    wanted = keys.unique()
+    wanted_keys = keys.unique()
+
     yielded_count = 0
-    for document in _iter_stored_documents(plan, wanted):
+    for document in _iter_stored_documents(plan, wanted_keys):
         yielded_count += 1
         yield document
-    gone_count = wanted.height - yielded_count
+
+    gone_count = wanted_keys.height - yielded_count
     if gone_count > 0:
         raise StaleInput(
             table=NAME,
@@ -348,19 +415,19 @@ def _iter_documents(plan: Plan, keys: pl.DataFrame) -> Iterator[_PlacedDocument]
         )
 
 
-def _iter_stored_documents(plan: Plan, wanted: pl.DataFrame) -> Iterator[_PlacedDocument]:
-    """Yield the documents of the corpus whose (shard, digest) is in `wanted`, shard by shard."""
-    wanted_shards = set(wanted["shard"])
+def _iter_stored_documents(plan: Plan, wanted_keys: pl.DataFrame) -> Iterator[_PlacedDocument]:
+    """Yield the documents of the corpus that have one of the wanted keys (shard, digest), shard by shard."""
+    wanted_shards = set(wanted_keys["shard"])
     for shard in plan.lake.table(raw_shards.NAME).parts():
         if shard in wanted_shards:
-            yield from _iter_documents_of_shard(plan, shard, wanted)
+            yield from _iter_documents_of_shard(plan, shard, wanted_keys)
 
 
-def _iter_documents_of_shard(plan: Plan, shard: str, wanted: pl.DataFrame) -> Iterator[_PlacedDocument]:
-    """Yield the documents of a shard whose (shard, digest) is in `wanted`, in their order."""
+def _iter_documents_of_shard(plan: Plan, shard: str, wanted_keys: pl.DataFrame) -> Iterator[_PlacedDocument]:
+    """Yield the documents of a shard that have one of the wanted keys (shard, digest), in their order."""
     for batch in raw_shards.documents(plan, shard):
-        documents = batch.join(wanted, on=DOCUMENT_KEY, how="semi", maintain_order="left")
-        for values in documents.select(_PlacedDocument._fields).iter_rows():
+        wanted_documents = batch.join(wanted_keys, on=DOCUMENT_KEY, how="semi", maintain_order="left")
+        for values in wanted_documents.select(_PlacedDocument._fields).iter_rows():
             yield _PlacedDocument(*values)
 
 
@@ -376,17 +443,22 @@ class _Merge:
     def __init__(self, plan: Plan, calls: pl.DataFrame, plain: pl.DataFrame) -> None:
         """Prepare the merging of a shard.
 
-        calls: the shard's kept calls, of all its documents.
-        plain: (shard, digest, offset) of texts without calls that become rows too.
+        Args:
+            plan: The settings.
+            calls: The kept calls of all documents of the shard.
+            plain: Texts without calls that become rows too: shard, digest, offset.
         """
         self.document_keys = _collect_document_keys(calls, plain)
         self.rejected: Rejected = Counter()
-        self._rows: list[_CorpusRow] = []
+
+        self._rows: list[_CorpusRow] = []  # grows with every document that is added
         self._name_of_lane = plan.lane_names  # key of the lane -> its tool's name in texts
         self._tool_names = list(plan.lane_names.values())
         self._markers = plan.settings.model.markers
-        self._calls_of = calls.partition_by(DOCUMENT_KEY, as_dict=True)
-        self._plain_of = plain.partition_by(DOCUMENT_KEY, as_dict=True)
+
+        # (shard, digest) of a document -> its calls, and its texts without calls
+        self._calls_by_document = calls.partition_by(DOCUMENT_KEY, as_dict=True)
+        self._plain_texts_by_document = plain.partition_by(DOCUMENT_KEY, as_dict=True)
 
     @classmethod
     def of_shard(cls, plan: Plan, shard: str) -> "_Merge":
@@ -399,12 +471,18 @@ class _Merge:
         return pl.DataFrame(self._rows, schema=schema, orient="row").sort(CORPUS_ORDER)
 
     def add(self, document: _PlacedDocument, texts: Sequence[Segment]) -> None:
-        """Add a document, which is cut into `texts`: a row per text with calls, and per chosen text without calls."""
+        """Add the rows of a document: one for each text with calls, and for each chosen text without calls.
+
+        Args:
+            document: The document.
+            texts: The texts that the document is cut into.
+        """
         key = (document.shard, document.digest)
         calls = self._build_kept_calls(key)
         self._add_texts_with_calls(document, texts, calls)
-        if key in self._plain_of:
-            offsets = set(self._plain_of[key]["offset"])
+
+        if key in self._plain_texts_by_document:
+            offsets = set(self._plain_texts_by_document[key]["offset"])
             for example in select_plain_examples(texts, offsets, calls, self._tool_names, self._markers):
                 self._rows.append(_build_row(document, example))
 
@@ -418,11 +496,12 @@ class _Merge:
             else:
                 self._rows.append(_build_row(document, example))
 
-    def _build_kept_calls(self, document: tuple[str, str]) -> list[KeptCall]:
-        """Return the kept calls of a document (shard, digest); a chain of calls at one position is one of them."""
-        if document not in self._calls_of:
+    def _build_kept_calls(self, document_key: tuple[str, str]) -> list[KeptCall]:
+        """Build the kept calls of a document (shard, digest). A chain of calls at one position is one kept call."""
+        if document_key not in self._calls_by_document:
             return []
-        return [self._build_kept_call(row) for row in self._calls_of[document].iter_rows(named=True)]
+        rows_of_document = self._calls_by_document[document_key].iter_rows(named=True)
+        return [self._build_kept_call(row) for row in rows_of_document]
 
     def _build_kept_call(self, row: Mapping[str, Any]) -> KeptCall:
         """Return the call, or the chain of calls, of a row of filtered_calls."""
@@ -438,8 +517,15 @@ def _collect_document_keys(calls: pl.DataFrame, plain: pl.DataFrame) -> pl.DataF
 
 
 def _build_row(document: _PlacedDocument, example: AugmentedText) -> _CorpusRow:
-    """Return the row of C* for a text of a document, with calls or without."""
+    """Build the row of C* for a text of a document.
+
+    Args:
+        document: The document.
+        example: The text with its calls. It may have none.
+    """
     segment = example.segment  # the text without calls, and where in the document it stands
+    lane_keys = {call.tool for call in example.calls}
+    call_count = sum(len(call.links) for call in example.calls)  # every call of a chain counts
     return _CorpusRow(
         document_hash=int.from_bytes(compute_order_hash(document.text), "big"),  # C* is read in this order
         digest=document.digest,
@@ -448,8 +534,8 @@ def _build_row(document: _PlacedDocument, example: AugmentedText) -> _CorpusRow:
         offset=segment.offset,
         text=segment.text,
         text_with_calls=example.text_with_calls,
-        tools=sorted({call.tool for call in example.calls}),
-        calls=sum(len(call.links) for call in example.calls),  # each call of a chain (calls at one position) counts
+        tools=sorted(lane_keys),
+        calls=call_count,
         split=choose_split(document.text),
     )
 

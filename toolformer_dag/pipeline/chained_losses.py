@@ -110,9 +110,11 @@ class ChainChunk:
 
 
 def read_chained_calls(output: TableOutput, shard: str, level: int) -> pl.DataFrame:
-    """Return the last calls of a shard's chains of `level` calls: CALL_COLUMNS, `chain` and `others`, both as JSON.
+    """Read the last calls of a shard's chains of `level` calls.
 
-    others: the results that are swapped in to measure the need of the chain.
+    Returns:
+        One row per chain with the columns CALL_COLUMNS, `chain` (all its calls, as JSON) and `others` (the
+        results that replace its own to measure its need, as JSON).
     """
     calls = read_calls_with_results(output, shard, level)
     chains = build_chains(output.lane, calls)
@@ -120,37 +122,55 @@ def read_chained_calls(output: TableOutput, shard: str, level: int) -> pl.DataFr
 
 
 def _choose_other_results(chains: pl.Series, level: int) -> pl.Series:
-    """Return for each chain a JSON list of results to swap in, one for each of its calls but the last.
+    """Choose, for every call of a chain but the last, a result that can replace its own.
 
-    For a chain with the results "12", "7", "84" it may be '["15", "9"]': the results of other chains at the same index.
-    It is null where all chains have the same result at an index.
+    The replacement is the result of another chain's call with the same index.
 
-    chains: as JSON, each of `level` calls.
+    Example:
+        A chain with the results "12", "7" and "84" may get '["15", "9"]'.
+
+    Args:
+        chains: Chains of `level` calls each, as JSON.
+        level: The number of calls in a chain.
+
+    Returns:
+        For each chain, the replacing results as a JSON list. It is null if all chains have the same result at
+        some index, so that there is nothing to replace it with.
     """
     links_of_chains = [parse_chain(chain) for chain in chains]  # a link is a call with its result
-    other_result_of: list[dict[str, str]] = []  # for the first call of a chain, the second, ...: result -> another one
+
+    replacements_by_index: list[dict[str, str]] = []  # for each call but the last: result -> another result
     for call_index in range(level - 1):
-        results = {links[call_index].result for links in links_of_chains}
-        other_result_of.append(_map_results_to_next(results))  # empty if there is only one result
-    lists = [_find_swapped_results(links, other_result_of) for links in links_of_chains]
-    return pl.Series(lists, dtype=pl.String)
+        results_at_index = {links[call_index].result for links in links_of_chains}
+        replacements_by_index.append(_map_results_to_next(results_at_index))  # empty if there is only one result
+
+    json_lists = [_find_swapped_results(links, replacements_by_index) for links in links_of_chains]
+    return pl.Series(json_lists, dtype=pl.String)
 
 
-def _find_swapped_results(links: Sequence[ChainLink], other_result_of: Sequence[Mapping[str, str]]) -> str | None:
-    """Return another result for each call of a chain but the last, as JSON; None where a call has no other.
+def _find_swapped_results(links: Sequence[ChainLink], replacements_by_index: Sequence[Mapping[str, str]]) -> str | None:
+    """Look up a replacing result for every call of a chain but the last.
 
-    other_result_of: for each call but the last, result -> another result.
+    Args:
+        links: The calls of the chain with their results.
+        replacements_by_index: For every call but the last, a mapping from a result to another result.
+
+    Returns:
+        The replacing results as a JSON list, or None if one of the calls has none.
     """
-    other_results = []
-    for link, other_of in zip(links[:-1], other_result_of, strict=True):
-        if link.result not in other_of:
+    replacing_results = []
+    for link, replacements in zip(links[:-1], replacements_by_index, strict=True):
+        if link.result not in replacements:
             return None
-        other_results.append(other_of[link.result])
-    return orjson.dumps(other_results).decode()
+        replacing_results.append(replacements[link.result])
+    return orjson.dumps(replacing_results).decode()
 
 
 def _map_results_to_next(results: Collection[str]) -> dict[str, str]:
-    """Map each result to the next one in a circle of all results, ordered by hash; empty for a single result."""
+    """Map every result to another one: the next in a circle that is ordered by hash.
+
+    The mapping is empty if there are fewer than two results.
+    """
     if len(results) < 2:
         return {}
     circle = sorted(results, key=lambda result: blake2b(result.encode()).digest())
@@ -169,26 +189,36 @@ def _open_stores(worker: Worker, lane: Lane) -> ChainStores:
 def plan_chains(
     worker: Worker, output: TableOutput, chains: pl.DataFrame, texts: pl.DataFrame, claimed: Claimed
 ) -> Planned:
-    """Plan what the model has to compute for the chains of a shard, in chunks: losses and needs that are not stored.
+    """Plan which losses and needs of a shard's chains the model still has to compute.
 
-    Losses are those after the last call, with its result and without; a need is how much the later calls depend on the
-    earlier results.
+    A chain has two losses, after its last call without the result and with it. Its need says how much the
+    later calls depend on the earlier results.
 
-    chains: (text_digest, position, chain, others). `others` are the results that a need compares the chain's own with,
-        as JSON; null where no need is to be computed.
-    texts: (text_digest, text) of the chains.
-    claimed: keys that earlier shards of this run plan already; the keys that are planned here are added.
+    Args:
+        worker: Opens the stores of what is computed already.
+        output: The table to be computed, for one tool with its settings.
+        chains: The columns text_digest, position, chain and `others`, the results (as JSON) that replace the
+            chain's own to measure its need. `others` is null if no need is to be computed.
+        texts: The columns text_digest and text, for the texts of the chains.
+        claimed: What earlier shards of this run will compute. Everything that is planned here is added to it.
+
+    Returns:
+        The work in chunks, and the counts of losses to compute and to reuse.
     """
     stores = _open_stores(worker, output.lane)
     loss_keys = chains.select(LOSS_KEY).unique(maintain_order=True)  # text_digest, position, chain
-    # _claimed_missing leaves out what is stored or claimed, and adds the rest to `claimed`.
+    need_keys = _select_need_keys(chains)
+
+    # Take what is neither stored nor claimed by an earlier shard, and claim it.
     missing = ChainChunk(
         losses=_claim_missing(claimed, stores.losses, loss_keys),
-        needs=_claim_missing(claimed, stores.needs, _select_need_keys(chains)),
+        needs=_claim_missing(claimed, stores.needs, need_keys),
         texts=texts.select("text_digest", "text").unique("text_digest"),
     )
-    work = count_planned_work("losses", total=loss_keys.height, missing=missing.losses.height)
-    return Planned(_split_into_chunks(worker.plan, loss_keys, missing), work)
+
+    chunks = _split_into_chunks(worker.plan, loss_keys, missing)
+    counts = count_planned_work("losses", total=loss_keys.height, missing=missing.losses.height)
+    return Planned(chunks, counts)
 
 
 def _claim_missing(claimed: Claimed, store: RowStore, keys: pl.DataFrame) -> pl.DataFrame:
@@ -202,130 +232,203 @@ def _select_need_keys(chains: pl.DataFrame) -> pl.DataFrame:
 
 
 def _split_into_chunks(plan: Plan, loss_keys: pl.DataFrame, missing: ChainChunk) -> list[Chunk]:
-    """Cut the missing losses and needs into chunks of about equal work; those of a text are in one chunk.
+    """Split the missing losses and needs into chunks of about equal work.
 
-    loss_keys: (text_digest, position, chain) of all chains of the shard.
+    Everything that is missing for one text goes into the same chunk.
+
+    Args:
+        plan: Gives the largest size of a chunk.
+        loss_keys: The columns text_digest, position and chain, for all chains of the shard.
+        missing: The losses and needs to compute.
     """
     limits = choose_chunk_limits(plan, "judge")  # the judge is the model that computes losses
-    chain_tokens = estimate_loss_tokens(pl.col("chain").str.len_bytes())
-    texts_with_tokens = loss_keys.group_by("text_digest", maintain_order=True).agg(tokens=chain_tokens)
-    # Not `whole`: something of the text may be stored. Then text_chunks cuts these texts alone, not the whole shard.
-    to_compute = missing.text_digests().with_columns(whole=False)
-    batches = split_texts_into_chunks(texts_with_tokens, to_compute, size=limits.texts, tokens=limits.tokens)
-    return [missing.of_texts(batch) for batch in batches]
+
+    estimated_tokens = estimate_loss_tokens(pl.col("chain").str.len_bytes())
+    tokens_per_text = loss_keys.group_by("text_digest", maintain_order=True).agg(tokens=estimated_tokens)
+
+    # `whole` would say that nothing of a text is stored. False is always safe: then only the texts that lack
+    # something are split into chunks, not all texts of the shard.
+    incomplete_texts = missing.text_digests().with_columns(whole=False)
+    batches_of_texts = split_texts_into_chunks(
+        tokens_per_text, incomplete_texts, size=limits.texts, tokens=limits.tokens
+    )
+    return [missing.of_texts(batch) for batch in batches_of_texts]
 
 
 def compute_chains(worker: Worker, output: TableOutput, chunk: ChainChunk) -> Work:
-    """Compute the losses and needs of a chunk of chains with the model, and append them to their row stores."""
+    """Compute the missing losses and needs of a chunk with the model, and store them.
+
+    Returns:
+        How many tokens the model ran, and with which backend.
+    """
     engine = worker.engine("judge")
     meter = EngineMeter(engine)
     stores = _open_stores(worker, output.lane)
-    text_of = chunk.text_of()
-    stores.losses.append(_compute_losses(engine, chunk.losses.select(LOSS_KEY), text_of))
-    stores.needs.append(_compute_needs(engine, chunk.needs.select(NEED_KEY), text_of))
+    text_by_digest = chunk.text_of()
+
+    losses = _compute_losses(engine, chunk.losses.select(LOSS_KEY), text_by_digest)
+    stores.losses.append(losses)
+
+    needs = _compute_needs(engine, chunk.needs.select(NEED_KEY), text_by_digest)
+    stores.needs.append(needs)
     return meter.work()
 
 
-def _compute_losses(engine: "Engine", keys: pl.DataFrame, text_of: Mapping[str, str]) -> pl.DataFrame:
-    """Compute the losses of chains, without the last result and with it; return rows of LOSSES in the order of `keys`.
+def _compute_losses(engine: "Engine", keys: pl.DataFrame, text_by_digest: Mapping[str, str]) -> pl.DataFrame:
+    """Compute the losses of chains after the last call, without its result and with it.
 
-    keys: LOSS_KEY. text_of: text_digest -> text.
+    Args:
+        engine: The model.
+        keys: The chains to measure, with the columns LOSS_KEY.
+        text_by_digest: The texts by their hash.
+
+    Returns:
+        One row per chain with the columns LOSSES, in the order of `keys`.
     """
-    requests = [_build_loss_request(text_of[digest], position, chain) for digest, position, chain in keys.iter_rows()]
-    losses = [_to_stored_losses(pair) for pair in engine.chained_losses(requests)]
+    requests = []
+    for text_digest, position, chain in keys.iter_rows():
+        requests.append(_build_loss_request(text_by_digest[text_digest], position, chain))
+
+    stored_losses = [_to_stored_losses(losses) for losses in engine.chained_losses(requests)]
     schema = {name: LOSSES[name] for name in _ChainLosses._fields}
-    return keys.hstack(pl.DataFrame(losses, schema=schema, orient="row"))
+    return keys.hstack(pl.DataFrame(stored_losses, schema=schema, orient="row"))
 
 
 def _build_loss_request(text: str, position: int, chain: str) -> LossRequest:
-    """Return the request for the losses of the last call of a chain (JSON), which stands after the earlier ones."""
-    *earlier, last = parse_chain(chain)
+    """Build the request for the losses of the last call of a chain, which follows the earlier calls.
+
+    Args:
+        text: The text without calls.
+        position: Where the chain stands in the text.
+        chain: The calls with their results, as JSON.
+    """
+    *earlier_links, last_link = parse_chain(chain)
     return LossRequest(
         text=text,
         position=position,
-        tool=last.tool,
-        input=last.input,
-        result=last.result,
-        calls=chain_text(earlier),
+        tool=last_link.tool,
+        input=last_link.input,
+        result=last_link.result,
+        calls=chain_text(earlier_links),
     )
 
 
-def _to_stored_losses(pair: tuple[float, float] | None) -> _ChainLosses:
-    """Return the losses of a chain as they are stored.
+def _to_stored_losses(losses: tuple[float, float] | None) -> _ChainLosses:
+    """Convert the losses of a chain to the form in which they are stored.
 
-    pair: (loss_call, loss_result) in nats; None where chain and text do not fit the context.
+    Args:
+        losses: loss_call and loss_result in nats, or None if chain and text do not fit the model's context.
+
+    Returns:
+        The two losses, or the reason why they cannot be used.
     """
-    if pair is None:
+    if losses is None:
         return _ChainLosses(None, None, reason="does_not_fit")
-    loss_call, loss_result = pair
+
+    loss_call, loss_result = losses
     if not isfinite(loss_call) or not isfinite(loss_result):
         return _ChainLosses(None, None, reason="not_finite")
     return _ChainLosses(loss_call, loss_result, reason=None)
 
 
-def _compute_needs(engine: "Engine", keys: pl.DataFrame, text_of: Mapping[str, str]) -> pl.DataFrame:
-    """Compute how much the later calls of chains (NEED_KEY) need the earlier results; add it as the column `need`."""
-    requests: list[NeedRequest] = []
+def _compute_needs(engine: "Engine", keys: pl.DataFrame, text_by_digest: Mapping[str, str]) -> pl.DataFrame:
+    """Compute how much the later calls of chains depend on the earlier results.
+
+    Args:
+        engine: The model.
+        keys: The chains and the results that replace their own, with the columns NEED_KEY.
+        text_by_digest: The texts by their hash.
+
+    Returns:
+        `keys` with one more column, `need`.
+    """
+    requests: list[NeedRequest] = []  # one or more per chain, in the order of `keys`
     for values in keys.iter_rows():
-        requests += _build_need_requests(_NeedKey(*values), text_of)
+        requests += _build_need_requests(_NeedKey(*values), text_by_digest)
+
+    gains = engine.needs(requests)
     chain_lengths = [len(parse_chain(chain)) for chain in keys["chain"]]
-    needs = _compute_least_needs(chain_lengths, engine.needs(requests))
+    needs = _compute_least_needs(chain_lengths, gains)
     return keys.with_columns(need=pl.Series(needs, dtype=pl.Float64))
 
 
 def _compute_least_needs(chain_lengths: Sequence[int], gains: Sequence[float]) -> list[float]:
-    """Return the need of each chain: how much its least needed result helps a later call, in nats.
+    """Compute the need of each chain: how much its least needed result helps a later call, in nats.
 
-    Chains of 2 and 3 calls have 1 and 3 gains: from [0.3, 0.1, 2.0, 0.5] the first takes [0.3], the second the rest.
+    Example:
+        A chain of 2 calls has one gain, a chain of 3 calls has three. With the chain lengths [2, 3] and the
+        gains [0.3, 0.1, 2.0, 0.5], the first chain has [0.3] and the second has [0.1, 2.0, 0.5].
 
-    chain_lengths: the number of calls of each chain.
-    gains: how much a true result helps a later call, in nats; those of the first chain, then of the next.
+    Args:
+        chain_lengths: The number of calls of each chain.
+        gains: How much a true result helps a later call, in nats. The gains of the first chain come first,
+            then those of the next.
     """
     remaining_gains = iter(gains)
     needs = []
-    for length in chain_lengths:
-        comparison_count = length * (length - 1) // 2  # each result with each later call
-        gains_of_chain = list(islice(remaining_gains, comparison_count))
-        needs.append(compute_least_need(length, gains_of_chain))
+    for chain_length in chain_lengths:
+        gain_count = chain_length * (chain_length - 1) // 2  # one for each pair of a result and a later call
+        gains_of_chain = list(islice(remaining_gains, gain_count))
+        needs.append(compute_least_need(chain_length, gains_of_chain))
     return needs
 
 
-def _build_need_requests(key: _NeedKey, text_of: Mapping[str, str]) -> list[NeedRequest]:
-    """Return the requests that compare a chain's later calls after its true results and after swapped ones.
+def _build_need_requests(key: _NeedKey, text_by_digest: Mapping[str, str]) -> list[NeedRequest]:
+    """Build the requests that measure whether the later calls of a chain need the earlier results.
 
-    For `[QA(Who?) -> She] [WikiSearch(She)]` there is one: how much likelier is WikiSearch(She) after "She" than after
-    "Rome"? A longer chain has one for each result and each later call.
+    Each request compares how likely a call is after the true results and after one of them is replaced.
+
+    Example:
+        The chain `[QA(Who?) -> She] [WikiSearch(She)]` has one request: how much likelier is WikiSearch(She)
+        after the result "She" than after "Rome"?
+
+    Returns:
+        One request for each pair of a result and a later call.
     """
     true_links = parse_chain(key.chain)
-    swapped_in = orjson.loads(key.others)  # for each call but the last, the result in place of its own
-    comparisons = other_results(true_links, swapped_in)
-    return [
-        NeedRequest(
-            text=text_of[key.text_digest],
+    replacing_results = orjson.loads(key.others)  # one for each call but the last
+
+    requests = []
+    for comparison in other_results(true_links, replacing_results):
+        request = NeedRequest(
+            text=text_by_digest[key.text_digest],
             position=key.position,
             before=comparison.before,
             other=comparison.before_with_swap,
             call=comparison.call,
         )
-        for comparison in comparisons
-    ]
+        requests.append(request)
+    return requests
 
 
 def with_chains(worker: Worker, output: TableOutput, chains: pl.DataFrame) -> CallsWithLosses:
-    """Add to chains (calls at one position, each after the results of the earlier ones) what is stored of them.
+    """Add the stored losses and needs to a table of chains.
 
-    - loss_empty, loss_before, loss_call, loss_result: in nats; null with a reason
-    - need: how much the later calls need the earlier results, in nats; null where `others` is null
-    - reason: why the losses are null (does_not_fit, not_finite); idle_first if no later call needs the earlier results
+    A chain is a sequence of calls at one position of a text, each made after the results of the earlier ones.
 
-    chains: text_digest, position, chain (JSON), others (the results that the need compares with, JSON), and more.
+    Args:
+        worker: Opens the stores.
+        output: The table to be computed, for one tool with its settings.
+        chains: The columns text_digest, position, chain (as JSON), `others` (the results that replace the
+            chain's own to measure its need, as JSON) and possibly more.
 
-    Raises StorageError if rows were damaged since they were computed.
+    Returns:
+        The chains with these columns added:
+
+        - loss_empty, loss_before, loss_call, loss_result: in nats; all null if one could not be computed
+        - need: how much the later calls need the earlier results, in nats; null if `others` is null
+        - reason: why there are no losses (such as does_not_fit or not_finite), or idle_first if `need` is 0 or
+            less, unless the settings keep such chains
+
+    Raises:
+        StorageError: Stored rows were damaged since they were computed.
     """
     stores = _open_stores(worker, output.lane)
     scored = _with_losses_and_needs(output, stores, chains)  # adds loss_call, loss_result, need, reason
-    shorter = _read_losses_of_shorter_chains(worker, output, chains)  # loss_empty, loss_before, first_reason
-    scored = scored.join(shorter, on=LOSS_KEY, maintain_order="left")
+
+    losses_of_shorter = _read_losses_of_shorter_chains(worker, output, chains)  # loss_empty, loss_before, first_reason
+    scored = scored.join(losses_of_shorter, on=LOSS_KEY, maintain_order="left")
+
     scored = _without_incomplete_losses(scored)
     if not worker.plan.settings.filtering.keep_idle_first:
         scored = _with_idle_first(scored)
@@ -333,9 +436,10 @@ def with_chains(worker: Worker, output: TableOutput, chains: pl.DataFrame) -> Ca
 
 
 def _with_losses_and_needs(output: TableOutput, stores: ChainStores, chains: pl.DataFrame) -> pl.DataFrame:
-    """Add the columns loss_call, loss_result, reason and need, which are stored for each chain."""
+    """Add what is stored for each chain: the columns loss_call, loss_result, reason and need."""
     losses = _read_stored_rows(output, stores.losses, chains.select(LOSS_KEY), "losses")
     needs = _read_stored_rows(output, stores.needs, _select_need_keys(chains), "needs")
+
     with_losses = chains.join(losses, on=LOSS_KEY, maintain_order="left")
     return with_losses.join(needs, on=NEED_KEY, how="left", maintain_order="left")
 
@@ -347,95 +451,134 @@ def _with_idle_first(chains: pl.DataFrame) -> pl.DataFrame:
 
 
 def _without_incomplete_losses(chains: pl.DataFrame) -> pl.DataFrame:
-    """Return chains with all LOSS_COLUMNS, or with none and a `reason`; the column `first_reason` is dropped.
+    """Remove the losses of chains for which one could not be computed, and give these chains a `reason`.
 
-    Without the losses of the first call (`first_reason`), there is nothing to compare the whole chain with.
+    If the first call has no losses (`first_reason`), there is nothing to compare the whole chain with. The column
+    `first_reason` is dropped.
     """
-    chains = chains.with_columns(reason=pl.coalesce("reason", "first_reason")).drop("first_reason")
+    with_reasons = chains.with_columns(reason=pl.coalesce("reason", "first_reason")).drop("first_reason")
     has_losses = pl.col("reason").is_null()
-    return chains.with_columns(pl.when(has_losses).then(name).alias(name) for name in LOSS_COLUMNS)
+    return with_reasons.with_columns(pl.when(has_losses).then(name).alias(name) for name in LOSS_COLUMNS)
 
 
 def _read_stored_rows(output: TableOutput, store: RowStore, keys: pl.DataFrame, what: str) -> pl.DataFrame:
-    """Return the rows that a row store has for `keys`, a row per distinct key.
+    """Read the stored rows that have the given keys, one per distinct key.
 
-    Raises StorageError if some are missing; `what` names the rows in its message, such as "losses".
+    Args:
+        output: The table to be computed, for the error message.
+        store: Where the rows are stored.
+        keys: The keys, which may repeat.
+        what: What the rows are, for the error message, such as "losses".
+
+    Raises:
+        StorageError: Some rows are missing.
     """
     distinct_keys = keys.unique()
-    rows = store.stored(distinct_keys)
-    require_whole(output, what, distinct_keys.height - rows.height)
-    return rows
+    stored_rows = store.stored(distinct_keys)
+    require_whole(output, what, distinct_keys.height - stored_rows.height)
+    return stored_rows
 
 
 def _read_losses_of_shorter_chains(worker: Worker, output: TableOutput, chains: pl.DataFrame) -> pl.DataFrame:
-    """Look up the losses of the shorter chains that each chain begins with; return a row per distinct chain.
+    """Look up the losses of the shorter chains that each chain begins with.
 
-    A chain of three calls begins with its first call and with a chain of two. Columns:
-    - text_digest, position, chain
-    - loss_empty: without calls; loss_before: the smallest after a shorter chain. Null where none are stored
-    - first_reason: why the first call has no losses, else null
+    A chain of three calls begins with its first call and with a chain of two.
+
+    Returns:
+        One row per distinct chain with the columns:
+
+        - text_digest, position, chain
+        - loss_empty: the loss without calls, or null if it is not stored
+        - loss_before: the smallest loss after a shorter chain, or null if none is stored
+        - first_reason: why the first call has no losses, or null if it has some
     """
-    distinct = chains.select(LOSS_KEY).unique(maintain_order=True)
-    links_of_chains = [parse_chain(chain) for chain in distinct["chain"]]  # the calls of each chain
-    table = _with_first_calls(worker, output.lane, distinct, links_of_chains)  # losses of single calls
-    table = _with_loss_before(worker, output.lane, table, links_of_chains)  # and of chains of two or more
-    return table.select(*LOSS_KEY, "loss_empty", "loss_before", "first_reason")
+    distinct_chains = chains.select(LOSS_KEY).unique(maintain_order=True)
+    links_of_chains = [parse_chain(chain) for chain in distinct_chains["chain"]]  # the calls of each chain
+
+    # Adds the losses of single calls: loss_empty, loss_after_1, first_reason.
+    with_first_calls = _with_first_calls(worker, output.lane, distinct_chains, links_of_chains)
+    # Adds loss_before, for which the losses of chains of two or more calls are read too.
+    with_loss_before = _with_loss_before(worker, output.lane, with_first_calls, links_of_chains)
+    return with_loss_before.select(*LOSS_KEY, "loss_empty", "loss_before", "first_reason")
 
 
 def _with_loss_before(
     worker: Worker, lane: Lane, table: pl.DataFrame, links_of_chains: Sequence[Sequence[ChainLink]]
 ) -> pl.DataFrame:
-    """Add the column loss_before: the smallest stored loss after a shorter chain that the chain begins with.
+    """Add the smallest stored loss after a shorter chain that each chain begins with, as the column loss_before.
 
-    table: a row per chain: text_digest, position, chain, and loss_after_1 (after its first call).
-    links_of_chains: the calls of each chain, in the order of the rows.
+    Args:
+        worker: Opens the store of losses.
+        lane: The tool with its settings.
+        table: One row per chain: text_digest, position, chain and loss_after_1, the loss after its first call.
+        links_of_chains: The calls of each chain, in the order of the rows.
     """
-    store = _open_stores(worker, lane).losses
+    loss_store = _open_stores(worker, lane).losses
+
     loss_columns = ["loss_after_1"]
     for length in range(2, lane.depth):  # the longest chain has `depth` calls
-        # Adds loss_after_2, ...: null for a chain that has no more than `length` calls, which min_horizontal ignores.
-        table = _with_losses_after(store, table, links_of_chains, length)
+        # Adds the column loss_after_2, then loss_after_3, ... It is null for chains that are not longer.
+        table = _with_losses_after(loss_store, table, links_of_chains, length)
         loss_columns.append(f"loss_after_{length}")
-    return table.with_columns(loss_before=pl.min_horizontal(loss_columns))
+
+    smallest_loss = pl.min_horizontal(loss_columns)  # ignores nulls
+    return table.with_columns(loss_before=smallest_loss)
 
 
 def _with_losses_after(
     store: RowStore, table: pl.DataFrame, links_of_chains: Sequence[Sequence[ChainLink]], length: int
 ) -> pl.DataFrame:
-    """Add the column loss_after_2 (for the length 2): the stored loss after the first 2 calls of each longer chain.
+    """Add the stored loss after the first calls of each chain, as a column such as loss_after_2.
 
-    It is null for chains that are not longer. links_of_chains: the calls of each chain, in the order of the rows.
+    Args:
+        store: The stored losses of chains.
+        table: One row per chain: text_digest, position, chain and other columns.
+        links_of_chains: The calls of each chain, in the order of the rows.
+        length: How many calls count as the first ones. The new column is null for chains that are not longer.
     """
-    beginnings = [_build_beginning(links, length) for links in links_of_chains]  # as JSON; None for chains not longer
+    beginnings = [_build_beginning(links, length) for links in links_of_chains]  # as JSON, or None
     with_beginnings = table.with_columns(beginning=pl.Series(beginnings, dtype=pl.String))
     with_losses = _with_loss_of_beginning(store, with_beginnings, f"loss_after_{length}")
     return with_losses.drop("beginning")
 
 
 def _build_beginning(links: Sequence[ChainLink], length: int) -> str | None:
-    """Return the first `length` calls of a longer chain, as JSON; None for a chain that is not longer."""
-    return to_chain_json(links[:length]) if len(links) > length else None
+    """Return the first `length` calls of a chain as JSON, or None if the chain is not longer than that."""
+    if len(links) <= length:
+        return None
+    return to_chain_json(links[:length])
 
 
 def _with_first_calls(
     worker: Worker, lane: Lane, chains: pl.DataFrame, links_of_chains: Sequence[Sequence[ChainLink]]
 ) -> pl.DataFrame:
-    """Add to chains (text_digest, position, chain) the input and result of their first call, and its stored losses.
+    """Add the first call of each chain and the losses that are stored for it.
 
-    - loss_empty: without the call; loss_after_1: after its result. Null if they are not stored
-    - first_reason: why its losses could not be computed, else null
+    Args:
+        worker: Opens the store of losses.
+        lane: The tool with its settings.
+        chains: The columns text_digest, position and chain.
+        links_of_chains: The calls of each chain, in the order of the rows.
 
-    links_of_chains: the calls of each chain, in the order of the rows.
+    Returns:
+        The chains with these columns added:
+
+        - input, result: of the first call
+        - loss_empty: the loss without the call, or null if it is not stored
+        - loss_after_1: the loss after its result, or null if it is not stored
+        - first_reason: why its losses could not be computed, else null
     """
-    with_first = chains.hstack(_build_first_calls(links_of_chains))
-    # Losses of single calls are stored under text_digest, position, input and result (CALL_LOSS_KEY).
-    losses = read_stored_losses(worker, lane, with_first.select(CALL_LOSS_KEY).unique())
-    losses = losses.select(*CALL_LOSS_KEY, "loss_empty", loss_after_1="loss_result", first_reason="reason")
-    return with_first.join(losses, on=CALL_LOSS_KEY, how="left", maintain_order="left")
+    with_first_calls = chains.hstack(_build_first_calls(links_of_chains))
+
+    # The losses of single calls are stored under text_digest, position, input and result (CALL_LOSS_KEY).
+    call_keys = with_first_calls.select(CALL_LOSS_KEY).unique()
+    stored_losses = read_stored_losses(worker, lane, call_keys)
+    losses = stored_losses.select(*CALL_LOSS_KEY, "loss_empty", loss_after_1="loss_result", first_reason="reason")
+    return with_first_calls.join(losses, on=CALL_LOSS_KEY, how="left", maintain_order="left")
 
 
 def _build_first_calls(links_of_chains: Sequence[Sequence[ChainLink]]) -> pl.DataFrame:
-    """Return (input, result) of the first call of each chain."""
+    """Build a table with the input and the result of the first call of each chain."""
     first_links = [links[0] for links in links_of_chains]
     inputs = pl.Series("input", [link.input for link in first_links], dtype=pl.String)
     results = pl.Series("result", [link.result for link in first_links], dtype=pl.String)
@@ -443,14 +586,18 @@ def _build_first_calls(links_of_chains: Sequence[Sequence[ChainLink]]) -> pl.Dat
 
 
 def _with_loss_of_beginning(store: RowStore, table: pl.DataFrame, loss_column: str) -> pl.DataFrame:
-    """Add the column `loss_column`: the stored loss after the calls that a chain begins with, null if none is stored.
+    """Add the stored loss after the first calls of each chain.
 
-    table: text_digest, position, and beginning: the first calls of a longer chain as JSON, such as
-        '[{"tool": "QA", "input": "...", "result": "..."}]'; null for a chain without a beginning.
+    Args:
+        store: The stored losses of chains.
+        table: The columns text_digest, position, `beginning` and others. A beginning is the first calls of a
+            longer chain as JSON, such as '[{"tool": "QA", "input": "...", "result": "..."}]', or null.
+        loss_column: The name of the new column. It is null if there is no beginning or no stored loss.
     """
-    key = ("text_digest", "position", "beginning")
-    beginnings = table.select(key).drop_nulls("beginning").unique()
-    # The row store has the beginning under `chain`, like every chain, and its loss after the last result.
-    stored = store.stored(beginnings.rename({"beginning": "chain"}))
-    losses = stored.rename({"chain": "beginning", "loss_result": loss_column})
-    return table.join(losses.select(*key, loss_column), on=key, how="left", maintain_order="left")
+    beginning_key = ("text_digest", "position", "beginning")
+    beginnings = table.select(beginning_key).drop_nulls("beginning").unique()
+
+    # A beginning is a chain itself: the store has it in the column `chain`.
+    stored_rows = store.stored(beginnings.rename({"beginning": "chain"}))
+    losses = stored_rows.rename({"chain": "beginning", "loss_result": loss_column})
+    return table.join(losses.select(*beginning_key, loss_column), on=beginning_key, how="left", maintain_order="left")

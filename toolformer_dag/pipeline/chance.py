@@ -51,10 +51,22 @@ REMEDY = 'Lower tau_f (`toolformer-dag sql "from kept_at(0.2)"` counts), annotat
 
 
 def query_chance_threshold(plan: Plan, lane: Lane, by_chance: float) -> dict[str, Any]:
-    """Return the lane's row of the view chance_thresholds at this false discovery rate. Raises DamagedPart."""
+    """Find the smallest threshold tau_f of a tool that has the given false discovery rate.
+
+    Args:
+        plan: Gives access to the tables.
+        lane: The tool with its settings.
+        by_chance: The false discovery rate, such as 0.05.
+
+    Returns:
+        The tool's row of the view chance_thresholds, by column. It also says why there is no such threshold.
+
+    Raises:
+        DamagedPart: A file of a table is damaged.
+    """
     with _open_database(plan, lane, by_chance) as connection:
-        level = f"FROM chance_thresholds WHERE by_chance = {by_chance!r}::DOUBLE"
-        return rows(connection, level).row(0, named=True)
+        query = f"FROM chance_thresholds WHERE by_chance = {by_chance!r}::DOUBLE"
+        return rows(connection, query).row(0, named=True)
 
 
 class ChanceTables(NamedTuple):
@@ -69,7 +81,11 @@ class ChanceTables(NamedTuple):
 
 
 def query_chance_tables(plan: Plan, lane: Lane, control: Control = ESTIMATING) -> ChanceTables:
-    """Return how many calls of a lane are kept by chance, by threshold and a control. Raises DamagedPart."""
+    """Count how many calls of a tool are kept by chance at several thresholds, as a control estimates it.
+
+    Raises:
+        DamagedPart: A file of a table is damaged.
+    """
     with _open_database(plan, lane, control=control) as connection:
         return ChanceTables(
             statistics=rows(connection, "FROM swapped_statistics ORDER BY tau_f"),
@@ -78,28 +94,33 @@ def query_chance_tables(plan: Plan, lane: Lane, control: Control = ESTIMATING) -
 
 
 def describe_threshold(chosen: Mapping[str, Any]) -> str:
-    """Say in a line which tau_f was chosen by its false discovery rate, or why none was, and what would help.
+    """Describe in one line which threshold tau_f was chosen, or why none was and what would help.
 
-    chosen: a row of the view chance_thresholds. `verdict` is CERTIFIED if a threshold has the rate, else the reason why
-        there is none, such as NOT_MEASURED. `swaps_needed` is how many swapped places would be enough, or null.
+    Args:
+        chosen: A row of the view chance_thresholds. `verdict` is CERTIFIED if a threshold has the wanted false
+            discovery rate, else the reason why there is none, such as NOT_MEASURED. `swaps_needed` is how many
+            swapped places would be enough, or None.
     """
-    if chosen["verdict"] == CERTIFIED:
-        return (
-            f"tau_f = {chosen['tau_f']:.3f} keeps {chosen['kept']} of {chosen['places']} places, a share of "
-            f"{chosen['fdr']:.3f} by chance, at most {chosen['fdr_high']:.3f} with 95 % confidence"
-        )
-    return _explain_uncertified(chosen)
+    if chosen["verdict"] != CERTIFIED:
+        return _explain_uncertified(chosen)
+    return (
+        f"tau_f = {chosen['tau_f']:.3f} keeps {chosen['kept']} of {chosen['places']} places, a share of "
+        f"{chosen['fdr']:.3f} by chance, at most {chosen['fdr_high']:.3f} with 95 % confidence"
+    )
 
 
 def _explain_uncertified(chosen: Mapping[str, Any]) -> str:
-    """Say why no threshold has the false discovery rate, what would help, and what is kept."""
+    """Explain why no threshold has the wanted false discovery rate, what would help, and what is kept."""
     reason = f"{chosen['verdict']}{_describe_swaps_remedy(chosen)}"
-    outcome = "nothing is kept" if chosen["tau_f"] is None else f"the fallback {chosen['tau_f']:.3g} is taken"
+    if chosen["tau_f"] is None:
+        outcome = "nothing is kept"
+    else:
+        outcome = f"the fallback {chosen['tau_f']:.3g} is taken"
     return f"no tau_f is certified at {chosen['by_chance']:.3g} ({reason}); {outcome}"
 
 
 def _describe_swaps_remedy(chosen: Mapping[str, Any]) -> str:
-    """Return what more swapped calls would change, to be appended to a verdict; "" if they change nothing."""
+    """Describe what more swapped calls would change. The text is appended to a verdict and may be empty."""
     more_swaps = "raise evaluation.swapped_texts, or annotate more text"
     if chosen["verdict"] == NOT_MEASURED:
         return f": no call was told another document's result; {more_swaps}"
@@ -109,13 +130,21 @@ def _describe_swaps_remedy(chosen: Mapping[str, Any]) -> str:
 
 
 def read_chosen_threshold(plan: Plan, lane: Lane) -> Mapping[str, Any] | None:
-    """Return the lane's row of chance_thresholds that the filter last used; None if the settings name tau_f."""
+    """Read which threshold the filter of a tool last used.
+
+    Returns:
+        The row of the view chance_thresholds. None if the settings name a threshold, or the filter has not run.
+    """
     pointer = plan.lane_table(lane, "filter_rule").find_whole_pointer(WHOLE)
     return pointer.record.get(CHOSEN) if pointer else None
 
 
 def describe_thresholds_of_lanes(plan: Plan) -> list[str]:
-    """Return a line per tool whose threshold is chosen by its false discovery rate: which was chosen, or why none."""
+    """Describe which threshold was chosen for each tool by its false discovery rate, or why none was.
+
+    Returns:
+        One line per tool. Tools whose settings name a threshold, or whose filter has not run, are left out.
+    """
     lines = []
     for lane in plan.lanes:
         chosen = read_chosen_threshold(plan, lane)
@@ -125,14 +154,22 @@ def describe_thresholds_of_lanes(plan: Plan) -> list[str]:
 
 
 def explain_lanes_without_calls(plan: Plan) -> list[str]:
-    """Return a line for each tool without a kept call: how near its calls came to the threshold, and what to do.
+    """Explain for each tool without a kept call how near its calls came to the threshold, and what to do.
 
-    Tools whose filter has not run are left out. If none keeps a call, a last line says that there is nothing to
-    finetune on. Raises DamagedPart.
+    Returns:
+        One line per tool without a kept call. Tools whose filter has not run are left out. If no tool keeps a
+        call, a last line says that there is nothing to finetune on.
+
+    Raises:
+        DamagedPart: A file of a table is damaged.
     """
-    empty = [lane for lane in plan.lanes if _has_empty_filter(plan, lane)]
-    lines = [f"{lane.key}: {_explain_no_kept_call(plan, lane)}" for lane in empty]
-    if empty and len(empty) == len(plan.lanes):
+    lanes_without_calls = [lane for lane in plan.lanes if _has_empty_filter(plan, lane)]
+
+    lines = []
+    for lane in lanes_without_calls:
+        lines.append(f"{lane.key}: {_explain_no_kept_call(plan, lane)}")
+
+    if lanes_without_calls and len(lanes_without_calls) == len(plan.lanes):
         lines.append(f"No call of any lane is kept: there is nothing to finetune on. {REMEDY}.")
     return lines
 
@@ -144,48 +181,68 @@ def _has_empty_filter(plan: Plan, lane: Lane) -> bool:
 
 
 def _explain_no_kept_call(plan: Plan, lane: Lane) -> str:
-    """Say why no call of a tool was kept: "no call is kept at tau_f = 1. Of 30 places the best gains 0.412; ...".
+    """Explain why no call of a tool was kept.
 
-    It has the best delta, and how many calls other thresholds would keep. If there is no place (a position of a text
-    with a scored call that may stay), it says at which stage texts or calls ended.
+    Usually the explanation gives the best delta, and how many calls other thresholds would keep. If there is no
+    place at all (a position of a text with a scored call that may stay), it says at which stage texts or calls
+    ended.
+
+    Example:
+        "no call is kept at tau_f = 1. Of 30 places the best gains 0.412; kept are ..."
     """
     with _open_database(plan, lane) as connection:
-        all_places = rows(connection, "SELECT count(*) AS places, max(delta) AS delta FROM places").row(0, named=True)
-        # A row per threshold: how many calls reach it, with their own results and by chance.
+        places = rows(connection, "SELECT count(*) AS places, max(delta) AS delta FROM places").row(0, named=True)
+        # One row per threshold: how many calls reach it, with their own results and by chance.
         statistics = rows(connection, "FROM swapped_statistics ORDER BY tau_f").rows(named=True)
-    if not all_places["places"]:
+
+    if places["places"] == 0:
         hint = '`toolformer-dag sql "from funnel"` counts what each stage left'
         return f"no call is kept, for {_explain_first_empty_stage(plan, lane)}; {hint}"
-    counts = ", ".join(map(_describe_counts_at_threshold, statistics))
+
+    counts = ", ".join(_describe_counts_at_threshold(statistic) for statistic in statistics)
     return (
-        f"no call is kept{_format_threshold(lane)}. Of {all_places['places']} places the best gains "
-        f"{all_places['delta']:.3f}; kept are {counts}. {REMEDY}"
+        f"no call is kept{_format_threshold(lane)}. Of {places['places']} places the best gains "
+        f"{places['delta']:.3f}; kept are {counts}. {REMEDY}"
     )
 
 
 def _format_threshold(lane: Lane) -> str:
-    """Return " at tau_f = 0.5", to be appended to a sentence; "" where the settings name no threshold."""
-    return f" at tau_f = {lane.tau_f:.3g}" if isinstance(lane.tau_f, float) else ""
+    """Return a phrase such as " at tau_f = 0.5", or "" if the settings name no threshold."""
+    if isinstance(lane.tau_f, float):
+        return f" at tau_f = {lane.tau_f:.3g}"
+    return ""
 
 
 def _describe_counts_at_threshold(statistic: Mapping[str, Any]) -> str:
-    """Say how many calls a threshold keeps, and how many by chance: "2 at 0.2 (by chance 1, 95 %: 0-4)".
+    """Describe how many calls a threshold keeps, and how many would be kept by chance.
 
-    statistic: a row of the view swapped_statistics.
+    Example:
+        "2 at 0.2 (by chance 1, 95 %: 0-4)"
+
+    Args:
+        statistic: A row of the view swapped_statistics.
     """
-    by_chance = "by chance: not measured"
     if statistic["swaps"]:
         interval = f"{statistic['by_chance_low']}-{statistic['by_chance_high']}"
         by_chance = f"by chance {statistic['by_chance']}, 95 %: {interval}"
+    else:
+        by_chance = "by chance: not measured"
     return f"{statistic['calls']} at {statistic['tau_f']:.3g} ({by_chance})"
 
 
 def _explain_first_empty_stage(plan: Plan, lane: Lane) -> str:
-    """Say at which stage no texts or calls were left, and why: "none of 120 calls has a result (timeout 120)"."""
-    empty = _find_first_empty_stage(plan, lane)
-    reasons = _count_reasons(plan, lane, empty.stage).most_common()
-    counted = ", ".join(f"{reason} {count:,}" for reason, count in reasons)
-    return f"{empty.message} ({counted})" if counted else empty.message
+    """Explain at which stage no texts or calls were left, and why.
+
+    Example:
+        "none of 120 calls has a result (timeout 120)"
+    """
+    empty_stage = _find_first_empty_stage(plan, lane)
+    most_common_first = _count_reasons(plan, lane, empty_stage.stage).most_common()
+    if not most_common_first:
+        return empty_stage.message
+
+    reasons_with_counts = ", ".join(f"{reason} {count:,}" for reason, count in most_common_first)
+    return f"{empty_stage.message} ({reasons_with_counts})"
 
 
 class _EmptyStage(NamedTuple):
@@ -196,18 +253,24 @@ class _EmptyStage(NamedTuple):
 
 
 def _find_first_empty_stage(plan: Plan, lane: Lane) -> _EmptyStage:
-    """Return the first stage of a lane that left nothing; the scores if every stage before them left something."""
-    texts = _count_present(plan.lane_table(lane, "heuristic_subset"), "text_digest")
-    if not texts:
+    """Find the first stage that left no texts or calls of a tool.
+
+    If every stage before the scores left something, the scores (loss_deltas) are returned.
+    """
+    text_count = _count_present(plan.lane_table(lane, "heuristic_subset"), "text_digest")
+    if text_count == 0:
         return _EmptyStage("heuristic_subset", _explain_no_wanted_text(plan, lane))
-    calls = _count_present(plan.lane_table(lane, "scored_candidates"), "input")
-    if not calls:
+
+    call_count = _count_present(plan.lane_table(lane, "scored_candidates"), "input")
+    if call_count == 0:
         hint = _describe_proposal_remedy(lane, _count_reasons(plan, lane, "scored_candidates"))
-        return _EmptyStage("scored_candidates", f"no call was proposed for {texts:,} texts{hint}")
-    results = _count_present(plan.lane_table(lane, "tool_results"), "result")
-    if not results:
-        return _EmptyStage("tool_results", f"none of {calls:,} calls has a result")
-    return _EmptyStage("loss_deltas", f"none of {results:,} results may stay")
+        return _EmptyStage("scored_candidates", f"no call was proposed for {text_count:,} texts{hint}")
+
+    result_count = _count_present(plan.lane_table(lane, "tool_results"), "result")
+    if result_count == 0:
+        return _EmptyStage("tool_results", f"none of {call_count:,} calls has a result")
+
+    return _EmptyStage("loss_deltas", f"none of {result_count:,} results may stay")
 
 
 def _explain_no_wanted_text(plan: Plan, lane: Lane) -> str:
@@ -218,23 +281,26 @@ def _explain_no_wanted_text(plan: Plan, lane: Lane) -> str:
 
 
 def _count_reasons(plan: Plan, lane: Lane, table: LaneTable) -> Counter[str]:
-    """Count the rows that a stage of the lane left out, by reason."""
-    reasons = Counter[str]()
+    """Count the rows that a stage left out for a tool, by reason."""
+    counts = Counter[str]()
     for part in plan.lane_table(lane, table).pointers().values():
         for rejection in part.record[REJECTIONS]:
-            reasons[rejection["reason"]] += rejection["count"]
-    return reasons
+            counts[rejection["reason"]] += rejection["count"]
+    return counts
 
 
 def _describe_proposal_remedy(lane: Lane, reasons: Counter[str]) -> str:
-    """Return a hint, to be appended to a sentence, on how to get calls proposed.
+    """Describe what to change so that calls are proposed. The text is appended to a sentence.
 
-    reasons: how many samples or texts were left out, by reason; the most common one decides on the hint.
+    Args:
+        lane: The tool with its settings.
+        reasons: How many samples or texts were left out for each reason. The most common reason decides.
     """
     if MODEL not in lane.sources.names:
         return "; choose other texts, or add a source to proposals"
-    commonest = [reason for reason, _ in reasons.most_common(1)]
-    if commonest == [OTHER_TOOL]:
+
+    most_common_reasons = [reason for reason, _ in reasons.most_common(1)]  # empty if nothing was left out
+    if most_common_reasons == [OTHER_TOOL]:
         return (
             f"; the model writes other names than {lane.tool.name}: add a rule to proposals, or change prompt or model"
         )
@@ -252,25 +318,37 @@ def _count_present(table: Table, column: str) -> int:
 def _open_database(
     plan: Plan, lane: Lane, by_chance: float | None = None, control: Control = ESTIMATING
 ) -> Iterator[duckdb.DuckDBPyConnection]:
-    """Open an in-memory DuckDB that tells how many calls of a lane are kept by chance.
+    """Open an in-memory database that tells how many calls of a tool are kept by chance.
 
-    It has the tables loss_deltas (calls with true results), ESTIMATING_CONTROL (calls with the results of `control`),
-    lanes, filter_rules and decisions, and the views of kept_by_chance.sql: swapped_statistics, chance_rates,
-    chance_thresholds.
+    Args:
+        plan: Gives access to the files of calls.
+        lane: The tool with its settings.
+        by_chance: A false discovery rate, such as 0.05, for which the view chance_thresholds gets a row.
+        control: The control whose swapped calls show what is kept by chance.
 
-    by_chance: a false discovery rate, such as 0.05, for which chance_thresholds gets a row.
+    Yields:
+        The connection. The database has the tables loss_deltas (calls with their own results),
+        ESTIMATING_CONTROL (calls with the results of `control`), lanes, filter_rules, decisions and
+        swapped_places, and the views of kept_by_chance.sql: swapped_statistics, chance_rates and
+        chance_thresholds.
     """
     scored_tables = [plan.lane_table(lane, name) for name in lane.scored]
-    calls_query = _build_calls_query(plan, lane, scored_tables, swaps=False)
-    swaps_query = _build_calls_query(plan, lane, control.tables(plan, lane), swaps=True)
+    calls_query = _build_calls_query(plan, lane, scored_tables, are_swaps=False)
+    swaps_query = _build_calls_query(plan, lane, control.tables(plan, lane), are_swaps=True)
+
     with open_in_memory() as connection:
+        # The calls, and the settings of the threshold.
         _create_table(connection, SCORED, CALL_COLUMNS, calls_query)  # the table loss_deltas
         _create_table(connection, ESTIMATING_CONTROL, SWAP_COLUMNS, swaps_query)
         _create_threshold_tables(connection, lane, by_chance)  # the tables lanes and filter_rules
+
+        # For each call, whether it is the best of its place. `judged` is copied because many views read it.
         connection.execute(f"CREATE VIEW scored AS SELECT *, rowid AS row FROM {SCORED}")  # what JUDGED reads
-        run_sql(connection, JUDGED)  # the view judged: each call, and whether it is the best of its place
-        connection.execute("CREATE TABLE decisions AS FROM judged")  # a table: many views read it
-        run_sql(connection, SWAPPED_PLACES + CHANCE)  # the table swapped_places, and the views over all of these
+        run_sql(connection, JUDGED)  # the view judged
+        connection.execute("CREATE TABLE decisions AS FROM judged")
+
+        # The table swapped_places, and the views over all of these.
+        run_sql(connection, SWAPPED_PLACES + CHANCE)
         yield connection
 
 
@@ -285,20 +363,34 @@ def _create_threshold_tables(connection: duckdb.DuckDBPyConnection, lane: Lane, 
 def _create_table(
     connection: duckdb.DuckDBPyConnection, name: str, columns: Mapping[str, str], query: str | None
 ) -> None:
-    """Create a table with the rows of a query, or without rows where there is none. columns: name -> SQL type."""
-    typed = ", ".join(f"{column} {kind}" for column, kind in columns.items())
-    connection.execute(f"CREATE TABLE {name} ({typed})")
+    """Create a table with the rows of a query.
+
+    Args:
+        connection: The database.
+        name: The name of the table.
+        columns: The SQL type of each column, by name.
+        query: A SELECT statement, or None for a table without rows.
+    """
+    typed_columns = ", ".join(f"{column} {sql_type}" for column, sql_type in columns.items())
+    connection.execute(f"CREATE TABLE {name} ({typed_columns})")
     if query is not None:
         connection.execute(f"INSERT INTO {name} BY NAME SELECT {', '.join(columns)} FROM ({query})")
 
 
-def _build_calls_query(plan: Plan, lane: Lane, tables: Sequence[Table], *, swaps: bool) -> str | None:
-    """Return the SQL query for all calls in tables of a lane; None where nothing is published.
+def _build_calls_query(plan: Plan, lane: Lane, tables: Sequence[Table], *, are_swaps: bool) -> str | None:
+    """Build the SQL query for all calls in some tables of a tool.
 
-    tables: of single calls, and of chains where the lane has some; they have the same shards.
-    swaps: whether they are the tables of a control.
+    Args:
+        plan: The settings.
+        lane: The tool with its settings.
+        tables: The table of single calls, and the table of chains if there is one. They have the same shards.
+        are_swaps: Whether these are the tables of a control, in which calls have other results.
+
+    Returns:
+        The query, or None if the tables have no files yet.
     """
     files = [file for table in tables for file in table.list_all_files()]
     if not files:
         return None
-    return scores.calls(plan, lane, tables[0].parts(), files, swaps)
+    shards = tables[0].parts()
+    return scores.calls(plan, lane, shards, files, are_swaps)

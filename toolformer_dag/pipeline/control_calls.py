@@ -43,34 +43,53 @@ class SwappedCalls(NamedTuple):
 
     @staticmethod
     def of(texts: pl.DataFrame, calls: pl.DataFrame, exchanged: pl.DataFrame) -> "SwappedCalls":
-        """Sort out which calls got another result. calls: all scored calls. exchanged: rows of `exchange`."""
+        """Sort out which calls got another result, and count the others by reason.
+
+        Args:
+            texts: All texts of the shard.
+            calls: All scored calls of the shard.
+            exchanged: The rows that `exchange` returned.
+        """
         without_reason = exchanged.filter(pl.col("reason").is_null())
         swapped = without_reason.filter(pl.col("result").is_not_null())
+
+        left_out_before = count_by_reason(calls)
+        left_out_here = count_by_reason(without_reason, "swap_reason")
         return SwappedCalls(
             texts=texts,
             calls=swapped.drop("reason", "swap_reason"),
-            left_out=count_by_reason(calls) + count_by_reason(without_reason, "swap_reason"),
+            left_out=left_out_before + left_out_here,
         )
 
 
 def swap_call_results(control: Control, output: TableOutput, shard: str, scored_table: LaneTable) -> SwappedCalls:
-    """Give scored calls of a shard other results, which cannot help, so that they can be scored again for comparison.
+    """Replace the results of scored calls by results that cannot help, so that the calls can be scored again.
 
-    A call with a reason not to stay gets no other result and is counted by that reason.
+    A call that was rejected for a reason is not swapped. It is counted by that reason.
 
-    control: chooses the other results, such as results of other documents.
-    scored_table: the table with the calls: loss_deltas (single calls) or chained_deltas (chains).
+    Args:
+        control: Chooses the other results, such as results of calls in other documents.
+        output: The table to be computed, for one tool with its settings.
+        shard: The name of the shard.
+        scored_table: The table with the calls: loss_deltas (single calls) or chained_deltas (chains).
 
-    Raises MissingPart, DamagedPart.
+    Raises:
+        MissingPart: A table has no rows for the shard yet.
+        DamagedPart: A file of a table is damaged.
     """
     texts = output.lane_table("heuristic_subset").read(shard)
     calls = _read_scored_calls(output, shard, scored_table)
-    exchangeable = calls.filter(_has_usable_result())
-    # Only calls at the most probable position of a text give their results to others. Of single calls, those that were
-    # sampled and not scored count too, so that the position is the same for all sampling settings.
-    candidates = _read_candidate_places(output, shard) if scored_table == "loss_deltas" else exchangeable
+    exchangeable_calls = calls.filter(_has_usable_result())
+
+    # Only calls at the most probable position of a text give their results to others. That position must be the
+    # same for all sampling settings, so single calls count for it even if they were sampled and never scored.
+    if scored_table == "loss_deltas":
+        candidates = _read_candidate_places(output, shard)
+    else:
+        candidates = exchangeable_calls
+
     exchanged = exchange(
-        exchangeable,
+        exchangeable_calls,
         control=control,
         settings=output.plan.settings.control,
         texts=texts,
@@ -81,22 +100,24 @@ def swap_call_results(control: Control, output: TableOutput, shard: str, scored_
 
 
 def _has_usable_result() -> pl.Expr:
-    """Return whether other calls may get the result of a call.
+    """Build the condition that a call may be used to exchange results.
 
-    Calls without an operation are among them, although they are not swapped themselves.
+    That is a call that was not rejected. Calls without an operation may be used too, so that others can get their
+    results, although they are not swapped themselves.
     """
     return pl.col("reason").is_null() | (pl.col("reason") == NO_OPERATION)
 
 
 def _read_scored_calls(output: TableOutput, shard: str, scored_table: LaneTable) -> pl.DataFrame:
-    """Return the calls of a shard in a table of scores (SWAPPED_COLUMNS)."""
-    return output.lane_table(scored_table).read(shard).select(SWAPPED_COLUMNS).with_columns(_fill_likelihood())
+    """Read the calls of a shard from a table of scores, with the columns SWAPPED_COLUMNS."""
+    scored_calls = output.lane_table(scored_table).read(shard)
+    return scored_calls.select(SWAPPED_COLUMNS).with_columns(_fill_likelihood())
 
 
 def _read_candidate_places(output: TableOutput, shard: str) -> pl.DataFrame:
-    """Return all sampled calls of a shard, among which the likeliest place of a text is found.
+    """Read all sampled calls of a shard, to find the most probable position of each text.
 
-    The version of their table is no input of the stage: that place is the same for every k, m and tau_s.
+    The version of their table is no input of the stage, because that position is the same for every k, m and tau_s.
     """
     return output.lane_table("scored_candidates").read(shard).with_columns(_fill_likelihood())
 
@@ -115,48 +136,78 @@ def exchange(
     likeliest: pl.DataFrame,
     limit: int,
 ) -> pl.DataFrame:
-    """Replace the results of a shard's calls by other results; return a row per call and swap.
+    """Replace the results of a shard's calls by other results.
 
-    The columns are those of `calls`, with the other result, and `swap`, its number from 0. A call without another
-    result has one row with a null result and a `swap_reason`: not_sampled or no_other_result.
+    Only calls in a sample of the texts are swapped.
 
-    calls: (tool, shard, digest, segment, position, input, sample, p_api, result, ...), of one shard. `sample` is
-        negative for a call that a rule or a file proposes.
-    control: chooses the other results, up to a few for each call.
-    texts: (shard, digest, segment, text_digest), all texts of the shard.
-    likeliest: (shard, digest, segment, position), the most probable position of each text.
-    limit: how many distinct texts are sampled, and how many of the texts with calls of a rule or a file: 200 takes at
-        most 400.
+    Args:
+        calls: The calls of one shard: tool, shard, digest, segment, position, input, sample, p_api, result and
+            more columns. `sample` is negative if a rule or a file proposed the call.
+        control: Chooses the other results, up to a few for each call.
+        settings: The settings of the controls.
+        texts: All texts of the shard: shard, digest, segment, text_digest.
+        likeliest: The most probable position of each text: shard, digest, segment, position.
+        limit: How many distinct texts are sampled. As many again are sampled among the texts in which a rule or
+            a file proposed a call, so a limit of 200 gives at most 400 texts.
+
+    Returns:
+        One row per call and swap. The columns are those of `calls` and these:
+
+        - result: the other result, in place of the call's own
+        - swap: the number of the swap, from 0
+        - swap_reason: why a call has no other result (not_sampled or no_other_result). Such a call has one row
+          with a null result.
+        - text_digest: the hash of its text
     """
-    # Choose the texts whose calls are swapped; adds the columns text_digest and sampled.
+    # Choose the texts whose calls are swapped. The join adds the columns text_digest and sampled.
     proposed_texts = calls.filter(pl.col("sample") < 0).select(TEXT_KEY).unique()
-    calls = calls.join(_sample_texts(texts, limit, proposed_texts), on=TEXT_KEY, maintain_order="left")
-    # Mark the calls whose results others may get (`gives`); equal calls become one.
-    distinct_calls = _select_distinct_calls(calls.with_columns(gives=_may_give_result(calls, likeliest)))
+    sampled_texts = _sample_texts(texts, limit, proposed_texts)
+    calls = calls.join(sampled_texts, on=TEXT_KEY, maintain_order="left")
+
+    # Mark the calls whose results others may get (`gives`). Equal calls become one.
+    marked_calls = calls.with_columns(gives=_may_give_result(calls, likeliest))
+    distinct_calls = _select_distinct_calls(marked_calls)
+
     other_results = control.other_results(distinct_calls, settings)  # a list for each sampled call
-    swaps = _number_swaps(distinct_calls, other_results, most=settings.swaps)
+    swaps = _number_swaps(distinct_calls, other_results, max_swaps=settings.swaps)
     return _with_swaps(calls, swaps)
 
 
-def _number_swaps(distinct: pl.DataFrame, other_results: Sequence[Sequence[str]], *, most: int) -> pl.DataFrame:
-    """Return a row per swap, numbered from 0 for each call: (DISTINCT_CALL, swapped, swap).
+def _number_swaps(
+    distinct_calls: pl.DataFrame, other_results: Sequence[Sequence[str]], *, max_swaps: int
+) -> pl.DataFrame:
+    """Build a table with one row per swap, numbered from 0 for each call.
 
-    A result that equals the call's own would count as one that is kept by chance, and is left out.
+    A result that equals the call's own is left out, because it would count as one that is kept by chance.
 
-    distinct: see `_select_distinct_calls`. other_results: of each `sampled` call among them, in their order. most: how
-        many swaps a call has at most.
+    Args:
+        distinct_calls: The calls, as `_select_distinct_calls` returns them.
+        other_results: A list of results for each call that is `sampled`, in the same order.
+        max_swaps: How many swaps a call may have.
+
+    Returns:
+        The columns DISTINCT_CALL, `swapped` (the other result) and `swap` (its number).
     """
-    sampled = distinct.filter("sampled").select(*DISTINCT_CALL, "result")
-    with_results = sampled.with_columns(swapped=pl.Series(other_results, dtype=SWAPPED))
-    swaps = with_results.explode("swapped").filter(pl.col("swapped") != pl.col("result")).drop("result")
-    numbers = pl.int_range(pl.len(), dtype=pl.Int32).over(DISTINCT_CALL)
-    return swaps.with_columns(swap=numbers).filter(pl.col("swap") < most)
+    sampled_calls = distinct_calls.filter("sampled").select(*DISTINCT_CALL, "result")
+    with_lists = sampled_calls.with_columns(swapped=pl.Series(other_results, dtype=SWAPPED))
+
+    one_per_row = with_lists.explode("swapped")
+    swaps = one_per_row.filter(pl.col("swapped") != pl.col("result")).drop("result")
+
+    number_in_call = pl.int_range(pl.len(), dtype=pl.Int32).over(DISTINCT_CALL)
+    return swaps.with_columns(swap=number_in_call).filter(pl.col("swap") < max_swaps)
 
 
 def _with_swaps(calls: pl.DataFrame, swaps: pl.DataFrame) -> pl.DataFrame:
-    """Return a row per call and swap; a call without another result stays as one row, with its `swap_reason`.
+    """Replace the results of calls by those of their swaps.
 
-    calls: with the column `sampled`, which is dropped. swaps: (DISTINCT_CALL, swapped, swap).
+    Args:
+        calls: The calls, with a column `sampled`, which is dropped.
+        swaps: The columns DISTINCT_CALL, `swapped` (the other result) and `swap` (its number).
+
+    Returns:
+        One row per call and swap. A call without another result stays as one row with a null result, the
+        swap 0 and a `swap_reason`.
     """
     joined = calls.join(swaps, on=DISTINCT_CALL, how="left", maintain_order="left")
     joined = joined.with_columns(pl.col("swap").fill_null(0), swap_reason=_explain_no_swap(), result="swapped")
@@ -164,44 +215,67 @@ def _with_swaps(calls: pl.DataFrame, swaps: pl.DataFrame) -> pl.DataFrame:
 
 
 def _explain_no_swap() -> pl.Expr:
-    """Return why a call has no other result: not_sampled or no_other_result; null where it has one."""
+    """Build the column that says why a call has no other result: not_sampled or no_other_result.
+
+    It is null for a call that has one.
+    """
     has_no_result = pl.when(pl.col("swapped").is_null()).then(pl.lit("no_other_result"))
     return pl.when("sampled").then(has_no_result).otherwise(pl.lit("not_sampled"))
 
 
 def _may_give_result(calls: pl.DataFrame, likeliest: pl.DataFrame) -> pl.Series:
-    """Return for each call whether others may get its result: it is a first sample at the likeliest place of its text.
+    """Decide for each call whether others may get its result.
 
-    Such calls exist for every k and m, so that neither changes which results the other calls get.
+    They may if it is one of the first samples at the most probable position of its text. Such calls exist for every
+    k and m, so neither setting changes which results the other calls get.
+
+    Args:
+        calls: The calls of a shard.
+        likeliest: The most probable position of each text, with the columns PLACE.
     """
-    marked = calls.join(likeliest.select(PLACE, likeliest=True), on=PLACE, how="left", maintain_order="left")
-    return marked["likeliest"].fill_null(False) & marked["sample"].is_in(FIRST_SAMPLES)
+    marked_places = likeliest.select(PLACE, likeliest=True)
+    marked_calls = calls.join(marked_places, on=PLACE, how="left", maintain_order="left")
+    is_at_likeliest_place = marked_calls["likeliest"].fill_null(False)
+    return is_at_likeliest_place & marked_calls["sample"].is_in(FIRST_SAMPLES)
 
 
 def select_likeliest_places(candidates: pl.DataFrame) -> pl.DataFrame:
-    """Return the most probable position of each text, of equals the earliest: (shard, digest, segment, position).
+    """Select the most probable position of each text. If several are equally probable, the earliest is selected.
 
-    candidates: (shard, digest, segment, position, p_api).
+    Args:
+        candidates: The columns shard, digest, segment, position and p_api.
+
+    Returns:
+        The columns shard, digest, segment and position.
     """
-    ordered = candidates.sort("p_api", "position", descending=[True, False])
-    return ordered.unique(TEXT_KEY, keep="first", maintain_order=True).select(PLACE)
+    most_probable_first = candidates.sort("p_api", "position", descending=[True, False])
+    return most_probable_first.unique(TEXT_KEY, keep="first", maintain_order=True).select(PLACE)
 
 
 def _sample_texts(texts: pl.DataFrame, limit: int, proposed_texts: pl.DataFrame) -> pl.DataFrame:
-    """Sample texts by their hashes; return all texts as (shard, digest, segment, text_digest, sampled).
+    """Sample texts by their hashes, so that the same texts are chosen every time.
 
-    `sampled` are those with the `limit` smallest distinct hashes among all texts of their shard, and those with the
-    `limit` smallest among its texts with proposed calls.
+    Two groups are sampled: texts with one of the `limit` smallest hashes of their shard, and texts with one of
+    the `limit` smallest hashes among the shard's texts with proposed calls. Equal texts count once.
 
-    proposed_texts: (shard, digest, segment) of the texts with calls of a rule or a file.
+    Args:
+        texts: The texts, with the columns shard, digest, segment and text_digest.
+        limit: How many distinct texts each group has at most.
+        proposed_texts: The texts in which a rule or a file proposed a call: shard, digest, segment.
+
+    Returns:
+        All texts with the columns shard, digest, segment, text_digest and `sampled`, which is true or false.
     """
-    hashed = texts.with_columns(hash=_hash_rows("text", texts.select("text_digest")))
-    marked_proposed = proposed_texts.with_columns(proposed=True)
-    marked = hashed.join(marked_proposed, on=TEXT_KEY, how="left", maintain_order="left")
-    hash_if_proposed = pl.when("proposed").then("hash")  # null for other texts, which then have no rank
+    hashed_texts = texts.with_columns(hash=_hash_rows("text", texts.select("text_digest")))
+
+    # Adds the column `proposed`, which is null for texts without a proposed call.
+    marked_as_proposed = proposed_texts.with_columns(proposed=True)
+    marked_texts = hashed_texts.join(marked_as_proposed, on=TEXT_KEY, how="left", maintain_order="left")
+
     is_among_all = _is_among_smallest(pl.col("hash"), limit)
+    hash_if_proposed = pl.when("proposed").then("hash")  # null for other texts, which then have no rank
     is_among_proposed = _is_among_smallest(hash_if_proposed, limit).fill_null(False)
-    return marked.select(*TEXT_KEY, "text_digest", sampled=is_among_all | is_among_proposed)
+    return marked_texts.select(*TEXT_KEY, "text_digest", sampled=is_among_all | is_among_proposed)
 
 
 def _is_among_smallest(hashes: pl.Expr, limit: int) -> pl.Expr:
@@ -210,14 +284,18 @@ def _is_among_smallest(hashes: pl.Expr, limit: int) -> pl.Expr:
 
 
 def _select_distinct_calls(calls: pl.DataFrame) -> pl.DataFrame:
-    """Return the distinct calls in the order of a hash: (DISTINCT_CALL, text_digest, result, p_api, sampled, gives).
+    """Merge equal calls, and order the distinct calls by a hash.
 
-    Equal samples are one row, which is `sampled` or `gives` its result if one of them is or does.
+    Returns:
+        The columns DISTINCT_CALL, text_digest, result, p_api, hash, and two of true and false: `sampled` is
+        true if one of the equal calls is sampled, `gives` if others may get the result of one of them.
     """
-    shared = pl.col("text_digest", "result", "p_api").first()
-    distinct = calls.group_by(DISTINCT_CALL).agg(shared, pl.col("sampled", "gives").any())
-    hashes = _hash_rows("call", distinct.select("text_digest", "position", "input"))
-    return distinct.with_columns(hash=hashes).sort("hash", *DISTINCT_CALL)
+    shared_values = pl.col("text_digest", "result", "p_api").first()
+    any_of_equal = pl.col("sampled", "gives").any()
+    distinct_calls = calls.group_by(DISTINCT_CALL).agg(shared_values, any_of_equal)
+
+    hashes = _hash_rows("call", distinct_calls.select("text_digest", "position", "input"))
+    return distinct_calls.with_columns(hash=hashes).sort("hash", *DISTINCT_CALL)
 
 
 def _hash_rows(salt: str, rows: pl.DataFrame) -> pl.Series:

@@ -67,12 +67,12 @@ class Control:
         return [plan.lake.table(f"{lane.key}/{name}") for name in self.table_names(lane)]
 
     def settings(self, plan: Plan) -> Mapping[str, Any]:
-        """Return what determines which calls are swapped for which results, apart from the calls."""
-        of_other_controls = {name for control in CONTROLS if control != self for name in control.own_settings}
+        """List the settings that determine which calls get which other results. The calls are not among them."""
+        settings_of_others = {name for control in CONTROLS if control != self for name in control.own_settings}
         return {
             "exchange": self.version,
             **determining(plan.settings.evaluation, "swapped_texts"),
-            **determining(plan.settings.control, but=of_other_controls),
+            **determining(plan.settings.control, but=settings_of_others),
         }
 
 

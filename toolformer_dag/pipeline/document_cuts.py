@@ -86,33 +86,39 @@ class DocumentCuts:
         self.name = self._store.name
 
     def texts_of(self, documents: Sequence[tuple[str, str]]) -> Iterator[DocumentTexts]:
-        """Yield for each document the texts that it is cut into, and how many of its words fit no text.
+        """Yield the texts that each document is cut into, in the order of the documents.
 
-        Where a document is cut is looked up, or found and stored before the first document is yielded.
+        Documents that were never cut are cut, and their cuts are stored, before the first document is yielded.
 
-        documents: (place, text) of each. A place names up to raw_shards.DOCUMENTS_PER_PLACE neighbouring documents of
-            the corpus, whose cuts are stored together; it is fastest to pass these at once.
+        Args:
+            documents: The place and the text of each document. A place names up to raw_shards.DOCUMENTS_PER_PLACE
+                neighbouring documents of the corpus, whose cuts are stored together. It is fastest to pass all
+                of these at once.
 
-        Raises WriteError.
+        Raises:
+            WriteError: The cuts cannot be stored.
         """
         keyed_texts = [(_DocumentKey(place, text_digest(text)), text) for place, text in documents]
-        cuts_of = self._read_or_make_cuts(dict(keyed_texts))
-        for key, text in keyed_texts:
-            yield _build_document_texts(text, cuts_of[key])
+        cuts_by_key = self._read_or_make_cuts(dict(keyed_texts))
 
-    def _read_or_make_cuts(self, texts: Mapping[_DocumentKey, str]) -> dict[_DocumentKey, list[Cut]]:
-        """Return the cuts of documents; documents that were never cut are cut and stored."""
-        cuts_of = self._read_stored_cuts(list(texts))
-        new_texts = {key: text for key, text in texts.items() if key not in cuts_of}
-        return cuts_of | self._cut_and_store(new_texts)
+        for key, text in keyed_texts:
+            yield _build_document_texts(text, cuts_by_key[key])
+
+    def _read_or_make_cuts(self, text_by_key: Mapping[_DocumentKey, str]) -> dict[_DocumentKey, list[Cut]]:
+        """Look up the cuts of documents. Documents that were never cut are cut now, and their cuts are stored."""
+        stored_cuts = self._read_stored_cuts(list(text_by_key))
+        new_texts = {key: text for key, text in text_by_key.items() if key not in stored_cuts}
+        return stored_cuts | self._cut_and_store(new_texts)
 
     def _read_stored_cuts(self, keys: Sequence[_DocumentKey]) -> dict[_DocumentKey, list[Cut]]:
-        """Return the stored cuts of documents. Documents that were never cut are missing in the result."""
-        cuts_of = {}
-        for row in self._store.stored(self._build_store_keys(keys)).iter_rows(named=True):
+        """Read the stored cuts of documents. The result has no entry for documents that were never cut."""
+        stored_rows = self._store.stored(self._build_store_keys(keys))
+
+        cuts_by_key = {}
+        for row in stored_rows.iter_rows(named=True):
             key = _DocumentKey(row["place"], row["document"])
-            cuts_of[key] = _build_cuts(row)
-        return cuts_of
+            cuts_by_key[key] = _build_cuts(row)
+        return cuts_by_key
 
     def _build_store_keys(self, keys: Sequence[_DocumentKey]) -> pl.DataFrame:
         """Return the keys of documents as the row store needs them, with `max_tokens`."""
@@ -120,12 +126,12 @@ class DocumentCuts:
         frame = pl.DataFrame(keys, schema=schema, orient="row")
         return frame.with_columns(max_tokens=pl.lit(self._max_tokens, pl.Int32()))
 
-    def _cut_and_store(self, texts: Mapping[_DocumentKey, str]) -> dict[_DocumentKey, list[Cut]]:
-        """Cut documents, store their cuts, and return these."""
-        cuts_of = {key: self._cut_document(text) for key, text in texts.items()}
-        new_rows = [self._build_row(key, cuts) for key, cuts in cuts_of.items()]
+    def _cut_and_store(self, text_by_key: Mapping[_DocumentKey, str]) -> dict[_DocumentKey, list[Cut]]:
+        """Cut documents, store the cuts and return them."""
+        cuts_by_key = {key: self._cut_document(text) for key, text in text_by_key.items()}
+        new_rows = [self._build_row(key, cuts) for key, cuts in cuts_by_key.items()]
         self._store.append(pl.DataFrame(new_rows, schema=CUTS, orient="row"))
-        return cuts_of
+        return cuts_by_key
 
     def _build_row(self, key: _DocumentKey, cuts: Sequence[Cut]) -> tuple[object, ...]:
         """Return a document's cuts as a row of CUTS, with a list per field of `Cut`."""
@@ -135,18 +141,23 @@ class DocumentCuts:
         return (key.place, key.document, self._max_tokens, offsets, lengths, unfit_tokens)
 
     def _cut_document(self, text: str) -> list[Cut]:
-        """Cut a document into pieces of at most `max_tokens`. A longer word is a piece of its own, marked as unfit."""
+        """Cut a document into pieces of at most `max_tokens` tokens.
+
+        A single word with more tokens becomes a piece of its own, which is marked as unfit.
+        """
         cuts = []
         for piece in pieces(text, self._max_tokens, self._count):
-            unfit_tokens = piece.tokens if piece.tokens > self._max_tokens else None
+            is_too_long = piece.tokens > self._max_tokens
+            unfit_tokens = piece.tokens if is_too_long else None
             length = piece.end - piece.start
             cuts.append(Cut(offset=piece.start, length=length, unfit_tokens=unfit_tokens))
         return cuts
 
 
 def open_corpus_cuts(worker: Worker) -> DocumentCuts:
-    """Return what cuts documents as C* is cut, into texts of at most `corpus.segment_tokens` tokens."""
-    return DocumentCuts(worker, worker.plan.settings.corpus.segment_tokens, worker.encoding().lengths)
+    """Open the cuts of documents for C*, whose texts have at most `corpus.segment_tokens` tokens."""
+    max_tokens = worker.plan.settings.corpus.segment_tokens
+    return DocumentCuts(worker, max_tokens, worker.encoding().lengths)
 
 
 def _build_cuts(row: Mapping[str, Any]) -> list[Cut]:
@@ -156,6 +167,7 @@ def _build_cuts(row: Mapping[str, Any]) -> list[Cut]:
 
 
 def _build_document_texts(text: str, cuts: Sequence[Cut]) -> DocumentTexts:
-    """Return the texts of a document from its cuts, and count the words that fit no text."""
-    spans = [(cut.offset, cut.length) for cut in cuts if cut.is_text]
-    return DocumentTexts(segments(text, spans), unfit_words=len(cuts) - len(spans))
+    """Build the texts of a document from its cuts, and count the words that fit no text."""
+    spans_of_texts = [(cut.offset, cut.length) for cut in cuts if cut.is_text]
+    unfit_words = len(cuts) - len(spans_of_texts)
+    return DocumentTexts(segments(text, spans_of_texts), unfit_words=unfit_words)

@@ -21,15 +21,25 @@ METHOD = 3
 
 
 def results_of_other_documents(calls: pl.DataFrame, settings: ControlSettings) -> Sequence[Sequence[str]]:
-    """Return a list for each call to swap, in the order of `calls`: up to `settings.swaps` results of other documents.
+    """Choose results of calls in other documents for every call that is to be swapped.
 
-    calls: the distinct calls of a shard in the order of a hash: digest (of the document), result, p_api (the
-        probability of a call at the position), sampled (whether the call gets other results) and gives (whether others
-        may get its result).
+    Args:
+        calls: The distinct calls of a shard in the order of a hash. These columns are used:
+
+            - digest: the hash of the document
+            - result: the call's own result
+            - p_api: the probability of a call at the position
+            - sampled: whether the call gets other results
+            - gives: whether others may get its result
+        settings: Tells how many results a call gets at most (`swaps`).
+
+    Returns:
+        A list of results for each call that is `sampled`, in the order of `calls`. A list may be empty.
     """
     all_calls = _CallArrays.of(calls)
     donors = all_calls.where(calls["gives"].to_numpy())  # the calls that may give their results to others
     results = calls["result"].to_list()
+
     other_results: list[list[str]] = []
     for row in calls["sampled"].arg_true():
         donor_rows = _choose_donors(row, all_calls, donors, settings.swaps)
@@ -67,35 +77,55 @@ class _CallArrays:
         return _CallArrays(self.row[mask], self.document[mask], self.result[mask], self.probability[mask])
 
 
-def _choose_donors(row: int, calls: _CallArrays, donors: _CallArrays, most: int) -> list[int]:
-    """Return the rows of at most `most` donors whose results the call in a row gets, all with different results.
+def _choose_donors(row: int, calls: _CallArrays, donors: _CallArrays, max_donors: int) -> list[int]:
+    """Choose the calls whose results the call in a row gets.
 
-    A donor fits if it is in another document and has another result, at a position where a call is as probable. The
-    search goes on from the row to the last one, and then from the first row to this one.
+    A donor must be in another document, have another result, and stand at a position where a call is at least as
+    probable. The search begins at the row and goes on from the first row when it reaches the last.
+
+    Args:
+        row: The number of the row of the call that gets the results.
+        calls: All calls.
+        donors: The calls that may give their results to others.
+        max_donors: How many donors are chosen at most.
+
+    Returns:
+        The row numbers of the donors, all of which have different results.
     """
-    fitting = _find_fitting_donors(row, calls, donors)  # indices into `donors`, as the next three
-    in_order = _rotate_to_row(row, fitting, donors)
-    first_of_each_result = in_order[_find_first_occurrences(donors.result[in_order])]
-    chosen = first_of_each_result[:most]
-    rows: list[int] = donors.row[chosen].tolist()
-    return rows
+    # All of these are indices into the arrays of `donors`.
+    fitting = _find_fitting_donors(row, calls, donors)
+    in_search_order = _rotate_to_row(row, fitting, donors)
+    first_of_each_result = in_search_order[_find_first_occurrences(donors.result[in_search_order])]
+    chosen = first_of_each_result[:max_donors]
+
+    donor_rows: list[int] = donors.row[chosen].tolist()
+    return donor_rows
 
 
 def _find_fitting_donors(row: int, calls: _CallArrays, donors: _CallArrays) -> Array:
-    """Return the indices of donors of other documents with other results, at positions as probable or more.
+    """Find the donors of other documents that have other results and stand at positions as probable or more.
 
     A call at such a position exists for every tau_s for which the receiving call exists.
+
+    Returns:
+        The indices of these donors in the arrays of `donors`, ascending.
     """
-    as_likely = donors.probability >= calls.probability[row]
-    other_document = donors.document != calls.document[row]
-    other_result = donors.result != calls.result[row]
-    return np.flatnonzero(as_likely & other_document & other_result)
+    is_as_probable = donors.probability >= calls.probability[row]
+    is_in_other_document = donors.document != calls.document[row]
+    has_other_result = donors.result != calls.result[row]
+    return np.flatnonzero(is_as_probable & is_in_other_document & has_other_result)
 
 
 def _rotate_to_row(row: int, indices: Array, donors: _CallArrays) -> Array:
-    """Return ascending `indices` of donors, those behind a row first, then those before it.
+    """Reorder the indices of donors: first those at or after a row, then those before it.
 
-    With donors in the rows 2, 5 and 9, the indices [0, 1, 2] become [1, 2, 0] for the row 4.
+    Example:
+        If the donors are in the rows 2, 5 and 9, the row 4 turns the indices [0, 1, 2] into [1, 2, 0].
+
+    Args:
+        row: The row to begin with.
+        indices: Indices into the arrays of `donors`, ascending.
+        donors: The calls that may give their results to others.
     """
     start = np.searchsorted(donors.row[indices], row)
     return np.concatenate([indices[start:], indices[:start]])
