@@ -73,32 +73,49 @@ class VariantWriter:
         self._conversation: _Conversation | None = None
 
     def variants(self, unit: UnitToJudge) -> dict[str, Variant] | str:
-        """Return the variants of a unit, such as a recorded call, by name; or the reason for having none.
+        """Write the variants of a unit, such as a recorded call, as tokens.
 
-        A variant is the conversation without the unit ("none"), with an empty one, with its "own" text, or with another
-        ("0", "1", ...). The loss is computed over the weighted messages after it, fewer if the model's context is too
-        short. Reasons: `not_judged` of the unit, nothing_follows (no words of the assistant after it), not_rendered
-        (the template refuses the conversation), does_not_fit (not even the next message fits the context).
+        A variant is the conversation without the unit ("none"), with an empty one ("empty"), as it was recorded ("own"), or
+        with another text in the unit's place ("0", "1", ...). The loss is computed over the words of some messages after
+        the unit, which are called weighted. They are fewer if the model's context is too short for all of them.
+
+        Returns:
+            The variants by name, or the reason why there are none:
+
+            - the unit's own reason, `unit.not_judged`
+            - "nothing_follows": there are no words of the assistant after the unit
+            - "not_rendered": the chat template cannot write the conversation
+            - "does_not_fit": not even the first weighted message fits the context
         """
         if unit.not_judged is not None:
             return unit.not_judged
+
         weighted_messages = self.window.weighted_messages(unit.messages, unit.following)
         if not weighted_messages:
             return "nothing_follows"
+
         try:
             variants = self._find_longest_variants(unit, weighted_messages)
         except RenderingError:
             return "not_rendered"
         if variants is None:
             return "does_not_fit"
-        if not variants[OWN].positions:  # the weighted messages have no tokens
-            return "nothing_follows"
-        return variants
+
+        has_weighted_tokens = len(variants[OWN].positions) > 0
+        return variants if has_weighted_tokens else "nothing_follows"
 
     def _find_longest_variants(self, unit: UnitToJudge, weighted: Sequence[int]) -> dict[str, Variant] | None:
-        """Return the variants of a unit with as many weighted messages as fit the context of the model; None for none.
+        """Write the variants of a unit with as many of the messages after it as fit the context of the model.
 
-        weighted: the numbers of these messages; the last are left out first. Raises RenderingError.
+        Args:
+            unit: The unit, such as a recorded call.
+            weighted: The numbers of the messages whose words the loss is computed over. The last are left out first.
+
+        Returns:
+            The variants by name, or None if not even the first of these messages fits.
+
+        Raises:
+            RenderingError: The conversation cannot be written.
         """
         for count in range(len(weighted), 0, -1):
             variants = self._find_fitting_variants(unit, weighted[:count])
@@ -133,18 +150,27 @@ class VariantWriter:
         return f"{self.encoding.tokenizer.decode(ids[:most_tokens], skip_special_tokens=False)} ..."
 
     def _find_fitting_variants(self, unit: UnitToJudge, weighted: Sequence[int]) -> dict[str, Variant] | None:
-        """Return the variants of a unit, such as a call, by name; None if one does not fit the context of the model.
+        """Write the variants of a unit up to the last of some messages, if all of them fit the context of the model.
 
-        A variant is the conversation as recorded, without the unit ("none"), or with another text in its place ("0").
-        weighted: the numbers of the messages after the unit over whose words the loss is computed. Raises
-        RenderingError.
+        A variant is the conversation as it was recorded, or with something else in the place of the unit.
+
+        Args:
+            unit: The unit, such as a recorded call.
+            weighted: The numbers of the messages after the unit whose words the loss is computed over.
+
+        Returns:
+            The variants by name, or None if one of them is too long.
+
+        Raises:
+            RenderingError: The conversation cannot be written.
         """
         conversation = self._get_conversation(unit.messages)
         recorded = self._get_recorded_text(conversation, unit.message, weighted)
         if not self._can_fit([recorded.variant]):  # the other variants need not be written
             return None
-        other_texts = self._build_other_pieces(unit, conversation, recorded, weighted)
-        variants = self._build_named_variants(recorded, other_texts)
+
+        pieces_of_others = self._build_other_pieces(unit, conversation, recorded, weighted)
+        variants = self._build_named_variants(recorded, pieces_of_others)
         return variants if self._can_fit(variants.values()) else None
 
     def _build_other_pieces(
@@ -181,23 +207,32 @@ class VariantWriter:
     def _get_recorded_text(
         self, conversation: "_Conversation", message: int, weighted: Sequence[int]
     ) -> "_RecordedText":
-        """Return the conversation as it was recorded, as text cut around a message with units (calls) and as tokens.
+        """Write a conversation as it was recorded, cut around a message with units (calls).
 
-        message: the number of that message. weighted: the numbers of the messages over whose words the loss is
-        computed. The answer is cached for the other units of the message. Raises RenderingError.
+        The text is cached in `conversation` for the other units of the message.
+
+        Args:
+            conversation: The conversation.
+            message: The number of the message with units.
+            weighted: The numbers of the messages whose words the loss is computed over.
+
+        Raises:
+            RenderingError: The conversation cannot be written.
         """
-        # All units of a message have the same weighted messages, but for the last ones where not all fit: a count
-        # names them.
+        # All units of a message have the same weighted messages, except that the last ones are left out where they do not
+        # fit. So their count is enough as a key of the cache.
         weighted_count = len(weighted)
-        cached = conversation.get_cached_text(message, weighted_count)
-        if cached is not None:
-            return cached
+        cached_text = conversation.get_cached_text(message, weighted_count)
+        if cached_text is not None:
+            return cached_text
+
         pieces = conversation.written.pieces(message, weighted)
         ids_before = self._encode_context(pieces.before)
         variant = self._build_variant(OWN, pieces, ids_before)
-        text = _RecordedText(pieces, ids_before, variant)
-        conversation.recorded_texts[message, weighted_count] = text
-        return text
+
+        recorded_text = _RecordedText(pieces, ids_before, variant)
+        conversation.recorded_texts[message, weighted_count] = recorded_text
+        return recorded_text
 
     def _with_cut_results(self, message: RecordedMessage) -> RecordedMessage:
         """Return a message whose long results are cut."""
@@ -212,21 +247,24 @@ class VariantWriter:
             return ()
         return self.rendering.encode_last_tokens(text, self.traces.context_tokens)
 
-    def _build_variant(self, name: str, pieces: Pieces, before: tuple[int, ...]) -> Variant:
-        """Return a text as the token ids that the model reads, up to the last weighted token (of which it gets a loss).
+    def _build_variant(self, name: str, pieces: Pieces, ids_before: tuple[int, ...]) -> Variant:
+        """Convert a cut text to the tokens that the model reads, up to the last token whose loss is computed.
 
-        As "... [warmth()] 17 <assistant>" of 20 tokens, then "It is 17" of 3: 23 ids with the positions 20, 21 and 22.
+        Example:
+            "... [warmth()] 17 <assistant>" of 20 tokens and the words "It is 17" of 3 tokens give 23 token ids. The loss is
+            computed at the positions 20, 21 and 22.
 
-        name: of the variant, such as "none"; by it the tokens are counted as loss_empty, loss_call or loss_result.
-        pieces: the text, cut around the words over which the loss is computed. before: the ids that are read of
-        `pieces.before`.
+        Args:
+            name: The name of the variant, such as "none". It decides how its tokens are counted.
+            pieces: The text, cut around the words whose loss is computed.
+            ids_before: The last tokens of `pieces.before`. The model does not read the earlier ones.
         """
         tokens = _VariantTokens(
-            before_words=self._encode_before_words(pieces, before),
+            before_words=self._encode_before_words(pieces, ids_before),
             words_and_between=[self.rendering.ids(text) for text in pieces.words],
         )
         positions = tokens.weighted_positions()[: self.window.tokens]
-        end = positions[-1] + 1 if positions else 0
+        end = positions[-1] + 1 if positions else 0  # what comes after the last position is not read
         return Variant(
             kind=TOKEN_COUNTERS.get(name, OTHER_COUNTER),
             ids=tuple(tokens.ids()[:end]),
@@ -259,16 +297,17 @@ class _VariantTokens(NamedTuple):
         return [*self.before_words, *chain.from_iterable(self.words_and_between)]
 
     def weighted_positions(self) -> list[int]:
-        """Return the indices of the weighted tokens in `ids`.
+        """List the indices of the weighted tokens, the ones whose loss is computed.
 
-        For the words "It is 17", "<user>Thanks<assistant>", "Bye" of 3, 5 and 1 tokens, after 20 tokens, they are 20,
-        21, 22 and 28.
+        Example:
+            20 tokens come first. Then come "It is 17" (3 tokens, weighted), "<user>Thanks<assistant>" (5 tokens) and "Bye"
+            (1 token, weighted). The indices are 20, 21, 22 and 28.
         """
         positions: list[int] = []
         start = len(self.before_words)
         for number, text_ids in enumerate(self.words_and_between):
             end = start + len(text_ids)
-            is_weighted = number % 2 == 0  # odd ones are the text between two weighted messages
+            is_weighted = number % 2 == 0  # texts with odd numbers stand between two weighted messages
             if is_weighted:
                 positions += range(start, end)
             start = end
