@@ -75,9 +75,10 @@ class VariantWriter:
     def variants(self, unit: UnitToJudge) -> dict[str, Variant] | str:
         """Write the variants of a unit, such as a recorded call, as tokens.
 
-        A variant is the conversation without the unit ("none"), with an empty one ("empty"), as it was recorded ("own"), or
-        with another text in the unit's place ("0", "1", ...). The loss is computed over the words of some messages after
-        the unit, which are called weighted. They are fewer if the model's context is too short for all of them.
+        A variant is the conversation without the unit ("none"), with an empty one ("empty"), as it was recorded
+        ("own"), or with another text in the unit's place ("0", "1", ...). The loss is computed over the words of some
+        messages after the unit, which are called weighted. They are fewer if the model's context is too short for all
+        of them.
 
         Returns:
             The variants by name, or the reason why there are none:
@@ -219,8 +220,8 @@ class VariantWriter:
         Raises:
             RenderingError: The conversation cannot be written.
         """
-        # All units of a message have the same weighted messages, except that the last ones are left out where they do not
-        # fit. So their count is enough as a key of the cache.
+        # All units of a message have the same weighted messages, except that the last ones are left out where they do
+        # not fit. So their count is enough as a key of the cache.
         weighted_count = len(weighted)
         cached_text = conversation.get_cached_text(message, weighted_count)
         if cached_text is not None:
@@ -251,8 +252,8 @@ class VariantWriter:
         """Convert a cut text to the tokens that the model reads, up to the last token whose loss is computed.
 
         Example:
-            "... [warmth()] 17 <assistant>" of 20 tokens and the words "It is 17" of 3 tokens give 23 token ids. The loss is
-            computed at the positions 20, 21 and 22.
+            "... [warmth()] 17 <assistant>" of 20 tokens and the words "It is 17" of 3 tokens give 23 token ids. The
+            loss is computed at the positions 20, 21 and 22.
 
         Args:
             name: The name of the variant, such as "none". It decides how its tokens are counted.
@@ -300,8 +301,8 @@ class _VariantTokens(NamedTuple):
         """List the indices of the weighted tokens, the ones whose loss is computed.
 
         Example:
-            20 tokens come first. Then come "It is 17" (3 tokens, weighted), "<user>Thanks<assistant>" (5 tokens) and "Bye"
-            (1 token, weighted). The indices are 20, 21, 22 and 28.
+            20 tokens come first. Then come "It is 17" (3 tokens, weighted), "<user>Thanks<assistant>" (5 tokens) and
+            "Bye" (1 token, weighted). The indices are 20, 21, 22 and 28.
         """
         positions: list[int] = []
         start = len(self.before_words)

@@ -124,11 +124,12 @@ class WrittenConversation:
 
         Args:
             unit_message: The number of the message with the unit.
-            weighted: The numbers of the messages whose words the loss is computed over. The text ends after the last one.
+            weighted: The numbers of the messages whose words the loss is computed over. The text ends after the last
+                one.
 
         Raises:
-            RenderingError: The template refuses the conversation, or it writes earlier messages in another way when more
-                messages follow, so that the words cannot be found.
+            RenderingError: The template refuses the conversation, or it writes earlier messages in another way when
+                more messages follow, so that the words cannot be found.
         """
         last_weighted = weighted[-1]
         local = self._local_text
@@ -151,8 +152,8 @@ class WrittenConversation:
         Args:
             recorded: The cut text of this conversation.
             unit_message: The number of the message that differs.
-            others: For each other conversation a list with the message in its place. The list is empty if the message is
-                left out.
+            others: For each other conversation a list with the message in its place. The list is empty if the message
+                is left out.
             weighted: The numbers of the messages in this conversation whose words the loss is computed over.
 
         Raises:
@@ -317,8 +318,8 @@ class WrittenConversation:
         Args:
             recorded: The cut text of the whole conversation.
             unit_message: The number of the first message to render.
-            following: The messages to render after it. The returned text begins with the words of the last one, the first
-                words that the loss is computed over.
+            following: The messages to render after it. The returned text begins with the words of the last one, the
+                first words that the loss is computed over.
 
         Raises:
             RenderingError: The messages are written in another way alone than in the whole conversation.
@@ -359,8 +360,8 @@ class WrittenConversation:
             weighted: The numbers of the messages whose words the loss is computed over.
 
         Returns:
-            The offset at which the message with the unit begins, then the two offsets at which the words of each weighted
-            message begin and end. For one weighted message they may be [120, 180, 195].
+            The offset at which the message with the unit begins, then the two offsets at which the words of each
+            weighted message begin and end. For one weighted message they may be [120, 180, 195].
 
         Raises:
             RenderingError: The text does not begin with a rendering of its first messages.
