@@ -454,8 +454,8 @@ def _select_unsupported_messages(
     """Select the answers of the assistant that have to be left out together with some calls.
 
     A model must not learn to answer "17 degrees" without the call that gave it. If all calls between a message of the
-    user and the next one are left out, so are the assistant's messages from the first of these calls on. They stay if
-    the answer was as likely without each of the calls, because then it rests on earlier words.
+    user and the next one are left out, so are the assistant's messages from the first of these calls to that next
+    message. They stay if the answer was as likely without each of the calls, because then it rests on earlier words.
 
     Args:
         messages: The messages of the conversation.

@@ -221,9 +221,9 @@ class _RandomReplacement:
         """Choose a text to put in place of a value, for example "true" for "false" or "52" for "17".
 
         Returns:
-            The text, or None if the value stays. It stays if it says nothing (null, a unit), if it only says that the
-            call went well ("ok", or a boolean in the field `success`), or if there is no other text for it. Values that
-            were said before the call stay too, except true and false, because an answer may have them from there.
+            The text, or None if the value stays. It stays if it says nothing (null, a unit), if it only says whether
+            the call went well ("ok", or a boolean in the field `success`), or if there is no other text for it. Values
+            that were said before the call stay too, except true and false, because an answer may have them from there.
         """
         kind = classify_value(value)
         if kind in ("empty", "state"):

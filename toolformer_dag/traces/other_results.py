@@ -215,7 +215,7 @@ def exchange(calls: Sequence[tuple[str, RecordedCall]], swaps: int) -> list[tupl
         calls: The calls, each with its document (`identify_document`). Their order does not change what a call gets.
         swaps: How many distinct results a call gets. It gets fewer if there are no more.
     """
-    donors = Donors(most=len(calls))  # keeps the results of all calls
+    donors = Donors(most=len(calls))  # so many that none is dropped
     for document, call in calls:
         donors.add(document, call)
 
