@@ -83,7 +83,13 @@ def _format_arguments(call: RecordedCall) -> str:
 
 
 def select_texts_with_other_values(result: str, others: Iterable[str], most: int) -> tuple[str, ...]:
-    """Return the first `most` distinct texts of `others` that hold other values than `result`."""
+    """Select distinct texts that hold other values than a result.
+
+    Args:
+        result: The result.
+        others: The texts to select from.
+        most: How many texts are selected at most. The first ones are taken.
+    """
     chosen: list[str] = []
     for other in others:
         if len(chosen) == most:
@@ -94,9 +100,15 @@ def select_texts_with_other_values(result: str, others: Iterable[str], most: int
 
 
 def of_other_results(call: RecordedCall, others: Iterable[str], most: int) -> Alternatives:
-    """Return up to `most` of `others`, results of the same tool in other conversations; none if fewer than FEWEST fit.
+    """Select alternatives to the result of a call from results of the same tool in other conversations.
 
-    A result fits if it holds other values than the recorded one.
+    Args:
+        call: The recorded call.
+        others: The results to select from. A result with the same values as the recorded one is left out.
+        most: How many alternatives are wanted.
+
+    Returns:
+        The alternatives. There are none if fewer than FEWEST results can be selected.
     """
     chosen = select_texts_with_other_values(call.result or "", others, most)
     return Alternatives(OTHER_RESULTS, chosen) if len(chosen) >= FEWEST else NO_ALTERNATIVES
@@ -130,9 +142,15 @@ def of_exchanged_values(call: RecordedCall, identity: str, before: str, pools: S
 
 
 def of_other_tools(call: RecordedCall, others: Iterable[str], most: int) -> Alternatives:
-    """Return up to `most` of `others`, results of other tools in other conversations; none if fewer than FEWEST fit.
+    """Select alternatives to the result of a call from results of other tools in other conversations.
 
-    A result fits if it holds other values than the recorded one.
+    Args:
+        call: The recorded call.
+        others: The results to select from. A result with the same values as the recorded one is left out.
+        most: How many alternatives are wanted.
+
+    Returns:
+        The alternatives. There are none if fewer than FEWEST results can be selected.
     """
     chosen = select_texts_with_other_values(call.result or "", others, most)
     return Alternatives(OTHER_TOOLS, chosen) if len(chosen) >= FEWEST else NO_ALTERNATIVES

@@ -477,9 +477,15 @@ def _select_assistant_messages(messages: Sequence[RecordedMessage]) -> list[Reco
 
 
 def _loses_support(messages: Sequence[RecordedMessage], message_range: range, left_out: Sequence[Verdict]) -> bool:
-    """Return whether the answer in a range of messages rests on nothing any more without calls of this range."""
+    """Return whether an answer rests on nothing any more when some calls before it are left out.
+
+    Args:
+        messages: The messages of the conversation.
+        message_range: The numbers of the messages from one of the user to the next one.
+        left_out: The verdicts on the calls in this range that are left out, at least one.
+    """
     call_count = sum(len(messages[number].calls) for number in message_range)
-    if len(left_out) < call_count:
+    if len(left_out) < call_count:  # some calls stay
         return False
     rests_on_earlier_words = all(verdict["reason"] == AS_LIKELY_WITHOUT for verdict in left_out)
     return not rests_on_earlier_words

@@ -104,10 +104,16 @@ class StringPools:
     def _list_other_strings(
         self, pool_name: tuple[str, ...], value: ResultValue, said_before: Collection[str]
     ) -> list[str]:
-        """Return the strings of a pool with other words than the value, and with words that were not said before."""
+        """List the strings of a pool that may be put in place of a value.
+
+        Args:
+            pool_name: The name of the pool.
+            value: The value. A string with the same words is left out.
+            said_before: Words that were said before the call. A string of such words alone is left out.
+        """
         words = normalize_words(value.text)
-        strings = [text for _, text in self.pools.get(pool_name, ()) if normalize_words(text) != words]
-        return [text for text in strings if not _is_said_before(text, said_before)]
+        other_strings = [text for _, text in self.pools.get(pool_name, ()) if normalize_words(text) != words]
+        return [text for text in other_strings if not _is_said_before(text, said_before)]
 
 
 def _list_pool_names(tool: str, key: str, kind: str) -> tuple[tuple[str, ...], ...]:
@@ -324,12 +330,18 @@ class _Digits:
         return DIGIT_RUN.sub(self._redraw_number, text)
 
     def _redraw_number(self, match: re.Match[str]) -> str:
-        """Return other digits for a run of digits. A year keeps its century; a first 0 stays, no further 0 is drawn."""
+        """Draw other digits for a run of digits.
+
+        A year keeps its century, so 1987 may become 1942. A 0 at the beginning stays, and no other 0 is drawn.
+        """
         digits = match[0]
-        if re.fullmatch(r"(19|20)\d\d", digits):  # a year
+        is_year = re.fullmatch(r"(19|20)\d\d", digits)
+        if is_year:
             return f"{digits[:2]}{self.draw(10, 99)}"
+
         leading_zero = "0" if len(digits) > 1 and digits[0] == "0" else ""
-        return leading_zero + "".join(str(self.draw(1, 9)) for _ in digits[len(leading_zero) :])
+        digits_to_draw = digits[len(leading_zero) :]
+        return leading_zero + "".join(str(self.draw(1, 9)) for _ in digits_to_draw)
 
     def _redraw_character(self, character: str) -> str:
         """Return another digit for a digit, another letter for an ASCII letter; other characters stay."""

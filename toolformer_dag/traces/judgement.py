@@ -80,9 +80,12 @@ class Judgement:
 def judge_traces(
     settings: Settings, sources: Sequence[str], database: Path, advance: Advance = lambda table, done, total: None
 ) -> Judgement:
-    """Judge the calls of all sources, replace the file `database`, and return the outcome; see `judged`."""
+    """Judge the calls of recorded conversations, and replace a DuckDB file with one that shows the verdicts.
+
+    The arguments and the exceptions are those of `judged`.
+    """
     with judged(settings, sources, database, advance) as judgement:
-        pass
+        pass  # at the end of the block the new file is moved to `database`
     return replace(judgement, database=database)
 
 

@@ -153,9 +153,17 @@ def _count_rows(plan: Plan, table: str) -> int:
 
 
 def _choose_group_size(plan: Plan, call_count: int) -> int:
-    """Return how many calls a group of the sample has: at most about as many as the model judges at once in a run.
+    """Choose how many calls a group of the sample has.
 
-    call_count: how many calls there are to judge. Return 0 if they are too few for a sample.
+    They are at most about as many as the model judges at once in a run, and the whole sample is at most about one call
+    in SHARE.
+
+    Args:
+        plan: The plan with the settings.
+        call_count: The number of calls to judge.
+
+    Returns:
+        The number, or 0 if there are too few calls for a sample.
     """
     losses_of_call = FIXED_LOSSES + plan.settings.traces.swaps
     judged_at_once = max(1, choose_chunk_size(plan.settings) // losses_of_call)

@@ -343,7 +343,12 @@ def _build_labeled_call(row: Mapping[str, Any], label: Label) -> LabelledCall:
 
 
 def kappa(labels: Sequence[bool], verdicts: Sequence[bool]) -> float:
-    """Return Cohen's kappa, agreement beyond chance: 1 if all agree, 0 if chance explains it or without labels."""
+    """Compute Cohen's kappa, which says how much more two ratings agree than by chance.
+
+    Returns:
+        1 if all labels and verdicts agree, 0 if they agree as often as by chance. Also 0 without labels, and if all
+        labels and verdicts are the same.
+    """
     if not labels:
         return 0.0
     by_chance = _compute_agreement_by_chance(labels, verdicts)
@@ -414,7 +419,12 @@ def _group_by_conversation(calls: Sequence[LabelledCall]) -> list[list[LabelledC
 
 
 def choose_best_threshold(calls: Sequence[LabelledCall]) -> float:
-    """Return the gain that is the best threshold, by Cohen's kappa; of several the lowest, 0 without calls."""
+    """Choose the relative gain above which calls should count as helpful, so that this agrees best with their labels.
+
+    Returns:
+        The gain of one of the calls, chosen by Cohen's kappa. Of several equally good ones it is the lowest. 0 without
+        calls.
+    """
     thresholds = sorted({call.gain for call in calls})
     return max(thresholds, key=lambda threshold: _compute_kappa_at(threshold, calls), default=0.0)
 

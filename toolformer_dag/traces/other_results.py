@@ -75,10 +75,13 @@ class Donors:
             self._add_donor(call.tool, donor)
 
     def _add_donor(self, tool: str, donor: Donor) -> None:
-        """Keep a donor of a tool; of several with the same result the one with the smallest document."""
+        """Keep a donor of a tool, and drop the half with the larger hashes if there are too many."""
         donors = self._by_tool.setdefault(tool, {})
+
+        # Of several donors with the same result, the one with the smallest document is kept.
         earlier = donors.get(donor.hash, donor)
         donors[donor.hash] = donor if donor.document <= earlier.document else earlier
+
         if len(donors) >= 2 * self._most:
             self._drop_larger_half(tool)
 

@@ -186,10 +186,16 @@ class UnitLosses:
 
 
 def _claim_units_to_judge(units: pl.DataFrame, store: RowStore, claimed: Claimed) -> pl.DataFrame:
-    """Return the first unit of each key that is neither stored nor in `claimed`, and add these keys to `claimed`."""
-    missing = claim(claimed, store.name, store.missing(units))
+    """Select the units that are neither stored nor judged by an earlier shard of this run, one for each key.
+
+    Args:
+        units: The units, with the columns `row` and `key`.
+        store: The row store with the measurements.
+        claimed: For each row store, the keys that earlier shards are judging. The keys of the selected units are added.
+    """
+    missing_keys = claim(claimed, store.name, store.missing(units))
     distinct_units = units.unique("key", keep="first", maintain_order=True)
-    return distinct_units.join(missing, on="key", how="semi").sort("row")
+    return distinct_units.join(missing_keys, on="key", how="semi").sort("row")
 
 
 def _iter_unit_chunks(units: pl.DataFrame, shard: str, size: int) -> Iterator[UnitChunk]:

@@ -125,13 +125,22 @@ class VariantWriter:
         return None
 
     def overlaps(self, unit: UnitToJudge) -> tuple[float, ...]:
-        """Return, for each of the texts of a unit, the share of the weighted messages' words that it contains.
+        """Compute which share of the words of the weighted messages each text of a unit contains.
 
-        As an example, 0.5 for the result "17 degrees" and the message "17 today". A long text is cut before (`cut`).
+        Example:
+            The share is 0.5 for the result "17 degrees" and the message "17 today".
+
+        Returns:
+            A share for each text in `unit.texts`. Long texts are cut before (`cut`).
         """
-        words = self._collect_weighted_words(unit)
-        shared_words = [words & _split_words(self.cut(text)) for text in unit.texts]
-        return tuple(len(shared) / max(1, len(words)) for shared in shared_words)
+        weighted_words = self._collect_weighted_words(unit)
+        word_count = max(1, len(weighted_words))
+
+        shares = []
+        for text in unit.texts:
+            shared_words = weighted_words & _split_words(self.cut(text))
+            shares.append(len(shared_words) / word_count)
+        return tuple(shares)
 
     def _collect_weighted_words(self, unit: UnitToJudge) -> set[str]:
         """Return the words of the weighted messages after a unit, in lower case."""
@@ -141,10 +150,11 @@ class VariantWriter:
         return words
 
     def cut(self, result: str) -> str:
-        """Return the first `traces.result_tokens` tokens of a result as text, with " ..." if there is more."""
+        """Shorten a result to its first `traces.result_tokens` tokens, and add " ..." if something was cut off."""
         most_tokens = self.traces.result_tokens
-        beginning = result[: CHARACTERS_PER_TOKEN * most_tokens]
+        beginning = result[: CHARACTERS_PER_TOKEN * most_tokens]  # no more is tokenized
         ids = self.rendering.ids(beginning)
+
         is_whole = len(ids) <= most_tokens and len(beginning) == len(result)
         if is_whole:
             return result
@@ -177,19 +187,40 @@ class VariantWriter:
     def _build_other_pieces(
         self, unit: UnitToJudge, conversation: "_Conversation", recorded: "_RecordedText", weighted: Sequence[int]
     ) -> dict[str, Pieces]:
-        """Return the text of each variant but OWN, by name. recorded: the text of OWN. Raises RenderingError."""
+        """Write the text of each variant of a unit except the recorded one.
+
+        Args:
+            unit: The unit, such as a recorded call.
+            conversation: The conversation of the unit.
+            recorded: The conversation as it was recorded, cut around the message with the unit.
+            weighted: The numbers of the messages whose words the loss is computed over.
+
+        Returns:
+            The cut texts by the name of the variant.
+
+        Raises:
+            RenderingError: A variant cannot be written.
+        """
         replacements = unit.replacements(conversation.messages[unit.message], self.cut)
         pieces = conversation.written.pieces_of_others(
             recorded.pieces, unit.message, list(replacements.values()), weighted
         )
         return dict(zip(replacements, pieces, strict=True))
 
-    def _build_named_variants(self, recorded: "_RecordedText", pieces: Mapping[str, Pieces]) -> dict[str, Variant]:
-        """Return the variants by name: OWN is `recorded`; the others are cut into `pieces`.
+    def _build_named_variants(
+        self, recorded: "_RecordedText", pieces_of_others: Mapping[str, Pieces]
+    ) -> dict[str, Variant]:
+        """Convert the texts of all variants to tokens.
 
-        Their order decides which of them share a batch of the model, and so the last digits of their losses.
+        Args:
+            recorded: The conversation as it was recorded, which is the variant OWN.
+            pieces_of_others: The cut texts of the other variants by name.
+
+        Returns:
+            The variants by name: EMPTY, then OWN, then the others.
         """
-        others = {name: self._build_variant(name, text, recorded.before) for name, text in pieces.items()}
+        others = {name: self._build_variant(name, text, recorded.before) for name, text in pieces_of_others.items()}
+        # The order decides which variants share a batch of the model, and so the last digits of their losses.
         first = {EMPTY: others.pop(EMPTY)} if EMPTY in others else {}
         return {**first, OWN: recorded.variant, **others}
 
@@ -273,13 +304,22 @@ class VariantWriter:
             weights=self.window.token_weights(len(positions)),
         )
 
-    def _encode_before_words(self, pieces: Pieces, before: tuple[int, ...]) -> list[int]:
-        """Return the tokens of a variant before its weighted words; BOS, which begins a text, comes first, once."""
+    def _encode_before_words(self, pieces: Pieces, ids_before: tuple[int, ...]) -> list[int]:
+        """Return the tokens of a variant before its weighted words.
+
+        The token BOS, which begins a text, comes first. It is not added if it is there already.
+
+        Args:
+            pieces: The cut text of the variant.
+            ids_before: The last tokens of `pieces.before`, as many as the model reads.
+        """
         bos = self.encoding.bos
         unit_ids = self.rendering.ids(pieces.unit)
-        first_ids = list(before or unit_ids)[: len(bos)]
+
+        first_ids = list(ids_before or unit_ids)[: len(bos)]
         has_bos = first_ids == bos
-        return [*([] if has_bos else bos), *before, *unit_ids]
+        added_bos = [] if has_bos else bos
+        return [*added_bos, *ids_before, *unit_ids]
 
 
 class _VariantTokens(NamedTuple):
@@ -333,11 +373,16 @@ class _Conversation:
     recorded_texts: "dict[tuple[int, int], _RecordedText]" = field(default_factory=dict)
 
     def get_cached_text(self, message: int, weighted_count: int) -> "_RecordedText | None":
-        """Return the text cut around a message, if it is cached; forget the texts of earlier messages.
+        """Return the text cut around a message with units, if it is cached.
 
-        Units are judged in the order of their messages. weighted_count: the number of weighted messages.
+        Texts cut around other messages are forgotten, because units are judged in the order of their messages.
+
+        Args:
+            message: The number of the message.
+            weighted_count: The number of weighted messages.
         """
-        if any(earlier != message for earlier, _ in self.recorded_texts):
+        holds_other_messages = any(cached_message != message for cached_message, _ in self.recorded_texts)
+        if holds_other_messages:
             self.recorded_texts.clear()
         return self.recorded_texts.get((message, weighted_count))
 

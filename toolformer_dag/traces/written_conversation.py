@@ -225,17 +225,31 @@ class WrittenConversation:
         return _LocalText.of(opening, alone, first)
 
     def _render_message_alone(self, messages: Sequence[TemplateMessage]) -> "_MessageAlone":
-        """Render a message and its results alone. Raises RenderingError if results change the message."""
-        text = self._render_alone(messages)
-        message = self._render_alone(messages[:1])
-        if not text.startswith(message):
+        """Render a message and its results without the rest of the conversation.
+
+        Args:
+            messages: The message, then its results.
+
+        Raises:
+            RenderingError: The template writes the message in another way when its results follow.
+        """
+        text_with_results = self._render_alone(messages)
+        text_of_message = self._render_alone(messages[:1])
+        if not text_with_results.startswith(text_of_message):
             raise self._build_unstable_error()
-        return _MessageAlone(text, end=len(message))
+        return _MessageAlone(text_with_results, end=len(text_of_message))
 
     def _find_local_cuts(self, local: _LocalText, unit_message: int, weighted: Sequence[int]) -> list[int]:
-        """Return offsets in the text, as [120, 180, 195] for one weighted message.
+        """Find where to cut the text of a conversation, for a template that is local.
 
-        They are where message `unit_message` begins, then where the words of each weighted message begin and end.
+        Args:
+            local: The text of the conversation, with the offsets of its messages.
+            unit_message: The number of the message with the unit.
+            weighted: The numbers of the messages whose words the loss is computed over.
+
+        Returns:
+            The offset at which the message with the unit begins, then the two offsets at which the words of each
+            weighted message begin and end. For one weighted message they may be [120, 180, 195].
         """
         cuts = [local.starts[unit_message]]
         for number in weighted:
@@ -271,13 +285,21 @@ class WrittenConversation:
         return words_begin, max(words_begin, words_end)  # both marks may overlap around an empty message
 
     def _render_generation_prompt(self, number: int) -> str:
-        """Return what the template writes before the words of message `number`, as "<|im_start|>assistant\\n"."""
+        """Return what the template writes before the words of an answer, such as "<|im_start|>assistant\\n".
+
+        Args:
+            number: The number of the answer, a message of the assistant.
+        """
         local = self._local_text
         if local is not None and number - 1 in local.starts:
-            messages = self._messages[number - 1]
-            return self._render_alone(messages, generation_prompt=True)[len(self._render_alone(messages)) :]
-        beginning = _flatten_messages(self._messages[:number])
-        return self._rendering.text(beginning, generation_prompt=True)[len(self._rendering.text(beginning)) :]
+            messages_before = self._messages[number - 1]  # one is enough, since the template is local
+            text_before = self._render_alone(messages_before)
+            text_with_prompt = self._render_alone(messages_before, generation_prompt=True)
+        else:
+            messages_before = _flatten_messages(self._messages[:number])
+            text_before = self._rendering.text(messages_before)
+            text_with_prompt = self._rendering.text(messages_before, generation_prompt=True)
+        return text_with_prompt[len(text_before) :]
 
     def _cut_others_locally(
         self, recorded: Pieces, unit_message: int, replacements: Sequence[TemplateMessages], weighted: Sequence[int]
@@ -333,11 +355,20 @@ class WrittenConversation:
         return rendered[len(text_before_words) :]
 
     def _render_unit_alone(self, messages: TemplateMessages, following: Sequence[TemplateMessage], ending: str) -> str:
-        """Return the text of other messages and of `following`, up to `ending`. Raises RenderingError without it."""
-        part = self._render_alone([*_flatten_messages(messages), *following])
-        if not part.endswith(ending):
+        """Render a few messages alone, and return their text without its ending.
+
+        Args:
+            messages: The first messages to render, each with its results.
+            following: The messages to render after them.
+            ending: The ending that the text must have.
+
+        Raises:
+            RenderingError: The text does not have this ending.
+        """
+        text = self._render_alone([*_flatten_messages(messages), *following])
+        if not text.endswith(ending):
             raise self._build_unstable_error()
-        return part[: len(part) - len(ending)]
+        return text[: len(text) - len(ending)]
 
     def _render_alone(self, messages: Sequence[TemplateMessage], generation_prompt: bool = False) -> str:
         """Render messages after a question, and return their text without the question. Raises RenderingError."""
@@ -389,12 +420,21 @@ class WrittenConversation:
         if not text.startswith(beginning):
             raise self._build_unstable_error()
 
-    def _render_beginning(self, messages: int, without_results: bool = False, generation_prompt: bool = False) -> str:
-        """Return the text of the first `messages` messages; without_results: leave out the results of the last."""
-        beginning = _flatten_messages(self._messages[:messages])
+    def _render_beginning(
+        self, message_count: int, without_results: bool = False, generation_prompt: bool = False
+    ) -> str:
+        """Render the first messages of the conversation.
+
+        Args:
+            message_count: How many messages.
+            without_results: Whether the results of the last of them are left out.
+            generation_prompt: Whether the text ends with the beginning of an answer, such as
+                "<|im_start|>assistant\\n".
+        """
+        beginning = _flatten_messages(self._messages[:message_count])
         if without_results:
-            results = len(self._messages[messages - 1]) - 1
-            beginning = beginning[: len(beginning) - results]
+            result_count = len(self._messages[message_count - 1]) - 1
+            beginning = beginning[: len(beginning) - result_count]
         return self._rendering.text(beginning, generation_prompt)
 
     def _cut_like(self, other: Pieces, unit_message: int, weighted: Sequence[int]) -> Pieces:
@@ -430,7 +470,11 @@ def _cut_text(text: str, cuts: Sequence[int]) -> Pieces:
 
 
 def _find_between(text: str, beginning: str, ending: str) -> str | None:
-    """Return the text between its beginning and its ending; None if it does not have both, one after the other."""
+    """Return what stands between the beginning and the ending of a text.
+
+    Returns:
+        None if the text does not have this beginning and this ending, or if the two overlap.
+    """
     is_long_enough = len(text) >= len(beginning) + len(ending)
     if not is_long_enough or not text.startswith(beginning) or not text.endswith(ending):
         return None
@@ -438,9 +482,14 @@ def _find_between(text: str, beginning: str, ending: str) -> str | None:
 
 
 def _find_first_answer(messages: TemplateMessages) -> int:
-    """Return the number of the first message that is of the assistant or has calls; if there is none, their count."""
+    """Find the first message that the assistant wrote or that has calls.
+
+    Returns:
+        Its number. If there is none, the number of all messages.
+    """
     for number, (message, *results) in enumerate(messages):
-        if message["role"] == "assistant" or results or "tool_calls" in message:
+        has_calls = bool(results) or "tool_calls" in message
+        if message["role"] == "assistant" or has_calls:
             return number
     return len(messages)
 
