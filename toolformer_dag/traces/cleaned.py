@@ -392,7 +392,7 @@ def _choose_left_out(conversation: ReadConversation, verdicts: Sequence[Verdict]
             calls.
 
     Raises:
-        UserError: Calls are to be left out, but the form of the conversation only allows to leave it out as a whole.
+        UserError: Calls are to be left out, but the form of the conversation allows leaving it out only as a whole.
     """
     messages = conversation.messages
     if dropped == "conversations":
