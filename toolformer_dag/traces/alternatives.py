@@ -49,10 +49,18 @@ NO_ALTERNATIVES = Alternatives(None)
 
 
 def said_before(messages: Sequence[RecordedMessage], turn: int, index: int) -> str:
-    """Return what was said before the result of the call `messages[turn].calls[index]`, as one text.
+    """Join what was said before the result of a call to one text.
 
-    These are all earlier messages with their calls and results, the content of the call's message, and its arguments;
-    not the other calls of that message. At most the last SAID characters, which is more than a judge reads.
+    That is all earlier messages with their calls and results, the content of the message with the call, and the
+    arguments of the call. Other calls in the same message are left out.
+
+    Args:
+        messages: The messages of the conversation.
+        turn: The number of the message with the call.
+        index: The number of the call in that message.
+
+    Returns:
+        At most the last SAID characters, which is more than a judge reads.
     """
     call_message = messages[turn]
     said = f"{call_message.content} {_format_arguments(call_message.calls[index])}"
@@ -75,7 +83,13 @@ def _format_arguments(call: RecordedCall) -> str:
 
 
 def select_texts_with_other_values(result: str, others: Iterable[str], most: int) -> tuple[str, ...]:
-    """Return the first `most` distinct texts of `others` that hold other values than `result`."""
+    """Select distinct texts that hold other values than a result.
+
+    Args:
+        result: The result.
+        others: The texts to select from.
+        most: How many texts are selected at most. The first ones are taken.
+    """
     chosen: list[str] = []
     for other in others:
         if len(chosen) == most:
@@ -86,29 +100,37 @@ def select_texts_with_other_values(result: str, others: Iterable[str], most: int
 
 
 def of_other_results(call: RecordedCall, others: Iterable[str], most: int) -> Alternatives:
-    """Return up to `most` of `others`, results of the same tool in other conversations; none if fewer than FEWEST fit.
+    """Select alternatives to the result of a call from results of the same tool in other conversations.
 
-    A result fits if it holds other values than the recorded one.
+    Args:
+        call: The recorded call.
+        others: The results to select from. A result with the same values as the recorded one is left out.
+        most: How many alternatives are wanted.
+
+    Returns:
+        The alternatives. There are none if fewer than FEWEST results can be selected.
     """
     chosen = select_texts_with_other_values(call.result or "", others, most)
     return Alternatives(OTHER_RESULTS, chosen) if len(chosen) >= FEWEST else NO_ALTERNATIVES
 
 
 def of_exchanged_values(call: RecordedCall, identity: str, before: str, pools: StringPools, most: int) -> Alternatives:
-    """Return up to `most` versions of the recorded result with other values, as {"temp": 31} of {"temp": 18}.
-
-    No alternatives are returned for a failed call or one without a result, or if no value can be replaced. A result
-    whose only value is true or false has one other version.
+    """Make alternatives to the result of a call by replacing its values, for example {"temp": 31} for {"temp": 18}.
 
     Args:
-        call: the recorded call.
-        identity: a hash of the call and its document, the seed of the random values.
-        before: what was said before the result (`said_before`); values that occur there stay.
-        pools: strings of other results, to put in place of names and prose.
-        most: how many versions are wanted.
+        call: The recorded call.
+        identity: A hash of the call and its document, which determines the random values.
+        before: What was said before the result (`said_before`). Values that occur there stay.
+        pools: Strings of other results, to put in place of names and prose.
+        most: How many alternatives are wanted.
+
+    Returns:
+        The distinct alternatives. They may be fewer than wanted: there is only one to a result whose only value is true
+        or false, and none if the call failed or has no result, or if no value can be replaced.
     """
     if call.result is None or call.failed:
         return NO_ALTERNATIVES
+
     result = call.result[:READ]  # a judge reads no more of it
     versions: list[str] = []
     for number in range(most):
@@ -120,9 +142,15 @@ def of_exchanged_values(call: RecordedCall, identity: str, before: str, pools: S
 
 
 def of_other_tools(call: RecordedCall, others: Iterable[str], most: int) -> Alternatives:
-    """Return up to `most` of `others`, results of other tools in other conversations; none if fewer than FEWEST fit.
+    """Select alternatives to the result of a call from results of other tools in other conversations.
 
-    A result fits if it holds other values than the recorded one.
+    Args:
+        call: The recorded call.
+        others: The results to select from. A result with the same values as the recorded one is left out.
+        most: How many alternatives are wanted.
+
+    Returns:
+        The alternatives. There are none if fewer than FEWEST results can be selected.
     """
     chosen = select_texts_with_other_values(call.result or "", others, most)
     return Alternatives(OTHER_TOOLS, chosen) if len(chosen) >= FEWEST else NO_ALTERNATIVES

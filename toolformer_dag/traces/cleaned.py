@@ -79,23 +79,35 @@ class Cleaned:
 
 
 def write_cleaned(judgement: Judgement, folder: FilePath, dropped: Dropped, force: bool = False) -> Cleaned:
-    """Write the judged conversations into `folder`, a file of JSON lines per file that was judged; return the counts.
+    """Write the judged conversations again, with their verdicts and without the calls that are to be left out.
 
+    Each file that was judged gives a file of JSON lines. The judged files are read once more, a conversation at a time.
     Where two calls after the same messages differ, one helpful and one needless, pairs.jsonl gets a preference pair.
-    `dropped` says what to leave out. The judged files are read once more, a conversation at a time. If two would get
-    the same name, a number is added, as in a-2.jsonl.
 
-    Raises UserError if a file exists already and `force` is not set, or if a judged file has changed meanwhile; raises
-    WriteError if a file cannot be written.
+    Args:
+        judgement: The verdicts.
+        folder: Where the files are written. If two would get the same name, a number is added, as in a-2.jsonl.
+        dropped: What to leave out.
+        force: Whether files that exist already are replaced.
+
+    Returns:
+        The counts of what was written and left out.
+
+    Raises:
+        UserError: A file exists already and `force` is not set, a judged file has changed since it was judged, or
+            records of this form do not allow what is to be left out.
+        WriteError: A file cannot be written.
     """
     output = _OutputFolder(folder, force)
     cleaned = Cleaned(output.lines)  # `output` counts the lines of each file there as it writes them
     verdicts = query(judgement.database, VERDICTS)
+
     for source in _iter_judged_sources(judgement):
         verdicts_of_file = _group_verdicts_by_conversation(verdicts, source.name)
         cleaning = _FileCleaning(FileReading(source), verdicts_of_file, dropped, cleaned)
         # The records are read one by one while they are written; what is left out of each is then counted in `cleaned`.
         output.write(_to_file_stem(source), cleaning.records())
+
     pairs = _build_preference_pairs(judgement)
     if pairs:
         output.write("pairs", pairs)
@@ -153,21 +165,31 @@ def _require_unchanged(judgement: Judgement, shard: str) -> None:
 
 
 def _write_lines(file: FilePath, rows: Iterable[Mapping[str, Any]], force: bool) -> int:
-    """Write rows as JSON lines and return their number. The file is replaced as a whole at the end.
+    """Write rows into a file of JSON lines, and return how many were written.
 
-    Raises UserError if the file exists and `force` is not set, and WriteError if it cannot be written.
+    The rows go into a temporary file, which takes the place of the old one at the end.
+
+    Args:
+        file: The path of the file.
+        rows: The rows, one for each line.
+        force: Whether a file that exists already is replaced.
+
+    Raises:
+        UserError: The file exists already and `force` is not set.
+        WriteError: The file cannot be written.
     """
     if file.exists() and not force:
         raise UserError(f"--out {file}: there is such a file, and it stays; name another, or replace it with --force")
-    fresh = build_temporary_path(file)
+
+    temporary_file = build_temporary_path(file)
     try:
-        lines = _write_new_file(fresh, rows)
-        replace_whole(fresh, file)
+        line_count = _write_new_file(temporary_file, rows)
+        replace_whole(temporary_file, file)
     except OSError as error:
         raise WriteError(file, error) from error
     finally:
-        fresh.unlink(missing_ok=True)
-    return lines
+        temporary_file.unlink(missing_ok=True)
+    return line_count
 
 
 def _write_new_file(file: FilePath, rows: Iterable[Mapping[str, Any]]) -> int:
@@ -204,13 +226,16 @@ class _FileCleaning:
             yield from self._build_record_group(conversations).iter_cleaned_records()
 
     def _build_record_group(self, conversations: Iterator[ReadConversation]) -> "_RecordGroup":
-        """Return the records that these conversations, at least one, were read from, with what is left out of them.
+        """Collect the records of some conversations and what is left out of them, and count what is left out.
 
-        What is left out is also added to the counts `cleaned`.
+        Args:
+            conversations: The conversations that were read from the same records, at least one.
         """
         first = next(conversations)
-        # Before the next conversation is taken: then `reading.records` forgets the records of earlier ones.
+        # The group takes its records before the next conversation is read, because `reading.records` then forgets those
+        # of earlier conversations.
         group = _RecordGroup.of(first, self.reading.records)
+
         for conversation in chain([first], conversations):
             verdicts = self.verdicts.get(self.reading.name_of(conversation), [])
             left_out = _choose_left_out(conversation, verdicts, self.dropped)
@@ -219,17 +244,22 @@ class _FileCleaning:
         return group
 
 
-def _group_verdicts_by_conversation(verdicts: pl.DataFrame, source: str) -> dict[str, list[Verdict]]:
-    """Return the verdicts on the calls of a file, by the name of the conversation, such as traces.jsonl:12.
+def _group_verdicts_by_conversation(verdicts: pl.DataFrame, source_name: str) -> dict[str, list[Verdict]]:
+    """Select the verdicts on the calls of one file, and group them by conversation.
 
-    source: the name of the file.
+    Args:
+        verdicts: The verdicts on the calls of all files.
+        source_name: The name of the file.
+
+    Returns:
+        The verdicts by the name of their conversation, such as traces.jsonl:12.
     """
-    by_conversation: dict[str, list[Verdict]] = {}
-    of_source = verdicts.filter(pl.col("source") == source).drop("source")
-    for row in of_source.iter_rows(named=True):
+    verdicts_by_conversation: dict[str, list[Verdict]] = {}
+    verdicts_of_file = verdicts.filter(pl.col("source") == source_name).drop("source")
+    for row in verdicts_of_file.iter_rows(named=True):
         conversation = row.pop("conversation")
-        by_conversation.setdefault(conversation, []).append(row)
-    return by_conversation
+        verdicts_by_conversation.setdefault(conversation, []).append(row)
+    return verdicts_by_conversation
 
 
 def _choose_unused_name(stem: str, taken: Collection[str]) -> str:
@@ -294,9 +324,11 @@ class _RecordGroup:
 
     @staticmethod
     def of(first: ReadConversation, records: Mapping[int, Any]) -> "_RecordGroup":
-        """Return a group with the records of `first`, its first conversation; nothing is left out yet.
+        """Create a group with the records of a conversation. Nothing is left out of them yet.
 
-        records: the records of the file by number, at least from the number of `first` on.
+        Args:
+            first: The first conversation that was read from these records.
+            records: The records of the file by number. Those before the conversation may be missing.
         """
         numbers_from_first = sorted(number for number in records if number >= first.number)
         numbers_of_group = numbers_from_first[: first.record_count]
@@ -316,9 +348,13 @@ class _RecordGroup:
             self.verdicts += verdicts
 
     def iter_cleaned_records(self) -> Iterator[Any]:
-        """Yield the records without what is left out; the first one gets the verdicts. Yield none if nothing stays.
+        """Remove from the records what is left out, and add the verdicts to the first one.
 
-        Raises UserError if one of several conversations in a record is to be left out, and the form does not allow it.
+        Yields:
+            The records that remain. There are none if all conversations are left out.
+
+        Raises:
+            UserError: One of several conversations in a record is to be left out, but the form does not allow it.
         """
         if self.conversations_left == 0:
             return
@@ -327,15 +363,17 @@ class _RecordGroup:
         yield from others
 
     def _build_remaining_records(self) -> list[Any]:
-        """Return the records without the calls and messages that are left out, at least one record.
+        """Remove the calls and messages that are left out from the records, and return these, at least one.
 
-        Raises UserError if records of this form can only be left out as a whole.
+        Raises:
+            UserError: Records of this form can only be left out as a whole.
         """
         if self.calls_left_out and not can_drop(self.form):
             raise UserError(
                 f"--drop conversations: a record in the form {self.form} holds several conversations, and one of them "
                 "cannot be left out; write a record or a file for each"
             )
+
         if self.is_file:  # all records together are one conversation
             return list(drop(self.records, self.calls_left_out, self.places_left_out))
         [record] = self.records
@@ -343,19 +381,24 @@ class _RecordGroup:
 
 
 def _choose_left_out(conversation: ReadConversation, verdicts: Sequence[Verdict], dropped: Dropped) -> _LeftOut:
-    """Return what is left out of a conversation, by the value of `dropped`:
+    """Decide what is left out of a conversation.
 
-    - "conversations": the whole conversation, if any of its calls is unhelpful
-    - "calls": its unhelpful calls
-    - "failed": its failed calls
+    Answers that rested only on calls that are left out are left out too.
 
-    With calls go the answers that rested on them. verdicts: on the calls of the conversation. Raises UserError if calls
-    are to be left out and the conversation's form allows to leave out whole conversations only.
+    Args:
+        conversation: The conversation.
+        verdicts: The verdicts on its calls.
+        dropped: What the user wants left out: "conversations" with any unhelpful call, unhelpful "calls", or "failed"
+            calls.
+
+    Raises:
+        UserError: Calls are to be left out, but the form of the conversation allows leaving it out only as a whole.
     """
     messages = conversation.messages
     if dropped == "conversations":
-        is_unhelpful = any(_is_unhelpful(verdict) for verdict in verdicts)
-        return _leave_out_conversation(messages) if is_unhelpful else NOTHING_LEFT_OUT
+        has_unhelpful_call = any(_is_unhelpful(verdict) for verdict in verdicts)
+        return _leave_out_conversation(messages) if has_unhelpful_call else NOTHING_LEFT_OUT
+
     verdicts_left_out = [verdict for verdict in verdicts if _is_dropped(verdict, dropped)]
     if not verdicts_left_out:
         return NOTHING_LEFT_OUT
@@ -408,19 +451,23 @@ def _with_verdicts(record: Any, verdicts: Sequence[Verdict]) -> Any:
 def _select_unsupported_messages(
     messages: Sequence[RecordedMessage], left_out: Sequence[Verdict]
 ) -> list[RecordedMessage]:
-    """Return the assistant's messages that have to be left out too when the calls of `left_out` are left out.
+    """Select the answers of the assistant that have to be left out together with some calls.
 
-    A model must not learn to answer "17 degrees" without the call that gave it. If the assistant loses all calls with
-    which it answered a message of the user, its messages from the first of these calls to the user's next message are
-    returned. They stay if the answer was as likely without each of the calls: it rests on earlier words.
+    A model must not learn to answer "17 degrees" without the call that gave it. If all calls between a message of the
+    user and the next one are left out, so are the assistant's messages from the first of these calls to that next
+    message. They stay if the answer was as likely without each of the calls, because then it rests on earlier words.
+
+    Args:
+        messages: The messages of the conversation.
+        left_out: The verdicts on the calls that are left out.
     """
     unsupported: list[RecordedMessage] = []
     for message_range in _iter_ranges_by_user_message(messages):
         # `turn` is the number of the message with the call.
         left_out_here = [verdict for verdict in left_out if verdict["turn"] in message_range]
         if left_out_here and _loses_support(messages, message_range, left_out_here):
-            first = min(verdict["turn"] for verdict in left_out_here)
-            unsupported += _select_assistant_messages(messages[first : message_range.stop])
+            first_turn = min(verdict["turn"] for verdict in left_out_here)
+            unsupported += _select_assistant_messages(messages[first_turn : message_range.stop])
     return unsupported
 
 
@@ -430,39 +477,50 @@ def _select_assistant_messages(messages: Sequence[RecordedMessage]) -> list[Reco
 
 
 def _loses_support(messages: Sequence[RecordedMessage], message_range: range, left_out: Sequence[Verdict]) -> bool:
-    """Return whether the answer in a range of messages rests on nothing any more without calls of this range."""
+    """Return whether an answer rests on nothing any more when some calls before it are left out.
+
+    Args:
+        messages: The messages of the conversation.
+        message_range: The numbers of the messages from one of the user to the next one.
+        left_out: The verdicts on the calls in this range that are left out, at least one.
+    """
     call_count = sum(len(messages[number].calls) for number in message_range)
-    if len(left_out) < call_count:
+    if len(left_out) < call_count:  # some calls stay
         return False
     rests_on_earlier_words = all(verdict["reason"] == AS_LIKELY_WITHOUT for verdict in left_out)
     return not rests_on_earlier_words
 
 
 def _iter_ranges_by_user_message(messages: Sequence[RecordedMessage]) -> Iterator[range]:
-    """Yield the numbers of the messages from each message of the user to the next one.
+    """Split a conversation before each message of the user.
 
-    As range(0, 2) and range(2, 4) for messages of user, assistant, user, assistant. Messages before the first one of
-    the user are a range of their own.
+    Yields:
+        The numbers of the messages of each part: range(0, 2) and range(2, 4) for messages of user, assistant, user,
+        assistant. Messages before the first one of the user are a part of their own.
     """
     start = 0
     for number, message in enumerate(messages):
-        begins_new_range = message.role == "user" and number > start
-        if begins_new_range:
+        begins_new_part = message.role == "user" and number > start
+        if begins_new_part:
             yield range(start, number)
             start = number
     yield range(start, len(messages))
 
 
 def _build_preference_pairs(judgement: Judgement) -> list[dict[str, Any]]:
-    """Return TRL's preference pairs: after the same messages, a call that helps (chosen) and one that does not.
+    """Build training examples that prefer a helpful call to a needless one after the same messages.
 
-    A pair has the fields prompt, chosen and rejected, each a list of OpenAI messages, and the gains of both calls.
+    Returns:
+        The examples in the form of TRL: `prompt`, `chosen` and `rejected` are lists of OpenAI messages. The gains of
+        both calls are added.
     """
     pairs = [_CallPair(*row) for row in query(judgement.database, PAIRS).iter_rows()]
+
     conversation_names: set[str] = set()
     for pair in pairs:
         conversation_names |= {pair.chosen, pair.rejected}
     messages_by_name = _read_messages_by_name(judgement, conversation_names)
+
     records = []
     for pair in pairs:
         records.append(pair.record(messages_by_name[pair.chosen], messages_by_name[pair.rejected]))
@@ -489,8 +547,13 @@ class _CallPair(NamedTuple):
     def record(
         self, chosen_messages: Sequence[RecordedMessage], rejected_messages: Sequence[RecordedMessage]
     ) -> dict[str, Any]:
-        """Return the preference pair, as it is written; the arguments are the messages of both conversations."""
-        end = self.turn + 1
+        """Build the preference pair as it is written.
+
+        Args:
+            chosen_messages: All messages of the conversation whose call helps.
+            rejected_messages: All messages of the other conversation.
+        """
+        end = self.turn + 1  # the pair ends with the message of the call
         return {
             "prompt": _to_openai_messages(chosen_messages[: self.turn]),
             "chosen": _to_openai_messages(chosen_messages[self.turn : end]),

@@ -81,11 +81,18 @@ class StringPools:
             del pool[POOL_SIZE:]
 
     def replacement(self, tool: str, value: ResultValue, seed: str, said_before: Collection[str]) -> str | None:
-        """Return a string of other results to put in place of a value, as "Porto" for "Lima"; None if there is none.
+        """Choose a string of other results to put in place of a value, for example "Porto" for "Lima".
 
-        The pools of strings are tried in turn: of the same tool and field, of the same field, of the same kind. A
-        string with the words of the value is never chosen, nor one all of whose words are in `said_before`, the words
-        that were said before the call.
+        The pools are tried in turn: strings of the same tool and field, then of the same field, then of the same kind.
+
+        Args:
+            tool: The tool that gave the value.
+            value: The value to replace. A string with the same words is never chosen.
+            seed: A text that determines the choice.
+            said_before: Words that were said before the call. A string of such words alone is never chosen.
+
+        Returns:
+            The string, or None if no pool has a suitable one.
         """
         for pool_name in _list_pool_names(tool, value.key, classify_value(value)):
             candidates = self._list_other_strings(pool_name, value, said_before)
@@ -97,10 +104,16 @@ class StringPools:
     def _list_other_strings(
         self, pool_name: tuple[str, ...], value: ResultValue, said_before: Collection[str]
     ) -> list[str]:
-        """Return the strings of a pool with other words than the value, and with words that were not said before."""
+        """List the strings of a pool that may be put in place of a value.
+
+        Args:
+            pool_name: The name of the pool.
+            value: The value. A string with the same words is left out.
+            said_before: Words that were said before the call. A string of such words alone is left out.
+        """
         words = normalize_words(value.text)
-        strings = [text for _, text in self.pools.get(pool_name, ()) if normalize_words(text) != words]
-        return [text for text in strings if not _is_said_before(text, said_before)]
+        other_strings = [text for _, text in self.pools.get(pool_name, ()) if normalize_words(text) != words]
+        return [text for text in other_strings if not _is_said_before(text, said_before)]
 
 
 def _list_pool_names(tool: str, key: str, kind: str) -> tuple[tuple[str, ...], ...]:
@@ -109,15 +122,18 @@ def _list_pool_names(tool: str, key: str, kind: str) -> tuple[tuple[str, ...], .
 
 
 def classify_value(value: ResultValue) -> str:
-    """Return the kind of a value, which says how it is replaced:
+    """Return the kind of a value, which decides how the value is replaced.
 
-    - "empty": null, "" or a unit of measurement, as "celsius" in the field `unit`
-    - "boolean": true or false without quotes
-    - "state": a word that says that the call went well, as "ok"
-    - "confirmation": a message with such a word, as "Order 17 placed successfully"
-    - "coded": at most CODED_WORDS words with a digit among them, as "AB12" or "3 May 2024"
-    - "name": at most NAME_WORDS words without digits, as "New York"
-    - "prose": a longer text
+    Returns:
+        One of these kinds:
+
+        - "empty": null, "" or a unit of measurement, such as "celsius" in the field `unit`
+        - "boolean": true or false without quotes
+        - "state": a word that says that the call went well, such as "ok"
+        - "confirmation": a message with such a word, such as "Order 17 placed successfully"
+        - "coded": at most CODED_WORDS words with a digit among them, such as "AB12" or "3 May 2024"
+        - "name": at most NAME_WORDS words without digits, such as "New York"
+        - "prose": a longer text
     """
     text = value.text.strip()
     if text in EMPTY_VALUES or value.key.casefold() in UNIT_KEYS:
@@ -140,18 +156,20 @@ def _classify_text(text: str) -> str:
 
 
 def exchange_values(result: str, tool: str, seed: str, before: str, pools: StringPools) -> str | None:
-    """Return a result with other values in the same form, as {"temp": 31} for {"temp": 18}; None if that fails.
+    """Replace the values in the result of a call at random, for example {"temp": 18} with {"temp": 31}.
 
-    It fails where no value can be replaced, and where ATTEMPTS draws give no result with other values. Two equal values
-    get the same replacement.
+    The form of the result stays. Equal values get the same replacement.
 
     Args:
-        result: the result of a call, as text.
-        tool: the tool that gave it; its strings are replaced with strings of the same tool by preference.
-        seed: a text from which all choices follow.
-        before: the arguments and what was said before the call. Values that occur there stay, and so do null, units,
-            "success" and fields that say whether the call went well.
-        pools: the strings to choose from.
+        result: The result as text.
+        tool: The tool that gave it. Its strings are replaced with other strings of the same tool by preference.
+        seed: A text that determines the random choices.
+        before: The arguments of the call and what was said before it. Values that occur there stay, as do null, units
+            of measurement, "success" and fields that say whether the call went well.
+        pools: The strings to choose from.
+
+    Returns:
+        The changed result. None if no value can be replaced, or if ATTEMPTS attempts all failed to give other values.
     """
     words_before = _to_word_set(before)
     for attempt in range(ATTEMPTS):
@@ -159,9 +177,9 @@ def exchange_values(result: str, tool: str, seed: str, before: str, pools: Strin
         changed = replacement.with_other_values(result)
         if changed == result:  # no value that could be replaced
             return None
-        has_same_fields = _list_value_keys(changed) == _list_value_keys(
-            result
-        )  # without quotes, two words in place of one are two values
+
+        # Without quotes, two words in place of one are read as two values.
+        has_same_fields = _list_value_keys(changed) == _list_value_keys(result)
         if has_same_fields and not have_same_values(changed, result):
             return changed
     return None
@@ -192,21 +210,26 @@ class _RandomReplacement:
     pools: StringPools
 
     def with_other_values(self, result: str) -> str:
-        """Return a result with other values; the result itself if none can be replaced."""
+        """Replace every value of a result that can be replaced, and keep all text between the values."""
         pieces: list[str] = []
         end_of_last = 0  # the offset after the last value that was replaced
         for value in result_values(result):
             replacement = self._choose_replacement(value)
             if replacement is not None:
-                pieces += [result[end_of_last : value.start], _escape_text(replacement, value.quote)]
+                pieces.append(result[end_of_last : value.start])
+                pieces.append(_escape_text(replacement, value.quote))
                 end_of_last = value.end
-        return "".join([*pieces, result[end_of_last:]])
+
+        pieces.append(result[end_of_last:])
+        return "".join(pieces)
 
     def _choose_replacement(self, value: ResultValue) -> str | None:
-        """Return the text to put in place of a value, as "true" for "false" or 52 for 17; None if the value stays.
+        """Choose a text to put in place of a value, for example "true" for "false" or "52" for "17".
 
-        A value stays if it says nothing (null, a unit), only says that the call went well ("ok"), or, unless it is true
-        or false, was said before the call: then an answer may have it from there.
+        Returns:
+            The text, or None if the value stays. It stays if it says nothing (null, a unit), if it only says whether
+            the call went well ("ok", or a boolean in the field `success`), or if there is no other text for it. Values
+            that were said before the call stay too, except true and false, because an answer may have them from there.
         """
         kind = classify_value(value)
         if kind in ("empty", "state"):
@@ -231,18 +254,25 @@ def _find_opposite(value: ResultValue) -> str | None:
 
 
 def redraw_digits(text: str, seed: str, said_before: Collection[str] = ()) -> str:
-    """Return a text with other digits in its numbers, dates, times and codes; the text itself if that fails.
+    """Replace the digits in the numbers, dates, times and codes of a text at random.
 
-    - "17 km" -> "52 km", "007" -> "038": numbers keep their length, sign and decimal point
-    - "2024-05-31" -> "2024-11-04": dates and times stay possible ones
-    - "AB12" -> "QK75"
+    Examples:
+        "17 km" becomes "52 km", "007" becomes "038": numbers keep their length, sign and decimal point.
+        "2024-05-31" becomes "2024-11-04": dates and times stay possible ones.
+        "AB12" becomes "QK75": codes get other letters too.
 
-    said_before: words that stay, since they were said before the call (`normalize_words`), as ("17",) for "17 km". It
-    fails if no digits may change, or if ATTEMPTS draws give no other values.
+    Args:
+        text: The text.
+        seed: A text that determines the random choices.
+        said_before: Words that stay because they were said before the call, spelled as by `normalize_words`.
+
+    Returns:
+        The changed text. The same text if no digit may change, or if ATTEMPTS attempts all failed to give other values.
     """
     for attempt in range(ATTEMPTS):  # random digits may be the ones that stood there
         digits = _Digits(f"{seed} {attempt}")
-        changed = WORD.sub(partial(_redraw_word, digits=digits, said_before=said_before), text)
+        redraw_word = partial(_redraw_word, digits=digits, said_before=said_before)
+        changed = WORD.sub(redraw_word, text)
         if normalize_words(changed) != normalize_words(text):
             return changed
     return text
@@ -267,15 +297,20 @@ class _Digits:
         return low + int(_hash(f"{self._seed} {self._drawn}"), 16) % (high - low + 1)
 
     def redraw(self, match: re.Match[str]) -> str:
-        """Return another date, time, number or code in place of a match of CODED."""
+        """Draw another date, time, number or code in place of one that was found in a text.
+
+        Args:
+            match: What was found by CODED. The name of the group that matched says which of them it is.
+        """
         if match["date"]:
             return self._draw_date(match["year"])
         if match["time"]:
             return self._draw_time(hour_digits=len(match["hour"]))
         if match["scientific"]:  # 1.5 of 1.5e10
             return self._with_other_numbers(match["scientific"])
+
         word = match["code"]
-        if _is_number(word):
+        if _is_number(word):  # 42, 12kg
             return self._with_other_numbers(word)
         return "".join(self._redraw_character(character) for character in word)  # AB12
 
@@ -295,12 +330,18 @@ class _Digits:
         return DIGIT_RUN.sub(self._redraw_number, text)
 
     def _redraw_number(self, match: re.Match[str]) -> str:
-        """Return other digits for a run of digits. A year keeps its century; a first 0 stays, no further 0 is drawn."""
+        """Draw other digits for a run of digits.
+
+        A year keeps its century, so 1987 may become 1942. A 0 at the beginning stays, and no other 0 is drawn.
+        """
         digits = match[0]
-        if re.fullmatch(r"(19|20)\d\d", digits):  # a year
+        is_year = re.fullmatch(r"(19|20)\d\d", digits)
+        if is_year:
             return f"{digits[:2]}{self.draw(10, 99)}"
+
         leading_zero = "0" if len(digits) > 1 and digits[0] == "0" else ""
-        return leading_zero + "".join(str(self.draw(1, 9)) for _ in digits[len(leading_zero) :])
+        digits_to_draw = digits[len(leading_zero) :]
+        return leading_zero + "".join(str(self.draw(1, 9)) for _ in digits_to_draw)
 
     def _redraw_character(self, character: str) -> str:
         """Return another digit for a digit, another letter for an ASCII letter; other characters stay."""

@@ -80,9 +80,12 @@ class Judgement:
 def judge_traces(
     settings: Settings, sources: Sequence[str], database: Path, advance: Advance = lambda table, done, total: None
 ) -> Judgement:
-    """Judge the calls of all sources, replace the file `database`, and return the outcome; see `judged`."""
+    """Judge the calls of recorded conversations, and replace a DuckDB file with one that shows the verdicts.
+
+    The arguments and the exceptions are those of `judged`.
+    """
     with judged(settings, sources, database, advance) as judgement:
-        pass
+        pass  # at the end of the block the new file is moved to `database`
     return replace(judgement, database=database)
 
 
@@ -90,36 +93,46 @@ def judge_traces(
 def judged(
     settings: Settings, sources: Sequence[str], database: Path, advance: Advance = lambda table, done, total: None
 ) -> Iterator[Judgement]:
-    """Judge the calls of all sources, and yield the verdicts in a DuckDB file; `database` is replaced at the end.
+    """Judge the calls of recorded conversations, and write the verdicts into a DuckDB file.
 
-    Inside the block the verdicts are in a new file beside `database`, which no other command replaces. At the end of
-    the block, even after an error, that file is moved over `database`. If nothing has changed since `database` was
-    built, no new file is made, and the verdicts are read from `database`.
+    Inside the `with` block the verdicts are in a new file beside `database`, which no other command replaces. At the
+    end of the block, even after an error, that file is moved over `database`. If nothing has changed since `database`
+    was built, no new file is made, and the verdicts are read from `database`.
 
-    Raises UserError if a source is missing, or no source has a conversation with a call; raises ModelError and
-    StorageError.
+    Args:
+        settings: The settings, which name the judge (a language model).
+        sources: The files with conversations.
+        database: The path of the DuckDB file.
+        advance: Shows the progress.
+
+    Raises:
+        UserError: A source is missing, or no source has a conversation with a call.
+        ModelError: The model cannot be used.
+        StorageError: The lake cannot be used.
     """
     plan = build_conversation_plan(settings, sources)
     work = update_tables(plan, advance)  # stores the losses, from which verdicts follow, in the lake
+
     version = compute_traces_version(plan)  # a hash of these tables and of what else the file is built from
     if made_from(database) == version:
         yield _build_judgement(plan, database, work)
         return
-    with _use_temporary_file(database) as fresh:
-        build_traces_database(plan, fresh, version)
-        with _move_at_end(fresh, database):
-            yield _build_judgement(plan, fresh, work)
+
+    with _use_temporary_file(database) as new_file:
+        build_traces_database(plan, new_file, version)
+        with _move_at_end(new_file, database):
+            yield _build_judgement(plan, new_file, work)
 
 
 @contextmanager
 def _use_temporary_file(database: Path) -> Iterator[Path]:
-    """Yield a new path beside `database`; whatever DuckDB leaves there is deleted when the block ends."""
-    fresh = build_temporary_path(database, ".duckdb")
-    write_ahead_log = fresh.with_name(f"{fresh.name}.wal")  # DuckDB leaves one after an error
+    """Choose a temporary path beside a DuckDB file, and delete what is there when the `with` block ends."""
+    temporary_file = build_temporary_path(database, ".duckdb")
+    write_ahead_log = temporary_file.with_name(f"{temporary_file.name}.wal")  # DuckDB leaves one after an error
     try:
-        yield fresh
+        yield temporary_file
     finally:
-        fresh.unlink(missing_ok=True)
+        temporary_file.unlink(missing_ok=True)
         write_ahead_log.unlink(missing_ok=True)
 
 
@@ -143,16 +156,26 @@ def build_conversation_plan(settings: Settings, sources: Sequence[str]) -> Plan:
 
 
 def update_tables(plan: Plan, advance: Advance, *, with_losses: bool = True) -> Work:
-    """Bring the tables of a plan's conversations up to date, without Dagster; return the work that was done.
+    """Bring the tables of recorded conversations up to date, without Dagster.
 
-    advance: shows the progress of each table. with_losses: whether tables of losses are among them, for which a
-    model is loaded. Other commands may update the same tables at the same time. Raises UserError if no conversation
-    could be read, or if no conversation has a call.
+    Other commands may update the same tables at the same time.
+
+    Args:
+        plan: The plan with the conversations.
+        advance: Shows the progress of each table.
+        with_losses: Whether tables with losses are updated too. Only these need the model.
+
+    Returns:
+        How much was computed and how much was reused.
+
+    Raises:
+        UserError: No conversation could be read, or no conversation has a call.
     """
     tables = _list_tables_to_update(plan, with_losses=with_losses)
     table_by_name = {table.name: table for table in tables}
     start_executor = partial(executor_of, trace_tables)  # worker processes find their table with `trace_tables`
     worker = Worker(plan)
+
     total_work = Work()
     with closing(Workers(worker, table_by_name, start_executor)) as workers:
         for table in tables:
@@ -190,12 +213,18 @@ def refuse_unread(plan: Plan) -> None:
 
 
 def refuse_without_calls(plan: Plan) -> None:
-    """Raise UserError if no conversation has a call of a tool; the message shows how the first one was read."""
+    """Check that some conversation has a call of a tool.
+
+    Raises:
+        UserError: There is no call. The message shows how the first conversation was read.
+    """
     table_of_calls = plan.lake.table(recorded_calls.NAME)  # a row per call
     with session():  # the manifest of the table is read once for all shards
         shard_pointers = [table_of_calls.pointer(shard) for shard in plan.conversations]
-    if any(pointer.rows for pointer in shard_pointers):  # `rows`: how many the shard has
+    has_calls = any(pointer.rows > 0 for pointer in shard_pointers)
+    if has_calls:
         return
+
     raise UserError(
         f"{', '.join(plan.settings.traces.source)}: no call of a tool was found in the conversations. The first, "
         f"{_describe_first_conversation(plan)}{_describe_first_fault(plan)}. "
@@ -231,11 +260,18 @@ def _read_conversation_pointers(plan: Plan) -> list[Pointer]:
 
 
 def _build_judgement(plan: Plan, database: Path, work: Work) -> Judgement:
-    """Return the outcome that the file `database` shows. work: what was done to update its tables."""
-    pointers = _read_conversation_pointers(plan)
+    """Summarize the outcome of judging.
+
+    Args:
+        plan: The plan with the conversations, whose tables are up to date.
+        database: The DuckDB file with the verdicts.
+        work: How much was computed and reused to update the tables.
+    """
+    pointers = _read_conversation_pointers(plan)  # one for each shard
     rejected = 0
     for pointer in pointers:
         rejected += sum(rejection["count"] for rejection in pointer.record[REJECTIONS])
+
     return Judgement(
         plan=plan,
         database=database,
@@ -270,10 +306,17 @@ def made_from(database: Path) -> str | None:
 
 
 def build_traces_database(plan: Plan, file: Path, version: str) -> None:
-    """Write a new DuckDB file that shows the tables of a plan.
+    """Write a new DuckDB file that shows the tables of recorded conversations.
 
-    version: the hash of what it is built from (`compute_traces_version`), which is stored in it. Raises WriteError if
-    the disk is full; raises StorageError and RenderingError.
+    Args:
+        plan: The plan with the conversations, whose tables are up to date.
+        file: The path of the file.
+        version: The hash of what the file is built from (`compute_traces_version`). It is stored in the file.
+
+    Raises:
+        WriteError: The disk is full.
+        StorageError: A table cannot be read.
+        RenderingError: No chat template fits the model.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -283,18 +326,23 @@ def build_traces_database(plan: Plan, file: Path, version: str) -> None:
 
 
 def _fill_database(plan: Plan, file: Path, version: str) -> None:
-    """Create the tables and views of a new DuckDB file.
+    """Create a DuckDB file with the tables and views that show recorded conversations.
 
-    TABLES reads temporary views over the Parquet files of the lake, and the settings as `judge_settings`. VIEWS reads
-    the tables; in it stands $share for the setting `traces.share`.
+    Args:
+        plan: The plan with the conversations.
+        file: The path of the new file.
+        version: The hash of what the file is built from.
     """
-    views = VIEWS.replace("$share", repr(plan.settings.traces.share))
+    # The SQL in VIEWS has the placeholder $share.
+    create_views = VIEWS.replace("$share", repr(plan.settings.traces.share))
     with session(), _create_database(file) as connection:
+        # The SQL in TABLES reads judge_settings and a temporary view over the Parquet files of each table in the lake.
         connection.register("judge_settings", _build_judge_settings(plan, version).to_arrow())
         for name in SHOWN:
             connection.execute(_build_view_sql(plan, name))
         connection.execute(TABLES)
-        connection.execute(views)
+
+        connection.execute(create_views)
         write_out(connection)
 
 
@@ -314,10 +362,15 @@ def _build_view_sql(plan: Plan, name: str) -> str:
 
 
 def _build_judge_settings(plan: Plan, version: str) -> pl.DataFrame:
-    """Return a frame with the only row of the table trace_settings, which says how the calls were judged.
+    """Build the table trace_settings, whose only row says how the calls were judged.
 
-    It has the settings of recorded conversations without their files, the judge (a language model), its rendering (the
-    chat template with which it reads conversations), and `version`, the hash of what the file is built from.
+    Args:
+        plan: The plan with the settings.
+        version: The hash of what the DuckDB file is built from.
+
+    Returns:
+        A table with the settings of recorded conversations (without their files), the judge (a language model), the
+        chat template with which it reads conversations, and the version.
     """
     rendering = load_variant_writer(plan.settings).rendering
     row = {
@@ -331,16 +384,24 @@ def _build_judge_settings(plan: Plan, version: str) -> pl.DataFrame:
 
 
 def refuse_other_judge(settings: Settings, database: Path) -> None:
-    """Raise UserError if the file `database` was judged by another model, or in another dtype, than the settings name.
+    """Check that a file was judged by the model that the settings name, in the same dtype.
 
-    For commands that name no judge, so that they do not replace the file by accident; the message says how to name
-    either judge. Files of earlier releases have no dtype: then only the model's name is compared.
+    This is for commands that name no judge, so that they do not replace the file by accident. Files of earlier releases
+    have no dtype. For them only the name of the model is compared.
+
+    Args:
+        settings: The settings.
+        database: The file. It need not exist yet.
+
+    Raises:
+        UserError: The file has another judge. The message says how to name either of the two.
     """
     model = settings.model
-    recorded = _query_recorded_judge(database, default_dtype=model.dtype)
-    if recorded is None or recorded == (model.name, model.dtype):
+    recorded_judge = _query_recorded_judge(database, default_dtype=model.dtype)
+    if recorded_judge is None or recorded_judge == (model.name, model.dtype):
         return
-    judge, dtype = recorded
+
+    judge, dtype = recorded_judge
     dtype_option = "" if dtype == model.dtype else f" --set model.dtype={dtype}"
     raise UserError(
         f"{database} was judged by {judge} in dtype {dtype}, and this command names no judge: the model of "
@@ -350,9 +411,14 @@ def refuse_other_judge(settings: Settings, database: Path) -> None:
 
 
 def _query_recorded_judge(database: Path, default_dtype: str) -> tuple[str, str] | None:
-    """Return the name and dtype of the model that judged a file; None if there is no file yet.
+    """Read which model judged a file.
 
-    default_dtype: returned for files of earlier releases, which have no dtype.
+    Args:
+        database: The file.
+        default_dtype: The dtype to return for files of earlier releases, which have none.
+
+    Returns:
+        The name and the dtype of the model, or None if there is no such file yet.
     """
     try:
         recorded = query(database, "FROM trace_settings").row(0, named=True)

@@ -78,25 +78,30 @@ class _SampleCost(NamedTuple):
 
 
 def forecast_judging(plan: Plan, advance: Advance, seed: int | None = None) -> JudgingForecast:
-    """Forecast what judging the conversations of a plan will cost, from a sample of their calls that is judged.
+    """Forecast what judging recorded conversations will cost, by judging a sample of their calls.
 
-    The tables before the losses are brought up to date first: conversations are read, and results chosen that calls are
-    compared with.
+    First the conversations are read, and the results are chosen that the calls are compared with.
 
-    advance: shows the progress of these tables.
-    seed: draws the same calls each time, wherever their files lie.
+    Args:
+        plan: The plan with the conversations.
+        advance: Shows the progress of reading and choosing.
+        seed: Determines which calls are drawn, wherever their files lie. Without it they are drawn at random.
 
-    Raises what `judge` raises.
+    Raises:
+        UserError, ModelError, StorageError: As in `judged`, which judges for real.
     """
     update_tables(plan, advance, with_losses=False)
     worker = Worker(plan)
     output = TableOutput(call_losses.STAGE, plan)
+
     with session():
         calls = _collect_calls_to_judge(worker, output)
         forecast_without_cost = _build_forecast_without_cost(plan, calls)
+
         group_size = _choose_group_size(plan, calls.height)
         if group_size == 0:  # too few calls for a sample
             return forecast_without_cost
+
         sample_cost = _judge_sample(worker, output, calls, group_size=group_size, seed=seed)
         worker.close_rows()
     return _with_scaled_cost(forecast_without_cost, sample_cost, group_size)
@@ -105,15 +110,22 @@ def forecast_judging(plan: Plan, advance: Advance, seed: int | None = None) -> J
 def _judge_sample(
     worker: Worker, output: TableOutput, calls: pl.DataFrame, *, group_size: int, seed: int | None
 ) -> _SampleCost:
-    """Draw calls, judge them, and return what that cost: a first call, then GROUPS groups of equal size.
+    """Draw a sample of calls, judge them, and measure what that costs.
 
-    The first call is apart, since its time includes loading the model. calls: with the columns of CALLS, more than are
-    drawn.
+    The sample is a first call and GROUPS groups of calls. The first call is measured apart, because its time includes
+    loading the model.
+
+    Args:
+        worker: Loads the model.
+        output: The table of losses.
+        calls: The calls to draw from, with the columns of CALLS, at least as many as the sample has.
+        group_size: The number of calls in a group.
+        seed: Determines which calls are drawn.
     """
     drawn = calls.sort("key").sample(1 + GROUPS * group_size, shuffle=True, seed=seed)
     cost_of_first = _judge_calls(worker, output, drawn[:1])
-    cost_of_groups = [_judge_calls(worker, output, group) for group in drawn[1:].iter_slices(group_size)]
-    return _SampleCost(cost_of_first, cost_of_groups)
+    costs_of_groups = [_judge_calls(worker, output, group) for group in drawn[1:].iter_slices(group_size)]
+    return _SampleCost(cost_of_first, costs_of_groups)
 
 
 def _collect_calls_to_judge(worker: Worker, output: TableOutput) -> pl.DataFrame:
@@ -141,9 +153,17 @@ def _count_rows(plan: Plan, table: str) -> int:
 
 
 def _choose_group_size(plan: Plan, call_count: int) -> int:
-    """Return how many calls a group of the sample has: at most about as many as the model judges at once in a run.
+    """Choose how many calls a group of the sample has.
 
-    call_count: how many calls there are to judge. Return 0 if they are too few for a sample.
+    They are at most about as many as the model judges at once in a run, and the whole sample is at most about one call
+    in SHARE.
+
+    Args:
+        plan: The plan with the settings.
+        call_count: The number of calls to judge.
+
+    Returns:
+        The number, or 0 if there are too few calls for a sample.
     """
     losses_of_call = FIXED_LOSSES + plan.settings.traces.swaps
     judged_at_once = max(1, choose_chunk_size(plan.settings) // losses_of_call)
@@ -151,27 +171,44 @@ def _choose_group_size(plan: Plan, call_count: int) -> int:
 
 
 def _judge_calls(worker: Worker, output: TableOutput, calls: pl.DataFrame) -> _Cost:
-    """Compute and store the losses of calls, and return what that cost. calls: with the columns of CALLS."""
-    began = time.monotonic()
+    """Compute and store the losses of some calls, and measure what that costs.
+
+    Args:
+        worker: Loads the model.
+        output: The table of losses.
+        calls: The calls, with the columns of CALLS.
+    """
+    start_time = time.monotonic()
     total_work = Work()  # counts of what was computed
     for calls_of_shard in calls.sort("shard", "row").partition_by("shard", maintain_order=True):
         chunk = UnitChunk(shard=calls_of_shard["shard"][0], units=calls_of_shard.select("row", "key"))
         total_work += CALL_LOSSES.compute(worker, output, chunk)  # stores the losses
+
     return _Cost(
         losses=total_work.computed["losses"],
         tokens=token_count(total_work.tokens),
-        seconds=time.monotonic() - began,
+        seconds=time.monotonic() - start_time,
     )
 
 
 def _with_scaled_cost(forecast_without_cost: JudgingForecast, sample: _SampleCost, group_size: int) -> JudgingForecast:
-    """Return the forecast with the cost of the calls that were not sampled, each value with its 95 % interval.
+    """Add to a forecast what it will cost to judge the calls that were not sampled.
 
-    The cost of the sample's GROUPS groups is scaled to these calls. group_size: the number of calls of each group.
+    The cost of the groups of the sample is scaled to the number of these calls.
+
+    Args:
+        forecast_without_cost: The forecast, which only has numbers of conversations and calls so far.
+        sample: What the sample cost.
+        group_size: The number of calls in each of the GROUPS groups.
+
+    Returns:
+        The forecast, with a 95 % interval for each cost.
     """
     calls_in_groups = GROUPS * group_size
     sampled_calls = 1 + calls_in_groups  # a first call was judged before the groups
-    factor = (forecast_without_cost.to_judge - sampled_calls) / calls_in_groups
+    remaining_calls = forecast_without_cost.to_judge - sampled_calls
+    factor = remaining_calls / calls_in_groups
+
     return forecast_without_cost._replace(
         sampled=sampled_calls,
         losses=_scale_costs(factor, [group.losses for group in sample.groups]),

@@ -106,14 +106,20 @@ class Agreement:
 
 
 def read_labels(file: Path) -> list[Label]:
-    """Return the labels of a file of JSON lines such as FORM; a line without `call` is of the first call.
+    """Read a file of labels: JSON lines such as FORM.
 
-    Raises UserError, with the number of the line, if the file cannot be read or a line is no label.
+    A line without the field `call` is about the first call of its message.
+
+    Raises:
+        UserError: The file cannot be read or has no label, or a line is not a label. Then the message has the number of
+            the line.
     """
     labels: list[Label] = []
     for number, line in enumerate(_read_lines(file), 1):
-        if line.strip():
+        is_blank = not line.strip()
+        if not is_blank:
             labels.append(_parse_label(line, f"--labels {file}, line {number}"))
+
     if not labels:
         raise UserError(f"--labels {file}: no label; write JSON lines such as {FORM}")
     return labels
@@ -128,11 +134,20 @@ def _read_lines(file: Path) -> list[bytes]:
 
 
 def _parse_label(line: bytes, place: str) -> Label:
-    """Return the label that a line of JSON such as FORM holds. Raises UserError, which begins with `place`."""
+    """Parse a line of JSON such as FORM.
+
+    Args:
+        line: The line.
+        place: The file and the number of the line, for error messages.
+
+    Raises:
+        UserError: The line is no JSON or no label.
+    """
     try:
         fields: Any = orjson.loads(line)
     except ValueError as error:
         raise UserError(f"{place}: no JSON ({error}); write {FORM}") from error
+
     label = _parse_label_fields(fields) if isinstance(fields, dict) else None
     if label is None:
         raise UserError(f"{place}: write a conversation, a turn and a label, as in {FORM}")
@@ -140,14 +155,18 @@ def _parse_label(line: bytes, place: str) -> Label:
 
 
 def _parse_label_fields(fields: Mapping[str, Any]) -> Label | None:
-    """Return the label with these fields; None if one of them is missing or has another type.
+    """Convert the fields of a JSON object such as FORM to a label.
 
-    The conversation may be named by `record_id`, the id of its record.
+    The field `record_id`, the id of a record, may stand in place of `conversation`.
+
+    Returns:
+        The label, or None if a field is missing or has another type.
     """
     conversation = fields.get("conversation", fields.get("record_id"))
     turn = fields.get("turn")
     call = fields.get("call", 0)
     rests_on_result = fields.get("label")
+
     if not isinstance(conversation, str):
         return None
     if rests_on_result not in (True, False):  # 1 and 0 are labels too, since they equal these
@@ -158,17 +177,25 @@ def _parse_label_fields(fields: Mapping[str, Any]) -> Label | None:
 
 
 def label_agreement(database: Path, labels: Sequence[Label]) -> Agreement:
-    """Return how people's labels agree with the verdicts on the calls in the file that `judge` wrote.
+    """Measure how well the verdicts on calls agree with labels that people gave.
 
-    Only calls with a verdict are compared, not the calls that "cannot be told". By the labels of one half of their
-    conversations a threshold is chosen, the relative gain above which a call is helpful; the other half tests it.
-    Raises UserError unless the compared calls have labels of both kinds.
+    Only calls with a verdict are compared, not the calls that "cannot be told". The labels of about half of the
+    conversations choose a threshold, the relative gain above which a call counts as helpful. The threshold is tested on
+    the other half.
+
+    Args:
+        database: The file with the verdicts, which `judge` wrote.
+        labels: The labels.
+
+    Raises:
+        UserError: The compared calls do not have labels of both kinds, true and false.
     """
     labelled = _join_labels_with_verdicts(database, labels)
     compared = _select_compared_calls(labelled, label_count=len(labels))
+
     ratings = _Ratings.of(compared)
     interval = _estimate_auc_interval(compared)  # of 95 %
-    choice = _choose_threshold(compared)
+    threshold_choice = _choose_threshold(compared)
     return Agreement(
         labels=len(labels),
         unmatched=len(labels) - len(labelled),
@@ -179,18 +206,24 @@ def label_agreement(database: Path, labels: Sequence[Label]) -> Agreement:
         auc=auc_of(compared),
         low=interval.low,
         high=interval.high,
-        share=_query_share_above(database, choice.threshold),
-        tested=choice.tested,
-        tested_kappa=choice.tested_kappa,
+        share=_query_share_above(database, threshold_choice.threshold),
+        tested=threshold_choice.tested,
+        tested_kappa=threshold_choice.tested_kappa,
     )
 
 
 def _select_compared_calls(labelled: Sequence[LabelledCall], label_count: int) -> list[LabelledCall]:
-    """Return the labelled calls with a verdict other than "cannot be told".
+    """Select the labelled calls with a verdict other than "cannot be told".
 
-    Raises UserError unless they have labels of both kinds. label_count: how many labels there are.
+    Args:
+        labelled: The labelled calls.
+        label_count: The number of labels, for the error message.
+
+    Raises:
+        UserError: These calls do not have labels of both kinds, true and false.
     """
     compared = [call for call in labelled if call.relative_gain is not None]  # None: it cannot be told
+
     kinds_of_labels = {call.rests_on_result for call in compared}
     if len(kinds_of_labels) < 2:
         raise UserError(
@@ -271,14 +304,19 @@ def _query_share_above(database: Path, threshold: float) -> float:
 
 
 def _join_labels_with_verdicts(database: Path, labels: Sequence[Label]) -> list[LabelledCall]:
-    """Return the labelled calls with their verdicts, without labels of calls that the judged file does not hold.
+    """Look up the verdicts on the labelled calls.
 
-    A label names its conversation, or the id of the record that it was read from.
+    Args:
+        database: The file with the verdicts.
+        labels: The labels, which name a conversation or the id of the record that it was read from.
+
+    Returns:
+        The labelled calls. Labels of calls that the file does not hold are left out.
     """
-    calls = _query_calls_by_name(database)
+    row_by_call = _query_calls_by_name(database)
     labelled: list[LabelledCall] = []
     for label in labels:
-        row = calls.get((label.conversation, label.turn, label.call))
+        row = row_by_call.get((label.conversation, label.turn, label.call))
         if row is not None:
             labelled.append(_build_labeled_call(row, label))
     return labelled
@@ -305,7 +343,12 @@ def _build_labeled_call(row: Mapping[str, Any], label: Label) -> LabelledCall:
 
 
 def kappa(labels: Sequence[bool], verdicts: Sequence[bool]) -> float:
-    """Return Cohen's kappa, agreement beyond chance: 1 if all agree, 0 if chance explains it or without labels."""
+    """Compute Cohen's kappa, which says how much more two ratings agree than by chance.
+
+    Returns:
+        1 if all labels and verdicts agree, 0 if they agree as often as by chance. Also 0 without labels, and if all
+        labels and verdicts are the same.
+    """
     if not labels:
         return 0.0
     by_chance = _compute_agreement_by_chance(labels, verdicts)
@@ -328,16 +371,17 @@ def _compute_agreement_by_chance(labels: Sequence[bool], verdicts: Sequence[bool
 
 
 def auc_of(calls: Sequence[LabelledCall]) -> float:
-    """Return the chance that a call whose label is true has a larger relative gain than one whose label is false.
+    """Compute the chance that a call whose label is true has a larger relative gain than one whose label is false.
 
-    Ties count half. Return 0.5 if all labels are alike.
+    Equal gains count half. If all labels are alike, the chance is 0.5.
     """
-    resting_gains = [call.gain for call in calls if call.rests_on_result]
-    other_gains = [call.gain for call in calls if not call.rests_on_result]
-    if not resting_gains or not other_gains:
+    gains_of_true = [call.gain for call in calls if call.rests_on_result]
+    gains_of_false = [call.gain for call in calls if not call.rests_on_result]
+    if not gains_of_true or not gains_of_false:
         return 0.5
-    won = sum(_count_below(gain, other_gains) for gain in resting_gains)
-    return won / (len(resting_gains) * len(other_gains))
+
+    won_comparisons = sum(_count_below(gain, gains_of_false) for gain in gains_of_true)
+    return won_comparisons / (len(gains_of_true) * len(gains_of_false))
 
 
 def _count_below(gain: float, others: Sequence[float]) -> float:
@@ -375,7 +419,12 @@ def _group_by_conversation(calls: Sequence[LabelledCall]) -> list[list[LabelledC
 
 
 def choose_best_threshold(calls: Sequence[LabelledCall]) -> float:
-    """Return the gain that is the best threshold, by Cohen's kappa; of several the lowest, 0 without calls."""
+    """Choose the relative gain above which calls should count as helpful, so that this agrees best with their labels.
+
+    Returns:
+        The gain of one of the calls, chosen by Cohen's kappa. Of several equally good ones it is the lowest. 0 without
+        calls.
+    """
     thresholds = sorted({call.gain for call in calls})
     return max(thresholds, key=lambda threshold: _compute_kappa_at(threshold, calls), default=0.0)
 

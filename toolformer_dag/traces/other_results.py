@@ -56,22 +56,32 @@ class Donors:
         self._largest_hash: dict[str, str] = {}  # of the donors that a full tool has; larger ones are passed over
 
     def add(self, document: str, call: RecordedCall) -> None:
-        """Keep the result of a call, if its hash is among the smallest of its tool.
+        """Keep the result of a call as a donor, if its hash is among the smallest of its tool.
 
-        Up to twice `most` results are held before the larger half is dropped. Not kept: no result, or a failed call.
+        Calls that failed or have no result are passed over. Up to twice `most` results of a tool are held before the
+        half with the larger hashes is dropped.
+
+        Args:
+            document: The document of the call (`identify_document`).
+            call: The call.
         """
         if call.result is None or call.failed:
             return
+
         result_hash = hash_text(call.result)
         largest_hash = self._largest_hash.get(call.tool)  # None until the larger half was dropped once
         if largest_hash is None or result_hash <= largest_hash:
-            self._add_donor(call.tool, Donor(result_hash, _cut_result(call.result), document))
+            donor = Donor(result_hash, _cut_result(call.result), document)
+            self._add_donor(call.tool, donor)
 
     def _add_donor(self, tool: str, donor: Donor) -> None:
-        """Keep a donor of a tool; of several with the same result the one with the smallest document."""
+        """Keep a donor of a tool, and drop the half with the larger hashes if there are too many."""
         donors = self._by_tool.setdefault(tool, {})
+
+        # Of several donors with the same result, the one with the smallest document is kept.
         earlier = donors.get(donor.hash, donor)
         donors[donor.hash] = donor if donor.document <= earlier.document else earlier
+
         if len(donors) >= 2 * self._most:
             self._drop_larger_half(tool)
 
@@ -112,21 +122,31 @@ class Circle:
         return Circle(donors, _count_steps_to_other([donor.document for donor in donors]))
 
     def others(self, document: str, call: RecordedCall) -> Iterator[str]:
-        """Yield results that a call may get in place of its own: of other documents, and with other values.
+        """Iterate over the results that may be put in place of the result of a call.
 
-        The donors (results of the tool) are sorted by hash; the walk begins at the first whose hash is not below the
-        hash of the call, and goes once round, so that other donors hardly change the choice. document: of the call, a
-        hash that conversations with the same beginning share.
+        The donors are sorted by hash. The walk begins where the hash of the call would stand, and goes round once. So
+        a donor that comes or goes hardly changes which results a call gets first.
+
+        Args:
+            document: The document of the call (`identify_document`).
+            call: The call.
+
+        Yields:
+            Results of other documents, with other values than the result of the call.
         """
         call_result = _cut_result(call.result or "")  # donors are cut in the same way
-        for donor in self._iter_donors_of_other_documents(document, start_hash=hash_call(document, call)):
+        start_hash = hash_call(document, call)
+        for donor in self._iter_donors_of_other_documents(document, start_hash):
             if not have_same_values(donor.result, call_result):
                 yield donor.result
 
     def _iter_donors_of_other_documents(self, document: str, start_hash: str) -> Iterator[Donor]:
-        """Yield the donors of other documents, once round from the first whose hash is not below `start_hash`.
+        """Walk once round the circle, and skip the donors of a document.
 
-        Donors are sorted by hash; after the last comes the first.
+        Args:
+            document: The document to skip.
+            start_hash: The walk begins at the first donor whose hash is not below this one. After the last donor comes
+                the first.
         """
         start = bisect_left(self.donors, start_hash, key=attrgetter("hash"))
         steps = 0  # from the start
@@ -137,23 +157,30 @@ class Circle:
                 yield donor
                 steps += 1
                 continue
-            steps_to_other = self.to_other_document[index]  # past all donors of the document in a row
-            if steps_to_other == 0:  # all donors are of the document
+
+            # Skip all donors of the document that follow each other.
+            steps_to_other = self.to_other_document[index]
+            if steps_to_other == 0:  # all donors are of this document
                 return
             steps += steps_to_other
 
 
 def _count_steps_to_other(documents: Sequence[str]) -> list[int]:
-    """Return, for each document of a circle, how many steps further the next other one is; 0 if all are equal.
+    """Count, for each document of a circle, the steps to the next document that is not equal to it.
 
-    As 2, 1 and 1 for the documents a a b: after the last comes the first.
+    Example:
+        The documents a, a, b give 2, 1, 1, because after the last comes the first.
+
+    Returns:
+        The number of steps for each document. All are 0 if there is no other document.
     """
     count = len(documents)
     steps = [0] * count
     if len(set(documents)) < 2:
         return steps
-    # From the last to the first, since the steps of a document follow from those of the next one. Twice, since in the
-    # first pass the last document does not find the steps of the first.
+
+    # Backwards, because the steps of a document follow from the steps of the next one. Twice, because in the first pass
+    # the last document does not yet know the steps of the first.
     backwards = range(count - 1, -1, -1)
     for index in [*backwards, *backwards]:
         next_index = (index + 1) % count
@@ -163,9 +190,16 @@ def _count_steps_to_other(documents: Sequence[str]) -> list[int]:
 
 
 def choose_results(circles: Iterable[Circle], document: str, call: RecordedCall, swaps: int) -> tuple[str, ...]:
-    """Return `swaps` distinct results of other documents for a call, or fewer if the circles have no more.
+    """Choose distinct results to put in place of the result of a call.
 
-    Results of the first circle come first; a later circle fills up what is lacking.
+    Args:
+        circles: Where to look for results. A later circle is used only if the earlier ones have too few.
+        document: The document of the call (`identify_document`). Its own results are not chosen.
+        call: The call.
+        swaps: How many results are wanted.
+
+    Returns:
+        The results, or fewer than wanted if the circles have no more.
     """
     chosen: list[str] = []
     for circle in circles:
@@ -178,17 +212,20 @@ def choose_results(circles: Iterable[Circle], document: str, call: RecordedCall,
 
 
 def exchange(calls: Sequence[tuple[str, RecordedCall]], swaps: int) -> list[tuple[str, ...]]:
-    """Return, for each call, results of the same tool in other documents: `swaps` distinct ones, or fewer.
+    """Choose for each call results that the same tool gave to the other calls, in other documents.
 
-    calls: each with its document (`identify_document`). Their order changes nothing.
+    Args:
+        calls: The calls, each with its document (`identify_document`). Their order does not change what a call gets.
+        swaps: How many distinct results a call gets. It gets fewer if there are no more.
     """
-    donors = Donors(most=len(calls))  # the results of all calls, by tool
+    donors = Donors(most=len(calls))  # so many that none is dropped
     for document, call in calls:
         donors.add(document, call)
-    circles = donors.circles()  # by tool, its results in the order of their hashes
+
+    circle_by_tool = donors.circles()
     results = []
     for document, call in calls:
-        circles_of_tool = [circles[call.tool]] if call.tool in circles else []
+        circles_of_tool = [circle_by_tool[call.tool]] if call.tool in circle_by_tool else []
         results.append(choose_results(circles_of_tool, document, call, swaps))
     return results
 
@@ -211,19 +248,25 @@ def identify_document(messages: Sequence[RecordedMessage]) -> str:
 
 
 def beginnings(messages: Sequence[RecordedMessage]) -> list[str]:
-    """Return, for each message, a hash of the messages before it; then a hash of all messages.
+    """Hash every beginning of a conversation, from no messages at all to all of them.
 
-    Two conversations have the same hash where they begin alike; ids and places of calls do not count. Each message is
-    hashed once: what is hashed is the text of a list, "[message, message]".
+    Two conversations have the same hash where they begin alike. Ids and places of calls do not count.
+
+    Returns:
+        For each message a hash of the messages before it, then a hash of all messages.
     """
     hashes = []
+    # What is hashed is the text of a list, "[message, message]", so that each message is hashed once.
     running_hash = blake2b(b"[", digest_size=8)
     for number, message in enumerate(messages):
         hashes.append(_hash_list_so_far(running_hash))
-        separator = ", " if number else ""
+
+        separator = ", " if number > 0 else ""
         text = separator + _to_hashed_text(message)
         running_hash.update(text.encode("utf-8", "surrogatepass"))
-    return [*hashes, _hash_list_so_far(running_hash)]
+
+    hashes.append(_hash_list_so_far(running_hash))
+    return hashes
 
 
 def _to_hashed_text(message: RecordedMessage) -> str:

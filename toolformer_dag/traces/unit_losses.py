@@ -109,18 +109,27 @@ class UnitLosses:
     read: Callable[[Plan, UnitChunk], Sequence[UnitToJudge]]
 
     def chunks(self, worker: Worker, output: TableOutput, shard: str, claimed: Claimed) -> Planned:
-        """Return the units of a shard, such as calls, that are not judged yet, cut into chunks, each key once.
+        """Plan which units of a shard, such as calls, still have to be judged.
 
-        claimed: by row store, the keys that earlier shards of this run are judging. They are not planned again, and the
-        keys that this shard judges are added to it.
+        Args:
+            worker: Gives access to the stored measurements.
+            output: The table to be computed.
+            shard: The name of the shard.
+            claimed: For each row store, the keys that earlier shards of this run are judging. They are not planned
+                again. The keys that are planned here are added.
+
+        Returns:
+            The units in chunks, each key once, and the counts of units to judge and of other units.
         """
         units = self._collect_units_of_shard(output, shard)
-        to_judge = _claim_units_to_judge(units, loss_stores(worker).units, claimed)  # adds their keys to `claimed`
+        stored_units = loss_stores(worker).units
+        units_to_judge = _claim_units_to_judge(units, stored_units, claimed)  # adds their keys to `claimed`
+
         work = Work(
-            computed=Counter(judged=to_judge.height),
-            reused=Counter(judged=units.height - to_judge.height),
+            computed=Counter(judged=units_to_judge.height),
+            reused=Counter(judged=units.height - units_to_judge.height),
         )
-        unit_chunks = _iter_unit_chunks(to_judge, shard, choose_chunk_size(output.plan.settings))
+        unit_chunks = _iter_unit_chunks(units_to_judge, shard, choose_chunk_size(output.plan.settings))
         chunks = [Chunk(units=chunk.units.height, payload=chunk) for chunk in unit_chunks]
         return Planned(chunks, work)
 
@@ -130,14 +139,17 @@ class UnitLosses:
         return pl.concat([no_units, *self.keys(output, shard)], how="diagonal").with_row_index("row")
 
     def compute(self, worker: Worker, output: TableOutput, chunk: UnitChunk) -> Work:
-        """Judge the units of a chunk (such as calls), store what was measured, and return what that took.
+        """Judge the units of a chunk, such as calls, and store what was measured of them.
 
-        The judge stores single losses while it works, so that a kill loses few of them. At the end a row per unit is
-        appended to the row store `units`.
+        The judge stores single losses while it works, so that a killed process loses few of them. What was measured of
+        the units is stored at the end.
+
+        Returns:
+            How much was computed and how much was reused.
         """
         stores = loss_stores(worker)
         judge = _build_judge(worker, stores.losses)
-        judged_units = judge.judged(self.read(output.plan, chunk))  # lazy: they are judged in the next line
+        judged_units = judge.judged(self.read(output.plan, chunk))  # an iterator: they are judged in the next line
         stores.units.append(_build_measured_frame(chunk.units["key"], judged_units))
         return _build_work(judge)  # what the judge has counted meanwhile
 
@@ -152,10 +164,19 @@ class UnitLosses:
     def _iter_frames(
         self, output: TableOutput, store: RowStore, shard: str, rejected: Rejected
     ) -> Iterator[pl.DataFrame]:
-        """Yield the units of a shard, such as calls, with what was measured of them, in frames of LOOKED_UP at most.
+        """Read the units of a shard, such as calls, with what was measured of them.
 
-        rejected: to it is added how many units were not judged, by reason; complete when all frames were yielded.
-        Raises StorageError if the row store lacks a unit.
+        Args:
+            output: The table to be computed.
+            store: The row store with the measurements.
+            shard: The name of the shard.
+            rejected: Counts by reason the units that were not judged. It is complete when all frames were yielded.
+
+        Yields:
+            Tables with the columns of the stage and at most LOOKED_UP units.
+
+        Raises:
+            StorageError: The row store lacks a unit.
         """
         for frame in self.keys(output, shard):
             for units in frame.iter_slices(LOOKED_UP):
@@ -165,26 +186,42 @@ class UnitLosses:
 
 
 def _claim_units_to_judge(units: pl.DataFrame, store: RowStore, claimed: Claimed) -> pl.DataFrame:
-    """Return the first unit of each key that is neither stored nor in `claimed`, and add these keys to `claimed`."""
-    missing = claim(claimed, store.name, store.missing(units))
+    """Select the units that are neither stored nor judged by an earlier shard of this run, one for each key.
+
+    Args:
+        units: The units, with the columns `row` and `key`.
+        store: The row store with the measurements.
+        claimed: For each row store, the keys that earlier shards are judging. The keys of the selected units are added.
+    """
+    missing_keys = claim(claimed, store.name, store.missing(units))
     distinct_units = units.unique("key", keep="first", maintain_order=True)
-    return distinct_units.join(missing, on="key", how="semi").sort("row")
+    return distinct_units.join(missing_keys, on="key", how="semi").sort("row")
 
 
 def _iter_unit_chunks(units: pl.DataFrame, shard: str, size: int) -> Iterator[UnitChunk]:
-    """Cut units with the columns row, conversation and key into chunks of at least `size`; the last may be smaller.
+    """Cut the units of a shard into chunks, and keep units of one conversation together where possible.
 
-    A chunk goes on to the end of its last conversation, so that no two chunks read it, but not above LONGEST_CHUNK
-    units. With size 3, units of the conversations a a b b b c are cut into a a b b b and c.
+    A chunk goes on to the end of its last conversation, so that no two chunks read the conversation, but not above
+    LONGEST_CHUNK units, unless `size` is larger.
+
+    Example:
+        With size 3, units of the conversations a a b b b c are cut into a a b b b and c.
+
+    Args:
+        units: The units, with the columns `row`, `conversation` and `key`.
+        shard: The name of the shard.
+        size: The least number of units in a chunk. Only the last chunk may have fewer.
     """
     # The index after the last unit of each conversation, ascending: 2, 5 and 6 for a a b b b c.
     conversation_ends = _list_conversation_ends(units["conversation"].to_list())
+
     first = 0
     while first < units.height:
         earliest_end = min(first + size, units.height)
         latest_end = first + max(size, LONGEST_CHUNK)
         end_of_last_conversation = conversation_ends[bisect_left(conversation_ends, earliest_end)]
         end = min(end_of_last_conversation, latest_end)
+
         yield UnitChunk(shard, units[first:end])
         first = end
 
@@ -229,14 +266,15 @@ def _build_measured_frame(keys: Iterable[str], units: Iterable[JudgedUnit]) -> p
 
 
 def _build_measured_row(unit: JudgedUnit) -> dict[str, Any]:
-    """Return what was measured of a unit, such as a call, as a row with the columns of MEASURED.
+    """Convert what was measured of a unit, such as a call, to a row with the columns of MEASURED.
 
-    Losses are null, and lists empty, if the unit could not be judged.
+    If the unit could not be judged, its losses are None, and its lists are empty.
     """
     own_overlap = None
     swapped_overlaps: list[float] = []
-    if unit.overlap:  # of its own text, then of each text that was read in its place
+    if unit.overlap:  # first of the unit's own text, then of each text that was read in its place
         own_overlap, *swapped_overlaps = unit.overlap
+
     return {
         "not_judged": unit.reason,
         "tokens": unit.tokens,

@@ -108,18 +108,26 @@ class CallToJudge:
         return "no_result" if self.call.result is None else None
 
     def replacements(self, message: RecordedMessage, cut: Callable[[str], str]) -> dict[str, Sequence[RecordedMessage]]:
-        """Return the messages in place of the message with the call, by the name of the variant (changed conversation).
+        """Write the message with the call in other ways, one for each variant of the conversation but the recorded one.
 
-        - EMPTY: the message with an empty result of the call
-        - "0", "1", ...: the message with each of the other results, shortened by `cut`
-        - NONE: the message without the call, or [] if the message holds nothing else
+        Args:
+            message: The message with the call, its long results shortened.
+            cut: Shortens a result.
+
+        Returns:
+            By the name of the variant, the messages to put in place of the message:
+
+            - EMPTY: the message with an empty result of the call
+            - "0", "1", ...: the message with each of the other results
+            - NONE: the message without the call; no message if it says nothing else and has no other call
         """
         replacements: dict[str, Sequence[RecordedMessage]] = {}
         replacements[EMPTY] = with_result([message], number=0, index=self.index, result="")
+
         for variant_number, other_result in enumerate(self.other_results):
-            replacements[str(variant_number)] = with_result(
-                [message], number=0, index=self.index, result=cut(other_result)
-            )
+            shortened = cut(other_result)
+            replacements[str(variant_number)] = with_result([message], number=0, index=self.index, result=shortened)
+
         replacements[NONE] = without_call([message], number=0, index=self.index)
         return replacements
 

@@ -73,32 +73,50 @@ class VariantWriter:
         self._conversation: _Conversation | None = None
 
     def variants(self, unit: UnitToJudge) -> dict[str, Variant] | str:
-        """Return the variants of a unit, such as a recorded call, by name; or the reason for having none.
+        """Write the variants of a unit, such as a recorded call, as tokens.
 
-        A variant is the conversation without the unit ("none"), with an empty one, with its "own" text, or with another
-        ("0", "1", ...). The loss is computed over the weighted messages after it, fewer if the model's context is too
-        short. Reasons: `not_judged` of the unit, nothing_follows (no words of the assistant after it), not_rendered
-        (the template refuses the conversation), does_not_fit (not even the next message fits the context).
+        A variant is the conversation without the unit ("none"), with an empty one ("empty"), as it was recorded
+        ("own"), or with another text in the unit's place ("0", "1", ...). The loss is computed over the words of some
+        messages after the unit, which are called weighted. They are fewer if the model's context is too short for all
+        of them.
+
+        Returns:
+            The variants by name, or the reason why there are none:
+
+            - the unit's own reason, `unit.not_judged`
+            - "nothing_follows": there are no words of the assistant after the unit
+            - "not_rendered": the chat template cannot write the conversation
+            - "does_not_fit": not even the first weighted message fits the context
         """
         if unit.not_judged is not None:
             return unit.not_judged
+
         weighted_messages = self.window.weighted_messages(unit.messages, unit.following)
         if not weighted_messages:
             return "nothing_follows"
+
         try:
             variants = self._find_longest_variants(unit, weighted_messages)
         except RenderingError:
             return "not_rendered"
         if variants is None:
             return "does_not_fit"
-        if not variants[OWN].positions:  # the weighted messages have no tokens
-            return "nothing_follows"
-        return variants
+
+        has_weighted_tokens = len(variants[OWN].positions) > 0
+        return variants if has_weighted_tokens else "nothing_follows"
 
     def _find_longest_variants(self, unit: UnitToJudge, weighted: Sequence[int]) -> dict[str, Variant] | None:
-        """Return the variants of a unit with as many weighted messages as fit the context of the model; None for none.
+        """Write the variants of a unit with as many of the messages after it as fit the context of the model.
 
-        weighted: the numbers of these messages; the last are left out first. Raises RenderingError.
+        Args:
+            unit: The unit, such as a recorded call.
+            weighted: The numbers of the messages whose words the loss is computed over. The last are left out first.
+
+        Returns:
+            The variants by name, or None if not even the first of these messages fits.
+
+        Raises:
+            RenderingError: The conversation cannot be written.
         """
         for count in range(len(weighted), 0, -1):
             variants = self._find_fitting_variants(unit, weighted[:count])
@@ -107,13 +125,22 @@ class VariantWriter:
         return None
 
     def overlaps(self, unit: UnitToJudge) -> tuple[float, ...]:
-        """Return, for each of the texts of a unit, the share of the weighted messages' words that it contains.
+        """Compute which share of the words of the weighted messages each text of a unit contains.
 
-        As an example, 0.5 for the result "17 degrees" and the message "17 today". A long text is cut before (`cut`).
+        Example:
+            The share is 0.5 for the result "17 degrees" and the message "17 today".
+
+        Returns:
+            A share for each text in `unit.texts`. Long texts are cut before (`cut`).
         """
-        words = self._collect_weighted_words(unit)
-        shared_words = [words & _split_words(self.cut(text)) for text in unit.texts]
-        return tuple(len(shared) / max(1, len(words)) for shared in shared_words)
+        weighted_words = self._collect_weighted_words(unit)
+        word_count = max(1, len(weighted_words))
+
+        shares = []
+        for text in unit.texts:
+            shared_words = weighted_words & _split_words(self.cut(text))
+            shares.append(len(shared_words) / word_count)
+        return tuple(shares)
 
     def _collect_weighted_words(self, unit: UnitToJudge) -> set[str]:
         """Return the words of the weighted messages after a unit, in lower case."""
@@ -123,46 +150,77 @@ class VariantWriter:
         return words
 
     def cut(self, result: str) -> str:
-        """Return the first `traces.result_tokens` tokens of a result as text, with " ..." if there is more."""
+        """Shorten a result to its first `traces.result_tokens` tokens, and add " ..." if something was cut off."""
         most_tokens = self.traces.result_tokens
-        beginning = result[: CHARACTERS_PER_TOKEN * most_tokens]
+        beginning = result[: CHARACTERS_PER_TOKEN * most_tokens]  # no more is tokenized
         ids = self.rendering.ids(beginning)
+
         is_whole = len(ids) <= most_tokens and len(beginning) == len(result)
         if is_whole:
             return result
         return f"{self.encoding.tokenizer.decode(ids[:most_tokens], skip_special_tokens=False)} ..."
 
     def _find_fitting_variants(self, unit: UnitToJudge, weighted: Sequence[int]) -> dict[str, Variant] | None:
-        """Return the variants of a unit, such as a call, by name; None if one does not fit the context of the model.
+        """Write the variants of a unit up to the last of some messages, if all of them fit the context of the model.
 
-        A variant is the conversation as recorded, without the unit ("none"), or with another text in its place ("0").
-        weighted: the numbers of the messages after the unit over whose words the loss is computed. Raises
-        RenderingError.
+        A variant is the conversation as it was recorded, or with something else in the place of the unit.
+
+        Args:
+            unit: The unit, such as a recorded call.
+            weighted: The numbers of the messages after the unit whose words the loss is computed over.
+
+        Returns:
+            The variants by name, or None if one of them is too long.
+
+        Raises:
+            RenderingError: The conversation cannot be written.
         """
         conversation = self._get_conversation(unit.messages)
         recorded = self._get_recorded_text(conversation, unit.message, weighted)
         if not self._can_fit([recorded.variant]):  # the other variants need not be written
             return None
-        other_texts = self._build_other_pieces(unit, conversation, recorded, weighted)
-        variants = self._build_named_variants(recorded, other_texts)
+
+        pieces_of_others = self._build_other_pieces(unit, conversation, recorded, weighted)
+        variants = self._build_named_variants(recorded, pieces_of_others)
         return variants if self._can_fit(variants.values()) else None
 
     def _build_other_pieces(
         self, unit: UnitToJudge, conversation: "_Conversation", recorded: "_RecordedText", weighted: Sequence[int]
     ) -> dict[str, Pieces]:
-        """Return the text of each variant but OWN, by name. recorded: the text of OWN. Raises RenderingError."""
+        """Write the text of each variant of a unit except the recorded one.
+
+        Args:
+            unit: The unit, such as a recorded call.
+            conversation: The conversation of the unit.
+            recorded: The conversation as it was recorded, cut around the message with the unit.
+            weighted: The numbers of the messages whose words the loss is computed over.
+
+        Returns:
+            The cut texts by the name of the variant.
+
+        Raises:
+            RenderingError: A variant cannot be written.
+        """
         replacements = unit.replacements(conversation.messages[unit.message], self.cut)
         pieces = conversation.written.pieces_of_others(
             recorded.pieces, unit.message, list(replacements.values()), weighted
         )
         return dict(zip(replacements, pieces, strict=True))
 
-    def _build_named_variants(self, recorded: "_RecordedText", pieces: Mapping[str, Pieces]) -> dict[str, Variant]:
-        """Return the variants by name: OWN is `recorded`; the others are cut into `pieces`.
+    def _build_named_variants(
+        self, recorded: "_RecordedText", pieces_of_others: Mapping[str, Pieces]
+    ) -> dict[str, Variant]:
+        """Convert the texts of all variants to tokens.
 
-        Their order decides which of them share a batch of the model, and so the last digits of their losses.
+        Args:
+            recorded: The conversation as it was recorded, which is the variant OWN.
+            pieces_of_others: The cut texts of the other variants by name.
+
+        Returns:
+            The variants by name: EMPTY, then OWN, then the others.
         """
-        others = {name: self._build_variant(name, text, recorded.before) for name, text in pieces.items()}
+        others = {name: self._build_variant(name, text, recorded.before) for name, text in pieces_of_others.items()}
+        # The order decides which variants share a batch of the model, and so the last digits of their losses.
         first = {EMPTY: others.pop(EMPTY)} if EMPTY in others else {}
         return {**first, OWN: recorded.variant, **others}
 
@@ -181,23 +239,32 @@ class VariantWriter:
     def _get_recorded_text(
         self, conversation: "_Conversation", message: int, weighted: Sequence[int]
     ) -> "_RecordedText":
-        """Return the conversation as it was recorded, as text cut around a message with units (calls) and as tokens.
+        """Write a conversation as it was recorded, cut around a message with units (calls).
 
-        message: the number of that message. weighted: the numbers of the messages over whose words the loss is
-        computed. The answer is cached for the other units of the message. Raises RenderingError.
+        The text is cached in `conversation` for the other units of the message.
+
+        Args:
+            conversation: The conversation.
+            message: The number of the message with units.
+            weighted: The numbers of the messages whose words the loss is computed over.
+
+        Raises:
+            RenderingError: The conversation cannot be written.
         """
-        # All units of a message have the same weighted messages, but for the last ones where not all fit: a count
-        # names them.
+        # All units of a message have the same weighted messages, except that the last ones are left out where they do
+        # not fit. So their count is enough as a key of the cache.
         weighted_count = len(weighted)
-        cached = conversation.get_cached_text(message, weighted_count)
-        if cached is not None:
-            return cached
+        cached_text = conversation.get_cached_text(message, weighted_count)
+        if cached_text is not None:
+            return cached_text
+
         pieces = conversation.written.pieces(message, weighted)
         ids_before = self._encode_context(pieces.before)
         variant = self._build_variant(OWN, pieces, ids_before)
-        text = _RecordedText(pieces, ids_before, variant)
-        conversation.recorded_texts[message, weighted_count] = text
-        return text
+
+        recorded_text = _RecordedText(pieces, ids_before, variant)
+        conversation.recorded_texts[message, weighted_count] = recorded_text
+        return recorded_text
 
     def _with_cut_results(self, message: RecordedMessage) -> RecordedMessage:
         """Return a message whose long results are cut."""
@@ -212,21 +279,24 @@ class VariantWriter:
             return ()
         return self.rendering.encode_last_tokens(text, self.traces.context_tokens)
 
-    def _build_variant(self, name: str, pieces: Pieces, before: tuple[int, ...]) -> Variant:
-        """Return a text as the token ids that the model reads, up to the last weighted token (of which it gets a loss).
+    def _build_variant(self, name: str, pieces: Pieces, ids_before: tuple[int, ...]) -> Variant:
+        """Convert a cut text to the tokens that the model reads, up to the last token whose loss is computed.
 
-        As "... [warmth()] 17 <assistant>" of 20 tokens, then "It is 17" of 3: 23 ids with the positions 20, 21 and 22.
+        Example:
+            "... [warmth()] 17 <assistant>" of 20 tokens and the words "It is 17" of 3 tokens give 23 token ids. The
+            loss is computed at the positions 20, 21 and 22.
 
-        name: of the variant, such as "none"; by it the tokens are counted as loss_empty, loss_call or loss_result.
-        pieces: the text, cut around the words over which the loss is computed. before: the ids that are read of
-        `pieces.before`.
+        Args:
+            name: The name of the variant, such as "none". It decides how its tokens are counted.
+            pieces: The text, cut around the words whose loss is computed.
+            ids_before: The last tokens of `pieces.before`. The model does not read the earlier ones.
         """
         tokens = _VariantTokens(
-            before_words=self._encode_before_words(pieces, before),
+            before_words=self._encode_before_words(pieces, ids_before),
             words_and_between=[self.rendering.ids(text) for text in pieces.words],
         )
         positions = tokens.weighted_positions()[: self.window.tokens]
-        end = positions[-1] + 1 if positions else 0
+        end = positions[-1] + 1 if positions else 0  # what comes after the last position is not read
         return Variant(
             kind=TOKEN_COUNTERS.get(name, OTHER_COUNTER),
             ids=tuple(tokens.ids()[:end]),
@@ -234,13 +304,22 @@ class VariantWriter:
             weights=self.window.token_weights(len(positions)),
         )
 
-    def _encode_before_words(self, pieces: Pieces, before: tuple[int, ...]) -> list[int]:
-        """Return the tokens of a variant before its weighted words; BOS, which begins a text, comes first, once."""
+    def _encode_before_words(self, pieces: Pieces, ids_before: tuple[int, ...]) -> list[int]:
+        """Return the tokens of a variant before its weighted words.
+
+        The token BOS, which begins a text, comes first. It is not added if it is there already.
+
+        Args:
+            pieces: The cut text of the variant.
+            ids_before: The last tokens of `pieces.before`, as many as the model reads.
+        """
         bos = self.encoding.bos
         unit_ids = self.rendering.ids(pieces.unit)
-        first_ids = list(before or unit_ids)[: len(bos)]
+
+        first_ids = list(ids_before or unit_ids)[: len(bos)]
         has_bos = first_ids == bos
-        return [*([] if has_bos else bos), *before, *unit_ids]
+        added_bos = [] if has_bos else bos
+        return [*added_bos, *ids_before, *unit_ids]
 
 
 class _VariantTokens(NamedTuple):
@@ -259,16 +338,17 @@ class _VariantTokens(NamedTuple):
         return [*self.before_words, *chain.from_iterable(self.words_and_between)]
 
     def weighted_positions(self) -> list[int]:
-        """Return the indices of the weighted tokens in `ids`.
+        """List the indices of the weighted tokens, the ones whose loss is computed.
 
-        For the words "It is 17", "<user>Thanks<assistant>", "Bye" of 3, 5 and 1 tokens, after 20 tokens, they are 20,
-        21, 22 and 28.
+        Example:
+            20 tokens come first. Then come "It is 17" (3 tokens, weighted), "<user>Thanks<assistant>" (5 tokens) and
+            "Bye" (1 token, weighted). The indices are 20, 21, 22 and 28.
         """
         positions: list[int] = []
         start = len(self.before_words)
         for number, text_ids in enumerate(self.words_and_between):
             end = start + len(text_ids)
-            is_weighted = number % 2 == 0  # odd ones are the text between two weighted messages
+            is_weighted = number % 2 == 0  # texts with odd numbers stand between two weighted messages
             if is_weighted:
                 positions += range(start, end)
             start = end
@@ -293,11 +373,16 @@ class _Conversation:
     recorded_texts: "dict[tuple[int, int], _RecordedText]" = field(default_factory=dict)
 
     def get_cached_text(self, message: int, weighted_count: int) -> "_RecordedText | None":
-        """Return the text cut around a message, if it is cached; forget the texts of earlier messages.
+        """Return the text cut around a message with units, if it is cached.
 
-        Units are judged in the order of their messages. weighted_count: the number of weighted messages.
+        Texts cut around other messages are forgotten, because units are judged in the order of their messages.
+
+        Args:
+            message: The number of the message.
+            weighted_count: The number of weighted messages.
         """
-        if any(earlier != message for earlier, _ in self.recorded_texts):
+        holds_other_messages = any(cached_message != message for cached_message, _ in self.recorded_texts)
+        if holds_other_messages:
             self.recorded_texts.clear()
         return self.recorded_texts.get((message, weighted_count))
 

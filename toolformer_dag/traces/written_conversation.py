@@ -78,18 +78,22 @@ class _LocalText:
     ends: Mapping[int, int]
 
     @staticmethod
-    def of(opening: str, messages: Sequence[_MessageAlone], first: int) -> "_LocalText":
-        """Return the opening and the rendered messages after it as one text, with the offsets of these messages.
+    def of(opening: str, messages: Sequence[_MessageAlone], first_number: int) -> "_LocalText":
+        """Join the opening of a conversation and the messages after it to one text, and note where each message is.
 
-        first: the number in the conversation of the first message after the opening.
+        Args:
+            opening: The text of the first messages, which are of system and user.
+            messages: All messages after the opening.
+            first_number: The number of the first of these messages in the conversation.
         """
         starts = {}
         ends = {}
         offset = len(opening)
-        for number, message in enumerate(messages, first):
+        for number, message in enumerate(messages, first_number):
             starts[number] = offset
             ends[number] = offset + message.end  # the results of its calls begin here
             offset += len(message.text)
+
         text = opening + "".join(message.text for message in messages)
         return _LocalText(text, starts, ends)
 
@@ -112,19 +116,30 @@ class WrittenConversation:
         return WrittenConversation(rendering, [rendering.template_messages(message) for message in messages])
 
     def pieces(self, unit_message: int, weighted: Sequence[int]) -> Pieces:
-        """Return the text up to the last weighted message, cut around message `unit_message` and the weighted words.
+        """Cut the text of the conversation around a unit, and around the words whose loss is measured.
 
-        weighted: the numbers of the messages over whose words the loss is computed. For a question, a call and an
-        answer, `pieces(1, [2])` gives before="<user>How warm?", unit="<assistant>[warmth()] 17 <assistant>" and
-        words=("It is 17.",). Raises RenderingError if the template refuses the conversation, or writes earlier messages
-        in another way when more follow, so that the words cannot be found.
+        Example:
+            For a question (message 0), a call (1) and an answer (2), `pieces(1, [2])` returns before="<user>How warm?",
+            unit="<assistant>[warmth()] 17 <assistant>" and words=("It is 17.",).
+
+        Args:
+            unit_message: The number of the message with the unit.
+            weighted: The numbers of the messages whose words the loss is computed over. The text ends after the last
+                one.
+
+        Raises:
+            RenderingError: The template refuses the conversation, or it writes earlier messages in another way when
+                more messages follow, so that the words cannot be found.
         """
         last_weighted = weighted[-1]
         local = self._local_text
-        if local is not None and unit_message in local.starts:  # offsets are known from this message on
+
+        if local is not None and unit_message in local.starts:
+            # The offsets of this message and of all messages after it are known.
             text = local.text[: local.ends[last_weighted]]
             cuts = self._find_local_cuts(local, unit_message, weighted)
-        else:  # the offsets are found by rendering each beginning of the conversation
+        else:
+            # The offsets are found by rendering each beginning of the conversation.
             text = self._beginning(last_weighted + 1, without_results=True)
             cuts = self._find_rendered_cuts(text, unit_message, weighted)
         return _cut_text(text, cuts)
@@ -132,19 +147,27 @@ class WrittenConversation:
     def pieces_of_others(
         self, recorded: Pieces, unit_message: int, others: Sequence[Sequence[RecordedMessage]], weighted: Sequence[int]
     ) -> list[Pieces]:
-        """Return the cut texts of conversations in which only message `unit_message` differs from this one.
+        """Cut the texts of other conversations, which differ from this one in a single message.
 
-        recorded: the cut text of this conversation. others: for each of the other conversations a list with the message
-        in its place, or [] if there is none. weighted: the numbers of the messages over whose words the loss is
-        computed. Raises RenderingError as `pieces` does.
+        Args:
+            recorded: The cut text of this conversation.
+            unit_message: The number of the message that differs.
+            others: For each other conversation a list with the message in its place. The list is empty if the message
+                is left out.
+            weighted: The numbers of the messages in this conversation whose words the loss is computed over.
+
+        Raises:
+            RenderingError: A conversation cannot be cut, for the reasons given in `pieces`.
         """
         replacements = []
         for messages in others:
             replacements.append([self._rendering.template_messages(message) for message in messages])
-        # First the cheap way, which renders a few messages of each conversation; not every template allows it.
+
+        # First try the cheap way, which renders a few messages of each conversation. Not every template allows it.
         cheap_pieces = self._cut_others_locally(recorded, unit_message, replacements, weighted)
         if cheap_pieces is not None:
             return cheap_pieces
+
         return [
             self._cut_with_replacement(replacement, recorded, unit_message, weighted) for replacement in replacements
         ]
@@ -152,15 +175,19 @@ class WrittenConversation:
     def _cut_with_replacement(
         self, replacement: TemplateMessages, recorded: Pieces, unit_message: int, weighted: Sequence[int]
     ) -> Pieces:
-        """Return the cut text of the conversation with `replacement`, a message or none, for message `unit_message`.
+        """Replace one message of the conversation, and cut the text of the changed conversation.
 
-        recorded: the cut text of this conversation, most of which is used again. weighted: the numbers of the messages
-        over whose words the loss is computed; they come after message `unit_message`.
+        Args:
+            replacement: The new message. Without one, the old message is only left out.
+            recorded: The cut text of this conversation, most of which is used again.
+            unit_message: The number of the message to replace.
+            weighted: The numbers of later messages, whose words the loss is computed over.
         """
-        before = self._messages[:unit_message]
-        after = self._messages[unit_message + 1 :]
-        changed = WrittenConversation(self._rendering, [*before, *replacement, *after])
-        moved_by = len(replacement) - 1  # -1 if the message is gone: all that follow move up
+        messages_before = self._messages[:unit_message]
+        messages_after = self._messages[unit_message + 1 :]
+        changed = WrittenConversation(self._rendering, [*messages_before, *replacement, *messages_after])
+
+        moved_by = len(replacement) - 1  # -1 if the message is left out: all later messages move up
         weighted_in_changed = [number + moved_by for number in weighted]
         return changed._cut_like(recorded, unit_message, weighted_in_changed)
 
@@ -168,16 +195,19 @@ class WrittenConversation:
 
     @cached_property
     def _local_text(self) -> _LocalText | None:
-        """The conversation's text with the offsets of its messages, joined from messages that were rendered alone.
+        """The text of the conversation with the offsets of its messages, joined from messages that were rendered alone.
 
-        None if it differs from the conversation rendered at once: the template writes a message in another way when
-        others stand around it, as some leave out the thinking of earlier messages.
+        It is None in three cases:
+
+        - the whole conversation rendered at once has another text, because the template writes a message in another way
+          when others stand around it; some templates leave out the thinking of earlier messages, for example
+        - the template refuses the conversation
+        - the conversation begins with the assistant
         """
-        first_answer = _find_first_answer(
-            self._messages
-        )  # the number of the first message of the assistant, or with calls
-        if first_answer == 0:  # nothing stands before it that could be rendered alone
+        first_answer = _find_first_answer(self._messages)
+        if first_answer == 0:  # no opening that could be rendered alone
             return None
+
         try:
             opening = self._rendering.text(_flatten_messages(self._messages[:first_answer]))  # of system and user
             rendered_at_once = self._rendering.text(_flatten_messages(self._messages))
@@ -195,17 +225,31 @@ class WrittenConversation:
         return _LocalText.of(opening, alone, first)
 
     def _render_message_alone(self, messages: Sequence[TemplateMessage]) -> "_MessageAlone":
-        """Render a message and its results alone. Raises RenderingError if results change the message."""
-        text = self._render_alone(messages)
-        message = self._render_alone(messages[:1])
-        if not text.startswith(message):
+        """Render a message and its results without the rest of the conversation.
+
+        Args:
+            messages: The message, then its results.
+
+        Raises:
+            RenderingError: The template writes the message in another way when its results follow.
+        """
+        text_with_results = self._render_alone(messages)
+        text_of_message = self._render_alone(messages[:1])
+        if not text_with_results.startswith(text_of_message):
             raise self._build_unstable_error()
-        return _MessageAlone(text, end=len(message))
+        return _MessageAlone(text_with_results, end=len(text_of_message))
 
     def _find_local_cuts(self, local: _LocalText, unit_message: int, weighted: Sequence[int]) -> list[int]:
-        """Return offsets in the text, as [120, 180, 195] for one weighted message.
+        """Find where to cut the text of a conversation, for a template that is local.
 
-        They are where message `unit_message` begins, then where the words of each weighted message begin and end.
+        Args:
+            local: The text of the conversation, with the offsets of its messages.
+            unit_message: The number of the message with the unit.
+            weighted: The numbers of the messages whose words the loss is computed over.
+
+        Returns:
+            The offset at which the message with the unit begins, then the two offsets at which the words of each
+            weighted message begin and end. For one weighted message they may be [120, 180, 195].
         """
         cuts = [local.starts[unit_message]]
         for number in weighted:
@@ -213,73 +257,118 @@ class WrittenConversation:
         return cuts
 
     def _find_local_words(self, local: _LocalText, number: int) -> tuple[int, int]:
-        """Return the offsets in `local.text` at which the words of message `number` begin and end.
+        """Find where the words of a message begin and end, without the marks that the template puts around them.
 
-        The template's marks around them do not count, as <|im_start|>assistant before and <|im_end|> after. Raises
-        RenderingError if the message does not begin as the template begins an answer.
+        Such marks are <|im_start|>assistant before the words and <|im_end|> after them.
+
+        Args:
+            local: The text of the conversation.
+            number: The number of the message.
+
+        Returns:
+            Two offsets in `local.text`.
+
+        Raises:
+            RenderingError: The message does not begin as the template begins an answer.
         """
         message_begins = local.starts[number]
         words_end = local.ends[number]
-        prompt = self._generation_prompt(number)
-        if not local.text.startswith(prompt, message_begins):
+
+        start_mark = self._generation_prompt(number)
+        if not local.text.startswith(start_mark, message_begins):
             raise self._build_unstable_error()
+        words_begin = message_begins + len(start_mark)
+
         end_mark = self._rendering.end
         if local.text.endswith(end_mark, message_begins, words_end):
             words_end -= len(end_mark)
-        words_begin = message_begins + len(prompt)
         return words_begin, max(words_begin, words_end)  # both marks may overlap around an empty message
 
     def _render_generation_prompt(self, number: int) -> str:
-        """Return what the template writes before the words of message `number`, as "<|im_start|>assistant\\n"."""
+        """Return what the template writes before the words of an answer, such as "<|im_start|>assistant\\n".
+
+        Args:
+            number: The number of the answer, a message of the assistant.
+        """
         local = self._local_text
         if local is not None and number - 1 in local.starts:
-            messages = self._messages[number - 1]
-            return self._render_alone(messages, generation_prompt=True)[len(self._render_alone(messages)) :]
-        beginning = _flatten_messages(self._messages[:number])
-        return self._rendering.text(beginning, generation_prompt=True)[len(self._rendering.text(beginning)) :]
+            messages_before = self._messages[number - 1]  # one is enough, since the template is local
+            text_before = self._render_alone(messages_before)
+            text_with_prompt = self._render_alone(messages_before, generation_prompt=True)
+        else:
+            messages_before = _flatten_messages(self._messages[:number])
+            text_before = self._rendering.text(messages_before)
+            text_with_prompt = self._rendering.text(messages_before, generation_prompt=True)
+        return text_with_prompt[len(text_before) :]
 
     def _cut_others_locally(
         self, recorded: Pieces, unit_message: int, replacements: Sequence[TemplateMessages], weighted: Sequence[int]
     ) -> list[Pieces] | None:
-        """Return the cut texts of conversations with other messages in place of message `unit_message`, or None.
+        """Cut the texts of conversations that differ in one message, and render only the part around that message.
 
-        Only the messages from there to the first weighted one (those over whose words the loss is computed) are
-        rendered, as "<assistant>[warmth()] 23 <assistant>It is 17."; what stands before the words is the new `unit`.
-        All other text is that of `recorded`, the cut text of this conversation. None if the template writes messages
-        alone in another way than among the others, or refuses them.
+        Rendered are the messages from the changed one to the first weighted one, for example
+        "<assistant>[warmth()] 23 <assistant>It is 17.". What stands before the words "It is 17." is the new `unit`. All
+        other text is the same as in `recorded`.
+
+        Args:
+            recorded: The cut text of this conversation.
+            unit_message: The number of the message that is replaced.
+            replacements: For each other conversation a list with the message in its place, empty if it is left out.
+            weighted: The numbers of the messages whose words the loss is computed over.
+
+        Returns:
+            The pieces of each other conversation. None if the template refuses to render messages alone, or writes them
+            in another way alone than among the others.
         """
         if self._local_text is None:
             return None
+
         first_weighted = weighted[0]
-        between = _flatten_messages(self._messages[unit_message + 1 : first_weighted])
+        messages_between = _flatten_messages(self._messages[unit_message + 1 : first_weighted])
         message_of_words = self._messages[first_weighted][0]  # without the results of its calls
-        following = [*between, message_of_words]
+        following = [*messages_between, message_of_words]
         try:
             ending = self._render_ending_alone(recorded, unit_message, following)
-            units = [self._render_unit_alone(messages, following, ending) for messages in replacements]
+            units = [self._render_unit_alone(replacement, following, ending) for replacement in replacements]
         except RenderingError:
             return None
         return [recorded._replace(unit=unit) for unit in units]
 
     def _render_ending_alone(self, recorded: Pieces, unit_message: int, following: Sequence[TemplateMessage]) -> str:
-        """Return the end of a rendering from the first weighted words on, such as "It is 17.<|im_end|>".
+        """Render a few messages alone, and return the end of their text, such as "It is 17.<|im_end|>".
 
-        Rendered are only message `unit_message` and `following`, the messages after it up to the one with these words,
-        the first words over which the loss is computed. Raises RenderingError if they are then written in another way
-        than in `recorded`, the cut text of the whole conversation.
+        Args:
+            recorded: The cut text of the whole conversation.
+            unit_message: The number of the first message to render.
+            following: The messages to render after it. The returned text begins with the words of the last one, the
+                first words that the loss is computed over.
+
+        Raises:
+            RenderingError: The messages are written in another way alone than in the whole conversation.
         """
         rendered = self._render_alone([*self._messages[unit_message], *following])
-        unit = recorded.unit  # the text from message `unit_message` to the words
-        if not rendered.startswith(unit + recorded.words[0]):
+
+        text_before_words = recorded.unit
+        first_words = recorded.words[0]
+        if not rendered.startswith(text_before_words + first_words):
             raise self._build_unstable_error()
-        return rendered[len(unit) :]
+        return rendered[len(text_before_words) :]
 
     def _render_unit_alone(self, messages: TemplateMessages, following: Sequence[TemplateMessage], ending: str) -> str:
-        """Return the text of other messages and of `following`, up to `ending`. Raises RenderingError without it."""
-        part = self._render_alone([*_flatten_messages(messages), *following])
-        if not part.endswith(ending):
+        """Render a few messages alone, and return their text without its ending.
+
+        Args:
+            messages: The first messages to render, each with its results.
+            following: The messages to render after them.
+            ending: The ending that the text must have.
+
+        Raises:
+            RenderingError: The text does not have this ending.
+        """
+        text = self._render_alone([*_flatten_messages(messages), *following])
+        if not text.endswith(ending):
             raise self._build_unstable_error()
-        return part[: len(part) - len(ending)]
+        return text[: len(text) - len(ending)]
 
     def _render_alone(self, messages: Sequence[TemplateMessage], generation_prompt: bool = False) -> str:
         """Render messages after a question, and return their text without the question. Raises RenderingError."""
@@ -292,14 +381,25 @@ class WrittenConversation:
     # Other templates
 
     def _find_rendered_cuts(self, text: str, unit_message: int, weighted: Sequence[int]) -> list[int]:
-        """Return offsets in the text, as [120, 180, 195] for one weighted message.
+        """Find where to cut the text of a conversation, for a template that is not local.
 
-        They are where message `unit_message` begins, then where the words of each weighted message, over which the loss
-        is computed, begin and end. Each is the length of the conversation rendered up to there; raises RenderingError
-        if the text does not begin with such a rendering. text: the conversation up to the last weighted message.
+        An offset is the length of the conversation rendered up to there.
+
+        Args:
+            text: The text of the conversation up to the last weighted message.
+            unit_message: The number of the message with the unit.
+            weighted: The numbers of the messages whose words the loss is computed over.
+
+        Returns:
+            The offset at which the message with the unit begins, then the two offsets at which the words of each
+            weighted message begin and end. For one weighted message they may be [120, 180, 195].
+
+        Raises:
+            RenderingError: The text does not begin with a rendering of its first messages.
         """
-        before_unit = self._beginning(unit_message) if unit_message else ""
+        before_unit = self._beginning(unit_message) if unit_message > 0 else ""
         self._require_beginning(text, before_unit)
+
         cuts = [len(before_unit)]
         for number in weighted:
             cuts += self._find_rendered_words(text, number)
@@ -320,22 +420,36 @@ class WrittenConversation:
         if not text.startswith(beginning):
             raise self._build_unstable_error()
 
-    def _render_beginning(self, messages: int, without_results: bool = False, generation_prompt: bool = False) -> str:
-        """Return the text of the first `messages` messages; without_results: leave out the results of the last."""
-        beginning = _flatten_messages(self._messages[:messages])
+    def _render_beginning(
+        self, message_count: int, without_results: bool = False, generation_prompt: bool = False
+    ) -> str:
+        """Render the first messages of the conversation.
+
+        Args:
+            message_count: How many messages.
+            without_results: Whether the results of the last of them are left out.
+            generation_prompt: Whether the text ends with the beginning of an answer, such as
+                "<|im_start|>assistant\\n".
+        """
+        beginning = _flatten_messages(self._messages[:message_count])
         if without_results:
-            results = len(self._messages[messages - 1]) - 1
-            beginning = beginning[: len(beginning) - results]
+            result_count = len(self._messages[message_count - 1]) - 1
+            beginning = beginning[: len(beginning) - result_count]
         return self._rendering.text(beginning, generation_prompt)
 
     def _cut_like(self, other: Pieces, unit_message: int, weighted: Sequence[int]) -> Pieces:
-        """Return the cut text of this conversation, with the help of one in which only message `unit_message` differs.
+        """Cut the text of this conversation with the help of a similar one that is cut already.
 
-        other: the cut text of that conversation. This one is rendered once; what stands between the same beginning and
-        the same ending is its `unit`. If it begins or ends in another way, `pieces` finds the cuts by more renderings.
-        weighted: the numbers of the messages over whose words the loss is computed.
+        This conversation is rendered once. What stands between the same beginning and the same ending as in the other
+        one is its `unit`. If it begins or ends in another way, `pieces` finds the cuts by more renderings.
+
+        Args:
+            other: The cut text of a conversation that differs in one message.
+            unit_message: The number of that message.
+            weighted: The numbers of the messages in this conversation whose words the loss is computed over.
         """
         text = self._beginning(weighted[-1] + 1, without_results=True)
+
         text_after_unit = "".join(other.words) + other.rest
         unit = _find_between(text, other.before, text_after_unit)
         if unit is None:
@@ -356,7 +470,11 @@ def _cut_text(text: str, cuts: Sequence[int]) -> Pieces:
 
 
 def _find_between(text: str, beginning: str, ending: str) -> str | None:
-    """Return the text between its beginning and its ending; None if it does not have both, one after the other."""
+    """Return what stands between the beginning and the ending of a text.
+
+    Returns:
+        None if the text does not have this beginning and this ending, or if the two overlap.
+    """
     is_long_enough = len(text) >= len(beginning) + len(ending)
     if not is_long_enough or not text.startswith(beginning) or not text.endswith(ending):
         return None
@@ -364,9 +482,14 @@ def _find_between(text: str, beginning: str, ending: str) -> str | None:
 
 
 def _find_first_answer(messages: TemplateMessages) -> int:
-    """Return the number of the first message that is of the assistant or has calls; if there is none, their count."""
+    """Find the first message that the assistant wrote or that has calls.
+
+    Returns:
+        Its number. If there is none, the number of all messages.
+    """
     for number, (message, *results) in enumerate(messages):
-        if message["role"] == "assistant" or results or "tool_calls" in message:
+        has_calls = bool(results) or "tool_calls" in message
+        if message["role"] == "assistant" or has_calls:
             return number
     return len(messages)
 
