@@ -49,7 +49,7 @@ class FinishedText:
             self.likelihoods += [since_call.likelihood(index) for index in range(since_call.token_count)]
 
     def count_call(self, call: WrittenCall) -> None:
-        """Add the tokens of a call that is written, ` [` included, to `token_count`."""
+        """Add the tokens of a written call to `token_count`, including those of ` [`, with which it begins."""
         self.token_count += len(call.vocabulary.start) + len(call.tokens)
 
     def record_start_probability(self, since_call: TextSinceCall, *, before_call: bool) -> None:

@@ -91,9 +91,10 @@ class TextSinceCall:
         del self._likelihoods[self.token_count :]
 
     def is_inside_character(self, token_index: int) -> bool:
-        """Return whether the tokens before an index end with only some bytes of a character."""
+        """Return whether a character is incomplete before an index, because only some of its bytes are written."""
         vocabulary = self.rules.vocabulary
-        return vocabulary.text(self.tokens[:token_index], vocabulary.start).endswith(INCOMPLETE)
+        text_before = vocabulary.text(self.tokens[:token_index], vocabulary.start)
+        return text_before.endswith(INCOMPLETE)
 
     def _list_tokens_until(self, token_index: int) -> list[int]:
         """Return all tokens of the text before an index, including the prompt."""
@@ -122,11 +123,11 @@ class TextSinceCall:
         return min(self.rules.k, 1) if self.is_right_after_result else self.rules.k
 
     def has_calls_left(self, token_index: int) -> bool:
-        """Return whether the limit on calls leaves one more, at an index or later."""
-        may_call_anywhere = self.rules.k > 0
+        """Return whether the limit on calls allows one more, at the index or later."""
+        calls_are_enabled = self.rules.k > 0
         has_positions_left = self.memory.position_count < self.rules.calls
-        may_call_first = token_index == 0 and self.may_chain
-        return (may_call_anywhere and has_positions_left) or may_call_first
+        continues_chain = token_index == 0 and self.may_chain  # a chain of calls stands at one position
+        return (calls_are_enabled and has_positions_left) or continues_chain
 
     def may_begin_call(self, token_index: int) -> bool:
         """Return whether a tool call may begin before the token at an index.
@@ -147,9 +148,13 @@ class TextSinceCall:
         return not self.is_inside_character(token_index)
 
     def callable_tools(self, token_index: int) -> frozenset[str]:
-        """Return the offered tools whose `min_probability` is reached by the model's p of ` [` at an index."""
+        """Return the offered tools for which ` [`, which begins a call, is likely enough at an index.
+
+        A tool may need a least probability of ` [` (`rules.min_probability`).
+        """
         if self.first_token.no_call and token_index == 0:
             return frozenset()
+
         start_probability = self.scores.start_probabilities.get(token_index, 0.0)
         thresholds = self.rules.min_probability
         offered_tools = self.offered_tools(token_index)
@@ -224,8 +229,13 @@ class TextSinceCall:
     # Which tokens may not come next
 
     def forbids(self, token: int) -> bool:
-        """Return whether a rule forbids `token` as the next one: it would begin a call, or look like one."""
-        if token not in self.rules.vocabulary.with_brackets:  # neither brackets nor `->`
+        """Return whether a rule forbids a token as the next one.
+
+        It would begin a call where none may begin, begin text that only looks like a call, or end a call that the model
+        only invents.
+        """
+        has_bracket_or_marker = token in self.rules.vocabulary.with_brackets
+        if not has_bracket_or_marker:
             return False
         return (
             self._begins_forbidden_call(token)
@@ -255,7 +265,10 @@ class TextSinceCall:
         return last_tokens[-len(tokens) :] == tokens
 
     def _reopens_removed_bracket(self, token: int) -> bool:
-        """Return whether `token` has an opening bracket just where a look-alike of a call, as `<QA(`, was removed."""
+        """Return whether a token has an opening bracket directly after text such as `<QA(` was removed.
+
+        Such text only looks like a tool call. With the bracket, the model would write it again.
+        """
         follows_removed_text = self.first_token.no_bracket and self.token_count == 0
         return follows_removed_text and OPENING.search(self.addition(token)) is not None
 

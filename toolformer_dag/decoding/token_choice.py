@@ -98,21 +98,23 @@ class _CallStart:
     first_rank: int
 
     def rank(self) -> int:
-        """Return how many next tokens are likelier than ` [` as a whole, whose p is the product over its tokens."""
+        """Return how many next tokens are likelier than ` [`.
+
+        If ` [` has several tokens, its probability is the product of theirs.
+        """
         if len(self.tokens) == 1:
             return self.first_rank
         return self.batch.rank_of_sequence(self.row, self.tokens)
 
     def is_among(self, top_k: int) -> bool:
-        """Return whether ` [` is among the `top_k` likeliest next tokens.
-
-        Its rank is never below the rank of its first token, which is tested first because it is cheap.
-        """
+        """Return whether ` [` is among the `top_k` likeliest next tokens."""
+        # The rank of the first token is tested first. It is cheap to get, and the rank of ` [` is never lower.
         return self.first_rank < top_k and self.rank() < top_k
 
     def score(self) -> StartScore:
-        """Return p of ` [` and its rank."""
-        return StartScore(probability=exp(self.batch.log_probability(self.row, self.tokens)), rank=self.rank())
+        """Compute the probability of ` [` and its rank."""
+        log_probability = self.batch.log_probability(self.row, self.tokens)
+        return StartScore(probability=exp(log_probability), rank=self.rank())
 
 
 def _rank_call_starts(batch: GreedyRows, texts: Sequence[WrittenText]) -> list[_CallStart]:
@@ -144,9 +146,12 @@ def _record_scores(batch: GreedyRows, texts: Sequence[WrittenText], call_starts:
             text.keep_likeliest(batch.likeliest(row, LISTED))
 
 
-def _is_recorded(start: _CallStart, rules: DecodingRules) -> bool:
-    """Return whether p of ` [` is recorded: rules trace every position, a call may begin with it, or it is likely."""
-    return rules.traced or start.first_rank < RECORDED or start.is_among(rules.k)
+def _is_recorded(call_start: _CallStart, rules: DecodingRules) -> bool:
+    """Return whether the probability of ` [` is recorded at a place in the text.
+
+    It is if the rules trace every place, or if ` [` is likely there.
+    """
+    return rules.traced or call_start.first_rank < RECORDED or call_start.is_among(rules.k)
 
 
 def _stop_before_sentences(batch: GreedyRows, texts: Sequence[WrittenText]) -> None:
@@ -189,9 +194,16 @@ class _OpenCall:
     top_k: int
 
     def measure_closing(self, batch: GreedyRows, token: int, closing: str) -> None:
-        """Let the call remember how likely its input ends here with `token`, whose text is `closing`, such as `)`."""
+        """Let the call remember how likely its input ends here, if its grammar allows that.
+
+        Args:
+            batch: The rows of the model, with this call in one of them.
+            token: The token that would close the input.
+            closing: The text of this token, such as `)`.
+        """
         if self.call.form.allows(token):
-            self.call.measure_closing(batch.log_probability(self.row, [token]), closing)
+            log_probability = batch.log_probability(self.row, [token])
+            self.call.measure_closing(log_probability, closing)
 
 
 def _list_open_calls(texts: Sequence[WrittenText]) -> list[_OpenCall]:

@@ -43,7 +43,10 @@ class Vocabulary:
         self._initial_matchers: dict[str, LLMatcher] = {}
 
     def _list_call_signs(self) -> tuple[str, ...]:
-        """Return the texts that occur in calls alone: ("->",), and the marker of `]` if it is more than brackets."""
+        """List the texts that occur in calls alone, such as ("->",).
+
+        The marker that ends a call is one of them if it is more than brackets.
+        """
         arrow = self.encoding.markers.arrow.strip()
         end = self.encoding.markers.end
         has_only_brackets = all(character in "])}>" for character in end)
@@ -65,11 +68,16 @@ class Vocabulary:
         return None
 
     def text(self, ids: Sequence[int], context: Sequence[int] = ()) -> str:
-        """Return the text that `ids` add after the tokens `context`.
+        """Return the text that some tokens add to a text.
 
-        Decoded alone, `ids` could lose a leading space, or a character whose bytes begin in `context`.
+        Decoded alone, they could lose a leading space, or a character whose bytes begin in the tokens before.
+
+        Args:
+            ids: The tokens that are added.
+            context: The tokens before them.
         """
-        return self._decode([*context, *ids])[len(self._decode(context)) :]
+        context_length = len(self._decode(context))
+        return self._decode([*context, *ids])[context_length:]
 
     def decode_additions(self, tokens: Sequence[int], context: Sequence[int]) -> list[str]:
         """Return, for each of `tokens`, the text that it alone would add after the tokens `context`."""
@@ -140,7 +148,10 @@ _VOCABULARIES: WeakKeyDictionary[LanguageModel, Vocabulary] = WeakKeyDictionary(
 
 
 def vocabulary_of(language_model: LanguageModel) -> Vocabulary:
-    """Return the model's vocabulary, cached per model: decoding all tokens takes a second for 50,000."""
+    """Return the vocabulary of a model, which is built only once per model.
+
+    It takes a second to decode all tokens of a vocabulary of 50,000.
+    """
     if language_model not in _VOCABULARIES:
         _VOCABULARIES[language_model] = Vocabulary(language_model)
     return _VOCABULARIES[language_model]

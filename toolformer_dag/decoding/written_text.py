@@ -93,11 +93,15 @@ class WrittenText:
         self._end_if_nothing_fits()
 
     def _end_if_nothing_fits(self) -> None:
-        """End the text if its prompt is empty, fills the context, or no token may be written; set `reason`."""
+        """End the text if nothing can be written.
+
+        That is so if the prompt is empty or fills the context, which sets `reason`, or if no token may be written.
+        """
         if not self.since_call.tokens_before:
             self.reason = EMPTY_PROMPT
         elif self.since_call.context_left <= 0:
             self.reason = DOES_NOT_FIT
+
         if self.reason is not None or self.since_call.is_full:
             self._end()
 
@@ -283,8 +287,8 @@ class WrittenText:
             self._piece_feed.show_text(self.since_call, self.finished.likelihoods, whole=False)
 
     def _end_answer(self, answer_length: int) -> None:
-        """-> ENDED: end the text after so many characters of the text without calls."""
-        # The answer may end before the last call: then no character since the call is left.
+        """End the text after a number of characters, which are counted without calls (WRITING_TEXT -> ENDED)."""
+        # The answer may end before the last call. Then no character since that call is left.
         self.since_call.cut_length = max(answer_length - len(self.finished.plain), 0)
         self._end()
 
@@ -292,7 +296,8 @@ class WrittenText:
         """Return whether the text now ends with ` [` and one more call is allowed there."""
         start_tokens = self.rules.vocabulary.start
         ends_with_start = self.since_call.tokens[-len(start_tokens) :] == start_tokens
-        return ends_with_start and self.since_call.has_calls_left(self.since_call.token_count - len(start_tokens))
+        start_index = self.since_call.token_count - len(start_tokens)
+        return ends_with_start and self.since_call.has_calls_left(start_index)
 
     def _find_answer_length(self) -> int | None:
         """Find where the answer ends, if the rules end it at a stop word or after one sentence.
@@ -370,14 +375,19 @@ class WrittenText:
             self._piece_feed.show_call(call, is_over=False)
 
     def _needs_likelier_start(self, call: WrittenCall) -> bool:
-        """Return whether the tool's name is written and p of ` [` was below the tool's `min_probability`."""
+        """Return whether the name of the tool is written and ` [` was not likely enough for this tool.
+
+        A tool may need a least probability of ` [` (`rules.min_probability`).
+        """
         if not self.rules.min_probability:
             return False
+
         tool, bracket, _ = call.body().partition("(")
-        return bool(bracket) and tool not in self.since_call.callable_tools(self.since_call.token_count)
+        name_is_complete = bool(bracket)
+        return name_is_complete and tool not in self.since_call.callable_tools(self.since_call.token_count)
 
     def end_call(self) -> None:
-        """WRITING_CALL -> WAITING: the call is complete, or no further token fits it."""
+        """End the open call, which is complete or can get no further token (WRITING_CALL -> WAITING)."""
         assert self.call is not None
         self.state = TextState.WAITING
         self._piece_feed.show_call(self.call, is_over=True)
