@@ -37,11 +37,17 @@ def may_have_ended(text: str) -> bool:
 
 
 def answer_end(text: str) -> int | None:
-    """Return the length in characters of the first sentence or line that has words; None if none has ended yet.
+    """Find where the first sentence or line ends that has words.
 
-    A sentence ends at `.`, `!`, `?` or `…` before white space, except before a lower-case letter and after an
-    abbreviation or an initial; also at `。`, `！`, `？`. Closing quotes and brackets belong to it, a line end does not:
+    A sentence ends at `.`, `!`, `?` or `…` before white space, but not before a lower-case letter, nor at the period of
+    an abbreviation or an initial. It also ends at `。`, `！` and `？`.
 
+    Closing quotes and brackets belong to the sentence.
+
+    Returns:
+        The length of the text up to that end, in characters and without the line end. None if nothing has ended yet.
+
+    Example:
         answer_end("It was 3.5 km. Then")  # 14, the length of "It was 3.5 km."
         answer_end("Dr. Smith came\\n")  # 14, without the line end
         answer_end("Dr. Smith")  # None
@@ -49,37 +55,49 @@ def answer_end(text: str) -> int | None:
     first_word = re.search(r"\w", text)
     if first_word is None:
         return None
+
     for ending in _ENDING.finditer(text):
         has_words = first_word.start() < ending.start()
-        if has_words and not _goes_on(ending, text):
+        if has_words and not _is_within_sentence(ending, text):
             is_line_end = ending[0] == "\n"
             return ending.start() if is_line_end else ending.end()
     return None
 
 
-def _goes_on(ending: re.Match[str], text: str) -> bool:
-    """Return whether a sentence goes on after punctuation that may end it: a match of `_ENDING` in `text`.
+def _is_within_sentence(ending: re.Match[str], text: str) -> bool:
+    """Return whether a sentence goes on after punctuation that could end it.
 
-    It does if a lower-case word follows ("at 5 p.m. and"), or if the period belongs to an initial ("J. Smith") or to an
-    abbreviation ("Dr. Smith"). A line end and East Asian punctuation always end it.
+    It goes on if a lower-case word follows ("at 5 p.m. and"), or if the period belongs to an initial ("J. Smith") or to
+    an abbreviation ("Dr. Smith").
+
+    Args:
+        ending: The punctuation or line end, as a match of `_ENDING` in the text.
+        text: The text.
     """
     punctuation = ending[0]
+
+    # A line end and East Asian punctuation always end a sentence.
     if punctuation[0] in "\n。！？":
         return False
-    following_sign = _NEXT_SIGN.search(text, ending.end())
-    if following_sign and following_sign[0].islower():
+
+    next_character = _NEXT_SIGN.search(text, ending.end())  # after the white space
+    if next_character and next_character[0].islower():
         return True
+
     last_word = _find_word_before(text, ending.start())
     return punctuation == "." and (_is_initial(last_word) or last_word.lower() in _ABBREVIATIONS)
 
 
 def _find_word_before(text: str, end: int) -> str:
-    """Return the word that ends at a character of a text, or the end of a long word; "e.g" counts as a word."""
+    """Return the word that ends at an index of a text, such as "Smith" or "e.g".
+
+    Of a long word, only the end is returned.
+    """
     start = max(0, end - _LONGEST_ABBREVIATION - 1)
     return re.split(r"[^\w.]", text[start:end])[-1]
 
 
 def _is_initial(word: str) -> bool:
-    """Return whether a word is one capital letter, as "J" is in "J. Smith"; "I" is a word."""
+    """Return whether a word is one capital letter, such as "J" in "J. Smith", but not the word "I"."""
     is_capital_letter = len(word) == 1 and word.isalpha() and word.isupper()
     return is_capital_letter and word != "I"

@@ -30,31 +30,37 @@ class FinishedText:
     start_probability: float | None = None
 
     def add_text(self, since_call: TextSinceCall, last_text: str | None) -> None:
-        """Append the plain text that was written since the last tool call, with what the model's scores say of it.
+        """Append the plain text that was written since the last tool call, with the probabilities recorded for it.
 
-        `last_text`: what follows it: ` [` before a call, "" at the end of the text, None if plain text goes on there.
+        Args:
+            since_call: The text since the last call.
+            last_text: What follows it: " [" before a call, "" at the end of the text, None if plain text goes on there.
         """
         new_text = since_call.text()
         self.text += new_text  # besides plain text, it has the calls with their results
         self.plain += new_text
         self.token_count += since_call.token_count
-        # p of a call before each token, and before `last_text`; empty unless the rules trace it:
+
+        # This is empty unless the rules trace how likely a call was before each token.
         self.chances += since_call.list_start_chances(last_text)
+
         records_log_p = since_call.rules.likeliest is not None
         if records_log_p:
             self.likelihoods += [since_call.likelihood(index) for index in range(since_call.token_count)]
 
     def count_call(self, call: WrittenCall) -> None:
-        """Add the tokens of a call that is written, ` [` included, to `token_count`."""
+        """Add the tokens of a written call to `token_count`, including those of ` [`, with which it begins."""
         self.token_count += len(call.vocabulary.start) + len(call.tokens)
 
     def record_start_probability(self, since_call: TextSinceCall, *, before_call: bool) -> None:
-        """Set `start_probability`: the model's p of ` [`, which begins a call, where the first call began.
+        """Record in `start_probability` how likely the first call of the text was to begin.
 
-        While no call began, it is the largest p so far. Only called until the first call is answered.
+        This is the model's probability of ` [` where the call began. As long as there is no call, it is the largest
+        probability so far. The method is only used until the first call is answered.
 
-        - since_call: the plain text since the last call, with p of ` [` before its tokens.
-        - before_call: whether a call began at the end of this text.
+        Args:
+            since_call: The text since the last call, with the probabilities of ` [` recorded in it.
+            before_call: Whether a call began at the end of this text.
         """
         p_by_token_index = since_call.scores.start_probabilities
         if before_call:
@@ -65,9 +71,11 @@ class FinishedText:
             self.start_probability = max([largest_so_far, *p_by_token_index.values()])
 
     def generation(self, memory: TextMemory, reason: str | None) -> Generation:
-        """Return the text as a `Generation`, with the calls that it remembers.
+        """Build the final result of decoding, once the text has ended.
 
-        `reason`: why nothing could be written, None for a usual text.
+        Args:
+            memory: What the text remembers of its tool calls.
+            reason: Why nothing could be written. None for a usual text.
         """
         return Generation(
             text=self.text,

@@ -27,7 +27,11 @@ REMEDIES = {
 
 
 def explain_nothing_written(reason: str) -> str:
-    """Return a sentence for users that says why nothing was written (`reason` of a Generation) and what to do."""
+    """Explain to users why nothing was written, and what to do about it.
+
+    Args:
+        reason: The `reason` of a Generation, DOES_NOT_FIT or EMPTY_PROMPT.
+    """
     return f"nothing was written, {reason}: {REMEDIES[reason]}"
 
 
@@ -48,9 +52,9 @@ class DecodedCall:
 
 
 def format_decoded_call(call: DecodedCall) -> str:
-    """Return a call with its result as in the text, e(c, r) of the paper; "" without a result: the text leaves it out.
+    """Format a call with its result as it stands in the text, such as " [Calculator(2+3) -> 5]".
 
-    ` [Calculator(2+3) -> 5]` is an example.
+    The paper writes this e(c, r). A call without a result is left out of the text, so "" is returned for it.
     """
     if call.result is None:
         return ""

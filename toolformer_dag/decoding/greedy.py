@@ -49,20 +49,32 @@ def generate(
     *,
     backend: Backend | None = None,
 ) -> list[Generation]:
-    """Continue each prompt greedily, with calls to tools, and return a `Generation` for each (paper, section 4.2).
+    """Continue each prompt with the likeliest tokens, and let the model call tools on the way.
 
-    The module docstring says where calls begin, how they are written, and what follows them.
+    This is decoding as in section 4.2 of the paper. The module docstring says where calls begin, how they are written,
+    and what follows them.
 
-    - contexts: for each prompt an ISO date, which the calendar gets.
-    - backend: what runs the model; by default the model's own (`backend_of`).
+    Args:
+        rules: Says which tools may be called, where calls may begin, and what ends a text.
+        prompts: The texts to continue.
+        contexts: For each prompt an ISO date, which the calendar gets.
+        backend: Runs the model. By default this is the model's own backend.
+
+    Returns:
+        One result per prompt, in the same order.
     """
     if backend is None:
         backend = backend_of(rules.language_model)
     texts = _build_texts(rules, prompts, contexts or [""] * len(prompts))
+
     while not all(text.has_ended for text in texts):
-        for batch in _split_into_batches(backend, _select_texts_in_state(texts, TextState.READY)):
+        ready_texts = _select_texts_in_state(texts, TextState.READY)
+        for batch in _split_into_batches(backend, ready_texts):
             _write_until_calls(backend, batch)
-        _answer_calls(_select_texts_in_state(texts, TextState.WAITING), rules)
+
+        waiting_texts = _select_texts_in_state(texts, TextState.WAITING)
+        _answer_calls(waiting_texts, rules)
+
     return [text.generation() for text in texts]
 
 
@@ -72,12 +84,16 @@ def _select_texts_in_state(texts: Sequence[WrittenText], state: TextState) -> li
 
 
 def _write_until_calls(backend: Backend, texts: list[WrittenText]) -> None:
-    """Write a batch of texts until each has ended, waits for a tool, or has to be prefilled again (steps 1 to 3)."""
-    rows = backend.greedy([text.get_tokens_to_prefill() for text in texts])
+    """Write a batch of texts until the model can write none of them any further (steps 1 to 3).
+
+    Each text has then ended, waits for the result of a tool, or must be read by the model again.
+    """
+    batch = backend.greedy([text.get_tokens_to_prefill() for text in texts])
     for text in texts:
         text.start_writing()
+
     while texts:
-        texts = write_tokens(rows, texts)
+        texts = write_tokens(batch, texts)
 
 
 def _answer_calls(texts: Sequence[WrittenText], rules: DecodingRules) -> None:
@@ -88,38 +104,47 @@ def _answer_calls(texts: Sequence[WrittenText], rules: DecodingRules) -> None:
 
 
 def _build_texts(rules: DecodingRules, prompts: Sequence[str], contexts: Sequence[str]) -> list[WrittenText]:
-    """Return a `WrittenText` for each prompt, with nothing written yet after its tokens (and BOS, if the model has it).
+    """Start a text for each prompt, with nothing written after the prompt yet.
 
-    contexts: for each prompt, what its tools get in addition to their input, such as the date.
+    Args:
+        rules: The rules of decoding, which all texts share.
+        prompts: The prompts. A BOS token is put before each if the model has one.
+        contexts: For each prompt, what its tools get in addition to their input, such as the date.
     """
     encoding = rules.language_model.encoding
+
     texts = []
     for index, encoded in enumerate(encoding.texts(prompts)):
         prompt_tokens = encoding.bos + encoded.ids
-        texts.append(WrittenText(rules, prompt_tokens, prompt=index, context=contexts[index]))
+        text = WrittenText(rules, prompt_tokens, prompt=index, context=contexts[index])
+        texts.append(text)
     return texts
 
 
 def _split_into_batches(backend: Backend, texts: Sequence[WrittenText]) -> list[list[WrittenText]]:
-    """Split texts into batches for the model, with texts of similar length together; this changes no result.
+    """Split texts into batches for the model, with texts of similar length in the same batch.
 
-    The number of a batch's texts times its largest counted length is at most BATCH_TOKENS, or it is a single text. A
-    text counts at least BATCH_TOKENS / `backend.greedy_rows` tokens, so that a batch has at most `greedy_rows` texts.
+    A batch has at most `backend.greedy_rows` texts, and at most BATCH_TOKENS tokens if all its texts grow as long as
+    the longest one may. Only a batch with a single text may be larger. How texts are split changes no result.
     """
-    by_length = sorted(texts, key=lambda text: len(text.get_tokens_to_prefill()))
-    counted_lengths = [_count_batch_tokens(text, backend) for text in by_length]
+    texts_by_length = sorted(texts, key=lambda text: len(text.get_tokens_to_prefill()))
+    token_counts = [_count_batch_tokens(text, backend) for text in texts_by_length]
+
     batches_of_texts = []
-    for indices in batches(range(len(by_length)), counted_lengths, BATCH_TOKENS):
-        batches_of_texts.append([by_length[index] for index in indices])
+    for indices in batches(range(len(texts_by_length)), token_counts, BATCH_TOKENS):
+        batches_of_texts.append([texts_by_length[index] for index in indices])
     return batches_of_texts
 
 
 def _count_batch_tokens(text: WrittenText, backend: Backend) -> int:
-    """Return how many of the BATCH_TOKENS tokens of a batch a text takes: the tokens that it may grow to.
+    """Return how many of the BATCH_TOKENS tokens of a batch are reserved for a text.
 
-    It takes so many at least that no batch gets more than `greedy_rows` texts.
+    These are the tokens that it may grow to, or more if otherwise a batch could get more than `backend.greedy_rows`
+    texts.
     """
+    # A text that may outgrow the context gets a batch of its own: others would be padded to it, beyond the context.
     if text.most_tokens > backend.context_length:
-        return BATCH_TOKENS  # a batch of its own: others would be padded to it, beyond the context
+        return BATCH_TOKENS
+
     least_tokens = ceil(BATCH_TOKENS / backend.greedy_rows)
     return max(text.most_tokens, least_tokens)

@@ -18,40 +18,53 @@ BEGUN_BACKWARDS = re.compile(r"(?P<name>[^\s()\[\]]*+)(?P<brackets>(?:\s*+[(\[{<
 
 
 def look_alike_start(text: str, names: Collection[str]) -> int | None:
-    """Return the index at which the first look-alike of a call begins, None without one.
+    """Find the first tool name in a text that has `(` after it and opening brackets before it.
 
-    A look-alike is one of `names` with `(` after it and opening brackets before it. Its first bracket counts:
+    Such text looks like a tool call.
 
-        look_alike_start("Then [<QA(", ["QA"])  # 5
-        look_alike_start("Then QA(", ["QA"])  # None
+    Example:
+        look_alike_start("Then [<QA(", ["QA"])  # 5, the index of "["
+        look_alike_start("Then QA(", ["QA"])  # None, because no bracket is before the name
+
+    Returns:
+        The index of the first of these brackets, or None if there is no such name.
     """
     name_pattern = _build_name_pattern(frozenset(names))
-    name = name_pattern.search(text)
-    while name is not None:
-        bracket_length = _measure_brackets_before(text, name.start())
-        if bracket_length:
-            return name.start() - bracket_length
-        name = name_pattern.search(text, name.start() + 1)
+
+    match = name_pattern.search(text)
+    while match is not None:
+        name_start = match.start()
+        brackets_length = _count_bracket_characters_before(text, name_start)
+        if brackets_length > 0:
+            return name_start - brackets_length
+        match = name_pattern.search(text, name_start + 1)
     return None
 
 
 def find_begun_look_alike(text: str) -> int:
-    """Return the index from which the end of a text may become a look-alike of a call; the text's length if none may.
+    """Find where the end of a text begins that may become a tool name after a bracket, such as "<QA(".
 
-    A look-alike is a tool's name between brackets, such as "<QA(":
+    Example:
+        find_begun_look_alike("Then [ Q")  # 5, because "[ Q" may become "[ QA("
+        find_begun_look_alike("Then <Q")  # 5
+        find_begun_look_alike("Then Q")  # 6, because no bracket is before the name
 
-        begun_start("Then [ Q")  # 5: "[ Q" may become "[ QA("
-        begun_start("Then <Q")  # 5
-        begun_start("Then Q")  # 6, the length: no bracket is before the name
+    Returns:
+        The index of the first bracket. The length of the text if its end cannot become that.
     """
-    ending = BEGUN_BACKWARDS.match(text[::-1])  # of "Then [ Q" backwards: the name "Q", the brackets " ["
-    assert ending is not None  # the pattern matches the empty text too
-    if ending["brackets"]:
-        return len(text) - ending.end()
-    # The pattern takes `<` and `{` for characters of a name: the name of "Then <Q" is "<Q".
-    name_start = len(text) - ending.end("name")
+    # Backwards, "Then [ Q" begins with the name "Q" and the brackets " [".
+    match = BEGUN_BACKWARDS.match(text[::-1])
+    assert match is not None  # the pattern matches the empty text too
+
+    if match["brackets"]:
+        return len(text) - match.end()
+
+    # The pattern takes `<` and `{` for characters of a name: in "Then <Q" the name is "<Q".
+    name_start = len(text) - match.end("name")
     opening_bracket = OPENING.search(text, name_start)
-    return len(text) if opening_bracket is None else opening_bracket.start()
+    if opening_bracket is None:
+        return len(text)
+    return opening_bracket.start()
 
 
 @cache
@@ -63,13 +76,16 @@ def _build_name_pattern(names: frozenset[str]) -> re.Pattern[str]:
     return re.compile(rf"(?:{any_name})\(")
 
 
-def _measure_brackets_before(text: str, end: int) -> int:
-    """Return the length of the opening brackets and white space that end at `end`, from the first bracket on.
+def _count_bracket_characters_before(text: str, end: int) -> int:
+    """Count the opening brackets directly before an index, with the white space between and after them.
 
-    3 for "Then [ (" and its end: "[ (" without the space before it. 0 if there is no bracket.
+    Example:
+        _count_bracket_characters_before("Then [ (QA", 8)  # 3, the length of "[ (", which ends at index 8
     """
     first_bracket = end
     position = end
+
+    # Go back over brackets and white space.
     while position > 0 and (text[position - 1].isspace() or OPENING.match(text[position - 1])):
         position -= 1
         if not text[position].isspace():
@@ -78,18 +94,27 @@ def _measure_brackets_before(text: str, end: int) -> int:
 
 
 def closes_unopened_bracket(before: str, text: str) -> bool:
-    """Return whether `text`, which follows `before`, closes a bracket that is not open; each kind counts apart:
+    """Return whether a text closes a bracket that is not open, neither in it nor in the text before it.
 
-    closes_unopened_bracket("(a [b", ")")  # False
-    closes_unopened_bracket("(a", "]")  # True
+    Each kind of bracket is counted on its own.
+
+    Example:
+        closes_unopened_bracket("(a [b", ")")  # False
+        closes_unopened_bracket("(a", "]")  # True
+
+    Args:
+        before: The text before, in which such brackets do not matter.
+        text: The text that follows.
     """
-    open_count = Counter[str]()  # by opening bracket; other characters are counted too, but never read
+    # How many brackets are open, by opening bracket. Other characters are counted too, but never looked up.
+    open_count = Counter[str]()
+
     for index, character in enumerate(before + text):
-        opening = OPENED_BY.get(character)
-        if opening is None:
+        opening_bracket = OPENED_BY.get(character)  # None if the character closes nothing
+        if opening_bracket is None:
             open_count[character] += 1
-        elif open_count[opening]:
-            open_count[opening] -= 1
+        elif open_count[opening_bracket] > 0:
+            open_count[opening_bracket] -= 1
         elif index >= len(before):
             return True
     return False

@@ -15,17 +15,26 @@ _log = logging.getLogger(__name__)
 
 
 def run_open_calls(texts: Sequence[WrittenText], rules: DecodingRules) -> list[DecodedCall]:
-    """Run the tool call for which each text waits; return the answered calls in the order of the texts.
+    """Run the tool calls for which texts are waiting.
 
-    Each has its result, or the reason why it has none. A call that cannot be parsed already has a reason and is not
-    run. The calls to one tool run together, within the tool's limits of time and size.
+    All calls to one tool run together, within the tool's limits of time and size. A call that cannot be parsed is not
+    run.
+
+    Args:
+        texts: The waiting texts, each with one call.
+        rules: The rules of decoding, with the tools and their limits.
+
+    Returns:
+        One call per text, in the same order, with its result or the reason why it has none.
     """
     calls = [text.open_call() for text in texts]
-    results: dict[int, ToolResult] = {}  # by the index of the text
+
+    results_by_index: dict[int, ToolResult] = {}  # keys: the index of the text
     for tool_name in rules.tools:
         texts_of_tool = {index: texts[index] for index, call in enumerate(calls) if _calls_tool(call, tool_name)}
-        results |= _run_tool(rules, tool_name, texts_of_tool)
-    return [_with_result(call, results.get(index)) for index, call in enumerate(calls)]
+        results_by_index |= _run_tool(rules, tool_name, texts_of_tool)
+
+    return [_add_result(call, results_by_index.get(index)) for index, call in enumerate(calls)]
 
 
 def _calls_tool(call: DecodedCall, tool_name: str) -> bool:
@@ -34,23 +43,36 @@ def _calls_tool(call: DecodedCall, tool_name: str) -> bool:
 
 
 def _run_tool(rules: DecodingRules, tool_name: str, texts: Mapping[int, WrittenText]) -> dict[int, ToolResult]:
-    """Run the calls of some texts to a tool within its limits; return the results, by the index of the text."""
+    """Run the tool calls of some texts, which all go to one tool, within the tool's limits of time and size.
+
+    Args:
+        rules: The rules of decoding, with the tools and their limits.
+        tool_name: The name of the tool.
+        texts: The texts by their index.
+
+    Returns:
+        The results by the index of the text.
+    """
     runner = Runner(rules.tools[tool_name], rules.limits.get(tool_name, ToolLimits()))
     results = tool_results(runner, [text.tool_call() for text in texts.values()])
     return dict(zip(texts, results, strict=True))
 
 
-def _with_result(call: DecodedCall, result: ToolResult | None) -> DecodedCall:
-    """Return a call with its tool's text, or the reason why it has none; unchanged if the tool was not run."""
+def _add_result(call: DecodedCall, result: ToolResult | None) -> DecodedCall:
+    """Return a call with the text that its tool returned, or with the reason why there is none.
+
+    If the tool was not run (`result` is None), the call is returned unchanged.
+    """
     if result is None:
         return call
     return replace(call, result=result.result, reason=result.reason)
 
 
 def tool_results(runner: Runner, calls: Sequence[ToolCall]) -> list[ToolResult]:
-    """Run calls to a tool, and return a result for each; if the tool is down, each has the reason TOOL_DOWN.
+    """Run calls to a tool and return one result per call.
 
-    The error is only logged, because a broken tool must not end a text.
+    If the tool is down, the error is only logged, because a broken tool must not end a text. Then each call has an
+    empty result with the reason TOOL_DOWN.
     """
     try:
         return runner.run(calls)

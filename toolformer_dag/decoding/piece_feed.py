@@ -19,16 +19,20 @@ class PieceFeed:
     """
 
     def __init__(self, rules: DecodingRules, prompt: int) -> None:
-        """Feed the watcher `rules.watch` with a text of which it has got nothing yet.
+        """Prepare to show a text to the watcher, `rules.watch`, which has seen nothing of it yet.
 
-        prompt: the index of the text's prompt, which the watcher gets with each piece.
+        Args:
+            rules: The rules of decoding, with the watcher.
+            prompt: The index of the text's prompt. The watcher gets it with each piece of the text.
         """
         self._rules = rules
         self._prompt = prompt
+
         # How many characters the watcher has got:
         self._text_characters_sent = 0  # of the plain text since the last call; `begin_text` sets it to 0
         self._call_characters_sent = 0  # of the open call; `begin_call` sets it to 0
         self._plain_characters_sent = 0  # of all plain text, that is without calls
+
         # How many tokens of all plain text it has got, with their log p:
         self._tokens_sent = 0
         self._next_token_start = 0  # where the next of these tokens begins, in characters of all plain text
@@ -42,26 +46,37 @@ class PieceFeed:
         self._call_characters_sent = 0
 
     def show_text(self, text: TextSinceCall, earlier_tokens: Sequence[TokenLikelihood], *, whole: bool) -> None:
-        """Pass the newly written characters since the last tool call to the watcher, if there is one.
+        """Pass the characters that were written since the last tool call, and not passed on yet, to the watcher.
 
-        - text: the text since that call.
-        - earlier_tokens: the tokens before that call, without those of calls: tokens are counted from the first one on.
-          With log p if the rules ask for it, else none.
-        - whole: whether `text` is over. Until then, an end that a later token may change is held back.
+        Without a watcher nothing is done.
+
+        Args:
+            text: The text since the last call.
+            earlier_tokens: The tokens of plain text before that call, if the rules ask for log probabilities.
+            whole: Whether the text is complete. Otherwise an end that a later token may change is held back.
         """
         if self._rules.watch is None:
             return
+
         new_characters = self._take_new_characters(text, whole=whole)
-        if new_characters:
-            likelihoods = self._take_new_likelihoods(text, earlier_tokens)
-            self._rules.watch(WrittenPiece(self._prompt, new_characters, in_call=False, likelihoods=likelihoods))
+        if not new_characters:
+            return
+
+        likelihoods = self._take_new_likelihoods(text, earlier_tokens)
+        piece = WrittenPiece(self._prompt, new_characters, in_call=False, likelihoods=likelihoods)
+        self._rules.watch(piece)
 
     def _take_new_characters(self, text: TextSinceCall, *, whole: bool) -> str:
-        """Return the characters of the text since the call that are not sent yet, and count them as sent.
+        """Return the characters of a text that the watcher has not got yet, and count them as sent.
 
-        whole: whether the text is over; else only the characters that no later token can change.
+        Args:
+            text: The text since the last call.
+            whole: Whether the text is complete. Otherwise an end that a later token may change is left out.
         """
-        final_text = text.text() if whole else drop_uncertain_end(text.text(), self._rules.stop)
+        final_text = text.text()
+        if not whole:
+            final_text = drop_uncertain_end(final_text, self._rules.stop)
+
         new_characters = final_text[self._text_characters_sent :]
         self._text_characters_sent += len(new_characters)  # counted from the last call on
         self._plain_characters_sent += len(new_characters)  # counted from the prompt on, without calls
@@ -70,14 +85,18 @@ class PieceFeed:
     def _take_new_likelihoods(
         self, text: TextSinceCall, earlier_tokens: Sequence[TokenLikelihood]
     ) -> tuple[TokenLikelihood, ...]:
-        """Return the tokens, with log p, that begin in the characters sent so far, and count them as sent.
+        """Return the tokens that begin in the characters sent so far, each only once, and count them as sent.
 
-        Each token is returned once. Empty unless the rules ask for log p.
+        Args:
+            text: The text since the last call.
+            earlier_tokens: The tokens of plain text before that call.
 
-        `earlier_tokens`: those before `text`, without the tokens of calls.
+        Returns:
+            The tokens with their log probabilities. Empty if the rules do not ask for log probabilities.
         """
         if self._rules.likeliest is None:
             return ()
+
         new_tokens = []
         token_count = len(earlier_tokens) + text.token_count
         # A token is sent once its first character is, even if its last ones are still held back.
@@ -89,17 +108,24 @@ class PieceFeed:
         return tuple(new_tokens)
 
     def show_call(self, call: WrittenCall, *, is_over: bool) -> None:
-        """Pass the newly written characters of a tool call to the watcher, from ` [` up to `->`.
+        """Pass the new characters of a tool call, without its `->`, to the watcher.
 
-        `is_over`: whether no further token is written. Nothing of a call is passed on while it may still be removed.
+        While the call may still be removed, nothing of it is passed on. Without a watcher nothing is done.
+
+        Args:
+            call: The call that is being written.
+            is_over: Whether the call gets no more tokens.
         """
         if self._rules.watch is None or self._may_be_removed(call):
             return
-        body = call.closed_body() if is_over else call.body()  # a closed body without `->` is cut where `)` was likely
+
+        # At its end, a call without `->` may be cut where `)` was likeliest, so it may become shorter.
+        body = call.closed_body() if is_over else call.body()
         final_text = format_begun_call(body, self._rules.vocabulary.encoding.markers.arrow)
-        new_characters = final_text[self._call_characters_sent :]  # none if it was cut before what was sent
+
+        new_characters = final_text[self._call_characters_sent :]  # empty if the cut is before what was sent
         if new_characters:
-            self._call_characters_sent = len(final_text)  # 0 again when the next call begins
+            self._call_characters_sent = len(final_text)
             self._rules.watch(WrittenPiece(self._prompt, new_characters, in_call=True))
 
     def _may_be_removed(self, call: WrittenCall) -> bool:
@@ -115,55 +141,73 @@ class PieceFeed:
 def _get_likelihood(
     text: TextSinceCall, earlier_tokens: Sequence[TokenLikelihood], token_index: int
 ) -> TokenLikelihood:
-    """Return the token at an index of all plain text, which is `earlier_tokens` and then the tokens of `text`."""
+    """Return one token of the plain text, which consists of some earlier tokens and the tokens of `text`.
+
+    Args:
+        text: The text since the last call.
+        earlier_tokens: The tokens of plain text before that call.
+        token_index: The index of the token, counted from the first of the earlier tokens.
+    """
     if token_index < len(earlier_tokens):
         return earlier_tokens[token_index]
     return text.likelihood(token_index - len(earlier_tokens))
 
 
 def drop_uncertain_end(text: str, stop: Sequence[str]) -> str:
-    """Return the beginning of an unfinished text that no later token can change.
+    """Return the beginning of an unfinished text, without an end that a later token may change.
 
-    `drop_uncertain_end("It is\\nQu", stop=["\\nQuestion"])` is "It is": "\\nQu" may become the stop word. So may an end
-    become ` [`, a look-alike of a call such as `<QA(`, or another character.
+    The end is uncertain if it may become a stop word, ` [`, text like `<QA(` that only looks like a call, or if its
+    last character is incomplete.
+
+    Example:
+        drop_uncertain_end("It is\\nQu", stop=["\\nQuestion"])  # "It is", because "\\nQu" may become the stop word
     """
-    begun_length = max((_measure_begun_word(text, word) for word in stop), default=0)
+    begun_length = max((_count_begun_characters(text, stop_word) for stop_word in stop), default=0)
     before_stop_word = text[: len(text) - begun_length]
-    before_brackets = before_stop_word[
-        : find_begun_look_alike(before_stop_word)
-    ]  # they may begin a call or a look-alike
-    return before_brackets.rstrip(f" {INCOMPLETE}")  # spaces may belong to ` [`; INCOMPLETE is half a character
+
+    # Brackets may begin a call, or text that only looks like one.
+    brackets_start = find_begun_look_alike(before_stop_word)
+    before_brackets = before_stop_word[:brackets_start]
+
+    # A space may become ` [`, and INCOMPLETE is half a character.
+    return before_brackets.rstrip(f" {INCOMPLETE}")
 
 
-def _measure_begun_word(text: str, word: str) -> int:
-    """Return with how many characters at its end `text` may begin the stop word `word`; 0 for none.
+def _count_begun_characters(text: str, stop_word: str) -> int:
+    """Count the characters at the end of a text that may be the beginning of a stop word.
 
-    3 for "It is\\nQu" and "\\nQuestion": the text ends with "\\nQu". A whole stop word is not looked for: it has ended
-    the text.
+    A whole stop word is not looked for, because it would have ended the text.
+
+    Example:
+        _count_begun_characters("It is\\nQu", "\\nQuestion")  # 3, the length of "\\nQu"
     """
-    start = max(0, len(text) - len(word) + 1)  # from here, the text has fewer characters than the word
+    # From here on, the text has fewer characters than the stop word.
+    start = max(0, len(text) - len(stop_word) + 1)
+
     while True:
-        start = text.find(word[0], start)
+        start = text.find(stop_word[0], start)
         if start < 0:
             return 0
-        if word.startswith(text[start:]):
+        if stop_word.startswith(text[start:]):
             return len(text) - start
         start += 1
 
 
 def format_begun_call(body: str, arrow: str) -> str:
-    """Return ` [` and the beginning of an unfinished call that no later token can change, without its `->`.
+    """Return ` [` and the text of an unfinished tool call, without its `->` and an end that a later token may change.
 
-    `format_begun_call("Calculator(2+3) -", "->")` is " [Calculator(2+3)", because " -" may become " ->".
+    Args:
+        body: The text that was written after " [".
+        arrow: How the model writes `->`.
 
-    - body: the text written after ` [`.
-    - arrow: the model's marker for `->`; `body` may end with the beginning of it.
+    Example:
+        format_begun_call("Calculator(2+3) -", "->")  # " [Calculator(2+3)", because " -" may become " ->"
     """
-    arrow_start = find_behind_input(RESULT_ARROW, body)  # a `->` within the input does not count; -1 without one
+    arrow_start = find_behind_input(RESULT_ARROW, body)  # an arrow inside the input does not count; -1 without one
     if arrow_start >= 0:
         body = body[:arrow_start]
-    # A later token may change these characters at the end: spaces and "-" may become " ->", and INCOMPLETE stands for
-    # the bytes of an unfinished character.
+
+    # Characters at the end that may become " ->", or stand for the bytes of an incomplete character.
     begun_arrow = arrow.strip()[:-1]  # "-" of "->"
     uncertain_characters = f" {begun_arrow}{INCOMPLETE}"
-    return API_START + body.rstrip(uncertain_characters)  # each of these characters, in any order
+    return API_START + body.rstrip(uncertain_characters)

@@ -72,21 +72,26 @@ class DecodingRules:
 
 
 def rules_for(language_model: LanguageModel, lanes: Sequence[Lane], settings: Settings) -> DecodingRules:
-    """Return the decoding rules that the settings give for a model; it may call the tools of `lanes`.
+    """Build the rules of decoding for a model from the settings.
 
-    A lane is a tool with its thresholds and limits from the settings.
+    Args:
+        language_model: The model that will write.
+        lanes: The tools that it may call, each with its thresholds and limits from the settings.
+        settings: The settings of the project.
     """
     decoding = settings.decoding
-    tools = {lane.tool.name: lane.tool for lane in lanes}
+    tools_by_name = {lane.tool.name: lane.tool for lane in lanes}
+    limits_by_name = {lane.tool.name: lane.limits for lane in lanes}
+
     return DecodingRules(
         language_model,
-        tools,
+        tools_by_name,
         max_new_tokens=decoding.max_new_tokens,
         max_call_tokens=settings.sampling.max_call_tokens,
         k=decoding.k,
         calls=decoding.calls,
         depth=decoding.depth,
         min_probability=map_tool_to_start_threshold(lanes),
-        limits={lane.tool.name: lane.limits for lane in lanes},
-        offer=offer(tools, decoding.tools),
+        limits=limits_by_name,
+        offer=offer(tools_by_name, decoding.tools),
     )

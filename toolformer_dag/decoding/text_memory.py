@@ -20,15 +20,20 @@ class TextMemory:
     position_count: int = 0
 
     def add(self, call: DecodedCall, *, follows_result: bool) -> None:
-        """Remember an answered call. follows_result: whether it came directly after another one's result."""
+        """Remember an answered call.
+
+        Args:
+            call: The call, with its result or the reason why it has none.
+            follows_result: Whether it came directly after the result of another call, at the same position.
+        """
         self.calls.append(call)
         if not follows_result:
             self.position_count += 1
 
     def has_result_of(self, call: DecodedCall) -> bool:
         """Return whether an earlier call with the same tool and input has a result."""
-        for earlier in self.calls:
-            is_same = (earlier.tool, earlier.input) == (call.tool, call.input)
-            if is_same and earlier.result is not None:
+        for earlier_call in self.calls:
+            is_same_call = (earlier_call.tool, earlier_call.input) == (call.tool, call.input)
+            if is_same_call and earlier_call.result is not None:
                 return True
         return False

@@ -91,9 +91,10 @@ class TextSinceCall:
         del self._likelihoods[self.token_count :]
 
     def is_inside_character(self, token_index: int) -> bool:
-        """Return whether the tokens before an index end with only some bytes of a character."""
+        """Return whether a character is incomplete before an index, because only some of its bytes are written."""
         vocabulary = self.rules.vocabulary
-        return vocabulary.text(self.tokens[:token_index], vocabulary.start).endswith(INCOMPLETE)
+        text_before = vocabulary.text(self.tokens[:token_index], vocabulary.start)
+        return text_before.endswith(INCOMPLETE)
 
     def _list_tokens_until(self, token_index: int) -> list[int]:
         """Return all tokens of the text before an index, including the prompt."""
@@ -122,33 +123,38 @@ class TextSinceCall:
         return min(self.rules.k, 1) if self.is_right_after_result else self.rules.k
 
     def has_calls_left(self, token_index: int) -> bool:
-        """Return whether the limit on calls leaves one more, at an index or later."""
-        may_call_anywhere = self.rules.k > 0
+        """Return whether the limit on calls allows one more, at the index or later."""
+        calls_are_enabled = self.rules.k > 0
         has_positions_left = self.memory.position_count < self.rules.calls
-        may_call_first = token_index == 0 and self.may_chain
-        return (may_call_anywhere and has_positions_left) or may_call_first
+        continues_chain = token_index == 0 and self.may_chain  # a chain of calls stands at one position
+        return (calls_are_enabled and has_positions_left) or continues_chain
 
     def may_begin_call(self, token_index: int) -> bool:
-        """Return whether the rules let a tool call begin at an index, whatever the rank of ` [` among the next tokens.
+        """Return whether a tool call may begin before the token at an index.
 
-        - Nothing is written since an earlier call (index 0): only in a chain may another call follow.
-        - The limit on calls leaves one more.
-        - Some tool may be called.
-        - The last character is complete.
+        It makes no difference how many tokens are likelier there than ` [`, which begins a call.
         """
-        nothing_since_call = token_index == 0 and self.after_call
-        if nothing_since_call and not self.may_chain:
+        # Directly after an earlier call, another one may only follow as part of a chain.
+        follows_call_directly = token_index == 0 and self.after_call
+        if follows_call_directly and not self.may_chain:
             return False
+
         if not self.has_calls_left(token_index):
             return False
         if not self.callable_tools(token_index):
             return False
+
+        # A call cannot begin between the bytes of one character.
         return not self.is_inside_character(token_index)
 
     def callable_tools(self, token_index: int) -> frozenset[str]:
-        """Return the offered tools whose `min_probability` is reached by the model's p of ` [` at an index."""
+        """Return the offered tools for which ` [`, which begins a call, is likely enough at an index.
+
+        A tool may need a least probability of ` [` (`rules.min_probability`).
+        """
         if self.first_token.no_call and token_index == 0:
             return frozenset()
+
         start_probability = self.scores.start_probabilities.get(token_index, 0.0)
         thresholds = self.rules.min_probability
         offered_tools = self.offered_tools(token_index)
@@ -163,12 +169,14 @@ class TextSinceCall:
         return self.rules.names
 
     def offered_tools(self, token_index: int) -> frozenset[str]:
-        """Return the permitted tools that fit the text before an index, chosen by `rules.offer`; without it all.
+        """Return the names of the permitted tools that fit the text before an index.
 
-        The choice is cached, because it searches the text.
+        `rules.offer` chooses them. If it is None, all permitted tools are returned.
         """
         if self.rules.offer is None:
             return self.permitted_tools
+
+        # The choice searches the text, so it is made once per index and cached.
         if token_index not in self._offered_tools:
             text_before = self.rules.vocabulary.text(self._list_tokens_until(token_index))
             self._offered_tools[token_index] = self.rules.offer(text_before, self.permitted_tools)
@@ -177,33 +185,41 @@ class TextSinceCall:
     # What may come first after the next call or removal
 
     def rules_after_removal(self, *, no_call: bool, no_bracket: bool) -> FirstTokenRules:
-        """Return what may come next where a call was removed, or text that only looks like one, such as `<QA(`.
+        """Build the rules for the next token after something was removed from the end of the text.
 
-        - no_call: no call may begin there. An earlier ban stays while nothing is written after it.
-        - no_bracket: no opening bracket may come there: the model would write the same text again.
+        Args:
+            no_call: Whether to forbid a call here. A ban that applies here already stays in any case.
+            no_bracket: Whether to forbid an opening bracket here. It is set after text such as `<QA(` was removed,
+                which only looks like a call, because the model would write the same text again.
         """
-        was_banned_before = self.token_count == 0 and self.first_token.no_call
+        call_was_forbidden_here = self.token_count == 0 and self.first_token.no_call
         return FirstTokenRules(
             results_before=self._results_before_next_token,
-            no_call=no_call or was_banned_before,
+            no_call=no_call or call_was_forbidden_here,
             no_bracket=no_bracket,
         )
 
     def rules_after_call(self, call: DecodedCall) -> FirstTokenRules:
-        """Return what may come next after a call that was just answered, at the end of this text.
+        """Build the rules for the first token after a tool call, depending on how the call was answered.
 
         A call without a result is left out of the text, which then goes on where the call began.
+
+        Args:
+            call: The answered call. It stands at the end of this text.
         """
-        results_before = self._results_before_next_token  # directly before this call
-        # With a result: the next call may directly follow, as part of a chain.
+        results_before_call = self._results_before_next_token
+
+        # The call has a result: another call may directly follow, as part of a chain.
         if call.result is not None:
-            return FirstTokenRules(results_before=results_before + 1)
-        # Repeated, or a later call of a chain: the text goes on without a call here.
+            return FirstTokenRules(results_before=results_before_call + 1)
+
+        # The call repeats an earlier one, or continues a chain: the text goes on without a call here.
         if call.reason == REPEATED or self.is_right_after_result:
-            return FirstTokenRules(results_before=results_before, no_call=True)
-        # Otherwise another tool is called here, one that has not failed here.
+            return FirstTokenRules(results_before=results_before_call, no_call=True)
+
+        # Otherwise another tool is tried here, one that has not failed here yet.
         failed_tools = self.first_token.failed_tools | {call.tool}
-        return FirstTokenRules(results_before=results_before, failed_tools=failed_tools)
+        return FirstTokenRules(results_before=results_before_call, failed_tools=failed_tools)
 
     @property
     def _results_before_next_token(self) -> int:
@@ -213,8 +229,13 @@ class TextSinceCall:
     # Which tokens may not come next
 
     def forbids(self, token: int) -> bool:
-        """Return whether a rule forbids `token` as the next one: it would begin a call, or look like one."""
-        if token not in self.rules.vocabulary.with_brackets:  # neither brackets nor `->`
+        """Return whether a rule forbids a token as the next one.
+
+        It would begin a call where none may begin, begin text that only looks like a call, or end a call that the model
+        only invents.
+        """
+        has_bracket_or_marker = token in self.rules.vocabulary.with_brackets
+        if not has_bracket_or_marker:
             return False
         return (
             self._begins_forbidden_call(token)
@@ -223,17 +244,18 @@ class TextSinceCall:
         )
 
     def _begins_forbidden_call(self, token: int) -> bool:
-        """Return whether `token` would complete ` [`, which begins a tool call, where no call may begin.
+        """Return whether a token would complete ` [`, which begins a tool call, where no call may begin.
 
-        ` [` may be several tokens. With the tokens [7, 8] of ` [`, 8 completes it if the text so far ends with 7.
+        Some models write ` [` as several tokens, for example 7 and 8. Then 8 completes it if the text ends with 7.
         """
         *first_tokens, last_token = self.rules.vocabulary.start
-        completes_start = token == last_token and self._ends_with(first_tokens)
-        if not completes_start:
+        completes_call_start = token == last_token and self._ends_with(first_tokens)
+        if not completes_call_start:
             return False
-        # Where ` [` begins: below 0 if its first tokens are in `tokens_before`, such as at the end of the prompt.
-        start_index = self.token_count - len(first_tokens)
-        return not self.may_begin_call(max(start_index, 0))
+
+        # The index is negative if the first tokens of ` [` are in `tokens_before`, such as at the end of the prompt.
+        call_start_index = self.token_count - len(first_tokens)
+        return not self.may_begin_call(max(call_start_index, 0))
 
     def _ends_with(self, tokens: list[int]) -> bool:
         """Return whether the text so far, the prompt included, ends with `tokens`; True for no tokens."""
@@ -243,33 +265,44 @@ class TextSinceCall:
         return last_tokens[-len(tokens) :] == tokens
 
     def _reopens_removed_bracket(self, token: int) -> bool:
-        """Return whether `token` has an opening bracket just where a look-alike of a call, as `<QA(`, was removed."""
+        """Return whether a token has an opening bracket directly after text such as `<QA(` was removed.
+
+        Such text only looks like a tool call. With the bracket, the model would write it again.
+        """
         follows_removed_text = self.first_token.no_bracket and self.token_count == 0
         return follows_removed_text and OPENING.search(self.addition(token)) is not None
 
     def _ends_invented_call(self, token: int) -> bool:
-        """Return whether `token`, after a real call, would end a call that the model only invents.
+        """Return whether a token would end a tool call that the model only invents.
 
-        It does if it completes a marker that only calls have, such as `->`, or closes a bracket that is not open.
+        After a real call, the model may write the end of a call that never began. A token does so if it completes a
+        marker that only calls have, such as `->`, or closes a bracket that is not open.
         """
         if not self.after_call:
             return False
-        text = self.rules.vocabulary.text(self.all_tokens())
-        addition = self.addition(token)
-        return self._completes_marker(text, addition) or closes_unopened_bracket(text, addition)
 
-    def _completes_marker(self, text: str, addition: str) -> bool:
+        text_so_far = self.rules.vocabulary.text(self.all_tokens())
+        new_characters = self.addition(token)
+        completes_marker = self._completes_marker(text_so_far, new_characters)
+        return completes_marker or closes_unopened_bracket(text_so_far, new_characters)
+
+    def _completes_marker(self, text: str, new_characters: str) -> bool:
         """Return whether characters added to a text complete a marker that only calls have, such as `->`."""
+        extended_text = text + new_characters
         for marker in self.rules.vocabulary.call_signs:
-            first_start = max(len(text) - len(marker) + 1, 0)  # a marker from here on has characters of `addition`
-            if (text + addition).find(marker, first_start) >= 0:
+            # A marker that begins here or later contains at least one of the new characters.
+            first_start = max(len(text) - len(marker) + 1, 0)
+            if extended_text.find(marker, first_start) >= 0:
                 return True
         return False
 
     def look_alike_start(self, token: int) -> int | None:
-        """Return the index in the text at which a look-alike of a call begins that `token` would complete, else None.
+        """Find text that would look like a tool call if a token were appended, such as `<QA(`.
 
-        A look-alike is a tool's name after another bracket, such as `<QA(`.
+        Such a look-alike is the name of a tool with `(` after it and an opening bracket before it.
+
+        Returns:
+            The index of its first character in the text since the call, or None if there is no look-alike.
         """
         if token not in self.rules.vocabulary.with_brackets:
             return None
@@ -283,23 +316,29 @@ class TextSinceCall:
         return self.scores.start_probabilities.get(self.token_count, 0.0)
 
     def likelihood(self, token_index: int) -> TokenLikelihood:
-        """Return the token at an index and the likeliest tokens there, as texts with log p. Results are cached."""
+        """Return the token at an index and the likeliest tokens there, as texts with their log probabilities."""
+        # The cache is filled in order, up to the index.
         while len(self._likelihoods) <= token_index:
             self._likelihoods.append(self._decode_likelihood(len(self._likelihoods)))
         return self._likelihoods[token_index]
 
     def _decode_likelihood(self, token_index: int) -> TokenLikelihood:
-        """Return text and log p of the token at an index, and of the `rules.likeliest` likeliest tokens there.
+        """Decode the token at an index and the likeliest tokens there, with their log probabilities.
 
-        The written token has log p UNLISTED if it was not among the recorded likeliest ones.
+        Returns:
+            The text of the written token, and of the `rules.likeliest` likeliest tokens at its place. The written token
+            has the log probability UNLISTED if none was recorded for it.
         """
-        token = self.tokens[token_index]
-        recorded = self.scores.likeliest.get(token_index, {})  # token -> log p, likeliest first; empty if forced
+        written_token = self.tokens[token_index]
+
+        # Token -> log probability, likeliest first. Nothing was recorded if a rule chose the token.
+        recorded = self.scores.likeliest.get(token_index, {})
         likeliest = dict(islice(recorded.items(), self.rules.likeliest))
-        token_text, *likeliest_texts = self._decode_texts_at(token_index, [token, *likeliest])  # a text for each token
+
+        written_text, *likeliest_texts = self._decode_texts_at(token_index, [written_token, *likeliest])
         return TokenLikelihood(
-            text=token_text,
-            log_probability=recorded.get(token, UNLISTED),
+            text=written_text,
+            log_probability=recorded.get(written_token, UNLISTED),
             likeliest=tuple(zip(likeliest_texts, likeliest.values(), strict=True)),
         )
 
@@ -308,22 +347,29 @@ class TextSinceCall:
         return self.rules.vocabulary.decode_additions(tokens, self._list_tokens_until(token_index))
 
     def list_start_chances(self, last_text: str | None) -> list[StartChance]:
-        """Return how likely a tool call was before each token where that was recorded, with the token's text.
+        """List how likely a tool call was before each token, wherever that was recorded.
 
-        `last_text`: what follows the last token: ` [` before a call, "" at the end, None if nothing is written yet.
+        Args:
+            last_text: What follows the last token: " [" if a call follows, "" at the end of the whole text, None if
+                plain text goes on there.
         """
         chances = []
-        for token_index, start_score in self.scores.starts.items():  # p of ` [` and its rank
-            token_text = self._decode_text_after(token_index, last_text)  # None if the token was removed again
-            if token_text is not None:
-                chances.append(StartChance(token_text, start_score.probability, start_score.rank))
+        for token_index, start_score in self.scores.starts.items():
+            next_text = self._decode_text_after(token_index, last_text)
+            if next_text is not None:  # it is None where tokens were removed again
+                chances.append(StartChance(next_text, start_score.probability, start_score.rank))
         return chances
 
     def _decode_text_after(self, token_count: int, last_text: str | None) -> str | None:
-        """Return the text of the token that follows so many tokens; `last_text` after all of them.
+        """Return what the text has after its first `token_count` tokens.
 
-        None beyond the last token: there, scores belong to tokens that were removed again.
+        Returns:
+            The text of the next token, or `last_text` after all tokens. None for a larger count: the tokens there
+            were removed again, and only their scores are left.
         """
         if token_count < self.token_count:
-            return self.rules.vocabulary.text([self.tokens[token_count]], self._list_tokens_until(token_count))
-        return last_text if token_count == self.token_count else None
+            next_token = self.tokens[token_count]
+            return self.rules.vocabulary.text([next_token], self._list_tokens_until(token_count))
+        if token_count == self.token_count:
+            return last_text
+        return None

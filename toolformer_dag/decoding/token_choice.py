@@ -16,53 +16,71 @@ LISTED = 64
 
 
 def write_tokens(batch: GreedyRows, texts: Sequence[WrittenText]) -> list[WrittenText]:
-    """Append the next token to each text, and run it through the model; return the texts that get another token.
+    """Write one more token in each text of a batch.
 
-    `texts` are the rows of `batch`, in order. A text leaves both when it has ended, waits for its tool, or lost its
-    last characters and has to be prefilled again.
+    Args:
+        batch: The texts as rows of the model, in the same order. Rows of texts that stop writing are removed.
+        texts: The texts of the batch.
+
+    Returns:
+        The texts that get another token. The others have ended, wait for the result of a tool, or lost their last
+        characters and must be read by the model again.
     """
-    # Read the model's scores of the next tokens, before any is forbidden:
-    starts = _rank_call_starts(batch, texts)  # how likely ` [` is in each text, which begins a tool call
-    _keep_scores(batch, texts, starts)  # records scores in the texts; a tool may need a least p of ` [`
-    _stop_before_sentences(batch, texts)  # ends texts that may have one sentence only
-    _begin_calls(texts, starts)  # makes ` [` the next tokens of a text
-    _measure_closings(batch, texts)  # records in each open call how likely its input ends here
-    # Forbid tokens in the batch, then choose and write:
-    _forbid_outside_grammar(batch, texts)  # in the rows of open calls; ends a call that no token can follow
+    # Read the model's scores of the next tokens before any token is forbidden.
+    call_starts = _rank_call_starts(batch, texts)  # how likely ` [` is in each text, which begins a tool call
+    _record_scores(batch, texts, call_starts)
+    _stop_before_sentences(batch, texts)
+    _begin_likely_calls(texts, call_starts)
+    _record_likely_closings(batch, texts)
+
+    # Forbid tokens, then choose among the others and write.
+    _forbid_outside_grammar(batch, texts)
     tokens = _append_next_tokens(batch, texts)
-    return _run_remaining(batch, texts, tokens)
+    return _run_remaining_texts(batch, texts, tokens)
 
 
 def _append_next_tokens(batch: GreedyRows, texts: Sequence[WrittenText]) -> list[int]:
-    """Append to each text its next token, a forced or the likeliest one; return the tokens by row.
+    """Append the next token to each text that is still being written.
 
-    The token of a text that no longer writes is meaningless, and is not appended.
+    A token that a rule has chosen comes first, otherwise the likeliest token that is not forbidden.
+
+    Returns:
+        One token per text. For a text that is no longer written it has no meaning.
     """
-    tokens = []
-    for text, likeliest in zip(texts, _choose_likeliest_tokens(batch, texts), strict=True):
-        token = text.next_token(likeliest=likeliest)
-        tokens.append(token)
+    likeliest_tokens = _choose_likeliest_tokens(batch, texts)
+
+    next_tokens = []
+    for text, likeliest_token in zip(texts, likeliest_tokens, strict=True):
+        token = text.next_token(likeliest=likeliest_token)
+        next_tokens.append(token)
         if text.is_writing:
             text.append(token)
-    return tokens
+    return next_tokens
 
 
-def _run_remaining(batch: GreedyRows, texts: Sequence[WrittenText], tokens: Sequence[int]) -> list[WrittenText]:
-    """Run the last token of each text that is still being written through the model; return these texts.
+def _run_remaining_texts(batch: GreedyRows, texts: Sequence[WrittenText], tokens: Sequence[int]) -> list[WrittenText]:
+    """Run the model on the new tokens of the texts that are still being written.
 
-    `batch` loses the rows of the other texts, and gets the model's scores for the next tokens of these.
+    Args:
+        batch: The texts as rows of the model. It keeps only the rows of texts that are still being written, and then
+            has the scores of their next tokens.
+        texts: The texts before any are removed.
+        tokens: The last token of each text.
 
-    `tokens`: the last token of each of `texts`, which are the rows of `batch`.
+    Returns:
+        The texts that are still being written.
     """
     remaining_rows = [row for row, text in enumerate(texts) if text.is_writing]
     if not remaining_rows:
         return []
+
     if len(remaining_rows) < len(texts):
         batch.keep(remaining_rows)
+
     remaining_texts = [texts[row] for row in remaining_rows]
     last_tokens = [tokens[row] for row in remaining_rows]
-    grammars = _collect_new_grammars(remaining_texts)  # of the calls that begin with these tokens, by row
-    batch.step(last_tokens, grammars)
+    new_grammars = _collect_new_grammars(remaining_texts)
+    batch.step(last_tokens, new_grammars)
     return remaining_texts
 
 
@@ -80,70 +98,90 @@ class _CallStart:
     first_rank: int
 
     def rank(self) -> int:
-        """Return how many next tokens are likelier than ` [` as a whole, whose p is the product over its tokens."""
+        """Return how many next tokens are likelier than ` [`.
+
+        If ` [` has several tokens, its probability is the product of theirs.
+        """
         if len(self.tokens) == 1:
             return self.first_rank
         return self.batch.rank_of_sequence(self.row, self.tokens)
 
     def is_among(self, top_k: int) -> bool:
-        """Return whether ` [` is among the `top_k` likeliest next tokens.
-
-        Its rank is never below the rank of its first token, which is tested first because it is cheap.
-        """
+        """Return whether ` [` is among the `top_k` likeliest next tokens."""
+        # The rank of the first token is tested first. It is cheap to get, and the rank of ` [` is never lower.
         return self.first_rank < top_k and self.rank() < top_k
 
     def score(self) -> StartScore:
-        """Return p of ` [` and its rank."""
-        return StartScore(probability=exp(self.batch.log_probability(self.row, self.tokens)), rank=self.rank())
+        """Compute the probability of ` [` and its rank."""
+        log_probability = self.batch.log_probability(self.row, self.tokens)
+        return StartScore(probability=exp(log_probability), rank=self.rank())
 
 
 def _rank_call_starts(batch: GreedyRows, texts: Sequence[WrittenText]) -> list[_CallStart]:
-    """Return for each text, as a row of `batch`, the tokens of ` [` and the rank of the first one."""
+    """Look up in each text how many tokens are likelier next than the first token of ` [`, which begins a call."""
     start_tokens = texts[0].rules.vocabulary.start  # all texts of a batch have the same vocabulary
     first_ranks = batch.ranks(start_tokens[0])
     return [_CallStart(batch, row, start_tokens, first_ranks[row]) for row in range(len(texts))]
 
 
-def _keep_scores(batch: GreedyRows, texts: Sequence[WrittenText], starts: Sequence[_CallStart]) -> None:
-    """Record in each text the model's p of ` [`, which begins a call, and log p of the likeliest next tokens.
+def _record_scores(batch: GreedyRows, texts: Sequence[WrittenText], call_starts: Sequence[_CallStart]) -> None:
+    """Record the model's scores of the next token in each text that writes plain text.
 
-    p of ` [` is recorded where it is likely enough to matter (`_is_recorded`), log p if the text's rules ask for it.
+    These are the probability of ` [`, which begins a call, if it is likely enough to matter, and the log probabilities
+    of the likeliest tokens, if the rules ask for them.
 
-    starts: ` [` as the next tokens of each text.
+    Args:
+        batch: The texts as rows of the model.
+        texts: The texts, which get the scores.
+        call_starts: For each text, how likely ` [` comes next.
     """
-    for row, (text, start) in enumerate(zip(texts, starts, strict=True)):
-        if not text.model_chooses_next:  # it is writing a call, or a rule has chosen its next token
+    for row, (text, call_start) in enumerate(zip(texts, call_starts, strict=True)):
+        # Skip texts that are writing a call, or whose next token was chosen by a rule.
+        if not text.model_chooses_next:
             continue
-        if _is_recorded(start, text.rules):
-            text.keep_start_score(start.score())
+
+        if _is_recorded(call_start, text.rules):
+            text.keep_start_score(call_start.score())
         if text.rules.likeliest is not None:
             text.keep_likeliest(batch.likeliest(row, LISTED))
 
 
-def _is_recorded(start: _CallStart, rules: DecodingRules) -> bool:
-    """Return whether p of ` [` is recorded: rules trace every position, a call may begin with it, or it is likely."""
-    return rules.traced or start.first_rank < RECORDED or start.is_among(rules.k)
+def _is_recorded(call_start: _CallStart, rules: DecodingRules) -> bool:
+    """Return whether the probability of ` [` is recorded at a place in the text.
+
+    It is if the rules trace every place, or if ` [` is likely there.
+    """
+    return rules.traced or call_start.first_rank < RECORDED or call_start.is_among(rules.k)
 
 
 def _stop_before_sentences(batch: GreedyRows, texts: Sequence[WrittenText]) -> None:
-    """End each text that may have one sentence only, if it is complete and the likeliest token begins another."""
+    """End each text that may only have one sentence, if that sentence is complete.
+
+    A sentence is complete if it ends with punctuation such as ".", and the likeliest next token begins another sentence
+    or ends the text.
+    """
     if not any(text.rules.one_sentence for text in texts):
         return
-    likeliest = batch.best()  # by row
+
+    likeliest_tokens = batch.best()
     for row, text in enumerate(texts):
         if text.rules.one_sentence:
-            text.stop_before_sentence(likeliest[row])
+            text.stop_before_sentence(likeliest_tokens[row])
 
 
-def _begin_calls(texts: Sequence[WrittenText], starts: Sequence[_CallStart]) -> None:
-    """Begin a call in each text where the rules allow one and ` [` is among the k likeliest next tokens.
+def _begin_likely_calls(texts: Sequence[WrittenText], call_starts: Sequence[_CallStart]) -> None:
+    """Begin a tool call in each text where ` [` is among the k likeliest next tokens and the rules allow a call.
 
-    `starts`: for each text, how likely the tokens of ` [` are to come next.
+    Args:
+        texts: The texts. Where a call begins, the tokens of ` [` become the next tokens.
+        call_starts: For each text, how likely ` [` comes next.
     """
-    for text, start in zip(texts, starts, strict=True):
-        top_k = text.since_call.top_k  # k of the text's rules; at most 1 right after a call's result
-        first_token_is_likely = start.first_rank < top_k  # its rank counts from 0; the cheapest test comes first
-        if first_token_is_likely and text.may_begin_call and start.is_among(top_k):
+    for text, call_start in zip(texts, call_starts, strict=True):
+        top_k = text.since_call.top_k
+
+        # The cheapest test comes first: ` [` is never likelier than its first token.
+        first_token_is_likely = call_start.first_rank < top_k
+        if first_token_is_likely and text.may_begin_call and call_start.is_among(top_k):
             text.begin_call()
 
 
@@ -156,13 +194,20 @@ class _OpenCall:
     top_k: int
 
     def measure_closing(self, batch: GreedyRows, token: int, closing: str) -> None:
-        """Let the call remember how likely its input ends here with `token`, whose text is `closing`, such as `)`."""
+        """Let the call remember how likely its input ends here, if its grammar allows that.
+
+        Args:
+            batch: The rows of the model, with this call in one of them.
+            token: The token that would close the input.
+            closing: The text of this token, such as `)`.
+        """
         if self.call.form.allows(token):
-            self.call.measure_closing(batch.log_probability(self.row, [token]), closing)
+            log_probability = batch.log_probability(self.row, [token])
+            self.call.measure_closing(log_probability, closing)
 
 
 def _list_open_calls(texts: Sequence[WrittenText]) -> list[_OpenCall]:
-    """Return the tool calls that the texts of a batch are writing and whose tool is already named."""
+    """List the tool calls that are being written and already have the complete name of their tool."""
     open_calls = []
     for row, text in enumerate(texts):
         if text.call is not None and text.call.has_name:
@@ -170,55 +215,65 @@ def _list_open_calls(texts: Sequence[WrittenText]) -> list[_OpenCall]:
     return open_calls
 
 
-def _measure_closings(batch: GreedyRows, texts: Sequence[WrittenText]) -> None:
-    """Let each open tool call remember its likeliest end so far; at the limit of tokens, it is cut there.
+def _record_likely_closings(batch: GreedyRows, texts: Sequence[WrittenText]) -> None:
+    """Let each unfinished tool call remember the likeliest place so far at which its input could end.
 
-    An end is a token that closes the input, such as `)`. It counts if it is among the k likeliest next tokens and the
-    call's grammar allows it here (`_OpenCall.measure_closing`).
+    A call that reaches its limit of tokens is cut there. An end counts if a closing token, whose text is `)` or `")`,
+    is among the k likeliest next tokens and the grammar of the call allows it.
     """
     open_calls = _list_open_calls(texts)
     if not open_calls:
         return
+
     vocabulary = texts[0].rules.vocabulary  # all texts of a batch have the same one
-    for token, closing in vocabulary.closings.items():  # the texts of these tokens are `)` and `")`
-        ranks = batch.ranks(token)  # by row: how many tokens are likelier
+    for closing_token, closing_text in vocabulary.closings.items():
+        rank_by_row = batch.ranks(closing_token)  # the number of likelier tokens in each row
         for open_call in open_calls:
-            is_among_top_k = ranks[open_call.row] < open_call.top_k
+            is_among_top_k = rank_by_row[open_call.row] < open_call.top_k
             if is_among_top_k:
-                open_call.measure_closing(batch, token, closing)
+                open_call.measure_closing(batch, closing_token, closing_text)
 
 
 def _forbid_outside_grammar(batch: GreedyRows, texts: Sequence[WrittenText]) -> None:
-    """Forbid in each row with an open call the tokens that its grammar excludes; end calls that no token can follow."""
+    """Forbid the tokens that do not fit the grammar of the tool call that a text is writing.
+
+    If no token fits, the call ends.
+    """
     for row, text in enumerate(texts):
         if text.is_writing and text.call is not None:
-            some_token_is_permitted = batch.permit(row, text.call.form)
-            if not some_token_is_permitted:
+            some_token_fits = batch.permit(row, text.call.form)
+            if not some_token_fits:
                 text.end_call()
 
 
 def _choose_likeliest_tokens(batch: GreedyRows, texts: Sequence[WrittenText]) -> list[int]:
-    """Return for each text the likeliest next token that no rule forbids; likelier ones are masked in `batch`.
+    """Choose the likeliest next token of each text that no rule forbids.
 
-    A text whose likeliest token would complete something that only looks like a tool call, such as `<QA(`, stops
-    writing here. The token of a text that does not write is meaningless.
+    A text stops writing here if its likeliest token would complete something that only looks like a tool call, such as
+    `<QA(`.
+
+    Returns:
+        One token per text. For a text that is no longer written it has no meaning.
     """
-    while True:  # mask forbidden tokens and look again, until no text's likeliest token is forbidden
-        likeliest = batch.best()  # by row
-        forbidden = []  # pairs of a row and a token
+    while True:
+        likeliest_tokens = batch.best()
+
+        forbidden_tokens = []  # pairs of a row and a token
         for row, text in enumerate(texts):
-            text.stop_before_look_alike(likeliest[row])  # may change the text's state; then `forbids` is False
-            if text.forbids(likeliest[row]):
-                forbidden.append((row, likeliest[row]))
-        if not forbidden:
-            return likeliest
-        batch.forbid(forbidden)
+            token = likeliest_tokens[row]
+            text.stop_before_look_alike(token)  # if the text stops here, `forbids` returns False
+            if text.forbids(token):
+                forbidden_tokens.append((row, token))
+
+        if not forbidden_tokens:
+            return likeliest_tokens
+        batch.forbid(forbidden_tokens)  # then look at the likeliest of the other tokens
 
 
 def _collect_new_grammars(texts: Sequence[WrittenText]) -> dict[int, CallForm]:
-    """Return the grammar (form) of each call that begins now, by the index of its text in `texts`."""
-    grammars = {}
+    """Collect the grammar of each tool call that has just begun, by the index of its text."""
+    grammar_by_row = {}
     for row, text in enumerate(texts):
-        if text.call is not None and not text.call.tokens:
-            grammars[row] = text.call.form
-    return grammars
+        if text.call is not None and not text.call.tokens:  # a call without tokens has just begun
+            grammar_by_row[row] = text.call.form
+    return grammar_by_row

@@ -28,39 +28,56 @@ class Vocabulary:
     """
 
     def __init__(self, language_model: LanguageModel) -> None:
-        """Read the model's tokenizer, its end tokens, and the markers of tool calls that it writes."""
+        """Read the vocabulary of a model: its tokenizer, its end tokens, and how it writes tool calls."""
         self._tokenizer = language_model.tokenizer
         self.encoding = language_model.encoding
         self.start = self.encoding.start  # the tokens of ` [`, which begins a call
         self.ends = _list_end_tokens(language_model)  # the tokens that end a text
         self.call_signs = self._list_call_signs()  # texts that occur in calls alone, such as ("->",)
-        self._hidden = self._list_hidden_tokens()  # to leave out of texts; None for all special tokens
-        # llguidance's table of all tokens, without `slices`, an optional speed-up.
-        self._table = llguidance.hf.from_tokenizer(self._tokenizer, n_vocab=len(self._tokenizer), slices=[])
-        # A compiled matcher at the beginning of each grammar of calls so far; `_build_matcher` copies them.
-        self._matchers: dict[str, LLMatcher] = {}
+        self._hidden_tokens = self._list_hidden_tokens()  # to leave out of texts; None for all special tokens
+
+        # llguidance checks grammars against this table of all tokens. `slices` are an optional speed-up, not used here.
+        self._token_table = llguidance.hf.from_tokenizer(self._tokenizer, n_vocab=len(self._tokenizer), slices=[])
+
+        # By grammar of calls, a matcher in which nothing is written yet. Each call gets a copy (`_build_matcher`).
+        self._initial_matchers: dict[str, LLMatcher] = {}
 
     def _list_call_signs(self) -> tuple[str, ...]:
-        """Return the texts that occur in calls alone: ("->",), and the marker of `]` if it is more than brackets."""
+        """List the texts that occur in calls alone, such as ("->",).
+
+        The marker that ends a call is one of them if it is more than brackets.
+        """
         arrow = self.encoding.markers.arrow.strip()
         end = self.encoding.markers.end
         has_only_brackets = all(character in "])}>" for character in end)
         return (arrow,) if has_only_brackets else (arrow, end)
 
     def _list_hidden_tokens(self) -> set[int] | None:
-        """Return the special tokens to leave out of texts; None for all of them, which the tokenizer can leave out."""
-        markers: set[int] = set()
+        """List the special tokens that are left out of texts, which are all except the markers of calls.
+
+        Returns:
+            The tokens, or None if no marker is a special token. The tokenizer itself can then leave out all of them.
+        """
+        marker_tokens: set[int] = set()
         for ids in self.encoding.added.values():
-            markers.update(ids)
-        special = {token for token, added in self._tokenizer.added_tokens_decoder.items() if added.special}
-        return special - markers if special & markers else None
+            marker_tokens.update(ids)
+
+        special_tokens = {token for token, added in self._tokenizer.added_tokens_decoder.items() if added.special}
+        if special_tokens & marker_tokens:
+            return special_tokens - marker_tokens
+        return None
 
     def text(self, ids: Sequence[int], context: Sequence[int] = ()) -> str:
-        """Return the text that `ids` add after the tokens `context`.
+        """Return the text that some tokens add to a text.
 
-        Decoded alone, `ids` could lose a leading space, or a character whose bytes begin in `context`.
+        Decoded alone, they could lose a leading space, or a character whose bytes begin in the tokens before.
+
+        Args:
+            ids: The tokens that are added.
+            context: The tokens before them.
         """
-        return self._decode([*context, *ids])[len(self._decode(context)) :]
+        context_length = len(self._decode(context))
+        return self._decode([*context, *ids])[context_length:]
 
     def decode_additions(self, tokens: Sequence[int], context: Sequence[int]) -> list[str]:
         """Return, for each of `tokens`, the text that it alone would add after the tokens `context`."""
@@ -68,28 +85,33 @@ class Vocabulary:
         return [self._decode([*context, token])[context_length:] for token in tokens]
 
     def form(self, names: Collection[str], schemas: Mapping[str, Schema], max_tokens: int) -> CallForm:
-        """Return a new `CallForm`, which says token by token what may follow in a call after ` [`: `Name(input) ->`.
+        """Build the grammar of a tool call, which says token by token what may follow after ` [`.
 
-        - names: the tools that may be called.
-        - schemas: the named arguments of tools that have them, by tool.
-        - max_tokens: the maximum length of the call.
+        A call that fits it has the form `Name(input) ->`.
+
+        Args:
+            names: The names of the tools that may be called.
+            schemas: The named arguments of the tools that have some, by the name of the tool.
+            max_tokens: How many tokens the call may have at most.
         """
         markers = self.encoding.markers
+
         # If the arrow was added to the tokenizer as a token, the grammar needs its id: text may not be encoded to it.
-        arrow_token = self._tokenizer.get_added_vocab().get(markers.arrow.strip())  # else None
+        arrow_token = self._tokenizer.get_added_vocab().get(markers.arrow.strip())  # None if it was not added
+
         grammar = build_call_grammar(names, schemas, markers, arrow_token)
         return CallForm(
             grammar=grammar,
-            matcher=self._build_matcher(grammar),  # the state of the grammar: nothing is written yet
+            matcher=self._build_matcher(grammar),
             most=max_tokens,
-            end=self._table.eos_token,  # what llguidance allows after a complete call
+            end=self._token_table.eos_token,  # what llguidance allows after a complete call
         )
 
     def _build_matcher(self, grammar: str) -> LLMatcher:
-        """Return a matcher at the beginning of a grammar, which is compiled once."""
-        if grammar not in self._matchers:
-            self._matchers[grammar] = LLMatcher(self._table, grammar)
-        return self._matchers[grammar].deep_copy()
+        """Return a new matcher for a grammar, with nothing written yet. Each grammar is compiled only once."""
+        if grammar not in self._initial_matchers:
+            self._initial_matchers[grammar] = LLMatcher(self._token_table, grammar)
+        return self._initial_matchers[grammar].deep_copy()
 
     @cached_property
     def closings(self) -> dict[int, str]:
@@ -112,12 +134,12 @@ class Vocabulary:
         return self.decode_additions(range(len(self._tokenizer)), self.start)
 
     def _decode(self, ids: Sequence[int]) -> str:
-        """Return the text of tokens from the beginning of a text, without the hidden special tokens."""
-        hidden = self._hidden
-        if hidden is not None:
-            ids = [token for token in ids if token not in hidden]
+        """Decode tokens from the beginning of a text, and leave out the special tokens that are hidden."""
+        hidden_tokens = self._hidden_tokens
+        if hidden_tokens is not None:
+            ids = [token for token in ids if token not in hidden_tokens]
         text: str = self._tokenizer.decode(
-            list(ids), skip_special_tokens=hidden is None, clean_up_tokenization_spaces=False
+            list(ids), skip_special_tokens=hidden_tokens is None, clean_up_tokenization_spaces=False
         )
         return text
 
@@ -126,23 +148,28 @@ _VOCABULARIES: WeakKeyDictionary[LanguageModel, Vocabulary] = WeakKeyDictionary(
 
 
 def vocabulary_of(language_model: LanguageModel) -> Vocabulary:
-    """Return the model's vocabulary, cached per model: decoding all tokens takes a second for 50,000."""
+    """Return the vocabulary of a model, which is built only once per model.
+
+    It takes a second to decode all tokens of a vocabulary of 50,000.
+    """
     if language_model not in _VOCABULARIES:
         _VOCABULARIES[language_model] = Vocabulary(language_model)
     return _VOCABULARIES[language_model]
 
 
 def _list_end_tokens(language_model: LanguageModel) -> frozenset[int]:
-    """Return all end-of-sequence tokens that the model's configuration, its text part and the tokenizer name.
+    """List all tokens that end a text.
 
-    Each may name none, one or a list.
+    The model's configuration, the part of it for text, and the tokenizer may each name no such token, one, or a list.
     """
     model_config: Any = language_model.config
-    ends: set[int] = set()
-    for source in (model_config, model_config.get_text_config(), language_model.tokenizer):
+    sources = (model_config, model_config.get_text_config(), language_model.tokenizer)
+
+    end_tokens: set[int] = set()
+    for source in sources:
         ids = getattr(source, "eos_token_id", None)
         if isinstance(ids, list):
-            ends.update(ids)
+            end_tokens.update(ids)
         elif ids is not None:
-            ends.add(ids)
-    return frozenset(ends)
+            end_tokens.add(ids)
+    return frozenset(end_tokens)

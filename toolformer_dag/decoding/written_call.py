@@ -55,25 +55,31 @@ class WrittenCall:
         return to_paper_form(text, self.vocabulary.encoding.markers)
 
     def closed_body(self) -> str:
-        """Return the body of a finished call; without a `->` it is cut at the likeliest end of its input, if any."""
+        """Return the text of a finished call after ` [`.
+
+        If it has no `->`, it is cut at the likeliest end of its input, if any end was likely.
+        """
         body = self.body()
         if self.likeliest_closing is None or _has_arrow(body):
             return body
         return self.likeliest_closing.body
 
     def measure_closing(self, log_probability: float, closing: str) -> None:
-        """Keep in `likeliest_closing` that the input could end here with `closing`, if no end so far was likelier.
+        """Remember that the input of the call could end here, if this is likelier than all possible ends before.
 
-        A call that reaches the limit of tokens without `->` is cut at its likeliest end.
+        A call that reaches its limit of tokens without `->` is cut at the likeliest end.
 
-        - log_probability: that of `closing`, a text such as `)`, as the next token.
+        Args:
+            log_probability: How likely the closing text is to come next.
+            closing: A text that closes the input, such as `)`.
         """
-        best = self.likeliest_closing
-        if best is not None and log_probability <= best.log_probability:
+        likeliest = self.likeliest_closing
+        if likeliest is not None and log_probability <= likeliest.log_probability:
             return
+
         body = self.body()
         closed_body = f"{body}{closing} {RESULT_ARROW}"
-        ends_input = _has_arrow(closed_body)  # not within a string, in which `)` and `->` are part of the input
+        ends_input = _has_arrow(closed_body)  # False within a string, where `)` and `->` are part of the input
         is_inside_character = body.endswith(INCOMPLETE)  # the last token has only some bytes of a character
         if ends_input and not is_inside_character:
             self.likeliest_closing = Closing(log_probability, closed_body)
@@ -85,27 +91,37 @@ def _has_arrow(body: str) -> bool:
 
 
 def parse_written_call(body: str) -> DecodedCall:
-    """Parse the text of a written tool call; return it without a result, or with the reason why it cannot be run.
+    """Parse the text of a written tool call, which has no result yet.
 
-    `body`: the text after ` [`, of the form `Name(input) ->` unless the limit of tokens has cut it:
+    Args:
+        body: The text after " [", such as "Calculator(2+3) ->". It may have been cut at the limit of tokens.
 
-        read_call("Calculator(2+3) ->")  # tool "Calculator", input "2+3", no reason
-        read_call("Calculator(2+")  # tool "Calculator", input "2+", reason NO_END
-        read_call("Calcul")  # tool "", input "Calcul", reason NO_END
+    Returns:
+        The call without a result. If it cannot be run, it has the reason for that.
+
+    Example:
+        parse_written_call("Calculator(2+3) ->")  # tool "Calculator", input "2+3", no reason
+        parse_written_call("Calculator(2+")  # tool "Calculator", input "2+", reason NO_END
+        parse_written_call("Calcul")  # tool "", input "Calcul", reason NO_END
     """
     arrow_start = find_behind_input(RESULT_ARROW, body)  # -1 without an arrow after the input
     if arrow_start < 0:
         return _parse_unfinished_call(body)
+
     try:
         call = parse_call(body[:arrow_start].rstrip())
-    except MalformedCall as error:  # no call after all: what was written is kept, with the reason
+    except MalformedCall as error:
+        # It is no call after all. What was written is kept, with the reason.
         tool, _, input = body.partition("(")
         return DecodedCall(tool, input, result=None, reason=error.reason)
     return DecodedCall(call.tool, call.input, result=None, reason=None)
 
 
 def _parse_unfinished_call(body: str) -> DecodedCall:
-    """Return a call without an end, with the reason NO_END; its tool is "" if not even the name is complete."""
+    """Split the text of a tool call without an end into tool and input, and give it the reason NO_END.
+
+    If not even the name of the tool is complete, the tool is "" and the whole text is the input.
+    """
     tool, bracket, input = body.partition("(")
     if not bracket:
         return DecodedCall(tool="", input=body, result=None, reason=NO_END)
