@@ -138,22 +138,28 @@ class _Match(NamedTuple):
 
 
 def shard_files(settings: Settings) -> list[ShardFile]:
-    """Return the files that the patterns `corpus.shards` match, sorted by name; the small web's without patterns.
+    """List the files of the corpus, which the patterns in `corpus.shards` match. Each file is a shard.
 
-    - A pattern is a file, a path with wildcards, or a folder: the files of JSON lines and Parquet below it. Hidden
-      files and what is published beside documents are left out.
-    - A shard is named by its path below the pattern's folder, without suffixes: "en/head_0000". Files that would share
-      a name keep their suffixes and more of their path.
-    - A file that two patterns match is a shard once, named by the first pattern.
+    A pattern is a file, a path with wildcards, or a folder. A folder stands for the JSON lines and Parquet files in it
+    and its subfolders. Hidden files are left out, and files that data sets publish beside their documents.
 
-    Raises SettingsError where a pattern matches nothing, or something named like data that is no regular file.
+    Returns:
+        The files, sorted by the name of the shard. That is the path below the folder of the pattern without suffixes,
+        such as "en/head_0000". If two files would have the same name, a longer path with suffixes is used. Without
+        patterns, the files of the small web, a synthetic corpus.
+
+    Raises:
+        SettingsError: A pattern matches no file, or something that is not a regular file.
     """
     if not settings.corpus.shards:
         return list_small_web_files(settings)
+
     matches: list[_Match] = []
     for pattern in settings.corpus.shards:
         matches += _list_matches(settings.root, pattern)
-    return sorted(_name_shards(_drop_repeated_files(matches)), key=lambda file: file.name)
+
+    distinct_matches = _drop_repeated_files(matches)  # a file that two patterns match is named by the first
+    return sorted(_name_shards(distinct_matches), key=lambda shard: shard.name)
 
 
 def _drop_repeated_files(matches: Sequence[_Match]) -> list[_Match]:
@@ -165,14 +171,17 @@ def _drop_repeated_files(matches: Sequence[_Match]) -> list[_Match]:
 
 
 def list_hub_files(settings: Settings) -> list[HubFile]:
-    """Return the data files of the data set at `corpus.hub`, each a shard, sorted by name.
+    """List the data files of the data set named in `corpus.hub`, sorted by name. Each file is a shard.
 
-    Raises HubError where it cannot be reached, or has no such configuration or split.
+    Raises:
+        HubError: The data set cannot be reached, or does not have the configuration or split of the settings.
     """
     split = _resolve_corpus_split(settings)
+    shard_names = _choose_shard_names(split.files)
+
     files = []
-    for number, name in enumerate(_choose_shard_names(split.files)):
-        files.append(HubFile(name=shorten_name(name), split=split, number=number))
+    for number, shard_name in enumerate(shard_names):
+        files.append(HubFile(name=shorten_name(shard_name), split=split, number=number))
     return sorted(files, key=lambda file: file.name)
 
 
@@ -194,20 +203,26 @@ def _resolve_corpus_split(settings: Settings) -> HubSplit:
 
 
 def _read_or_pin_split(corpus: CorpusSettings, storage: Storage) -> HubSplit:
-    """Return the data files of a data set of the hub, at the commit of the first use.
+    """List the data files of a data set on the Hugging Face hub, always at the commit that was found at the first use.
 
-    A file of the lake (a pin) remembers the commit. Raises HubError, and over an object store Overtaken where another
-    run has written the pin meanwhile.
+    The commit and the list are remembered in a file of the lake, which is called a pin.
+
+    Raises:
+        HubError: The data set cannot be reached, or does not have the configuration or split of the settings.
+        Overtaken: The lake is in an object store, and another run has just written the pin.
     """
-    hub = str(corpus.hub)
+    hub_name = str(corpus.hub)
     request = _build_split_request(corpus)
-    path = storage.root / PINS / f"{fingerprint(request)}.json"
-    pin = _read_pin(path, hub, storage)
+    pin_path = storage.root / PINS / f"{fingerprint(request)}.json"
+
+    pin = _read_pin(pin_path, hub_name, storage)
     if pin.split is not None:
         return pin.split
-    split = resolve(hub, corpus.configuration, corpus.split, corpus.revision)  # the first use, or the pin is damaged
+
+    # The first use, or the pin is damaged.
+    split = resolve(hub_name, corpus.configuration, corpus.split, corpus.revision)
     new_pin = seal_record("corpus.hub", {"asked": request, "resolved": asdict(split)})
-    storage.replace(path, new_pin, pin.version)
+    storage.replace(pin_path, new_pin, pin.version)
     return split
 
 
@@ -229,11 +244,21 @@ class _Pin(NamedTuple):
 
 
 def _read_pin(path: Path, hub: str, storage: Storage) -> _Pin:
-    """Read a pin, the file that remembers the split and commit of a data set; warn where it is damaged."""
+    """Read a pin: the file that remembers at which commit a data set is used.
+
+    Args:
+        path: The file.
+        hub: The name of the data set, for the warning if the file is damaged.
+        storage: The storage of the lake.
+
+    Returns:
+        What the pin remembers (None if the file does not exist or is damaged), and the version of the file.
+    """
     try:
         content, version = storage.read(path)
     except FileNotFoundError:
-        return _Pin(split=None, version=NO_FILE)  # the first use
+        return _Pin(split=None, version=NO_FILE)
+
     try:
         return _Pin(_parse_split(content), version)
     except (ValueError, KeyError, TypeError) as error:
@@ -243,7 +268,7 @@ def _read_pin(path: Path, hub: str, storage: Storage) -> _Pin:
             error,
             hub,
         )
-        return _Pin(split=None, version=version)  # the version that the caller will replace
+        return _Pin(split=None, version=version)  # needed to replace exactly this version
 
 
 def _parse_split(pin: bytes) -> HubSplit:
@@ -254,16 +279,18 @@ def _parse_split(pin: bytes) -> HubSplit:
 
 
 def list_small_web_files(settings: Settings) -> list[ShardFile]:
-    """Return the small web's files, whether written yet or not.
+    """List the files of the small web, a synthetic corpus, even if they are not written yet.
 
-    Their folder is named by everything that determines them, so that other settings have other files.
+    The name of their folder contains everything that determines them, so other settings lead to other files.
     """
     web = settings.corpus.small_web
-    name = f"v{VERSION}_seed-{web.seed}_{web.documents}-in-{web.shards}"
-    folder = settings.paths.local / "small_web" / name
+    folder_name = f"v{VERSION}_seed-{web.seed}_{web.documents}-in-{web.shards}"
+    folder = settings.paths.local / "small_web" / folder_name
+
     files = []
     for number in range(web.shards):
-        files.append(ShardFile(f"small_web_{number:04}", folder / f"en_head_{number:04}.json.gz"))
+        shard_name = f"small_web_{number:04}"
+        files.append(ShardFile(shard_name, folder / f"en_head_{number:04}.json.gz"))
     return files
 
 
@@ -272,14 +299,15 @@ WEB_RECORD = "small_web.json"
 
 
 def write_small_web(settings: Settings) -> None:
-    """Write the files of the small web, a synthetic corpus, where one of them is missing or damaged.
+    """Write the files of the small web, a synthetic corpus, unless all of them are there and undamaged.
 
-    One process at a time does so.
+    If several processes call this at once, one writes and the others wait.
     """
     folder = list_small_web_files(settings)[0].path.parent
-    with locked(folder.with_name(f".{folder.name}.lock")):
-        damaged = list_damaged_beside(folder / WEB_RECORD, again=True)  # again: read files that were read before, too
-        if damaged:
+    lock_file = folder.with_name(f".{folder.name}.lock")
+    with locked(lock_file):
+        damaged_files = list_damaged_beside(folder / WEB_RECORD, again=True)  # again: check files checked before, too
+        if damaged_files:
             _write_web_files(settings, folder)
 
 
@@ -301,17 +329,28 @@ def _clear_times(files: Sequence[Path]) -> None:
 
 
 def _list_matches(root: Path, pattern: str) -> list[_Match]:
-    """Return the files that a pattern of `corpus.shards` matches: a file, a folder, or a path with wildcards.
+    """List the files that a pattern of the setting `corpus.shards` matches.
 
-    root: the folder at which a relative pattern begins. Raises SettingsError where nothing matches.
+    Args:
+        root: The folder to which a relative pattern refers.
+        pattern: A file, a folder, or a path with wildcards.
+
+    Raises:
+        SettingsError: The pattern matches no file, or something that is not a regular file.
     """
     path = Path(to_absolute_pattern(pattern, root))
-    is_file = os.path.lexists(path) and not path.is_dir()  # also a broken link, which is reported when it is read
+
+    # A broken link counts as a file, so that the error about it appears when it is read.
+    is_file = os.path.lexists(path) and not path.is_dir()
     if is_file:
         return [_Match(folder=path.parent, path=_require_regular(path))]
-    if path.parent == path:
+
+    is_root_folder = path.parent == path
+    if is_root_folder:
         raise SettingsError(f"corpus.shards: {pattern!r} is the root folder; name the folder of the corpus")
-    matches = _list_matches_below(_find_folder_before_wildcards(path), path)
+
+    folder = _find_folder_before_wildcards(path)
+    matches = _list_matches_below(folder, path)
     if not matches:
         raise _build_no_match_error(pattern, path, root)
     return matches
@@ -336,17 +375,26 @@ def _list_matches_below(folder: Path, pattern: Path) -> list[_Match]:
 
 
 def _iter_files_below(folder: Path, pattern: Path) -> Iterator[Path]:
-    """Yield the files below a folder that a pattern matches, such as `/web/*/en*.json` with the folder `/web`.
+    """Find the files below a folder that a pattern matches.
 
-    A pattern without wildcards is the folder itself: all files in it that are named like documents. Folders are left
-    out, but for those that a wildcard matches and that are named like documents: the caller refuses them.
+    Args:
+        folder: The beginning of the pattern up to the first wildcard, such as `/web`.
+        pattern: A path with wildcards, such as `/web/*/en*.json`. Without wildcards, the folder itself, which stands
+            for all files in it that are named like files of documents.
+
+    Yields:
+        The files. A folder is left out, unless a wildcard matches it and it is named like a file of documents. The
+        caller then reports it as an error.
     """
-    if folder == pattern:
+    is_whole_folder = pattern == folder
+    if is_whole_folder:
         yield from _iter_data_files(folder)
         return
+
     wildcards = str(pattern.relative_to(folder))
-    if wildcards.endswith("**"):  # alone it matches folders only
-        wildcards = f"{wildcards}/*"
+    if wildcards.endswith("**"):
+        wildcards = f"{wildcards}/*"  # a final `**` would match only folders
+
     for path in folder.glob(wildcards):
         if _is_named_as_data(path) or not path.is_dir():
             yield path
@@ -395,16 +443,19 @@ def _find_folder_before_wildcards(pattern: Path) -> Path:
 
 
 def _may_hold_documents(path: Path, folder: Path) -> bool:
-    """Return whether a file below `folder` may hold documents.
+    """Return whether a file below a folder may contain documents of the corpus.
 
-    Hidden files, files with names of SIDE_FILE, and Dolma's folders `attributes` do not.
+    The answer is False for hidden files, for files that data sets publish beside their documents (SIDE_FILE), and for
+    files in the folders named `attributes` of the data set Dolma.
     """
-    below = path.relative_to(folder)
-    is_hidden = any(part.startswith((".", "_")) for part in below.parts)
+    relative_path = path.relative_to(folder)
+
+    is_hidden = any(part.startswith((".", "_")) for part in relative_path.parts)
     if is_hidden or SIDE_FILE.fullmatch(path.name):
         return False
-    folders_above = [folder / parent for parent in below.parents if folder / parent != folder]
-    return not any(map(_is_attributes_folder, folders_above))
+
+    subfolders = [folder / parent for parent in relative_path.parents if folder / parent != folder]
+    return not any(_is_attributes_folder(subfolder) for subfolder in subfolders)
 
 
 def _is_attributes_folder(folder: Path) -> bool:
@@ -413,25 +464,29 @@ def _is_attributes_folder(folder: Path) -> bool:
 
 
 def _name_shards(matches: list[_Match]) -> list[ShardFile]:
-    """Name the shard of each file: its path below the pattern's folder, without suffixes, as in "en/head_0000".
+    """Name a shard for each file by its path below the folder of the pattern, without suffixes, as in "en/head_0000".
 
-    Files that would share a name are named by their longer paths, with suffixes.
+    Files that would have the same name are named by longer paths with suffixes instead.
     """
-    counts = Counter(match.stem for match in matches)
-    shards = [ShardFile(shorten_name(match.stem), match.path) for match in matches if counts[match.stem] == 1]
-    ambiguous = [match.path for match in matches if counts[match.stem] > 1]
-    return shards + _name_by_path(ambiguous)
+    name_counts = Counter(match.stem for match in matches)
+    shards = [ShardFile(shorten_name(match.stem), match.path) for match in matches if name_counts[match.stem] == 1]
+
+    ambiguous_paths = [match.path for match in matches if name_counts[match.stem] > 1]
+    return shards + _name_by_path(ambiguous_paths)
 
 
 def _name_by_path(paths: Sequence[Path]) -> list[ShardFile]:
-    """Name the shards of files by their paths below the folder that all have in common, suffixes included."""
+    """Name a shard for each file by its path, with suffixes, below the deepest folder that contains all the files."""
     if not paths:
         return []
+
     common_folder = os.path.commonpath([path.parent for path in paths])
+
     shards = []
     for path in paths:
-        name = to_printable(path.relative_to(common_folder))
-        shards.append(ShardFile(shorten_name(name), path))
+        relative_path = path.relative_to(common_folder)
+        shard_name = shorten_name(to_printable(relative_path))
+        shards.append(ShardFile(shard_name, path))
     return shards
 
 

@@ -362,13 +362,15 @@ class Stage:
         return pl.Schema({name: column.dtype for name, column in self.columns.items()})
 
     def shaped(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """Return the rows with the declared columns of the table, in order.
+        """Bring rows into the form of the table: exactly its columns, in their order.
 
-        Missing optional columns become null; columns that declare `sql` are computed from the others.
+        Missing optional columns are filled with nulls. Columns that declare `sql` are computed from the others.
         """
         complete = self._with_optional_columns(frame)
+
         for name, column in self.columns.items():
-            if column.sql is not None:  # one after the other: it may follow from an earlier one
+            if column.sql is not None:
+                # One after the other, since a column may be computed from an earlier computed one.
                 computed = pl.sql_expr(column.sql).cast(column.dtype)
                 complete = complete.with_columns(computed.alias(name))
         return complete.select(self.schema.names())
@@ -475,19 +477,24 @@ class TableOutput:
         return {part: pointers[part] for part in self.parts if part in pointers}
 
     def version(self) -> str | None:
-        """Return the version of the rows of this plan: another one whenever a part comes, goes or changes its rows.
+        """Return a version of the table, which changes whenever one of its parts is added, removed or changed.
 
-        Returns None without parts, or where one is damaged.
+        If other plans have parts in the same table, these are not looked at.
+
+        Returns:
+            None if the table has no parts, or one of them is damaged.
         """
         has_parts_of_other_plans = self.stage.shared
         if not has_parts_of_other_plans:
             return self.table.version()
+
         try:
-            own_pointers = self.pointers()  # without the parts of other plans
+            own_pointers = self.pointers()
         except DamagedPart:
             return None
-        versions_of_parts = {part: pointer.data_version for part, pointer in own_pointers.items()}
-        return fingerprint(versions_of_parts) if versions_of_parts else None
+
+        version_by_part = {part: pointer.data_version for part, pointer in own_pointers.items()}
+        return fingerprint(version_by_part) if version_by_part else None
 
     @property
     def beside(self) -> list[Table]:
@@ -500,39 +507,58 @@ class TableOutput:
         return [TableOutput(stage, self.plan, self.lane_or_none) for stage in self.stage.inner]
 
     def inputs_of(self) -> InputsOf:
-        """Return a function from a part (a shard, or WHOLE) to the present versions of what that part is made from.
+        """Return a function that tells from which versions of other tables a part would be made now.
 
-        For a shard of filtered_calls, say, the function returns {"loss_deltas": "<version of the shard's rows>"}.
+        The function takes the name of a part: a shard, or WHOLE for a table that has a single part.
+
+        Example:
+            output.inputs_of()("en_head_0000")  # {"loss_deltas": "<version of this shard's rows>"}
         """
         inputs = self.stage.inputs
-        if callable(inputs):  # the stage tells its inputs itself
+        if callable(inputs):  # the stage has a function for this
             return inputs(self)
-        names = self._expand_names(inputs) or self.depends_on  # such as "calculator/loss_deltas"; default: all it reads
+
+        names = self._expand_names(inputs) or self.depends_on  # such as "calculator/loss_deltas"
         tables = {name: self.plan.lake.table(name) for name in names}
-        if self.stage.sharded:  # a part per shard, made from the parts of the same shard
+
+        if self.stage.sharded:
+            # A part is made from the parts of the same shard in the other tables.
             tables_by_short_name = {_drop_group(name): table for name, table in tables.items()}  # "loss_deltas"
             return versions(tables_by_short_name)
-        return partial(_read_versions_of_all_parts, tables)  # one part, made from all parts of the inputs
+
+        # The single part is made from all parts of the other tables.
+        return partial(_read_versions_of_all_parts, tables)
 
     def publish(self, part: str, rows: PartRows) -> Pointer:
-        """Write the rows of a part into the table, with the record of what they were made from.
+        """Write the rows of a part into the table, with a record of what they were made from.
 
-        part: the name of a shard, or WHOLE. `rows.frames` is read once, to its end; after that `rows.rejected` and
-        `rows.facts` are complete and go into the record. Where it raises UnusableRows, such as for a file that turns
-        out to be damaged at its end, the part is published without rows, but with what was rejected. Tables that are
-        published with this one (`Stage.beside`) get their part first.
+        If tables are published together with this one (`Stage.beside`), their part is written first.
 
-        Raises what `Table.publish` and `rows.frames` raise.
+        Args:
+            part: The name of a shard, or WHOLE.
+            rows: The rows, as frames that are iterated over once. The counts of what was rejected are complete only
+                after the last frame, and are then written into the record. If the frames end with UnusableRows, for
+                example because a file is damaged near its end, the part is published without rows.
+
+        Returns:
+            What was published.
+
+        Raises:
+            WriteError: A file cannot be written.
+            Exception: Anything else that `Table.publish` or the frames raise.
         """
-        # The versions before the first frame: where an input changes meanwhile, the next update makes the part again.
-        inputs_of = self.inputs_of()
-        inputs = inputs_of(part)
+        # Read before the first frame, so that the part is made again if an input changes in the meantime.
+        find_inputs = self.inputs_of()
+        inputs = find_inputs(part)
+
         for name, rows_beside in rows.beside.items():
             self._publish_beside(name, part, rows_beside, inputs)
+
         try:
             return self._publish_rows(part, rows, inputs)
         except UnusableRows:
-            return self._publish_rows(part, replace(rows, frames=()), inputs)
+            without_frames = replace(rows, frames=())
+            return self._publish_rows(part, without_frames, inputs)
 
     def _publish_rows(self, part: str, rows: PartRows, inputs: Mapping[str, Any]) -> Pointer:
         """Write the rows of a part and their record. inputs: the versions of what they were made from."""
@@ -546,15 +572,17 @@ class TableOutput:
         self.plan.lake.table(whole_name).publish(part, [rows], lambda: output_record({}, inputs, **facts))
 
     def warehouse_table(self, sources: Sequence[str], scores: Mapping[str, str]) -> WarehouseTable:
-        """Return the stage's table in the warehouse.
+        """Describe the table of this stage in the warehouse, the DuckDB database that shows the results of a run.
 
-        sources: the lake tables whose rows it has.
-        scores: the key of a lane -> the SQL of its score, for lanes with another score than the paper's.
+        Args:
+            sources: The names of the tables in the lake that provide its rows.
+            scores: For tools with another score than the paper's, the SQL of that score by the key of the lane.
         """
         stage = self.stage
-        in_warehouse = stage.in_warehouse
+        in_warehouse = stage.in_warehouse  # how it differs from the tables in the lake
         comments = _map_column_to_comment(stage)
-        holds_scored_calls = "delta_is_bound" in stage.columns  # one of SCORED, which only those tables have
+        holds_scored_calls = "delta_is_bound" in stage.columns  # only tables with scored calls have this column
+
         return WarehouseTable(
             name=in_warehouse.name or stage.name,
             comment=stage.description,
@@ -632,16 +660,20 @@ class _PublishedRows:
             self._violations[name] += check.broken(frame, self._output)
 
     def record(self) -> Mapping[str, Any]:
-        """Return the record of the part, after the last frame: settings, inputs, rejections and broken checks."""
+        """Build the record of the part: from what it was made, what was rejected, and how many rows break a check.
+
+        The counts are complete only after the last frame.
+        """
         lane = self._output.lane_or_none
         facts = {
             MADE_BY: self._output.stage.name,
             "tool": lane.key if lane else None,
             RETRY: None,
-            **self._rows.facts,  # may have another RETRY
+            **self._rows.facts,  # may replace RETRY by a reason to make the part again
         }
+        sources = output_record(self._output.settings, self._inputs, **facts)
         return {
-            **output_record(self._output.settings, self._inputs, **facts),
+            **sources,
             STORES: list(self._rows.stores),
             REJECTIONS: encoded(self._rows.rejected),
             VIOLATIONS: {"unique_keys": self._count_rows_with_shared_key(), **self._violations},
@@ -655,19 +687,24 @@ class _PublishedRows:
 
 
 def versions(tables: Mapping[str, Table], over_all: Table | None = None) -> InputsOf:
-    """Return a function from a shard to its inputs: the version of the shard's rows in each table, by name.
+    """Return a function that tells from which versions of other tables a shard's part would be made now.
 
-    over_all: a table with one part for all shards, whose record has a fingerprint per shard (BY_SHARD): an input too.
+    Args:
+        tables: The other tables, by the name under which the version of the shard's rows is returned.
+        over_all: One more table, which has a single part for all shards. Its record has a fingerprint for each shard,
+            which is used as the version.
 
-    The function returns {"raw_shards": "<version>", "removed_documents": "<fingerprint>"}, the latter by `over_all`.
+    Example:
+        inputs_of = versions({"raw_shards": raw_shards}, over_all=removed_documents)
+        inputs_of("en_head_0000")  # {"raw_shards": "<version>", "removed_documents": "<fingerprint>"}
     """
-    fingerprints = _read_fingerprints_by_shard(over_all) if over_all else {}
+    fingerprint_by_shard = _read_fingerprints_by_shard(over_all) if over_all else {}
 
     def inputs_of(shard: str) -> Mapping[str, Any]:
-        inputs = {name: table.part_version(shard) for name, table in tables.items()}
-        if over_all and shard in fingerprints:
-            inputs[_drop_group(over_all.name)] = fingerprints[shard]
-        return inputs
+        version_by_name = {name: table.part_version(shard) for name, table in tables.items()}
+        if over_all and shard in fingerprint_by_shard:
+            version_by_name[_drop_group(over_all.name)] = fingerprint_by_shard[shard]
+        return version_by_name
 
     return inputs_of
 

@@ -172,7 +172,7 @@ def _compute_parts(worker: Worker, workers: Workers, output: TableOutput, reason
             if ended_task is not None:  # None comes about once a second, so that the next lines run
                 parts.end(ended_task.number, ended_task.work)  # publishes the parts that are now complete
 
-            lake.flush(due=True)  # writes the collected parts if they have waited for some seconds
+            lake.flush(due=True)  # writes the collected parts that have waited for some seconds, or are many
             progress(parts.forecast.done, parts.forecast.total)
     return parts.work
 
@@ -407,7 +407,7 @@ class _PartsUnderWay:
 def _check_that_inputs_fit(output: TableOutput, part: str) -> None:
     """Check that the inputs of a part fit each other, where they are tables of the same tool.
 
-    They do not fit if a table was made from texts, for example, of which a newer version has been published since.
+    For example, scored calls do not fit the texts if they were computed from an earlier version of the texts.
 
     Raises:
         StaleInput: An input was made from another version of a second input than the present one.

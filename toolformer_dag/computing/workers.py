@@ -55,7 +55,14 @@ def in_process(worker: Worker, tables: Tables) -> Executor:
 
 
 def local_processes(count: int, tables_of: TablesOf, worker: Worker, tables: Tables) -> Executor:
-    """Return `count` processes of this machine, each with a model of its own: where one dies, the others go on."""
+    """Build an executor with processes of this machine. Each loads the model for itself, and if one dies, others go on.
+
+    Args:
+        count: The largest number of processes.
+        tables_of: Builds the tables of a plan; each process calls it.
+        worker: What this process has loaded. Only its settings are used.
+        tables: Not used.
+    """
     return Executor(
         count=lambda: count,
         start=lambda: OneProcess(worker.plan.settings, tables_of),
@@ -239,18 +246,24 @@ class Workers:
             yield _take_first_ended(outcomes)
 
     def _require_none_left(self, upcoming: Iterator[_Assignment]) -> None:
-        """Raise TokensSpent where a task is left because `execution.most_tokens` are spent."""
+        """Check that no task is left because the run has spent its tokens.
+
+        Raises:
+            TokensSpent: A task is left.
+        """
         if not self._has_tokens_left() and self._has_waiting_task(upcoming):
-            raise TokensSpent(self.spent.tokens, self._own_worker.plan.settings.execution.most_tokens or 0)
+            most_tokens = self._own_worker.plan.settings.execution.most_tokens or 0
+            raise TokensSpent(self.spent.tokens, most_tokens)
 
     def close(self) -> None:
-        """End the workers, and let go of the model of this process: what was committed is kept."""
+        """End all workers, and release the model that this process has loaded. Committed results are kept."""
         self._kill_busy()
         for worker in (*self._starting, *self._idle):
             worker.kill()
         self._starting = []
         self._idle = []
-        self._decided_executor = None  # the next chunk decides anew
+
+        self._decided_executor = None  # the next task decides anew where chunks are computed
         self._own_worker.release()
 
     @property
@@ -262,7 +275,7 @@ class Workers:
         return self._decided_executor
 
     def _kill_busy(self) -> None:
-        """End the workers that compute; their chunks are forgotten."""
+        """End the workers that compute a task. Their tasks are dropped."""
         while self._busy:
             _, busy = self._busy.popitem()
             busy.worker.kill()
@@ -300,9 +313,9 @@ class Workers:
             self._starting.append(worker)
 
     def _has_tokens_left(self) -> bool:
-        """Return whether fewer tokens than `execution.most_tokens` went through the model."""
-        most = self._own_worker.plan.settings.execution.most_tokens
-        return most is None or self.spent.tokens < most
+        """Return whether the model may process more tokens, which `execution.most_tokens` limits for a run."""
+        most_tokens = self._own_worker.plan.settings.execution.most_tokens
+        return most_tokens is None or self.spent.tokens < most_tokens
 
     def _can_give_out_task(self) -> bool:
         """Return whether a task could be given out now: a worker is idle, or another one may be started.
@@ -408,7 +421,11 @@ class Workers:
                 self._count_failed_start(death)
 
     def _count_failed_start(self, death: BaseException) -> None:
-        """Count a worker that died before it started. Raises WorkerError after STARTS in a row for each worker."""
+        """Count a worker that died before it had started.
+
+        Raises:
+            WorkerError: STARTS workers in a row, times the number of workers that there may be, have died like this.
+        """
         if self._failed_starts >= STARTS * self._max_workers:
             raise WorkerError(f"no worker can be started: {death}") from death
         self._failed_starts += 1
@@ -441,7 +458,7 @@ class Workers:
         return _Outcome(assignment.number, answer.outcome)
 
     def _give_next_task(self) -> None:
-        """Give the next waiting chunk, if there is one and tokens are left, to the worker that became idle last."""
+        """Give the next waiting task to the worker that became idle last, if the run may spend more tokens."""
         if self._waiting and self._has_tokens_left():
             self._give_to_worker(self._idle.pop(), self._waiting.popleft())
 
@@ -493,8 +510,8 @@ class Workers:
             self._requeue_after_failure(assignment, DIED, f"{worker} died: {' '.join(str(death).split())}")
 
     def _forget_idle_workers_on(self, lost_machine: str) -> None:
-        """Forget the idle workers on a lost machine, each of which would cost a chunk."""
-        self._idle = [idle for idle in self._idle if idle.started.result().machine != lost_machine]
+        """Drop the idle workers on a lost machine. They are dead, and a task given to one of them would fail."""
+        self._idle = [worker for worker in self._idle if worker.started.result().machine != lost_machine]
 
     def _requeue_after_failure(self, assignment: _Assignment, failure: _Failure, what_happened: str) -> None:
         """Make a task the next one to be given out, after a worker failed over it. Log a warning.
@@ -546,12 +563,12 @@ class Workers:
         self._busy[future] = _Busy(worker, replace(assignment, was_given_again=True))
 
     def _are_all_late(self) -> bool:
-        """Return whether every worker that computes takes too long."""
+        """Return whether every busy worker takes too long for its task."""
         return all(busy.assignment.was_given_again for busy in self._busy.values())
 
 
 def _take_first_ended(outcomes: deque[_Outcome]) -> EndedTask | None:
-    """Take the first of the outcomes, if there is one. Raises the error that it is."""
+    """Remove the first outcome and return it, or None if there is none. If it is an error, raise it."""
     if not outcomes:
         return None
     number, outcome = outcomes.popleft()
@@ -587,9 +604,10 @@ def worker_count(settings: Settings) -> int:
 
 
 def _count_gpus(model: ModelSettings) -> int:
-    """Return how many GPUs of this machine the model may run on."""
+    """Count the GPUs of this machine that the model may use."""
     if model.device not in ("auto", "cuda"):
         return 0
     import torch
 
-    return torch.cuda.device_count()  # unlike is_available, it leaves a process free to choose its GPUs
+    # Unlike torch.cuda.is_available, this leaves it open which GPUs a process uses.
+    return torch.cuda.device_count()
