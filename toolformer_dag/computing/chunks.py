@@ -314,7 +314,7 @@ def _hold_interrupts() -> Iterator[None]:
 
     A process that is started in the block inherits this, so that it is not interrupted either while it starts.
     """
-    resource_tracker.ensure_running()  # started here, so that it does not inherit the blocked signal
+    resource_tracker.ensure_running()  # first, because its start would unblock the signal again
     mask_before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

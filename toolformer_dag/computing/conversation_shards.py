@@ -188,7 +188,11 @@ def _list_files_at(path: Path, source: str) -> list[ConversationFile]:
 
 
 def _require_regular_file(path: Path) -> ConversationFile:
-    """Return a file that was named itself. Raises UserError for a pipe or a device, which may never end."""
+    """Return a file that the user has named.
+
+    Raises:
+        UserError: It is a pipe or a device, which may never end.
+    """
     kind = irregular(path)
     if kind is not None:
         raise UserError(f"{to_printable(path)} is a {kind}, and only regular files are read; name a file or a folder")
@@ -196,7 +200,15 @@ def _require_regular_file(path: Path) -> ConversationFile:
 
 
 def _list_files_below(folder: Path, source: str) -> list[ConversationFile]:
-    """Return the files with conversations below a folder. Raises UserError where there are none."""
+    """List the files in a folder and its subfolders that may contain conversations.
+
+    Args:
+        folder: The folder.
+        source: How the user has written it, for the error message.
+
+    Raises:
+        UserError: There is no such file.
+    """
     paths = [path for path in folder.rglob("*") if _may_hold_conversations(path, folder)]
     if not paths:
         raise UserError(f"{source}: no file ends in {', '.join(RECORD_ENDINGS)}; name a file of conversations")
@@ -258,12 +270,12 @@ def _build_file_shard(file: ConversationFile) -> FileShard:
 
 
 def _group_small_files_by_folder(files: Iterable[ConversationFile]) -> dict[Path, list[ConversationFile]]:
-    """Return the files whose records take less than SMALL_BYTES, by folder."""
-    small_files: dict[Path, list[ConversationFile]] = {}
+    """Select the files that are smaller than SMALL_BYTES when uncompressed, and group them by folder."""
+    small_files_by_folder: dict[Path, list[ConversationFile]] = {}
     for file in files:
         if _estimate_unpacked_bytes(file) < SMALL_BYTES:
-            small_files.setdefault(file.folder, []).append(file)
-    return small_files
+            small_files_by_folder.setdefault(file.folder, []).append(file)
+    return small_files_by_folder
 
 
 def _estimate_unpacked_bytes(file: ConversationFile) -> int:
@@ -313,22 +325,24 @@ def _iter_groups(folder: Path, files: Sequence[_HashedFile], prefix: str) -> Ite
 
 
 def _build_group(folder: Path, files: Iterable[ConversationFile], prefix: str) -> GroupShard:
-    """Return files of a folder as a shard, which is named by the first bits (`prefix`) of their hashes."""
-    name = f"{to_printable(folder.name)}~{_hash_path(folder)}~{prefix or 'all'}"
+    """Make files of a folder a shard. Its name contains `prefix`, the first bits that the hashes of the files share."""
+    shard_name = f"{to_printable(folder.name)}~{_hash_path(folder)}~{prefix or 'all'}"
     sorted_files = sorted(files, key=lambda file: file.name)
-    return GroupShard(shorten_name(name), tuple(sorted_files))
+    return GroupShard(shorten_name(shard_name), tuple(sorted_files))
 
 
 def _fit_in_one_group(files: Sequence[_HashedFile]) -> bool:
-    """Return whether files are few and small enough for one group; a single file always is."""
-    total_bytes = sum(_estimate_unpacked_bytes(hashed.file) for hashed in files)
-    is_small_enough = len(files) <= GROUP_FILES and total_bytes <= GROUP_BYTES
-    return len(files) == 1 or is_small_enough
+    """Return whether files are few and small enough for one group. A single file always is."""
+    total_bytes = sum(_estimate_unpacked_bytes(hashed_file.file) for hashed_file in files)
+    is_within_limits = len(files) <= GROUP_FILES and total_bytes <= GROUP_BYTES
+    return len(files) == 1 or is_within_limits
 
 
 def _get_bit(hash: str, number: int) -> str:
-    """Return the bit of that number, from 0, of a hash in hexadecimal digits."""
-    return f"{int(hash[number // 4], 16):04b}"[number % 4]
+    """Return one bit, "0" or "1", of a hash in hexadecimal digits. The first bit has the number 0."""
+    digit = int(hash[number // 4], 16)
+    bits = f"{digit:04b}"  # four bits for each digit
+    return bits[number % 4]
 
 
 HUB_ID = re.compile(r"[\w-][\w.-]*(?:/[\w-][\w.-]*)?")

@@ -234,7 +234,11 @@ def _format_then_option(tool: Tool) -> str:
 
 
 def _refuse_chain_options_without_chains(tool: Tool, section: ToolSettings) -> None:
-    """Raise SettingsError where a section without chains has a setting for chains."""
+    """Check that a tool without chains (`depth = 1`) has no settings that are only for chains.
+
+    Raises:
+        SettingsError: It has one.
+    """
     has_chain_options = bool(section.then) or section.chain_prompt is not None
     if section.depth == 1 and has_chain_options:
         raise SettingsError(
@@ -243,7 +247,11 @@ def _refuse_chain_options_without_chains(tool: Tool, section: ToolSettings) -> N
 
 
 def _refuse_unknown_next_tools(tool: Tool, section: ToolSettings, other_lanes: Mapping[str, Lane]) -> None:
-    """Raise SettingsError where `then` names a tool that is not among the other lanes."""
+    """Check that the setting `then` of a tool names only other enabled tools.
+
+    Raises:
+        SettingsError: It names something else.
+    """
     unknown_keys = sorted(set(section.then) - other_lanes.keys())
     if unknown_keys:
         raise SettingsError(
@@ -340,9 +348,9 @@ def _check_score(score: str, tool: Tool, settings: Settings) -> None:
 
 
 def _looks_ahead(tool: Tool, section: ToolSettings) -> bool:
-    """Return whether the lane's rule is the tool's own, and reads what the text says after a call."""
-    has_own_rule = RULE in section.proposals and section.rule is None
-    return has_own_rule and tool.rule_looks_ahead
+    """Return whether calls are proposed by a rule that is built into the tool and reads the text after a call."""
+    uses_rule_of_tool = RULE in section.proposals and section.rule is None
+    return uses_rule_of_tool and tool.rule_looks_ahead
 
 
 Role = Literal["proposer", "judge"]
@@ -350,9 +358,12 @@ Role = Literal["proposer", "judge"]
 
 
 def _compute_model_identity(model: ModelSettings) -> dict[str, object]:
-    """Return everything of a model that determines the values it computes: weights, dtype, and some settings.
+    """Describe a model by everything that determines what it computes: weights, dtype and some settings.
 
-    Hashes the files of the weights. Raises ModelError.
+    The files of the weights are hashed for this.
+
+    Raises:
+        ModelError: The model cannot be read.
     """
     weights = read_model_identity(model_name(model), model.revision)
     return {**weights, "dtype": read_model_dtype(model), **determining(model, but=IDENTIFYING)}
@@ -581,7 +592,10 @@ class Plan:
 
     @property
     def routed(self) -> tuple[Tool, ...]:
-        """The tools among which texts are shared out, `corpus.tools_per_text` each; none where each gets every text."""
+        """The tools that compete for texts. Each text is given to `corpus.tools_per_text` of them.
+
+        There are none if every tool gets every text.
+        """
         routed_tools = tuple(lane.tool for lane in self.lanes if lane.tool.routed)
         tools_per_text = self.settings.corpus.tools_per_text
         if not tools_per_text or len(routed_tools) <= tools_per_text:

@@ -177,7 +177,7 @@ def difference(output: TableOutput, part: str, inputs_of: InputsOf | None = None
 
 
 def _list_tables_lacking(part: str, output: TableOutput) -> list[str]:
-    """Return the names of the tables that are published with this one and have no such part."""
+    """List the tables that are published together with this one but do not have a part. Return their names."""
     return [table.name for table in output.beside if table.part_version(part) is None]
 
 
@@ -227,7 +227,7 @@ def _format_setting_change(change: FieldChange) -> str:
 
 
 def _format_first_names(names: Sequence[str], shown: int = 5) -> str:
-    """Return the first names, and how many more there are."""
-    listed = ", ".join(names[:shown])
-    more = len(names) - shown
-    return f"{listed} and {more} more" if more > 0 else listed
+    """Join the first names, and add how many more there are: "a, b, c, d, e and 7 more"."""
+    listed_names = ", ".join(names[:shown])
+    more_count = len(names) - shown
+    return f"{listed_names} and {more_count} more" if more_count > 0 else listed_names

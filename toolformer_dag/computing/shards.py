@@ -163,11 +163,11 @@ def shard_files(settings: Settings) -> list[ShardFile]:
 
 
 def _drop_repeated_files(matches: Sequence[_Match]) -> list[_Match]:
-    """Return the first match of each file; links to a file count as the file."""
-    match_of_file: dict[str, _Match] = {}
-    for match in reversed(matches):  # the first match overwrites later ones
-        match_of_file[os.path.realpath(match.path)] = match
-    return list(match_of_file.values())
+    """Keep only the first match of each file. A link to a file counts as the same file."""
+    match_by_real_path: dict[str, _Match] = {}
+    for match in reversed(matches):  # so that the first match is set last
+        match_by_real_path[os.path.realpath(match.path)] = match
+    return list(match_by_real_path.values())
 
 
 def list_hub_files(settings: Settings) -> list[HubFile]:
@@ -186,16 +186,21 @@ def list_hub_files(settings: Settings) -> list[HubFile]:
 
 
 def _choose_shard_names(files: Sequence[str]) -> Sequence[str]:
-    """Return the names of files without their suffixes, or with them where two would share a name otherwise."""
-    stems = [_strip_suffixes(file) for file in files]
-    are_unique = len(set(stems)) == len(stems)
-    return stems if are_unique else files
+    """Return the names of files without suffixes, or with suffixes if two of them would have the same name."""
+    names_without_suffixes = [_strip_suffixes(file) for file in files]
+    are_unique = len(set(names_without_suffixes)) == len(names_without_suffixes)
+    return names_without_suffixes if are_unique else files
 
 
 def _resolve_corpus_split(settings: Settings) -> HubSplit:
-    """Return the data files at `corpus.hub`, a local folder or a data set of the hub. Raises HubError."""
+    """List the data files of the data set in `corpus.hub`: a local folder, or a data set of the Hugging Face hub.
+
+    Raises:
+        HubError: The data set cannot be reached, or does not have the configuration or split of the settings.
+    """
     corpus = settings.corpus
     assert corpus.hub is not None
+
     folder = settings.root / expand_home(Path(corpus.hub))
     if folder.is_dir():
         return resolve(str(folder), corpus.configuration, corpus.split, revision=None)
@@ -421,7 +426,11 @@ def _is_folder(path: Path) -> bool:
 
 
 def _require_regular(path: Path) -> Path:
-    """Return `path`. Raises SettingsError for a folder, and for a pipe or a device, which may never end."""
+    """Check that a path is a regular file, and return it.
+
+    Raises:
+        SettingsError: It is a folder, or a pipe or device, which may never end.
+    """
     kind = irregular(path)
     if kind:
         raise SettingsError(
@@ -432,11 +441,14 @@ def _require_regular(path: Path) -> Path:
 
 
 def _find_folder_before_wildcards(pattern: Path) -> Path:
-    """Return the folders of a pattern before the first with a wildcard: `/web/*/en.json` -> `/web`."""
+    """Return the beginning of a pattern, up to the first folder or file with a wildcard: `/web/*/en.json` -> `/web`.
+
+    A folder that exists under this very name, such as `/web/[en]`, does not count as a wildcard.
+    """
     folder = Path(pattern.anchor)
     for part in pattern.parts[1:]:
-        has_wildcard = any(sign in part for sign in "*?[")
-        if has_wildcard and not (folder / part).is_dir():
+        has_wildcard_character = any(character in part for character in "*?[")
+        if has_wildcard_character and not (folder / part).is_dir():
             break
         folder = folder / part
     return folder
@@ -498,13 +510,16 @@ def _strip_suffixes(name: str) -> str:
 
 
 def shorten_name(name: str) -> str:
-    """Return a name whose file takes at most LONGEST_NAME bytes: a hash replaces the middle of a longer one."""
-    short = name
+    """Shorten a name so that its file name takes at most LONGEST_NAME bytes. A short name stays as it is.
+
+    The middle of a longer name is replaced by a hash of the whole name.
+    """
+    short_name = name
     kept_characters = len(name)
-    while _count_name_bytes(short) > LONGEST_NAME:
+    while _count_name_bytes(short_name) > LONGEST_NAME:
         kept_characters -= 1
-        short = _shorten_middle(name, kept_characters)
-    return short
+        short_name = _shorten_middle(name, kept_characters)
+    return short_name
 
 
 def _count_name_bytes(name: str) -> int:
@@ -513,7 +528,7 @@ def _count_name_bytes(name: str) -> int:
 
 
 def _shorten_middle(name: str, kept_characters: int) -> str:
-    """Return a third of the kept characters from the beginning, a hash of the name, and the others from its end."""
-    first = kept_characters // 3
-    last = kept_characters - first
-    return f"{name[:first]}~{fingerprint(to_printable(name))}~{name[-last:]}"
+    """Replace the middle of a name by a hash of the name. A third of the kept characters is from its beginning."""
+    first_count = kept_characters // 3
+    last_count = kept_characters - first_count
+    return f"{name[:first_count]}~{fingerprint(to_printable(name))}~{name[-last_count:]}"

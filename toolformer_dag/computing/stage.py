@@ -376,7 +376,7 @@ class Stage:
         return complete.select(self.schema.names())
 
     def _with_optional_columns(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """Return the frame with nulls in the optional columns that it lacks."""
+        """Add the optional columns that a frame lacks, filled with nulls."""
         for name, column in self.columns.items():
             if column.optional and name not in frame.columns:
                 frame = frame.with_columns(pl.lit(None, column.dtype).alias(name))
@@ -423,12 +423,15 @@ class TableOutput:
 
     @cached_property
     def settings(self) -> Mapping[str, Any]:
-        """The settings that determine the rows beside the inputs, as they come back from the JSON of a record.
+        """Everything, except for the inputs, that determines the rows of the table. It can be compared with a record.
 
-        Raises NotPlain for a value that JSON has no place for.
+        Raises:
+            NotPlain: A value cannot be written as JSON.
         """
         schema = {name: [str(column.dtype), column.sql] for name, column in self.stage.columns.items()}
         settings = {**self.stage.settings(self.plan, self.lane_or_none), "columns": fingerprint(schema)}
+
+        # Through JSON, as in a record, where for example tuples become lists.
         return dict(json.loads(as_json(self.name, settings)))
 
     @cached_property
@@ -566,7 +569,16 @@ class TableOutput:
         return self.table.publish(part, published.frames(), published.record, self.stage.volatile)
 
     def _publish_beside(self, name: str, part: str, rows: pl.DataFrame, inputs: Mapping[str, Any]) -> None:
-        """Publish a part of a table beside this one. Its record has no settings: those of this table determine it."""
+        """Publish a part of a table that is published together with this one.
+
+        Its record contains no settings, because the settings of this table determine it.
+
+        Args:
+            name: The name of the other table, as in `Stage.beside`.
+            part: The name of the part.
+            rows: Its rows.
+            inputs: The versions of what the rows were made from.
+        """
         [whole_name] = self._expand_names([name])
         facts = {MADE_BY: name, "tool": self.lane_or_none.key if self.lane_or_none else None}
         self.plan.lake.table(whole_name).publish(part, [rows], lambda: output_record({}, inputs, **facts))
@@ -603,7 +615,14 @@ class TableOutput:
         return tuple(names)
 
     def _expand_name(self, read: str) -> list[str]:
-        """Return the tables of a name: "*/name" of every lane, "name" of this table's lane, "group/name" itself."""
+        """Return the full names of the tables that a short name stands for.
+
+        A lane is a tool with its settings. In the lane "calculator":
+
+        - "loss_deltas" is the table of this lane: "calculator/loss_deltas"
+        - "*/loss_deltas" is this table of every lane
+        - "ccnet/documents" is a full name already
+        """
         group, slash, name = read.rpartition("/")
         if group == "*":
             return [f"{lane.key}/{name}" for lane in self.plan.lanes]
@@ -623,12 +642,16 @@ def _map_column_to_comment(stage: Stage) -> dict[str, str]:
 
 
 def _build_warehouse_select(in_warehouse: InWarehouse) -> str:
-    """Return the SQL by which the warehouse selects from `rows`: all but the hidden columns, and the added ones."""
+    """Build the SQL query that makes the rows of a warehouse table from those in the lake, which are called `rows`.
+
+    If columns are hidden, the query leaves them out and computes the added columns.
+    """
     if not in_warehouse.hidden:
         return in_warehouse.select
-    hidden = ", ".join(in_warehouse.hidden)
-    added = "".join(f", {column.sql} AS {name}" for name, column in in_warehouse.added.items())
-    return f"SELECT * EXCLUDE ({hidden}){added} FROM rows"
+
+    hidden_columns = ", ".join(in_warehouse.hidden)
+    added_columns = "".join(f", {column.sql} AS {name}" for name, column in in_warehouse.added.items())
+    return f"SELECT * EXCLUDE ({hidden_columns}){added_columns} FROM rows"
 
 
 class _PublishedRows:
@@ -645,11 +668,13 @@ class _PublishedRows:
         self._violations = dict.fromkeys(output.stage.checks, 0)
 
     def frames(self) -> Iterator[pl.DataFrame]:
-        """Yield the frames after counting their keys and violations; an empty frame where there are none."""
+        """Yield the frames of the part, or an empty one if there are none. Count keys and broken checks in each."""
         for frame in self._rows.frames:
             self._count_frame(frame)
             yield frame
-        if not self._key_hashes:
+
+        has_frames = bool(self._key_hashes)
+        if not has_frames:
             yield self._output.stage.schema.to_frame()
 
     def _count_frame(self, frame: pl.DataFrame) -> None:
@@ -710,7 +735,10 @@ def versions(tables: Mapping[str, Table], over_all: Table | None = None) -> Inpu
 
 
 def _read_fingerprints_by_shard(table: Table) -> Mapping[str, Any]:
-    """Return what the only part of a table over all shards records of each shard; nothing where there is no part."""
+    """Read the fingerprint of each shard from the record of a table that has a single part for all shards.
+
+    The result is empty if the table has no part yet.
+    """
     pointer = table.find_whole_pointer(WHOLE)
     return pointer.record[BY_SHARD] if pointer else {}
 
@@ -726,7 +754,12 @@ def _read_part_versions(table: Table) -> dict[str, str | None]:
 
 
 def encoded(rejected: Rejected) -> list[dict[str, Any]]:
-    """Return rejections as a record holds them: `[{"shard": ..., "reason": ..., "count": ...}]`, sorted, without 0."""
+    """Convert counts of rejections to the form in which a record holds them, sorted and without counts of 0.
+
+    Example:
+        encoded(Counter({("en_head_0000", "too_short"): 2}))
+        # [{"shard": "en_head_0000", "reason": "too_short", "count": 2}]
+    """
     rejections = []
     for (shard, reason), count in sorted(rejected.items()):
         if count:
@@ -735,11 +768,18 @@ def encoded(rejected: Rejected) -> list[dict[str, Any]]:
 
 
 def count_by_reason(frame: pl.DataFrame, reason: str = "reason") -> Rejected:
-    """Count the rows of `frame` that have a reason (null where a row was not left out), by shard and reason."""
-    counts = frame.filter(pl.col(reason).is_not_null()).group_by("shard", reason).len()
+    """Count the rows of a table that were rejected, by shard and reason.
+
+    Args:
+        frame: The table, with the column `shard` and a column for the reason.
+        reason: The name of the column for the reason, which is null if a row was not rejected.
+    """
+    rejected_rows = frame.filter(pl.col(reason).is_not_null())
+    counts = rejected_rows.group_by("shard", reason).len()
+
     rejected = Rejected()
-    for shard, shard_reason, count in counts.rows():
-        rejected[shard, shard_reason] = count
+    for shard_name, reason_of_rows, count in counts.rows():
+        rejected[shard_name, reason_of_rows] = count
     return rejected
 
 

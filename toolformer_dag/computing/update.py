@@ -89,7 +89,10 @@ class TableReport:
 
 
 def withdraw(outputs: Sequence[TableOutput], shard: str) -> None:
-    """Take a shard's parts out of every table, so that the next run makes them anew. Stored rows stay."""
+    """Remove the parts of a shard from all tables, so that the next run makes them again.
+
+    Its stored rows are kept, so they do not have to be computed again.
+    """
     for output in outputs:
         if output.stage.sharded and output.table.has(shard):
             output.table.remove(shard)
@@ -311,19 +314,24 @@ class _PartsUnderWay:
         self._publish_complete()
 
     def _fetch_inputs(self, parts: Sequence[str]) -> None:
-        """Fetch the inputs of the parts that are planned next, where they are not on this machine."""
+        """Bring the inputs of the parts that are planned next to this machine, if they are not there yet."""
         self._current_parts = parts
         if self._output.stage.sharded:
-            for name in self._output.depends_on:
-                self._output.plan.lake.table(name).bring(parts)
+            for table_name in self._output.depends_on:
+                self._output.plan.lake.table(table_name).bring(parts)
 
     def _plan_part(self, part: str) -> Sequence[Chunk]:
-        """Plan a part, count its work, and return the chunks that are to be computed."""
+        """Plan a part and count its work.
+
+        Returns:
+            The chunks to compute.
+        """
         planned = self._plan_chunks(part)
+        self._chunks_left_by_part[part] = len(planned.chunks)
+
         self.work += planned.work
         self.forecast.add_part(planned.chunks)
         self._show_forecast()
-        self._chunks_left_by_part[part] = len(planned.chunks)
         return planned.chunks
 
     def _show_forecast(self) -> None:
@@ -331,7 +339,10 @@ class _PartsUnderWay:
         self._worker.ahead = self.forecast.ahead()
 
     def _plan_chunks(self, part: str) -> Planned:
-        """Return the chunks of a part: one for a shard that a worker publishes, none for a part that is made here."""
+        """Plan the chunks of a part, depending on how the stage makes its rows.
+
+        There is one chunk if a worker computes and publishes a whole shard, and none if this process makes the part.
+        """
         make = self._output.stage.make
         if isinstance(make, ByChunk):
             return make.chunks(self._worker, self._output, part, self._claimed_keys)
@@ -363,9 +374,9 @@ class _PartsUnderWay:
         release(self._claimed_keys)
 
     def _make_rows(self, part: str) -> PartRows:
-        """Return the rows of a part: read from row stores, or made by this process."""
+        """Make the rows of a part in this process, mostly by reading rows that workers have computed and stored."""
         make = self._output.stage.make
-        assert not isinstance(make, ByShard)
+        assert not isinstance(make, ByShard)  # a worker publishes these rows
         if isinstance(make, ByParts):
             return self._make_rows_with_next_parts(make, part)
         return make.rows(self._worker, self._output, part)
@@ -396,11 +407,12 @@ class _PartsUnderWay:
         return chosen_parts
 
     def _sum_input_bytes(self, part: str) -> int:
-        """Return the size of the files that a part is computed from."""
+        """Return the total size of the files from which a part is made."""
         lake = self._output.plan.lake
         total_bytes = 0
-        for name in self._output.depends_on:
-            total_bytes += sum(file.bytes for file in lake.table(name).pointer(part).files)
+        for table_name in self._output.depends_on:
+            pointer = lake.table(table_name).pointer(part)  # says which files a part consists of
+            total_bytes += sum(file.bytes for file in pointer.files)
         return total_bytes
 
 
@@ -445,9 +457,18 @@ def _read_present_version(output: TableOutput, table: str, part: str) -> str:
 
 
 def _read_input_versions(output: TableOutput, name: str, part: str) -> dict[str, Any]:
-    """Return the versions of its inputs that a part of the table `name` was computed from, by table of the lane."""
-    inputs = output.plan.lake.table(name).pointer(part).record["inputs"]
-    return {f"{output.group}/{source}": version for source, version in inputs.items()}
+    """Read from which versions of its inputs a published part of a table was made.
+
+    Args:
+        output: Any table of the same tool.
+        name: The name of the table.
+        part: The name of the part.
+
+    Returns:
+        The versions by the name of the input, such as "calculator/loss_deltas".
+    """
+    versions_by_short_name = output.plan.lake.table(name).pointer(part).record["inputs"]
+    return {f"{output.group}/{short_name}": version for short_name, version in versions_by_short_name.items()}
 
 
 def _build_report(output: TableOutput, updated: _UpdateResult, seconds: float) -> TableReport:
@@ -477,15 +498,15 @@ def _build_report(output: TableOutput, updated: _UpdateResult, seconds: float) -
 
 
 def _count_violations_by_check(pointers: Iterable[Pointer]) -> dict[str, int]:
-    """Return how many rows of a table's parts break each check."""
+    """Count the rows that break a check, for each check and over all parts of a table."""
     violations: Counter[str] = Counter()
     for pointer in pointers:
-        violations.update(pointer.record[VIOLATIONS])
+        violations.update(pointer.record[VIOLATIONS])  # adds the counts of one part
     return dict(violations)
 
 
 def _count_rejections_by_reason(pointers: Iterable[Pointer]) -> dict[str, int]:
-    """Return how many rows the parts of a table have left out, by reason, sorted."""
+    """Count what the parts of a table have left out, for each reason. The reasons are sorted."""
     rejections: Counter[str] = Counter()
     for pointer in pointers:
         for rejection in pointer.record[REJECTIONS]:

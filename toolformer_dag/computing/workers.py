@@ -424,7 +424,7 @@ class Workers:
         """Count a worker that died before it had started.
 
         Raises:
-            WorkerError: STARTS workers in a row, times the number of workers that there may be, have died like this.
+            WorkerError: More than STARTS in a row have died like this, for each worker that there may be.
         """
         if self._failed_starts >= STARTS * self._max_workers:
             raise WorkerError(f"no worker can be started: {death}") from death
