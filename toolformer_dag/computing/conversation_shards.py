@@ -388,7 +388,7 @@ def _read_or_pin_splits(hub: str, storage: Storage) -> list[HubSplit]:
 
 
 class _Pin(NamedTuple):
-    """The splits in a pin, None where there is no pin or a damaged one, and the version of the pin's file."""
+    """What a pin remembers (None if its file does not exist or is damaged), and the version of the file."""
 
     splits: list[HubSplit] | None
     version: Version

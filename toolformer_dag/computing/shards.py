@@ -242,7 +242,7 @@ def _build_split_request(corpus: CorpusSettings) -> dict[str, str | None]:
 
 
 class _Pin(NamedTuple):
-    """The split in a pin, None where there is no pin or a damaged one, and the version of the pin's file."""
+    """What a pin remembers (None if its file does not exist or is damaged), and the version of the file."""
 
     split: HubSplit | None
     version: Version
@@ -416,7 +416,7 @@ def _iter_data_files(folder: Path) -> Iterator[Path]:
 
 
 def _is_named_as_data(path: Path) -> bool:
-    """Return whether a name ends as those of documents do, in upper or lower case."""
+    """Return whether a file or folder is named like a file of documents, in upper or lower case."""
     return path.name.lower().endswith(DATA)
 
 

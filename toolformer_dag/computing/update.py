@@ -181,7 +181,7 @@ def _compute_parts(worker: Worker, workers: Workers, output: TableOutput, reason
 
 
 def _remove_parts(output: TableOutput, parts: Sequence[str]) -> None:
-    """Withdraw parts of a table, and those of the tables that are published beside it (`Stage.beside`)."""
+    """Remove parts from a table, and from the tables that are published together with it (`Stage.beside`)."""
     tables = [output.table, *output.beside]
     for part in parts:
         for table in tables:

@@ -44,7 +44,7 @@ class EndedTask(NamedTuple):
 
 
 Ended = Generator[EndedTask | None, None, None]
-"""Tasks as they end, in any order; None about once a second where none has ended."""
+"""Tasks as they end, in any order, and None about once a second while none has ended."""
 ExecutorOf = Callable[[Worker, Tables], Executor]
 """Returns where chunks are computed, from the worker and the tables of this process."""
 
