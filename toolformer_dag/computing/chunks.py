@@ -49,25 +49,39 @@ class Task:
 
 
 def perform_task(worker: Worker, tables: Tables, task: Task) -> Work:
-    """Carry out a task: compute a chunk and store its rows, or make and publish the rows of a shard.
+    """Compute a chunk of a table and store its rows, or compute a whole shard and publish it.
 
-    Returns the work to count: tokens of the model, computed rows. Nothing is counted for a shard.
+    Args:
+        worker: What this process has loaded.
+        tables: The tables by name, as this process knows them.
+        task: Names the table, and says what to compute.
 
-    Raises WorkerError where this process has read other settings than the run, and what the stage raises.
+    Returns:
+        What the work cost, such as tokens of the model and computed rows. Nothing is counted for a shard.
+
+    Raises:
+        WorkerError: The settings have changed since the run began.
+        Exception: Anything that the computation raises.
     """
     output = _require_task_table(tables, task)
     make = output.stage.make
+
     if isinstance(make, ByChunk):
-        return make.compute(worker, output, task.payload)  # the payload: what the stage put into the chunk
+        return make.compute(worker, output, task.payload)
+
     assert isinstance(make, ByShard)
-    shard = task.payload  # a name
-    rows = make.rows(worker, output, shard)
-    output.publish(shard, rows)
+    shard_name = task.payload
+    rows = make.rows(worker, output, shard_name)
+    output.publish(shard_name, rows)
     return Work()
 
 
 def _require_task_table(tables: Tables, task: Task) -> TableOutput:
-    """Return the table of a task. Raises WorkerError where its settings here differ from those of the run."""
+    """Return the table of a task.
+
+    Raises:
+        WorkerError: The table is unknown here, or has other settings than in the process that created the task.
+    """
     output = _find_table(tables, task.table)
     if output is None or output.code_version != task.settings:
         raise WorkerError(f"{task.table}: settings, prompts or tools changed while the run went on; run again")
@@ -75,13 +89,14 @@ def _require_task_table(tables: Tables, task: Task) -> TableOutput:
 
 
 def _find_table(tables: Tables, name: str) -> TableOutput | None:
-    """Return the table of that name, which may be an inner table of one of `tables` (`Stage.inner`)."""
+    """Find a table by its name, also among the inner tables, which are computed for another one alone."""
     if name in tables:
         return tables[name]
+
     for output in tables.values():
-        for inner in output.inner:
-            if inner.name == name:
-                return inner
+        for inner_output in output.inner:
+            if inner_output.name == name:
+                return inner_output
     return None
 
 
@@ -182,12 +197,20 @@ class ChunkServer:
         self._spent_before = Spent()
 
     def answer(self, task: Task) -> ChunkAnswer:
-        """Carry out a task; return what it cost, or its error, and what this process spent since its last answer."""
+        """Carry out a task.
+
+        Returns:
+            What the task cost, or its error, and what this process has spent since its last answer.
+        """
         outcome = self._perform_safely(task)
         return ChunkAnswer(outcome, spent=self._take_spent())
 
     def _perform_safely(self, task: Task) -> Work | UserError:
-        """Carry out a task; return what it cost, or its exception as a UserError that any process can unpickle."""
+        """Carry out a task without raising an error.
+
+        Returns:
+            What the task cost, or the error, in a form that every process can unpickle.
+        """
         try:
             return self._perform_in_session(task)
         except UserError as error:
@@ -196,18 +219,25 @@ class ChunkServer:
             return WorkerError(f"a worker failed: {type(error).__name__}: {error}")
 
     def _take_spent(self) -> Spent:
-        """Return what this process spent since the last call."""
-        spent = self._worker.spent() if self._worker else Spent()
-        spent_since = spent - self._spent_before
-        self._spent_before = spent
+        """Return what this process has spent since the last call, such as tokens of the model."""
+        spent_in_all = self._worker.spent() if self._worker else Spent()
+        spent_since = spent_in_all - self._spent_before
+        self._spent_before = spent_in_all
         return spent_since
 
     def _perform_in_session(self, task: Task) -> Work:
-        """Carry out a task; return what it cost, with what it has written to the lake (`news`)."""
+        """Carry out a task, while remembering what earlier tasks of the same update have read of the lake.
+
+        Returns:
+            What the task cost, with a list of what it has written to the lake (`news`).
+        """
         worker = self._load_worker()
-        if task.step != self._step:
+
+        is_new_update = task.step != self._step
+        if is_new_update:
             self._step = task.step
-            self._session = LakeSession(news=[])
+            self._session = LakeSession(news=[])  # forgets what was read for the update before
+
         with session(self._session):
             work = perform_task(worker, self._tables, task)
         return replace(work, news=self._session.take_news())
@@ -265,9 +295,9 @@ _server: ChunkServer | None = None
 
 
 def _begin_worker_process(settings: Settings, tables_of: TablesOf) -> None:
-    """Prepare a worker process."""
+    """Prepare a new worker process for its tasks."""
     global _server
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent too, which decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C also reaches the parent process, which decides what to do
     end_with_parent()
     _server = ChunkServer(settings, tables_of)
 
@@ -280,8 +310,11 @@ def _answer_task(task: Task) -> ChunkAnswer:
 
 @contextmanager
 def _hold_interrupts() -> Iterator[None]:
-    """Delay SIGINT (Ctrl-C) to the end of the block, for this thread and for a process that is started in it."""
-    resource_tracker.ensure_running()
+    """Delay Ctrl-C (SIGINT) until the end of the `with` block.
+
+    A process that is started in the block inherits this, so that it is not interrupted either while it starts.
+    """
+    resource_tracker.ensure_running()  # first, because its start would unblock the signal again
     mask_before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

@@ -155,21 +155,29 @@ ConversationShard = FileShard | GroupShard | HubShard
 
 
 def conversation_shards(sources: Sequence[str], storage: Storage) -> dict[str, ConversationShard]:
-    """Return the shards of sources by name; hidden files and folders are left out.
+    """List the shards of recorded conversations by name.
 
-    sources: files (JSON lines, JSON, Parquet; .gz and .zst too), folders of these, data sets of the hub.
-    storage: of the lake, which remembers the commit of each data set of the hub.
+    A shard is a file, a group of small files, or a split of a data set.
 
-    Raises UserError for any other source, or a folder without files.
+    Args:
+        sources: Files (JSON lines, JSON or Parquet, also compressed as .gz or .zst), folders with such files, or names
+            of data sets on the Hugging Face hub. Hidden files in the folders are left out.
+        storage: The storage of the lake. It remembers which commit of a data set is used.
+
+    Raises:
+        UserError: A source is none of these, or a folder has no such file.
     """
     files: list[ConversationFile] = []
     shards: list[ConversationShard] = []
-    for source in dict.fromkeys(sources):  # each source once
+
+    distinct_sources = dict.fromkeys(sources)
+    for source in distinct_sources:
         path = expand_home(Path(source))
         if os.path.lexists(path):
             files += _list_files_at(path, source)
         else:
             shards += _list_hub_shards(source, storage)
+
     shards += _iter_file_shards(_with_distinct_names(files))
     return {shard.name: shard for shard in shards}
 
@@ -180,7 +188,11 @@ def _list_files_at(path: Path, source: str) -> list[ConversationFile]:
 
 
 def _require_regular_file(path: Path) -> ConversationFile:
-    """Return a file that was named itself. Raises UserError for a pipe or a device, which may never end."""
+    """Return a file that the user has named.
+
+    Raises:
+        UserError: It is a pipe or a device, which may never end.
+    """
     kind = irregular(path)
     if kind is not None:
         raise UserError(f"{to_printable(path)} is a {kind}, and only regular files are read; name a file or a folder")
@@ -188,7 +200,15 @@ def _require_regular_file(path: Path) -> ConversationFile:
 
 
 def _list_files_below(folder: Path, source: str) -> list[ConversationFile]:
-    """Return the files with conversations below a folder. Raises UserError where there are none."""
+    """List the files in a folder and its subfolders that may contain conversations.
+
+    Args:
+        folder: The folder.
+        source: How the user has written it, for the error message.
+
+    Raises:
+        UserError: There is no such file.
+    """
     paths = [path for path in folder.rglob("*") if _may_hold_conversations(path, folder)]
     if not paths:
         raise UserError(f"{source}: no file ends in {', '.join(RECORD_ENDINGS)}; name a file of conversations")
@@ -207,18 +227,20 @@ def _is_hidden(path: Path) -> bool:
 
 
 def _with_distinct_names(files: Iterable[ConversationFile]) -> list[ConversationFile]:
-    """Return the files sorted by path, each once.
+    """Sort files by their path, drop repetitions of a file, and give each its own name.
 
-    The first file of a name keeps it; later ones are named by their whole path.
+    If several files have the same name, the first keeps it, and the others are named by their whole path.
     """
     taken_names: set[str] = set()
-    distinct = []
+    renamed_files = []
     for path, file in sorted(_map_path_to_file(files).items()):
         is_taken = file.name in taken_names
         name = to_printable(path if is_taken else file.name)
         taken_names.add(file.name)
-        distinct.append(ConversationFile(name=name, path=path, folder=file.folder.absolute()))
-    return distinct
+
+        renamed_file = ConversationFile(name=name, path=path, folder=file.folder.absolute())
+        renamed_files.append(renamed_file)
+    return renamed_files
 
 
 def _map_path_to_file(files: Iterable[ConversationFile]) -> dict[Path, ConversationFile]:
@@ -230,14 +252,15 @@ def _map_path_to_file(files: Iterable[ConversationFile]) -> dict[Path, Conversat
 
 
 def _iter_file_shards(files: Sequence[ConversationFile]) -> Iterator[FileShard | GroupShard]:
-    """Yield groups for the small files of folders with many of them, then a shard for each other file."""
-    grouped: set[ConversationFile] = set()
+    """Arrange files into shards: small files in groups if their folder has many of them, each other file alone."""
+    grouped_files: set[ConversationFile] = set()
     for folder, small_files in _group_small_files_by_folder(files).items():
         if len(small_files) > MANY_FILES:
-            grouped.update(small_files)
+            grouped_files.update(small_files)
             yield from _iter_groups(folder, _with_hashes(small_files), prefix="")
+
     for file in files:
-        if file not in grouped:
+        if file not in grouped_files:
             yield _build_file_shard(file)
 
 
@@ -247,12 +270,12 @@ def _build_file_shard(file: ConversationFile) -> FileShard:
 
 
 def _group_small_files_by_folder(files: Iterable[ConversationFile]) -> dict[Path, list[ConversationFile]]:
-    """Return the files whose records take less than SMALL_BYTES, by folder."""
-    small_files: dict[Path, list[ConversationFile]] = {}
+    """Select the files that are smaller than SMALL_BYTES when uncompressed, and group them by folder."""
+    small_files_by_folder: dict[Path, list[ConversationFile]] = {}
     for file in files:
         if _estimate_unpacked_bytes(file) < SMALL_BYTES:
-            small_files.setdefault(file.folder, []).append(file)
-    return small_files
+            small_files_by_folder.setdefault(file.folder, []).append(file)
+    return small_files_by_folder
 
 
 def _estimate_unpacked_bytes(file: ConversationFile) -> int:
@@ -279,38 +302,47 @@ def _with_hashes(files: Iterable[ConversationFile]) -> list[_HashedFile]:
 
 
 def _iter_groups(folder: Path, files: Sequence[_HashedFile], prefix: str) -> Iterator[GroupShard]:
-    """Yield groups of small files of a folder, split by the bits of their hashes until each group is small enough.
+    """Arrange the small files of a folder into groups, by the first bits of a hash of their names.
 
-    So a file that comes or goes changes only its own group.
+    If there are too many files for one group, they are split by the next bit of their hashes, and so on. A file that is
+    added or removed therefore changes few groups, mostly its own.
 
-    files: the files whose hashes begin with `prefix`, bits such as "01".
+    Args:
+        folder: The folder.
+        files: Files whose hashes begin with the same bits.
+        prefix: These bits, such as "01"; at first none.
     """
     if _fit_in_one_group(files):
-        yield _build_group(folder, [hashed.file for hashed in files], prefix)
+        yield _build_group(folder, [hashed_file.file for hashed_file in files], prefix)
         return
-    for bit in "01":  # ends at a single file at the latest: names differ, and so do their hashes
-        half = [hashed for hashed in files if _get_bit(hashed.hash, len(prefix)) == bit]
+
+    # This ends, at the latest with single files, because different names have different hashes.
+    next_bit = len(prefix)
+    for bit in "01":
+        half = [hashed_file for hashed_file in files if _get_bit(hashed_file.hash, next_bit) == bit]
         if half:
             yield from _iter_groups(folder, half, prefix + bit)
 
 
 def _build_group(folder: Path, files: Iterable[ConversationFile], prefix: str) -> GroupShard:
-    """Return files of a folder as a shard, which is named by the first bits (`prefix`) of their hashes."""
-    name = f"{to_printable(folder.name)}~{_hash_path(folder)}~{prefix or 'all'}"
+    """Make files of a folder a shard. Its name contains `prefix`, the first bits that the hashes of the files share."""
+    shard_name = f"{to_printable(folder.name)}~{_hash_path(folder)}~{prefix or 'all'}"
     sorted_files = sorted(files, key=lambda file: file.name)
-    return GroupShard(shorten_name(name), tuple(sorted_files))
+    return GroupShard(shorten_name(shard_name), tuple(sorted_files))
 
 
 def _fit_in_one_group(files: Sequence[_HashedFile]) -> bool:
-    """Return whether files are few and small enough for one group; a single file always is."""
-    total_bytes = sum(_estimate_unpacked_bytes(hashed.file) for hashed in files)
-    is_small_enough = len(files) <= GROUP_FILES and total_bytes <= GROUP_BYTES
-    return len(files) == 1 or is_small_enough
+    """Return whether files are few and small enough for one group. A single file always is."""
+    total_bytes = sum(_estimate_unpacked_bytes(hashed_file.file) for hashed_file in files)
+    is_within_limits = len(files) <= GROUP_FILES and total_bytes <= GROUP_BYTES
+    return len(files) == 1 or is_within_limits
 
 
 def _get_bit(hash: str, number: int) -> str:
-    """Return the bit of that number, from 0, of a hash in hexadecimal digits."""
-    return f"{int(hash[number // 4], 16):04b}"[number % 4]
+    """Return one bit, "0" or "1", of a hash in hexadecimal digits. The first bit has the number 0."""
+    digit = int(hash[number // 4], 16)
+    bits = f"{digit:04b}"  # four bits for each digit
+    return bits[number % 4]
 
 
 HUB_ID = re.compile(r"[\w-][\w.-]*(?:/[\w-][\w.-]*)?")
@@ -318,10 +350,15 @@ HUB_ID = re.compile(r"[\w-][\w.-]*(?:/[\w-][\w.-]*)?")
 
 
 def _list_hub_shards(source: str, storage: Storage) -> list[HubShard]:
-    """Return the splits of a data set of the hub. Raises UserError where there is no such data set."""
-    may_be_hub_id = HUB_ID.fullmatch(source) and not source.lower().endswith(RECORD_ENDINGS)
-    if not may_be_hub_id:
+    """List the splits (such as "train") of a data set on the Hugging Face hub. Each is a shard.
+
+    Raises:
+        UserError: There is no such data set, or the source looks like a file that does not exist.
+    """
+    may_be_data_set = HUB_ID.fullmatch(source) and not source.lower().endswith(RECORD_ENDINGS)
+    if not may_be_data_set:
         raise UserError(f"{source}: there is no such file or folder; correct the path")
+
     try:
         splits = _read_or_pin_splits(source, storage)
     except HubError as error:
@@ -330,39 +367,54 @@ def _list_hub_shards(source: str, storage: Storage) -> list[HubShard]:
 
 
 def _read_or_pin_splits(hub: str, storage: Storage) -> list[HubSplit]:
-    """Return the splits of a data set of the hub, at the commit of the first use.
+    """List the splits of a data set on the Hugging Face hub, always at the commit that was found at the first use.
 
-    A file of the lake (a pin) remembers them. Raises HubError, and over an object store Overtaken where another run has
-    written the pin meanwhile.
+    The commit and the splits are remembered in a file of the lake, which is called a pin.
+
+    Raises:
+        HubError: The data set cannot be reached.
+        Overtaken: The lake is in an object store, and another run has just written the pin.
     """
-    path = storage.root / PINS / f"{fingerprint({'conversations': hub})}.json"
-    pin = _read_pin(path, hub, storage)
+    pin_path = storage.root / PINS / f"{fingerprint({'conversations': hub})}.json"
+    pin = _read_pin(pin_path, hub, storage)
     if pin.splits is not None:
         return pin.splits
-    splits = resolve_splits(hub)  # at the present commit: this is the first use, or the pin is damaged
+
+    # The first use, or the pin is damaged.
+    splits = resolve_splits(hub)
     new_pin = seal_record(hub, {"splits": [asdict(split) for split in splits]})
-    storage.replace(path, new_pin, pin.version)
+    storage.replace(pin_path, new_pin, pin.version)
     return splits
 
 
 class _Pin(NamedTuple):
-    """The splits in a pin, None where there is no pin or a damaged one, and the version of the pin's file."""
+    """What a pin remembers (None if its file does not exist or is damaged), and the version of the file."""
 
     splits: list[HubSplit] | None
     version: Version
 
 
 def _read_pin(path: Path, hub: str, storage: Storage) -> _Pin:
-    """Read a pin, the file that remembers the splits and commit of a data set; warn where it is damaged."""
+    """Read a pin: the file that remembers at which commit a data set is used.
+
+    Args:
+        path: The file.
+        hub: The name of the data set, for the warning if the file is damaged.
+        storage: The storage of the lake.
+
+    Returns:
+        What the pin remembers (None if the file does not exist or is damaged), and the version of the file.
+    """
     try:
         content, version = storage.read(path)
     except FileNotFoundError:
-        return _Pin(splits=None, version=NO_FILE)  # the first use
+        return _Pin(splits=None, version=NO_FILE)
+
     try:
         return _Pin(_parse_splits(content), version)
     except (ValueError, KeyError, TypeError):
         log.warning("%s is damaged: %s is looked up anew, and may be another commit", storage.shown(path), hub)
-        return _Pin(splits=None, version=version)  # the version that the caller will replace
+        return _Pin(splits=None, version=version)  # needed to replace exactly this version
 
 
 def _parse_splits(pin: bytes) -> list[HubSplit]:

@@ -112,33 +112,49 @@ class Lane:
 
 
 def lanes(settings: Settings) -> list[Lane]:
-    """Return a lane (a tool with its settings) per enabled section under `[tools]`, in the order of the file.
+    """Load the enabled tools, and combine each with its settings to a lane.
 
-    Loads the tools' code. Raises ToolError, and SettingsError where sections contradict each other.
+    Returns:
+        A lane for each enabled section under `[tools]`, in the order of the file.
+
+    Raises:
+        ToolError: A tool cannot be loaded.
+        SettingsError: Sections contradict each other.
     """
-    single_lanes = {}  # without chains, by the tool's key
+    lanes_without_chains = {}
     for key, tool in load_enabled_tools(settings).items():
-        single_lanes[key] = _build_lane(tool, settings.tools[key], settings)
-    # A chain may go on with the tools of other lanes, so all lanes have to be known.
-    all_lanes = [_with_chains(lane, single_lanes, settings) for lane in single_lanes.values()]
-    floor = settings.filtering.loss_floor
-    if floor is not None:
+        lanes_without_chains[key] = _build_lane(tool, settings.tools[key], settings)
+
+    # A chain of calls may continue with the tools of other lanes, so all lanes have to be known first.
+    all_lanes = [_add_chains(lane, lanes_without_chains, settings) for lane in lanes_without_chains.values()]
+
+    loss_floor = settings.filtering.loss_floor
+    if loss_floor is not None:
         for lane in all_lanes:
-            _refuse_loss_floor(lane, floor)  # raises where the lane's filter needs a loss that the floor leaves out
+            _check_loss_floor(lane, loss_floor)
     return all_lanes
 
 
-def _refuse_loss_floor(lane: Lane, floor: float) -> None:
-    """Raise SettingsError where the setting `filtering.loss_floor` leaves out losses that the filter needs.
+def _check_loss_floor(lane: Lane, floor: float) -> None:
+    """Check that a tool can be filtered although losses of hopeless calls are not computed.
 
-    floor: below this difference L(c) is not computed, so a call's delta is known only as a bound. That is enough where
-    tau_f, the lane's threshold, is a number at or above the floor.
+    As soon as the score of a call is known to be below `filtering.loss_floor`, its remaining loss is not computed, so
+    that the score is known only as an upper bound. That suffices to reject the call if the tool's threshold tau_f is a
+    number at or above the floor.
+
+    Args:
+        lane: The tool with its settings.
+        floor: The setting `filtering.loss_floor`.
+
+    Raises:
+        SettingsError: The threshold is below the floor, or is chosen by chance, which needs all losses.
     """
     if isinstance(lane.tau_f, ChanceThreshold):
         raise SettingsError(
             f"filtering.loss_floor = {floor} leaves out losses that a threshold by chance looks at, and "
             f"tools.{lane.tool.key}.tau_f is one; remove one of the two"
         )
+
     if lane.tau_f < floor:
         raise SettingsError(
             f"filtering.loss_floor = {floor} is above tau_f = {lane.tau_f} of tools.{lane.tool.key}, so calls "
@@ -147,18 +163,27 @@ def _refuse_loss_floor(lane: Lane, floor: float) -> None:
 
 
 def find_lane_by_name(settings: Settings, name: str) -> Lane:
-    """Return the lane of that key (`calculator`) or of that name in the text (`Calculator`).
+    """Find an enabled tool, with its settings, by its name.
 
-    Raises UserError where there is none, and as `lanes`.
+    Args:
+        settings: The settings of the run.
+        name: The key of its section ("calculator"), or its name in texts ("Calculator").
+
+    Raises:
+        UserError: There is no such tool, or it is disabled.
+        ToolError: A tool cannot be loaded.
+        SettingsError: Sections contradict each other.
     """
     all_lanes = lanes(settings)
     for lane in all_lanes:
         if name in (lane.tool.key, lane.tool.name):
             return lane
+
     if name in settings.tools:
         raise UserError(f"[tools.{name}] is disabled, here or by the profile; write `enabled = true` under it")
-    names = ", ".join(f"{lane.tool.key} ({lane.tool.name})" for lane in all_lanes)
-    raise UserError(f"there is no tool {name!r}; the settings have {names}")
+
+    existing_names = ", ".join(f"{lane.tool.key} ({lane.tool.name})" for lane in all_lanes)
+    raise UserError(f"there is no tool {name!r}; the settings have {existing_names}")
 
 
 def map_tool_to_start_threshold(lanes: Sequence[Lane]) -> dict[str, float]:
@@ -166,27 +191,35 @@ def map_tool_to_start_threshold(lanes: Sequence[Lane]) -> dict[str, float]:
     return {lane.tool.name: lane.min_probability for lane in lanes if lane.min_probability}
 
 
-def _with_chains(lane: Lane, single_lanes: Mapping[str, Lane], settings: Settings) -> Lane:
-    """Return the lane (a tool with its thresholds) with the settings of its chains; the same lane where it has none.
+def _add_chains(lane: Lane, lanes_without_chains: Mapping[str, Lane], settings: Settings) -> Lane:
+    """Return a copy of a lane with its settings for chains, or the lane itself if it has no chains.
 
-    In a chain, several calls stand at one position, each sampled after the results of the calls before it. Of two calls
-    (`depth = 2`), the first is the lane's tool, and the second this tool again or one that `then` names.
+    A chain is several calls at one position, each sampled after the results of the calls before it. With `depth = 2`,
+    the first call is to the lane's tool, and the second to this tool or to one named in the setting `then`.
 
-    single_lanes: the lanes of all enabled tools, by key, which `then` may name.
+    Args:
+        lane: The tool with its other settings.
+        lanes_without_chains: The lanes of all enabled tools by key, which `then` may name.
+        settings: The settings of the run.
 
-    Raises SettingsError where the section contradicts itself, names an unknown tool, or another model samples.
+    Raises:
+        SettingsError: The settings for chains contradict each other, name an unknown tool, or do not go with
+            `[proposer]`.
     """
     section = settings.tools[lane.tool.key]
-    other_lanes = {key: other for key, other in single_lanes.items() if key != lane.tool.key}
+    other_lanes = {key: other_lane for key, other_lane in lanes_without_chains.items() if key != lane.tool.key}
+
     _refuse_chain_options_without_chains(lane.tool, section)
     _refuse_unknown_next_tools(lane.tool, section, other_lanes)
-    if section.depth == 1:
+    if section.depth == 1:  # no chains
         return lane
+
     if settings.proposer is not None:
         raise SettingsError(
             f"{_format_then_option(lane.tool)}: chains are sampled by the model that judges; set depth = 1, or remove "
             "[proposer]"
         )
+
     return replace(
         lane,
         depth=section.depth,
@@ -201,7 +234,11 @@ def _format_then_option(tool: Tool) -> str:
 
 
 def _refuse_chain_options_without_chains(tool: Tool, section: ToolSettings) -> None:
-    """Raise SettingsError where a section without chains has a setting for chains."""
+    """Check that a tool without chains (`depth = 1`) has no settings that are only for chains.
+
+    Raises:
+        SettingsError: It has one.
+    """
     has_chain_options = bool(section.then) or section.chain_prompt is not None
     if section.depth == 1 and has_chain_options:
         raise SettingsError(
@@ -210,7 +247,11 @@ def _refuse_chain_options_without_chains(tool: Tool, section: ToolSettings) -> N
 
 
 def _refuse_unknown_next_tools(tool: Tool, section: ToolSettings, other_lanes: Mapping[str, Lane]) -> None:
-    """Raise SettingsError where `then` names a tool that is not among the other lanes."""
+    """Check that the setting `then` of a tool names only other enabled tools.
+
+    Raises:
+        SettingsError: It names something else.
+    """
     unknown_keys = sorted(set(section.then) - other_lanes.keys())
     if unknown_keys:
         raise SettingsError(
@@ -220,22 +261,26 @@ def _refuse_unknown_next_tools(tool: Tool, section: ToolSettings, other_lanes: M
 
 
 def _build_lane(tool: Tool, section: ToolSettings, settings: Settings) -> Lane:
-    """Return the lane of a tool (the tool with its settings), without chains of calls. Raises SettingsError.
+    """Combine a tool with its settings to a lane, without settings for chains of calls.
 
-    Each text gets m sampled calls at the k most probable positions for a call, whose probability is above tau_s; the
-    filter keeps calls that score at least tau_f. Where the section leaves one of them out, the tool's default counts.
+    For numbers that the section does not set, the defaults of the tool are used. They are the paper's: in each text, at
+    most `k` positions are chosen where a call has a probability above `tau_s`, `m` calls are sampled at each, and those
+    with a score of at least `tau_f` are kept.
+
+    Raises:
+        SettingsError: The section contradicts itself or other settings.
     """
     defaults = tool.defaults
     return Lane(
         tool=tool,
-        tau_s=_fill_default(section.tau_s, defaults.tau_s),
-        k=_fill_default(section.k, defaults.k),
-        m=_fill_default(section.m, defaults.m),
-        tau_f=defaults.tau_f if section.tau_f is None else section.tau_f,  # of two types, unlike the others
+        tau_s=_get_value_or_default(section.tau_s, defaults.tau_s),
+        k=_get_value_or_default(section.k, defaults.k),
+        m=_get_value_or_default(section.m, defaults.m),
+        tau_f=defaults.tau_f if section.tau_f is None else section.tau_f,  # not always a number, unlike the others
         limits=section.limits,
         look_ahead=section.look_ahead,
         sources=call_sources(tool, section, settings),
-        min_probability=_fill_default(section.min_probability, settings.decoding.min_probability),
+        min_probability=_get_value_or_default(section.min_probability, settings.decoding.min_probability),
         score=_choose_score(tool, section, settings),
         suffix=settings.rounds.suffix,
     )
@@ -244,31 +289,38 @@ def _build_lane(tool: Tool, section: ToolSettings, settings: Settings) -> Lane:
 _Value = TypeVar("_Value")
 
 
-def _fill_default(value: _Value | None, default: _Value) -> _Value:
+def _get_value_or_default(value: _Value | None, default: _Value) -> _Value:
     """Return the value of a setting, or its default where it is not set (None)."""
     return default if value is None else value
 
 
 def _choose_score(tool: Tool, section: ToolSettings, settings: Settings) -> str:
-    """Return the SQL expression that scores a call: "loss_minus - loss_plus"; with a cost weight "(...) - 0.1 * cost".
+    """Choose the formula that scores the calls of a tool. Calls with a score of at least tau_f are kept.
 
-    A call is kept where its score is at least tau_f. The tool's own cost weight counts before that of `[filtering]`.
+    Returns:
+        An SQL expression, such as "loss_minus - loss_plus" (the paper's score). If the settings give the cost of a call
+        a weight, such as 0.1, "(loss_minus - loss_plus) - 0.1 * cost".
 
-    Raises SettingsError for an expression that is no score, and for one other than the paper's where
-    `filtering.loss_floor` is set: then losses are left out that it may need.
+    Raises:
+        SettingsError: The expression that the settings name is not a score, or it may need losses that are skipped
+            because `filtering.loss_floor` is set.
     """
     score = _choose_score_without_cost(tool, section, settings)
     if score != PAPER_SCORE:
-        _refuse_score(score, tool, settings)
-    weight = _fill_default(section.cost_weight, settings.filtering.cost_weight)
-    return f"({score}) - {weight!r} * cost" if weight else score
+        _check_score(score, tool, settings)
+
+    cost_weight = _get_value_or_default(section.cost_weight, settings.filtering.cost_weight)
+    return f"({score}) - {cost_weight!r} * cost" if cost_weight else score
 
 
 def _choose_score_without_cost(tool: Tool, section: ToolSettings, settings: Settings) -> str:
-    """Return the SQL expression that scores a call, before its cost is subtracted: the tool's, else `[filtering]`'s.
+    """Choose the formula that scores the calls of a tool, before the cost of a call is subtracted.
 
-    A rule that reads the text behind a call could copy from it. So where the paper's score would hold for it, it is
-    OVER_ECHO instead: by how much the call is better than one that only repeats what follows.
+    A tool's rule may propose calls after reading the text that follows, so it could simply copy from there. Such calls
+    are compared with a call that only repeats what follows (OVER_ECHO), unless a score other than the paper's is set.
+
+    Returns:
+        An SQL expression.
     """
     if section.score:
         return section.score
@@ -277,12 +329,17 @@ def _choose_score_without_cost(tool: Tool, section: ToolSettings, settings: Sett
     return settings.filtering.score
 
 
-def _refuse_score(score: str, tool: Tool, settings: Settings) -> None:
-    """Raise SettingsError for an expression that is no score, or that does not go with `filtering.loss_floor`."""
+def _check_score(score: str, tool: Tool, settings: Settings) -> None:
+    """Check an SQL expression, other than the paper's, that shall score the calls of a tool.
+
+    Raises:
+        SettingsError: It is not a score, or it may need losses that are skipped because `filtering.loss_floor` is set.
+    """
     try:
         refuse(score)
     except ScoreError as error:
         raise SettingsError(f"tools.{tool.key}.score: {error}") from error
+
     if settings.filtering.loss_floor is not None:
         raise SettingsError(
             f"filtering.loss_floor leaves out losses by L- - L+, and tools.{tool.key}.score is another; remove one "
@@ -291,19 +348,22 @@ def _refuse_score(score: str, tool: Tool, settings: Settings) -> None:
 
 
 def _looks_ahead(tool: Tool, section: ToolSettings) -> bool:
-    """Return whether the lane's rule is the tool's own, and reads what the text says after a call."""
-    has_own_rule = RULE in section.proposals and section.rule is None
-    return has_own_rule and tool.rule_looks_ahead
+    """Return whether calls are proposed by a rule that is built into the tool and reads the text after a call."""
+    uses_rule_of_tool = RULE in section.proposals and section.rule is None
+    return uses_rule_of_tool and tool.rule_looks_ahead
 
 
 Role = Literal["proposer", "judge"]
 """What a model does for a plan: it samples calls, or its loss scores them."""
 
 
-def _identity(model: ModelSettings) -> dict[str, object]:
-    """Return everything of a model that determines the values it computes: weights, dtype, and some settings.
+def _compute_model_identity(model: ModelSettings) -> dict[str, object]:
+    """Describe a model by everything that determines what it computes: weights, dtype and some settings.
 
-    Hashes the files of the weights. Raises ModelError.
+    The files of the weights are hashed for this.
+
+    Raises:
+        ModelError: The model cannot be read.
     """
     weights = read_model_identity(model_name(model), model.revision)
     return {**weights, "dtype": read_model_dtype(model), **determining(model, but=IDENTIFYING)}
@@ -315,47 +375,62 @@ def _build_checkpoint_settings(start: Settings) -> ModelSettings:
 
 
 def _compute_proposer_identity(settings: Settings, base_identity: Mapping[str, object]) -> Mapping[str, object]:
-    """Return everything that determines the values of the model that samples calls (the proposer).
+    """Describe the model that samples tool calls by everything that determines what it computes.
 
-    The proposer is the checkpoint of the round before (`settings.start`), else `[proposer]`, else `[model]`.
+    In a later round, this model is the checkpoint that the round before has finetuned. In the first round, it is the
+    model in the section `[proposer]`, or the one in `[model]` if there is no such section.
 
-    base_identity: the identity of `[model]`.
+    Args:
+        settings: The settings of this round.
+        base_identity: The same description of the model in `[model]`.
 
-    Raises ModelError, and SettingsError for a later round with `model.url`.
+    Returns:
+        For example its weights and dtype. Empty if the checkpoint does not exist yet.
+
+    Raises:
+        ModelError: The model cannot be read.
+        SettingsError: The servers of `model.url` should sample in a later round.
     """
-    if settings.start is not None:
+    if settings.start is not None:  # the settings of the round before
         return _compute_checkpoint_identity(settings.start, settings)
     if settings.proposer is None:
         return base_identity
-    if is_served(settings):  # at a server, whose files nobody here can hash
+    if is_served(settings):  # by another server, so its files cannot be hashed here
         return {"served": settings.proposer.name}
-    return _identity(settings.proposer)
+    return _compute_model_identity(settings.proposer)
 
 
 def _compute_checkpoint_identity(earlier_round: Settings, this_round: Settings) -> Mapping[str, object]:
-    """Return everything that determines the values of the checkpoint that the earlier round finetunes.
+    """Describe the checkpoint that an earlier round finetunes by everything that determines what it computes.
 
-    Empty where there is no such checkpoint yet. Raises SettingsError where this round names servers: they hold the base
-    model.
+    Returns:
+        For example its weights and dtype. Empty if the checkpoint does not exist yet.
+
+    Raises:
+        ModelError: The checkpoint cannot be read.
+        SettingsError: This round uses servers (`model.url`), and these have the model before finetuning.
     """
     if this_round.model.url:
         raise SettingsError(
             "rounds.count: later rounds sample from a checkpoint, and the servers of model.url have the base model; "
             "remove model.url, or annotate once"
         )
-    checkpoint = _build_checkpoint_settings(earlier_round)  # a model whose name is the path of its folder
-    is_finetuned = Path(checkpoint.name, CHECKPOINT).is_file()
-    return _identity(checkpoint) if is_finetuned else {}
+
+    checkpoint = _build_checkpoint_settings(earlier_round)
+    folder = Path(checkpoint.name)
+    is_finetuned = (folder / CHECKPOINT).is_file()
+    return _compute_model_identity(checkpoint) if is_finetuned else {}
 
 
 def _without_tools_by_module(settings: Settings) -> Settings:
-    """Return the settings without the tools that are named by module, such as "my_tools:Weather"."""
-    sections = {}
+    """Return a copy of the settings without the tools that are named by their module, such as "my_tools:Weather"."""
+    kept_sections = {}
     for key, section in settings.tools.items():
         class_name = str(section.options().get("use", key))
-        if ":" not in class_name:
-            sections[key] = section
-    return settings.model_copy(update={"tools": sections})
+        is_named_by_module = ":" in class_name
+        if not is_named_by_module:
+            kept_sections[key] = section
+    return settings.model_copy(update={"tools": kept_sections})
 
 
 @dataclass(frozen=True)
@@ -383,38 +458,50 @@ class Plan:
 
     @staticmethod
     def of(settings: Settings) -> "Plan":
-        """Return the plan of a run: load the tools' code and hash the models' files; load no weights.
+        """Prepare a run: load the code of the tools, and hash the files of the models without loading their weights.
 
-        Raises ModelError, ToolError, SettingsError, and StorageError where the lake or the warehouse cannot be used.
+        Raises:
+            ModelError: A model cannot be read.
+            ToolError: A tool cannot be loaded.
+            SettingsError: Settings contradict each other.
+            StorageError: The lake or the warehouse cannot be used.
         """
-        refuse_other_markers(settings.model)  # others than the model was finetuned with
-        identity = _identity(settings.model)
+        refuse_other_markers(settings.model)  # a finetuned model has to be used with the markers it was trained with
+        model_identity = _compute_model_identity(settings.model)
+
         plan = Plan(
             settings=settings,
             lake=Lake.of(settings.paths, settings.rounds.suffix),
             lanes=tuple(lanes(settings)),
-            model=identity,
-            proposer=_compute_proposer_identity(settings, identity),
-            start=Plan.of(settings.start) if settings.start else None,  # of the round before
+            model=model_identity,
+            proposer=_compute_proposer_identity(settings, model_identity),
+            start=Plan.of(settings.start) if settings.start else None,  # the round before
         )
+
+        # Without these checks, a run would fail only after it has computed something.
         plan.lake.require_access()
-        refuse_other_file(settings.warehouse)  # one that was not built here; a run would find out at its end
+        refuse_other_file(settings.warehouse)  # a file there that is not a warehouse of this project
         return plan
 
     @staticmethod
     def to_read(settings: Settings) -> "Plan":
-        """Return the plan of a command that only reads files: hash no model and import no code of the user.
+        """Prepare a command that only reads files. No model is hashed, and no code of the user is imported.
 
-        The plan has no lanes of tools that the settings name by module ("my_tools:Weather"), and no identities of
-        models. Raises ToolError, SettingsError, StorageError.
+        The plan has no tools that the settings name by module ("my_tools:Weather"), and does not identify the models.
+
+        Raises:
+            ToolError: A tool cannot be loaded.
+            SettingsError: Settings contradict each other.
+            StorageError: The lake cannot be used.
         """
+        safe_settings = _without_tools_by_module(settings)
         plan = Plan(
             settings=settings,
             lake=Lake.of(settings.paths, settings.rounds.suffix),
-            lanes=tuple(lanes(_without_tools_by_module(settings))),
+            lanes=tuple(lanes(safe_settings)),
             model={},
             proposer={},
-            start=Plan.to_read(settings.start) if settings.start else None,
+            start=Plan.to_read(settings.start) if settings.start else None,  # the round before
         )
         plan.lake.require_access()
         return plan
@@ -444,33 +531,43 @@ class Plan:
 
     def identity_of(self, role: Role) -> dict[str, object]:
         """Return everything that determines the values of the model in this role."""
-        return dict(self.model if self._is_base(role) else self.proposer)
+        return dict(self.model if self._uses_base_model_as(role) else self.proposer)
 
     def model_of(self, role: Role) -> ModelSettings:
-        """Return the settings of the model in a role: the proposer samples calls, the judge computes their losses.
+        """Return the settings of the model that has a role in this run.
 
-        Raises ModelError where that is the checkpoint of an earlier round, which does not exist yet.
+        Args:
+            role: "proposer" for the model that samples calls, "judge" for the one whose losses score them.
+
+        Raises:
+            ModelError: The model is the checkpoint of the round before, which does not exist yet.
         """
-        # `[model]` judges, in later rounds if `rounds.judge` is "base"; in the first it samples without `[proposer]`.
-        if self._is_base(role):
+        if self._uses_base_model_as(role):
             return self.settings.model
-        if self.has_own_proposer:  # `[proposer]` samples in the first round
+
+        if self.has_own_proposer:
             assert self.settings.proposer is not None
             return self.settings.proposer
-        assert self.start is not None  # a later round, which starts from the checkpoint of the round before
+
+        assert self.start is not None  # only a later round uses another model, the checkpoint of the round before
         self._require_checkpoint(self.start)
         return _build_checkpoint_settings(self.start.settings)
 
     def _require_checkpoint(self, round_before: "Plan") -> None:
-        """Raise ModelError where the round before has not finetuned its checkpoint yet, which samples in this one."""
-        has_checkpoint = bool(self.proposer)  # the proposer's identity is empty without one
+        """Check that the round before has finetuned its checkpoint, which this round uses.
+
+        Raises:
+            ModelError: There is no checkpoint yet.
+        """
+        has_checkpoint = bool(self.proposer)  # the description of the proposer is empty without one
         if has_checkpoint:
             return
+
         number = self.settings.rounds.count
-        checkpoint = round_before.named("training/finetuned_checkpoint")
+        checkpoint_asset = round_before.named("training/finetuned_checkpoint")
         raise ModelError(
             f"round {number} annotates with the checkpoint of round {number - 1}, and there is none; run "
-            f"`toolformer-dag run --round {number}`, or materialize {checkpoint}"
+            f"`toolformer-dag run --round {number}`, or materialize {checkpoint_asset}"
         )
 
     @property
@@ -478,11 +575,15 @@ class Plan:
         """Whether `[proposer]` samples: another model than the judge, with other tokens."""
         return self.start is None and self.settings.proposer is not None
 
-    def _is_base(self, role: Role) -> bool:
-        """Return whether `[model]` has this role, and not `[proposer]` or the checkpoint of `start`."""
+    def _uses_base_model_as(self, role: Role) -> bool:
+        """Return whether the model in the section `[model]` has a role.
+
+        If not, the role belongs to the model in `[proposer]`, or in later rounds to the checkpoint of the round before.
+        """
+        is_first_round = self.start is None
         if role == "judge":
-            return self.start is None or self.settings.rounds.judge == "base"
-        return self.start is None and self.settings.proposer is None
+            return is_first_round or self.settings.rounds.judge == "base"
+        return is_first_round and self.settings.proposer is None
 
     @property
     def inference_lanes(self) -> tuple[Lane, ...]:
@@ -491,7 +592,10 @@ class Plan:
 
     @property
     def routed(self) -> tuple[Tool, ...]:
-        """The tools among which texts are shared out, `corpus.tools_per_text` each; none where each gets every text."""
+        """The tools that compete for texts. Each text is given to `corpus.tools_per_text` of them.
+
+        There are none if every tool gets every text.
+        """
         routed_tools = tuple(lane.tool for lane in self.lanes if lane.tool.routed)
         tools_per_text = self.settings.corpus.tools_per_text
         if not tools_per_text or len(routed_tools) <= tools_per_text:
@@ -524,23 +628,27 @@ class Plan:
 
     @cached_property
     def shards(self) -> Mapping[str, Shard]:
-        """Return the shards of the corpus by name, listed once per plan.
+        """The shards of the corpus by name, listed at the first use.
 
-        `corpus.first` limits them to the first so many, and the shards that an earlier run has read. Raises
-        SettingsError, HubError.
+        If `corpus.first` limits the corpus to its first shards, the shards that an earlier run has read stay as well.
+
+        Raises:
+            SettingsError: A pattern of the settings matches no file.
+            HubError: The data set of the Hugging Face hub cannot be used.
         """
         list_files = list_hub_files if self.settings.corpus.hub else shard_files
-        files: dict[str, Shard] = {file.name: file for file in list_files(self.settings)}
-        if self.settings.corpus.first is None:
-            return files
-        return self._select_first_or_read(files, self.settings.corpus.first)
+        all_shards: dict[str, Shard] = {shard.name: shard for shard in list_files(self.settings)}
 
-    def _select_first_or_read(self, files: Mapping[str, Shard], count: int) -> dict[str, Shard]:
-        """Return the first shards and those that an earlier run has read, by name."""
-        first_names = list(files)[:count]
+        if self.settings.corpus.first is None:
+            return all_shards
+        return self._select_first_or_read(all_shards, self.settings.corpus.first)
+
+    def _select_first_or_read(self, shards: Mapping[str, Shard], count: int) -> dict[str, Shard]:
+        """Select the first `count` shards, and the shards that an earlier run has read."""
+        first_names = list(shards)[:count]
         read_names = self.lake.table("ccnet/raw_shards").parts()
-        chosen_names = {*first_names, *read_names}
-        return {name: file for name, file in files.items() if name in chosen_names}
+        selected_names = {*first_names, *read_names}
+        return {name: shard for name, shard in shards.items() if name in selected_names}
 
     @cached_property
     def conversations(self) -> Mapping[str, ConversationShard]:

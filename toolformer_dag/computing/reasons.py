@@ -59,17 +59,18 @@ class Reasons:
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """The reasons as lines for people: each change and each sentence once, then lists of shards.
+        """The reasons as lines for people: first every change and sentence once, then lists of files and shards.
 
-        For example `settings.tau_f: 0.5 -> 0.8` and `removed: en_head_0003`.
+        Examples of lines are "settings.tau_f: 0.5 -> 0.8" and "removed: en_head_0003".
         """
-        lists: dict[str, Sequence[str]] = {
+        lines = self._list_sentences()
+
+        names_by_heading: dict[str, Sequence[str]] = {
             TOUCHED: self._touched_files,
             "without rows": self._new_shards,
             "removed": self.removed,
         }
-        lines = self._list_sentences()
-        for heading, names in lists.items():
+        for heading, names in names_by_heading.items():
             if names:
                 lines.append(f"{heading}: {_format_first_names(names)}")
         return tuple(lines)
@@ -85,23 +86,25 @@ class Reasons:
         return [part for part, reasons in self.parts.items() if NEVER_MADE in reasons and part != WHOLE]
 
     def _list_sentences(self) -> list[str]:
-        """Return each reason once, as text, without those that a list of files or shards says."""
+        """List each reason once, as text, but leave out the reasons that `lines` shows as lists of files or shards."""
         reasons_in_lists: set[str] = {*self._touched_files}
         if self._new_shards:
             reasons_in_lists.add(NEVER_MADE)
-        sentences = dict.fromkeys(str(reason) for reason in self._iter_reasons())
-        return [sentence for sentence in sentences if sentence not in reasons_in_lists]
+
+        distinct_sentences = dict.fromkeys(str(reason) for reason in self._iter_reasons())
+        return [sentence for sentence in distinct_sentences if sentence not in reasons_in_lists]
 
     def settings(self) -> list[str]:
         """Return a line per changed setting: `tau_f 0.5 -> 0.8`, or `prompt changed` for hashes and long texts."""
         return [_format_setting_change(change) for change in self.setting_changes()]
 
     def setting_changes(self) -> list[FieldChange]:
-        """Return the settings that changed, each once, sorted by name; types of columns are left out."""
-        changed = {reason.field: reason for reason in self._iter_reasons() if isinstance(reason, FieldChange)}
+        """List the settings that changed, each once and sorted by name. Changed types of columns are left out."""
+        change_by_field = {reason.field: reason for reason in self._iter_reasons() if isinstance(reason, FieldChange)}
+
         setting_changes = []
-        for name, change in sorted(changed.items()):
-            if name.startswith("settings.") and "columns" not in name:
+        for field_name, change in sorted(change_by_field.items()):
+            if field_name.startswith("settings.") and "columns" not in field_name:
                 setting_changes.append(change)
         return setting_changes
 
@@ -112,9 +115,11 @@ class Reasons:
 
 
 def differences(output: TableOutput) -> Reasons:
-    """Return why a table is missing or out of date; false where it is up to date.
+    """Find out why a table is missing or out of date.
 
-    Tables that are computed for it alone (`Stage.inner`) count as well.
+    Returns:
+        The reasons, which are empty (and false) if the table is up to date. If a table that is computed for this one
+        alone (`Stage.inner`) is out of date, its reasons are returned.
     """
     for table in (output, *output.inner):
         reasons = find_table_differences(table)
@@ -124,80 +129,105 @@ def differences(output: TableOutput) -> Reasons:
 
 
 def find_table_differences(output: TableOutput) -> Reasons:
-    """Return by part (shard) why a table is missing or out of date; parts without a shard are listed as removed."""
-    with session():  # what is read of the lake inside is read once
+    """Find out which parts of a table are missing or out of date, and why, and which parts it should no longer have.
+
+    A part has the rows of one shard. Tables that are computed for this one alone are not looked at.
+    """
+    with session():  # inside the block, everything in the lake is read at most once
         inputs_of = output.inputs_of()
-        expected_parts = output.parts
-        reasons_of_parts: dict[str, Sequence[Reason]] = {}
-        for part in expected_parts:
+
+        reasons_by_part: dict[str, Sequence[Reason]] = {}
+        for part in output.parts:
             reasons = difference(output, part, inputs_of)
             if reasons:
-                reasons_of_parts[part] = reasons
-        removed = output.removed_parts
-    return Reasons(reasons_of_parts, tuple(removed))
+                reasons_by_part[part] = reasons
+
+        removed_parts = tuple(output.removed_parts)
+    return Reasons(reasons_by_part, removed_parts)
 
 
 def difference(output: TableOutput, part: str, inputs_of: InputsOf | None = None) -> Sequence[Reason]:
-    """Return why a part (the rows of a shard) is missing or out of date; nothing where it is up to date.
+    """Find out why a part of a table is missing or out of date.
 
-    inputs_of: the result of `output.inputs_of()`.
+    Args:
+        output: The table.
+        part: The name of the part.
+        inputs_of: The result of `output.inputs_of()`, if the caller has it already.
+
+    Returns:
+        The reasons; none if the part is up to date.
     """
     try:
-        record = output.table.checked(part).record
+        record = output.table.checked(part).record  # what the part was made from
     except MissingPart:
         return [NEVER_MADE]
     except DamagedPart as error:
-        reason, _, _ = str(error).partition(";")  # what to do follows
-        return [reason]
-    lacking = _list_tables_lacking(part, output)
-    if lacking:
-        return [f"{lacking[0]} lacks it"]
-    if record.get(RETRY):  # calls were lost, or a file could not be read
-        return [Incomplete(record[RETRY])]
+        what_is_wrong, _, _what_to_do = str(error).partition(";")
+        return [what_is_wrong]
+
+    tables_lacking_part = _list_tables_lacking(part, output)
+    if tables_lacking_part:
+        return [f"{tables_lacking_part[0]} lacks it"]
+
+    reason_to_retry = record.get(RETRY)  # set if, for example, tool calls failed or a file could not be read
+    if reason_to_retry:
+        return [Incomplete(reason_to_retry)]
+
     return _list_changes_since_record(record, output, part, inputs_of or output.inputs_of())
 
 
 def _list_tables_lacking(part: str, output: TableOutput) -> list[str]:
-    """Return the names of the tables that are published with this one and have no such part."""
+    """List the tables that are published together with this one but do not have a part. Return their names."""
     return [table.name for table in output.beside if table.part_version(part) is None]
 
 
 def _list_changes_since_record(
     record: Mapping[str, Any], output: TableOutput, part: str, inputs_of: InputsOf
 ) -> Sequence[Reason]:
-    """Return what differs between the settings and inputs of a part's record and the present ones."""
-    changed = changes(record, {"settings": output.settings, "inputs": inputs_of(part)})
+    """List how the present settings and inputs of a part differ from those in its record."""
+    present = {"settings": output.settings, "inputs": inputs_of(part)}
+    changed = changes(record, present)
     if output.stage.sharded and part in output.shards:
         return _name_changed_file(output.shards[part].place, changed)
     return changed
 
 
 def _name_changed_file(place: str, changed: Sequence[FieldChange]) -> Sequence[Reason]:
-    """Return the changes with one reason that names the shard's file in place of those of its size and time.
+    """Replace the changes of a file's size and modification time by one reason that names the file.
 
-    That is "/web/en_0.json.gz: 1200 -> 1300 bytes", or a Touched, which `lines` lists, where the time alone differs.
-    place: where the file lies.
+    Args:
+        place: Where the file lies, such as "/web/en_0.json.gz".
+        changed: All changes of the part that is made from the file.
+
+    Returns:
+        The other changes, then the reason. That is "/web/en_0.json.gz: 1200 -> 1300 bytes", or a `Touched` if only the
+        time changed. If neither changed, just the changes.
     """
     other_changes = [change for change in changed if change.field not in (STAMP_BYTES, STAMP_TIME)]
-    if len(other_changes) == len(changed):
+    is_file_unchanged = len(other_changes) == len(changed)
+    if is_file_unchanged:
         return changed
-    sizes = [change for change in changed if change.field == STAMP_BYTES]
-    if not sizes:
+
+    size_changes = [change for change in changed if change.field == STAMP_BYTES]
+    if not size_changes:
         return [*other_changes, Touched(place)]
-    return [*other_changes, f"{place}: {sizes[0].old} -> {sizes[0].new} bytes"]
+
+    old_size, new_size = size_changes[0].old, size_changes[0].new
+    return [*other_changes, f"{place}: {old_size} -> {new_size} bytes"]
 
 
 def _format_setting_change(change: FieldChange) -> str:
-    """Return a changed setting in a few words, without values that are hashes or long texts."""
+    """Describe a changed setting in a few words: "tau_f 0.5 -> 0.8", or "prompt changed" for hashes and long texts."""
     name = change.field.removeprefix("settings.")
     for value in (change.old, change.new):
-        if isinstance(value, str) and (HASH.fullmatch(value) or len(value) > SHORT):
+        is_unreadable = isinstance(value, str) and (HASH.fullmatch(value) or len(value) > SHORT)
+        if is_unreadable:
             return f"{name} changed"
     return f"{name} {shortened(change.old)} -> {shortened(change.new)}"
 
 
 def _format_first_names(names: Sequence[str], shown: int = 5) -> str:
-    """Return the first names, and how many more there are."""
-    listed = ", ".join(names[:shown])
-    more = len(names) - shown
-    return f"{listed} and {more} more" if more > 0 else listed
+    """Join the first names, and add how many more there are: "a, b, c, d, e and 7 more"."""
+    listed_names = ", ".join(names[:shown])
+    more_count = len(names) - shown
+    return f"{listed_names} and {more_count} more" if more_count > 0 else listed_names

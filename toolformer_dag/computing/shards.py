@@ -138,55 +138,69 @@ class _Match(NamedTuple):
 
 
 def shard_files(settings: Settings) -> list[ShardFile]:
-    """Return the files that the patterns `corpus.shards` match, sorted by name; the small web's without patterns.
+    """List the files of the corpus, which the patterns in `corpus.shards` match. Each file is a shard.
 
-    - A pattern is a file, a path with wildcards, or a folder: the files of JSON lines and Parquet below it. Hidden
-      files and what is published beside documents are left out.
-    - A shard is named by its path below the pattern's folder, without suffixes: "en/head_0000". Files that would share
-      a name keep their suffixes and more of their path.
-    - A file that two patterns match is a shard once, named by the first pattern.
+    A pattern is a file, a path with wildcards, or a folder. A folder stands for the JSON lines and Parquet files in it
+    and its subfolders. Hidden files are left out, and files that data sets publish beside their documents.
 
-    Raises SettingsError where a pattern matches nothing, or something named like data that is no regular file.
+    Returns:
+        The files, sorted by the name of the shard. That is the path below the folder of the pattern without suffixes,
+        such as "en/head_0000". If two files would have the same name, a longer path with suffixes is used. Without
+        patterns, the files of the small web, a synthetic corpus.
+
+    Raises:
+        SettingsError: A pattern matches no file, or something that is not a regular file.
     """
     if not settings.corpus.shards:
         return list_small_web_files(settings)
+
     matches: list[_Match] = []
     for pattern in settings.corpus.shards:
         matches += _list_matches(settings.root, pattern)
-    return sorted(_name_shards(_drop_repeated_files(matches)), key=lambda file: file.name)
+
+    distinct_matches = _drop_repeated_files(matches)  # a file that two patterns match is named by the first
+    return sorted(_name_shards(distinct_matches), key=lambda shard: shard.name)
 
 
 def _drop_repeated_files(matches: Sequence[_Match]) -> list[_Match]:
-    """Return the first match of each file; links to a file count as the file."""
-    match_of_file: dict[str, _Match] = {}
-    for match in reversed(matches):  # the first match overwrites later ones
-        match_of_file[os.path.realpath(match.path)] = match
-    return list(match_of_file.values())
+    """Keep only the first match of each file. A link to a file counts as the same file."""
+    match_by_real_path: dict[str, _Match] = {}
+    for match in reversed(matches):  # so that the first match is set last
+        match_by_real_path[os.path.realpath(match.path)] = match
+    return list(match_by_real_path.values())
 
 
 def list_hub_files(settings: Settings) -> list[HubFile]:
-    """Return the data files of the data set at `corpus.hub`, each a shard, sorted by name.
+    """List the data files of the data set named in `corpus.hub`, sorted by name. Each file is a shard.
 
-    Raises HubError where it cannot be reached, or has no such configuration or split.
+    Raises:
+        HubError: The data set cannot be reached, or does not have the configuration or split of the settings.
     """
     split = _resolve_corpus_split(settings)
+    shard_names = _choose_shard_names(split.files)
+
     files = []
-    for number, name in enumerate(_choose_shard_names(split.files)):
-        files.append(HubFile(name=shorten_name(name), split=split, number=number))
+    for number, shard_name in enumerate(shard_names):
+        files.append(HubFile(name=shorten_name(shard_name), split=split, number=number))
     return sorted(files, key=lambda file: file.name)
 
 
 def _choose_shard_names(files: Sequence[str]) -> Sequence[str]:
-    """Return the names of files without their suffixes, or with them where two would share a name otherwise."""
-    stems = [_strip_suffixes(file) for file in files]
-    are_unique = len(set(stems)) == len(stems)
-    return stems if are_unique else files
+    """Return the names of files without suffixes, or with suffixes if two of them would have the same name."""
+    names_without_suffixes = [_strip_suffixes(file) for file in files]
+    are_unique = len(set(names_without_suffixes)) == len(names_without_suffixes)
+    return names_without_suffixes if are_unique else files
 
 
 def _resolve_corpus_split(settings: Settings) -> HubSplit:
-    """Return the data files at `corpus.hub`, a local folder or a data set of the hub. Raises HubError."""
+    """List the data files of the data set in `corpus.hub`: a local folder, or a data set of the Hugging Face hub.
+
+    Raises:
+        HubError: The data set cannot be reached, or does not have the configuration or split of the settings.
+    """
     corpus = settings.corpus
     assert corpus.hub is not None
+
     folder = settings.root / expand_home(Path(corpus.hub))
     if folder.is_dir():
         return resolve(str(folder), corpus.configuration, corpus.split, revision=None)
@@ -194,20 +208,26 @@ def _resolve_corpus_split(settings: Settings) -> HubSplit:
 
 
 def _read_or_pin_split(corpus: CorpusSettings, storage: Storage) -> HubSplit:
-    """Return the data files of a data set of the hub, at the commit of the first use.
+    """List the data files of a data set on the Hugging Face hub, always at the commit that was found at the first use.
 
-    A file of the lake (a pin) remembers the commit. Raises HubError, and over an object store Overtaken where another
-    run has written the pin meanwhile.
+    The commit and the list are remembered in a file of the lake, which is called a pin.
+
+    Raises:
+        HubError: The data set cannot be reached, or does not have the configuration or split of the settings.
+        Overtaken: The lake is in an object store, and another run has just written the pin.
     """
-    hub = str(corpus.hub)
+    hub_name = str(corpus.hub)
     request = _build_split_request(corpus)
-    path = storage.root / PINS / f"{fingerprint(request)}.json"
-    pin = _read_pin(path, hub, storage)
+    pin_path = storage.root / PINS / f"{fingerprint(request)}.json"
+
+    pin = _read_pin(pin_path, hub_name, storage)
     if pin.split is not None:
         return pin.split
-    split = resolve(hub, corpus.configuration, corpus.split, corpus.revision)  # the first use, or the pin is damaged
+
+    # The first use, or the pin is damaged.
+    split = resolve(hub_name, corpus.configuration, corpus.split, corpus.revision)
     new_pin = seal_record("corpus.hub", {"asked": request, "resolved": asdict(split)})
-    storage.replace(path, new_pin, pin.version)
+    storage.replace(pin_path, new_pin, pin.version)
     return split
 
 
@@ -222,18 +242,28 @@ def _build_split_request(corpus: CorpusSettings) -> dict[str, str | None]:
 
 
 class _Pin(NamedTuple):
-    """The split in a pin, None where there is no pin or a damaged one, and the version of the pin's file."""
+    """What a pin remembers (None if its file does not exist or is damaged), and the version of the file."""
 
     split: HubSplit | None
     version: Version
 
 
 def _read_pin(path: Path, hub: str, storage: Storage) -> _Pin:
-    """Read a pin, the file that remembers the split and commit of a data set; warn where it is damaged."""
+    """Read a pin: the file that remembers at which commit a data set is used.
+
+    Args:
+        path: The file.
+        hub: The name of the data set, for the warning if the file is damaged.
+        storage: The storage of the lake.
+
+    Returns:
+        What the pin remembers (None if the file does not exist or is damaged), and the version of the file.
+    """
     try:
         content, version = storage.read(path)
     except FileNotFoundError:
-        return _Pin(split=None, version=NO_FILE)  # the first use
+        return _Pin(split=None, version=NO_FILE)
+
     try:
         return _Pin(_parse_split(content), version)
     except (ValueError, KeyError, TypeError) as error:
@@ -243,7 +273,7 @@ def _read_pin(path: Path, hub: str, storage: Storage) -> _Pin:
             error,
             hub,
         )
-        return _Pin(split=None, version=version)  # the version that the caller will replace
+        return _Pin(split=None, version=version)  # needed to replace exactly this version
 
 
 def _parse_split(pin: bytes) -> HubSplit:
@@ -254,16 +284,18 @@ def _parse_split(pin: bytes) -> HubSplit:
 
 
 def list_small_web_files(settings: Settings) -> list[ShardFile]:
-    """Return the small web's files, whether written yet or not.
+    """List the files of the small web, a synthetic corpus, even if they are not written yet.
 
-    Their folder is named by everything that determines them, so that other settings have other files.
+    The name of their folder contains everything that determines them, so other settings lead to other files.
     """
     web = settings.corpus.small_web
-    name = f"v{VERSION}_seed-{web.seed}_{web.documents}-in-{web.shards}"
-    folder = settings.paths.local / "small_web" / name
+    folder_name = f"v{VERSION}_seed-{web.seed}_{web.documents}-in-{web.shards}"
+    folder = settings.paths.local / "small_web" / folder_name
+
     files = []
     for number in range(web.shards):
-        files.append(ShardFile(f"small_web_{number:04}", folder / f"en_head_{number:04}.json.gz"))
+        shard_name = f"small_web_{number:04}"
+        files.append(ShardFile(shard_name, folder / f"en_head_{number:04}.json.gz"))
     return files
 
 
@@ -272,14 +304,15 @@ WEB_RECORD = "small_web.json"
 
 
 def write_small_web(settings: Settings) -> None:
-    """Write the files of the small web, a synthetic corpus, where one of them is missing or damaged.
+    """Write the files of the small web, a synthetic corpus, unless all of them are there and undamaged.
 
-    One process at a time does so.
+    If several processes call this at once, one writes and the others wait.
     """
     folder = list_small_web_files(settings)[0].path.parent
-    with locked(folder.with_name(f".{folder.name}.lock")):
-        damaged = list_damaged_beside(folder / WEB_RECORD, again=True)  # again: read files that were read before, too
-        if damaged:
+    lock_file = folder.with_name(f".{folder.name}.lock")
+    with locked(lock_file):
+        damaged_files = list_damaged_beside(folder / WEB_RECORD, again=True)  # again: check files checked before, too
+        if damaged_files:
             _write_web_files(settings, folder)
 
 
@@ -301,17 +334,28 @@ def _clear_times(files: Sequence[Path]) -> None:
 
 
 def _list_matches(root: Path, pattern: str) -> list[_Match]:
-    """Return the files that a pattern of `corpus.shards` matches: a file, a folder, or a path with wildcards.
+    """List the files that a pattern of the setting `corpus.shards` matches.
 
-    root: the folder at which a relative pattern begins. Raises SettingsError where nothing matches.
+    Args:
+        root: The folder to which a relative pattern refers.
+        pattern: A file, a folder, or a path with wildcards.
+
+    Raises:
+        SettingsError: The pattern matches no file, or something that is not a regular file.
     """
     path = Path(to_absolute_pattern(pattern, root))
-    is_file = os.path.lexists(path) and not path.is_dir()  # also a broken link, which is reported when it is read
+
+    # A broken link counts as a file, so that the error about it appears when it is read.
+    is_file = os.path.lexists(path) and not path.is_dir()
     if is_file:
         return [_Match(folder=path.parent, path=_require_regular(path))]
-    if path.parent == path:
+
+    is_root_folder = path.parent == path
+    if is_root_folder:
         raise SettingsError(f"corpus.shards: {pattern!r} is the root folder; name the folder of the corpus")
-    matches = _list_matches_below(_find_folder_before_wildcards(path), path)
+
+    folder = _find_folder_before_wildcards(path)
+    matches = _list_matches_below(folder, path)
     if not matches:
         raise _build_no_match_error(pattern, path, root)
     return matches
@@ -336,17 +380,26 @@ def _list_matches_below(folder: Path, pattern: Path) -> list[_Match]:
 
 
 def _iter_files_below(folder: Path, pattern: Path) -> Iterator[Path]:
-    """Yield the files below a folder that a pattern matches, such as `/web/*/en*.json` with the folder `/web`.
+    """Find the files below a folder that a pattern matches.
 
-    A pattern without wildcards is the folder itself: all files in it that are named like documents. Folders are left
-    out, but for those that a wildcard matches and that are named like documents: the caller refuses them.
+    Args:
+        folder: The beginning of the pattern up to the first wildcard, such as `/web`.
+        pattern: A path with wildcards, such as `/web/*/en*.json`. Without wildcards, the folder itself, which stands
+            for all files in it that are named like files of documents.
+
+    Yields:
+        The files. A folder is left out, unless a wildcard matches it and it is named like a file of documents. The
+        caller then reports it as an error.
     """
-    if folder == pattern:
+    is_whole_folder = pattern == folder
+    if is_whole_folder:
         yield from _iter_data_files(folder)
         return
+
     wildcards = str(pattern.relative_to(folder))
-    if wildcards.endswith("**"):  # alone it matches folders only
-        wildcards = f"{wildcards}/*"
+    if wildcards.endswith("**"):
+        wildcards = f"{wildcards}/*"  # a final `**` would match only folders
+
     for path in folder.glob(wildcards):
         if _is_named_as_data(path) or not path.is_dir():
             yield path
@@ -363,7 +416,7 @@ def _iter_data_files(folder: Path) -> Iterator[Path]:
 
 
 def _is_named_as_data(path: Path) -> bool:
-    """Return whether a name ends as those of documents do, in upper or lower case."""
+    """Return whether a file or folder is named like a file of documents, in upper or lower case."""
     return path.name.lower().endswith(DATA)
 
 
@@ -373,7 +426,11 @@ def _is_folder(path: Path) -> bool:
 
 
 def _require_regular(path: Path) -> Path:
-    """Return `path`. Raises SettingsError for a folder, and for a pipe or a device, which may never end."""
+    """Check that a path is a regular file, and return it.
+
+    Raises:
+        SettingsError: It is a folder, or a pipe or device, which may never end.
+    """
     kind = irregular(path)
     if kind:
         raise SettingsError(
@@ -384,27 +441,33 @@ def _require_regular(path: Path) -> Path:
 
 
 def _find_folder_before_wildcards(pattern: Path) -> Path:
-    """Return the folders of a pattern before the first with a wildcard: `/web/*/en.json` -> `/web`."""
+    """Return the beginning of a pattern, up to the first folder or file with a wildcard: `/web/*/en.json` -> `/web`.
+
+    A folder that exists under this very name, such as `/web/[en]`, does not count as a wildcard.
+    """
     folder = Path(pattern.anchor)
     for part in pattern.parts[1:]:
-        has_wildcard = any(sign in part for sign in "*?[")
-        if has_wildcard and not (folder / part).is_dir():
+        has_wildcard_character = any(character in part for character in "*?[")
+        if has_wildcard_character and not (folder / part).is_dir():
             break
         folder = folder / part
     return folder
 
 
 def _may_hold_documents(path: Path, folder: Path) -> bool:
-    """Return whether a file below `folder` may hold documents.
+    """Return whether a file below a folder may contain documents of the corpus.
 
-    Hidden files, files with names of SIDE_FILE, and Dolma's folders `attributes` do not.
+    The answer is False for hidden files, for files that data sets publish beside their documents (SIDE_FILE), and for
+    files in the folders named `attributes` of the data set Dolma.
     """
-    below = path.relative_to(folder)
-    is_hidden = any(part.startswith((".", "_")) for part in below.parts)
+    relative_path = path.relative_to(folder)
+
+    is_hidden = any(part.startswith((".", "_")) for part in relative_path.parts)
     if is_hidden or SIDE_FILE.fullmatch(path.name):
         return False
-    folders_above = [folder / parent for parent in below.parents if folder / parent != folder]
-    return not any(map(_is_attributes_folder, folders_above))
+
+    subfolders = [folder / parent for parent in relative_path.parents if folder / parent != folder]
+    return not any(_is_attributes_folder(subfolder) for subfolder in subfolders)
 
 
 def _is_attributes_folder(folder: Path) -> bool:
@@ -413,25 +476,29 @@ def _is_attributes_folder(folder: Path) -> bool:
 
 
 def _name_shards(matches: list[_Match]) -> list[ShardFile]:
-    """Name the shard of each file: its path below the pattern's folder, without suffixes, as in "en/head_0000".
+    """Name a shard for each file by its path below the folder of the pattern, without suffixes, as in "en/head_0000".
 
-    Files that would share a name are named by their longer paths, with suffixes.
+    Files that would have the same name are named by longer paths with suffixes instead.
     """
-    counts = Counter(match.stem for match in matches)
-    shards = [ShardFile(shorten_name(match.stem), match.path) for match in matches if counts[match.stem] == 1]
-    ambiguous = [match.path for match in matches if counts[match.stem] > 1]
-    return shards + _name_by_path(ambiguous)
+    name_counts = Counter(match.stem for match in matches)
+    shards = [ShardFile(shorten_name(match.stem), match.path) for match in matches if name_counts[match.stem] == 1]
+
+    ambiguous_paths = [match.path for match in matches if name_counts[match.stem] > 1]
+    return shards + _name_by_path(ambiguous_paths)
 
 
 def _name_by_path(paths: Sequence[Path]) -> list[ShardFile]:
-    """Name the shards of files by their paths below the folder that all have in common, suffixes included."""
+    """Name a shard for each file by its path, with suffixes, below the deepest folder that contains all the files."""
     if not paths:
         return []
+
     common_folder = os.path.commonpath([path.parent for path in paths])
+
     shards = []
     for path in paths:
-        name = to_printable(path.relative_to(common_folder))
-        shards.append(ShardFile(shorten_name(name), path))
+        relative_path = path.relative_to(common_folder)
+        shard_name = shorten_name(to_printable(relative_path))
+        shards.append(ShardFile(shard_name, path))
     return shards
 
 
@@ -443,13 +510,16 @@ def _strip_suffixes(name: str) -> str:
 
 
 def shorten_name(name: str) -> str:
-    """Return a name whose file takes at most LONGEST_NAME bytes: a hash replaces the middle of a longer one."""
-    short = name
+    """Shorten a name so that its file name takes at most LONGEST_NAME bytes. A short name stays as it is.
+
+    The middle of a longer name is replaced by a hash of the whole name.
+    """
+    short_name = name
     kept_characters = len(name)
-    while _count_name_bytes(short) > LONGEST_NAME:
+    while _count_name_bytes(short_name) > LONGEST_NAME:
         kept_characters -= 1
-        short = _shorten_middle(name, kept_characters)
-    return short
+        short_name = _shorten_middle(name, kept_characters)
+    return short_name
 
 
 def _count_name_bytes(name: str) -> int:
@@ -458,7 +528,7 @@ def _count_name_bytes(name: str) -> int:
 
 
 def _shorten_middle(name: str, kept_characters: int) -> str:
-    """Return a third of the kept characters from the beginning, a hash of the name, and the others from its end."""
-    first = kept_characters // 3
-    last = kept_characters - first
-    return f"{name[:first]}~{fingerprint(to_printable(name))}~{name[-last:]}"
+    """Replace the middle of a name by a hash of the name. A third of the kept characters is from its beginning."""
+    first_count = kept_characters // 3
+    last_count = kept_characters - first_count
+    return f"{name[:first_count]}~{fingerprint(to_printable(name))}~{name[-last_count:]}"

@@ -362,19 +362,21 @@ class Stage:
         return pl.Schema({name: column.dtype for name, column in self.columns.items()})
 
     def shaped(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """Return the rows with the declared columns of the table, in order.
+        """Bring rows into the form of the table: exactly its columns, in their order.
 
-        Missing optional columns become null; columns that declare `sql` are computed from the others.
+        Missing optional columns are filled with nulls. Columns that declare `sql` are computed from the others.
         """
         complete = self._with_optional_columns(frame)
+
         for name, column in self.columns.items():
-            if column.sql is not None:  # one after the other: it may follow from an earlier one
+            if column.sql is not None:
+                # One after the other, since a column may be computed from an earlier computed one.
                 computed = pl.sql_expr(column.sql).cast(column.dtype)
                 complete = complete.with_columns(computed.alias(name))
         return complete.select(self.schema.names())
 
     def _with_optional_columns(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """Return the frame with nulls in the optional columns that it lacks."""
+        """Add the optional columns that a frame lacks, filled with nulls."""
         for name, column in self.columns.items():
             if column.optional and name not in frame.columns:
                 frame = frame.with_columns(pl.lit(None, column.dtype).alias(name))
@@ -421,12 +423,15 @@ class TableOutput:
 
     @cached_property
     def settings(self) -> Mapping[str, Any]:
-        """The settings that determine the rows beside the inputs, as they come back from the JSON of a record.
+        """Everything, except for the inputs, that determines the rows of the table. It can be compared with a record.
 
-        Raises NotPlain for a value that JSON has no place for.
+        Raises:
+            NotPlain: A value cannot be written as JSON.
         """
         schema = {name: [str(column.dtype), column.sql] for name, column in self.stage.columns.items()}
         settings = {**self.stage.settings(self.plan, self.lane_or_none), "columns": fingerprint(schema)}
+
+        # Through JSON, as in a record, where for example tuples become lists.
         return dict(json.loads(as_json(self.name, settings)))
 
     @cached_property
@@ -475,19 +480,24 @@ class TableOutput:
         return {part: pointers[part] for part in self.parts if part in pointers}
 
     def version(self) -> str | None:
-        """Return the version of the rows of this plan: another one whenever a part comes, goes or changes its rows.
+        """Return a version of the table, which changes whenever one of its parts is added, removed or changed.
 
-        Returns None without parts, or where one is damaged.
+        If other plans have parts in the same table, these are not looked at.
+
+        Returns:
+            None if the table has no parts, or one of them is damaged.
         """
         has_parts_of_other_plans = self.stage.shared
         if not has_parts_of_other_plans:
             return self.table.version()
+
         try:
-            own_pointers = self.pointers()  # without the parts of other plans
+            own_pointers = self.pointers()
         except DamagedPart:
             return None
-        versions_of_parts = {part: pointer.data_version for part, pointer in own_pointers.items()}
-        return fingerprint(versions_of_parts) if versions_of_parts else None
+
+        version_by_part = {part: pointer.data_version for part, pointer in own_pointers.items()}
+        return fingerprint(version_by_part) if version_by_part else None
 
     @property
     def beside(self) -> list[Table]:
@@ -500,39 +510,58 @@ class TableOutput:
         return [TableOutput(stage, self.plan, self.lane_or_none) for stage in self.stage.inner]
 
     def inputs_of(self) -> InputsOf:
-        """Return a function from a part (a shard, or WHOLE) to the present versions of what that part is made from.
+        """Return a function that tells from which versions of other tables a part would be made now.
 
-        For a shard of filtered_calls, say, the function returns {"loss_deltas": "<version of the shard's rows>"}.
+        The function takes the name of a part: a shard, or WHOLE for a table that has a single part.
+
+        Example:
+            output.inputs_of()("en_head_0000")  # {"loss_deltas": "<version of this shard's rows>"}
         """
         inputs = self.stage.inputs
-        if callable(inputs):  # the stage tells its inputs itself
+        if callable(inputs):  # the stage has a function for this
             return inputs(self)
-        names = self._expand_names(inputs) or self.depends_on  # such as "calculator/loss_deltas"; default: all it reads
+
+        names = self._expand_names(inputs) or self.depends_on  # such as "calculator/loss_deltas"
         tables = {name: self.plan.lake.table(name) for name in names}
-        if self.stage.sharded:  # a part per shard, made from the parts of the same shard
+
+        if self.stage.sharded:
+            # A part is made from the parts of the same shard in the other tables.
             tables_by_short_name = {_drop_group(name): table for name, table in tables.items()}  # "loss_deltas"
             return versions(tables_by_short_name)
-        return partial(_read_versions_of_all_parts, tables)  # one part, made from all parts of the inputs
+
+        # The single part is made from all parts of the other tables.
+        return partial(_read_versions_of_all_parts, tables)
 
     def publish(self, part: str, rows: PartRows) -> Pointer:
-        """Write the rows of a part into the table, with the record of what they were made from.
+        """Write the rows of a part into the table, with a record of what they were made from.
 
-        part: the name of a shard, or WHOLE. `rows.frames` is read once, to its end; after that `rows.rejected` and
-        `rows.facts` are complete and go into the record. Where it raises UnusableRows, such as for a file that turns
-        out to be damaged at its end, the part is published without rows, but with what was rejected. Tables that are
-        published with this one (`Stage.beside`) get their part first.
+        If tables are published together with this one (`Stage.beside`), their part is written first.
 
-        Raises what `Table.publish` and `rows.frames` raise.
+        Args:
+            part: The name of a shard, or WHOLE.
+            rows: The rows, as frames that are iterated over once. The counts of what was rejected are complete only
+                after the last frame, and are then written into the record. If the frames end with UnusableRows, for
+                example because a file is damaged near its end, the part is published without rows.
+
+        Returns:
+            What was published.
+
+        Raises:
+            WriteError: A file cannot be written.
+            Exception: Anything else that `Table.publish` or the frames raise.
         """
-        # The versions before the first frame: where an input changes meanwhile, the next update makes the part again.
-        inputs_of = self.inputs_of()
-        inputs = inputs_of(part)
+        # Read before the first frame, so that the part is made again if an input changes in the meantime.
+        find_inputs = self.inputs_of()
+        inputs = find_inputs(part)
+
         for name, rows_beside in rows.beside.items():
             self._publish_beside(name, part, rows_beside, inputs)
+
         try:
             return self._publish_rows(part, rows, inputs)
         except UnusableRows:
-            return self._publish_rows(part, replace(rows, frames=()), inputs)
+            without_frames = replace(rows, frames=())
+            return self._publish_rows(part, without_frames, inputs)
 
     def _publish_rows(self, part: str, rows: PartRows, inputs: Mapping[str, Any]) -> Pointer:
         """Write the rows of a part and their record. inputs: the versions of what they were made from."""
@@ -540,21 +569,32 @@ class TableOutput:
         return self.table.publish(part, published.frames(), published.record, self.stage.volatile)
 
     def _publish_beside(self, name: str, part: str, rows: pl.DataFrame, inputs: Mapping[str, Any]) -> None:
-        """Publish a part of a table beside this one. Its record has no settings: those of this table determine it."""
+        """Publish a part of a table that is published together with this one.
+
+        Its record contains no settings, because the settings of this table determine it.
+
+        Args:
+            name: The name of the other table, as in `Stage.beside`.
+            part: The name of the part.
+            rows: Its rows.
+            inputs: The versions of what the rows were made from.
+        """
         [whole_name] = self._expand_names([name])
         facts = {MADE_BY: name, "tool": self.lane_or_none.key if self.lane_or_none else None}
         self.plan.lake.table(whole_name).publish(part, [rows], lambda: output_record({}, inputs, **facts))
 
     def warehouse_table(self, sources: Sequence[str], scores: Mapping[str, str]) -> WarehouseTable:
-        """Return the stage's table in the warehouse.
+        """Describe the table of this stage in the warehouse, the DuckDB database that shows the results of a run.
 
-        sources: the lake tables whose rows it has.
-        scores: the key of a lane -> the SQL of its score, for lanes with another score than the paper's.
+        Args:
+            sources: The names of the tables in the lake that provide its rows.
+            scores: For tools with another score than the paper's, the SQL of that score by the key of the lane.
         """
         stage = self.stage
-        in_warehouse = stage.in_warehouse
+        in_warehouse = stage.in_warehouse  # how it differs from the tables in the lake
         comments = _map_column_to_comment(stage)
-        holds_scored_calls = "delta_is_bound" in stage.columns  # one of SCORED, which only those tables have
+        holds_scored_calls = "delta_is_bound" in stage.columns  # only tables with scored calls have this column
+
         return WarehouseTable(
             name=in_warehouse.name or stage.name,
             comment=stage.description,
@@ -575,7 +615,14 @@ class TableOutput:
         return tuple(names)
 
     def _expand_name(self, read: str) -> list[str]:
-        """Return the tables of a name: "*/name" of every lane, "name" of this table's lane, "group/name" itself."""
+        """Return the full names of the tables that a short name stands for.
+
+        A lane is a tool with its settings. In the lane "calculator":
+
+        - "loss_deltas" is the table of this lane: "calculator/loss_deltas"
+        - "*/loss_deltas" is this table of every lane
+        - "ccnet/documents" is a full name already
+        """
         group, slash, name = read.rpartition("/")
         if group == "*":
             return [f"{lane.key}/{name}" for lane in self.plan.lanes]
@@ -595,12 +642,16 @@ def _map_column_to_comment(stage: Stage) -> dict[str, str]:
 
 
 def _build_warehouse_select(in_warehouse: InWarehouse) -> str:
-    """Return the SQL by which the warehouse selects from `rows`: all but the hidden columns, and the added ones."""
+    """Build the SQL query that makes the rows of a warehouse table from those in the lake, which are called `rows`.
+
+    If columns are hidden, the query leaves them out and computes the added columns.
+    """
     if not in_warehouse.hidden:
         return in_warehouse.select
-    hidden = ", ".join(in_warehouse.hidden)
-    added = "".join(f", {column.sql} AS {name}" for name, column in in_warehouse.added.items())
-    return f"SELECT * EXCLUDE ({hidden}){added} FROM rows"
+
+    hidden_columns = ", ".join(in_warehouse.hidden)
+    added_columns = "".join(f", {column.sql} AS {name}" for name, column in in_warehouse.added.items())
+    return f"SELECT * EXCLUDE ({hidden_columns}){added_columns} FROM rows"
 
 
 class _PublishedRows:
@@ -617,11 +668,13 @@ class _PublishedRows:
         self._violations = dict.fromkeys(output.stage.checks, 0)
 
     def frames(self) -> Iterator[pl.DataFrame]:
-        """Yield the frames after counting their keys and violations; an empty frame where there are none."""
+        """Yield the frames of the part, or an empty one if there are none. Count keys and broken checks in each."""
         for frame in self._rows.frames:
             self._count_frame(frame)
             yield frame
-        if not self._key_hashes:
+
+        has_frames = bool(self._key_hashes)
+        if not has_frames:
             yield self._output.stage.schema.to_frame()
 
     def _count_frame(self, frame: pl.DataFrame) -> None:
@@ -632,16 +685,20 @@ class _PublishedRows:
             self._violations[name] += check.broken(frame, self._output)
 
     def record(self) -> Mapping[str, Any]:
-        """Return the record of the part, after the last frame: settings, inputs, rejections and broken checks."""
+        """Build the record of the part: from what it was made, what was rejected, and how many rows break a check.
+
+        The counts are complete only after the last frame.
+        """
         lane = self._output.lane_or_none
         facts = {
             MADE_BY: self._output.stage.name,
             "tool": lane.key if lane else None,
             RETRY: None,
-            **self._rows.facts,  # may have another RETRY
+            **self._rows.facts,  # may replace RETRY by a reason to make the part again
         }
+        sources = output_record(self._output.settings, self._inputs, **facts)
         return {
-            **output_record(self._output.settings, self._inputs, **facts),
+            **sources,
             STORES: list(self._rows.stores),
             REJECTIONS: encoded(self._rows.rejected),
             VIOLATIONS: {"unique_keys": self._count_rows_with_shared_key(), **self._violations},
@@ -655,25 +712,33 @@ class _PublishedRows:
 
 
 def versions(tables: Mapping[str, Table], over_all: Table | None = None) -> InputsOf:
-    """Return a function from a shard to its inputs: the version of the shard's rows in each table, by name.
+    """Return a function that tells from which versions of other tables a shard's part would be made now.
 
-    over_all: a table with one part for all shards, whose record has a fingerprint per shard (BY_SHARD): an input too.
+    Args:
+        tables: The other tables, by the name under which the version of the shard's rows is returned.
+        over_all: One more table, which has a single part for all shards. Its record has a fingerprint for each shard,
+            which is used as the version.
 
-    The function returns {"raw_shards": "<version>", "removed_documents": "<fingerprint>"}, the latter by `over_all`.
+    Example:
+        inputs_of = versions({"raw_shards": raw_shards}, over_all=removed_documents)
+        inputs_of("en_head_0000")  # {"raw_shards": "<version>", "removed_documents": "<fingerprint>"}
     """
-    fingerprints = _read_fingerprints_by_shard(over_all) if over_all else {}
+    fingerprint_by_shard = _read_fingerprints_by_shard(over_all) if over_all else {}
 
     def inputs_of(shard: str) -> Mapping[str, Any]:
-        inputs = {name: table.part_version(shard) for name, table in tables.items()}
-        if over_all and shard in fingerprints:
-            inputs[_drop_group(over_all.name)] = fingerprints[shard]
-        return inputs
+        version_by_name = {name: table.part_version(shard) for name, table in tables.items()}
+        if over_all and shard in fingerprint_by_shard:
+            version_by_name[_drop_group(over_all.name)] = fingerprint_by_shard[shard]
+        return version_by_name
 
     return inputs_of
 
 
 def _read_fingerprints_by_shard(table: Table) -> Mapping[str, Any]:
-    """Return what the only part of a table over all shards records of each shard; nothing where there is no part."""
+    """Read the fingerprint of each shard from the record of a table that has a single part for all shards.
+
+    The result is empty if the table has no part yet.
+    """
     pointer = table.find_whole_pointer(WHOLE)
     return pointer.record[BY_SHARD] if pointer else {}
 
@@ -689,7 +754,12 @@ def _read_part_versions(table: Table) -> dict[str, str | None]:
 
 
 def encoded(rejected: Rejected) -> list[dict[str, Any]]:
-    """Return rejections as a record holds them: `[{"shard": ..., "reason": ..., "count": ...}]`, sorted, without 0."""
+    """Convert counts of rejections to the form in which a record holds them, sorted and without counts of 0.
+
+    Example:
+        encoded(Counter({("en_head_0000", "too_short"): 2}))
+        # [{"shard": "en_head_0000", "reason": "too_short", "count": 2}]
+    """
     rejections = []
     for (shard, reason), count in sorted(rejected.items()):
         if count:
@@ -698,11 +768,18 @@ def encoded(rejected: Rejected) -> list[dict[str, Any]]:
 
 
 def count_by_reason(frame: pl.DataFrame, reason: str = "reason") -> Rejected:
-    """Count the rows of `frame` that have a reason (null where a row was not left out), by shard and reason."""
-    counts = frame.filter(pl.col(reason).is_not_null()).group_by("shard", reason).len()
+    """Count the rows of a table that were rejected, by shard and reason.
+
+    Args:
+        frame: The table, with the column `shard` and a column for the reason.
+        reason: The name of the column for the reason, which is null if a row was not rejected.
+    """
+    rejected_rows = frame.filter(pl.col(reason).is_not_null())
+    counts = rejected_rows.group_by("shard", reason).len()
+
     rejected = Rejected()
-    for shard, shard_reason, count in counts.rows():
-        rejected[shard, shard_reason] = count
+    for shard_name, reason_of_rows, count in counts.rows():
+        rejected[shard_name, reason_of_rows] = count
     return rejected
 
 

@@ -32,7 +32,7 @@ class ChunkLimits(NamedTuple):
 
 
 def choose_chunk_size(settings: Settings) -> int:
-    """Return the most texts of a chunk: `execution.chunk_texts`, else what suits the device."""
+    """Choose the largest number of texts in a chunk: `execution.chunk_texts`, or if it is not set, by the device."""
     if settings.execution.chunk_texts is not None:
         return settings.execution.chunk_texts
     return GPU_TEXTS if _runs_on_gpu(settings.model) else CPU_TEXTS
@@ -46,18 +46,28 @@ def _runs_on_gpu(model: ModelSettings) -> bool:
 
 
 def choose_chunk_limits(plan: Plan, role: Role) -> ChunkLimits:
-    """Return how many texts and tokens a chunk (what a worker computes and stores at once) has at most.
+    """Choose how many texts and tokens a chunk may have. A chunk is what a worker computes and stores at once.
 
-    role: the model that computes it, "proposer" or "judge". Raises ModelError.
+    Args:
+        plan: The plan of the run.
+        role: Which model computes the chunk: "proposer" or "judge".
+
+    Raises:
+        ModelError: The model is a checkpoint that does not exist yet.
     """
     model = plan.model_of(role)
     return ChunkLimits(texts=choose_chunk_size(plan.settings), tokens=_estimate_token_limit(model))
 
 
 def _estimate_token_limit(model: ModelSettings) -> float:
-    """Return about the most tokens of a chunk on a CPU; inf for a small model, on a GPU, and for other engines."""
+    """Estimate how many tokens a chunk may have so that a CPU computes it in less than about a minute.
+
+    Returns:
+        Infinity for a small model, on a GPU, and for a model that does not run in torch.
+    """
     if not model.in_torch or _runs_on_gpu(model):
         return inf
+
     folder = model_folder(model_name(model), model.revision)
     parameter_count = parameters(folder) if folder else UNSEEN_PARAMETERS
     if parameter_count < SMALL:
@@ -68,77 +78,122 @@ def _estimate_token_limit(model: ModelSettings) -> float:
 def split_texts_into_chunks(
     texts: pl.DataFrame, lacking: pl.DataFrame, size: int, tokens: float = inf
 ) -> list[pl.DataFrame]:
-    """Cut the texts of a shard that have to be computed into chunks; return a frame per chunk, with `texts`' columns.
+    """Split the texts of a shard that still have to be computed into chunks.
 
-    For example with size 2 and the texts a b c d e f, of which a and c are stored:
+    Example: `size` is 2, and of the texts a b c d e f, the results of a and c are stored already.
 
-    1. All texts are cut, so that a run without stored rows always has the same chunks: ab, cd, ef
-    2. Chunks of which nothing is stored stay: ef
-    3. The lacking texts of the other chunks are cut again: bd
+    1. All texts are split into chunks, which do not depend on what is stored: ab, cd, ef.
+    2. A chunk without any stored result is kept: ef.
+    3. The missing texts of the other chunks are collected and split again: bd.
 
-    texts: every text of the shard once, in a fixed order: text_digest, other columns, and `tokens` where limited.
-    lacking: the texts to compute: text_digest, and `whole`, false where some of the text is stored.
-    size, tokens: the most texts of a chunk, and about the most tokens. A text with more tokens has its own chunk.
+    Args:
+        texts: All texts of the shard in a fixed order, each once. The columns are `text_digest`, `tokens` (only needed
+            if `tokens` limits a chunk), and any others.
+        lacking: The texts to compute. The columns are `text_digest` and `whole`, which is false if some results of the
+            text are stored.
+        size: The largest number of texts in a chunk.
+        tokens: Roughly the largest number of tokens in a chunk. A text with more tokens is a chunk of its own.
+
+    Returns:
+        A table for each chunk, with the columns of `texts`.
     """
-    chunk_number = _number_chunks(size, tokens)  # an expression: numbers the rows of a frame by their order
+    chunk_number = _number_chunks(size, tokens)  # an expression that numbers the rows of a frame by their order
     numbered = texts.with_columns(chunk=chunk_number)
-    marked = numbered.join(lacking, on="text_digest", how="left", maintain_order="left")  # `whole` is null if stored
-    unstored_chunks = _select_unstored_chunks(marked)
-    pooled = _select_lacking_outside(marked, unstored_chunks["chunk"])
-    pooled_chunks = pooled.with_columns(chunk=chunk_number)
-    chunks = [*unstored_chunks.partition_by("chunk"), *pooled_chunks.partition_by("chunk")]
+
+    # `whole` is null for texts that are stored completely.
+    marked = numbered.join(lacking, on="text_digest", how="left", maintain_order="left")
+    kept = _select_unstored_chunks(marked)
+    other_missing = _select_lacking_outside(marked, kept["chunk"])
+    split_again = other_missing.with_columns(chunk=chunk_number)
+
+    chunks = [*kept.partition_by("chunk"), *split_again.partition_by("chunk")]
     return [chunk.drop("chunk", "whole") for chunk in chunks]
 
 
 def _select_unstored_chunks(numbered: pl.DataFrame) -> pl.DataFrame:
-    """Return the texts of the chunks of which nothing is stored. numbered: texts with `chunk` and `whole`."""
+    """Select the texts of chunks without any stored result.
+
+    Args:
+        numbered: The texts with the columns `chunk` (its number) and `whole` (true if no result of the text is stored).
+    """
     is_unstored = pl.col("whole").fill_null(False)
     return numbered.filter(is_unstored.all().over("chunk"))
 
 
 def _select_lacking_outside(numbered: pl.DataFrame, chunks: pl.Series) -> pl.DataFrame:
-    """Return the texts that have to be computed and are in none of these chunks. numbered: texts with `chunk`."""
+    """Select the texts that have to be computed and are not in the given chunks.
+
+    Args:
+        numbered: The texts with the columns `chunk` (its number) and `whole` (null if all results are stored).
+        chunks: The numbers of the chunks.
+    """
     is_lacking = pl.col("whole").is_not_null()
     is_in_chunks = pl.col("chunk").is_in(chunks.unique().implode())
     return numbered.filter(is_lacking & ~is_in_chunks)
 
 
 def _number_chunks(size: int, tokens: float) -> pl.Expr:
-    """Return the number of each text's chunk, in the order of the rows: at most `size` texts, about `tokens` tokens."""
-    by_size = pl.int_range(pl.len()) // size
+    """Build an expression that gives each text the number of its chunk, in the order of the rows.
+
+    Args:
+        size: The largest number of texts in a chunk.
+        tokens: Roughly the largest number of tokens in a chunk; infinity for no limit.
+    """
+    number_by_size = pl.int_range(pl.len()) // size
     if tokens == inf:
-        return by_size
-    # Of the chunks by size, the tokens before each text say how many limits are passed already.
-    tokens_before = (pl.col("tokens").cum_sum() - pl.col("tokens")).over(by_size)
-    return pl.struct(by_size, tokens_before // tokens).rle_id()
+        return number_by_size
+
+    # Split the chunks further: how often was the limit reached by the texts before, within the same chunk?
+    tokens_before = (pl.col("tokens").cum_sum() - pl.col("tokens")).over(number_by_size)
+    return pl.struct(number_by_size, tokens_before // tokens).rle_id()
 
 
 def claim(claimed: Claimed, store: str, keys: pl.DataFrame) -> pl.DataFrame:
-    """Return those of `keys` that no earlier shard of this run computes already, and add them to `claimed`.
+    """Select the rows that a shard has to compute, and note that they will be computed.
 
-    So a text that stands in two shards is computed once. Call it once per shard and row store, in the order of shards.
+    Rows that an earlier shard of this run will compute are left out. So a text that occurs in two shards is computed
+    once. This must be called once for each shard and row store, in the order of the shards.
 
-    claimed: by row store, the keys of each earlier shard, a frame per shard.
-    store: the name of the row store (computed rows, by key) for which the rows are computed.
+    Args:
+        claimed: For each row store, a list with the keys that each earlier shard will compute. The selected keys are
+            added to it.
+        store: The name of the row store, which keeps computed rows by their keys.
+        keys: The keys of the rows that the shard lacks.
+
+    Returns:
+        The keys of the rows to compute.
     """
-    claimed_before = claimed.setdefault(store, [])
-    free = keys
-    if claimed_before:
-        free = keys.join(pl.concat(claimed_before), on=keys.columns, how="anti", maintain_order="left")
-    claimed_before.append(free)
-    return free
+    keys_of_earlier_shards = claimed.setdefault(store, [])
+
+    selected = keys
+    if keys_of_earlier_shards:
+        taken = pl.concat(keys_of_earlier_shards)
+        selected = keys.join(taken, on=keys.columns, how="anti", maintain_order="left")
+
+    keys_of_earlier_shards.append(selected)
+    return selected
 
 
 def release(claimed: Claimed) -> None:
-    """Forget the keys of the earliest shard, which is published: its rows are stored, where later shards find them."""
-    for keys_of_shards in claimed.values():
-        del keys_of_shards[:1]
+    """Remove the keys of the earliest shard, after it was published. Later shards find its rows among the stored ones.
+
+    Args:
+        claimed: For each row store, a list with the keys that each shard will compute.
+    """
+    for keys_by_shard in claimed.values():
+        del keys_by_shard[:1]
 
 
 def require_whole(output: TableOutput, what: str, lacking: int) -> None:
-    """Raise StorageError where rows are `lacking` that were stored before the part was read.
+    """Check that no stored rows were lost while a part of a table was read from them.
 
-    what: what the rows are, in the plural, for the message.
+    Args:
+        output: The table.
+        what: What the rows are, in the plural, for the message.
+        lacking: How many of the rows are missing.
+
+    Raises:
+        StorageError: Rows are missing, because a file of stored rows turned out to be damaged.
     """
     if lacking:
         raise StorageError(f"{lacking} {what} of {output.lane.key} were damaged while they were read; run again")

@@ -44,7 +44,7 @@ class EndedTask(NamedTuple):
 
 
 Ended = Generator[EndedTask | None, None, None]
-"""Tasks as they end, in any order; None about once a second where none has ended."""
+"""Tasks as they end, in any order, and None about once a second while none has ended."""
 ExecutorOf = Callable[[Worker, Tables], Executor]
 """Returns where chunks are computed, from the worker and the tables of this process."""
 
@@ -55,7 +55,14 @@ def in_process(worker: Worker, tables: Tables) -> Executor:
 
 
 def local_processes(count: int, tables_of: TablesOf, worker: Worker, tables: Tables) -> Executor:
-    """Return `count` processes of this machine, each with a model of its own: where one dies, the others go on."""
+    """Build an executor with processes of this machine. Each loads the model for itself, and if one dies, others go on.
+
+    Args:
+        count: The largest number of processes.
+        tables_of: Builds the tables of a plan; each process calls it.
+        worker: What this process has loaded. Only its settings are used.
+        tables: Not used.
+    """
     return Executor(
         count=lambda: count,
         start=lambda: OneProcess(worker.plan.settings, tables_of),
@@ -177,23 +184,28 @@ class Workers:
     """
 
     def __init__(self, worker: Worker, tables: Tables, executor_of: ExecutorOf) -> None:
-        """Begin without workers. A worker is starting, then idle, then by turns busy (computes a chunk) and idle.
+        """Begin without workers. They are started when there are tasks for them.
 
-        - `worker`: what this process has loaded
-        - `tables`: the tables whose chunks are computed, by name
-        - `executor_of`: decides where chunks are computed, once the first chunk is there
+        Args:
+            worker: What this process has loaded.
+            tables: The tables whose chunks are computed, by name.
+            executor_of: Decides where chunks are computed. It is called when the first worker is needed.
         """
         self._own_worker = worker
         self._tables = tables
         self._executor_of = executor_of
-        self._decided_executor: Executor | None = None  # what starts workers; None until the first chunk is there
-        self._most_workers = 0  # of a cluster counted anew once a round: machines come and go
+
+        self._decided_executor: Executor | None = None  # starts workers; None until the first one is needed
+        self._max_workers = 0  # asked for again in every round, as the machines of a cluster come and go
+
+        # The workers, by state.
         self._starting: list[ChunkWorker] = []
-        self._failed_starts = 0  # workers in a row that died before they started
         self._idle: list[ChunkWorker] = []
-        self._busy: dict[Future[ChunkAnswer], _Busy] = {}  # by the future of the worker's answer
-        self._waiting = deque[_Assignment]()  # of new chunks, and of late and dead workers; the next one first
-        self._spent_elsewhere = Spent()  # by workers of other processes
+        self._busy: dict[Future[ChunkAnswer], _Busy] = {}  # keys: the future answers
+        self._failed_starts = 0  # how many workers in a row died before they had started
+
+        self._waiting = deque[_Assignment]()  # tasks to give out, the next one first
+        self._spent_elsewhere = Spent()  # what workers in other processes have spent
 
     @property
     def spent(self) -> Spent:
@@ -201,42 +213,57 @@ class Workers:
         return self._own_worker.spent() + self._spent_elsewhere
 
     def map_chunks(self, tasks: Iterable[Task]) -> Ended:
-        """Yield tasks as they end, and None about once a second. Closing the generator ends the running tasks.
+        """Let the workers compute all tasks. Closing the generator ends those that are running.
 
-        The task of a worker that dies, or takes longer than `execution.chunk_hours`, is given to another worker.
+        If a worker dies, or needs longer than `execution.chunk_hours`, its task is given to another worker.
 
-        Raises WorkerError where workers failed too often over one task, UserError as a task raised it, and TokensSpent
-        where `execution.most_tokens` are spent and a task is left.
+        Yields:
+            Each task when it has ended, and None about once a second while none has ended.
+
+        Raises:
+            WorkerError: Too many workers failed over the same task.
+            UserError: A task raised it.
+            TokensSpent: The run has spent `execution.most_tokens`, and a task is left.
         """
-        not_taken = (_Assignment(number, task) for number, task in enumerate(tasks))  # used up step by step
+        upcoming = (_Assignment(number, task) for number, task in enumerate(tasks))  # taken one by one, when needed
         try:
-            yield from self._work_off(not_taken)
-            self._require_none_left(not_taken)
+            yield from self._run_tasks(upcoming)
+            self._require_none_left(upcoming)
         finally:
-            self._waiting.clear()  # tasks that were taken from the iterator and still wait
+            self._waiting.clear()  # tasks that no worker has yet
             self._kill_busy()  # workers that still compute a task
 
-    def _work_off(self, not_taken: Iterator[_Assignment]) -> Ended:
-        """Yield tasks as they end, and None about once a second, until none is left or all tokens are spent."""
-        outcomes = deque[_Outcome]()  # that were not yielded yet
-        while self._employ_workers(not_taken) or outcomes:
-            seconds = 0.0 if outcomes else 1.0
-            outcomes.extend(self._wait_for_outcomes(not_taken, seconds))
+    def _run_tasks(self, upcoming: Iterator[_Assignment]) -> Ended:
+        """Let workers compute the tasks until none is left, or until the tokens of the run are spent.
+
+        Yields:
+            Each task when it has ended, and None about once a second while none has ended.
+        """
+        outcomes = deque[_Outcome]()  # not yielded yet
+        while self._give_out_tasks(upcoming) or outcomes:
+            longest_wait = 0.0 if outcomes else 1.0
+            outcomes.extend(self._wait_for_outcomes(upcoming, longest_wait))
             yield _take_first_ended(outcomes)
 
-    def _require_none_left(self, not_taken: Iterator[_Assignment]) -> None:
-        """Raise TokensSpent where a task is left because `execution.most_tokens` are spent."""
-        if not self._may_spend() and self._has_waiting(not_taken):
-            raise TokensSpent(self.spent.tokens, self._own_worker.plan.settings.execution.most_tokens or 0)
+    def _require_none_left(self, upcoming: Iterator[_Assignment]) -> None:
+        """Check that no task is left because the run has spent its tokens.
+
+        Raises:
+            TokensSpent: A task is left.
+        """
+        if not self._has_tokens_left() and self._has_waiting_task(upcoming):
+            most_tokens = self._own_worker.plan.settings.execution.most_tokens or 0
+            raise TokensSpent(self.spent.tokens, most_tokens)
 
     def close(self) -> None:
-        """End the workers, and let go of the model of this process: what was committed is kept."""
+        """End all workers, and release the model that this process has loaded. Committed results are kept."""
         self._kill_busy()
         for worker in (*self._starting, *self._idle):
             worker.kill()
         self._starting = []
         self._idle = []
-        self._decided_executor = None  # the next chunk decides anew
+
+        self._decided_executor = None  # the next task decides anew where chunks are computed
         self._own_worker.release()
 
     @property
@@ -244,228 +271,304 @@ class Workers:
         """Return where chunks are computed, which the first chunk decides."""
         if self._decided_executor is None:
             self._decided_executor = self._executor_of(self._own_worker, self._tables)
-            self._most_workers = self._decided_executor.count()
+            self._max_workers = self._decided_executor.count()
         return self._decided_executor
 
     def _kill_busy(self) -> None:
-        """End the workers that compute; their chunks are forgotten."""
+        """End the workers that compute a task. Their tasks are dropped."""
         while self._busy:
             _, busy = self._busy.popitem()
             busy.worker.kill()
 
-    def _employ_workers(self, not_taken: Iterator[_Assignment]) -> bool:
-        """Give waiting chunks to idle workers, and start new workers; return whether a chunk is still to be awaited.
+    def _give_out_tasks(self, upcoming: Iterator[_Assignment]) -> bool:
+        """Give tasks to idle workers, and start new workers while more are allowed.
 
-        not_taken: the chunks that were not taken from the caller yet; one is taken where none waits.
+        No task is given out once the run has spent its tokens.
+
+        Args:
+            upcoming: The tasks that are not in `_waiting` yet. They are moved there one by one, when needed.
+
+        Returns:
+            True if an answer is still to come, from a busy worker or for a task that waits.
         """
         if self._decided_executor is not None:
-            self._most_workers = self._decided_executor.count()
-        if not self._may_spend():  # execution.most_tokens are spent: only chunks that are computed now are awaited
-            return bool(self._busy)
-        while self._has_room() and self._has_waiting(not_taken):
-            self._employ_worker()
-        return bool(self._busy) or self._has_waiting(not_taken)
+            self._max_workers = self._decided_executor.count()  # may change, as machines come and go
 
-    def _employ_worker(self) -> None:
-        """Give the next waiting chunk to an idle worker; without one, start a worker, which may take a while."""
+        if not self._has_tokens_left():
+            return bool(self._busy)
+
+        while self._can_give_out_task() and self._has_waiting_task(upcoming):
+            self._give_out_next_task()
+        return bool(self._busy) or self._has_waiting_task(upcoming)
+
+    def _give_out_next_task(self) -> None:
+        """Give the next waiting task to an idle worker. If none is idle, start a worker.
+
+        A new worker that needs time to start gets no task yet.
+        """
         worker = self._idle.pop() if self._idle else self._executor.start()
         if worker.started.done():
             self._give_to_worker(worker, self._waiting.popleft())
         else:
             self._starting.append(worker)
 
-    def _may_spend(self) -> bool:
-        """Return whether fewer tokens than `execution.most_tokens` went through the model."""
-        most = self._own_worker.plan.settings.execution.most_tokens
-        return most is None or self.spent.tokens < most
+    def _has_tokens_left(self) -> bool:
+        """Return whether the model may process more tokens, which `execution.most_tokens` limits for a run."""
+        most_tokens = self._own_worker.plan.settings.execution.most_tokens
+        return most_tokens is None or self.spent.tokens < most_tokens
 
-    def _has_room(self) -> bool:
-        """Return whether a worker is idle or may be started. Before the first chunk nobody knows: True."""
+    def _can_give_out_task(self) -> bool:
+        """Return whether a task could be given out now: a worker is idle, or another one may be started.
+
+        The number of workers is not known before the first task. Then the answer is True.
+        """
         if self._idle or self._decided_executor is None:
             return True
-        return len(self._busy) + len(self._starting) < self._most_workers
+        return len(self._busy) + len(self._starting) < self._max_workers
 
-    def _has_waiting(self, not_taken: Iterator[_Assignment]) -> bool:
-        """Return whether a chunk waits to be given, taking one from the caller where none does."""
-        return bool(self._waiting) or self._take_from_caller(not_taken)
+    def _has_waiting_task(self, upcoming: Iterator[_Assignment]) -> bool:
+        """Return whether a task waits to be given out. If none does, take the next one of the caller."""
+        return bool(self._waiting) or self._take_upcoming_task(upcoming)
 
-    def _take_from_caller(self, not_taken: Iterator[_Assignment]) -> bool:
-        """Take a chunk from the caller, to be given after those that wait; return whether there was one."""
-        assignment = next(not_taken, None)
+    def _take_upcoming_task(self, upcoming: Iterator[_Assignment]) -> bool:
+        """Move the next task of the caller to the end of `_waiting`. Return False if there is none left."""
+        assignment = next(upcoming, None)
         if assignment is None:
             return False
         self._waiting.append(assignment)
         return True
 
-    def _plan_ahead(self, not_taken: Iterator[_Assignment]) -> None:
-        """Take up to a chunk per worker from the caller, to plan it early, until a worker has answered."""
-        while self._may_spend() and len(self._waiting) < self._most_workers:
-            is_an_answer_there = any(future.done() for future in self._busy)
-            if is_an_answer_there or not self._take_from_caller(not_taken):
+    def _prefetch_tasks(self, upcoming: Iterator[_Assignment]) -> None:
+        """Move tasks to `_waiting` before a worker asks for them, at most one per worker.
+
+        Taking a task may take a while, because the caller plans it then. So this ends as soon as a worker has answered.
+        """
+        while self._has_tokens_left() and len(self._waiting) < self._max_workers:
+            has_answer = any(future.done() for future in self._busy)
+            if has_answer or not self._take_upcoming_task(upcoming):
                 return
 
     def _give_to_worker(self, worker: ChunkWorker, assignment: _Assignment) -> None:
-        """Send a chunk to an idle worker, which is then busy.
+        """Send a task to an idle worker, which is then busy.
 
-        Where the worker died while it was idle, the chunk waits again, before the others.
+        If the worker has died in the meantime, it is dropped, and the task becomes the next one to be given out.
         """
         try:
-            future = worker.submit(assignment.task)
+            future_answer = worker.submit(assignment.task)
         except self._executor.deaths:
             worker.kill()
             self._waiting.appendleft(assignment)
             return
-        self._busy[future] = _Busy(worker, replace(assignment, since=time.monotonic()))
 
-    def _wait_for_outcomes(self, not_taken: Iterator[_Assignment], seconds: float) -> list[_Outcome]:
-        """Wait until a worker answers or has started; return the outcomes of the chunks that were answered.
+        assignment_with_time = replace(assignment, since=time.monotonic())
+        self._busy[future_answer] = _Busy(worker, assignment_with_time)
 
-        Meanwhile chunks are taken from `not_taken`, and late chunks given to others. seconds: the longest wait.
+    def _wait_for_outcomes(self, upcoming: Iterator[_Assignment], seconds: float) -> list[_Outcome]:
+        """Wait until a worker has answered or started, then update the state of all workers.
+
+        Args:
+            upcoming: The tasks that are not in `_waiting` yet. Some are moved there before the wait.
+            seconds: The longest time to wait.
+
+        Returns:
+            What the answered tasks cost, or the errors that ended them.
         """
-        self._plan_ahead(not_taken)  # takes chunks that then wait, while no worker has answered
-        starts = (worker.started for worker in self._starting)
-        awaited: list[Future[Any]] = [*self._busy, *starts]  # `_busy` has the future of each worker's answer as key
+        self._prefetch_tasks(upcoming)
+
+        future_starts = (worker.started for worker in self._starting)
+        awaited: list[Future[Any]] = [*self._busy, *future_starts]  # the keys of `_busy` are the future answers
         wait(awaited, seconds, FIRST_COMPLETED)
-        self._take_in_started()  # from `_starting` to `_idle`
-        outcomes = self._receive_answers()  # from `_busy` to `_idle`, and back with the next chunk that waits
-        self._pass_on_late()  # chunks of late workers wait again, for another one
+
+        self._collect_started_workers()  # started workers become idle
+        outcomes = self._collect_answers()  # workers that answered become idle, or get the next task
+        self._requeue_late_tasks()  # tasks that take too long are offered to other workers
         return outcomes
 
-    def _receive_answers(self) -> list[_Outcome]:
-        """Receive the answers of all workers that are done; return what their tasks cost, or the errors."""
+    def _collect_answers(self) -> list[_Outcome]:
+        """Receive the answers of all workers that have answered.
+
+        Returns:
+            What each of their tasks cost, or the error that ended it. A worker that died adds nothing, unless too many
+            workers died over its task.
+        """
         outcomes = []
-        answered = [future for future in self._busy if future.done()]
-        for future in answered:
-            if (
-                future not in self._busy
-            ):  # its task was with two workers, and `_receive_answer` took the other one's answer
+        done_futures = [future for future in self._busy if future.done()]
+        for future in done_futures:
+            # Two workers may have had the same task. The first answer removes the other worker from `_busy`.
+            if future not in self._busy:
                 continue
-            outcome = self._receive_answer(future)
-            if outcome is not None:  # None: the worker died, and another one has or gets its task
+
+            outcome = self._collect_answer(future)
+            if outcome is not None:
                 outcomes.append(outcome)
         return outcomes
 
-    def _take_in_started(self) -> None:
-        """Move workers that have started from `_starting` to `_idle`, and forget those that died before.
+    def _collect_started_workers(self) -> None:
+        """Move the workers that have started from `_starting` to `_idle`, and drop the ones that died before.
 
-        Raises WorkerError where too many in a row died.
+        Raises:
+            WorkerError: Too many workers in a row died before they had started.
         """
-        started = [worker for worker in self._starting if worker.started.done()]
-        for worker in started:
+        finished_starting = [worker for worker in self._starting if worker.started.done()]
+        for worker in finished_starting:
             self._starting.remove(worker)
+
             death = worker.started.exception()
             if death is None:
                 self._failed_starts = 0
                 self._idle.append(worker)
-            else:  # scheduled on a lost machine; Ray notices late
+            else:  # for example on a machine that was lost, which Ray notices late
                 self._count_failed_start(death)
 
     def _count_failed_start(self, death: BaseException) -> None:
-        """Count a worker that died before it started. Raises WorkerError after STARTS in a row for each worker."""
-        if self._failed_starts >= STARTS * self._most_workers:
+        """Count a worker that died before it had started.
+
+        Raises:
+            WorkerError: More than STARTS in a row have died like this, for each worker that there may be.
+        """
+        if self._failed_starts >= STARTS * self._max_workers:
             raise WorkerError(f"no worker can be started: {death}") from death
         self._failed_starts += 1
 
-    def _receive_answer(self, future: "Future[ChunkAnswer]") -> _Outcome | None:
-        """Take the answer of a busy worker; return what its task cost, or the error that the task raised.
+    def _collect_answer(self, future: "Future[ChunkAnswer]") -> _Outcome | None:
+        """Take the answer of a worker, which becomes idle and gets the next waiting task.
 
-        Unless the task failed, the worker gets the next chunk that waits. If the worker died, another one has or
-        gets its task, and None is returned; a WorkerError if too many died over it.
+        If the task raised an error, the worker gets no new task yet.
+
+        Args:
+            future: The key of the worker in `_busy`; its answer, or the exception by which it died, is there.
+
+        Returns:
+            What the task cost, or the error that it raised. If the worker died, None, or an error if too many workers
+            died over this task.
         """
         worker, assignment = self._busy.pop(future)
         try:
             answer = future.result()
         except self._executor.deaths as death:
-            return self._receive_death(worker, assignment, death)
+            return self._handle_death(worker, assignment, death)  # another worker has the task, or will get it
+
         self._idle.append(worker)
-        self._spent_elsewhere += answer.spent  # tokens and tool calls; none by a worker that is this process
-        self._forget_other_assignments(assignment.number)  # a late task was given to another worker as well
-        task_failed = isinstance(answer.outcome, UserError)
-        if not task_failed:
-            self._give_next()
+        self._spent_elsewhere += answer.spent  # tokens and tool calls; nothing if the worker is this process
+        self._cancel_copies(assignment.number)  # a slow task may have been given to a second worker
+
+        has_failed = isinstance(answer.outcome, UserError)
+        if not has_failed:
+            self._give_next_task()
         return _Outcome(assignment.number, answer.outcome)
 
-    def _give_next(self) -> None:
-        """Give the next waiting chunk, if there is one and tokens are left, to the worker that became idle last."""
-        if self._waiting and self._may_spend():
+    def _give_next_task(self) -> None:
+        """Give the next waiting task to the worker that became idle last, if the run may spend more tokens."""
+        if self._waiting and self._has_tokens_left():
             self._give_to_worker(self._idle.pop(), self._waiting.popleft())
 
-    def _receive_death(self, worker: ChunkWorker, assignment: _Assignment, death: Exception) -> _Outcome | None:
-        """Let another worker have the chunk of a dead worker; return a WorkerError only where too many died over it."""
+    def _handle_death(self, worker: ChunkWorker, assignment: _Assignment, death: Exception) -> _Outcome | None:
+        """Let another worker have the task of a dead one. Return an error if too many workers died over it."""
         try:
-            self._replace_dead(worker, assignment, death)
+            self._replace_dead_worker(worker, assignment, death)
         except WorkerError as error:
             return _Outcome(assignment.number, error)
         return None
 
-    def _forget_other_assignments(self, number: int) -> None:
-        """Drop a task that has ended wherever else it was given, or waits to be given, because its worker was late."""
+    def _cancel_copies(self, number: int) -> None:
+        """Cancel the copies of a task that has ended. A task has copies if a worker took too long for it.
+
+        A worker that computes a copy is killed.
+        """
         for future, busy in list(self._busy.items()):
             if busy.assignment.number == number:
                 del self._busy[future]
                 busy.worker.kill()
         self._waiting = deque(assignment for assignment in self._waiting if assignment.number != number)
 
-    def _replace_dead(self, worker: ChunkWorker, assignment: _Assignment, death: Exception) -> None:
-        """Forget a dead worker and let its chunk wait for another one, before all others.
+    def _replace_dead_worker(self, worker: ChunkWorker, assignment: _Assignment, death: Exception) -> None:
+        """Remove a dead worker, and make its task the next one to be given out.
 
-        death: the exception that told. Raises WorkerError where too many died over this chunk.
+        If its machine was lost, the idle workers of that machine are removed as well.
+
+        Args:
+            worker: The worker.
+            assignment: The task it had.
+            death: The exception by which its death was noticed.
+
+        Raises:
+            WorkerError: Too many workers died over this task.
         """
         is_machine_lost = self._executor.lost(worker, death)
         worker.kill()
-        if is_machine_lost:  # idle workers of that machine are dead, too
-            self._forget_idle_on(worker.started.result().machine)
-        if assignment.was_given_again:  # another worker has, or gets, the chunk: this one was late
-            return
         if is_machine_lost:
-            self._give_again(assignment, LOST, f"{worker} was lost with its machine")
+            lost_machine = worker.started.result().machine
+            self._forget_idle_workers_on(lost_machine)
+
+        # The worker was late, so another one already has the task, or will get it.
+        if assignment.was_given_again:
+            return
+
+        if is_machine_lost:
+            self._requeue_after_failure(assignment, LOST, f"{worker} was lost with its machine")
         else:
-            self._give_again(assignment, DIED, f"{worker} died: {' '.join(str(death).split())}")
+            self._requeue_after_failure(assignment, DIED, f"{worker} died: {' '.join(str(death).split())}")
 
-    def _forget_idle_on(self, lost_machine: str) -> None:
-        """Forget the idle workers on a lost machine, each of which would cost a chunk."""
-        self._idle = [idle for idle in self._idle if idle.started.result().machine != lost_machine]
+    def _forget_idle_workers_on(self, lost_machine: str) -> None:
+        """Drop the idle workers on a lost machine. They are dead, and a task given to one of them would fail."""
+        self._idle = [worker for worker in self._idle if worker.started.result().machine != lost_machine]
 
-    def _give_again(self, assignment: _Assignment, failure: _Failure, what_happened: str) -> None:
-        """Put a chunk at the head of those that wait, after a worker failed over it, with a warning in the log.
+    def _requeue_after_failure(self, assignment: _Assignment, failure: _Failure, what_happened: str) -> None:
+        """Make a task the next one to be given out, after a worker failed over it. Log a warning.
 
-        failure: the way in which it failed (died, late, lost with its machine), each of which may happen `most` times
-            over a chunk. what_happened: for people. Raises WorkerError where that is reached.
+        Args:
+            assignment: The task, with the failures of earlier workers.
+            failure: How the worker failed: DIED, LATE or LOST.
+            what_happened: The same for people, such as "worker 7 died: ...".
+
+        Raises:
+            WorkerError: This kind of failure has happened `failure.most` times over this task.
         """
-        failures = (*assignment.failures, failure)  # also of workers that had the chunk before
+        failures = (*assignment.failures, failure)
         if failures.count(failure) == failure.most:
             raise WorkerError(
                 f"{assignment}: {failure.most} {failure.sentence}, the last: {what_happened}; what was committed is "
                 f"kept; {failure.remedy}"
             ) from None
+
         log.warning("%s: %s; another worker gets the chunk", assignment, what_happened)
         self._waiting.appendleft(replace(assignment, failures=failures))
 
-    def _pass_on_late(self) -> None:
-        """Let chunks that take longer than `execution.chunk_hours` wait for other workers too; the late workers go on.
+    def _requeue_late_tasks(self) -> None:
+        """Offer tasks that take longer than `execution.chunk_hours` to other workers as well.
 
-        Where all workers are late and no other one may be started, they are ended.
+        The late workers go on computing, and the first answer counts. But if all workers are late and no other worker
+        can be used, the late ones are killed to make room.
+
+        Raises:
+            WorkerError: Too many workers were late with the same task.
         """
         limit = timedelta(hours=self._own_worker.plan.settings.execution.chunk_hours)
-        for future, busy in list(self._busy.items()):  # future of the answer -> worker and its chunk
+        for future, busy in list(self._busy.items()):
             if busy.assignment.exceeds(limit) and not future.done():
-                self._pass_on_chunk(future, limit)  # the chunk waits again; its worker stays in `_busy`, marked as late
-        if self._are_all_late() and not self._has_room():
-            self._kill_busy()  # make room for workers that get the chunks
+                self._requeue_late_task(future, limit)
 
-    def _pass_on_chunk(self, future: "Future[ChunkAnswer]", limit: timedelta) -> None:
-        """Let the chunk of a late worker wait for another one too, and mark it as late. future: of its answer."""
+        if self._are_all_late() and not self._can_give_out_task():
+            self._kill_busy()
+
+    def _requeue_late_task(self, future: "Future[ChunkAnswer]", limit: timedelta) -> None:
+        """Offer the task of a late worker to another worker as well.
+
+        Args:
+            future: The key of the late worker in `_busy`, where it stays.
+            limit: The time it has exceeded.
+        """
         worker, assignment = self._busy[future]
-        self._give_again(assignment, LATE, f"{worker} has not answered for {limit} (execution.chunk_hours)")
+        self._requeue_after_failure(assignment, LATE, f"{worker} has not answered for {limit} (execution.chunk_hours)")
         self._busy[future] = _Busy(worker, replace(assignment, was_given_again=True))
 
     def _are_all_late(self) -> bool:
-        """Return whether every worker that computes takes too long."""
+        """Return whether every busy worker takes too long for its task."""
         return all(busy.assignment.was_given_again for busy in self._busy.values())
 
 
 def _take_first_ended(outcomes: deque[_Outcome]) -> EndedTask | None:
-    """Take the first of the outcomes, if there is one. Raises the error that it is."""
+    """Remove the first outcome and return it, or None if there is none. If it is an error, raise it."""
     if not outcomes:
         return None
     number, outcome = outcomes.popleft()
@@ -475,29 +578,36 @@ def _take_first_ended(outcomes: deque[_Outcome]) -> EndedTask | None:
 
 
 def worker_count(settings: Settings) -> int:
-    """Return how many workers (processes that each load the model) this machine gets.
+    """Choose how many workers this machine gets. A worker is a process that loads the model for itself.
 
-    - `execution.workers`, where it is set
-    - one for a model at a URL
-    - with GPUs: one per GPU, or per group of `model.gpus`
-    - without: one per core for a small model in torch, which computes on one thread, else one
+    Returns:
+        `execution.workers`, if it is set. Otherwise:
+
+        - 1 for a model that a server runs (`model.url`)
+        - on GPUs, one worker per `model.gpus` GPUs
+        - one worker per core for a small PyTorch model on the CPU, which computes on one thread
+        - 1 for any other model
     """
     if settings.execution.workers is not None:
         return settings.execution.workers
+
     model = settings.model
     if model.url:
         return 1
-    gpus = _count_gpus(model)
-    if gpus:
-        return max(1, gpus // model.gpus)
+
+    gpu_count = _count_gpus(model)
+    if gpu_count > 0:
+        return max(1, gpu_count // model.gpus)
+
     computes_on_one_thread = model.device in ("auto", "cpu") and model.in_torch and is_small(model)
     return cores() if computes_on_one_thread else 1
 
 
 def _count_gpus(model: ModelSettings) -> int:
-    """Return how many GPUs of this machine the model may run on."""
+    """Count the GPUs of this machine that the model may use."""
     if model.device not in ("auto", "cuda"):
         return 0
     import torch
 
-    return torch.cuda.device_count()  # unlike is_available, it leaves a process free to choose its GPUs
+    # Unlike torch.cuda.is_available, this leaves it open which GPUs a process uses.
+    return torch.cuda.device_count()
