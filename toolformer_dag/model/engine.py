@@ -95,7 +95,7 @@ class Engine:
 
         Returns:
             A proposal for each request. If the text is empty or does not fit into the model's context, or if a
-            probability is not finite, it holds the reason instead of samples.
+            probability is not finite, it holds only the reason.
 
         Raises:
             ValueError: A request has stored probabilities, but not one for each token.
@@ -163,7 +163,12 @@ class Engine:
         return PendingProposal(request, selection, text=only_token, lead=lead)
 
     def _explain_refusal(self, proposal: PendingProposal, prompt_length: int) -> str | None:
-        """Return why the model cannot run for a proposal: "empty", or "does_not_fit" the context with a call."""
+        """Say why the model cannot run for a proposal, if so.
+
+        Returns:
+            "empty" if there is no token before which a call may begin, "does_not_fit" if the context has no space for
+            all that the model reads and the longest call, or None if the model can run.
+        """
         place_count = len(proposal.text.ids)
         if not place_count:
             return "empty"
@@ -218,8 +223,8 @@ class Engine:
     def chained_losses(self, requests: Sequence[LossRequest]) -> list[tuple[float, float] | None]:
         """Compute two losses of each call of a chain, in nats.
 
-        They are losses of the text after the earlier calls z of the chain and the call c: without its result, L(z,
-        c), and with its result r, L(z, c, r).
+        They are losses of the text after the earlier calls z of the chain and the call c: without its result,
+        L(z, c), and with its result r, L(z, c, r).
 
         Returns:
             Both losses of each call, in this order, or None where calls and text do not fit into the model's context.
@@ -233,8 +238,8 @@ class Engine:
     def needs(self, requests: Sequence[NeedRequest]) -> list[float]:
         """Compute how much likelier each call of a chain is because the calls before it have their own results.
 
-        The model reads the text up to the calls and then the earlier calls, once with their own results and once with
-        others.
+        The model reads the text up to the calls, and then the earlier calls: once with their own results, and once
+        with others.
 
         Returns:
             For each request log p(call | text, before) - log p(call | text, other), in nats.
@@ -242,8 +247,7 @@ class Engine:
         Raises:
             ModelError: A sequence does not fit into memory.
         """
-        # Two answers per request, one after the other: after `before` and after `other`, log p of each token of the
-        # call.
+        # Each answer has log p of each token of a call. A request has two, one after `before`, then one after `other`.
         answers = self.backend.log_probabilities(self._build_need_queries(requests))
         log_p_of_calls = [float(log_p_of_tokens.sum()) for log_p_of_tokens in answers]
 
@@ -290,13 +294,13 @@ class Engine:
         return dict(zip(calls, self.encoding.calls(calls), strict=True))
 
     def _build_call_query(self, call: list[int], *, prefix: list[int]) -> TokenQuery:
-        """Return the query for log p of each token of a call after a prefix, without the tokens of ` [`."""
+        """Build the query for log p of each token of a call after a prefix, except the tokens of ` [` that begin it."""
         places = range(len(self.encoding.start), len(call))
-        tokens = [[call[place]] for place in places]
+        tokens = [[call[place]] for place in places]  # a single token at each place
         return TokenQuery("loss_call", prefix=prefix, text=call, places=places, tokens=tokens)
 
     def token_losses(self, request: LossRequest, tokens: int) -> list[dict[str, Any]]:
-        """List the tokens after a call with the losses of each, of which the losses of the call consist.
+        """List the tokens after a call with their weights and losses, which the losses of the call are summed up from.
 
         Args:
             request: The call.

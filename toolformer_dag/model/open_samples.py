@@ -139,30 +139,38 @@ class OpenSamples:
             self._open_samples(text)
 
     def _open_samples(self, text: StartedText) -> None:
-        """Append a text's samples to `samples`, and its branches, a branch per point; their next token begins " ["."""
+        """Add the samples of a text to the open ones, and a branch for each of its points.
+
+        The first token that these branches run is the first one of " [".
+        """
         new_samples = self._build_samples(text)
-        new_tokens = np.full(len(text.points), self.calls.start[0])
+        first_tokens = np.full(len(text.points), self.calls.start[0])  # one per new branch
+
         self.samples = np.concatenate([self.samples, new_samples])
         self.drawn[text.text_index] = [[] for _ in new_samples]
-        self.branch_tokens = np.r_[self.branch_tokens, new_tokens]
-        self.branch_lengths = np.r_[self.branch_lengths, np.zeros_like(new_tokens)]
+        self.branch_tokens = np.r_[self.branch_tokens, first_tokens]
+        self.branch_lengths = np.r_[self.branch_lengths, np.zeros_like(first_tokens)]
 
     def _build_samples(self, text: StartedText) -> NDArray[np.void]:
-        """Return the records of a text's samples, point by point; each point gets a new branch number."""
+        """Build the records of a text's samples, point by point. The samples of a point share a new branch."""
         samples_per_point = [len(point.uniforms) for point in text.points]
+        first_new_branch = len(self.branch_tokens)
+        point_of_sample = np.repeat(np.arange(len(text.points)), samples_per_point)
+
         samples = np.zeros(sum(samples_per_point), self.samples.dtype)
         samples["text"] = text.text_index
         samples["sample"] = np.arange(len(samples))
-        samples["branch"] = len(self.branch_tokens) + np.repeat(np.arange(len(text.points)), samples_per_point)
+        samples["branch"] = first_new_branch + point_of_sample
         samples["uniforms"] = np.concatenate([point.uniforms for point in text.points])
         return samples
 
     def step(self) -> None:
-        """Run a token of every branch, choose the next token of every sample, and close the samples that end."""
+        """Run the next token of every branch, choose the next token of every sample, and close the samples that end."""
         features = self.branches.step(on_device(self.branch_tokens, self.backbone.device))  # [R, F]
         self.branch_lengths += 1
         self.counts.add("samples", self.branches.tokens_run)
         self.counts.decoding_steps += 1
+
         tokens, ended = self._choose_next_tokens(features)
         self.samples = self.samples[~ended]
         self._continue_with(tokens[~ended])
@@ -192,7 +200,10 @@ class OpenSamples:
         return NextTokens(tokens, ended)
 
     def _select_start_tokens(self, lengths: Numbers) -> Numbers:
-        """Return the token of " [" that follows so many of its tokens, [S]; after all of them, any token."""
+        """Select the next token of " [" for samples that have run so many of its tokens, [S].
+
+        After all of its tokens the result is any token, which the caller replaces.
+        """
         start = np.array(self.calls.start)
         tokens: Numbers = start[np.minimum(lengths, len(start) - 1)]
         return tokens

@@ -142,9 +142,10 @@ class PendingProposal:
         return self._build_points()
 
     def _store_probabilities(self, probabilities: NDArray[np.float32]) -> None:
-        """Set `probabilities` to p_i, [n], and `missing` to the samples to draw; to none where a p_i is not finite.
+        """Set `probabilities`, and set `missing` to the samples that have to be drawn.
 
-        A position inside a character (between two tokens of an emoji) gets 0: no call can stand there.
+        A position inside a character (such as between two tokens of an emoji) gets 0, because no call can stand there.
+        If any probability is not finite, no samples are drawn.
         """
         self.probabilities = np.where(self.text.inside, np.float32(0), probabilities)
         self.missing = []
@@ -152,7 +153,7 @@ class PendingProposal:
             self.missing = self.selection.missing_samples(self.request, self.text.offsets, self.probabilities)
 
     def _build_points(self) -> list[SamplePoint]:
-        """Return a point for each position with missing samples, in order, with the random numbers of each sample."""
+        """Build a point for each position with missing samples, in order, with the random numbers of each sample."""
         points = []
         for position, uniforms_of_samples in self._group_uniforms_by_position().items():
             tokens_before = len(self.lead) + position
@@ -192,7 +193,7 @@ class PendingProposal:
         return Proposal(self.probabilities, self.text.offsets, sampled_calls)
 
     def _decode_sampled_calls(self, encoding: Encoding) -> list[SampledCall]:
-        """Return the call of each drawn sample; without "]", its `body` is None and its reason "no_end"."""
+        """Decode each drawn sample to the text of its call. Without "]" it has no text, but the reason "no_end"."""
         calls = []
         for (position, sample), tokens in zip(self.missing, self.samples, strict=True):
             body = encoding.body(tokens)  # the text before "]"; None without "]"

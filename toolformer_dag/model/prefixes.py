@@ -35,7 +35,15 @@ class PrefixTree:
     above: list[list[int]] = field(default_factory=list)
 
     def add(self, sequence: Sequence[int], shared: Sequence[int]) -> list[int]:
-        """Add a sequence that begins with the tokens of the nodes `shared`; return the nodes of all its tokens."""
+        """Add a sequence of tokens to the tree.
+
+        Args:
+            sequence: The tokens.
+            shared: The nodes of its first tokens, which the tree already has.
+
+        Returns:
+            The nodes of all its tokens.
+        """
         path = list(shared)
         for token in sequence[len(shared) :]:
             self.tokens.append(token)
@@ -49,9 +57,13 @@ class PrefixTree:
         return [len(above) for above in self.above]
 
     def visible(self, width: int) -> NDArray[np.bool_]:
-        """Return the attention mask of the tree's nodes, [width, width]: row r may attend to column c where it is True.
+        """Build the attention mask of the tree: which nodes each node attends to, namely itself and the nodes above it.
 
-        A node attends to itself and to the nodes above it. Rows beyond the last node are padding.
+        Args:
+            width: The number of rows and columns. Those beyond the last node are padding.
+
+        Returns:
+            True at row r and column c if node r attends to node c, [width, width].
         """
         mask = np.eye(width, dtype=np.bool_)
         for node, above in enumerate(self.above):
@@ -181,9 +193,7 @@ class CachedPrefixes:
         forest = Forest(prefixes)
         self.new_tokens = forest.new_tokens  # how many nodes each prefix does not share with the one before
         tree_order = forest.sort_trees_by_size()  # trees of similar size run together, with little padding
-        self.paths = _number_paths(
-            forest, tree_order
-        )  # the nodes of each prefix, numbered in the order in which they run
+        self.paths = _number_paths(forest, tree_order)  # the nodes of each prefix, numbered in the order they run in
 
         passes_by_layer: PassesByLayer = defaultdict(list)  # filled by each pass
         features_of_passes = []  # [nodes of the pass, F] each
@@ -253,10 +263,8 @@ class CachedPrefixes:
         text_positions = _compute_text_positions(texts, prefix_lengths)  # [B, T]
         key_positions = torch.cat([prefix_positions.expand(len(texts), -1), text_positions], 1)  # [B, N + T]
 
-        # Hides the padding of shorter prefixes, too.
-        mask = _build_attention_mask(
-            prefix_lengths, prefix_positions, text_width=text_positions.shape[1]
-        )  # [B, T, N + T]
+        # [B, T, N + T], hides the padding of shorter prefixes too
+        mask = _build_attention_mask(prefix_lengths, prefix_positions, text_width=text_positions.shape[1])
         return Visibility(
             queries=text_positions,
             keys=key_positions,
@@ -272,9 +280,15 @@ def _measure_longest_sequence(prefixes: Sequence[Sequence[int]], texts: Sequence
 
 
 def _compute_text_positions(texts: Sequence[Sequence[int]], prefix_lengths: Tensor) -> Tensor:
-    """Return the position of each token of B texts after prefixes of these lengths, [B, 1], as [B, T].
+    """Compute the position of each token of B texts, counted from the beginning of the prefix before it.
 
-    Padding stays at the position of the last token: later ones may lie beyond the model's last position.
+    Args:
+        texts: The tokens of each text.
+        prefix_lengths: The number of tokens of each prefix, [B, 1].
+
+    Returns:
+        The positions, [B, T], where T is the length of the longest text. Padding has the position of the text's last
+        token, because later positions may lie beyond the last one that the model knows.
     """
     tokens = torch.arange(max(map(len, texts)), device=prefix_lengths.device)  # [T]
     last_tokens = on_device([max(0, len(text) - 1) for text in texts], tokens.device)[:, None]  # [B, 1]
@@ -282,10 +296,14 @@ def _compute_text_positions(texts: Sequence[Sequence[int]], prefix_lengths: Tens
 
 
 def _select_last_features(node_features: Tensor, paths: Sequence[Sequence[int]]) -> Tensor:
-    """Return the features of the last token of each prefix, [B, 1, F]; for an empty prefix, those of any token.
+    """Select the features of the last token of each prefix.
 
-    - node_features: the features of each cached token (node), [nodes, F].
-    - paths: for each prefix, the nodes of its tokens.
+    Args:
+        node_features: The features of each cached token, [nodes, F].
+        paths: The prefixes, each as the numbers of its tokens in the cache.
+
+    Returns:
+        The features, [B, 1, F]. For an empty prefix they belong to any token, and have no meaning.
     """
     any_node = 0
     last_nodes = [path[-1] if path else any_node for path in paths]
@@ -313,9 +331,14 @@ class TreePass:
         self.rows, self.columns = on_device(cells, device).T
 
     def run(self, backbone: Backbone, passes: PassesByLayer) -> Tensor:
-        """Run the trees; return the features of all nodes, tree by tree, [nodes, F].
+        """Run the trees through the model.
 
-        Appends the keys and values of the nodes to `passes`, for each layer.
+        Args:
+            backbone: The model.
+            passes: Gets the keys and values of the nodes appended, for each layer.
+
+        Returns:
+            The features of all nodes, tree by tree, [nodes, F].
         """
         visibility = self._build_visibility(backbone.model.dtype)
         attend = _TreeAttention(self.rows, self.columns, visibility, passes)

@@ -147,18 +147,26 @@ class ProposalBatch:
         self.samples.begin(started)
 
     def _count_worthwhile_texts(self) -> int:
-        """Return how many waiting texts are worth a pass: half of a full one, at least 1, or all where fewer wait."""
+        """Return how many waiting texts are worth a pass: half of a full one, but at least 1, or all if fewer wait."""
         return min(len(self.waiting), max(1, self._count_texts_of_full_pass() // 2))
 
     def _count_texts_of_full_pass(self) -> int:
-        """Return the most texts that could start in a pass, limited by its tokens, slots and branches for samples."""
+        """Return how many texts could start in one pass at most, limited by its tokens, the slots and the branches."""
         longest_text = self.texts[self.waiting[-1]]  # texts wait in order of their length
         texts_in_budget = self.backbone.budget.tokens // self.cached_texts.tokens_run(longest_text.ids)
         texts_with_branches = self.limits.branches // self.most_samples
         return min(texts_in_budget, self.limits.texts, texts_with_branches)
 
     def _compute_probabilities(self, slots: Sequence[int], texts: Sequence[TokenText]) -> list[Probabilities]:
-        """Run texts, cache their keys in `slots`, and return for each text p of " [" at its places, [place_count]."""
+        """Run some texts through the model, and compute the probability of " [" at each of their places.
+
+        Args:
+            slots: For each text, the row of the cache in which its keys are kept.
+            texts: The texts.
+
+        Returns:
+            For each text, the probabilities, [place_count].
+        """
         p_of_texts = self._run_passes(slots, texts)
         if len(self.start_tokens) > 1:  # " [" is several tokens, and these are p of the first one
             for slot, text, p in zip(slots, texts, p_of_texts, strict=True):
@@ -166,7 +174,11 @@ class ProposalBatch:
         return p_of_texts
 
     def _run_passes(self, slots: Sequence[int], texts: Sequence[TokenText]) -> list[Probabilities]:
-        """Run texts in passes of at most the token budget; return p of the first token of " [" for each text."""
+        """Run some texts in several passes of the model, each of at most as many tokens as the budget allows.
+
+        Returns:
+            For each text, the probability of the first token of " [" at each of its places, [place_count].
+        """
         p_of_texts: list[Probabilities] = []
         lengths = [self.cached_texts.tokens_run(text.ids) for text in texts]
         for batch in batches(range(len(texts)), lengths, self.backbone.budget.tokens):
@@ -174,17 +186,21 @@ class ProposalBatch:
         return p_of_texts
 
     def _multiply_by_later_tokens(self, p: Probabilities, *, slot: int, text: TokenText) -> None:
-        """Multiply p of the first token of " [" at a text's places, [place_count], by p of its other tokens, in place.
+        """Turn the probabilities of the first token of " [" at the places of a text into those of all its tokens.
 
-        slot: where the keys of the text are cached.
+        Args:
+            p: The probabilities, [place_count]. They are changed in place.
+            slot: The row of the cache that holds the keys of the text.
+            text: The text.
         """
-        places_per_part = self.limits.probes  # each place needs a branch, and so many fit into the cache
-        for first in range(0, text.place_count, places_per_part):
-            part = slice(first, first + places_per_part)
-            p[part] = self._compute_joint_probabilities(p[part], slot=slot, tokens_before=text.first_place + first)
+        places_at_once = self.limits.probes  # each place needs a branch, and the cache holds only so many
+        for first_place in range(0, text.place_count, places_at_once):
+            part = slice(first_place, first_place + places_at_once)
+            tokens_before = text.first_place + first_place
+            p[part] = self._compute_joint_probabilities(p[part], slot=slot, tokens_before=tokens_before)
 
     def _run_pass(self, slots: Sequence[int], texts: Sequence[TokenText]) -> list[Probabilities]:
-        """Run some texts through the model together, and compute the probability that a call begins at each place.
+        """Run some texts through the model in one pass, and compute how probably a call begins at each of their places.
 
         If the model's features of a text are not finite, the text runs again alone. In half precision the padding of a
         pass may overflow, and a model's own attention does not hide it from the text.
@@ -194,7 +210,8 @@ class ProposalBatch:
             texts: The texts.
 
         Returns:
-            For each text, the probability of the first token of " [" at each of its places, [place_count].
+            For each text, the probability of the first token of " [", with which a call begins, at each of its places,
+            [place_count].
         """
         features = self._compute_features(slots, texts)
         p_of_texts = self._compute_first_probabilities(features, texts)
@@ -205,9 +222,14 @@ class ProposalBatch:
         return p_of_texts
 
     def _compute_features(self, slots: Sequence[int], texts: Sequence[TokenText]) -> "PassFeatures":
-        """Run texts in one pass, and cache their keys in `slots`; count their tokens, and return their features."""
+        """Run some texts in one pass of the model, cache their keys in `slots`, and count their tokens.
+
+        Returns:
+            The features from the first token on that is needed for any of the texts.
+        """
         first_token = min(_find_predicting_token(text) for text in texts)
         features = self.cached_texts.features(slots, [text.ids for text in texts], first_token)
+
         self.counts.passes += 1
         for text in texts:
             kind = "positions" if text.place_count else "samples"
@@ -215,7 +237,11 @@ class ProposalBatch:
         return PassFeatures(features, first_token)
 
     def _compute_first_probabilities(self, features: "PassFeatures", texts: Sequence[TokenText]) -> list[Probabilities]:
-        """Return p of the first token of " [" at the places of each text: an array [place_count] per text."""
+        """Compute the probability of the first token of " [" at each place of each text, from the features of a pass.
+
+        Returns:
+            For each text, the probabilities, [place_count].
+        """
         if not any(text.place_count for text in texts):
             return [np.zeros(0, np.float32) for _ in texts]
         p = self._compute_token_probability(features.of_places(texts), self.start_tokens[0])  # [places of all texts]
