@@ -35,9 +35,13 @@ class Engine:
     def __init__(
         self, language_model: LanguageModel, *, backend: Backend | None = None, token_budget: int | None = None
     ) -> None:
-        """Run the model with `backend`, by default a new one.
+        """Set up the engine, with a new backend if none is given.
 
-        token_budget: the most tokens of a pass of a new backend; by default as many as the free memory allows.
+        Args:
+            language_model: The model and its tokenizer.
+            backend: Runs the model.
+            token_budget: The most tokens that a new backend runs in one pass of the model. By default as many as the
+                free memory allows.
         """
         self.language_model = language_model
         self.encoding = language_model.encoding
@@ -49,10 +53,17 @@ class Engine:
         return self.backend.counts
 
     def position_at(self, text: str, offset: int) -> int:
-        """Return the index of the first token after a call that is put before character `offset` of a text.
+        """Find the token that follows a call inserted before a character of a text.
 
-        White space is passed over: for `is 215` with the tokens `is`, ` `, `215`, the offsets 2 and 3 both give 2.
-        Raises OffsetError where no token begins at the character.
+        White space around the character does not matter: in `is 215` with the tokens `is`, ` `, `215`, the offsets 2
+        and 3 both give 2, the index of `215`.
+
+        Args:
+            text: The text without the call.
+            offset: The index of the character.
+
+        Raises:
+            OffsetError: A call cannot be inserted there, because no token begins there.
         """
         [tokens] = self.encoding.texts([text])
         place = tokens.place_at(text, offset)
@@ -71,28 +82,51 @@ class Engine:
         sampling: SamplingSettings,
         finetuned: bool = False,
     ) -> list[Proposal]:
-        """Find positions in texts at which the model would begin a call, and sample calls there (paper, section 2).
+        """Find the positions in texts at which the model would begin a call, and sample calls there (paper, section 2).
 
-        - prompt: instruction and examples of calls, before each text.
-        - tau_s, k, m: the k most probable positions i with p_i > tau_s get m samples each, where p_i is the probability
-          that the model begins a call before token i.
-        - finetuned: whether the model learned calls with their results, so that samples end before these.
+        Args:
+            prompt: An instruction and examples of calls. The model reads it before each text.
+            requests: The texts, with what is already known of their proposals.
+            tau_s: Calls are sampled only at positions at which the model begins a call with a higher probability.
+            k: The most positions per text. The most probable ones are chosen.
+            m: The number of samples per position.
+            sampling: How the samples are drawn.
+            finetuned: Whether the model has learned to write calls with results. Samples then end before the result.
 
-        Returns a proposal per request. It holds a reason instead where the text is empty or does not fit the context,
-        or some p_i is not finite. Raises ModelError where a single text does not fit into memory.
+        Returns:
+            A proposal for each request. If the text is empty or does not fit into the model's context, or if a
+            probability is not finite, it holds only the reason.
+
+        Raises:
+            ValueError: A request has stored probabilities, but not one for each token.
+            ModelError: A single text does not fit into memory.
         """
         selection = Selection(tau_s, k, m, sampling)
         prompt_tokens = self.encoding.prompt_tokens(prompt)
         ends = self.encoding.before_results if finetuned else self.encoding  # says with which tokens a sample ends
+
         proposals = self._build_pending_proposals(requests, selection, prompt_length=len(prompt_tokens))
-        self._run_proposals(prompt_tokens, proposals, ends, sampling)  # sets the p_i and samples of each proposal
+        self._run_proposals(prompt_tokens, proposals, ends, sampling)  # fills in their probabilities and samples
         return [proposal.proposal(ends) for proposal in proposals]
 
     def _build_pending_proposals(
         self, requests: Sequence[ProposalRequest], selection: Selection, *, prompt_length: int
     ) -> list[PendingProposal]:
-        """Return the proposal of each request before the model runs. Raises ValueError for unfit stored p_i."""
+        """Prepare a proposal for each request, before the model runs.
+
+        A proposal for which the model cannot run gets the reason. The others get the probabilities that their request
+        has stored, if any.
+
+        Args:
+            requests: The texts, with what is already known of their proposals.
+            selection: Says which positions of a text get how many samples.
+            prompt_length: The number of tokens before each text.
+
+        Raises:
+            ValueError: A request has stored probabilities, but not one for each token.
+        """
         texts = self.encoding.texts([request.text for request in requests])
+
         proposals = []
         for request, text in zip(requests, texts, strict=True):
             proposal = self._build_proposal(request, text, selection)
@@ -103,24 +137,38 @@ class Engine:
         return proposals
 
     def _build_proposal(self, request: ProposalRequest, text: TextTokens, selection: Selection) -> PendingProposal:
-        """Return the proposal of a request before the model has run. text: the tokens of the request's text x.
+        """Build the proposal of a request as it is before the model runs.
 
-        The model reads the prompt, x, "Output:", and x again, and may begin a call before each token of the second x.
-        `lead` is all between the prompt and the first token before which a call may stand.
+        The model reads the prompt, the text, "Output:" and the text again. A call may begin before each token of this
+        second copy. In a chain of calls there is only one place for the next call, right after the earlier calls.
+
+        Args:
+            request: A text. In a chain also its earlier calls.
+            text: The tokens of this text.
+            selection: Says which positions of a text get how many samples.
+
+        Returns:
+            The proposal. Its `text` has the tokens before which a call may begin, and its `lead` all tokens between the
+            prompt and the first of these.
         """
-        x_and_output = text.ids + self.encoding.output
+        text_and_output = text.ids + self.encoding.output
         if not request.calls:
-            return PendingProposal(request, selection, text=text, lead=x_and_output)
-        # The next call of a chain stands right after the earlier calls of the chain, so before a single token:
-        # for `is 215` with calls before ` 215`, lead is x, "Output:", `is` and these calls.
+            return PendingProposal(request, selection, text=text, lead=text_and_output)
+
+        # In `is 215` with earlier calls before ` 215`, `lead` is the text, "Output:", `is` and these calls.
         token_after_calls = find_sampling_token(request.text, text.offsets, request.behind)
         only_token = text.part(token_after_calls, token_after_calls + 1)
         [earlier_calls] = self.encoding.calls([request.calls])
-        lead = x_and_output + text.ids[:token_after_calls] + earlier_calls
+        lead = text_and_output + text.ids[:token_after_calls] + earlier_calls
         return PendingProposal(request, selection, text=only_token, lead=lead)
 
     def _explain_refusal(self, proposal: PendingProposal, prompt_length: int) -> str | None:
-        """Return why the model cannot run for a proposal: "empty", or "does_not_fit" the context with a call."""
+        """Say why the model cannot run for a proposal, if so.
+
+        Returns:
+            "empty" if there is no token before which a call may begin, "does_not_fit" if the context has no space for
+            all that the model reads and the longest call, or None if the model can run.
+        """
         place_count = len(proposal.text.ids)
         if not place_count:
             return "empty"
@@ -131,67 +179,98 @@ class Engine:
     def _run_proposals(
         self, prompt: list[int], proposals: Sequence[PendingProposal], ends: Ends, sampling: SamplingSettings
     ) -> None:
-        """Run the model for the proposals that need it, and set their samples.
+        """Run the model for the proposals that need it, and fill in their samples.
 
-        Their p_i, the probability of a call before each token i, is set too where it was not stored.
+        Their probabilities of a call before each token are filled in too, unless they were stored.
+
+        Args:
+            prompt: The tokens before each text.
+            proposals: The proposals. Those without anything to compute are left alone.
+            ends: Says with which tokens a sample ends.
+            sampling: How the samples are drawn.
         """
         running = [proposal for proposal in proposals if proposal.needs_model]
         if not running:
             return
-        # Each of these texts has its proposal's `choose_points`, which the backend calls with p_i, and which stores it.
+
+        # The backend passes the probabilities to the `choose_points` of each proposal, which stores them.
         token_texts = [proposal.token_text() for proposal in running]
         samples_of_texts = self.backend.propose(prompt, token_texts, self.encoding.start, ends, sampling)
         for proposal, samples in zip(running, samples_of_texts, strict=True):
             proposal.samples = samples
 
     def losses(self, requests: Sequence[LossRequest], floor: float | None = None) -> list[CallLosses]:
-        """Return the three losses of each call (paper, section 2), in nats, in the order of `requests`.
+        """Compute the three losses of each call (paper, section 2), in nats.
 
-        L(empty), L(c) and L(c, r) are losses of the text after nothing, after the call, and after the call with its
-        result. They are NaN, with a reason, where call and text do not fit the context.
+        They are losses of the text after nothing, L(empty), after the call, L(c), and after the call with its result,
+        L(c, r).
 
-        floor: the lowest threshold of delta. Where L(empty) - L(c, r), the largest possible delta, is below it, L(c) is
-        not computed and None.
+        Args:
+            requests: The calls, each with its text and result.
+            floor: The lowest threshold that is of interest for delta, by which calls are filtered. L(c) is not
+                computed, and None, where L(empty) - L(c, r) is below it, because delta cannot be larger.
 
-        Raises ValueError for a position outside its text, ModelError where a single sequence does not fit into memory.
+        Returns:
+            The losses of each call. They are NaN, with a reason, where call and text do not fit into the model's
+            context.
+
+        Raises:
+            ValueError: A position is outside its text.
+            ModelError: A single sequence does not fit into memory.
         """
         return LossScorer(self.backend, self.encoding, requests).losses(floor)
 
     def chained_losses(self, requests: Sequence[LossRequest]) -> list[tuple[float, float] | None]:
-        """Return two losses of each call of a chain in nats, L(z, c) and L(z, c, r), in the order of `requests`.
+        """Compute two losses of each call of a chain, in nats.
 
-        They are losses of the text after the earlier calls z of the chain and the call c, without and with its result
-        r. None in place of the pair where calls and text do not fit the context. Raises as `losses`.
+        They are losses of the text after the earlier calls z of the chain and the call c: without its result,
+        L(z, c), and with its result r, L(z, c, r).
+
+        Returns:
+            Both losses of each call, in this order, or None where calls and text do not fit into the model's context.
+
+        Raises:
+            ValueError: A position is outside its text.
+            ModelError: A single sequence does not fit into memory.
         """
         return LossScorer(self.backend, self.encoding, requests).chained()
 
     def needs(self, requests: Sequence[NeedRequest]) -> list[float]:
-        """Return how much likelier each call is after the right results of the calls before it, in nats.
+        """Compute how much likelier each call of a chain is because the calls before it have their own results.
 
-        It is log p(call | text, before) - log p(call | text, other), where `before` are the earlier calls of its chain
-        and `other` the same calls with other results. The text ends where the calls stand. Raises ModelError where a
-        sequence does not fit into memory.
+        The model reads the text up to the calls, and then the earlier calls: once with their own results, and once
+        with others.
+
+        Returns:
+            For each request log p(call | text, before) - log p(call | text, other), in nats.
+
+        Raises:
+            ModelError: A sequence does not fit into memory.
         """
-        # Two queries per request, in turn: log p of its call after `before`, and after `other`.
+        # Each answer has log p of each token of a call. A request has two, one after `before`, then one after `other`.
         answers = self.backend.log_probabilities(self._build_need_queries(requests))
         log_p_of_calls = [float(log_p_of_tokens.sum()) for log_p_of_tokens in answers]
+
         after_before = log_p_of_calls[0::2]
         after_other = log_p_of_calls[1::2]
         return [before - other for before, other in zip(after_before, after_other, strict=True)]
 
     def _build_need_queries(self, requests: Sequence[NeedRequest]) -> list[TokenQuery]:
-        """Return two queries per request, for log p of its call after the earlier calls of its chain.
+        """Build two queries per request for the probability of its call after the earlier calls of its chain.
 
-        In the first query these have their own results (`before`), in the second one other results (`other`).
+        Returns:
+            For each request first the query in which the earlier calls have their own results (`before`), then the one
+            in which they have other results (`other`).
         """
-        text_tokens = self._encode_texts(requests)
-        call_tokens = self._encode_calls(requests)
+        tokens_of_texts = self._encode_texts(requests)
+        tokens_of_calls = self._encode_calls(requests)
+
         queries = []
         for request in requests:
-            text_before = self._select_tokens_before_call(request, text_tokens[request.text])
+            text_before_calls = self._select_tokens_before_call(request, tokens_of_texts[request.text])
             for earlier_calls in (request.before, request.other):
-                prefix = text_before + call_tokens[earlier_calls]
-                queries.append(self._build_call_query(call_tokens[request.call], prefix=prefix))
+                prefix = text_before_calls + tokens_of_calls[earlier_calls]
+                queries.append(self._build_call_query(tokens_of_calls[request.call], prefix=prefix))
         return queries
 
     def _select_tokens_before_call(self, request: NeedRequest, text: TextTokens) -> list[int]:
@@ -215,33 +294,45 @@ class Engine:
         return dict(zip(calls, self.encoding.calls(calls), strict=True))
 
     def _build_call_query(self, call: list[int], *, prefix: list[int]) -> TokenQuery:
-        """Return the query for log p of each token of a call after a prefix, without the tokens of ` [`."""
+        """Build the query for log p of each token of a call after a prefix, except the tokens of ` [` that begin it."""
         places = range(len(self.encoding.start), len(call))
-        tokens = [[call[place]] for place in places]
+        tokens = [[call[place]] for place in places]  # a single token at each place
         return TokenQuery("loss_call", prefix=prefix, text=call, places=places, tokens=tokens)
 
     def token_losses(self, request: LossRequest, tokens: int) -> list[dict[str, Any]]:
-        """Return what the losses of a call consist of: a dictionary for each of the `tokens` tokens after the call.
+        """List the tokens after a call with their weights and losses, which the losses of the call are summed up from.
 
-        Its keys are `token`, the text; `weight`, w_(j-i) of the paper; and -log p in nats as `loss_empty`, `loss_call`,
-        `loss_result`. The list ends with the text, and is empty where call and text do not fit the context. Raises as
-        `losses`.
+        Args:
+            request: The call.
+            tokens: How many tokens to list. The list is shorter where the text ends before.
+
+        Returns:
+            A dictionary per token: `token` is its text, `weight` the weight w_(j-i) of the paper, and `loss_empty`,
+            `loss_call` and `loss_result` are its -log p in nats. Empty if call and text do not fit into the context.
+
+        Raises:
+            ValueError: The position is outside the text.
+            ModelError: A single sequence does not fit into memory.
         """
         return LossScorer(self.backend, self.encoding, [request], window=tokens).token_losses()
 
 
 def _apply_stored_probabilities(proposal: PendingProposal) -> None:
-    """Set a proposal's p_i, the probability of a call before each token i, and its missing samples, from its request.
+    """Fill in the probabilities of a proposal that its request has stored, and list the samples that are missing.
 
-    Nothing is set where the request has no stored p_i. Missing samples are those that are not stored and have to be
-    drawn. Raises ValueError where there is not one p_i per token.
+    A missing sample is not stored and has to be drawn. If no probabilities are stored, nothing changes.
+
+    Raises:
+        ValueError: There is not one probability for each token before which a call may begin.
     """
     stored = proposal.request.probabilities
     if stored is None:
         return
-    place_count = len(proposal.text.ids)
-    if len(stored) != place_count:
-        raise ValueError(f"{len(stored)} probabilities were given for a text of {place_count} tokens")
+
+    token_count = len(proposal.text.ids)
+    if len(stored) != token_count:
+        raise ValueError(f"{len(stored)} probabilities were given for a text of {token_count} tokens")
+
     proposal.probabilities = stored
     proposal.missing = proposal.selection.missing_samples(proposal.request, proposal.text.offsets, stored)
 

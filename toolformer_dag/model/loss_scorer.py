@@ -68,7 +68,11 @@ class LossScorer:
     ) -> None:
         """Tokenize the texts of the requests and the calls before them, each once. No model runs yet.
 
-        window: how many tokens after a call are scored; None for those with a weight.
+        Args:
+            backend: Runs the model.
+            encoding: The model's tokenizer.
+            requests: The calls, each with its text and its position there.
+            window: How many tokens after a call are scored. By default as many as have a weight in the losses.
         """
         self.backend = backend
         self.encoding = encoding
@@ -90,17 +94,23 @@ class LossScorer:
         return {"": [], **tokens_by_call}
 
     def losses(self, floor: float | None) -> list[CallLosses]:
-        """Return the three losses of each call (paper, section 2), in the order of the requests.
+        """Compute the three losses of each call (paper, section 2).
 
-        L(empty), L(c) and L(c, r) are losses of the text after nothing, after the call, and after the call with its
-        result. They are NaN, with a reason, where call and text do not fit the context.
+        They are losses of the text after nothing, L(empty), after the call, L(c), and after the call with its result,
+        L(c, r).
 
-        floor: the lowest threshold of delta. Where L(empty) - L(c, r), the largest possible delta, is below it, L(c) is
-        not computed and None.
+        Args:
+            floor: The lowest threshold of interest for delta, by which calls are filtered. L(c) is not computed, and
+                None, where L(empty) - L(c, r) is below it, because delta cannot be larger. None computes all losses.
 
-        Raises ValueError for a position outside its text, ModelError where a sequence does not fit into memory.
+        Returns:
+            The losses of each request. They are NaN, with a reason, where call and text do not fit into the context.
+
+        Raises:
+            ValueError: A position is outside its text.
+            ModelError: A sequence does not fit into memory.
         """
-        # `_compute_log_p` stores the log p of tokens in `log_p`; `_compute_losses` sums them up.
+        # `_compute_log_p` stores the log p of tokens in `log_p`, and `_compute_losses` sums them up.
         fitting = self._select_fitting_requests()
         if floor is None:
             self._compute_log_p(fitting, ALL_LOSSES)
@@ -109,13 +119,17 @@ class LossScorer:
             # As long as L(c) is missing, `delta` is the largest possible one.
             undecided = [request for request in fitting if self._compute_losses(request).delta >= floor]
             self._compute_log_p(undecided, ["loss_call"])
+
         return [self._compute_losses(request) if self._fits(request) else DOES_NOT_FIT for request in self.requests]
 
     def chained(self) -> list[tuple[float, float] | None]:
-        """Return two losses of each call of a chain in nats, L(z, c) and L(z, c, r), in the order of the requests.
+        """Compute two losses of each call of a chain, in nats.
 
-        They are losses of the text after the earlier calls z of the chain and the call c, without and with its result
-        r. None in place of the pair where calls and text do not fit the context.
+        They are losses of the text after the earlier calls z of the chain and the call c: without its result, L(z, c),
+        and with its result r, L(z, c, r).
+
+        Returns:
+            Both losses of each request, in this order, or None where calls and text do not fit into the context.
         """
         self._compute_log_p(self._select_fitting_requests(), WITHOUT_EMPTY)
         return [self._compute_chained_losses(request) for request in self.requests]
@@ -129,17 +143,19 @@ class LossScorer:
         return loss_call, loss_result
 
     def token_losses(self) -> list[dict[str, Any]]:
-        """Return the tokens after the call of the only request, each with its weight and its three losses in nats.
+        """List the tokens after the call of the only request, with their weights and their losses in nats.
 
-        They are dictionaries such as {"token": " 215", "weight": 0.33, "loss_empty": 4.1, "loss_result": 0.2,
-        "loss_call": 3.9}. The list is empty where call and text do not fit the context.
+        Returns:
+            Dictionaries such as {"token": " 215", "weight": 0.33, "loss_empty": 4.1, "loss_result": 0.2,
+            "loss_call": 3.9}. There are none if call and text do not fit into the context.
         """
         [request] = self.requests
         if not self._fits(request):
             return []
+
         self._compute_log_p([request], ALL_LOSSES)  # stores the log p that `_build_token_row` reads
-        indices = self._compute_window(request)  # of the tokens after the call
-        return [self._build_token_row(request, index) for index in indices]
+        token_indices = self._compute_window(request)  # the tokens after the call
+        return [self._build_token_row(request, index) for index in token_indices]
 
     def _build_token_row(self, request: LossRequest, index: int) -> dict[str, Any]:
         """Return the token at an index of the text, with its weight and its losses."""
@@ -159,9 +175,11 @@ class LossScorer:
         return text[offsets[index] : end]
 
     def _compute_log_p(self, requests: Iterable[LossRequest], kinds: Sequence[LossKind]) -> None:
-        """Let the model compute the log p of the tokens that these losses sum up, and store them in `log_p`.
+        """Let the model compute the log p of the tokens that some losses sum up, and store them in `log_p`.
 
-        kinds: which losses of the requests. Requests with the same text and prefix share a query.
+        Args:
+            requests: The calls. Those with the same text and the same tokens before it share a query.
+            kinds: Which losses of each call.
         """
         needed = self._collect_needed_tokens(requests, kinds)
         for scored in needed:
@@ -178,34 +196,43 @@ class LossScorer:
     def _collect_needed_tokens(
         self, requests: Iterable[LossRequest], kinds: Sequence[LossKind]
     ) -> dict[ScoredText, NeededTokens]:
-        """Return the tokens whose log p these losses need, by text and what stands before the text (its prefix).
+        """Collect the tokens whose log p is needed to compute some losses.
 
-        Requests with the same text and prefix may differ in position: their tokens are merged.
+        Args:
+            requests: The calls. Those with the same text may differ in position, so that they need different tokens.
+            kinds: Which losses of each call.
+
+        Returns:
+            The tokens, each once, by their text and what stands before it in the loss: nothing, a call, or a call with
+            its result.
         """
         needed: dict[ScoredText, NeededTokens] = {}
         for request in requests:
-            indices = self._compute_window(request)  # of the tokens after the call that count in its losses
+            indices = self._compute_window(request)  # the tokens after the call that count in its losses
             for kind in kinds:
-                scored = _build_scored_text(
-                    kind, request
-                )  # the text after nothing, the call, or the call with its result
+                scored = _build_scored_text(kind, request)
                 indices_so_far = needed[scored].indices if scored in needed else []
                 distinct_indices = list(dict.fromkeys([*indices, *indices_so_far]))
-                needed[scored] = NeededTokens(kind, distinct_indices)  # the prefix has a form of its own for each kind
+                # What stands before a text differs between kinds, so that entries of two kinds are never merged.
+                needed[scored] = NeededTokens(kind, distinct_indices)
         return needed
 
     def _build_query(self, scored: ScoredText, needed: NeededTokens) -> TokenQuery:
-        """Return the query to the backend for log p of the needed tokens of a text.
+        """Build the query to the backend for log p of some tokens of a text.
 
-        The token at index j is predicted from BOS, the prefix and the tokens of the text before it.
+        The model predicts each of them from BOS, what stands before the text, and the earlier tokens of the text.
+
+        Args:
+            scored: The text, and what stands before it.
+            needed: The indices of the tokens, and the loss for which they are needed.
         """
-        ids = self.texts[scored.text].ids
+        text_ids = self.texts[scored.text].ids
         return TokenQuery(
-            needed.kind,  # the loss under which the tokens that run are counted
+            needed.kind,  # the tokens that run are counted under it
             prefix=self.encoding.bos + self.prefix_tokens[scored.prefix],
-            text=ids,
+            text=text_ids,
             places=needed.indices,
-            tokens=[[ids[j]] for j in needed.indices],  # at each place, the next token of the text alone
+            tokens=[[text_ids[index]] for index in needed.indices],  # a single token at each place
         )
 
     def _compute_window(self, request: LossRequest) -> range:
@@ -222,14 +249,15 @@ class LossScorer:
         return [request for request in self.requests if self._fits(request)]
 
     def _fits(self, request: LossRequest) -> bool:
-        """Return whether the model's context holds the call with its result, and the text up to the last scored token.
+        """Return whether the call with its result, and the text up to the last scored token, fit into the context.
 
-        Raises ValueError for a position outside the text.
+        Raises:
+            ValueError: The position is outside the text.
         """
         self._check_position(request)
-        tokens_read = self._compute_window_end(request) - 1  # the last token is predicted, not read
+        text_tokens_read = self._compute_window_end(request) - 1  # the last token is predicted, but not read
         call_with_result = self.prefix_tokens[_format_prefix("loss_result", request)]
-        return len(self.encoding.bos) + len(call_with_result) + tokens_read <= self.backend.context_length
+        return len(self.encoding.bos) + len(call_with_result) + text_tokens_read <= self.backend.context_length
 
     def _check_position(self, request: LossRequest) -> None:
         """Raise ValueError where the position of a request, the index of a token, is outside its text."""
@@ -247,15 +275,19 @@ class LossScorer:
         return CallLosses(loss_empty=empty, loss_call=self._compute_loss(request, "loss_call"), loss_result=result)
 
     def _compute_loss(self, request: LossRequest, kind: LossKind) -> float | None:
-        """Return a loss of a request in nats: L_i(z) = -sum_j w_(j-i) log p(x_j | z, x_<j) (paper, section 2).
+        """Compute a loss of a call from the log p of the tokens after it, in nats.
 
-        i is the request's position, and z what `kind` puts before the text. Return None if some log p was not computed.
+        It is L_i(z) = -sum_j w_(j-i) log p(x_j | z, x_<j) of the paper (section 2). Here i is the position of the call,
+        and z is what stands before the text in this kind of loss.
+
+        Returns:
+            The loss, or None if some log p has not been computed.
         """
-        indices = self._compute_window(request)  # all j with a weight w_(j-i)
-        log_p = self.log_p.get(_build_scored_text(kind, request))  # of x_j by j, after what `kind` puts before the text
-        if log_p is None or set(indices) - log_p.keys():
+        token_indices = self._compute_window(request)  # all j
+        log_p_by_index = self.log_p.get(_build_scored_text(kind, request))
+        if log_p_by_index is None or set(token_indices) - log_p_by_index.keys():
             return None
-        return -sum(WINDOW_WEIGHTS[j - request.position] * log_p[j] for j in indices)
+        return -sum(WINDOW_WEIGHTS[j - request.position] * log_p_by_index[j] for j in token_indices)
 
 
 def _list_distinct_calls(requests: Iterable[LossRequest]) -> list[str]:
@@ -278,9 +310,11 @@ def _build_scored_text(kind: LossKind, request: LossRequest) -> ScoredText:
 
 
 def _format_prefix(kind: LossKind, request: LossRequest) -> str:
-    """Return what stands before the text in a loss; in a chain it begins with the earlier calls.
+    """Write what stands before the text in a loss. In a chain it begins with the earlier calls.
 
-    "" in L(empty), a call such as " [Calculator(2+3)]" in L(c), one such as " [Calculator(2+3) -> 5]" in L(c, r).
+    Returns:
+        "" for L(empty), a call such as " [Calculator(2+3)]" for L(c), or a call with its result such as
+        " [Calculator(2+3) -> 5]" for L(c, r).
     """
     if kind == "loss_empty":
         return ""

@@ -94,11 +94,14 @@ class OpenSamples:
     def __init__(
         self, backbone: Backbone, branches: Branches, counts: TokenCounts, calls: CallSampling, text_count: int
     ) -> None:
-        """Begin without open samples (calls that are being drawn) for a batch of `text_count` texts.
+        """Start with no open samples. A sample is a call that is being drawn, and open until it ends.
 
-        - branches: cached continuations of texts, on which samples are drawn; there are none yet.
-        - counts: the tokens that run are added to it.
-        - calls: how samples begin, are drawn and end.
+        Args:
+            backbone: The model.
+            branches: The cache for continuations of texts, on which samples are drawn. It holds none yet.
+            counts: The numbers of tokens that ran, to which those of the samples are added.
+            calls: How samples begin, are drawn and end.
+            text_count: The number of texts in the batch.
         """
         self.backbone = backbone
         self.branches = branches
@@ -118,62 +121,78 @@ class OpenSamples:
         return set(self.samples["text"].tolist())
 
     def begin(self, texts: Sequence[StartedText]) -> None:
-        """Open the samples (calls to draw) at all points of these texts, the places where calls are sampled.
+        """Open all samples of some texts.
 
-        Each point gets a branch: a cached continuation of the text, which all its samples share until they draw
-        different tokens (`step`).
+        Each point of a text, a position at which calls are sampled, gets a branch: a continuation of the text with its
+        own cached keys. The samples of a point share its branch until they draw different tokens (see `step`).
         """
-        slots: list[int] = []  # by new branch: the number under which its text is cached
-        tokens_before: list[int] = []  # by new branch: how many tokens of its text stand before the point
+        # Both lists have an entry per new branch.
+        slots: list[int] = []  # the row of the cache that holds its text
+        tokens_before: list[int] = []  # how many tokens of its text stand before its point
         for text in texts:
             for point in text.points:
                 slots.append(text.slot)
                 tokens_before.append(point.tokens_before)
         self.branches.admit(slots, tokens_before)
-        for text in texts:
-            self._open_samples(text)  # adds the records of its samples, with the numbers of these branches
+
+        for text in texts:  # in the same order, because `_open_samples` numbers the new branches
+            self._open_samples(text)
 
     def _open_samples(self, text: StartedText) -> None:
-        """Append a text's samples to `samples`, and its branches, a branch per point; their next token begins " ["."""
+        """Add the samples of a text to the open ones, and a branch for each of its points.
+
+        The first token that these branches run is the first one of " [".
+        """
         new_samples = self._build_samples(text)
-        new_tokens = np.full(len(text.points), self.calls.start[0])
+        first_tokens = np.full(len(text.points), self.calls.start[0])  # one per new branch
+
         self.samples = np.concatenate([self.samples, new_samples])
         self.drawn[text.text_index] = [[] for _ in new_samples]
-        self.branch_tokens = np.r_[self.branch_tokens, new_tokens]
-        self.branch_lengths = np.r_[self.branch_lengths, np.zeros_like(new_tokens)]
+        self.branch_tokens = np.r_[self.branch_tokens, first_tokens]
+        self.branch_lengths = np.r_[self.branch_lengths, np.zeros_like(first_tokens)]
 
     def _build_samples(self, text: StartedText) -> NDArray[np.void]:
-        """Return the records of a text's samples, point by point; each point gets a new branch number."""
+        """Build the records of a text's samples, point by point. The samples of a point share a new branch."""
         samples_per_point = [len(point.uniforms) for point in text.points]
+        first_new_branch = len(self.branch_tokens)
+        point_of_sample = np.repeat(np.arange(len(text.points)), samples_per_point)
+
         samples = np.zeros(sum(samples_per_point), self.samples.dtype)
         samples["text"] = text.text_index
         samples["sample"] = np.arange(len(samples))
-        samples["branch"] = len(self.branch_tokens) + np.repeat(np.arange(len(text.points)), samples_per_point)
+        samples["branch"] = first_new_branch + point_of_sample
         samples["uniforms"] = np.concatenate([point.uniforms for point in text.points])
         return samples
 
     def step(self) -> None:
-        """Run a token of every branch, choose the next token of every sample, and close the samples that end."""
+        """Run the next token of every branch, choose the next token of every sample, and close the samples that end."""
         features = self.branches.step(on_device(self.branch_tokens, self.backbone.device))  # [R, F]
         self.branch_lengths += 1
         self.counts.add("samples", self.branches.tokens_run)
         self.counts.decoding_steps += 1
+
         tokens, ended = self._choose_next_tokens(features)
         self.samples = self.samples[~ended]
         self._continue_with(tokens[~ended])
 
     def _choose_next_tokens(self, features: Tensor) -> NextTokens:
-        """Return the next token of each of S open samples: first those of " [", which begins a call, then drawn ones.
+        """Choose the next token of each open sample.
 
-        Samples with the same tokens so far share a branch, which has run these tokens.
+        Every sample begins with the tokens of " [". After these, its tokens are drawn from the model's probabilities.
 
-        features: the last hidden state of each of R branches, [R, F].
+        Args:
+            features: The last hidden state of each branch, [R, F]. Samples with the same tokens share a branch.
+
+        Returns:
+            The next token of each of the S samples, and whether the sample ends with it.
         """
-        run_counts = self.branch_lengths[self.samples["branch"]]  # [S], the tokens that each sample's branch has run
-        tokens = self._select_start_tokens(run_counts)  # replaced below where all of " [" has run
+        run_counts = self.branch_lengths[self.samples["branch"]]  # [S], how many tokens of each sample have run
+        drawn_counts = run_counts - len(self.calls.start)  # [S], how many of them were drawn; negative within " ["
+
+        tokens = self._select_start_tokens(run_counts)  # right for the samples within " [", the others are replaced
         ended = np.zeros(len(tokens), np.bool_)
-        drawn_counts = run_counts - len(self.calls.start)  # [S]; negative where tokens of " [" have not run yet
-        drawing_samples = np.flatnonzero(drawn_counts >= 0)  # their indices
+
+        drawing_samples = np.flatnonzero(drawn_counts >= 0)  # the indices of the samples after " ["
         if len(drawing_samples):
             drawn = self._draw_and_record(features, drawing_samples, drawn_counts[drawing_samples])
             tokens[drawing_samples] = drawn.tokens
@@ -181,73 +200,95 @@ class OpenSamples:
         return NextTokens(tokens, ended)
 
     def _select_start_tokens(self, lengths: Numbers) -> Numbers:
-        """Return the token of " [" that follows so many of its tokens, [S]; after all of them, any token."""
+        """Select the next token of " [" for samples that have run so many of its tokens, [S].
+
+        After all of its tokens the result is any token, which the caller replaces.
+        """
         start = np.array(self.calls.start)
         tokens: Numbers = start[np.minimum(lengths, len(start) - 1)]
         return tokens
 
     def _draw_and_record(self, features: Tensor, sample_indices: Numbers, drawn_counts: Numbers) -> NextTokens:
-        """Draw the next token of N of the open samples; return these tokens, and which samples end with them.
+        """Draw the next token of N of the open samples, and append it to what each has drawn (`drawn`).
 
-        - features: the last hidden state of each of R branches (what samples with the same tokens share), [R, F].
-        - sample_indices: which samples, [N].
-        - drawn_counts: how many tokens each of them has drawn before, [N].
+        Args:
+            features: The last hidden state of each branch, [R, F]. Samples with the same tokens share a branch.
+            sample_indices: Which open samples, [N].
+            drawn_counts: How many tokens each of them has drawn before, [N].
+
+        Returns:
+            The drawn tokens, and whether each ends its sample: the call is complete, or has the most tokens allowed.
         """
         tokens = self._draw_tokens(features, sample_indices, drawn_counts)
-        is_complete = self._record_tokens(sample_indices, tokens)  # appends the tokens to what the samples have drawn
-        is_longest = drawn_counts == self.calls.sampling.max_call_tokens - 1  # it may draw no more
-        return NextTokens(tokens, ended=is_complete | is_longest)
+        is_complete = self._record_tokens(sample_indices, tokens)
+        has_most_tokens = drawn_counts + 1 == self.calls.sampling.max_call_tokens
+        return NextTokens(tokens, ended=is_complete | has_most_tokens)
 
     def _draw_tokens(self, features: Tensor, sample_indices: Numbers, drawn_counts: Numbers) -> Numbers:
-        """Draw the next token of N of the open samples from the model's logits; return these tokens, [N].
+        """Draw the next token of N of the open samples from the model's probabilities.
 
-        A sample has a random number in advance for each token that it may draw: the next is number `drawn_counts`.
+        Which token is drawn depends on random numbers that each sample got in advance, one for each of its tokens.
 
-        - features: the last hidden state of each of R branches (what samples with the same tokens share), [R, F].
-        - sample_indices: which samples, [N].
-        - drawn_counts: how many tokens each of them has drawn before, [N].
+        Args:
+            features: The last hidden state of each branch, [R, F]. Samples with the same tokens share a branch.
+            sample_indices: Which open samples, [N].
+            drawn_counts: How many tokens each of them has drawn before, [N].
+
+        Returns:
+            The drawn tokens, [N].
         """
         samples = self.samples
-        uniforms = samples["uniforms"][sample_indices, drawn_counts]  # [N]
-        branches = samples["branch"][sample_indices]  # [N], the row of the logits that each sample draws from
-        drawn = draw(
+        random_numbers = samples["uniforms"][sample_indices, drawn_counts]  # [N], each sample's next number
+        branches = samples["branch"][sample_indices]  # [N], the row of the logits from which each sample draws
+        drawn_tokens = draw(
             self.backbone.logits(features),  # [R, V]
             rows=on_device(branches, features.device),
-            uniforms=on_device(uniforms, features.device, torch.float64),
+            uniforms=on_device(random_numbers, features.device, torch.float64),
             temperature=self.calls.sampling.temperature,
             top_p=self.calls.sampling.top_p,
         )
-        tokens: Numbers = drawn.cpu().numpy()
+        tokens: Numbers = drawn_tokens.cpu().numpy()
         return tokens
 
-    def _record_tokens(self, sample_indices: Numbers, tokens: Numbers) -> NDArray[np.bool_]:
-        """Append a new token to each of N of the open samples; return which of their calls are complete, [N].
+    def _record_tokens(self, sample_indices: Numbers, new_tokens: Numbers) -> NDArray[np.bool_]:
+        """Append a new token to what each of N of the open samples has drawn, and say which calls are now complete.
 
-        - sample_indices: which samples, [N].
-        - tokens: the new token of each, [N].
+        Args:
+            sample_indices: Which open samples, [N].
+            new_tokens: The new token of each, [N].
+
+        Returns:
+            For each of these samples, whether its call is complete, [N].
         """
-        is_complete = np.array(self.calls.ends.may_end(tokens))  # by the last token alone; checked in full below
+        is_complete = np.array(self.calls.ends.may_end(new_tokens))  # a first guess from the new token alone
         for index, record in enumerate(self.samples[sample_indices]):
-            drawn_in_text = self.drawn[record["text"]]
-            sample_tokens = drawn_in_text[record["sample"]]
-            sample_tokens.append(int(tokens[index]))
+            samples_of_text = self.drawn[record["text"]]
+            sample_tokens = samples_of_text[record["sample"]]
+            sample_tokens.append(int(new_tokens[index]))
             if is_complete[index]:
-                is_complete[index] = self.calls.ends.has_ended(sample_tokens)
+                is_complete[index] = self.calls.ends.has_ended(sample_tokens)  # checks all its tokens
         return is_complete
 
     def _continue_with(self, tokens: Numbers) -> None:
-        """Give S open samples new branches, one per distinct pair of old branch and next token; other branches end.
+        """Regroup the open samples into branches after each has got its next token.
 
-        A branch is a cached continuation, which samples with the same tokens share. If the samples of branch 0 drew
-        [7, 7, 9], it becomes branch 0 with next token 7 and branch 1 with next token 9.
+        A branch is a cached continuation of a text, shared by the samples with the same tokens. So there is a new
+        branch for each distinct pair of an old branch and a next token. Old branches without open samples are dropped.
 
-        tokens: the next token of each sample, [S].
+        Example:
+            If the samples of branch 0 got the tokens [7, 7, 9], it becomes branch 0 with next token 7, and branch 1
+            with next token 9.
+
+        Args:
+            tokens: The next token of each open sample, [S].
         """
         new_branches = NewBranches.of_samples(self.samples["branch"], tokens)
-        old_branches = new_branches.old_branches  # for each new branch, the one that it continues
+        old_branches = new_branches.old_branches  # for each new branch, the old one that it continues
+
         if not new_branches.all_stay(len(self.branch_tokens)):
             self.branches.select(old_branches.tolist())  # rearranges the cached keys
-        # Everything that is indexed by branch, or refers to one, takes the new numbers.
+
+        # Renumber everything that is indexed by branch or refers to one.
         self.samples["branch"] = new_branches.of_sample
         self.branch_lengths = self.branch_lengths[old_branches]
         self.branch_tokens = new_branches.next_tokens
@@ -267,20 +308,27 @@ class NewBranches(NamedTuple):
 
     @classmethod
     def of_samples(cls, branches: Numbers, tokens: Numbers) -> "NewBranches":
-        """Return the new branches of samples: one for each distinct pair of a sample's old branch and its next token.
+        """Make a new branch for each distinct pair of a sample's old branch and its next token.
 
-        - branches: the old branch of each sample, [S].
-        - tokens: the next token of each sample, [S].
+        As many branches as possible keep their number, because the cache of these need not be copied.
 
-        Comments show the arrays for branches [0, 0, 0, 1] and tokens [7, 9, 7, 5].
+        Example:
+            The comments show the arrays for four samples with branches [0, 0, 0, 1] and tokens [7, 9, 7, 5].
+
+        Args:
+            branches: The old branch of each sample, [S].
+            tokens: The next token of each sample, [S].
         """
         branch_and_token = np.stack([branches, tokens])  # [2, S], a column per sample
+
+        # The distinct pairs are the columns of `pairs`: [[0, 0, 1], [7, 9, 5]]. The pair of each sample: [0, 1, 0, 2].
         pairs, pair_of_sample = np.unique(branch_and_token, axis=1, return_inverse=True)
-        # pairs [2, new branches], a column per distinct pair: [[0, 0, 1], [7, 9, 5]]; pair_of_sample [S]: [0, 1, 0, 2]
-        # A branch whose number stays need not be copied in the cache: the pair of branch 1 gets number 1, not 2.
-        pair_of_branch = order_with_few_moves(pairs[0])  # by new branch: [0, 2, 1]
-        branch_of_pair = np.argsort(pair_of_branch)  # the inverse: [0, 2, 1]
-        old_branches, next_tokens = pairs[:, pair_of_branch]  # [0, 1, 0] and [7, 5, 9]
+
+        # Numbered as in `pairs`, branch 1 would become branch 2. In this order it stays branch 1.
+        pair_of_branch = order_with_few_moves(pairs[0])  # the pair of each new branch: [0, 2, 1]
+        branch_of_pair = np.argsort(pair_of_branch)  # the inverse, the new branch of each pair: [0, 2, 1]
+
+        old_branches, next_tokens = pairs[:, pair_of_branch]  # of each new branch: [0, 1, 0] and [7, 5, 9]
         return cls(old_branches, next_tokens, of_sample=branch_of_pair[pair_of_sample])  # [0, 2, 0, 1]
 
     def all_stay(self, old_count: int) -> bool:
@@ -289,17 +337,26 @@ class NewBranches(NamedTuple):
 
 
 def order_with_few_moves(rows: Numbers) -> Numbers:
-    """Return an order of `rows` in which as many as possible keep their number; new row p copies `rows[order[p]]`.
+    """Arrange rows that are kept, some of them repeatedly, so that as many as possible stay where they are.
 
-    rows: the old numbers of the rows that go on, ascending; a duplicated row occurs twice. For [0, 2, 2, 3] the order
-    is [0, 2, 1, 3]: the duplicate of 2 fills the gap of row 1. Comments show the arrays of this example.
+    Example:
+        Of rows 0 to 3, row 1 is dropped and row 2 is doubled: `rows` is [0, 2, 2, 3]. Rows 0, 2 and 3 stay, and the
+        second copy of row 2 fills the gap at 1, so the order is [0, 2, 1, 3]. Comments show its arrays.
+
+    Args:
+        rows: The old numbers of the rows that are kept, ascending. A repeated row occurs several times.
+
+    Returns:
+        For each new row, the index in `rows` of the old row that it gets: new row n is old row `rows[order[n]]`.
     """
-    is_first = np.r_[True, rows[1:] != rows[:-1]]  # not a duplicate of the row before: [True, True, False, True]
-    stays = is_first & (rows < len(rows))  # a number beyond the new count cannot be kept: [True, True, False, True]
+    is_first_copy = np.r_[True, rows[1:] != rows[:-1]]  # [True, True, False, True]
+    can_stay = rows < len(rows)  # a row beyond the new number of rows has to move
+    stays = is_first_copy & can_stay
     staying_indices = np.flatnonzero(stays)  # [0, 1, 3]
-    other_indices = np.flatnonzero(~stays)  # [2]
+    moving_indices = np.flatnonzero(~stays)  # [2]
+
     gap = -1
     order = np.full(len(rows), gap)
-    order[rows[staying_indices]] = staying_indices  # rows 0, 2, 3 stay at numbers 0, 2, 3: [0, gap, 1, 3]
-    order[order == gap] = other_indices  # [0, 2, 1, 3]
+    order[rows[staying_indices]] = staying_indices  # [0, gap, 1, 3]
+    order[order == gap] = moving_indices  # [0, 2, 1, 3]
     return order

@@ -34,23 +34,29 @@ class Selection:
     def missing_samples(
         self, request: ProposalRequest, offsets: NDArray[np.int32], probabilities: NDArray[np.float32]
     ) -> SampleKeys:
-        """Return which samples of a text have to be drawn: pairs of a position and a sample number, in order.
+        """List the samples of a text that still have to be drawn.
 
-        These are m samples at each of the k most probable positions i with p_i > tau_s, without the stored ones; p_i is
-        the probability that a call begins before token i.
+        There are m samples at each of the k positions at which a call is most probable, if its probability is above
+        tau_s. The samples that the request has stored are left out.
 
-        - offsets: the character at which the token after each position begins, [n].
-        - probabilities: p_i of each position, [n].
+        Args:
+            request: The text, with its stored samples.
+            offsets: For each position, the character at which the token after it begins, [n].
+            probabilities: For each position, the probability that a call begins there, [n].
+
+        Returns:
+            Pairs of a position and the number of a sample there, in ascending order.
         """
-        # The next call of a chain (`request.calls` are the earlier ones) has only one place, right after these. Else
-        # p_i becomes 0 before tokens where no call may stand, such as white space.
+        # No call may stand before some tokens, such as white space at the end. The next call of a chain
+        # (`request.calls` are the earlier ones) has only one place, right after these, which needs no check.
         if not request.calls:
             probabilities = without_other_tokens(request.text, offsets, probabilities, self.tau_s)
+
         missing = []
         for position in select_positions(probabilities, self.tau_s, self.k):
-            for sample in range(self.m):
-                if (position, sample) not in request.stored:
-                    missing.append((position, sample))
+            for sample_number in range(self.m):
+                if (position, sample_number) not in request.stored:
+                    missing.append((position, sample_number))
         return missing
 
 
@@ -96,20 +102,19 @@ class PendingProposal:
         return self.probabilities is None or bool(self.missing)
 
     def token_text(self) -> TokenText:
-        """Return the text as the backend, which runs the model, gets it.
+        """Return the text in the form in which the backend, which runs the model, gets it.
 
-        - Without stored p_i (the probability of a call before token i), the backend computes it for every position,
-          and passes it to `choose_points`, which returns where to draw samples.
-        - With stored p_i, `place_count` is 0: `choose_points` gets an empty array, and returns the points of the
-          missing samples.
+        If the probabilities of a call at the positions are not stored, the backend computes them all and passes them to
+        `choose_points`, which returns where to draw samples. If they are stored, `place_count` is 0. Then
+        `choose_points` gets an empty array, and returns the points of the missing samples.
         """
-        place_count = len(self.text.ids) if self.probabilities is None else 0
+        needs_probabilities = self.probabilities is None
         return TokenText(
-            # `lead` is all between the prompt and token 0; p_i is predicted from the tokens before i.
+            # The model predicts what comes at a position from the tokens before it, so no later ones are needed.
             ids=self.lead + self.text.ids[: self._last_position],
             first_place=len(self.lead),
-            place_count=place_count,
-            most_samples=self.selection.k * self.selection.m,  # m samples at each of at most k positions
+            place_count=len(self.text.ids) if needs_probabilities else 0,
+            most_samples=self.selection.k * self.selection.m,
             choose=self.choose_points,
         )
 
@@ -121,19 +126,26 @@ class PendingProposal:
         return max(position for position, _ in self.missing)
 
     def choose_points(self, probabilities: NDArray[np.float32]) -> list[SamplePoint]:
-        """Return the points of the text at which samples are to be drawn. The backend calls this with p_i, [n].
+        """Choose the points of the text at which samples are to be drawn.
 
-        p_i is empty where it was stored: then the missing samples are already known. The backend may call this again,
-        with the same effect.
+        The backend calls this while it runs the model.
+
+        Args:
+            probabilities: The probability of a call at each position, [n]. Empty if they were stored, because then the
+                missing samples are already known.
+
+        Returns:
+            The points. A second call with the same probabilities has the same effect.
         """
         if len(probabilities):
             self._store_probabilities(probabilities)
         return self._build_points()
 
     def _store_probabilities(self, probabilities: NDArray[np.float32]) -> None:
-        """Set `probabilities` to p_i, [n], and `missing` to the samples to draw; to none where a p_i is not finite.
+        """Set `probabilities`, and set `missing` to the samples that have to be drawn.
 
-        A position inside a character (between two tokens of an emoji) gets 0: no call can stand there.
+        A position inside a character (such as between two tokens of an emoji) gets 0, because no call can stand there.
+        If any probability is not finite, no samples are drawn.
         """
         self.probabilities = np.where(self.text.inside, np.float32(0), probabilities)
         self.missing = []
@@ -141,7 +153,7 @@ class PendingProposal:
             self.missing = self.selection.missing_samples(self.request, self.text.offsets, self.probabilities)
 
     def _build_points(self) -> list[SamplePoint]:
-        """Return a point for each position with missing samples, in order, with the random numbers of each sample."""
+        """Build a point for each position with missing samples, in order, with the random numbers of each sample."""
         points = []
         for position, uniforms_of_samples in self._group_uniforms_by_position().items():
             tokens_before = len(self.lead) + position
@@ -161,20 +173,27 @@ class PendingProposal:
         return uniforms(sampling.seed, self.request.digest, position, sample, sampling.max_call_tokens)
 
     def proposal(self, encoding: Encoding) -> Proposal:
-        """Return the finished proposal: the probability of a call at each position and the sampled calls, or a reason.
+        """Return the finished proposal.
 
-        Reasons are "does_not_fit" and "empty", where the model never ran, and "not_finite", where some p_i is NaN or
-        infinite. encoding: turns the tokens of a sample into the text of its call.
+        Args:
+            encoding: Turns the tokens of a sample into the text of its call.
+
+        Returns:
+            The probability of a call at each position, and the sampled calls. Or only a reason: "does_not_fit" or
+            "empty" if the model never ran, and "not_finite" if a probability is NaN or infinite.
         """
         if self.reason is not None:
             return Proposal(reason=self.reason)
-        # After a run `probabilities` is set: None is checked for the types alone.
+
+        # The probabilities are set by now. The check for None is only there for the type checker.
         if self.probabilities is None or not np.isfinite(self.probabilities).all():
             return Proposal(reason="not_finite")
-        return Proposal(self.probabilities, self.text.offsets, tuple(self._decode_sampled_calls(encoding)))
+
+        sampled_calls = tuple(self._decode_sampled_calls(encoding))
+        return Proposal(self.probabilities, self.text.offsets, sampled_calls)
 
     def _decode_sampled_calls(self, encoding: Encoding) -> list[SampledCall]:
-        """Return the call of each drawn sample; without "]", its `body` is None and its reason "no_end"."""
+        """Decode each drawn sample to the text of its call. Without "]" it has no text, but the reason "no_end"."""
         calls = []
         for (position, sample), tokens in zip(self.missing, self.samples, strict=True):
             body = encoding.body(tokens)  # the text before "]"; None without "]"

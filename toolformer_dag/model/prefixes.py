@@ -35,7 +35,15 @@ class PrefixTree:
     above: list[list[int]] = field(default_factory=list)
 
     def add(self, sequence: Sequence[int], shared: Sequence[int]) -> list[int]:
-        """Add a sequence that begins with the tokens of the nodes `shared`; return the nodes of all its tokens."""
+        """Add a sequence of tokens to the tree.
+
+        Args:
+            sequence: The tokens.
+            shared: The nodes of its first tokens, which the tree already has.
+
+        Returns:
+            The nodes of all its tokens.
+        """
         path = list(shared)
         for token in sequence[len(shared) :]:
             self.tokens.append(token)
@@ -49,9 +57,13 @@ class PrefixTree:
         return [len(above) for above in self.above]
 
     def visible(self, width: int) -> NDArray[np.bool_]:
-        """Return the attention mask of the tree's nodes, [width, width]: row r may attend to column c where it is True.
+        """Build the attention mask of the tree: which nodes each node attends to, namely itself and the nodes above it.
 
-        A node attends to itself and to the nodes above it. Rows beyond the last node are padding.
+        Args:
+            width: The number of rows and columns. Those beyond the last node are padding.
+
+        Returns:
+            True at row r and column c if node r attends to node c, [width, width].
         """
         mask = np.eye(width, dtype=np.bool_)
         for node, above in enumerate(self.above):
@@ -88,16 +100,21 @@ class Forest:
             previous = sequence
 
     def _add(self, sequence: list[int], shared_count: int) -> None:
-        """Add a sequence to `paths` and `new_tokens`, and its nodes to the last tree, or to a new one if it is full.
+        """Add a sequence to the last tree, or to a new tree if that one is full.
 
-        shared_count: how many tokens it has in common with the sequence before it. It shares that one's nodes for
-        them (a node is a token of a tree), unless a new tree begins.
+        In a tree each token is a node, and sequences share the nodes of their common beginning.
+
+        Args:
+            sequence: The tokens.
+            shared_count: How many tokens it has in common with the sequence before it, from the beginning. In a new
+                tree it cannot share their nodes.
         """
         if self._is_full(new_tokens=len(sequence) - shared_count):
             self.trees.append(PrefixTree())
             shared_count = 0
-        shared_nodes = self._last_nodes[:shared_count]  # of the sequence before
-        nodes = self.trees[-1].add(sequence, shared=shared_nodes)  # shared nodes, then new ones
+
+        shared_nodes = self._last_nodes[:shared_count]  # the first nodes of the sequence before
+        nodes = self.trees[-1].add(sequence, shared=shared_nodes)  # the shared nodes and the new ones
         self.paths.append(TreePath(tree=len(self.trees) - 1, nodes=nodes))
         self.new_tokens.append(len(sequence) - shared_count)
 
@@ -162,77 +179,98 @@ class CachedPrefixes:
     """
 
     def __init__(self, backbone: Backbone, prefixes: Sequence[Sequence[int]], budget: int) -> None:
-        """Merge prefixes into trees, so that a common beginning is computed once, and run all trees through the model.
+        """Run prefixes through the model, with each common beginning computed only once, and cache the results.
 
-        A tree has a node per token; the way from its root to a node is the beginning of a prefix.
+        For that the prefixes are merged into trees. A node of a tree is a token, and the way from the root of its
+        tree to a node is the beginning of a prefix.
 
-        - prefixes: sorted, so that neighbours share the longest beginnings.
-        - budget: the most tokens of a pass.
+        Args:
+            backbone: The model.
+            prefixes: The tokens of each prefix, sorted, so that neighbours share the longest beginnings.
+            budget: The most tokens in one pass of the model.
         """
         self.backbone = backbone
         forest = Forest(prefixes)
-        self.new_tokens = forest.new_tokens  # by prefix: how many nodes it does not share with the one before
-        order = forest.sort_trees_by_size()  # similar sizes run together, with little padding
-        self.paths = _number_paths(forest, order)  # by prefix: its nodes, numbered in the order in which they run
+        self.new_tokens = forest.new_tokens  # how many nodes each prefix does not share with the one before
+        tree_order = forest.sort_trees_by_size()  # trees of similar size run together, with little padding
+        self.paths = _number_paths(forest, tree_order)  # the nodes of each prefix, numbered in the order they run in
 
         passes_by_layer: PassesByLayer = defaultdict(list)  # filled by each pass
         features_of_passes = []  # [nodes of the pass, F] each
-        for trees in forest.batches(order, budget):
+        for trees in forest.batches(tree_order, budget):
             features_of_passes.append(TreePass(trees, backbone.device).run(backbone, passes_by_layer))
+
         self.passes = len(features_of_passes)
         self.node_features = torch.cat(features_of_passes) if features_of_passes else None  # [nodes, F]
-        self.layers = _join_passes(passes_by_layer)  # by layer: the keys and values of all nodes
+        self.layers = _join_passes(passes_by_layer)  # the keys and values of all nodes, by layer
 
     def features(self, batch: Sequence[int], texts: Sequence[Sequence[int]]) -> Tensor:
-        """Run B texts, each after a cached prefix; return their last hidden states, [B, 1 + T, F].
+        """Run B texts through the model, each after one of the cached prefixes.
 
-        Each column predicts the next token. Column 0 belongs to the last token of the prefix, so it predicts the first
-        of the text; after an empty prefix it is undefined.
+        Args:
+            batch: The index of the prefix of each text.
+            texts: The tokens of each text.
 
-        - batch: for each text, the index of its prefix.
-        - texts: their tokens; T is the length of the longest.
+        Returns:
+            The last hidden states, [B, 1 + T, F], where T is the length of the longest text. Column 0 is for the last
+            token of the prefix, and predicts the first token of the text. After an empty prefix it has no meaning.
+            Column 1 is for the first token of the text, and predicts the second one, and so on.
         """
-        paths = [self.paths[index] for index in batch]  # for each text, the numbers of its prefix's cached tokens
-        if self.node_features is None:  # there are no cached tokens: all prefixes are empty
+        paths = [self.paths[index] for index in batch]  # the numbers of the cached tokens of each text's prefix
+        if self.node_features is None:  # all prefixes are empty, so that no tokens are cached
             text_features = self._run_texts(texts, paths)  # [B, T, F]
-            return F.pad(text_features, (0, 0, 1, 0))  # zeros as column 0
+            return F.pad(text_features, (0, 0, 1, 0))  # adds zeros as column 0
+
         prefix_features = _select_last_features(self.node_features, paths)  # [B, 1, F]
-        if not any(texts):
+        if not any(texts):  # all texts are empty
             return prefix_features
         return torch.cat([prefix_features, self._run_texts(texts, paths)], 1)
 
     def _run_texts(self, texts: Sequence[Sequence[int]], paths: Sequence[Sequence[int]]) -> Tensor:
-        """Run B texts of at most T tokens, each after a cached prefix; return their last hidden states, [B, T, F].
+        """Run B texts through the model, each after its cached prefix.
 
-        paths: for each text, the number of each token of its prefix in the cache of keys, `layers`.
+        Args:
+            texts: The tokens of each text.
+            paths: The prefix of each text, as the numbers of its tokens in the cache (`layers`).
+
+        Returns:
+            The last hidden states, [B, T, F], where T is the length of the longest text.
         """
         ids = pad_sequences(texts, self.backbone.device)  # [B, T]
-        prefix_nodes = pad_sequences(paths, ids.device)  # [B, N], N: the tokens of the longest prefix
-        if not prefix_nodes.shape[1]:
-            return self.backbone.features(ids)  # all prefixes are empty
-        visibility = self._build_text_visibility(texts, paths)  # which keys each token attends to
+        prefix_nodes = pad_sequences(paths, ids.device)  # [B, N], where N is the length of the longest prefix
+        all_prefixes_are_empty = prefix_nodes.shape[1] == 0
+        if all_prefixes_are_empty:
+            return self.backbone.features(ids)
+
+        visibility = self._build_text_visibility(texts, paths)  # says which keys each token attends to
         attend = _TextAttention(self.layers, prefix_nodes, visibility)
-        positions = visibility.queries  # [B, T], of the texts' tokens, counted from the beginning of the prefix
+        positions = visibility.queries  # [B, T], the position of each token, counted from the beginning of its prefix
         return self.backbone.features(ids, positions, attend)
 
     def _build_text_visibility(self, texts: Sequence[Sequence[int]], paths: Sequence[Sequence[int]]) -> Visibility:
-        """Return which keys the T tokens of B texts attend to: those of the prefix, then of the text up to the token.
+        """Describe which keys the tokens of B texts attend to: their prefix, and their text up to the token itself.
 
-        The keys have a column for each of N tokens of the longest prefix, then for each of T tokens of the text.
+        The keys have N columns for the tokens of the longest prefix, and then T columns for those of the longest text.
 
-        paths: for each text, its prefix, as the numbers of cached tokens; only its length counts here.
+        Args:
+            texts: The tokens of each text.
+            paths: The prefix of each text, as the numbers of its tokens in the cache. Only their count matters here.
         """
+        device = self.backbone.device
         lengths = [len(path) for path in paths]
-        prefix_lengths = on_device(lengths, self.backbone.device)[:, None]  # [B, 1]
-        prefix_positions = torch.arange(max(lengths), device=self.backbone.device)  # [N]
+        prefix_lengths = on_device(lengths, device)[:, None]  # [B, 1]
+        prefix_positions = torch.arange(max(lengths), device=device)  # [N]
         text_positions = _compute_text_positions(texts, prefix_lengths)  # [B, T]
+        key_positions = torch.cat([prefix_positions.expand(len(texts), -1), text_positions], 1)  # [B, N + T]
+
+        # [B, T, N + T], hides the padding of shorter prefixes too
+        mask = _build_attention_mask(prefix_lengths, prefix_positions, text_width=text_positions.shape[1])
         return Visibility(
             queries=text_positions,
-            keys=torch.cat([prefix_positions.expand(len(texts), -1), text_positions], 1),  # [B, N + T]
+            keys=key_positions,
             longest=_measure_longest_sequence(paths, texts),
             dtype=self.backbone.model.dtype,
-            # Hides the padding of shorter prefixes too: [B, T, N + T].
-            seen=_build_attention_mask(prefix_lengths, prefix_positions, text_width=text_positions.shape[1]),
+            seen=mask,
         )
 
 
@@ -242,9 +280,15 @@ def _measure_longest_sequence(prefixes: Sequence[Sequence[int]], texts: Sequence
 
 
 def _compute_text_positions(texts: Sequence[Sequence[int]], prefix_lengths: Tensor) -> Tensor:
-    """Return the position of each token of B texts after prefixes of these lengths, [B, 1], as [B, T].
+    """Compute the position of each token of B texts, counted from the beginning of the prefix before it.
 
-    Padding stays at the position of the last token: later ones may lie beyond the model's last position.
+    Args:
+        texts: The tokens of each text.
+        prefix_lengths: The number of tokens of each prefix, [B, 1].
+
+    Returns:
+        The positions, [B, T], where T is the length of the longest text. Padding has the position of the text's last
+        token, because later positions may lie beyond the last one that the model knows.
     """
     tokens = torch.arange(max(map(len, texts)), device=prefix_lengths.device)  # [T]
     last_tokens = on_device([max(0, len(text) - 1) for text in texts], tokens.device)[:, None]  # [B, 1]
@@ -252,10 +296,14 @@ def _compute_text_positions(texts: Sequence[Sequence[int]], prefix_lengths: Tens
 
 
 def _select_last_features(node_features: Tensor, paths: Sequence[Sequence[int]]) -> Tensor:
-    """Return the features of the last token of each prefix, [B, 1, F]; for an empty prefix, those of any token.
+    """Select the features of the last token of each prefix.
 
-    - node_features: the features of each cached token (node), [nodes, F].
-    - paths: for each prefix, the nodes of its tokens.
+    Args:
+        node_features: The features of each cached token, [nodes, F].
+        paths: The prefixes, each as the numbers of its tokens in the cache.
+
+    Returns:
+        The features, [B, 1, F]. For an empty prefix they belong to any token, and have no meaning.
     """
     any_node = 0
     last_nodes = [path[-1] if path else any_node for path in paths]
@@ -283,9 +331,14 @@ class TreePass:
         self.rows, self.columns = on_device(cells, device).T
 
     def run(self, backbone: Backbone, passes: PassesByLayer) -> Tensor:
-        """Run the trees; return the features of all nodes, tree by tree, [nodes, F].
+        """Run the trees through the model.
 
-        Appends the keys and values of the nodes to `passes`, for each layer.
+        Args:
+            backbone: The model.
+            passes: Gets the keys and values of the nodes appended, for each layer.
+
+        Returns:
+            The features of all nodes, tree by tree, [nodes, F].
         """
         visibility = self._build_visibility(backbone.model.dtype)
         attend = _TreeAttention(self.rows, self.columns, visibility, passes)
@@ -293,14 +346,15 @@ class TreePass:
         return features[self.rows, self.columns]
 
     def _build_visibility(self, dtype: torch.dtype) -> Visibility:
-        """Return which nodes each node of the trees attends to: itself and those above it.
+        """Describe which nodes each node of the trees attends to: itself and the nodes above it.
 
-        A node is a token. The way to it from the root of its tree is a sequence, so that its position in the sequence
-        is its depth: the number of nodes above it.
+        A node is a token, and the way to it from the root of its tree is a sequence. So the position of the token in
+        the sequence is the number of nodes above it.
         """
-        width = self.ids.shape[1]  # nodes of the largest tree; the others are padded
+        width = self.ids.shape[1]  # the number of nodes of the largest tree, to which the others are padded
         masks = np.stack([tree.visible(width) for tree in self.trees])  # [trees, width, width]
-        depths = [tree.depths for tree in self.trees]
+
+        depths = [tree.depths for tree in self.trees]  # how many nodes are above each node
         positions = pad_sequences(depths, self.ids.device)  # [trees, width]
         longest_sequence = 1 + max(map(max, depths))
         return Visibility(
@@ -312,20 +366,30 @@ class TreePass:
         )
 
 
-def _number_paths(forest: Forest, order: Sequence[int]) -> list[list[int]]:
-    """Return the nodes (tokens of trees) of each sequence, numbered through all trees instead of within their tree.
+def _number_paths(forest: Forest, tree_order: Sequence[int]) -> list[list[int]]:
+    """Renumber the nodes of all sequences, so that each number occurs only once in the forest.
 
-    order: the trees with tokens, in the order in which their nodes are numbered. With [1, 0] and two nodes in tree 1,
-    node 0 of tree 0 becomes node 2.
+    In the forest's paths the nodes of every tree are numbered from 0. Here they are numbered through all trees.
+
+    Example:
+        With the order [1, 0] and two nodes in tree 1, these stay 0 and 1, and node 0 of tree 0 becomes node 2.
+
+    Args:
+        forest: The trees, and the path of each sequence: its tree and its nodes there.
+        tree_order: The trees that have nodes, in the order in which they are numbered.
+
+    Returns:
+        For each sequence, the new numbers of its nodes.
     """
-    nodes_before: dict[int, int] = {}  # by tree: how many nodes the trees before it in `order` have
-    node_count = 0
-    for tree in order:
-        nodes_before[tree] = node_count
-        node_count += len(forest.trees[tree].tokens)
+    first_number_of_tree: dict[int, int] = {}
+    next_number = 0
+    for tree in tree_order:
+        first_number_of_tree[tree] = next_number
+        next_number += len(forest.trees[tree].tokens)
+
     paths = []
     for path in forest.paths:
-        paths.append([nodes_before[path.tree] + node for node in path.nodes])
+        paths.append([first_number_of_tree[path.tree] + node for node in path.nodes])
     return paths
 
 
@@ -339,20 +403,25 @@ def _join_passes(passes: PassesByLayer) -> dict[int, KeysAndValues]:
 
 
 def _build_attention_mask(prefix_lengths: Tensor, prefix_positions: Tensor, *, text_width: int) -> Tensor:
-    """Return the attention mask of B texts after cached prefixes, [B, T, N + T]: True where a token sees another one.
+    """Build the attention mask of B texts, each after its cached prefix.
 
-    A token of a text sees all tokens of the prefix, and the T tokens of the text up to itself.
+    Args:
+        prefix_lengths: The number of tokens of each prefix, [B, 1]. Shorter prefixes are padded to N tokens.
+        prefix_positions: The numbers from 0 to N - 1, [N].
+        text_width: The number of tokens of the longest text, T.
 
-    - prefix_lengths [B, 1]: the tokens of each prefix; the rest of its N columns is padding.
-    - prefix_positions [N]: the numbers from 0 to N - 1.
-    - text_width: T.
+    Returns:
+        For each token of a text and each token of prefix and text, True if the first attends to the second,
+        [B, T, N + T]. A token attends to the whole prefix, and to the text up to itself.
     """
     batch = len(prefix_lengths)
     text_tokens = torch.arange(text_width, device=prefix_positions.device)  # [T]
-    is_in_prefix = prefix_positions < prefix_lengths  # [B, N], the same for all T tokens of a text
-    is_not_later = text_tokens[:, None] >= text_tokens  # [T, T], the same for all B texts
-    sees_prefix = is_in_prefix[:, None].expand(batch, text_width, -1)  # [B, T, N]
-    sees_text = is_not_later.expand(batch, text_width, -1)  # [B, T, T]
+
+    is_in_prefix = prefix_positions < prefix_lengths  # [B, N], False for padding
+    is_not_later = text_tokens[:, None] >= text_tokens  # [T, T]
+
+    sees_prefix = is_in_prefix[:, None].expand(batch, text_width, -1)  # [B, T, N], the same for all tokens of a text
+    sees_text = is_not_later.expand(batch, text_width, -1)  # [B, T, T], the same for all texts
     return torch.cat([sees_prefix, sees_text], -1)
 
 

@@ -55,13 +55,15 @@ class ProposalBatch:
         texts: Sequence[TokenText],
         limits: CacheLimits,
     ) -> None:
-        """Allocate the caches; nothing runs before `run`.
+        """Allocate the caches. The model does not run before `run`.
 
-        - prompt: the tokens before each text, with their keys cached.
-        - counts: the tokens that run are added to it.
-        - calls: how samples begin, are drawn and end.
-        - texts: ordered by length.
-        - limits: how many texts and branches the caches hold.
+        Args:
+            backbone: The model.
+            prompt: The tokens that stand before every text, with their keys cached.
+            counts: The numbers of tokens that ran, to which those of this batch are added.
+            calls: How samples begin, are drawn and end.
+            texts: The texts, ordered by length.
+            limits: How many texts and branches (continuations of texts) the caches hold.
         """
         self.backbone = backbone
         self.counts = counts
@@ -77,12 +79,14 @@ class ProposalBatch:
         self.slot_of_text: dict[int, int] = {}  # for each text with open samples, the row of the cache with its keys
 
     def run(self) -> list[list[list[int]]]:
-        """Sample calls in all texts; return for each text the tokens of each of its samples.
+        """Sample calls in all texts.
 
-        Every round starts waiting texts that fit into free slots (rows of the cache for the keys of a text), draws a
-        token of every open sample, or both.
+        Every round starts waiting texts, if enough of them fit into the caches, and draws a token of every open sample.
+
+        Returns:
+            For each text, and for each of its samples, the drawn tokens.
         """
-        # This ends, because without open samples all slots are free, so that one text always fits.
+        # This ends: without open samples all slots of the cache are free, so that at least one text starts.
         while self.waiting or len(self.samples):
             self._start_waiting()
             if len(self.samples):
@@ -96,17 +100,20 @@ class ProposalBatch:
         self.slot_of_text = {text: slot for text, slot in self.slot_of_text.items() if text in open_texts}
 
     def _start_waiting(self) -> None:
-        """Start the waiting texts that fit into the caches: of texts, and of branches, on which samples are drawn.
+        """Start as many waiting texts as fit into the caches.
 
-        None start where they fill less than half of a pass, more texts wait, and open samples can go on meanwhile.
+        If they are too few to be worth a pass of the model, none start yet. But if there are no open samples to go on
+        with, any number is enough.
         """
         free_slots = self._list_free_slots()
         fitting_count = min(len(free_slots), self._count_texts_with_branches(), len(self.waiting))
         if not fitting_count:
             return
+
         samples_can_go_on = len(self.samples) > 0
         if samples_can_go_on and fitting_count < self._count_worthwhile_texts():
             return
+
         started = [self.waiting.popleft() for _ in range(fitting_count)]
         self._start_texts(free_slots[:fitting_count], started)
 
@@ -120,35 +127,46 @@ class ProposalBatch:
         return free_branches // self.most_samples
 
     def _start_texts(self, slots: Sequence[int], indices: Sequence[int]) -> None:
-        """Run texts, let each choose points at which calls are sampled, and begin these samples.
+        """Run some texts through the model, and open samples at the points that each text chooses.
 
-        A text chooses by p, the probability of " [", with which a call begins, at each of its places.
+        A text chooses by the probabilities of " [", with which a call begins, at its places.
 
-        - slots: the row of the cache for the keys of each text.
-        - indices: of the texts.
+        Args:
+            slots: For each text, the row of the cache in which its keys are kept.
+            indices: The texts, as indices into `texts`.
         """
         p_of_texts = self._compute_probabilities(slots, [self.texts[index] for index in indices])
+
         started = []
         for index, slot, p in zip(indices, slots, p_of_texts, strict=True):
             points = _choose_points(self.texts[index], p)
-            if points:  # else nothing is sampled in this text, and its slot stays free
-                self.slot_of_text[index] = slot
-                started.append(StartedText(index, slot, points))
+            if not points:
+                continue  # nothing is sampled in this text, so its slot stays free
+            self.slot_of_text[index] = slot
+            started.append(StartedText(index, slot, points))
         self.samples.begin(started)
 
     def _count_worthwhile_texts(self) -> int:
-        """Return how many waiting texts are worth a pass: half of a full one, at least 1, or all where fewer wait."""
+        """Return how many waiting texts are worth a pass: half of a full one, but at least 1, or all if fewer wait."""
         return min(len(self.waiting), max(1, self._count_texts_of_full_pass() // 2))
 
     def _count_texts_of_full_pass(self) -> int:
-        """Return the most texts that could start in a pass, limited by its tokens, slots and branches for samples."""
+        """Return how many texts could start in one pass at most, limited by its tokens, the slots and the branches."""
         longest_text = self.texts[self.waiting[-1]]  # texts wait in order of their length
         texts_in_budget = self.backbone.budget.tokens // self.cached_texts.tokens_run(longest_text.ids)
         texts_with_branches = self.limits.branches // self.most_samples
         return min(texts_in_budget, self.limits.texts, texts_with_branches)
 
     def _compute_probabilities(self, slots: Sequence[int], texts: Sequence[TokenText]) -> list[Probabilities]:
-        """Run texts, cache their keys in `slots`, and return for each text p of " [" at its places, [place_count]."""
+        """Run some texts through the model, and compute the probability of " [" at each of their places.
+
+        Args:
+            slots: For each text, the row of the cache in which its keys are kept.
+            texts: The texts.
+
+        Returns:
+            For each text, the probabilities, [place_count].
+        """
         p_of_texts = self._run_passes(slots, texts)
         if len(self.start_tokens) > 1:  # " [" is several tokens, and these are p of the first one
             for slot, text, p in zip(slots, texts, p_of_texts, strict=True):
@@ -156,7 +174,11 @@ class ProposalBatch:
         return p_of_texts
 
     def _run_passes(self, slots: Sequence[int], texts: Sequence[TokenText]) -> list[Probabilities]:
-        """Run texts in passes of at most the token budget; return p of the first token of " [" for each text."""
+        """Run some texts in several passes of the model, each of at most as many tokens as the budget allows.
+
+        Returns:
+            For each text, the probability of the first token of " [" at each of its places, [place_count].
+        """
         p_of_texts: list[Probabilities] = []
         lengths = [self.cached_texts.tokens_run(text.ids) for text in texts]
         for batch in batches(range(len(texts)), lengths, self.backbone.budget.tokens):
@@ -164,22 +186,32 @@ class ProposalBatch:
         return p_of_texts
 
     def _multiply_by_later_tokens(self, p: Probabilities, *, slot: int, text: TokenText) -> None:
-        """Multiply p of the first token of " [" at a text's places, [place_count], by p of its other tokens, in place.
+        """Turn the probabilities of the first token of " [" at the places of a text into those of all its tokens.
 
-        slot: where the keys of the text are cached.
+        Args:
+            p: The probabilities, [place_count]. They are changed in place.
+            slot: The row of the cache that holds the keys of the text.
+            text: The text.
         """
-        places_per_part = self.limits.probes  # each place needs a branch, and so many fit into the cache
-        for first in range(0, text.place_count, places_per_part):
-            part = slice(first, first + places_per_part)
-            p[part] = self._compute_joint_probabilities(p[part], slot=slot, tokens_before=text.first_place + first)
+        places_at_once = self.limits.probes  # each place needs a branch, and the cache holds only so many
+        for first_place in range(0, text.place_count, places_at_once):
+            part = slice(first_place, first_place + places_at_once)
+            tokens_before = text.first_place + first_place
+            p[part] = self._compute_joint_probabilities(p[part], slot=slot, tokens_before=tokens_before)
 
     def _run_pass(self, slots: Sequence[int], texts: Sequence[TokenText]) -> list[Probabilities]:
-        """Run texts in one pass; return p of the first token of " [" at the places of each, where a call may begin.
+        """Run some texts through the model in one pass, and compute how probably a call begins at each of their places.
 
-        slots: the row of the cache for the keys of each text.
+        If the model's features of a text are not finite, the text runs again alone. In half precision the padding of a
+        pass may overflow, and a model's own attention does not hide it from the text.
 
-        A text whose features are not finite runs again alone: in half precision the padding of a pass may overflow, and
-        a model's own attention does not hide it from the text.
+        Args:
+            slots: For each text, the row of the cache in which its keys are kept.
+            texts: The texts.
+
+        Returns:
+            For each text, the probability of the first token of " [", with which a call begins, at each of its places,
+            [place_count].
         """
         features = self._compute_features(slots, texts)
         p_of_texts = self._compute_first_probabilities(features, texts)
@@ -190,9 +222,14 @@ class ProposalBatch:
         return p_of_texts
 
     def _compute_features(self, slots: Sequence[int], texts: Sequence[TokenText]) -> "PassFeatures":
-        """Run texts in one pass, and cache their keys in `slots`; count their tokens, and return their features."""
+        """Run some texts in one pass of the model, cache their keys in `slots`, and count their tokens.
+
+        Returns:
+            The features from the first token on that is needed for any of the texts.
+        """
         first_token = min(_find_predicting_token(text) for text in texts)
         features = self.cached_texts.features(slots, [text.ids for text in texts], first_token)
+
         self.counts.passes += 1
         for text in texts:
             kind = "positions" if text.place_count else "samples"
@@ -200,25 +237,40 @@ class ProposalBatch:
         return PassFeatures(features, first_token)
 
     def _compute_first_probabilities(self, features: "PassFeatures", texts: Sequence[TokenText]) -> list[Probabilities]:
-        """Return p of the first token of " [" at the places of each text: an array [place_count] per text."""
+        """Compute the probability of the first token of " [" at each place of each text, from the features of a pass.
+
+        Returns:
+            For each text, the probabilities, [place_count].
+        """
         if not any(text.place_count for text in texts):
             return [np.zeros(0, np.float32) for _ in texts]
         p = self._compute_token_probability(features.of_places(texts), self.start_tokens[0])  # [places of all texts]
         ends_of_texts = np.cumsum([text.place_count for text in texts])
         return np.split(p, ends_of_texts[:-1])
 
-    def _compute_joint_probabilities(self, p: Probabilities, *, slot: int, tokens_before: int) -> Probabilities:
-        """Return p of all tokens of " [" at N consecutive places of a text, from p of its first token there, [N].
+    def _compute_joint_probabilities(
+        self, p_of_first: Probabilities, *, slot: int, tokens_before: int
+    ) -> Probabilities:
+        """Compute the probability of all tokens of " [" at N consecutive places of a text.
 
-        - slot: where the keys of the text are cached.
-        - tokens_before: how many tokens of the text stand before the first of these places.
+        Args:
+            p_of_first: The probability of the first token of " [" at these places, [N].
+            slot: The row of the cache that holds the keys of the text.
+            tokens_before: How many tokens of the text stand before the first of these places.
+
+        Returns:
+            The product of the probabilities of the tokens, each after the earlier ones, [N].
         """
-        place_count = len(p)
-        # A branch per place continues the text up to there, with the cached keys, by the tokens of " [".
+        place_count = len(p_of_first)
+
+        # Each place gets a branch: a continuation of the text up to there, with its own cached keys, by the tokens
+        # of " [".
         branches = self.cached_texts.branches(capacity=place_count, max_tokens=len(self.start_tokens))
         branches.admit([slot] * place_count, range(tokens_before, tokens_before + place_count))
+
+        p = p_of_first
         for token, next_token in pairwise(self.start_tokens):
-            # Appends `token` to all branches, and computes p of `next_token` after it.
+            # Appends `token` to all branches, and computes the probability of `next_token` after it.
             p = p * self._compute_probability_after(branches, token, next_token=next_token)
         return p
 
@@ -255,15 +307,17 @@ class PassFeatures(NamedTuple):
         return torch.cat(parts)
 
     def list_overflowed_rows(self, texts: Sequence[TokenText]) -> list[int]:
-        """Return the rows of the texts with a feature that is NaN or infinite.
+        """List the texts with a feature that is NaN or infinite, as their rows of `tensor`.
 
-        Checked are a text's tokens from the one before its first place, where a call may begin, to its last.
+        Only the tokens that count are checked: from the one before the text's first place, where a call may begin, to
+        its last token. The padding after it is ignored.
         """
         is_finite = self.tensor.isfinite().all(-1).cpu().numpy()  # [B, columns]
+
         rows = []
         for row, text in enumerate(texts):
             first_column = self.column_before_places(text)
-            end_column = len(text.ids) - self.first_token  # column 0 is token `first_token`; the rest is padding
+            end_column = len(text.ids) - self.first_token  # because column 0 belongs to token `first_token`
             if not is_finite[row, first_column:end_column].all():
                 rows.append(row)
         return rows

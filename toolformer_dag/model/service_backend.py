@@ -70,9 +70,11 @@ class ServedSample:
     tokens: list[int] = field(default_factory=list)
 
     def request(self, stops: Sequence[int], sampling: SamplingSettings) -> TokenRequest:
-        """Return the request for the tokens that are not drawn yet.
+        """Build the request for the tokens that are not drawn yet.
 
-        The engine draws a token per random number, and stops early after a token of `stops`.
+        Args:
+            stops: The tokens after which the engine stops. If it draws none of them, it uses up the random numbers.
+            sampling: The temperature and top_p with which tokens are drawn.
         """
         unused_numbers = self.uniforms[len(self.tokens) :]
         return TokenRequest(
@@ -101,13 +103,19 @@ class ServiceBackend:
         self.identity = f"{service.library}, {service.dtype}"
 
     def run(self, requests: Sequence[TokenRequest], kinds: Sequence[str] = ()) -> list[TokenAnswer]:
-        """Send requests to the engine; return its answers in their order.
+        """Send requests to the engine, and count the tokens that it ran for them.
 
-        kinds: the fields of `self.counts` to which the tokens that ran are added: a field per request, one for all
-        requests, or none.
+        Args:
+            requests: What the engine is to write or to read.
+            kinds: The fields of `self.counts` to which the tokens are added: one field per request, a single field for
+                all requests, or none, so that nothing is counted.
+
+        Returns:
+            The answers, in the order of the requests.
         """
         if not requests:
             return []
+
         answers = self.service.run(requests)
         if kinds:
             for kind, answer in zip(cycle(kinds), answers, strict=False):  # a single kind is repeated
@@ -122,34 +130,50 @@ class ServiceBackend:
         ends: Ends,
         sampling: SamplingSettings,
     ) -> list[list[list[int]]]:
-        """Compute p of ` [` at each place of each text, where a call may begin; draw samples where the text chooses.
+        """Sample calls in texts, at the places that each text chooses.
 
-        Returns for each text a list with the tokens of each of its samples. All texts are in flight at once.
+        A text chooses by the probability of ` [`, with which a call begins, at each place where a call may begin. All
+        texts are in flight at once.
 
-        - prompt: the tokens before each text.
-        - start: the tokens of ` [`.
-        - ends: says which tokens end a sample.
+        Args:
+            prompt: The tokens before each text.
+            texts: The texts, with their places.
+            start: The tokens of ` [`.
+            ends: Says which tokens end a sample.
+            sampling: How tokens are drawn.
+
+        Returns:
+            For each text, and for each of its samples, the drawn tokens.
         """
         p_of_texts = self._compute_start_probabilities(prompt, texts, start)  # of ` [`, at each place of each text
+
         samples_of_texts = []
         for text, p_of_places in zip(texts, p_of_texts, strict=True):
             points = text.choose(p_of_places)
             samples_of_texts.append(_build_samples(prompt, text, start, points))
+
         all_samples = list(chain.from_iterable(samples_of_texts))
         self._draw_samples(all_samples, ends, sampling)  # fills the `tokens` of each sample
         return [[sample.tokens for sample in samples] for samples in samples_of_texts]
 
     def _draw_samples(self, samples: Sequence[ServedSample], ends: Ends, sampling: SamplingSettings) -> None:
-        """Extend the `tokens` of each sample until all samples are complete.
+        """Draw the tokens of samples until all are complete, and append them to the `tokens` of each sample.
 
-        A request stops at every token that may end its sample. Where the sample goes on, another request continues it.
+        The engine stops at every token that may end a sample. If the sample has not ended there, another request
+        continues it.
+
+        Args:
+            samples: The samples.
+            ends: Says which tokens may end a sample, and whether it has ended.
+            sampling: How tokens are drawn.
         """
         stops = self._list_ending_tokens(ends)
-        while samples:
-            answers = self.run([sample.request(stops, sampling) for sample in samples], ["samples"])
-            for sample, answer in zip(samples, answers, strict=True):
+        incomplete = samples
+        while incomplete:
+            answers = self.run([sample.request(stops, sampling) for sample in incomplete], ["samples"])
+            for sample, answer in zip(incomplete, answers, strict=True):
                 sample.tokens += answer.tokens
-            samples = [sample for sample in samples if not sample.is_complete(ends)]
+            incomplete = [sample for sample in incomplete if not sample.is_complete(ends)]
 
     def _list_ending_tokens(self, ends: Ends) -> list[int]:
         """Return all tokens of the vocabulary that may end a sample."""
@@ -160,11 +184,17 @@ class ServiceBackend:
     def _compute_start_probabilities(
         self, prompt: Sequence[int], texts: Sequence[TokenText], start: Sequence[int]
     ) -> list[NDArray[np.float32]]:
-        """Return the probability of ` [` at each place of each text, where a call may begin: [place_count] per text.
+        """Compute the probability of ` [` at each place of each text where a call may begin.
 
-        - prompt: the tokens before a text.
-        - start: the tokens of ` [`. Their log p, each after the earlier ones, are summed.
+        Args:
+            prompt: The tokens before each text.
+            texts: The texts, with their places.
+            start: The tokens of ` [`.
+
+        Returns:
+            For each text, the probability at each of its places, [place_count].
         """
+        # The log p of all tokens of ` [` together is the sum of their log p, each after the earlier ones.
         log_p_of_texts = self._compute_first_log_p(prompt, texts, token=start[0])
         for number in range(1, len(start)):
             log_p_of_token = self._compute_later_log_p(prompt, texts, written=start[:number], token=start[number])
@@ -174,16 +204,24 @@ class ServiceBackend:
     def _compute_first_log_p(
         self, prompt: Sequence[int], texts: Sequence[TokenText], *, token: int
     ) -> list[NDArray[np.float64]]:
-        """Return log p of `token` at each place of each text, where a call may begin: an array [place_count] per text.
+        """Compute log p of a token at each place of each text where a call may begin.
 
-        In one request per text, the engine writes the text itself, and scores `token` at every place. A text without
-        places needs no request.
+        In one request per text, the engine writes the text itself, and computes log p of `token` at every place.
+
+        Args:
+            prompt: The tokens before each text.
+            texts: The texts, with their places. A text without places needs no request.
+            token: The token.
+
+        Returns:
+            For each text, log p at each of its places, [place_count].
         """
         forced_texts = [_build_forced_text(prompt, text, token) for text in texts if text.place_count]
-        # For each request, log p by token at each place; what runs is counted as "positions".
-        scores_of_requests = iter(self.score_forced_texts(["positions"], forced_texts))
+        scores_of_requests = iter(self.score_forced_texts(["positions"], forced_texts))  # counted as "positions"
+
         log_p_of_texts = []
         for text in texts:
+            # For each place, log p by token.
             scores_of_places = next(scores_of_requests) if text.place_count else []
             log_p_of_texts.append(np.array([scores[token] for scores in scores_of_places]))
         return log_p_of_texts
@@ -191,35 +229,49 @@ class ServiceBackend:
     def _compute_later_log_p(
         self, prompt: Sequence[int], texts: Sequence[TokenText], *, written: Sequence[int], token: int
     ) -> list[NDArray[np.float64]]:
-        """Return log p of `token` after the tokens `written` at each place of each text: [place_count] per text.
+        """Compute log p of a token at each place of each text where a call may begin, after some other tokens there.
 
-        One request per place: after prompt, text up to the place and `written`, the engine writes and scores `token`.
+        The engine gets one request per place.
+
+        Args:
+            prompt: The tokens before each text.
+            texts: The texts, with their places.
+            written: The tokens that stand at the place, before `token`.
+            token: The token.
+
+        Returns:
+            For each text, log p at each of its places, [place_count].
         """
         forced_texts = []
         for text in texts:
-            for tokens_before in _list_tokens_before_places(text):
-                forced_texts.append(ForcedText.single([*prompt, *tokens_before, *written], token))
-        # For each request a list of one entry, log p by token; what runs is counted as "positions".
-        scores_of_requests = self.score_forced_texts(["positions"], forced_texts)
+            for tokens_before_place in _list_tokens_before_places(text):
+                forced_texts.append(ForcedText.single([*prompt, *tokens_before_place, *written], token))
+        scores_of_requests = self.score_forced_texts(["positions"], forced_texts)  # counted as "positions"
+
         log_p_of_places = []  # of all texts, in order
-        for [scores] in scores_of_requests:
+        for [scores] in scores_of_requests:  # log p by token, for the only token of the request
             log_p_of_places.append(scores[token])
         return _split_by_text(np.array(log_p_of_places), texts)
 
     def score_forced_texts(self, kinds: Sequence[str], texts: Sequence[ForcedText]) -> list[list[Scores]]:
-        """Let the engine write texts; return for each text the scores at each of its tokens, before it is written.
+        """Let the engine write given texts, to learn how probable it finds tokens along them.
 
-        Scores are log p by token: of the written token and of those to be scored.
+        Args:
+            kinds: The fields of `self.counts` to which the tokens that ran are added, as in `run`.
+            texts: The tokens to write, and those to be scored at each of them.
 
-        kinds: the fields of `self.counts` to which the tokens that ran are added; see `run`.
+        Returns:
+            For each text, and for each of its tokens before it is written, log p of this token and of those to be
+            scored.
         """
         answers = self.run([text.request for text in texts], kinds)
         return [_sort_scores(answer) for answer in answers]
 
     def log_probabilities(self, queries: Sequence[TokenQuery]) -> list[LogProbabilities]:
-        """Return the log p that each query wants, [places, tokens per place] each."""
+        """Compute the log p of tokens that each query wants, [places, tokens per place] each."""
         kinds = [query.kind for query in queries]
-        answers = self.run([_build_query_request(query) for query in queries], kinds)
+        requests = [_build_query_request(query) for query in queries]
+        answers = self.run(requests, kinds)
         return [_select_query_values(query, answer) for query, answer in zip(queries, answers, strict=True)]
 
     def greedy(self, sequences: Sequence[Sequence[int]]) -> "ServiceRows":
@@ -230,17 +282,20 @@ class ServiceBackend:
 def _build_samples(
     prompt: Sequence[int], text: TokenText, start: Sequence[int], points: Sequence[SamplePoint]
 ) -> list[ServedSample]:
-    """Return the samples to draw in a text, still without tokens: at each point, one per row of `point.uniforms`.
+    """Build the samples that are to be drawn in a text. They have no tokens yet.
 
-    A row holds the random numbers by which the tokens of a sample are drawn.
-
-    - prompt: the tokens before the text.
-    - start: the tokens of ` [`, with which each sample begins.
+    Args:
+        prompt: The tokens before the text.
+        text: The text.
+        start: The tokens of ` [`, with which each sample begins.
+        points: The points of the text at which samples are drawn. Each row of `uniforms` has the random numbers of
+            one sample.
     """
     samples = []
     for point in points:
-        before_sample = [*prompt, *text.ids[: point.tokens_before], *start]
-        samples += [ServedSample(before_sample, uniforms) for uniforms in point.uniforms]
+        tokens_before_sample = [*prompt, *text.ids[: point.tokens_before], *start]
+        for random_numbers in point.uniforms:
+            samples.append(ServedSample(tokens_before_sample, random_numbers))
     return samples
 
 
@@ -256,10 +311,18 @@ def _list_tokens_before_places(text: TokenText) -> list[Sequence[int]]:
 
 
 def _build_forced_text(prompt: Sequence[int], text: TokenText, token: int) -> ForcedText:
-    """Return the request to write a text from its first place to its last, with log p of `token` at every place.
+    """Build the request to write a text's own tokens, with log p of another token at every place.
 
-    A place is a number of tokens of the text, after which a call may begin. After prompt [1, 2], let text [5, 6, 7]
-    have the places 1, 2 and 3. The engine gets [1, 2, 5], and writes 6, 7 and `token`, scoring `token` before each.
+    A place is where a call may begin. Its number is the number of tokens of the text before it.
+
+    Example:
+        After the prompt [1, 2], the text [5, 6, 7] has the places 1, 2 and 3. The engine gets [1, 2, 5], and writes
+        6, 7 and `token`. Before each of these it computes log p of `token`.
+
+    Args:
+        prompt: The tokens before the text.
+        text: The text, with its first place and the number of its places.
+        token: The token whose log p is wanted.
     """
     last_place = text.first_place + text.place_count - 1
     return ForcedText(
@@ -356,16 +419,19 @@ class ServiceRows:
         self.add(sequences)
 
     def step(self, tokens: Sequence[int], forms: Mapping[int, CallForm]) -> None:
-        """Append a token to each row, and let the engine write the calls that begin with it to their end.
+        """Append a token to each row. Where it begins a call, the engine writes the whole call ahead.
 
-        forms: the grammar and the most tokens of each of these calls, by index of the row.
+        Args:
+            tokens: The token of each row.
+            forms: For each row in which a call begins, by the index of the row, the grammar and the most tokens of
+                the call.
         """
         for index, (row, token) in enumerate(zip(self._rows, tokens, strict=True)):
             row.append(token)
             if index in forms:
                 row.in_call = True
         self._write_calls(forms)
-        self._continue_rows()  # outside calls, requests some next tokens of each row that has none written ahead
+        self._continue_rows()  # outside calls, requests the next tokens of each row that has none written ahead
 
     def keep(self, rows: Sequence[int]) -> None:
         """Keep only these rows, in this order."""
@@ -394,14 +460,18 @@ class ServiceRows:
         return sum(other > log_p for other in row.scores.values())
 
     def _find_tied_log_p(self, row: ServiceRow, token: int) -> float | None:
-        """Return log p of a token that the engine did not score, if it is as likely as the last ones that it scored.
+        """Find log p of a token that the engine did not score, in case it is as likely as the last scored ones.
 
-        The engine scores the likeliest tokens alone, and may cut a tie: where the last two of them have log p -3,
-        further tokens may have -3 too. Without a tie, or below it, return None.
+        The engine scores only the likeliest next tokens. If the last two of them are equally likely, with a log p of -3
+        for example, it may have left out others with -3. Only then it is asked for the token.
+
+        Returns:
+            The log p of the token, or None if the last two differ or the token is less likely.
         """
         if not row.least_log_p_is_tied:
             return None
-        # One text of one token, so one score; the row does not change.
+
+        # Asks for a single text of a single token. The row does not change.
         [[scores]] = self._backend.score_forced_texts([], [ForcedText.single(row.ids, token)])
         log_p = scores[token]
         least_scored_log_p = min(row.scores.values())
@@ -415,13 +485,17 @@ class ServiceRows:
         return rank if rank < MOST_LIKELY - 1 else UNRANKED
 
     def log_probability(self, row: int, tokens: Sequence[int]) -> float:
-        """Return the joint log probability, in nats, of `tokens` as the continuation of a row; nothing is appended."""
-        first_log_p = self._rows[row].scores.get(tokens[0])
-        if first_log_p is not None and len(tokens) == 1:
-            return first_log_p
+        """Compute the joint log probability of some tokens as the continuation of a row, in nats.
+
+        Nothing is appended to the row.
+        """
+        known_log_p = self._rows[row].scores.get(tokens[0])
+        if known_log_p is not None and len(tokens) == 1:
+            return known_log_p
+
         text = ForcedText(self._rows[row].ids, tokens=tokens, scored=tokens)
-        [steps] = self._backend.score_forced_texts([], [text])
-        return sum(scores[token] for scores, token in zip(steps, tokens, strict=True))
+        [scores_of_tokens] = self._backend.score_forced_texts([], [text])
+        return sum(scores[token] for scores, token in zip(scores_of_tokens, tokens, strict=True))
 
     def forbid(self, places: Sequence[tuple[int, int]]) -> None:
         """Forbid tokens as the next ones of rows, until the next step. places: pairs of a row and a token."""
@@ -446,21 +520,24 @@ class ServiceRows:
             [row.permitted] = answer.tokens
 
     def _write_calls(self, forms: Mapping[int, CallForm]) -> None:
-        """Let the engine write the whole call that begins in each of some rows, and store it in the row's `ahead`.
+        """Let the engine write the calls that begin in some rows, each in one request, and store them in `ahead`.
 
-        `ahead` holds the tokens that are written after a row, before the caller chooses them.
+        The `ahead` of a row holds tokens that are written after it, before the caller chooses them.
 
-        forms: by index of the row, the call's grammar and its most tokens; with 0 tokens nothing is written.
+        Args:
+            forms: For each of these rows, by its index, the grammar and the most tokens of the call. If the most is 0,
+                nothing is written.
         """
         calls = [_RowWithCall(self._rows[index], form) for index, form in forms.items() if form.most > 0]
         answers = self._backend.run([call.request for call in calls])
         for call, answer in zip(calls, answers, strict=True):
             call.row.set_call(answer.tokens)
-        # A call with its most tokens may be incomplete: the scores tell where its input ends best.
+
+        # A call with its most tokens may be cut off. Then the scores of its tokens tell where its input ends best.
         self._score_calls([call.row for call in calls if call.is_cut])
 
     def _score_calls(self, rows: Sequence[ServiceRow]) -> None:
-        """Let the engine write the calls ahead of these rows once more; sets `ahead` with the scores of each token."""
+        """Let the engine write the calls in `ahead` of these rows once more, and store them there with their scores."""
         requests = []
         for row in rows:
             tokens = [written.token for written in row.ahead]
@@ -468,20 +545,19 @@ class ServiceRows:
         self._write_ahead(rows, requests)
 
     def _continue_rows(self) -> None:
-        """Request the likeliest next tokens of each row, with scores, and store them in its `ahead`.
+        """Let the engine write the likeliest next tokens of each row, and store them with their scores in `ahead`.
 
-        Rows within a call, and rows that still have tokens ahead, are left alone. A request is for several tokens,
-        because the caller mostly chooses the likeliest ones too.
+        Nothing is written in rows within a call, and in rows that still have tokens ahead. For the others several
+        tokens are requested at once, because the caller mostly chooses the likeliest ones too.
         """
         rows = []
         requests = []
         for row in self._rows:
-            token_count = row.count_tokens_to_continue(
-                self._backend.context_length
-            )  # 0 where nothing is to be requested
-            if token_count:
-                rows.append(row)
-                requests.append(TokenRequest(row.ids, most=token_count, likeliest=MOST_LIKELY))
+            token_count = row.count_tokens_to_continue(self._backend.context_length)
+            if token_count == 0:
+                continue
+            rows.append(row)
+            requests.append(TokenRequest(row.ids, most=token_count, likeliest=MOST_LIKELY))
         self._write_ahead(rows, requests)
 
     def _write_ahead(self, rows: Sequence[ServiceRow], requests: Sequence[TokenRequest]) -> None:
@@ -525,15 +601,17 @@ def _likelier_first(token_and_log_p: tuple[int, float]) -> tuple[float, int]:
 
 
 def _build_query_request(query: TokenQuery) -> TokenRequest:
-    """Return the engine's request that answers a query: log p of some tokens at some places of a text after a prefix.
+    """Build the engine's request that answers a query: log p of some tokens at some places of a text.
 
-    Where only the text's own tokens are wanted, the engine reads prefix and text, up to the token at the last place, as
-    a prompt, which is fastest. Else prefix and first tokens are the prompt, and it writes the text's other tokens.
+    If only the text's own tokens are wanted, the engine only reads the text, up to the last place. This is fastest.
+    Otherwise it writes the text's tokens, with log p of the wanted tokens at each place.
     """
-    last_place = max(query.places)  # a place is the number of tokens of the text before it
-    if _wants_text_only(query):
-        return TokenRequest([*query.prefix, *query.text[: last_place + 1]], reads_prompt=True)
-    return _build_writing_request(query)
+    if not _wants_text_only(query):
+        return _build_writing_request(query)
+
+    last_place = max(query.places)  # the number of tokens of the text before it
+    tokens_to_read = [*query.prefix, *query.text[: last_place + 1]]
+    return TokenRequest(tokens_to_read, reads_prompt=True)
 
 
 def _wants_text_only(query: TokenQuery) -> bool:
@@ -545,23 +623,30 @@ def _wants_text_only(query: TokenQuery) -> bool:
 
 
 def _build_writing_request(query: TokenQuery) -> TokenRequest:
-    """Return a request to write a text from the first place to the last, with log p of the wanted tokens at each.
+    """Build the request to write a text from the first place of a query to the last, with log p of the wanted tokens.
 
-    A place is a number of tokens of the text. For prefix [1], text [5, 6, 7], and tokens [8] wanted at place 1 and [9]
-    at place 3, where the text has ended: prompt=[1, 5], most=3, forced=[6, 7, 9], scored=[8].
+    A place is the number of tokens of the text before it.
+
+    Example:
+        The prefix is [1] and the text [5, 6, 7]. The query wants log p of token 8 at place 1, and of token 9 at
+        place 3, after the end of the text. The request has prompt=[1, 5], most=3, forced=[6, 7, 9] and scored=[8].
     """
     first_place = min(query.places)
-    tokens_to_write = _list_tokens_to_write(query)  # whatever their log p; the engine returns it without `scored`
+    tokens_to_write = _list_tokens_to_write(query)  # the answer has their log p even if they are not in `scored`
+    other_wanted_tokens = _collect_unwritten_tokens(query, tokens_to_write)
     return TokenRequest(
         prompt=[*query.prefix, *query.text[:first_place]],
         most=len(tokens_to_write),
         forced=tokens_to_write,
-        scored=sorted(_collect_unwritten_tokens(query, tokens_to_write)),
+        scored=sorted(other_wanted_tokens),
     )
 
 
 def _list_tokens_to_write(query: TokenQuery) -> list[int]:
-    """Return the text's tokens from the first place to the last, with any token at the end of the text."""
+    """List the text's tokens from the first place to the last.
+
+    If the last place is at the end of the text, where no token follows, a token that the query wants stands for it.
+    """
     first_place = min(query.places)
     count = max(query.places) - first_place + 1
     any_token = query.tokens[-1][0]
@@ -569,15 +654,18 @@ def _list_tokens_to_write(query: TokenQuery) -> list[int]:
 
 
 def _collect_unwritten_tokens(query: TokenQuery, written: Sequence[int]) -> set[int]:
-    """Return the tokens that a query wants at some place where another one is written.
+    """Collect the tokens whose log p a query wants at a place where another token is written.
 
-    written: the tokens that are written from the first place on.
+    Args:
+        query: The places, and the tokens wanted at each.
+        written: The tokens that are written, beginning at the first place.
     """
     first_place = min(query.places)
-    other_tokens: set[int] = set()
-    for place, tokens in zip(query.places, query.tokens, strict=True):
-        other_tokens.update(token for token in tokens if token != written[place - first_place])
-    return other_tokens
+    unwritten: set[int] = set()
+    for place, wanted_tokens in zip(query.places, query.tokens, strict=True):
+        written_token = written[place - first_place]
+        unwritten.update(token for token in wanted_tokens if token != written_token)
+    return unwritten
 
 
 def _select_query_values(query: TokenQuery, answer: TokenAnswer) -> LogProbabilities:
