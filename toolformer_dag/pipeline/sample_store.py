@@ -147,8 +147,6 @@ class SampleStore:
         """Open the two row stores of a lane (a tool with its settings).
 
         Args:
-            worker: Opens the stores, and knows the settings.
-            lane: The lane.
             prompt: The prompt for sampling calls. By default it is the prompt of the lane's tool.
             prefix: Comes before the names of the stores: "chained_" opens chained_positions and chained_samples.
         """
@@ -240,7 +238,6 @@ class SampleStore:
         """Choose the tokens of a text before which calls are sampled.
 
         Args:
-            text: The text.
             measured: The probability of a call before each of its tokens, and the character at which each begins.
 
         Yields:
