@@ -97,12 +97,15 @@ class _MeasuredStages(NamedTuple):
 
 
 def _select_measured_stages(plan: Plan, lane: Lane) -> _MeasuredStages:
-    """Return the stages of a lane but the first, which selects texts, and the last, which filters."""
+    """Select the stages of a lane (a tool with its settings) whose cost is forecast.
+
+    These are all but the first stage, which selects texts, and the last, which filters calls.
+    """
     _, *stages, _ = list_lane_stages(plan, lane)
-    of_controls = {name for control in controls.CONTROLS for name in control.table_names(lane)}
+    control_names = {name for control in controls.CONTROLS for name in control.table_names(lane)}
     return _MeasuredStages(
-        annotating=[stage for stage in stages if stage.name not in of_controls],
-        controls=[stage for stage in stages if stage.name in of_controls],
+        annotating=[stage for stage in stages if stage.name not in control_names],
+        controls=[stage for stage in stages if stage.name in control_names],
     )
 
 
@@ -378,7 +381,7 @@ class _TableSize(NamedTuple):
 
 
 def _measure_table_size(output: TableOutput) -> _TableSize:
-    """Return the bytes of the only part of a table."""
+    """Measure the bytes of a table that has a single part."""
     pointer = output.table.pointer(ALL)
     manifest_line = pointer.encode(output.name, ALL)
     empty_bytes = len(parquet.encode(output.stage.schema.to_frame()))

@@ -227,9 +227,11 @@ def _open_sorting_database() -> Iterator[duckdb.DuckDBPyConnection]:
 
 
 def _choose_threshold(plan: Plan, lane: Lane, rule: ChanceThreshold) -> dict[str, Any]:
-    """Return the lane's row of chance_thresholds: the threshold that has the false discovery rate of `rule`.
+    """Choose the threshold of a lane (a tool with its settings) by the false discovery rate that the settings ask for.
 
-    If none has it, `tau_f` is the fallback of the settings, which may be None.
+    Returns:
+        The lane's row of the table chance_thresholds. If no threshold has this rate, its `tau_f` is the fallback of the
+        settings, which may be None.
     """
     chosen = query_chance_threshold(plan, lane, rule.by_chance)
     if chosen["tau_f"] is None:
@@ -313,9 +315,15 @@ def _decide_calls(output: TableOutput, parts: Sequence[str], files: CallFiles) -
 
 
 def _get_applied_threshold(lane: Lane, rule: Mapping[str, Any]) -> float | None:
-    """Return the threshold of a lane: the setting, or the chosen one if the settings ask for a false discovery rate.
+    """Return the threshold that is applied to the calls of a lane (a tool with its settings).
 
-    rule: the record of filter_rule. Returns None if no threshold has the rate: nothing is kept then.
+    Args:
+        rule: The record of the table filter_rule. It holds the chosen threshold if the settings ask for a false
+            discovery rate.
+
+    Returns:
+        The smallest delta of a call that is kept. None if no threshold has the wanted rate and the
+        settings have no fallback. No call is kept then.
     """
     if isinstance(lane.tau_f, ChanceThreshold):
         chosen: float | None = rule[CHOSEN]["tau_f"]
@@ -329,9 +337,11 @@ def below_tau_f(kept: pl.DataFrame, output: TableOutput) -> int:
 
 
 def describe_chosen_threshold(output: TableOutput) -> list[LogLine]:
-    """Return a line on the threshold that was chosen by its false discovery rate, a warning if none is certified.
+    """Describe the threshold that was chosen by its false discovery rate.
 
-    Empty if the settings name the threshold.
+    Returns:
+        A single line, which is a warning if the threshold is not certified. Empty if no threshold was chosen, for
+        example because the settings name one.
     """
     chosen = read_chosen_threshold(output.plan, output.lane)
     if chosen is None:
@@ -352,7 +362,7 @@ def threshold_in_deltas(output: TableOutput) -> Shown:
     kept_count = sum(pointer.rows for pointer in output.table.pointers().values())
     shown: dict[str, ShownValue] = {"calls kept": kept_count}
 
-    chosen_threshold = read_chosen_threshold(output.plan, output.lane)  # None if the settings name tau_f
+    chosen_threshold = read_chosen_threshold(output.plan, output.lane)  # None if the settings name it
     if chosen_threshold is not None:
         shown["threshold"] = describe_threshold(chosen_threshold)  # a sentence on how tau_f was chosen
 
@@ -434,9 +444,14 @@ def inputs(output: TableOutput) -> InputsOf:
 
 
 def _build_threshold_input(lane: Lane, rule: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a threshold chosen by chance that change kept calls, under THRESHOLD; else nothing.
+    """Select the values of a chosen threshold on which the kept calls depend.
 
-    rule: the record of filter_rule.
+    Args:
+        rule: The record of the table filter_rule.
+
+    Returns:
+        These values under the key THRESHOLD. Empty if no threshold was chosen, for example because the
+        settings name one.
     """
     if not isinstance(lane.tau_f, ChanceThreshold) or CHOSEN not in rule:
         return {}

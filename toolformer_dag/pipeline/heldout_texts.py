@@ -102,7 +102,7 @@ class _ShardCutting:
         return rows
 
     def _build_row(self, digest: str, text: Segment) -> _HeldoutRow:
-        """Return the row of a text of a document."""
+        """Build the row of the table for one text of a document."""
         return _HeldoutRow(
             shard=self._shard,
             digest=digest,
@@ -243,14 +243,18 @@ def draw_heldout_documents(plan: Plan) -> pl.DataFrame:
 
 
 def _select_distinct_documents(texts: pl.LazyFrame) -> pl.DataFrame:
-    """Return (shard, digest, text_digests), a row per different held-out document, sorted by `text_digests`.
+    """Group held-out texts by their document, and leave out documents that are equal to another one.
 
-    Equal documents have the same texts; only the first of them, by shard and digest, is returned.
+    Documents are equal if they have the same texts. The first of them stays, in the order of shard and digest.
+
+    Returns:
+        A row per document with the columns shard, digest and text_digests (the hashes of its texts, such as
+        "0a.. 7f.."), sorted by text_digests.
     """
-    hashed = texts.select("shard", "digest", "segment", "text_digest").sort("segment").collect()
-    documents = hashed.group_by("shard", "digest").agg(text_digests=pl.col("text_digest").str.join(" "))
-    ordered = documents.sort("text_digests", "shard", "digest")
-    return ordered.unique("text_digests", keep="first", maintain_order=True)
+    hashed_texts = texts.select("shard", "digest", "segment", "text_digest").sort("segment").collect()
+    documents = hashed_texts.group_by("shard", "digest").agg(text_digests=pl.col("text_digest").str.join(" "))
+    sorted_documents = documents.sort("text_digests", "shard", "digest")
+    return sorted_documents.unique("text_digests", keep="first", maintain_order=True)
 
 
 def _select_documents_with_texts(documents: pl.DataFrame, allowed_texts: set[str]) -> pl.DataFrame:

@@ -60,7 +60,7 @@ class _Losses(NamedTuple):
 
 
 def losses_identity(plan: Plan, lane: Lane) -> dict[str, Any]:
-    """Return what a loss depends on, apart from text, position, input and result: model, tool, window and method."""
+    """Collect what the losses of a call depend on, apart from its text, position, input and result."""
     return {
         "method": METHOD,
         "window_weights": list(WINDOW_WEIGHTS),
@@ -292,10 +292,17 @@ def _build_requests(lane: Lane, chunk: LossChunk) -> list[LossRequest]:
 
 
 def _append_losses(stores: LossStores, keys: pl.DataFrame, losses: Iterable[CallLosses]) -> None:
-    """Append the losses of the calls `keys` (KEY), in their order; rows without loss_call go to `stores.bounds`."""
+    """Store the losses of calls: losses without loss_call in `stores.bounds`, and others in `stores.whole`.
+
+    Args:
+        keys: The calls, in the columns KEY.
+        losses: Their losses, in the same order.
+    """
     schema = {name: LOSSES[name] for name in _Losses._fields}
     values = pl.DataFrame([_to_stored_losses(call_losses) for call_losses in losses], schema=schema, orient="row")
     rows = keys.select(KEY).hstack(values)
+
+    # With a reason all losses are null. Without one, loss_call is null if it was not computed.
     lacks_loss_call = pl.col("loss_call").is_null() & pl.col("reason").is_null()
     stores.bounds.append(rows.filter(lacks_loss_call))
     stores.whole.append(rows.filter(~lacks_loss_call))

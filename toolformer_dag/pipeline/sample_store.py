@@ -199,8 +199,12 @@ class SampleStore:
         return without.join(self.refused(texts), on="text_digest", how="anti", maintain_order="left")
 
     def refused(self, texts: pl.DataFrame) -> pl.DataFrame:
-        """Return (text_digest, reason) of the `texts` that the engine refused, with a reason such as does_not_fit."""
-        # Such a text has one row among the samples.
+        """Find the texts that the model could not take, for example because they do not fit into its context.
+
+        Returns:
+            The columns text_digest and reason (such as "does_not_fit"), with a row for each of these texts.
+        """
+        # Such a text has a single row among the samples, under these keys.
         keys = texts.select(
             "text_digest",
             position=pl.lit(REFUSED, pl.Int32()),
@@ -214,13 +218,22 @@ class SampleStore:
         return 2 * text_tokens + self._positions_per_text * self._lane.m * self._max_call_tokens
 
     def append(self, requests: Sequence[ProposalRequest], proposals: Sequence[Proposal]) -> int:
-        """Store the engine's proposal for each request; return the number of new samples."""
+        """Store what the model has computed.
+
+        Args:
+            requests: What the model was asked.
+            proposals: Its answer to each request, in the same order.
+
+        Returns:
+            The number of new samples.
+        """
         samples = _build_samples(requests, proposals)
         refusals = _build_refusals(requests, proposals)
         self.samples.append(pl.DataFrame([*samples, *refusals], schema=SAMPLES, orient="row"))
-        # Positions come last: where they are stored, the samples of an interrupted run are stored as well.
-        measured = _select_newly_measured(requests, proposals)
-        self.positions.append(pl.DataFrame(measured, schema=POSITIONS, orient="row"))
+
+        # Positions come last. So if a run is interrupted, the samples of all stored positions are stored as well.
+        measured_texts = _select_newly_measured(requests, proposals)
+        self.positions.append(pl.DataFrame(measured_texts, schema=POSITIONS, orient="row"))
         return len(samples)
 
     def _choose_positions(self, measured: pl.DataFrame, texts: pl.DataFrame) -> Iterator[ChosenPosition]:
@@ -323,7 +336,7 @@ def _select_newly_measured(requests: Sequence[ProposalRequest], proposals: Seque
 
 
 def _build_refusals(requests: Sequence[ProposalRequest], proposals: Sequence[Proposal]) -> list[StoredSample]:
-    """Return a row for each text that the engine refused, with the reason."""
+    """Build a row for each text that the model could not take. It holds the reason instead of a sample."""
     refusals = []
     for request, proposal in zip(requests, proposals, strict=True):
         if proposal.reason is not None:
@@ -333,7 +346,7 @@ def _build_refusals(requests: Sequence[ProposalRequest], proposals: Sequence[Pro
 
 
 def _iter_measured_texts(frame: pl.DataFrame) -> Iterator[MeasuredText]:
-    """Yield the rows of a frame of POSITIONS."""
+    """Convert the rows of a table with the columns POSITIONS to objects."""
     columns = (frame[name] for name in POSITIONS.names())
     for digest, probabilities, offsets in zip(*columns, strict=True):
         yield MeasuredText(

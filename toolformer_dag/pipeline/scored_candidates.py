@@ -171,7 +171,12 @@ def _select_incomplete_texts(requested: RequestedSamples, missing_samples: pl.Da
 
 
 def _build_chunk(store: SampleStore, texts: pl.DataFrame, stored_samples: pl.DataFrame) -> Chunk:
-    """Return a chunk of work: `texts` (with their estimated `tokens`), and what is already stored of them."""
+    """Build a chunk of work for the model.
+
+    Args:
+        texts: The texts of the chunk, with the estimated number of their tokens in the column `tokens`.
+        stored_samples: The keys of the samples that are already stored, which may include those of other texts.
+    """
     payload = TextChunk(
         texts=texts.drop("tokens"),
         measured=store.positions.stored(texts.select("text_digest")),
@@ -439,7 +444,12 @@ def _move_to_judge_tokens(worker: Worker, table: pl.DataFrame) -> _PlacedSamples
 
 
 def _with_places_of_judge(worker: Worker, table: pl.DataFrame) -> pl.DataFrame:
-    """Set `position` and `char_offset` of samples by the judge's tokens; null where none begins at their character."""
+    """Compute where samples stand among the tokens of the judge, the model that computes losses.
+
+    Returns:
+        The table with new values in `position` and `char_offset`. They are null for a sample if no token of the judge
+        begins at its character.
+    """
     places = _find_places_of_samples(worker, table)
     positions = [place.position if place else None for place in places]
     chars = [place.offset if place else None for place in places]

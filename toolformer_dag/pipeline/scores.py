@@ -68,25 +68,34 @@ def _list_file_hashes(table: Table, shard: str) -> list[str] | None:
 def create_scored(
     connection: duckdb.DuckDBPyConnection, plan: Plan, lane: Lane, parts: Sequence[str], files: Sequence[str]
 ) -> None:
-    """Create `scored` in a database, which judged.sql reads: the calls of some shards with their score as `delta`.
+    """Create the table or view `scored` in a database: the calls of some shards, with their score as `delta`.
 
-    parts: the shards. files: the Parquet files of the lane's scored calls in these shards.
+    Args:
+        parts: The names of the shards.
+        files: The Parquet files of the lane's scored calls in these shards.
     """
     connection.execute(f"CREATE TEMP {choose_table_or_view(lane.scores)} scored AS {calls(plan, lane, parts, files)}")
 
 
 def calls(plan: Plan, lane: Lane, parts: Sequence[str], files: Sequence[str], swaps: bool = False) -> str:
-    """Return the SQL query for the calls of some shards, with their score as `delta`.
+    """Build the SQL query for the calls of some shards, with their score as `delta`.
 
-    parts: the shards. files: the Parquet files of the lane's scored calls; with `swaps`, of its control, where calls
-        have results of other documents.
+    Args:
+        parts: The names of the shards.
+        files: The Parquet files of the lane's scored calls.
+        swaps: Whether the files are those of the lane's control, in which calls have results of other documents.
     """
     cost_tables = _build_cost_sql(plan, lane, parts) if list_lanes_reading_cost(lane.scores) else ""
     return calls_query(files, lane.scores, cost_tables, swaps)
 
 
 def query_deltas(plan: Plan, lane: Lane) -> pl.DataFrame:
-    """Return the score of every call of the lane, as `delta`. Raises MissingPart, DamagedPart."""
+    """Read the scores of all calls of a lane (a tool with its settings), in the column `delta`.
+
+    Raises:
+        MissingPart: A table of the lane lacks a shard.
+        DamagedPart: A shard of a table cannot be read.
+    """
     files = _list_call_files(plan, lane)
     if not files:
         return pl.DataFrame(schema={"delta": pl.Float64})
@@ -129,7 +138,12 @@ def cost_frontier(plan: Plan, lane: Lane, tau_f: float | None) -> pl.DataFrame |
 def _create_cost_tables(
     connection: duckdb.DuckDBPyConnection, plan: Plan, lane: Lane, parts: Sequence[str], tau_f: float | None
 ) -> None:
-    """Create the tables texts, tool_costs and lanes, which FRONTIER_SQL reads; lanes has `tau_f` for this lane."""
+    """Create the tables that FRONTIER_SQL reads for the costs of calls: texts, tool_costs and lanes.
+
+    Args:
+        parts: The names of the shards whose files are read.
+        tau_f: The threshold of this lane in the table lanes. It is null for the other lanes.
+    """
     cost_tables = _build_cost_sql(plan, lane, parts)
     applied = f"CASE WHEN tool = {quote_sql(lane.key)} THEN $tau_f::DOUBLE END AS tau_f"
     connection.execute(f"CREATE TABLE texts AS WITH {cost_tables} FROM texts")

@@ -186,14 +186,16 @@ def _get_called_lane(output: TableOutput, chunk: CallChunk) -> Lane:
 
 
 def _store_answers(worker: Worker, lane: Lane, answers: Mapping[ToolCall, ToolResult]) -> None:
-    """Append answers to the row store of results; answers of lost calls go to `worker.lost_calls` instead.
+    """Store the answers of a tool. Answers of lost calls are only remembered, in `worker.lost_calls`.
 
-    answers: call -> answer; it is `lost` if another try may answer the call (time limit, connection).
+    Args:
+        answers: The answer to each call. It is `lost` if another try may succeed, for example after a time limit.
     """
-    stored = [_ResultRow.of(call, answer) for call, answer in answers.items() if not answer.lost]
-    lost = [_ResultRow.of(call, answer) for call, answer in answers.items() if answer.lost]
-    _open_store(worker, lane).append(pl.DataFrame(stored, schema=RESULTS, orient="row"))
-    worker.lost_calls[lane.key].append(pl.DataFrame(lost, schema=RESULTS, orient="row"))
+    final_answers = [_ResultRow.of(call, answer) for call, answer in answers.items() if not answer.lost]
+    lost_answers = [_ResultRow.of(call, answer) for call, answer in answers.items() if answer.lost]
+
+    _open_store(worker, lane).append(pl.DataFrame(final_answers, schema=RESULTS, orient="row"))
+    worker.lost_calls[lane.key].append(pl.DataFrame(lost_answers, schema=RESULTS, orient="row"))
 
 
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
@@ -258,11 +260,18 @@ class _Answers(NamedTuple):
 
 
 def _read_answers(worker: Worker, output: TableOutput, calls: pl.DataFrame) -> _Answers:
-    """Look up the answers to distinct calls (input, context), at most one for each. Any answer replaces a lost call."""
+    """Look up the answers to calls, at most one answer per call.
+
+    If a call was lost in this run, but has been answered in another way, it does not count as lost.
+
+    Args:
+        calls: The distinct calls, in the columns RESULT_KEY.
+    """
     lost = _collect_lost_answers(worker, output.lane)
     if not lost.is_empty():
         # Another process may have stored an answer to a call that was lost here.
         _open_store(worker, output.lane).refresh()
+
     final = _read_final_answers(worker, output, calls)
     still_lost = lost.join(calls, on=RESULT_KEY, how="semi").join(final, on=RESULT_KEY, how="anti")
     return _Answers(final=final, lost=still_lost)
