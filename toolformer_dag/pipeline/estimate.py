@@ -48,21 +48,25 @@ class LaneForecast(NamedTuple):
 def estimate(
     worker: Worker, workers: Workers, outputs: Sequence[TableOutput], progress: Progress, seed: int | None = None
 ) -> list[LaneForecast]:
-    """Forecast what annotating will cost, for each lane (a tool with its settings), from a sample that is annotated.
+    """Forecast what it will cost to annotate the texts of each lane (a tool with its settings).
 
-    The tables before annotation are brought up to date first. The sample is drawn from the shards that a run would make
-    again.
+    To this end a sample of the texts is annotated. It is drawn from the shards that a run would make again. The tables
+    before annotation are brought up to date first.
 
-    outputs: the tables of a plan, each after those that it reads.
-    seed: draws the same texts each time. Without a seed every forecast draws other texts, because texts that an earlier
-        one annotated cost nothing more.
+    Args:
+        outputs: The tables of a plan. Each comes after the tables that it reads.
+        seed: With the same seed, the same texts are sampled. Without a seed every forecast samples other texts. This is
+            useful because texts that an earlier forecast has annotated cost nothing any more.
 
-    Raises what the stages raise.
+    Raises:
+        UserError: A table cannot be made. This is any error of the stages that run.
     """
     for output in outputs:
         if _is_made_before_annotation(output):
             update(worker, workers, output, progress)
-    return [_forecast_lane(worker, tables, progress, seed) for tables in _group_tables_by_lane(outputs).values()]
+
+    tables_by_lane = _group_tables_by_lane(outputs)
+    return [_forecast_lane(worker, tables, progress, seed) for tables in tables_by_lane.values()]
 
 
 def _is_made_before_annotation(output: TableOutput) -> bool:
@@ -93,31 +97,41 @@ class _MeasuredStages(NamedTuple):
 
 
 def _select_measured_stages(plan: Plan, lane: Lane) -> _MeasuredStages:
-    """Return the stages of a lane but the first, which selects texts, and the last, which filters."""
+    """Select the stages of a lane (a tool with its settings) whose cost is forecast.
+
+    These are all but the first stage, which selects texts, and the last, which filters calls.
+    """
     _, *stages, _ = list_lane_stages(plan, lane)
-    of_controls = {name for control in controls.CONTROLS for name in control.table_names(lane)}
+    control_names = {name for control in controls.CONTROLS for name in control.table_names(lane)}
     return _MeasuredStages(
-        annotating=[stage for stage in stages if stage.name not in of_controls],
-        controls=[stage for stage in stages if stage.name in of_controls],
+        annotating=[stage for stage in stages if stage.name not in control_names],
+        controls=[stage for stage in stages if stage.name in control_names],
     )
 
 
 def _forecast_lane(
     worker: Worker, tables: Mapping[str, TableOutput], progress: Progress, seed: int | None
 ) -> LaneForecast:
-    """Annotate a sample of the texts of a lane (a tool with its settings), and scale what that cost to all of them.
+    """Forecast what it will cost to annotate all texts of a lane (a tool with its settings).
 
-    tables: the lane's tables by the names of their stages.
+    A sample of the texts is annotated, and its cost is scaled up.
+
+    Args:
+        tables: The tables of the lane, by the names of their stages.
+        seed: Determines which texts are sampled.
     """
     texts_table = tables[heuristic_subset.STAGE.name]
     lane = texts_table.lane
-    stages = _select_measured_stages(texts_table.plan, lane)  # from proposing calls to scoring them, and the controls
-    stale_shards = _list_stale_shards(tables, stages.all)  # those that a run would make again
+    stages = _select_measured_stages(texts_table.plan, lane)
+
+    stale_shards = _list_stale_shards(tables, stages.all)  # the shards that a run would make again
     rows = _read_rows_of_shards(texts_table, stale_shards)
+
     sample = _draw_sample(lane, rows, seed)
     if sample.is_empty():
         text_count = rows["text_digest"].n_unique()
         return LaneForecast(lane.key, texts=text_count, shards=len(stale_shards))
+
     cost = _annotate_sample(worker, lane, sample, stages, progress)
     counts = _count_texts(worker.plan, rows, sample=sample, stale_shards=len(stale_shards))
     return _scale_cost(lane, counts, cost)
@@ -141,18 +155,23 @@ def _read_rows_of_shards(output: TableOutput, shards: Sequence[str]) -> pl.DataF
 def _annotate_sample(
     worker: Worker, lane: Lane, sample: pl.DataFrame, stages: _MeasuredStages, progress: Progress
 ) -> "_SampleCost":
-    """Annotate a sample three times, and return what each time cost: what is stored then costs the next time nothing.
+    """Annotate a sample of texts, and measure what it costs.
 
-    1. In GROUPS groups of equal size: their different costs show how much the cost varies.
-    2. The whole sample: what is computed over all its texts together.
-    3. With the controls (calls scored again with other results), which need the calls of many texts.
+    This is done three times. What one time has computed is stored, and costs nothing the next time.
+    1. In GROUPS groups of equal size. Their different costs show how much the cost varies.
+    2. The whole sample at once, to compute what depends on all of its texts together.
+    3. The whole sample with the controls, which score calls again with other results. They need the calls of many
+       texts, so they are not run on single groups.
     """
-    worker.engine("proposer" if lane.sources.sampled else "judge")  # loaded before anything is timed
-    group_size = sample.height // GROUPS  # without a remainder, see `_draw_sample`
-    groups = [
-        _measure_annotation(worker, lane, group, stages.annotating, progress)
-        for group in sample.iter_slices(group_size)
-    ]
+    # Loads the model before anything is timed.
+    worker.engine("proposer" if lane.sources.sampled else "judge")
+
+    groups = []
+    group_size = sample.height // GROUPS  # there is no remainder, see `_draw_sample`
+    for texts in sample.iter_slices(group_size):
+        group_cost = _measure_annotation(worker, lane, texts, stages.annotating, progress)
+        groups.append(group_cost)
+
     joined = _measure_annotation(worker, lane, sample, stages.annotating, progress)
     with_controls = _measure_annotation(worker, lane, sample, stages.all, progress)
     return _SampleCost(groups, joined, controls=with_controls, control_count=len(stages.controls))
@@ -192,46 +211,58 @@ class _Counts(NamedTuple):
 
 
 def _count_texts(plan: Plan, rows: pl.DataFrame, *, sample: pl.DataFrame, stale_shards: int) -> _Counts:
-    """Count the texts that were annotated and the texts that a run will annotate.
+    """Count the texts that were annotated as a sample, and the texts that a run will annotate.
 
-    A control scores calls of some texts again with other results; its texts are counted apart.
+    The texts of a control are counted apart. A control scores the calls of some texts again, with other results.
 
-    rows: the texts of all stale shards (shard, text_digest, ...), a row per occurrence. sample: the annotated texts.
+    Args:
+        rows: The texts of all stale shards (shard, text_digest, ...), with a row for each time that a text occurs.
+        sample: The annotated texts.
+        stale_shards: The number of shards that a run would make again.
     """
-    control_texts = plan.settings.evaluation.swapped_texts  # the most texts of a control in a shard
-    distinct = rows.unique("text_digest")
-    texts_of_shards = distinct.group_by("shard").len()["len"]
+    distinct_texts = rows.unique("text_digest")
+    texts_per_shard = distinct_texts.group_by("shard").len()["len"]
+    max_control_texts = plan.settings.evaluation.swapped_texts  # in a shard
+
     return _Counts(
         sampled=sample.height,
-        distinct=distinct.height,
+        distinct=distinct_texts.height,
         in_shards=rows.select("shard", "text_digest").n_unique(),  # a text in two shards counts twice
-        sampled_control=min(control_texts, sample.height),  # the sample is annotated as one shard
-        control=sum(min(control_texts, count) for count in texts_of_shards),
+        sampled_control=min(max_control_texts, sample.height),  # the sample is annotated as one shard
+        control=sum(min(max_control_texts, text_count) for text_count in texts_per_shard),
         shards=stale_shards,
     )
 
 
 def _scale_cost(lane: Lane, counts: _Counts, cost: "_SampleCost") -> LaneForecast:
-    """Forecast what all texts of a lane (a tool with its settings) will cost, from the cost of the sample.
+    """Forecast what all texts of a lane (a tool with its settings) will cost, from the cost of a sample.
 
-    Tokens, seconds and stored rows are the sum of three parts:
-    - what the sample's groups cost, times the distinct texts that were not sampled per sampled text
-    - what the controls (calls scored again with other results) cost, times their texts per text in the sample
-    - once, what joining the groups to the whole sample cost: the run joins the sample to all other texts
+    The tokens, the seconds and the bytes of stored rows are each the sum of three parts:
+    - The cost of the sample's groups, times (distinct texts that were not sampled) / (sampled texts).
+    - The cost of the controls, times (their texts in all shards) / (their texts in the sample). Controls score calls
+      again with other results.
+    - The cost of joining the groups to the whole sample, once. The run has to join the sample to all other texts too.
+
+    The bytes of the tables themselves are estimated apart, and added.
     """
     factor = _compute_factor(counts, cost)
+
+    table_bytes = _estimate_table_bytes(cost, counts, factor)
     stored_bytes = factor.scaled(
         of_groups=_measure_stored_bytes(cost.groups),
         of_controls=_measure_stored_bytes([cost.controls]),
-        fixed=_measure_stored_bytes([cost.joined]) + _estimate_table_bytes(cost, counts, factor),
+        fixed=_measure_stored_bytes([cost.joined]) + table_bytes,
     )
+
+    tokens = factor.scaled(cost.group_tokens, cost.controls.tokens, fixed=cost.joined.tokens)
+    seconds = factor.scaled(cost.group_seconds, cost.controls.seconds, fixed=cost.joined.seconds)
     return LaneForecast(
         lane=lane.key,
         texts=counts.distinct,
         sampled=counts.sampled,
-        tokens=factor.scaled(cost.group_tokens, cost.controls.tokens, fixed=cost.joined.tokens),
+        tokens=tokens,
         bytes=stored_bytes,
-        seconds=factor.scaled(cost.group_seconds, cost.controls.seconds, fixed=cost.joined.seconds),
+        seconds=seconds,
         spent=cost.group_tokens + cost.joined.tokens + cost.controls.tokens,
         shards=counts.shards,
     )
@@ -325,18 +356,20 @@ def _measure_stored_bytes(costs: Sequence[_Cost]) -> int:
 def _measure_annotation(
     worker: Worker, lane: Lane, texts: pl.DataFrame, stages: Sequence[Stage], progress: Progress
 ) -> _Cost:
-    """Run stages over texts and measure what it costs.
+    """Run some stages on texts, and measure what it costs.
 
-    The tables are temporary; what model and tools computed is stored in the project's lake, for the run to reuse.
+    The tables of the stages are temporary. What the model and the tools compute is stored in the project's lake (its
+    folder of tables), so that a later run can use it.
     """
     with trial(worker, lane, texts, stages, progress, worker.plan.lake) as annotated:
-        sizes = [_measure_table_size(output) for output in annotated.outputs]
+        table_sizes = [_measure_table_size(output) for output in annotated.outputs]  # before the tables are deleted
+
     return _Cost(
         tokens=sum(token_count(report.work.tokens) for report in annotated.reports),
         seconds=sum(report.seconds for report in annotated.reports),
         stored=annotated.appended,
-        fixed_bytes=sum(size.fixed_bytes for size in sizes),
-        row_bytes=[size.row_bytes for size in sizes],
+        fixed_bytes=sum(size.fixed_bytes for size in table_sizes),
+        row_bytes=[size.row_bytes for size in table_sizes],
     )
 
 
@@ -348,7 +381,7 @@ class _TableSize(NamedTuple):
 
 
 def _measure_table_size(output: TableOutput) -> _TableSize:
-    """Return the bytes of the only part of a table."""
+    """Measure the bytes of a table that has a single part."""
     pointer = output.table.pointer(ALL)
     manifest_line = pointer.encode(output.name, ALL)
     empty_bytes = len(parquet.encode(output.stage.schema.to_frame()))

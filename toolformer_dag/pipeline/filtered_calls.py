@@ -70,20 +70,23 @@ def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
 
 
 def rule_settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
-    """Return what the filter rule of a lane (a tool with its settings) depends on, apart from the calls.
+    """Collect the settings that the filter rule of a lane (a tool with its settings) depends on.
 
-    It is the threshold tau_f, or the false discovery rate by which tau_f is chosen, the limit on texts per tool, and
-    hashes of the SQL. If one of them changes, the rule is out of date.
+    Returns:
+        The limit on texts per tool, the threshold tau_f (or the settings by which tau_f is chosen), the score, and
+        hashes of the SQL. If one of them changes, the rule is out of date.
     """
-    shared = {
+    shared_settings = {
         **determining(plan.settings.training, "examples_per_tool"),  # name of the setting -> value
         "sql": fingerprint(RULE_SQL),
         **scores.settings(lane),  # the score that is compared with tau_f
     }
+
     if isinstance(lane.tau_f, ChanceThreshold):
         chance_sql = JUDGED + SWAPPED_PLACES + CHANCE  # estimates how many calls pass a threshold by chance
-        return {**shared, "tau_f": determining(lane.tau_f), "chance": fingerprint(chance_sql)}
-    return {**shared, "tau_f": lane.tau_f}
+        return {**shared_settings, "tau_f": determining(lane.tau_f), "chance": fingerprint(chance_sql)}
+
+    return {**shared_settings, "tau_f": lane.tau_f}
 
 
 class CallFiles(NamedTuple):
@@ -94,15 +97,21 @@ class CallFiles(NamedTuple):
 
 
 def _list_call_files(output: TableOutput, parts: Sequence[str]) -> CallFiles:
-    """Return the Parquet files of the scored calls of some shards, and of the texts that the calls stand in.
+    """List the Parquet files of the scored calls of some shards, and of the texts in which the calls stand.
 
-    A shard without a scored call gives no file. Raises MissingPart, DamagedPart, also for a shard without calls.
+    Args:
+        output: The table that is built from these files.
+        parts: The names of the shards. A shard without scored calls adds no files.
 
-    parts: the names of the shards.
+    Raises:
+        MissingPart: A shard is missing in one of the tables.
+        DamagedPart: A shard of one of the tables cannot be read.
     """
     files = CallFiles(calls=[], texts=[])
     for part in parts:
+        # Looked up even for a shard without scored calls, so that a missing part is always noticed.
         files_of_part = _list_files_of_part(output, part)
+
         has_scored_calls = any(table.pointer(part).rows for table in output.scored)
         if has_scored_calls:
             files.calls.extend(files_of_part.calls)
@@ -126,14 +135,23 @@ def _group_rows_by_part(parts: Sequence[str], rows: pl.DataFrame) -> dict[str, p
 
 
 def text_rows(worker: Worker, output: TableOutput, parts: Sequence[str]) -> dict[str, PartRows]:
-    """Return for each part (the name of a shard) the rows of scored_texts: its texts with scored calls.
+    """Build the rows of the table scored_texts: the texts of some shards that have scored calls.
 
-    `delta` is the largest of a text's calls; null if each of them has a reason not to stay, whatever the threshold.
+    The delta of a call says how much its result lowers the loss. The column `delta` of a text is the largest delta of
+    its calls. It is null if each of the calls has a reason to be dropped, whatever the threshold.
+
+    Args:
+        parts: The names of the shards.
+
+    Returns:
+        The rows by the name of their shard.
     """
     files = _list_call_files(output, parts)
     if not files.calls:
         return {part: PartRows(()) for part in parts}
-    texts_by_part = _group_rows_by_part(parts, _query_scored_texts(output, parts, files))
+
+    scored_texts = _query_scored_texts(output, parts, files)
+    texts_by_part = _group_rows_by_part(parts, scored_texts)
     return {part: PartRows([texts]) for part, texts in texts_by_part.items()}
 
 
@@ -152,12 +170,16 @@ def _cast_to_schema(output: TableOutput, rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def rule_rows(worker: Worker, output: TableOutput, part: str) -> PartRows:
-    """Choose the filter rule of a lane (a tool with its settings): which threshold applies, and which texts stay.
+    """Choose the rule by which the calls of a lane (a tool with its settings) are filtered.
 
-    The table filter_rule has no rows; the rule is in the record of its single part, as `facts`:
-    - LAST_TEXT: the hash of the last text that stays, in the order of hashes
-    - EXAMPLES: how many texts of each shard stay
-    - CHOSEN: the chosen threshold, as a row of chance_thresholds; only if the settings ask for a false discovery rate
+    The rule says which threshold applies and which texts stay.
+
+    Returns:
+        No rows. The rule is in the `facts`, which are stored in the table's record:
+        - LAST_TEXT: the hash of the last text that stays, in the order of hashes
+        - EXAMPLES: how many texts of each shard stay
+        - CHOSEN: the chosen threshold, as a row of the table chance_thresholds. It is only there if the settings ask
+          for a false discovery rate instead of a threshold.
     """
     lane = output.lane
     if isinstance(lane.tau_f, ChanceThreshold):
@@ -169,24 +191,31 @@ def rule_rows(worker: Worker, output: TableOutput, part: str) -> PartRows:
 
 
 def _choose_kept_texts(output: TableOutput, tau_f: float | None) -> dict[str, Any]:
-    """Choose the texts of a lane that stay: the first `training.examples_per_tool` with a call at tau_f, by hash.
+    """Choose which texts of a lane (a tool with its settings) stay after filtering.
 
-    - LAST_TEXT: the hash of the last text that stays; None if there is none
-    - EXAMPLES: how many texts of each shard stay, such as {"en_head_0000": 12}
+    Candidates are the texts that have a call with a delta of at least tau_f. In the order of their hashes, the first
+    `training.examples_per_tool` of them stay.
 
-    tau_f: the least delta of a call that stays; with None no call stays, and no text.
+    Args:
+        tau_f: The smallest delta of a call that stays. With None no call and no text stays.
+
+    Returns:
+        - LAST_TEXT: the hash of the last text that stays, None if there is none
+        - EXAMPLES: how many texts of each shard stay, such as {"en_head_0000": 12}
     """
     files = output.lane_table("scored_texts").list_all_files()
     if not files:
         return {LAST_TEXT: None, EXAMPLES: {}}
-    most_texts = output.plan.settings.training.examples_per_tool
-    parameters = {"files": files, "tau_f": tau_f, "examples": most_texts}
+
+    max_texts = output.plan.settings.training.examples_per_tool
+    parameters = {"files": files, "tau_f": tau_f, "examples": max_texts}
     with _open_sorting_database() as connection:
-        # filter_rule.sql creates the tables last_text, with a single value, and examples (shard, number of texts).
+        # Creates the tables last_text, with a single value, and examples (shard, number of texts).
         run_sql(connection, RULE_SQL, parameters)
+
         last_text = answer(connection, "FROM last_text").item()
-        examples = dict(answer(connection, "FROM examples ORDER BY shard").iter_rows())
-    return {LAST_TEXT: last_text, EXAMPLES: examples}
+        text_counts = dict(answer(connection, "FROM examples ORDER BY shard").iter_rows())
+    return {LAST_TEXT: last_text, EXAMPLES: text_counts}
 
 
 @contextmanager
@@ -198,9 +227,11 @@ def _open_sorting_database() -> Iterator[duckdb.DuckDBPyConnection]:
 
 
 def _choose_threshold(plan: Plan, lane: Lane, rule: ChanceThreshold) -> dict[str, Any]:
-    """Return the lane's row of chance_thresholds: the threshold that has the false discovery rate of `rule`.
+    """Choose the threshold of a lane (a tool with its settings) by the false discovery rate that the settings ask for.
 
-    If none has it, `tau_f` is the fallback of the settings, which may be None.
+    Returns:
+        The lane's row of the table chance_thresholds. If no threshold has this rate, its `tau_f` is the fallback of the
+        settings, which may be None.
     """
     chosen = query_chance_threshold(plan, lane, rule.by_chance)
     if chosen["tau_f"] is None:
@@ -209,20 +240,29 @@ def _choose_threshold(plan: Plan, lane: Lane, rule: ChanceThreshold) -> dict[str
 
 
 def rows(worker: Worker, output: TableOutput, parts: Sequence[str]) -> dict[str, PartRows]:
-    """Keep the scored calls whose delta reaches the threshold tau_f, of some shards together: shard -> its rows.
+    """Filter the scored calls of some shards: keep the calls whose delta reaches the threshold tau_f.
 
-    The PartRows of a shard hold:
-    - `frames`: the kept calls, with the applied threshold as `tau_f`
-    - `rejected`: how many calls are below_tau_f, not_best_at_position, beyond_examples (the limit on texts per tool),
-      have no_threshold (none has the wanted false discovery rate), or had a reason when they were scored
-    - `beside`: the rows of decided_calls: every scored call with its reason, null where it is kept
+    Args:
+        parts: The names of the shards.
 
-    parts: the names of the shards. Raises MissingPart, DamagedPart.
+    Returns:
+        The following for each shard, by its name:
+        - `frames`: the kept calls, with the threshold in the column `tau_f`
+        - `rejected`: the number of dropped calls by reason. The reasons are below_tau_f, not_best_at_position,
+          beyond_examples (the limit on texts per tool), no_threshold (no threshold has the wanted false discovery
+          rate), and the reasons that calls got when they were scored.
+        - `beside`: rows for the table decided_calls, which has every scored call with its reason, null if it is kept
+
+    Raises:
+        MissingPart: A shard is missing in one of the tables that are read.
+        DamagedPart: A shard of one of these tables cannot be read.
     """
     files = _list_call_files(output, parts)
     if not files.calls:
         return {part: PartRows((), beside={DECIDED: DECIDED_SCHEMA.to_frame()}) for part in parts}
-    return _decide_calls(output, parts, files).group_by_part(parts)
+
+    decided_calls = _decide_calls(output, parts, files)
+    return decided_calls.group_by_part(parts)
 
 
 class _DecidedCalls(NamedTuple):
@@ -232,9 +272,15 @@ class _DecidedCalls(NamedTuple):
     reasons: pl.DataFrame  # (CALL_KEY, reason) of every scored call; null where it is kept
 
     def group_by_part(self, parts: Sequence[str]) -> dict[str, PartRows]:
-        """Return the rows of each part (the name of a shard), its rejections, and its rows of decided_calls."""
+        """Group the calls by the shard that they belong to.
+
+        Returns:
+            For each name in `parts`: its kept calls, the number of its dropped calls by reason, and its rows of the
+            table decided_calls.
+        """
         kept_by_part = _group_rows_by_part(parts, self.kept)
         reasons_by_part = _group_rows_by_part(parts, self.reasons)
+
         rows_by_part = {}
         for part in parts:
             reasons = reasons_by_part[part]
@@ -245,24 +291,39 @@ class _DecidedCalls(NamedTuple):
 
 
 def _decide_calls(output: TableOutput, parts: Sequence[str], files: CallFiles) -> _DecidedCalls:
-    """Decide which of the scored calls in `files` are kept, by the rule that was chosen over all shards."""
+    """Decide for each scored call of some shards whether it is kept.
+
+    This follows the rule in the table filter_rule, which was chosen over all shards.
+
+    Args:
+        parts: The names of the shards.
+        files: The Parquet files of their calls and texts.
+    """
     rule = output.lane_table("filter_rule").record(WHOLE)
     tau_f = _get_applied_threshold(output.lane, rule)
     parameters = {"texts": files.texts, "tau_f": tau_f, "last_text": rule[LAST_TEXT]}
+
     with open_scratch() as connection:
-        # Creates the table `scored`, the calls with their score; SQL reads it.
+        # Creates the table `scored`: the calls with their score. The next statement reads it.
         scores.create_scored(connection, output.plan, output.lane, parts, files.calls)
-        # Creates the table `decided`, every scored call and why it is left out; both queries read it.
+        # Creates the table `decided`: every scored call and why it is dropped. Both queries read it.
         run_sql(connection, SQL, parameters)
-        kept = answer(connection, KEPT_QUERY).with_columns(tau_f=pl.lit(tau_f, pl.Float64))
+
+        kept_calls = answer(connection, KEPT_QUERY).with_columns(tau_f=pl.lit(tau_f, pl.Float64))
         reasons = answer(connection, REASONS_QUERY).cast(DECIDED_SCHEMA)
-    return _DecidedCalls(_cast_to_schema(output, kept), reasons)
+    return _DecidedCalls(_cast_to_schema(output, kept_calls), reasons)
 
 
 def _get_applied_threshold(lane: Lane, rule: Mapping[str, Any]) -> float | None:
-    """Return the threshold of a lane: the setting, or the chosen one if the settings ask for a false discovery rate.
+    """Return the threshold that is applied to the calls of a lane (a tool with its settings).
 
-    rule: the record of filter_rule. Returns None if no threshold has the rate: nothing is kept then.
+    Args:
+        rule: The record of the table filter_rule. It holds the chosen threshold if the settings ask for a false
+            discovery rate.
+
+    Returns:
+        The smallest delta of a call that is kept. None if no threshold has the wanted rate and the
+        settings have no fallback. No call is kept then.
     """
     if isinstance(lane.tau_f, ChanceThreshold):
         chosen: float | None = rule[CHOSEN]["tau_f"]
@@ -276,9 +337,11 @@ def below_tau_f(kept: pl.DataFrame, output: TableOutput) -> int:
 
 
 def describe_chosen_threshold(output: TableOutput) -> list[LogLine]:
-    """Return a line on the threshold that was chosen by its false discovery rate, a warning if none is certified.
+    """Describe the threshold that was chosen by its false discovery rate.
 
-    Empty if the settings name the threshold.
+    Returns:
+        A single line, which is a warning if the threshold is not certified. Empty if no threshold was chosen, for
+        example because the settings name one.
     """
     chosen = read_chosen_threshold(output.plan, output.lane)
     if chosen is None:
@@ -287,19 +350,26 @@ def describe_chosen_threshold(output: TableOutput) -> list[LogLine]:
 
 
 def threshold_in_deltas(output: TableOutput) -> Shown:
-    """Return what Dagster's page shows of a lane's filter, by label: counts, the threshold, and plots of the deltas.
+    """Collect what Dagster's page shows about the filtering of a tool's calls.
 
-    A call is kept if its delta, by which its result lowers the loss, reaches the threshold tau_f. Without a scored call
-    there are only the count of kept calls and the threshold.
+    The delta of a call says how much its result lowers the loss. A call is kept if its delta reaches the threshold
+    tau_f.
+
+    Returns:
+        Values and plots by their label: the number of kept calls, the threshold, and plots of the deltas. Without a
+        scored call there are no plots.
     """
     kept_count = sum(pointer.rows for pointer in output.table.pointers().values())
-    tau_f = _read_last_threshold(output)  # a number, or None
     shown: dict[str, ShownValue] = {"calls kept": kept_count}
-    threshold_by_chance = read_chosen_threshold(output.plan, output.lane)  # None if the settings name tau_f
-    if threshold_by_chance is not None:
-        shown["threshold"] = describe_threshold(threshold_by_chance)  # a sentence on how tau_f was chosen
+
+    chosen_threshold = read_chosen_threshold(output.plan, output.lane)  # None if the settings name it
+    if chosen_threshold is not None:
+        shown["threshold"] = describe_threshold(chosen_threshold)  # a sentence on how tau_f was chosen
+
+    tau_f = _read_last_threshold(output)
     if tau_f is not None:
         shown["tau_f"] = tau_f
+
     return {**shown, **_build_shown_deltas(output, kept_count, tau_f)}
 
 
@@ -313,20 +383,28 @@ def _read_last_threshold(output: TableOutput) -> float | None:
 
 
 def _build_shown_deltas(output: TableOutput, kept_count: int, tau_f: float | None) -> dict[str, ShownValue]:
-    """Return the share of kept calls, a histogram of all deltas, and the costs if calls have some, by label.
+    """Collect what Dagster's page shows about the deltas of a tool's calls.
 
-    A delta is by how much a call's result lowers the loss, in nats. Empty without a scored call.
+    The delta of a call says how much its result lowers the loss, in nats.
 
-    tau_f: the threshold that kept calls reach, which the plots mark.
+    Args:
+        kept_count: The number of calls that were kept.
+        tau_f: The threshold, which the plots mark.
+
+    Returns:
+        Values by their label: the share of kept calls, a histogram of all deltas, and a plot of costs if any call has
+        a cost. Empty if there are no scored calls.
     """
     deltas = scores.query_deltas(output.plan, output.lane)
     if deltas.is_empty():
         return {}
+
     shown: dict[str, ShownValue] = {
         "share of the scored calls kept": kept_count / deltas.height,
         "deltas": DeltaHistogram(deltas, tau_f),
     }
-    frontier = scores.cost_frontier(output.plan, output.lane, tau_f)  # by threshold: nats gained, and what calls cost
+
+    frontier = scores.cost_frontier(output.plan, output.lane, tau_f)  # a row per threshold: nats gained, and cost
     if frontier is not None:
         shown["nats over cost"] = CostFrontier(frontier)
     return shown
@@ -339,30 +417,41 @@ def reads(plan: Plan, lane: Lane) -> tuple[str, ...]:
 
 
 def inputs(output: TableOutput) -> InputsOf:
-    """Return a function from a shard to what its kept calls depend on; another value makes the shard out of date.
+    """Build a function that lists what the kept calls of a shard depend on.
 
-    - the versions of the shard's scored calls, and a hash of their costs
-    - EXAMPLES: how many texts of the shard stay
-    - THRESHOLD: the chosen threshold, `{"tau_f": 0.7, "by_chance": 0.1, "verdict": "certified"}`; only if the settings
-      ask for a false discovery rate
+    If one of the values changes, the shard is out of date.
+
+    Returns:
+        A function from the name of a shard to:
+        - the versions of its scored calls, and a hash of their costs if the score depends on costs
+        - EXAMPLES: how many texts of the shard stay
+        - THRESHOLD: the chosen threshold, such as {"tau_f": 0.7, "by_chance": 0.1, "verdict": "certified"}. It is only
+          there if the settings ask for a false discovery rate instead of a threshold.
     """
-    inputs_of_calls = inputs_of_texts(output)  # shard -> the versions of its scored calls, and the hash of their costs
+    list_inputs_of_calls = inputs_of_texts(output)
+
+    # The rule has no rows: it is stored in the record of its table, which has a single part.
     pointer = output.lane_table("filter_rule").find_whole_pointer(WHOLE)
-    rule: Mapping[str, Any] = pointer.record if pointer else {}  # the rule is in the record of its single part
+    rule: Mapping[str, Any] = pointer.record if pointer else {}
     threshold = _build_threshold_input(output.lane, rule)
 
-    def inputs_of(shard: str) -> Mapping[str, Any]:
-        # Of the texts that stay, only this shard's number: a rule that changes for other shards changes nothing here.
-        examples = rule.get(EXAMPLES, {}).get(shard, 0)
-        return {**inputs_of_calls(shard), EXAMPLES: examples, **threshold}
+    def list_inputs(shard: str) -> Mapping[str, Any]:
+        # Only the number of this shard: a rule that changes for other shards does not make this one out of date.
+        text_count = rule.get(EXAMPLES, {}).get(shard, 0)
+        return {**list_inputs_of_calls(shard), EXAMPLES: text_count, **threshold}
 
-    return inputs_of
+    return list_inputs
 
 
 def _build_threshold_input(lane: Lane, rule: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a threshold chosen by chance that change kept calls, under THRESHOLD; else nothing.
+    """Select the values of a chosen threshold on which the kept calls depend.
 
-    rule: the record of filter_rule.
+    Args:
+        rule: The record of the table filter_rule.
+
+    Returns:
+        These values under the key THRESHOLD. Empty if no threshold was chosen, for example because the
+        settings name one.
     """
     if not isinstance(lane.tau_f, ChanceThreshold) or CHOSEN not in rule:
         return {}
@@ -389,21 +478,25 @@ def rule_reads(plan: Plan, lane: Lane) -> tuple[str, ...]:
 
 
 def rule_inputs(output: TableOutput) -> InputsOf:
-    """Return a function from a part to what the filter rule depends on: the versions of all tables that it reads.
+    """Build a function that lists what the filter rule depends on: the versions of all tables that it is chosen from.
 
-    The rule is chosen over all shards and has a single part, so the function always returns the same mapping, such as
-    `{"calculator/scored_texts": {"en_head_0000": "3f.."}}`: table -> shard -> version.
+    Returns:
+        A function that takes the name of a part, which it ignores, because the rule is chosen over all shards at once.
+        It returns the versions of shards by table, such as {"calculator/scored_texts": {"en_head_0000": "3f.."}}.
     """
     lake = output.plan.lake
-    # Tables of tool results are read for what calls cost, which their versions leave out. So they have no entries of
-    # their own; the costs have one for all of them, under COST_VERSION.
+
+    # The tables of tool results are only read for the costs of calls, and their versions do not cover costs. So these
+    # tables get no entries of their own, but one entry for all of them: COST_VERSION.
     cost_tables = {f"{output.lane.key}/{name}" for name in scores.reads(output.lane)}
+
     versions_of_tables = {}
     for name in output.depends_on:
         if name not in cost_tables:
             versions_of_tables[name] = _collect_part_versions(lake.table(name))
     if cost_tables.intersection(output.depends_on):
         versions_of_tables[scores.COST_VERSION] = _collect_cost_versions(output)
+
     return lambda part: versions_of_tables
 
 

@@ -41,15 +41,17 @@ def settings(plan: Plan, lane: None) -> Mapping[str, Any]:
 
 
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
-    """Cut the held-out documents of a shard as C*, the training corpus, is cut; return a row per text.
+    """Cut the held-out documents of a shard into texts, in the same way as the training corpus C* is cut.
 
-    Rejected: word_too_long (a piece that cannot be cut to fit).
+    Returns:
+        A row per text. `rejected` counts words that are too long for any text, with the reason word_too_long.
     """
     cuts = open_corpus_cuts(worker)
-    cutting_shard = _ShardCutting(shard, cuts)
-    documents = removed_documents.documents(worker.plan, shard)  # those that are not removed
-    frames = cutting_shard.frames(documents)  # lazy: `rejected` is filled while they are read
-    return PartRows(frames, rejected=cutting_shard.rejected, stores=[cuts.name])
+    cutting = _ShardCutting(shard, cuts)
+
+    remaining_documents = removed_documents.documents(worker.plan, shard)  # without the removed ones
+    frames = cutting.frames(remaining_documents)  # a generator: `rejected` is filled while it is read
+    return PartRows(frames, rejected=cutting.rejected, stores=[cuts.name])
 
 
 class _HeldoutRow(NamedTuple):
@@ -75,9 +77,13 @@ class _ShardCutting:
         self._cuts = cuts
 
     def frames(self, documents: Iterator[pl.DataFrame]) -> Iterator[pl.DataFrame]:
-        """Yield rows (STAGE.columns) for the texts of the documents that are held out, in their order.
+        """Build the rows for the texts of those documents that are held out, in the order of the documents.
 
-        documents: frames of the shard's documents (digest, place, text, ...), held out or not.
+        Args:
+            documents: All documents of the shard (digest, place, text, ...), in several frames.
+
+        Yields:
+            Frames with the columns of STAGE.
         """
         for frame in documents:
             heldout = frame.filter(_is_heldout(frame["text"]))
@@ -89,13 +95,14 @@ class _ShardCutting:
         rows = []
         placed_texts = list(documents.select("place", "text").iter_rows())
         cut_documents = self._cuts.texts_of(placed_texts)
-        for digest, document in zip(documents["digest"], cut_documents, strict=True):
-            self.rejected[self._shard, "word_too_long"] += document.unfit_words
-            rows += [self._build_row(digest, text) for text in document.texts]
+
+        for digest, cut_document in zip(documents["digest"], cut_documents, strict=True):
+            self.rejected[self._shard, "word_too_long"] += cut_document.unfit_words
+            rows += [self._build_row(digest, text) for text in cut_document.texts]
         return rows
 
     def _build_row(self, digest: str, text: Segment) -> _HeldoutRow:
-        """Return the row of a text of a document."""
+        """Build the row of the table for one text of a document."""
         return _HeldoutRow(
             shard=self._shard,
             digest=digest,
@@ -125,19 +132,23 @@ class HeldoutTexts:
 
 
 def heldout_texts(plan: Plan) -> HeldoutTexts:
-    """Draw the held-out texts that choose the best checkpoint, and the texts that measure its perplexity.
+    """Draw held-out texts: some to choose the best checkpoint, and others to measure its perplexity.
 
-    In the order of hashes, the first `training.heldout_texts` choose and the last `evaluation.perplexity_texts`
-    measure, each at most half.
+    The texts are sorted by their hashes, without those that are trained on as well. The first `training.heldout_texts`
+    choose, and the last `evaluation.perplexity_texts` measure. Neither number exceeds half of the texts (rounded up for
+    measuring), unless there is a single text, which does both.
 
-    Raises MissingPart, DamagedPart.
+    Raises:
+        MissingPart: A table that is read, or a part of it, does not exist yet.
+        DamagedPart: A part of such a table cannot be read.
     """
     texts = _scan_texts(plan)
     drawn = _draw_texts(plan, texts)
-    text_of = _read_texts_by_digest(texts, digests=[*drawn.choosing, *drawn.measuring])
+
+    text_by_digest = _read_texts_by_digest(texts, digests=[*drawn.choosing, *drawn.measuring])
     return HeldoutTexts(
-        choosing=[text_of[digest] for digest in drawn.choosing],
-        measuring=[text_of[digest] for digest in drawn.measuring],
+        choosing=[text_by_digest[digest] for digest in drawn.choosing],
+        measuring=[text_by_digest[digest] for digest in drawn.measuring],
     )
 
 
@@ -165,16 +176,22 @@ class _Drawn(NamedTuple):
 
 
 def _draw_texts(plan: Plan, texts: pl.LazyFrame) -> _Drawn:
-    """Draw held-out texts by their hashes: the first choose the best checkpoint, the last measure its perplexity.
+    """Draw held-out texts by their hashes: some to choose the best checkpoint, others to measure its perplexity.
 
-    At most half of the texts choose, and none that does also measures, but for a single text.
+    At most half of the texts choose. No text does both, unless there is only one.
 
-    texts: a lazy frame with the column `text_digest`.
+    Args:
+        texts: All held-out texts, with the column `text_digest`. Texts that are trained on as well are not drawn.
     """
     untrained = _list_untrained_texts(plan, texts)  # sorted by hash
     half = len(untrained) // 2
-    choosing_count = min(plan.settings.training.heldout_texts, max(half, 1))  # a single text chooses too
-    measuring_count = min(plan.settings.evaluation.perplexity_texts, len(untrained) - half)
+
+    max_choosing = max(half, 1)  # a single text chooses too
+    choosing_count = min(plan.settings.training.heldout_texts, max_choosing)
+
+    max_measuring = len(untrained) - half
+    measuring_count = min(plan.settings.evaluation.perplexity_texts, max_measuring)
+
     return _Drawn(
         untrained=untrained,
         choosing=untrained[:choosing_count],
@@ -199,31 +216,45 @@ def _collect_training_texts(plan: Plan) -> set[str]:
 
 
 def draw_heldout_documents(plan: Plan) -> pl.DataFrame:
-    """Draw distinct held-out documents, to measure perplexity on them: (shard, digest, text_digests), sorted.
+    """Draw distinct held-out documents, on which perplexity can be measured.
 
-    text_digests: the hashes of the document's texts, as "0a.. 7f..". None of them is trained on, and none chooses the
-        best checkpoint if that can be avoided.
+    No text of a drawn document is trained on. Documents with a text that chooses the best checkpoint are only drawn if
+    all documents without trained texts have such a text.
 
-    Raises MissingPart, DamagedPart.
+    Returns:
+        The documents in the columns shard, digest and text_digests, sorted by the last. `text_digests` holds the hashes
+        of the document's texts, such as "0a.. 7f..".
+
+    Raises:
+        MissingPart: A table that is read, or a part of it, does not exist yet.
+        DamagedPart: A part of such a table cannot be read.
     """
     texts = _scan_texts(plan)
     drawn = _draw_texts(plan, texts)
     documents = _select_distinct_documents(texts)
+
     untrained_texts = set(drawn.untrained)
-    not_choosing = _select_documents_with_texts(documents, untrained_texts - set(drawn.choosing))
-    candidates = _select_documents_with_texts(documents, untrained_texts) if not_choosing.is_empty() else not_choosing
-    return candidates.tail(plan.settings.evaluation.perplexity_texts)  # the last ones, as `_draw_texts` takes texts
+    other_texts = untrained_texts - set(drawn.choosing)
+    candidates = _select_documents_with_texts(documents, other_texts)
+    if candidates.is_empty():
+        candidates = _select_documents_with_texts(documents, untrained_texts)
+
+    return candidates.tail(plan.settings.evaluation.perplexity_texts)  # the last, as `_draw_texts` does for texts
 
 
 def _select_distinct_documents(texts: pl.LazyFrame) -> pl.DataFrame:
-    """Return (shard, digest, text_digests), a row per different held-out document, sorted by `text_digests`.
+    """Group held-out texts by their document, and leave out documents that are equal to another one.
 
-    Equal documents have the same texts; only the first of them, by shard and digest, is returned.
+    Documents are equal if they have the same texts. The first of them stays, in the order of shard and digest.
+
+    Returns:
+        A row per document with the columns shard, digest and text_digests (the hashes of its texts, such as
+        "0a.. 7f.."), sorted by text_digests.
     """
-    hashed = texts.select("shard", "digest", "segment", "text_digest").sort("segment").collect()
-    documents = hashed.group_by("shard", "digest").agg(text_digests=pl.col("text_digest").str.join(" "))
-    ordered = documents.sort("text_digests", "shard", "digest")
-    return ordered.unique("text_digests", keep="first", maintain_order=True)
+    hashed_texts = texts.select("shard", "digest", "segment", "text_digest").sort("segment").collect()
+    documents = hashed_texts.group_by("shard", "digest").agg(text_digests=pl.col("text_digest").str.join(" "))
+    sorted_documents = documents.sort("text_digests", "shard", "digest")
+    return sorted_documents.unique("text_digests", keep="first", maintain_order=True)
 
 
 def _select_documents_with_texts(documents: pl.DataFrame, allowed_texts: set[str]) -> pl.DataFrame:
@@ -233,22 +264,35 @@ def _select_documents_with_texts(documents: pl.DataFrame, allowed_texts: set[str
 
 
 def read_document_texts(plan: Plan, documents: pl.DataFrame) -> list[str]:
-    """Return the texts of whole `documents` (shard, digest), shard by shard, in the order of the corpus.
+    """Read the whole texts of some documents.
 
-    Raises MissingPart, DamagedPart.
+    Args:
+        documents: The documents, in the columns shard and digest.
+
+    Returns:
+        The texts shard by shard, and in the order of the corpus within each shard.
+
+    Raises:
+        MissingPart: A shard of the corpus does not exist.
+        DamagedPart: A shard of the corpus cannot be read.
     """
     texts: list[str] = []
-    for (shard,), digests in documents.group_by("shard", maintain_order=True):
+    for (shard,), wanted in documents.group_by("shard", maintain_order=True):
         for batch in raw_shards.documents(plan, str(shard)):
-            documents_of_batch = batch.join(digests, on="digest", how="semi", maintain_order="left")
-            texts += documents_of_batch["text"].to_list()
+            wanted_of_batch = batch.join(wanted, on="digest", how="semi", maintain_order="left")
+            texts += wanted_of_batch["text"].to_list()
     return texts
 
 
 def too_few(text_count: int, purpose: str) -> str | None:
-    """Return a warning if fewer than FEWEST_TEXTS held-out texts were drawn, else None.
+    """Build a warning if too few held-out texts were drawn, that is fewer than FEWEST_TEXTS.
 
-    purpose: what the texts do, as the message says it: "choose the checkpoint".
+    Args:
+        text_count: The number of drawn texts.
+        purpose: What the texts do, in the words of the message: "choose the checkpoint".
+
+    Returns:
+        The warning, or None if there are enough texts.
     """
     if text_count >= FEWEST_TEXTS:
         return None

@@ -42,9 +42,10 @@ CALL_BRACKET_TOKENS = 4
 
 
 def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
-    """Return what the texts of a tool depend on, apart from the documents; a change makes the table out of date.
+    """Collect what the texts of a tool depend on, apart from the documents.
 
-    An option has an entry only for the tools to which it matters.
+    If one of the values changes, the table is out of date. Options that matter only to some tools have an entry only
+    for these tools.
     """
     tool = lane.tool
     entries = {
@@ -56,6 +57,7 @@ def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
         "max_call_tokens": plan.settings.sampling.max_call_tokens,
         **determining(plan.settings.corpus, "texts_per_shard", "documents_per_shard"),
     }
+
     if tool.asks_language:
         entries["language"] = Identifier(None).identity()  # the default model that identifies languages
     if tool.by_paragraph:
@@ -71,15 +73,18 @@ def _collect_routing_settings(plan: Plan) -> Mapping[str, Any]:
 
 
 def compute_text_budget(*, segment_tokens: int, context_length: int, prompt_tokens: int, max_call_tokens: int) -> int:
-    """Return the most tokens that a text may have so that sampling calls in it fits the model's context.
+    """Compute how many tokens a text may have, so that the model's context is large enough to sample calls in it.
 
-    The context holds the prompt, the text twice (as input, and again with a call in it) and the call.
+    The context has to hold the prompt, the text twice (as input, and again with a call in it) and the call.
 
-    segment_tokens: the setting; the result is never larger.
-    prompt_tokens: the tokens of the prompt P(x) without the text x.
-    max_call_tokens: the most tokens between the brackets of a call.
+    Args:
+        segment_tokens: The largest number that the settings allow.
+        context_length: The number of tokens in the model's context.
+        prompt_tokens: The tokens of the prompt without the text.
+        max_call_tokens: The largest number of tokens between the brackets of a call.
 
-    Raises UserError if fewer than FEWEST_TEXT_TOKENS are left.
+    Raises:
+        UserError: Fewer than FEWEST_TEXT_TOKENS are left for the text.
     """
     call_tokens = max_call_tokens + CALL_BRACKET_TOKENS
     room = (context_length - prompt_tokens - call_tokens) // 2
@@ -92,33 +97,44 @@ def compute_text_budget(*, segment_tokens: int, context_length: int, prompt_toke
 
 
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
-    """Select the texts of a shard in which calls of a tool are worth proposing; return a row per text.
+    """Select the texts of a shard in which it is worth sampling calls of a tool.
 
-    Raises ToolDown if a tool's rule fails, UserError if the prompt leaves too few tokens for a text.
+    Returns:
+        A row per selected text. Texts and documents that are left out are counted in `rejected` by reason.
+
+    Raises:
+        UserError: The prompt leaves too few tokens for a text.
+        ToolDown: The tool's rule for selecting texts fails, once the rows are read.
     """
     count_tokens = worker.encoding().lengths  # texts -> the number of tokens of each
     cuts = DocumentCuts(worker, _compute_most_tokens(worker, output.lane), count_tokens)
     selection = _Selection(output, cuts, count_tokens)
-    # All three steps are lazy, and count in `rejected` what they leave out while `texts` is read.
+
+    # All three steps are lazy: they do their work, and count in `rejected`, only while `sampled_texts` is read.
     documents = _sample_documents(worker.plan, shard, selection.rejected)
-    texts = _sample_texts(worker.plan, selection.frames(documents), selection.rejected)
-    return PartRows(texts, rejected=selection.rejected, stores=[cuts.name])
+    texts = selection.frames(documents)
+    sampled_texts = _sample_texts(worker.plan, texts, selection.rejected)
+    return PartRows(sampled_texts, rejected=selection.rejected, stores=[cuts.name])
 
 
 def _compute_most_tokens(worker: Worker, lane: Lane) -> int:
-    """Return the most tokens of a text with which the tool's prompt fits the model's context.
+    """Compute how many tokens a text may have, so that it fits the model's context together with the tool's prompt.
 
-    Raises UserError if the prompt leaves too few.
+    Raises:
+        UserError: The prompt leaves too few tokens for a text.
     """
     from toolformer_dag.model.loading import context_length, load_config
 
     settings = worker.plan.settings
     encoding = worker.encoding()
+
+    # The prompt is written around the text. `output` are the tokens between the text and its copy with calls.
+    prompt_tokens = len(encoding.prompt_tokens(lane.tool.prompt)) + len(encoding.output)
+
     return compute_text_budget(
         segment_tokens=settings.corpus.segment_tokens,  # the result is never larger
         context_length=context_length(load_config(settings.model)),
-        # The prompt is written around the text; `output` stands between it and the text with calls.
-        prompt_tokens=len(encoding.prompt_tokens(lane.tool.prompt)) + len(encoding.output),
+        prompt_tokens=prompt_tokens,
         max_call_tokens=settings.sampling.max_call_tokens,
     )
 
@@ -160,17 +176,19 @@ class _Selection:
     """
 
     def __init__(self, output: TableOutput, cuts: DocumentCuts, count_tokens: TokenCounter) -> None:
-        """Prepare the selection for the tool of `output`.
+        """Prepare the selection for the tool of a table.
 
-        cuts: cuts documents into texts, or looks up how they were cut before.
-        count_tokens: texts -> the number of tokens of each.
+        Args:
+            output: The table to build.
+            cuts: Cuts documents into texts, or looks up how they were cut before.
+            count_tokens: Takes texts and returns the number of tokens of each.
         """
         self.rejected: Rejected = Counter()
         self._schema = output.stage.schema
         self._tool = output.lane.tool
         self._cuts = cuts
         self._count_tokens = count_tokens
-        self._identifier = Identifier(None)  # identifies languages with the default model
+        self._language_identifier = Identifier(None)  # with the default model
         self._tools_per_text = output.plan.settings.corpus.tools_per_text
         self._router = _router(output)
 
@@ -181,14 +199,21 @@ class _Selection:
                 yield self._select_texts(batch)
 
     def _select_texts(self, documents: pl.DataFrame) -> pl.DataFrame:
-        """Return the rows (STAGE.columns) of the texts that the tool gets from a batch of documents.
+        """Select the texts that the tool gets from some documents.
 
-        documents: columns of raw_shards, and `place`, the key under which it is stored where a document is cut.
+        Args:
+            documents: The documents, in the columns of raw_shards and `place`. The cuts of a document are stored under
+                its place.
+
+        Returns:
+            A row per text, in the columns of STAGE.
         """
         if self._tool.asks_language:
             documents = self._with_language(documents)
+
         wanted_documents = self._select_wanted_documents(documents)
-        cut_documents = self._cut_documents(wanted_documents)  # the texts of each, in the same order
+        cut_documents = self._cut_documents(wanted_documents)  # the texts of each document, in the same order
+
         rows: list[_SelectedText] = []
         for placed, cut_document in zip(wanted_documents, cut_documents, strict=True):
             rows += self._iter_selected_texts(placed.document, cut_document)
@@ -207,43 +232,56 @@ class _Selection:
 
     def _with_language(self, documents: pl.DataFrame) -> pl.DataFrame:
         """Identify the language of the documents for which the corpus has none."""
-        is_unnamed = documents["language"].is_null()
-        identified = self._identifier.identify(documents["text"].filter(is_unnamed).to_list())
-        labels = pl.Series([language.label for language in identified], dtype=pl.String)
-        return documents.with_columns(language=documents["language"].scatter(is_unnamed.arg_true(), labels))
+        has_no_language = documents["language"].is_null()
+        texts = documents["text"].filter(has_no_language).to_list()
+
+        languages = self._language_identifier.identify(texts)
+        labels = pl.Series([language.label for language in languages], dtype=pl.String)
+        return documents.with_columns(language=documents["language"].scatter(has_no_language.arg_true(), labels))
 
     def _select_wanted_documents(self, documents: pl.DataFrame) -> list[_PlacedDocument]:
-        """Return the documents that the tool's rule for whole documents accepts; count the others in `rejected`.
+        """Select the documents that the tool wants, and count the others in `rejected`.
 
-        documents: the fields of Document as columns, and `place`.
+        Args:
+            documents: The documents, with a column per field of Document and the column `place`.
         """
         wanted = []
         for row in documents.iter_rows(named=True):
             place = row.pop("place")
             document = Document(**row)
-            # A refusal is counted in `rejected` under document_not_wanted.
+
+            # A document that the tool refuses is counted in `rejected` as document_not_wanted.
             why_wanted = self._ask_rule("wants_document", document, shard=document.shard, refusal="document_not_wanted")
             if why_wanted:
                 wanted.append(_PlacedDocument(place, document))
         return wanted
 
     def _iter_selected_texts(self, document: Document, cut_document: DocumentTexts) -> Iterator[_SelectedText]:
-        """Yield a row for each text of a document that the tool gets; count the others in `rejected`.
+        """Select the texts of a document that the tool gets, and count the others in `rejected`.
 
-        For a tool that works by paragraph the texts are cut further.
+        Args:
+            cut_document: The texts that it was cut into. They are cut further if the tool works by paragraph.
+
+        Yields:
+            A row per selected text.
         """
         self.rejected[document.shard, "word_too_long"] += cut_document.unfit_words
-        context = self._ask_tool("context", document) or ""  # what its results depend on beside the input, as a date
+
+        # The context is what the tool's results depend on besides the input, such as the date for the calendar.
+        context = self._ask_tool("context", document) or ""
+
         texts = paragraphs(cut_document.texts) if self._tool.by_paragraph else cut_document.texts
         for text in texts:
-            why_wanted = self._explain_wanted(document, text.text)  # None for a text that it has counted in `rejected`
+            why_wanted = self._explain_wanted(document, text.text)  # counts the text in `rejected` if it returns None
             if why_wanted:
                 yield self._build_row(document, text, why_wanted, context)
 
-    def _build_row(self, document: Document, text: Segment, why: str, context: str) -> _SelectedText:
-        """Return the row of a text that the tool gets.
+    def _build_row(self, document: Document, text: Segment, why_wanted: str, context: str) -> _SelectedText:
+        """Build the row of a text that the tool gets.
 
-        why: why the tool wants it. context: what its results depend on beside the input.
+        Args:
+            why_wanted: Why the tool wants the text, for people.
+            context: What the tool's results depend on besides the input, such as the date for the calendar.
         """
         return _SelectedText(
             tool=self._tool.key,
@@ -253,18 +291,20 @@ class _Selection:
             offset=text.offset,
             text=text.text,
             text_digest=text_digest(text.text),
-            wanted=why,
+            wanted=why_wanted,
             context=context,
         )
 
     def _explain_wanted(self, document: Document, text: str) -> str | None:
-        """Return why the tool gets a text, such as "a number after 'total'"; None if it does not.
+        """Decide whether the tool gets a text. If it does not, the text is counted in `rejected`.
 
-        A text that it does not get is counted in `rejected`.
+        Returns:
+            Why the tool gets the text, such as "a number after 'total'". None if it does not get it.
         """
         if holds_call(text, [self._tool.name]):
             self.rejected[document.shard, "holds_call"] += 1
             return None
+
         if self._router is None:
             return self._ask_rule("wants", text, document, shard=document.shard, refusal="text_not_wanted")
         return self._route_by_description(self._router, text, document.shard)
@@ -278,32 +318,44 @@ class _Selection:
         return f"fits {scores[self._tool.key]:.1f}"
 
     def _ask_rule(self, method: str, *arguments: object, shard: str, refusal: str) -> str | None:
-        """Call a method of the tool that accepts or refuses a document or text; return why it is accepted, else None.
+        """Ask the tool whether it wants a document or a text. If it does not, this is counted in `rejected`.
 
-        method: its name, such as "wants". refusal: the reason under which a refusal is counted in `rejected`.
+        Args:
+            method: The name of the tool's method to call, such as "wants".
+            arguments: The arguments of this method.
+            shard: The shard for which a refusal is counted.
+            refusal: The reason under which it is counted.
+
+        Returns:
+            Why the tool wants the document or text, None if it does not.
         """
         try:
-            why = self._ask_tool(method, *arguments)
-        except OverBudget:
+            why_wanted = self._ask_tool(method, *arguments)
+        except OverBudget:  # deciding would cost the tool too much work
             self.rejected[shard, "over_budget"] += 1
             return None
-        if not why:
+
+        if not why_wanted:
             self.rejected[shard, refusal] += 1
             return None
-        return why
+        return why_wanted
 
     def _ask_tool(self, method: str, *arguments: object) -> str | None:
-        """Call a method of the tool, which may be a user's code, and return its answer: a text or None.
+        """Call a method of the tool, which may be code of a user, and return its answer: a text or None.
 
-        Raises ToolDown if it fails or returns anything else, OverBudget if it gives up.
+        Raises:
+            ToolDown: The method fails, or returns anything else.
+            OverBudget: The method gives up, because it would take too much work.
         """
-        with blame_tool(self._tool, method):  # raises exceptions as ToolDown, also those of the lines below
+        with blame_tool(self._tool, method):  # turns other exceptions of this block into ToolDown
             answer = getattr(self._tool, method)(*arguments)
             if answer is None:
                 return None
             if not isinstance(answer, str):
                 raise TypeError(f"it returned a {type(answer).__name__}, neither a text nor None")
-            # A subclass of str becomes a plain str. Half of a surrogate pair, which no file can hold, is an error.
+
+            # An instance of a subclass of str becomes a plain str. A lone half of a surrogate pair is an error here,
+            # because no file can hold it.
             return str(answer.encode(), "utf-8")
 
 
@@ -315,18 +367,28 @@ def _router(output: TableOutput) -> Router | None:
 
 
 def _sample_documents(plan: Plan, shard: str, rejected: Rejected) -> Iterator[pl.DataFrame]:
-    """Yield the documents of a shard, of which `corpus.documents_per_shard` limits the distinct ones.
+    """Read the documents of a shard, or a sample of them if the settings limit their number.
 
-    Documents with the smallest hashes are taken, so a larger limit adds some and drops none. The others are counted in
-    `rejected` as document_not_sampled.
+    The limit `corpus.documents_per_shard` is for distinct documents. Those with the smallest hashes are taken, so that
+    a larger limit adds some documents and removes none.
+
+    Args:
+        rejected: The documents that are left out are counted here, with the reason document_not_sampled.
+
+    Yields:
+        The documents, in one or more frames.
     """
     documents = removed_documents.documents(plan, shard)
     limit = plan.settings.corpus.documents_per_shard
     if limit is None:
         yield from documents
         return
-    hashed = _with_digests(documents)
-    for sample in _select_smallest_hashes(hashed, limit=limit, reason="document_not_sampled", rejected=rejected):
+
+    documents_with_hashes = _with_digests(documents)
+    samples = _select_smallest_hashes(
+        documents_with_hashes, limit=limit, reason="document_not_sampled", rejected=rejected
+    )
+    for sample in samples:
         yield sample.drop("text_digest")
 
 
@@ -348,20 +410,27 @@ def _with_digests(documents: Iterator[pl.DataFrame]) -> Iterator[pl.DataFrame]:
 def _select_smallest_hashes(
     frames: Iterator[pl.DataFrame], *, limit: int, reason: str, rejected: Rejected
 ) -> Iterator[pl.DataFrame]:
-    """Yield one frame with the rows that have the `limit` smallest distinct values of `text_digest`, in their order.
+    """Sample rows by hash: keep the rows with the smallest hashes.
 
-    The other rows are counted in `rejected` under `reason`.
+    Args:
+        frames: Rows with the columns text_digest (the hash) and shard.
+        limit: The number of distinct hashes to keep. Rows with equal hashes are kept or left out together.
+        reason: The reason under which the other rows are counted.
+        rejected: The other rows are counted here.
 
-    frames: rows with the columns text_digest and shard. Without any frame nothing is yielded.
+    Yields:
+        One frame with the kept rows, in their order. Nothing if there are no frames.
     """
-    smallest: pl.DataFrame | None = None  # of the frames so far
+    kept_rows: pl.DataFrame | None = None  # from the frames so far
     for frame in frames:
-        candidates = frame if smallest is None else pl.concat([smallest, frame])
-        is_smallest = candidates["text_digest"].rank("dense") <= limit  # equal hashes have the same rank
-        rejected.update(_count_as(reason, candidates.filter(~is_smallest)))
-        smallest = candidates.filter(is_smallest)
-    if smallest is not None:
-        yield smallest
+        candidates = frame if kept_rows is None else pl.concat([kept_rows, frame])
+
+        is_kept = candidates["text_digest"].rank("dense") <= limit  # equal hashes have the same rank
+        rejected.update(_count_as(reason, candidates.filter(~is_kept)))
+        kept_rows = candidates.filter(is_kept)
+
+    if kept_rows is not None:
+        yield kept_rows
 
 
 def _count_as(reason: str, rows: pl.DataFrame) -> Rejected:

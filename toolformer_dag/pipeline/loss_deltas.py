@@ -57,25 +57,25 @@ def chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed) ->
 
 
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
-    """Return the scores of a shard's calls from the stored losses: a row per candidate call that has a result.
+    """Score the calls of a shard from the stored losses.
 
-    The score is delta, by how much the result lowers the loss. `reason` says why a call may not stay whatever its
-    delta: why it is not scored (see `_explain_unfit`), does_not_fit or not_finite from the model, or a reason of the
-        tool.
+    The score of a call is delta: how much the call's result lowers the loss of the text.
+
+    Returns:
+        A row per candidate call that has a result. Its column `reason` says why the call may not stay whatever its
+        delta, and is null for the others. The reason comes from `_explain_unfit` (for calls that are not scored), from
+        the model (does_not_fit, not_finite) or from the tool.
     """
     texts = output.lane_table("heuristic_subset").read(shard)
     calls = _read_calls(output, shard, texts)
     scored = with_losses(worker, output, calls.to_score)
-    # An echo of a call has another result: the tool's for the very words that the text says after the call. Its loss
-    # shows whether these words alone would help as much.
+
+    # An echo is a call with another result: what the tool returns for the very words that the text says after the
+    # call. Its loss shows whether these words alone would help as much.
     echoes = with_losses(worker, output, calls.echoes)
-    return build_scored_rows(
-        output,
-        texts,
-        scored=_with_echo(scored.calls, echoes.calls),
-        unscored=calls.unscored,
-        stores=scored.stores,
-    )
+    scored_calls = _with_echo(scored.calls, echoes.calls)
+
+    return build_scored_rows(output, texts, scored=scored_calls, unscored=calls.unscored, stores=scored.stores)
 
 
 class _CallsOfShard(NamedTuple):
@@ -109,36 +109,52 @@ def _with_echo(scored: pl.DataFrame, echoes: pl.DataFrame) -> pl.DataFrame:
 def build_scored_rows(
     output: TableOutput, texts: pl.DataFrame, *, scored: pl.DataFrame, unscored: pl.DataFrame, stores: Sequence[str]
 ) -> PartRows:
-    """Return the rows of a table of scores, for single calls or for chains, in the order of CALL_KEY.
+    """Build the rows of a table of scores, either for single calls or for chains of calls.
 
-    texts: (text_digest, text) of the calls.
-    scored: calls (CALL_COLUMNS) with their losses and `reason`, why the model gave none; null for most.
-    unscored: calls with `unfit`, why they were not scored.
-    stores: the names of the row stores that the losses come from.
+    Args:
+        texts: The texts of the calls, in the columns text_digest and text.
+        scored: Calls in the columns CALL_COLUMNS, with their losses and `reason`: why the model gave no losses, null
+            for most calls.
+        unscored: Calls that have no losses, with `unfit`: why they were not scored.
+        stores: The names of the row stores that the losses come from.
+
+    Returns:
+        A row per call, in the order of CALL_KEY. Its `reason` says why the call may not stay, and is null for most.
     """
-    reasons_of_tools = _ask_tools(output.lane, texts, scored)  # why a tool keeps a call out, else null
-    scored = scored.with_columns(reason=pl.coalesce("reason", reasons_of_tools))  # the model's reason comes first
-    unscored = unscored.with_columns(reason=pl.col("unfit"))
-    calls = pl.concat([scored, unscored], how="diagonal")
+    reasons_of_tools = _ask_tools(output.lane, texts, scored)
+    with_reasons = scored.with_columns(reason=pl.coalesce("reason", reasons_of_tools))  # the model's reason comes first
+    without_scores = unscored.with_columns(reason=pl.col("unfit"))
+
+    calls = pl.concat([with_reasons, without_scores], how="diagonal")
     table = output.stage.shaped(calls).sort(CALL_KEY)
-    # The record of chains names this stage too, so that rejections of single calls and of chains are counted together.
-    return PartRows([table], rejected=count_by_reason(table), stores=stores, facts={MADE_BY: STAGE.name})
+
+    # Chains name this stage too, so that rejected single calls and rejected chains are counted together.
+    facts = {MADE_BY: STAGE.name}
+    return PartRows([table], rejected=count_by_reason(table), stores=stores, facts=facts)
 
 
 def _ask_tools(lane: Lane, texts: pl.DataFrame, calls: pl.DataFrame) -> pl.Series:
-    """Ask the tools which calls may not stay, however much they help; return the reasons, null for most.
+    """Ask each call's tool whether the call may stay.
 
-    calls: CALL_COLUMNS; `called` is the key of the lane (a tool with its settings) whose tool is called.
-    texts: (text_digest, text) of the calls.
+    Args:
+        calls: The calls, in the columns CALL_COLUMNS. `called` is the key of the lane (a tool with its settings) whose
+            tool is called.
+        texts: The texts of the calls, in the columns text_digest and text.
 
-    Raises ToolDown if a tool's code fails.
+    Returns:
+        For each call the reason why it may not stay, however much it helps. It is null for most calls.
+
+    Raises:
+        ToolDown: The code of a tool fails.
     """
-    text_of = dict(texts.select("text_digest", "text").iter_rows())
-    tool_of = {called_lane.key: called_lane.tool for called_lane in lane.chainable.values()}
-    columns = calls.select("called", "text_digest", OFFSET_IN_TEXT, "input")
+    text_by_digest = dict(texts.select("text_digest", "text").iter_rows())
+    tool_by_lane = {called_lane.key: called_lane.tool for called_lane in lane.chainable.values()}
+
     reasons = []
+    columns = calls.select("called", "text_digest", OFFSET_IN_TEXT, "input")
     for lane_key, digest, offset, input in columns.iter_rows():
-        reasons.append(_ask_tool(tool_of[lane_key], text_of[digest], offset, input))
+        reason = _ask_tool(tool_by_lane[lane_key], text_by_digest[digest], offset, input)
+        reasons.append(reason)
     return pl.Series(reasons, dtype=pl.String)
 
 
@@ -149,16 +165,22 @@ def _ask_tool(tool: Tool, text: str, offset: int, input: str) -> str | None:
 
 
 def _read_calls_with_unfit(output: TableOutput, shard: str, texts: pl.DataFrame) -> pl.DataFrame:
-    """Return the single calls of a shard that have a result (CALL_COLUMNS), with three more columns.
+    """Read the single calls of a shard that have a result, and find out which of them cannot be scored.
 
-    - echoed: the tool's result for the words that a rule saw in the text after the call
-    - ahead: numbers and names of the input that the text has only after the call
-    - unfit: why the call is not scored; null for most
+    Args:
+        texts: The texts of the shard.
+
+    Returns:
+        The calls in the columns CALL_COLUMNS and three more:
+        - echoed: the tool's result for the words that a rule saw in the text after the call
+        - ahead: numbers and names of the call's input that the text has only after the call
+        - unfit: why the call is not scored, null for most
     """
-    calls = read_calls_with_results(output, shard, level=1)  # level 2 would be calls after one other call
-    calls = calls.join(_read_echoed_results(output, shard), on=("words", "context"), how="left", maintain_order="left")
+    calls = read_calls_with_results(output, shard, level=1)  # level 1: calls that do not follow other calls
+    echoed_results = _read_echoed_results(output, shard)
+    calls = calls.join(echoed_results, on=("words", "context"), how="left", maintain_order="left")
     calls = calls.with_columns(ahead=find_units_ahead(output.lane, texts, calls))
-    return calls.with_columns(unfit=_explain_unfit())  # computed from `echoed`, `ahead` and columns of CALL_COLUMNS
+    return calls.with_columns(unfit=_explain_unfit())  # reads `echoed`, `ahead` and other columns
 
 
 def _read_echoed_results(output: TableOutput, shard: str) -> pl.DataFrame:
@@ -171,20 +193,24 @@ def _read_echoed_results(output: TableOutput, shard: str) -> pl.DataFrame:
 
 
 def _explain_unfit() -> pl.Expr:
-    """Return an expression for why a call is not scored: the first reason that holds, else null.
+    """Build an expression that says why a call cannot be scored.
 
-    A rule proposes a call for `words` that it saw in the text after it, such as "Paris". The call's echo is the tool's
-    result for these words as input, in the column `echoed`.
+    A rule may propose a call because of `words` that it saw in the text after the call, such as "Paris". The column
+    `echoed` holds the tool's result for these words as input.
+
+    Returns:
+        An expression for the first reason that applies to a call, null if none does.
     """
-    has_echo = _has_words("echoed") & (pl.col("echoed") != pl.col("result"))
-    # For a call without words the conditions on them are null, and do not hold.
-    condition_of_reason = {
-        "looks_ahead": pl.col("ahead").is_not_null(),  # the input names what the text has only later
-        "words_not_held": ~_has_words("result"),  # the result does not have the words
-        "no_echo": ~has_echo,  # there is no other result with the words to compare with
-        "same_result": _is_repeated_result(),  # a call of the rule at this position has it already
+    has_different_echo = _has_words("echoed") & (pl.col("echoed") != pl.col("result"))
+
+    # If a call has no words, the conditions on words are null, which counts as false.
+    condition_by_reason = {
+        "looks_ahead": pl.col("ahead").is_not_null(),  # the input names what the text has only after the call
+        "words_not_held": ~_has_words("result"),  # the result does not contain the words
+        "no_echo": ~has_different_echo,  # there is no other result with the words to compare with
+        "same_result": _is_repeated_result(),  # a call that a rule proposed here has it already
     }
-    return pl.coalesce(pl.when(holds).then(pl.lit(reason)) for reason, holds in condition_of_reason.items())
+    return pl.coalesce(pl.when(applies).then(pl.lit(reason)) for reason, applies in condition_by_reason.items())
 
 
 def _has_words(result: str) -> pl.Expr:
@@ -194,15 +220,20 @@ def _has_words(result: str) -> pl.Expr:
 
 
 def _is_repeated_result() -> pl.Expr:
-    """Return whether a call only repeats the result that a rule's first call at its position has.
+    """Build an expression that tells whether a call only repeats the result of a call that a rule proposed.
 
-    Of the rule's calls -1, -2, -3 at a position with the results "7", "7", "9" only -2 repeats one; a sampled call with
-    the result "7" does too. Null if no rule proposed a call with this result.
+    Only calls at the same position are compared. The calls of a rule are numbered -1, -2, -3, ... in the column
+    `sample`. If their results are "7", "7" and "9", only call -2 is a repetition. A call that the model sampled is one
+    too if its result is "7".
+
+    Returns:
+        The expression. It is null if no rule proposed a call with the same result.
     """
-    by_rule = pl.col("source") == RULE
+    is_by_rule = pl.col("source") == RULE
     same_result_here = (*TEXT_KEY, "position", "result")
-    # `sample` numbers proposed calls from -1 down, so the largest number is the first call.
-    first_by_rule = pl.when(by_rule).then("sample").max().over(same_result_here)
+
+    # The numbers go down from -1, so the largest number is that of the first call.
+    first_by_rule = pl.when(is_by_rule).then("sample").max().over(same_result_here)
     return pl.col("sample") != first_by_rule
 
 

@@ -60,7 +60,7 @@ class _Losses(NamedTuple):
 
 
 def losses_identity(plan: Plan, lane: Lane) -> dict[str, Any]:
-    """Return what a loss depends on, apart from text, position, input and result: model, tool, window and method."""
+    """Collect what the losses of a call depend on, apart from its text, position, input and result."""
     return {
         "method": METHOD,
         "window_weights": list(WINDOW_WEIGHTS),
@@ -108,33 +108,49 @@ def loss_stores(worker: Worker, lane: Lane) -> LossStores:
 
 
 def read_stored_losses(worker: Worker, lane: Lane, keys: pl.DataFrame) -> pl.DataFrame:
-    """Return the stored losses of the calls `keys` (KEY), as rows of LOSSES; calls without stored losses are left out.
+    """Look up the losses of calls that were computed before.
 
-    With the setting `filtering.loss_floor`, loss_call is null for calls whose score, delta, cannot reach this floor.
+    The score of a call is delta = min(loss_empty, loss_call) - loss_result. With the setting `filtering.loss_floor`,
+    loss_call is null if delta is below this floor whatever loss_call is.
+
+    Args:
+        keys: The calls, in the columns KEY.
+
+    Returns:
+        The losses, in the columns LOSSES. Calls whose losses are not stored have no row.
     """
     stores = loss_stores(worker, lane)
     floor = worker.plan.settings.filtering.loss_floor
     if floor is None:
-        return stores.whole.stored(keys)  # the row store of calls with all three losses
+        return stores.whole.stored(keys)  # `whole` holds the calls with all three losses
     return _read_losses_under_floor(stores, keys, floor)
 
 
 def _read_losses_under_floor(stores: LossStores, keys: pl.DataFrame, floor: float) -> pl.DataFrame:
-    """Return the stored losses of calls; loss_call is null where delta is below the floor whatever loss_call is.
+    """Look up the losses of calls, without loss_call if it cannot lift the score of a call to a floor.
 
-    delta = min(loss_empty, loss_call) - loss_result: the losses without the call, without its result, and with it.
+    The score is delta = min(loss_empty, loss_call) - loss_result: the losses without the call, with the call but
+    without its result, and with both.
 
-    stores: `whole` has calls with all three losses, `bounds` calls without loss_call. keys: KEY of the calls.
+    Args:
+        stores: `whole` holds calls with all three losses, `bounds` holds calls without loss_call.
+        keys: The calls, in the columns KEY.
+        floor: If delta is below it whatever loss_call is, loss_call is null.
+
+    Returns:
+        The losses, in the columns LOSSES. Calls whose losses are not stored have no row.
     """
-    largest_delta = pl.col("loss_empty") - pl.col("loss_result")
-    reaches_floor = largest_delta >= floor
-    # Null also where loss_call is stored, so that rows do not depend on earlier runs.
-    whole = stores.whole.stored(keys).with_columns(loss_call=pl.when(reaches_floor).then("loss_call"))
+    max_delta = pl.col("loss_empty") - pl.col("loss_result")
+    can_reach_floor = max_delta >= floor
 
-    # Rows without loss_call may come from a higher floor; they only serve calls below the present one.
-    other_keys = keys.join(whole, on=KEY, how="anti")
-    bounds = stores.bounds.stored(other_keys).filter(~reaches_floor)
-    return pl.concat([whole, bounds])
+    # loss_call is dropped here even if it is stored, so that the result does not depend on earlier runs.
+    loss_call_or_null = pl.when(can_reach_floor).then("loss_call")
+    whole_losses = stores.whole.stored(keys).with_columns(loss_call=loss_call_or_null)
+
+    # The stored rows without loss_call may come from a higher floor. They are enough for calls below the present one.
+    other_keys = keys.join(whole_losses, on=KEY, how="anti")
+    losses_without_call = stores.bounds.stored(other_keys).filter(~can_reach_floor)
+    return pl.concat([whole_losses, losses_without_call])
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,18 +164,28 @@ class LossChunk:
 def plan_losses(
     worker: Worker, output: TableOutput, calls: pl.DataFrame, texts: pl.DataFrame, claimed: Claimed
 ) -> Planned:
-    """Plan the computation of a shard's losses that are not stored yet, in chunks; calls with equal KEY share one.
+    """Plan which losses of a shard's calls have to be computed, because they are not stored yet.
 
-    calls: KEY (text_digest, position, input, result) and other columns.
-    texts: text_digest and text of at least the texts of the calls.
-    claimed: losses that earlier shards of this run compute already. They are left out; the planned ones are added.
+    Args:
+        calls: The calls, in the columns KEY (text_digest, position, input, result). Other columns are ignored, and
+            calls that are equal in KEY are computed once.
+        texts: The texts of the calls, in the columns text_digest and text.
+        claimed: The losses that earlier shards of this run compute already, which are left out here. The newly planned
+            ones are added to it.
+
+    Returns:
+        The work in chunks, and how many losses are computed and reused.
     """
     keys = calls.select(KEY).unique(maintain_order=True)
-    store = loss_stores(worker, output.lane).whole  # the row store of calls with all three losses
-    # `claim` leaves out what earlier shards compute, and adds the rest to `claimed`.
-    missing = claim(claimed, store.name, _select_missing_losses(worker, output.lane, keys))
-    work = count_planned_work("losses", total=keys.height, missing=missing.height)
-    return Planned(_split_into_chunks(worker.plan, keys, missing, texts), work)
+    missing_keys = _select_missing_losses(worker, output.lane, keys)
+
+    # Leaves out what earlier shards compute, and adds the rest to `claimed`.
+    store_name = loss_stores(worker, output.lane).whole.name
+    keys_to_compute = claim(claimed, store_name, missing_keys)
+
+    chunks = _split_into_chunks(worker.plan, keys, keys_to_compute, texts)
+    work = count_planned_work("losses", total=keys.height, missing=keys_to_compute.height)
+    return Planned(chunks, work)
 
 
 def _select_missing_losses(worker: Worker, lane: Lane, keys: pl.DataFrame) -> pl.DataFrame:
@@ -172,18 +198,23 @@ def _select_missing_losses(worker: Worker, lane: Lane, keys: pl.DataFrame) -> pl
 
 
 def _split_into_chunks(plan: Plan, keys: pl.DataFrame, missing: pl.DataFrame, texts: pl.DataFrame) -> list[Chunk]:
-    """Cut the missing losses into chunks of about equal work; all losses of a text are in one chunk.
+    """Split the losses that have to be computed into chunks of about equal work, with all losses of a text in one.
 
-    keys: all calls of the shard (KEY), so that chunks of which nothing is stored are the same in every run.
-    missing: the keys among them whose losses have to be computed.
-    texts: text_digest and text of at least the texts of the calls.
+    Args:
+        keys: All calls of the shard, in the columns KEY. They are needed so that chunks of texts without any stored
+            loss are the same in every run.
+        missing: The calls whose losses have to be computed, in the same columns.
+        texts: The texts of the calls, in the columns text_digest and text.
     """
-    limits = choose_chunk_limits(plan, "judge")  # the judge is the model that computes losses
     call_bytes = pl.col("input").str.len_bytes() + pl.col("result").str.len_bytes()
-    texts_with_tokens = keys.group_by("text_digest", maintain_order=True).agg(tokens=estimate_loss_tokens(call_bytes))
+    token_estimate = estimate_loss_tokens(call_bytes)
+    texts_with_tokens = keys.group_by("text_digest", maintain_order=True).agg(tokens=token_estimate)
+
+    limits = choose_chunk_limits(plan, "judge")  # the judge is the model that computes losses
+    texts_to_compute = _select_texts_to_compute(keys, missing)
+    batches = split_texts_into_chunks(texts_with_tokens, texts_to_compute, size=limits.texts, tokens=limits.tokens)
+
     distinct_texts = texts.select("text_digest", "text").unique("text_digest")
-    to_compute = _select_texts_to_compute(keys, missing)
-    batches = split_texts_into_chunks(texts_with_tokens, to_compute, size=limits.texts, tokens=limits.tokens)
     return [_build_chunk(batch, missing, distinct_texts) for batch in batches]
 
 
@@ -204,30 +235,39 @@ def _build_chunk(batch: pl.DataFrame, missing: pl.DataFrame, texts: pl.DataFrame
 
 
 def estimate_loss_tokens(call_bytes: pl.Expr) -> pl.Expr:
-    """Return an aggregation: about how many tokens the model runs for the losses of all calls of a text.
+    """Estimate how many tokens the model has to read to compute the losses of all calls of a text.
 
-    It runs the text up to the last call once without calls, and twice with each call. Use it on calls grouped by text;
-    it reads the column `position`: the index of the token before which a call stands.
+    The model reads the text up to its last call once without calls, and up to each call twice with that call.
 
-    call_bytes: the bytes of each call's input and result.
+    Args:
+        call_bytes: The bytes of a call's input and result together.
+
+    Returns:
+        An aggregation for calls that are grouped by text. It reads their column `position`, which is the index of the
+        token before which a call stands.
     """
-    # AROUND: a call's name and brackets, and the tokens after it whose loss is computed.
+    # AROUND: the tokens of a call's name and brackets, and the tokens after it whose loss is computed.
     tokens_with_call = pl.col("position") + call_bytes / TOKEN_BYTES + AROUND
-    return 2 * tokens_with_call.sum() + pl.col("position").max()
+    tokens_without_calls = pl.col("position").max()
+    return 2 * tokens_with_call.sum() + tokens_without_calls
 
 
 def compute_losses(worker: Worker, output: TableOutput, chunk: LossChunk) -> Work:
-    """Compute the losses of every call of a chunk with the model, and append them to their row stores.
+    """Compute the losses of the calls of a chunk with the model, and store them.
 
-    They are the losses of the text without the call (loss_empty), after the call without its result (loss_call), and
-    after its result (loss_result). loss_call is left out where delta = min(loss_empty, loss_call) - loss_result stays
-    below `filtering.loss_floor` whatever it is. All are null, with a reason, if call and text do not fit the context
-    together (does_not_fit), or if a loss is not finite (not_finite).
+    Each call gets three losses: loss_empty (without the call), loss_call (with the call but without its result) and
+    loss_result (with both). Exceptions are:
+    - loss_call is null if delta = min(loss_empty, loss_call) - loss_result is below the setting `filtering.loss_floor`
+      whatever loss_call is.
+    - All three are null, with a reason, if call and text do not fit into the model's context (does_not_fit), or if a
+      loss is not finite (not_finite).
 
-    Returns the tokens that went through the model, and the backend that it ran on.
+    Returns:
+        The number of tokens that the model read, and the backend that it ran on.
     """
     engine = worker.engine("judge")
-    meter = EngineMeter(engine)
+    meter = EngineMeter(engine)  # counts the tokens from now on
+
     requests = _build_requests(output.lane, chunk)
     losses = engine.losses(requests, worker.plan.settings.filtering.loss_floor)
     _append_losses(loss_stores(worker, output.lane), chunk.keys, losses)
@@ -235,48 +275,65 @@ def compute_losses(worker: Worker, output: TableOutput, chunk: LossChunk) -> Wor
 
 
 def _build_requests(lane: Lane, chunk: LossChunk) -> list[LossRequest]:
-    """Return a request to the engine for each call of a chunk, in the order of `chunk.keys`."""
-    text_of = dict(chunk.texts.select("text_digest", "text").iter_rows())
+    """Build the requests to the model for the calls of a chunk, one per call and in the order of `chunk.keys`."""
+    text_by_digest = dict(chunk.texts.select("text_digest", "text").iter_rows())
+
     requests = []
-    for key in chunk.keys.iter_rows(named=True):
-        requests.append(
-            LossRequest(
-                text=text_of[key["text_digest"]],
-                position=key["position"],
-                tool=lane.tool.name,
-                input=key["input"],
-                result=key["result"],
-            )
+    for call in chunk.keys.iter_rows(named=True):
+        request = LossRequest(
+            text=text_by_digest[call["text_digest"]],
+            position=call["position"],
+            tool=lane.tool.name,
+            input=call["input"],
+            result=call["result"],
         )
+        requests.append(request)
     return requests
 
 
 def _append_losses(stores: LossStores, keys: pl.DataFrame, losses: Iterable[CallLosses]) -> None:
-    """Append the losses of the calls `keys` (KEY), in their order; rows without loss_call go to `stores.bounds`."""
+    """Store the losses of calls: losses without loss_call in `stores.bounds`, and others in `stores.whole`.
+
+    Args:
+        keys: The calls, in the columns KEY.
+        losses: Their losses, in the same order.
+    """
     schema = {name: LOSSES[name] for name in _Losses._fields}
     values = pl.DataFrame([_to_stored_losses(call_losses) for call_losses in losses], schema=schema, orient="row")
     rows = keys.select(KEY).hstack(values)
+
+    # With a reason all losses are null. Without one, loss_call is null if it was not computed.
     lacks_loss_call = pl.col("loss_call").is_null() & pl.col("reason").is_null()
     stores.bounds.append(rows.filter(lacks_loss_call))
     stores.whole.append(rows.filter(~lacks_loss_call))
 
 
 def with_losses(worker: Worker, output: TableOutput, calls: pl.DataFrame) -> CallsWithLosses:
-    """Add the stored losses to calls; return them with the names of the row stores that the losses come from.
+    """Add the stored losses to calls.
 
-    Columns that are added, in nats: loss_empty, loss_call (null where `filtering.loss_floor` saves it), loss_result,
-    and reason, why the losses are null (does_not_fit, not_finite), else null.
+    The new columns are:
+    - loss_empty, loss_call and loss_result, in nats. loss_call is also null where `filtering.loss_floor` made it
+      unnecessary.
+    - reason: why all three losses are null (does_not_fit or not_finite). It is null otherwise.
 
-    calls: KEY (text_digest, position, input, result) and other columns.
+    Args:
+        calls: The calls, in the columns KEY (text_digest, position, input, result) and others.
 
-    Raises StorageError if losses were damaged since they were computed.
+    Returns:
+        The calls with their losses, and the names of the row stores that the losses come from.
+
+    Raises:
+        StorageError: Losses are missing, because they were damaged after they had been computed.
     """
     keys = calls.select(KEY).unique(maintain_order=True)
     losses = read_stored_losses(worker, output.lane, keys)
+
     missing_count = keys.height - losses.height
-    require_whole(output, "losses", missing_count)  # raises StorageError if any are missing
+    require_whole(output, "losses", missing_count)  # raises StorageError unless it is 0
+
     stores = loss_stores(worker, output.lane)
-    return CallsWithLosses(calls.join(losses, on=KEY), [stores.whole.name, stores.bounds.name])
+    store_names = [stores.whole.name, stores.bounds.name]
+    return CallsWithLosses(calls.join(losses, on=KEY), store_names)
 
 
 def losses_finite(rows: pl.DataFrame, output: TableOutput) -> int:

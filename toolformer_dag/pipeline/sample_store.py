@@ -144,15 +144,18 @@ class SampleStore:
     """
 
     def __init__(self, worker: Worker, lane: Lane, *, prompt: str | None = None, prefix: str = "") -> None:
-        """Open the two row stores of a lane (a tool with its settings): `positions` and `samples`.
+        """Open the two row stores of a lane (a tool with its settings).
 
-        prompt: the prompt for sampling; default: that of the lane's tool.
-        prefix: put before the names of the stores: "chained_" gives chained_positions.
+        Args:
+            prompt: The prompt for sampling calls. By default it is the prompt of the lane's tool.
+            prefix: Comes before the names of the stores: "chained_" opens chained_positions and chained_samples.
         """
-        store_name = f"{lane.tool.key}/{prefix}"
         self.prompt = lane.tool.prompt if prompt is None else prompt
+
+        store_name = f"{lane.tool.key}/{prefix}"
         self.positions = _open_positions(worker, f"{store_name}positions", self.prompt)
         self.samples = _open_samples(worker, f"{store_name}samples", self.prompt)
+
         self._lane = lane
         self._max_call_tokens = worker.plan.settings.sampling.max_call_tokens
         self._positions_per_text = lane.k
@@ -163,19 +166,26 @@ class SampleStore:
         return [self.positions.name, self.samples.name]
 
     def requested(self, texts: pl.DataFrame) -> RequestedSamples:
-        """Return where in `texts` calls are sampled, and the keys of these samples, stored or not.
+        """Choose where in some texts calls are sampled.
 
-        p_i is the probability that a call begins before the token i of a text. The up to k positions with the highest
-        p_i above the threshold tau_s are chosen in each text, for m samples each.
+        p_i is the probability that a call begins before token i of a text. Each text gets up to k positions: those with
+        the highest p_i above the threshold tau_s. At each position, m calls are sampled.
 
-        texts: text_digest, text and other columns.
+        Args:
+            texts: The texts, in the columns text_digest, text and others.
+
+        Returns:
+            The positions, the keys of the samples there (whether the samples are stored or not), and the texts whose
+            p_i have to be computed first.
         """
         measured = self.positions.stored(texts)  # the texts whose p_i are stored
-        positions = pl.DataFrame(list(self._choose_positions(measured, texts)), schema=CHOSEN_POSITIONS, orient="row")
+        chosen_positions = list(self._choose_positions(measured, texts))
+        positions = pl.DataFrame(chosen_positions, schema=CHOSEN_POSITIONS, orient="row")
+
         return RequestedSamples(
             positions=positions,
             keys=self._build_sample_keys(positions),
-            unmeasured_texts=self._select_unmeasured(texts, measured),  # their p_i must be computed first
+            unmeasured_texts=self._select_unmeasured(texts, measured),
         )
 
     def _build_sample_keys(self, positions: pl.DataFrame) -> pl.DataFrame:
@@ -189,8 +199,12 @@ class SampleStore:
         return without.join(self.refused(texts), on="text_digest", how="anti", maintain_order="left")
 
     def refused(self, texts: pl.DataFrame) -> pl.DataFrame:
-        """Return (text_digest, reason) of the `texts` that the engine refused, with a reason such as does_not_fit."""
-        # Such a text has one row among the samples.
+        """Find the texts that the model could not take, for example because they do not fit into its context.
+
+        Returns:
+            The columns text_digest and reason (such as "does_not_fit"), with a row for each of these texts.
+        """
+        # Such a text has a single row among the samples, under these keys.
         keys = texts.select(
             "text_digest",
             position=pl.lit(REFUSED, pl.Int32()),
@@ -204,35 +218,53 @@ class SampleStore:
         return 2 * text_tokens + self._positions_per_text * self._lane.m * self._max_call_tokens
 
     def append(self, requests: Sequence[ProposalRequest], proposals: Sequence[Proposal]) -> int:
-        """Store the engine's proposal for each request; return the number of new samples."""
+        """Store what the model has computed.
+
+        Args:
+            requests: What the model was asked.
+            proposals: Its answer to each request, in the same order.
+
+        Returns:
+            The number of new samples.
+        """
         samples = _build_samples(requests, proposals)
         refusals = _build_refusals(requests, proposals)
         self.samples.append(pl.DataFrame([*samples, *refusals], schema=SAMPLES, orient="row"))
-        # Positions come last: where they are stored, the samples of an interrupted run are stored as well.
-        measured = _select_newly_measured(requests, proposals)
-        self.positions.append(pl.DataFrame(measured, schema=POSITIONS, orient="row"))
+
+        # Positions come last. So if a run is interrupted, the samples of all stored positions are stored as well.
+        measured_texts = _select_newly_measured(requests, proposals)
+        self.positions.append(pl.DataFrame(measured_texts, schema=POSITIONS, orient="row"))
         return len(samples)
 
     def _choose_positions(self, measured: pl.DataFrame, texts: pl.DataFrame) -> Iterator[ChosenPosition]:
-        """Yield the positions at which calls are sampled: of each text the k with the highest p_i above tau_s.
+        """Choose the positions at which calls are sampled: in each text the k with the highest p_i above tau_s.
 
-        measured: the stored p_i (POSITIONS). texts: text_digest and text of at least the same texts.
+        Args:
+            measured: The stored p_i, in the columns POSITIONS.
+            texts: At least the same texts, in the columns text_digest and text.
         """
-        text_of = dict(texts.select("text_digest", "text").iter_rows())
+        text_by_digest = dict(texts.select("text_digest", "text").iter_rows())
         for measured_text in _iter_measured_texts(measured):
-            yield from self._choose_positions_in_text(text_of[measured_text.text_digest], measured_text)
+            yield from self._choose_positions_in_text(text_by_digest[measured_text.text_digest], measured_text)
 
     def _choose_positions_in_text(self, text: str, measured: MeasuredText) -> Iterator[ChosenPosition]:
-        """Yield the tokens of a text before which calls are sampled, in the order of the text.
+        """Choose the tokens of a text before which calls are sampled.
 
-        They are the up to k tokens with the highest probabilities p_i of a call above the threshold tau_s.
+        Args:
+            measured: The probability of a call before each of its tokens, and the character at which each begins.
+
+        Yields:
+            The up to k tokens with the highest probabilities above the threshold tau_s, in the order of the text.
         """
         tau_s = self._lane.tau_s
-        # p_i becomes 0 where no call may stand before the token.
+
+        # Sets the probability to 0 where no call may stand before the token.
         probabilities = without_other_tokens(text, measured.offsets, measured.probabilities, tau_s)
+
         for token_index in select_positions(probabilities, tau_s, self._lane.k):
             call_place = find_place_of_token(text, measured.offsets, token_index)
-            assert call_place is not None  # without_other_tokens leaves out the tokens without a place
+            assert call_place is not None  # tokens without a place have the probability 0
+
             yield ChosenPosition(
                 text_digest=measured.text_digest,
                 position=token_index,
@@ -250,20 +282,23 @@ class ChainedSampleStore(SampleStore):
         self._positions_per_text = 1
 
     def _choose_positions(self, measured: pl.DataFrame, texts: pl.DataFrame) -> Iterator[ChosenPosition]:
-        """Yield the places at which a further call is sampled: its probability there is above the threshold tau_s.
+        """Choose the places at which a further call is sampled after earlier calls.
 
-        A place is right after earlier calls. It is stored like a text with a single token, so `position` is always 0.
+        A place is chosen if the probability of a further call there is above the threshold tau_s. It is stored like a
+        text with a single token, so its position is always 0.
 
-        measured: rows of POSITIONS, whose text_digest is the hash of a place. texts: not used.
+        Args:
+            measured: The probabilities, in the columns POSITIONS. `text_digest` is the hash of a place.
+            texts: Not used.
         """
-        for digest, probabilities, offsets in _iter_measured_texts(measured):
-            is_chosen = bool(select_positions(probabilities, self._lane.tau_s, self._lane.k))
+        for measured_place in _iter_measured_texts(measured):
+            is_chosen = bool(select_positions(measured_place.probabilities, self._lane.tau_s, self._lane.k))
             if is_chosen:
                 yield ChosenPosition(
-                    text_digest=digest,
+                    text_digest=measured_place.text_digest,
                     position=0,
-                    p_api=float(probabilities[0]),
-                    char=int(offsets[0]),
+                    p_api=float(measured_place.probabilities[0]),
+                    char=int(measured_place.offsets[0]),
                     judged_position=0,
                 )
 
@@ -277,17 +312,18 @@ def _build_samples(requests: Sequence[ProposalRequest], proposals: Sequence[Prop
 
 
 def _build_samples_of_text(text_digest: str, proposal: Proposal) -> list[StoredSample]:
-    """Return the samples of a text as they are stored."""
-    return [
-        StoredSample(
+    """Convert the samples of one text to the form in which they are stored."""
+    stored_samples = []
+    for sample in proposal.samples:
+        stored_sample = StoredSample(
             text_digest=text_digest,
             position=sample.position,
             sample=sample.sample,
             body=sample.body,
             reason=sample.reason,
         )
-        for sample in proposal.samples
-    ]
+        stored_samples.append(stored_sample)
+    return stored_samples
 
 
 def _select_newly_measured(requests: Sequence[ProposalRequest], proposals: Sequence[Proposal]) -> list[MeasuredText]:
@@ -300,7 +336,7 @@ def _select_newly_measured(requests: Sequence[ProposalRequest], proposals: Seque
 
 
 def _build_refusals(requests: Sequence[ProposalRequest], proposals: Sequence[Proposal]) -> list[StoredSample]:
-    """Return a row for each text that the engine refused, with the reason."""
+    """Build a row for each text that the model could not take. It holds the reason instead of a sample."""
     refusals = []
     for request, proposal in zip(requests, proposals, strict=True):
         if proposal.reason is not None:
@@ -310,7 +346,7 @@ def _build_refusals(requests: Sequence[ProposalRequest], proposals: Sequence[Pro
 
 
 def _iter_measured_texts(frame: pl.DataFrame) -> Iterator[MeasuredText]:
-    """Yield the rows of a frame of POSITIONS."""
+    """Convert the rows of a table with the columns POSITIONS to objects."""
     columns = (frame[name] for name in POSITIONS.names())
     for digest, probabilities, offsets in zip(*columns, strict=True):
         yield MeasuredText(

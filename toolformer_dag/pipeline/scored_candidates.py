@@ -63,7 +63,7 @@ PARSED_BODIES = pl.Schema({"body": pl.String(), "input": pl.String(), "malformed
 
 
 def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
-    """Return what the sampled calls depend on, apart from the texts; a change makes the table out of date."""
+    """Collect the settings that the sampled calls depend on. If one of them changes, the table is out of date."""
     schema = lane.tool.schema
     named_arguments = {} if schema is None else {"arguments": fingerprint(schema)}
     return {
@@ -99,20 +99,28 @@ def chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed) ->
 
 
 def plan_samples(worker: Worker, store: SampleStore, texts: pl.DataFrame, claimed: Claimed) -> Planned:
-    """Plan what the model has to compute for a shard's texts, in chunks: what `store` lacks to sample calls in them.
+    """Plan what the model has to compute to sample calls in the texts of a shard.
 
-    That is p_i, the probability of a call at each position i of a text, or samples: what the model writes as calls at
-    the most probable positions.
+    This is what is not stored yet: the probabilities p_i of a call at each position i of a text, or samples. A sample
+    is what the model writes as a call at one of the most probable positions.
 
-    texts: (text_digest, text) of distinct texts; of a ChainedSampleStore places after earlier calls (PLACES), which
-        count as texts.
-    claimed: texts that earlier shards of this run plan already; the texts that are planned here are added.
+    Args:
+        store: Holds the values that are computed already.
+        texts: The distinct texts, in the columns text_digest and text. For a ChainedSampleStore they are places after
+            earlier calls, in the columns PLACES.
+        claimed: The texts that earlier shards of this run plan already, which are left out here. The newly planned ones
+            are added to it.
+
+    Returns:
+        The texts to compute, in chunks, and how many texts and samples are computed and reused.
     """
-    limits = choose_chunk_limits(worker.plan, "proposer")
     requested = store.requested(texts)  # the samples that there should be, stored or not
     missing = _claim_missing(store, requested, claimed)  # adds its texts to `claimed`
-    with_tokens = texts.with_columns(tokens=store.estimate_tokens())
-    batches = split_texts_into_chunks(with_tokens, missing.texts, size=limits.texts, tokens=limits.tokens)
+
+    limits = choose_chunk_limits(worker.plan, "proposer")
+    texts_with_tokens = texts.with_columns(tokens=store.estimate_tokens())
+    batches = split_texts_into_chunks(texts_with_tokens, missing.texts, size=limits.texts, tokens=limits.tokens)
+
     chunks = [_build_chunk(store, batch, missing.stored_samples) for batch in batches]
     return Planned(chunks, missing.work(text_count=texts.height))
 
@@ -128,14 +136,16 @@ class _Missing(NamedTuple):
     stored_samples: pl.DataFrame
 
     def work(self, text_count: int) -> Work:
-        """Count the texts to compute from scratch, and the texts and samples of which stored values are reused.
+        """Count the work: the texts that are computed from scratch, and the texts and samples that are reused.
 
-        text_count: how many texts there are, missing or not.
+        Args:
+            text_count: The number of all texts, whether something of them is missing or not.
         """
         computed_texts = self.texts.filter("whole").height  # `whole`: nothing of the text is stored
+        reused_texts = text_count - computed_texts
         return Work(
             computed=Counter(texts=computed_texts),
-            reused=Counter(texts=text_count - computed_texts, samples=self.stored_samples.height),
+            reused=Counter(texts=reused_texts, samples=self.stored_samples.height),
         )
 
 
@@ -161,7 +171,12 @@ def _select_incomplete_texts(requested: RequestedSamples, missing_samples: pl.Da
 
 
 def _build_chunk(store: SampleStore, texts: pl.DataFrame, stored_samples: pl.DataFrame) -> Chunk:
-    """Return a chunk of work: `texts` (with their estimated `tokens`), and what is already stored of them."""
+    """Build a chunk of work for the model.
+
+    Args:
+        texts: The texts of the chunk, with the estimated number of their tokens in the column `tokens`.
+        stored_samples: The keys of the samples that are already stored, which may include those of other texts.
+    """
     payload = TextChunk(
         texts=texts.drop("tokens"),
         measured=store.positions.stored(texts.select("text_digest")),
@@ -176,48 +191,56 @@ def compute(worker: Worker, output: TableOutput, chunk: TextChunk) -> Work:
 
 
 def compute_samples(worker: Worker, lane: Lane, store: SampleStore, chunk: TextChunk) -> Work:
-    """Sample calls in the texts of a chunk with the model, and append what is new to the row stores.
+    """Sample calls in the texts of a chunk with the model, and store what is new.
 
-    Stored are p_i, the probability of a call at each position i of a text, and the samples at the chosen positions.
-    Returns the tokens that went through the model, the number of new samples, and the backend that the model ran on.
+    New are probabilities p_i (of a call at position i of a text) and the samples at the chosen positions.
+
+    Returns:
+        The number of tokens that the model read, the number of new samples, and the backend that the model ran on.
     """
     engine = worker.engine("proposer")
-    meter = EngineMeter(engine)
+    meter = EngineMeter(engine)  # counts the tokens from now on
+
     requests = _build_requests(chunk)
     proposals = engine.propose(
         store.prompt,
         requests,
-        tau_s=lane.tau_s,  # the least p_i of a position
+        tau_s=lane.tau_s,  # only positions with a higher p_i are chosen
         k=lane.k,  # positions per text
         m=lane.m,  # samples per position
         sampling=worker.plan.settings.sampling,
         finetuned=worker.plan.start is not None,  # a later round, which starts from a finetuned model
     )
-    return meter.work(samples=store.append(requests, proposals))
+
+    sample_count = store.append(requests, proposals)
+    return meter.work(samples=sample_count)
 
 
 def _build_requests(chunk: TextChunk) -> list[ProposalRequest]:
-    """Return a request to the engine for each text of a chunk, with what is stored of the text."""
-    # p_i: the probability of a call at each position of a text. Texts for which it was not computed have no entry.
-    probabilities_of = dict(zip(chunk.measured["text_digest"], chunk.measured["probabilities"], strict=True))
-    sample_keys_of = chunk.stored_samples.rows_by_key("text_digest")  # text_digest -> [(position, sample), ...]
+    """Build the requests to the model for the texts of a chunk, one per text, with what is stored of the text."""
+    # The probabilities of a call at each position. A text for which they are not stored has no entry.
+    probabilities_by_text = dict(zip(chunk.measured["text_digest"], chunk.measured["probabilities"], strict=True))
+    sample_keys_by_text = chunk.stored_samples.rows_by_key("text_digest")  # text_digest -> [(position, sample), ...]
+
     requests = []
     for row in chunk.texts.iter_rows(named=True):
         digest = row["text_digest"]
-        stored_samples = frozenset(sample_keys_of.get(digest, ()))
-        requests.append(_build_request(row, probabilities_of.get(digest), stored_samples))
+        stored_samples = frozenset(sample_keys_by_text.get(digest, ()))
+        request = _build_request(row, probabilities_by_text.get(digest), stored_samples)
+        requests.append(request)
     return requests
 
 
 def _build_request(
     row: Mapping[str, Any], probabilities: pl.Series | None, stored_samples: frozenset[tuple[int, int]]
 ) -> ProposalRequest:
-    """Return the request to sample calls in a text, or one further call at a place after earlier calls.
+    """Build the request to sample calls in a text, or to sample a further call after earlier calls.
 
-    row: text_digest and text; a place also has `position`, the token of the text before which the earlier calls stand,
-        and `before`, these calls as JSON.
-    probabilities: the stored p_i, of a call at each position; None where they have to be computed.
-    stored_samples: (position, sample) of the samples that need not be drawn again.
+    Args:
+        row: `text` and `text_digest`. For a further call it also has `before`, the earlier calls as JSON, and
+            `position`, the index of the token of the text before which they stand.
+        probabilities: The stored probability of a call at each position, None if it has to be computed.
+        stored_samples: The samples that need not be drawn again, each as (position, number of the sample).
     """
     return ProposalRequest(
         text=row["text"],
@@ -230,19 +253,26 @@ def _build_request(
 
 
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
-    """Return a row per stored sample of each text of a shard: a call, or why the sample is discarded.
+    """Read the stored samples of a shard's texts, and parse them as calls of the tool.
 
-    `rejected` also counts texts without a sample, by reason. Raises StorageError if stored samples were damaged.
+    Returns:
+        A row per text and sample: a call, or the reason why the sample is discarded. The discarded samples are counted
+        by reason in `rejected`, as are the texts without a position at which a call could be sampled.
+
+    Raises:
+        StorageError: Stored samples were damaged.
     """
-    subset = output.lane_table("heuristic_subset").read(shard)
+    texts = output.lane_table("heuristic_subset").read(shard)
     store = SampleStore(worker, output.lane)
-    stored = samples_of_texts(output, store, _select_distinct_texts(subset))
-    rows_of_texts = _build_rows(output.lane, subset, stored)
+    stored = samples_of_texts(output, store, _select_distinct_texts(texts))
+    sample_rows = _build_rows(output.lane, texts, stored)
+
     # The losses are computed by the judge, which may be another model with other tokens.
-    placed = _move_to_judge_tokens(worker, rows_of_texts)
+    placed = _move_to_judge_tokens(worker, sample_rows)
+
     discarded_samples = count_by_reason(placed.rows)
-    texts_without_position = _count_without_position(subset, stored)
-    rejected = discarded_samples + texts_without_position + placed.rejected  # the last are inside a token of the judge
+    texts_without_position = _count_without_position(texts, stored)
+    rejected = discarded_samples + texts_without_position + placed.rejected  # the last have no row
     return PartRows([output.stage.shaped(placed.rows).sort(CALL_KEY)], rejected=rejected, stores=store.names)
 
 
@@ -255,34 +285,57 @@ class SamplesOfTexts(NamedTuple):
 
 
 def samples_of_texts(output: TableOutput, store: SampleStore, texts: pl.DataFrame) -> SamplesOfTexts:
-    """Read the samples (what the model wrote as calls) of texts, the positions they were drawn at, and refused texts.
+    """Read what is stored of some texts: the positions at which calls were sampled, and the samples.
 
-    Raises StorageError if some were damaged since they were computed: then a sample is missing, or the probabilities of
-    a text, without which its positions are not known.
+    A sample is what the model wrote as a call at a position.
 
-    texts: (text_digest, text) of distinct texts; of a ChainedSampleStore places after earlier calls (PLACES).
+    Args:
+        store: Holds the positions and samples.
+        texts: The distinct texts, in the columns text_digest and text. For a ChainedSampleStore they are places after
+            earlier calls, in the columns PLACES.
+
+    Returns:
+        The positions and samples, and the texts that the model could not take, with the reason.
+
+    Raises:
+        StorageError: A sample or the positions of a text are missing, because they were damaged after they had been
+            computed.
     """
     requested = store.requested(texts)  # the positions and samples that there should be
     samples = store.samples.stored(requested.keys)
-    missing_count = requested.keys.height - samples.height + requested.unmeasured_texts.height
+
+    # An unmeasured text is one whose probabilities of calls are missing, so that its positions are unknown.
+    missing_samples = requested.keys.height - samples.height
+    missing_count = missing_samples + requested.unmeasured_texts.height
     require_whole(output, "samples", missing_count)  # raises StorageError unless it is 0
+
     return SamplesOfTexts(positions=requested.positions, samples=samples, refused=store.refused(texts))
 
 
-def _build_rows(lane: Lane, subset: pl.DataFrame, stored: SamplesOfTexts) -> pl.DataFrame:
-    """Return a row per text and sample; a text that stands in several documents has its samples in each.
+def _build_rows(lane: Lane, texts: pl.DataFrame, stored: SamplesOfTexts) -> pl.DataFrame:
+    """Combine the texts of a shard with the calls that were sampled in them.
 
-    subset: the texts of a shard (heuristic_subset).
+    Args:
+        texts: One row per text and document, from the table heuristic_subset. Equal texts have the same `text_digest`.
+        stored: The positions at which calls were sampled, and the samples.
+
+    Returns:
+        One row per text and sample. A text that occurs in several documents has its samples in each.
     """
-    samples = _with_calls(lane, stored.samples)  # adds `input`, and `malformed`, why the sample is no call
-    texts_with_positions = subset.join(stored.positions, on="text_digest")
+    # Adds the columns `input` and `malformed`: why the sample is not a valid call, null if it is one.
+    samples = _with_calls(lane, stored.samples)
+
+    texts_with_positions = texts.join(stored.positions, on="text_digest")
     table = texts_with_positions.join(samples, on=("text_digest", "position"))
     return table.with_columns(
-        char_offset=pl.col("offset") + pl.col("char"),  # of the text in its document, and of the call in the text
-        reason=pl.coalesce("reason", "malformed"),  # why the sample was discarded, else why its body is no call
-        position="judged_position",  # the token from which on the loss is computed, not the one sampled before
+        # Where the call stands in the document: the start of the text plus the character within the text.
+        char_offset=pl.col("offset") + pl.col("char"),
+        # Why the sample was discarded, or else why it is not a valid call.
+        reason=pl.coalesce("reason", "malformed"),
+        # From here on `position` is the token from which the loss is computed, not the token sampled before.
+        position="judged_position",
         source=pl.lit(MODEL),
-        words=pl.lit(None, pl.String),  # only a rule's calls have some
+        words=pl.lit(None, pl.String),  # only calls that a rule proposed have words
     )
 
 
@@ -307,10 +360,11 @@ class ParsedCall(NamedTuple):
 
 
 def parsed_call(lane: Lane, body: str) -> ParsedCall:
-    """Parse the text between the brackets, such as `Calculator(1 + 2)`, as a call of the lane's tool.
+    """Parse the text between the brackets of a call, such as "Calculator(1 + 2)", as a call of the lane's tool.
 
-    The result has an input, or the reason why it is no call of the tool. It has both for named arguments that can be
-    read here, but not from a text that the call is written into.
+    Returns:
+        The call's input, or the reason why this is no call of the tool. It has both if the arguments can be parsed, but
+        no text can hold the call: it could not be read back from the text.
     """
     try:
         call = parse_call(body)
@@ -322,16 +376,21 @@ def parsed_call(lane: Lane, body: str) -> ParsedCall:
 
 
 def _parse_arguments(lane: Lane, body: str, call: Call) -> ParsedCall:
-    """Return a call of the lane's tool with its named arguments in one form, so that equal calls have equal inputs.
+    """Write the named arguments of a call in a uniform way, so that equal calls have equal inputs.
 
-    A tool without named arguments keeps the input. Raises BadArguments.
+    If the lane's tool has no named arguments, the input stays as it is.
+
+    Raises:
+        BadArguments: The arguments cannot be parsed.
     """
     schema = lane.tool.schema
     if schema is None:
         return ParsedCall(body, input=call.input, reason=None)
+
     arguments = parse_arguments(call.input, schema)
     uniform_input = format_arguments(arguments, schema)
-    why_unwritable = fault(Call(call.tool, uniform_input))  # why a text cannot hold the call; None for most
+
+    why_unwritable = fault(Call(call.tool, uniform_input))  # why no text can hold the call, None for most
     return ParsedCall(body, input=uniform_input, reason=why_unwritable)
 
 
@@ -359,25 +418,38 @@ class _PlacedSamples(NamedTuple):
 
 
 def _move_to_judge_tokens(worker: Worker, table: pl.DataFrame) -> _PlacedSamples:
-    """Move samples to the token positions of the judge (the model that computes losses), if another model sampled them.
+    """Move samples to the token positions of the model that computes losses, which is called the judge.
 
-    A sample is dropped as inside_a_token if no token of the judge begins at its character, or if an earlier sample of
-    the same number has moved to the same position.
+    The samples stay as they are if the judge has sampled them itself. Otherwise a sample is dropped, with the reason
+    inside_a_token, if no token of the judge begins at its character, or if an earlier sample with the same number was
+    moved to the same position.
 
-    table: text, offset (of the text in its document), char (of the call in its text), and the columns of STAGE.
+    Args:
+        table: The samples, in the columns of STAGE and `text`, `offset` (the start of the text in its document) and
+            `char` (the start of the call in the text).
+
+    Returns:
+        The moved samples, and the number of dropped ones.
     """
     if not worker.plan.has_own_proposer:
         return _PlacedSamples(table, rejected=Counter())
-    table = _with_places_of_judge(worker, table)
+
+    moved = _with_places_of_judge(worker, table)
     has_place = pl.col("position").is_not_null()
     is_first = pl.struct(CALL_KEY).is_first_distinct()  # CALL_KEY: text, the new position, and number of the sample
-    placed = table.filter(has_place & is_first)
-    dropped = table.filter(~(has_place & is_first)).with_columns(reason=pl.lit("inside_a_token"))
-    return _PlacedSamples(placed, count_by_reason(dropped))
+
+    kept = moved.filter(has_place & is_first)
+    dropped = moved.filter(~(has_place & is_first)).with_columns(reason=pl.lit("inside_a_token"))
+    return _PlacedSamples(kept, count_by_reason(dropped))
 
 
 def _with_places_of_judge(worker: Worker, table: pl.DataFrame) -> pl.DataFrame:
-    """Set `position` and `char_offset` of samples by the judge's tokens; null where none begins at their character."""
+    """Compute where samples stand among the tokens of the judge, the model that computes losses.
+
+    Returns:
+        The table with new values in `position` and `char_offset`. They are null for a sample if no token of the judge
+        begins at its character.
+    """
     places = _find_places_of_samples(worker, table)
     positions = [place.position if place else None for place in places]
     chars = [place.offset if place else None for place in places]

@@ -68,25 +68,34 @@ def _list_file_hashes(table: Table, shard: str) -> list[str] | None:
 def create_scored(
     connection: duckdb.DuckDBPyConnection, plan: Plan, lane: Lane, parts: Sequence[str], files: Sequence[str]
 ) -> None:
-    """Create `scored` in a database, which judged.sql reads: the calls of some shards with their score as `delta`.
+    """Create the table or view `scored` in a database: the calls of some shards, with their score as `delta`.
 
-    parts: the shards. files: the Parquet files of the lane's scored calls in these shards.
+    Args:
+        parts: The names of the shards.
+        files: The Parquet files of the lane's scored calls in these shards.
     """
     connection.execute(f"CREATE TEMP {choose_table_or_view(lane.scores)} scored AS {calls(plan, lane, parts, files)}")
 
 
 def calls(plan: Plan, lane: Lane, parts: Sequence[str], files: Sequence[str], swaps: bool = False) -> str:
-    """Return the SQL query for the calls of some shards, with their score as `delta`.
+    """Build the SQL query for the calls of some shards, with their score as `delta`.
 
-    parts: the shards. files: the Parquet files of the lane's scored calls; with `swaps`, of its control, where calls
-        have results of other documents.
+    Args:
+        parts: The names of the shards.
+        files: The Parquet files of the lane's scored calls.
+        swaps: Whether the files are those of the lane's control, in which calls have results of other documents.
     """
     cost_tables = _build_cost_sql(plan, lane, parts) if list_lanes_reading_cost(lane.scores) else ""
     return calls_query(files, lane.scores, cost_tables, swaps)
 
 
 def query_deltas(plan: Plan, lane: Lane) -> pl.DataFrame:
-    """Return the score of every call of the lane, as `delta`. Raises MissingPart, DamagedPart."""
+    """Read the scores of all calls of a lane (a tool with its settings), in the column `delta`.
+
+    Raises:
+        MissingPart: A table of the lane lacks a shard.
+        DamagedPart: A shard of a table cannot be read.
+    """
     files = _list_call_files(plan, lane)
     if not files:
         return pl.DataFrame(schema={"delta": pl.Float64})
@@ -96,30 +105,45 @@ def query_deltas(plan: Plan, lane: Lane) -> pl.DataFrame:
 
 
 def cost_frontier(plan: Plan, lane: Lane, tau_f: float | None) -> pl.DataFrame | None:
-    """Return a row per threshold: how much the calls of a lane (a tool) that reach it gain, and what they cost.
+    """Compute for possible thresholds how much the calls of a tool that reach them help, and what these calls cost.
 
-    The columns are those of the view cost_frontier: tool, tau_f (the threshold), today, calls, nats (how much their
-    results lower the loss), cost and seconds. Returns None if no call has a cost. Raises MissingPart, DamagedPart.
+    Args:
+        lane: The tool with its settings.
+        tau_f: The threshold that is applied now, if there is one. Its row is marked in the column `today`.
 
-    tau_f: the threshold that is applied, if any; its row is marked `today`.
+    Returns:
+        A row per threshold, or None if no call has a cost. The columns are tool, tau_f (the threshold), today, calls
+        (their number), nats (how much their results lower the loss), cost and seconds.
+
+    Raises:
+        MissingPart: A table of the lane lacks a shard.
+        DamagedPart: A shard of a table cannot be read.
     """
     if not _has_costs(plan, lane):
         return None
+
     parts = _list_parts(plan, lane)
+    call_files = _list_call_files(plan, lane)
     with TemporaryDirectory() as spilled, open_in_memory() as connection:
         connection.execute(f"SET temp_directory = {quote_sql(spilled)}")
+
+        # The view cost_frontier, created last, reads what the first two create.
         _create_cost_tables(connection, plan, lane, parts, tau_f)  # the tables texts, tool_costs and lanes
-        create_scored(
-            connection, plan, lane, parts, _list_call_files(plan, lane)
-        )  # `scored`: the calls with their deltas
-        run_sql(connection, FRONTIER_SQL)  # the view, which reads them
+        create_scored(connection, plan, lane, parts, call_files)  # `scored`: the calls with their deltas
+        run_sql(connection, FRONTIER_SQL)
+
         return rows(connection, "FROM cost_frontier")
 
 
 def _create_cost_tables(
     connection: duckdb.DuckDBPyConnection, plan: Plan, lane: Lane, parts: Sequence[str], tau_f: float | None
 ) -> None:
-    """Create the tables texts, tool_costs and lanes, which FRONTIER_SQL reads; lanes has `tau_f` for this lane."""
+    """Create the tables that FRONTIER_SQL reads for the costs of calls: texts, tool_costs and lanes.
+
+    Args:
+        parts: The names of the shards whose files are read.
+        tau_f: The threshold of this lane in the table lanes. It is null for the other lanes.
+    """
     cost_tables = _build_cost_sql(plan, lane, parts)
     applied = f"CASE WHEN tool = {quote_sql(lane.key)} THEN $tau_f::DOUBLE END AS tau_f"
     connection.execute(f"CREATE TABLE texts AS WITH {cost_tables} FROM texts")
@@ -155,20 +179,25 @@ def _list_result_tables(lane: Lane) -> tuple[LaneTable, ...]:
 
 
 def _build_cost_sql(plan: Plan, lane: Lane, parts: Sequence[str]) -> str:
-    """Return the SQL of three common table expressions (COST_TABLES) over the files of some shards.
+    """Build the part of an SQL query that reads what calls cost.
 
-    They hold texts with their context, the cost of each call, and the tools that a chain of the lane may call.
+    Args:
+        parts: The names of the shards whose files are read.
 
-    parts: the names of the shards.
+    Returns:
+        Three common table expressions (see COST_TABLES): the texts with their context, the costs of calls, and the
+        tools that may be called.
     """
-    texts = plan.lane_table(lane, "heuristic_subset").list_all_files(parts)
-    called_names = list(lane.chainable)  # the tools' names in texts
-    called_keys = [called_lane.key for called_lane in lane.chainable.values()]  # and their keys in tables
+    text_files = plan.lane_table(lane, "heuristic_subset").list_all_files(parts)
+    result_files = _list_result_files(plan, lane, parts)
+
+    tool_names = list(lane.chainable)  # as they are written in texts
+    tool_keys = [called_lane.key for called_lane in lane.chainable.values()]  # as they are written in tables
     return COST_TABLES.format(
-        texts=_to_sql_list(texts),
-        results=_to_sql_list(_list_result_files(plan, lane, parts)),
-        keys=_to_sql_list(called_keys),
-        names=_to_sql_list(called_names),
+        texts=_to_sql_list(text_files),
+        results=_to_sql_list(result_files),
+        keys=_to_sql_list(tool_keys),
+        names=_to_sql_list(tool_names),
     )
 
 

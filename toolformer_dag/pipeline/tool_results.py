@@ -62,7 +62,7 @@ class _ResultRow(NamedTuple):
 
     @classmethod
     def of(cls, call: ToolCall, answer: ToolResult) -> "_ResultRow":
-        """Return the row of a call and its answer."""
+        """Build the row of a call and its answer."""
         return cls(
             input=call.input,
             context=call.context,
@@ -74,9 +74,9 @@ class _ResultRow(NamedTuple):
 
 
 def result_settings(lane: Lane) -> dict[str, Any]:
-    """Return what a result depends on, apart from the call: tool, version, options and limits.
+    """Collect what the result of a call depends on, apart from the call: the tool, its version, options and limits.
 
-    Decoding and evaluation call tools with the same settings.
+    Text generation and evaluation call tools with the same settings.
     """
     tool = lane.tool
     return {
@@ -101,18 +101,28 @@ def chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed) ->
 
 
 def plan_calls(worker: Worker, output: TableOutput, candidates: pl.DataFrame, claimed: Claimed) -> Planned:
-    """Plan on which distinct calls the tool of the output's lane (a tool with its settings) has to be run, in chunks.
+    """Plan which calls of a tool still have to be run.
 
-    candidates: RESULT_KEY and other columns.
-    claimed: calls that earlier shards of this run plan already; the calls that are planned here are added.
+    Args:
+        output: The table to build. Its lane names the tool and the tool's settings.
+        candidates: The wanted calls, possibly repeated, in the columns RESULT_KEY. Other columns are ignored.
+        claimed: The calls that earlier shards of this run plan already, which are left out here. The newly planned ones
+            are added to it.
+
+    Returns:
+        The calls to run, in chunks, and how many calls are run and reused.
     """
-    calls = candidates.select(RESULT_KEY).unique().sort(RESULT_KEY)
-    done = _collect_done_calls(worker, output, calls)
-    not_done = calls.join(done, on=RESULT_KEY, how="anti", maintain_order="left")
-    store = _open_store(worker, output.lane)
-    missing = claim(claimed, store.name, not_done)  # without what earlier shards plan; adds the rest to `claimed`
-    chunks = _split_into_chunks(worker.plan, output.lane, missing)
-    return Planned(chunks, count_planned_work("calls", total=calls.height, missing=missing.height))
+    distinct_calls = candidates.select(RESULT_KEY).unique().sort(RESULT_KEY)
+    done_calls = _collect_done_calls(worker, output, distinct_calls)
+    open_calls = distinct_calls.join(done_calls, on=RESULT_KEY, how="anti", maintain_order="left")
+
+    # Leaves out what earlier shards plan, and adds the rest to `claimed`.
+    store_name = _open_store(worker, output.lane).name
+    calls_to_run = claim(claimed, store_name, open_calls)
+
+    chunks = _split_into_chunks(worker.plan, output.lane, calls_to_run)
+    work = count_planned_work("calls", total=distinct_calls.height, missing=calls_to_run.height)
+    return Planned(chunks, work)
 
 
 def _split_into_chunks(plan: Plan, lane: Lane, calls: pl.DataFrame) -> list[Chunk]:
@@ -125,32 +135,46 @@ def _split_into_chunks(plan: Plan, lane: Lane, calls: pl.DataFrame) -> list[Chun
 
 
 def _collect_done_calls(worker: Worker, output: TableOutput, calls: pl.DataFrame) -> pl.DataFrame:
-    """Return calls (RESULT_KEY) that the tool need not answer now: answered or lost before, or answered by a file.
+    """Collect the calls that the tool need not run now.
 
-    The next run tries lost calls again (time limit, broken connection).
+    These are calls with a stored answer, calls whose result is given in a file, and calls that were lost in this run,
+    for example by a time limit or a broken connection. Only the next run tries lost calls again.
+
+    Args:
+        calls: The wanted calls, in the columns RESULT_KEY.
+
+    Returns:
+        Calls in the same columns. Lost calls and calls of files may be others than the wanted ones.
     """
-    # Whole rows are read, not keys alone: damage in any column has to show before the tool runs.
-    stored = _open_store(worker, output.lane).stored(calls)
-    from_files = file_proposals.read_results_in_files(output)
-    lost = worker.lost_calls[output.lane.key]
-    done = [stored, *lost, from_files]
-    return pl.concat([frame.select(RESULT_KEY) for frame in done])
+    # Whole rows are read, not only their keys, so that damage in any column shows before the tool runs.
+    stored_answers = _open_store(worker, output.lane).stored(calls)
+    results_in_files = file_proposals.read_results_in_files(output)
+    lost_calls = worker.lost_calls[output.lane.key]
+
+    frames = [stored_answers, *lost_calls, results_in_files]
+    return pl.concat([frame.select(RESULT_KEY) for frame in frames])
 
 
 def compute(worker: Worker, output: TableOutput, chunk: CallChunk) -> Work:
-    """Run the tool on a chunk of calls, and store its answers.
+    """Run the tool on the calls of a chunk, and store its answers.
 
-    Calls that were lost (time limit, broken connection) get no stored answer; the next run tries them again. Returns an
-    empty Work, since no model ran.
+    Calls that are lost, for example by a time limit or a broken connection, get no stored answer. The next run tries
+    them again.
 
-    Raises ToolDown if the tool stops working; the answers before that are stored.
+    Returns:
+        An empty count of work, because no model ran.
+
+    Raises:
+        ToolDown: The tool stopped working. The answers that it gave before are stored.
     """
     lane = _get_called_lane(output, chunk)
     calls = [ToolCall(input, context) for input, context in chunk.calls.select(RESULT_KEY).iter_rows()]
-    answers: dict[ToolCall, ToolResult] = {}  # `run` adds each answer as it comes
+
+    answers: dict[ToolCall, ToolResult] = {}  # the runner adds each answer as it comes
     try:
         worker.runner(lane).run(calls, answers)
-    finally:  # what was answered may have cost money, and is stored whatever happened then
+    finally:
+        # Answers may have cost money, so those that came are stored even if an error follows.
         _store_answers(worker, lane, answers)
     return Work()
 
@@ -162,14 +186,16 @@ def _get_called_lane(output: TableOutput, chunk: CallChunk) -> Lane:
 
 
 def _store_answers(worker: Worker, lane: Lane, answers: Mapping[ToolCall, ToolResult]) -> None:
-    """Append answers to the row store of results; answers of lost calls go to `worker.lost_calls` instead.
+    """Store the answers of a tool. Answers of lost calls are only remembered, in `worker.lost_calls`.
 
-    answers: call -> answer; it is `lost` if another try may answer the call (time limit, connection).
+    Args:
+        answers: The answer to each call. It is `lost` if another try may succeed, for example after a time limit.
     """
-    stored = [_ResultRow.of(call, answer) for call, answer in answers.items() if not answer.lost]
-    lost = [_ResultRow.of(call, answer) for call, answer in answers.items() if answer.lost]
-    _open_store(worker, lane).append(pl.DataFrame(stored, schema=RESULTS, orient="row"))
-    worker.lost_calls[lane.key].append(pl.DataFrame(lost, schema=RESULTS, orient="row"))
+    final_answers = [_ResultRow.of(call, answer) for call, answer in answers.items() if not answer.lost]
+    lost_answers = [_ResultRow.of(call, answer) for call, answer in answers.items() if answer.lost]
+
+    _open_store(worker, lane).append(pl.DataFrame(final_answers, schema=RESULTS, orient="row"))
+    worker.lost_calls[lane.key].append(pl.DataFrame(lost_answers, schema=RESULTS, orient="row"))
 
 
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
@@ -178,25 +204,32 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
 
 
 def answered(worker: Worker, output: TableOutput, candidates: pl.DataFrame) -> PartRows:
-    """Return a row per distinct call of `candidates`: its result, or the reason why there is none.
+    """Look up the results of calls that the tool has run.
 
-    candidates: (shard, input, context), calls to the tool of the output's lane; `shard` is null for a call that is not
-        to be counted in `rejected`.
+    Args:
+        output: The table to build. Its lane names the tool and the tool's settings.
+        candidates: The calls, possibly repeated, in the columns shard, input and context. If a call has no result, it
+            is counted in `rejected`, unless its `shard` is null.
 
-    Raises StorageError if results were damaged since they were computed.
+    Returns:
+        A row per distinct call: its result, or the reason why there is none.
+
+    Raises:
+        StorageError: Results are missing, because they were damaged after they had been computed.
     """
-    calls = candidates.select(RESULT_KEY).unique()
-    answers = _read_answers(worker, output, calls)  # also those of lost calls (time limit, broken connection)
-    results = answers.all()
-    missing_count = calls.height - results.height
+    distinct_calls = candidates.select(RESULT_KEY).unique()
+    answers = _read_answers(worker, output, distinct_calls)
+    results = answers.all()  # lost calls (time limit, broken connection) have a row too
+
+    missing_count = distinct_calls.height - results.height
     require_whole(output, "results", missing_count)  # raises StorageError unless it is 0
 
-    with_results = candidates.drop_nulls("shard").join(results, on=RESULT_KEY)
+    counted_calls = candidates.drop_nulls("shard").join(results, on=RESULT_KEY)
     return PartRows(
         frames=[_build_table(output, results)],
-        rejected=count_by_reason(with_results),
+        rejected=count_by_reason(counted_calls),
         stores=[_open_store(worker, output.lane).name],
-        facts=_build_retry_note(answers.lost),  # makes the next run try them again
+        facts=_build_retry_note(answers.lost),  # makes the next run try lost calls again
     )
 
 
@@ -227,11 +260,18 @@ class _Answers(NamedTuple):
 
 
 def _read_answers(worker: Worker, output: TableOutput, calls: pl.DataFrame) -> _Answers:
-    """Look up the answers to distinct calls (input, context), at most one for each. Any answer replaces a lost call."""
+    """Look up the answers to calls, at most one answer per call.
+
+    If a call was lost in this run, but has been answered in another way, it does not count as lost.
+
+    Args:
+        calls: The distinct calls, in the columns RESULT_KEY.
+    """
     lost = _collect_lost_answers(worker, output.lane)
     if not lost.is_empty():
         # Another process may have stored an answer to a call that was lost here.
         _open_store(worker, output.lane).refresh()
+
     final = _read_final_answers(worker, output, calls)
     still_lost = lost.join(calls, on=RESULT_KEY, how="semi").join(final, on=RESULT_KEY, how="anti")
     return _Answers(final=final, lost=still_lost)
