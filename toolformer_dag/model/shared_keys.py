@@ -483,7 +483,7 @@ class CachedBranches:
         self.backbone = texts.prompt.backbone
         self.device = self.backbone.device
 
-        # By number of the layer. The prompt's cache only tells the shapes.
+        # By number of the layer, with the shapes and the data type of the prompt's cache.
         prompt_layers = texts.prompt.layers
         self.layers: Layers = {number: cache.zeros(capacity, max_tokens) for number, cache in prompt_layers.items()}
         self.key_heads = {number: cache.head_numbers() for number, cache in prompt_layers.items()}
@@ -542,7 +542,7 @@ class CachedBranches:
         return features[text_indices, last_token_indices]
 
     def _allocate_slots(self, text_count: int, width: int) -> list[int]:
-        """Choose slots for new texts that no branch uses, and enlarge the caches if there are too few.
+        """Choose slots for new texts that no branch uses, and enlarge the caches where they may be too small.
 
         Args:
             text_count: The number of slots that are needed.
@@ -579,7 +579,7 @@ class CachedBranches:
         positions = attend_in_step.visibility.queries  # of the new tokens, [B, 1]
         features = self.backbone.features(tokens[:, None], positions, attend=attend_in_step)  # [B, 1, F]
 
-        self.lengths = [length + 1 for length in self.lengths]  # only now, because `_BranchStep` reads the old ones
+        self.lengths = [length + 1 for length in self.lengths]  # `_BranchStep` has read the old ones
         self.tokens_run = len(tokens)
         return features[:, 0]
 
