@@ -525,7 +525,7 @@ def _to_cuttable_layer(layer: Any) -> Any:
     Raises:
         NotImplementedError: The layer is of a kind other than attention and linear attention.
     """
-    if type(layer) is DynamicSlidingWindowLayer:  # drops the keys of earlier tokens, with which a cut row may end
+    if type(layer) is DynamicSlidingWindowLayer:  # drops earlier keys, which a row that is cut may need
         return DynamicLayer()  # keeps all keys
     if type(layer) not in KNOWN_LAYERS:
         raise NotImplementedError(f"caches of {type(layer).__name__}")
@@ -783,7 +783,10 @@ class ModelCacheBranches:
         return torch.stack([features_by_index[index] for index in range(len(sequences))])
 
     def _choose_sequence_use(self) -> CacheUse:
-        """Choose how whole sequences share passes: if the model has states, which cannot be cut, by equal length."""
+        """Choose which sequences may share a pass: if the model has states, which cannot be cut, only equally long ones.
+
+        Sequences run alone if the model runs only one row at a time.
+        """
         prompt = self.texts.prompt
         if prompt.use.batching == "any" and prompt.has_states:
             return replace(prompt.use, batching="equal_length")
