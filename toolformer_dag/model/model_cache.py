@@ -783,9 +783,10 @@ class ModelCacheBranches:
         return torch.stack([features_by_index[index] for index in range(len(sequences))])
 
     def _choose_sequence_use(self) -> CacheUse:
-        """Choose which sequences may share a pass: if the model has states, which cannot be cut, only equally long ones.
+        """Choose which whole sequences may share a pass.
 
-        Sequences run alone if the model runs only one row at a time.
+        If the model has states, which cannot be cut, only sequences of equal length share one. If the model can run
+        only one row at a time, none do.
         """
         prompt = self.texts.prompt
         if prompt.use.batching == "any" and prompt.has_states:

@@ -151,7 +151,7 @@ def _find_fastest_sharing(backbone: Backbone, tokens: Sequence[int]) -> Sharing:
     backbone.uses_custom_attention = False
 
     # 1. Shared keys: our attention replaces the model's, so that keys are computed and stored once.
-    if _choose_working_body(backbone, tokens, expected):
+    if _set_working_body(backbone, tokens, expected):
         backbone.uses_custom_attention = True
         if _custom_attention_agrees(backbone, tokens, expected):
             return Sharing(SHARED)
@@ -190,7 +190,7 @@ def _find_agreeing_cache(backbone: Backbone, tokens: Sequence[int], expected: Te
     return None
 
 
-def _choose_working_body(backbone: Backbone, tokens: Sequence[int], expected: Tensor) -> bool:
+def _set_working_body(backbone: Backbone, tokens: Sequence[int], expected: Tensor) -> bool:
     """Look for a body of the model that, run apart from the head, gives the same logits as the whole model.
 
     Args:
@@ -289,7 +289,7 @@ def _run_branches(
 def _run_text(texts: Texts, *, text: Sequence[int], other_token: int) -> Tensor:
     """Run the text of the trial in slot 0, and the beginning of it in slot 1.
 
-    One more token runs after the last that a branch continues, in both slots. If a branch sees it, the trial fails.
+    One more token runs after the last that a branch continues, in both slots. No branch may see it.
 
     Args:
         texts: The cache that is on trial.
