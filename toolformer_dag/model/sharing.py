@@ -104,7 +104,7 @@ def choose_sharing(backbone: Backbone, name: str, tokens: Sequence[int]) -> Shar
         name: The name of the model, for the log.
         tokens: Tokens of ordinary text from `list_trial_tokens`. The first TRIAL of them are used.
     """
-    sharing = _find_fastest_sharing(backbone, tokens[:TRIAL])  # also changes `backbone`
+    sharing = _choose_by_trial(backbone, tokens[:TRIAL])  # also changes `backbone`
     model_description = f"{name!r} ({type(backbone.model).__name__})"
     _log_choice(sharing, model_description)
     return sharing
@@ -137,7 +137,7 @@ def _describe_cache_costs(cache: CacheUse) -> str:
 
 
 @exact_products()
-def _find_fastest_sharing(backbone: Backbone, tokens: Sequence[int]) -> Sharing:
+def _choose_by_trial(backbone: Backbone, tokens: Sequence[int]) -> Sharing:
     """Try the ways to share work from the fastest to the slowest, until one reproduces the model's own logits.
 
     The last way, to share nothing, is taken without a trial.
