@@ -67,9 +67,14 @@ class CacheUse:
         return {"any": 0, "equal_length": length, "single": row}[self.batching]
 
     def batches(self, lengths: Sequence[int]) -> Iterable[list[int]]:
-        """Return lists of the rows that may share a pass. Row r has `lengths[r]` tokens.
+        """Group rows that may share a pass.
 
-        Lengths [3, 5, 3] give [[0, 1, 2]] for "any", [[0, 2], [1]] for "equal_length", [[0], [1], [2]] for "single".
+        Args:
+            lengths: The number of tokens of each row.
+
+        Returns:
+            Lists of row numbers. For lengths [3, 5, 3] they are [[0, 1, 2]] if `batching` is "any",
+            [[0, 2], [1]] if it is "equal_length", and [[0], [1], [2]] if it is "single".
         """
         rows_by_key: dict[int, list[int]] = defaultdict(list)
         for row, length in enumerate(lengths):
@@ -168,88 +173,123 @@ class ModelCache:
         return not self.is_rwkv and any(isinstance(layer, DynamicLayer) for layer in self.cache.layers)
 
     def run(self, sequences: Sequence[Sequence[int]], store_every: int | None = None) -> Tensor:
-        """Append a sequence to each row, padded on the right; return the features of the new tokens, [B, T, F].
+        """Append a sequence of tokens to each row, and run these tokens.
 
-        store_every: after how many new columns to store the states of linear attention, so that rows can be cut there.
+        Args:
+            sequences: The new tokens of each row. Shorter sequences are padded on the right.
+            store_every: After every so many new columns, the states of linear attention are stored, so that rows can
+                be cut there. None stores no states.
+
+        Returns:
+            The features (last hidden states) of the new tokens, [B, T, F].
         """
-        features = self._run_in_passes(pad_sequences(sequences, self.backbone.device), store_every)
-        new_lengths = [len(sequence) for sequence in sequences]
+        ids = pad_sequences(sequences, self.backbone.device)  # [B, T]
+        features = self._run_in_passes(ids, store_every)
+
+        new_lengths = [len(sequence) for sequence in sequences]  # without padding
         self.lengths = [length + new for length, new in zip(self.lengths, new_lengths, strict=True)]
         return features
 
     def _run_in_passes(self, ids: Tensor, store_every: int | None) -> Tensor:
-        """Run the next T tokens of B rows, [B, T], in as many passes as the model needs; return features, [B, T, F].
+        """Run the next T tokens of each row, in as many passes as needed.
 
-        store_every: after how many of them the states of linear attention are stored, so that rows can be cut there;
-        None for never.
+        Args:
+            ids: The tokens, [B, T].
+            store_every: After every so many tokens, the states of linear attention are stored. None stores no states.
+
+        Returns:
+            The features of the tokens, [B, T, F].
         """
         width_before = self.width
         columns_per_pass = self._choose_columns_per_pass(ids.shape[1], store_every)
-        features = []
+
+        features_by_pass = []
         for pass_ids in torch.split(ids, columns_per_pass, dim=1):
-            features.append(self._run_columns(pass_ids))  # adds the pass's columns to `self.width`
-            new_columns = self.width - width_before
-            if store_every is not None and new_columns % store_every == 0:
+            features_by_pass.append(self._run_columns(pass_ids))  # also increases `self.width`
+
+            columns_so_far = self.width - width_before
+            if store_every is not None and columns_so_far % store_every == 0:
                 self.store_states()
-        return torch.cat(features, 1)
+        return torch.cat(features_by_pass, 1)
 
     def _choose_columns_per_pass(self, new_width: int, store_every: int | None) -> int:
-        """Return how many of `new_width` new columns a pass may run: at most `store_every`, where states are stored."""
-        takes_several = self.use.chunks or not self.width  # some models take one token at a time after cached ones
-        columns = new_width if takes_several else 1
+        """Choose how many of `new_width` new columns run in one pass."""
+        # After cached tokens, some models can run only one token at a time.
+        can_run_several = self.use.chunks or self.width == 0
+        columns_per_pass = new_width if can_run_several else 1
+
+        # States can only be stored between passes.
         if store_every is not None and self.has_states:
-            return min(columns, store_every)
-        return columns
+            return min(columns_per_pass, store_every)
+        return columns_per_pass
 
     def store_states(self) -> None:
-        """Copy the present states of linear attention into `self.states`; the next token changes them."""
+        """Copy the present states of linear attention into `self.states`, because the next token changes them."""
         self.states[self.width] = [state.clone() for state in self._list_state_tensors()]
 
     def select(self, rows: Sequence[int]) -> "ModelCache":
-        """Return a new cache with whole copies of these rows, in this order; a row may occur twice."""
+        """Return a new cache with whole copies of these rows, in this order. A row may occur twice."""
+        row_indices = on_device(rows, self.backbone.device)
         return self._rearrange(
-            _ChosenRows(on_device(rows, self.backbone.device)),
+            _ChosenRows(row_indices),
             starts=[self.starts[row] for row in rows],
             lengths=[self.lengths[row] for row in rows],
             width=self.width,
         )
 
     def cut(self, rows: Sequence[int], lengths: Sequence[int]) -> "ModelCache":
-        """Return a new cache with copies of some rows, each cut to its first `length` tokens and padded on the left.
+        """Return a new cache with the beginnings of some rows, padded on the left so that all end in one column.
 
-        Cut to lengths [3, 5], rows abcdefg and hijklmn become --abc and hijkl, which start in columns [2, 0]. States of
-        linear attention must have been stored after each row's last token that stays (`store_states`).
+        If the model has states of linear attention, they must have been stored where a row is cut (`store_states`).
+
+        Args:
+            rows: The rows to copy.
+            lengths: How many tokens of each of them to keep.
+
+        Example:
+            Rows "abcdefg" and "hijklmn", cut to lengths [3, 5], become "--abc" and "hijkl".
         """
         width = max(lengths)
-        new_starts = [width - length for length in lengths]  # by new row: the column of its first token
+        new_starts = [width - length for length in lengths]  # the columns of the first tokens: [2, 0] in the example
+
         cut_rows = _CutRows(
             rows=rows,
             row_index=on_device(rows, self.backbone.device)[:, None],
-            columns=self._compute_source_columns(rows, new_starts, width),  # where each new column is copied from
+            columns=self._compute_source_columns(rows, new_starts, width),
             states=self._select_states_at_ends(rows, lengths),
         )
         return self._rearrange(cut_rows, starts=new_starts, lengths=list(lengths), width=width)
 
     def _compute_source_columns(self, rows: Sequence[int], new_starts: Sequence[int], width: int) -> Tensor:
-        """Return the column of this cache that each column of the new one is copied from, [new rows, width].
+        """Compute from which column of this cache each column of a new cache is copied.
 
-        A row starts in the column of its first token, after padding. For rows that start in column 0 here, and in
-        columns 2 and 0 of the new cache, with 5 columns:
+        Args:
+            rows: For each row of the new cache, the row of this one that it is copied from.
+            new_starts: For each row of the new cache, the column of its first token. Padding comes before it.
+            width: The number of columns of the new cache.
 
-            [[0, 0, 0, 1, 2],
-             [0, 1, 2, 3, 4]]
+        Returns:
+            Column numbers, [new rows, width]. If rows start in column 0 of this cache and in columns 2 and 0 of a new
+            one with 5 columns, they are [[0, 0, 0, 1, 2], [0, 1, 2, 3, 4]].
         """
         device = self.backbone.device
         new_columns = torch.arange(width, device=device)
+
+        # How far to the right of its new column each row's tokens are in this cache: [-2, 0] in the example.
         shifts = [self.starts[row] - new_start for row, new_start in zip(rows, new_starts, strict=True)]
-        source_columns = new_columns + on_device(shifts, device)[:, None]  # negative for padding
-        return source_columns.clamp(min=0)  # padding may be copied from any column
+        source_columns = new_columns + on_device(shifts, device)[:, None]
+        return source_columns.clamp(min=0)  # negative for padding, which may be copied from any column
 
     def _select_states_at_ends(self, rows: Sequence[int], lengths: Sequence[int]) -> list[list[Tensor]]:
-        """Return the states stored after the first `length` tokens of each row; none for a model without states."""
+        """Return the states that were stored after the first `length` tokens of each row.
+
+        For a model without states, the list of each row is empty.
+        """
         if not self.has_states:
             return [[] for _ in rows]
-        return [self.states[self.starts[row] + length] for row, length in zip(rows, lengths, strict=True)]
+
+        end_columns = [self.starts[row] + length for row, length in zip(rows, lengths, strict=True)]
+        return [self.states[column] for column in end_columns]
 
     def texts(self, slots: int, width: int) -> "ModelCacheTexts":
         """Return an empty cache of texts that follow this single row, the prompt.
@@ -259,55 +299,79 @@ class ModelCache:
         return ModelCacheTexts(self)
 
     def _run_columns(self, ids: Tensor) -> Tensor:
-        """Run the next columns [B, T]; return their features [B, T, F]."""
+        """Run the next tokens of each row, [B, T], in one pass, or from the beginning if nothing is cached.
+
+        Returns:
+            The features of these tokens, [B, T, F].
+        """
         if self.use.recomputes:
             features = self._recompute_rows(ids)
         else:
             padding = self._build_padding_arguments(ids)
             features, self.cache = self.backbone.compute_features_after_cache(ids, self.argument, self.cache, **padding)
+
         self.width += ids.shape[1]
         return features
 
     def _recompute_rows(self, ids: Tensor) -> Tensor:
-        """Append tokens, [B, T], and run each row from its beginning; return the features of the new tokens, [B, T, F].
+        """Append tokens to each row, and run all rows from their beginning, because nothing is cached.
 
-        All rows have the same length. A pass has as many rows as the token budget allows.
+        Each pass runs as many rows as the token budget allows. All rows have the same length.
+
+        Args:
+            ids: The new tokens, [B, T].
+
+        Returns:
+            The features of the new tokens, [B, T, F].
         """
         tokens = self._append_to_tokens(ids)  # [B, width + T]
-        width_before = self.width  # `_run_columns` adds the new columns after this
+        first_new_column = self.width  # `_run_columns` increases it after this
         rows_per_pass = max(1, self.backbone.budget.tokens // tokens.shape[1])
-        new_features = []
+
+        features_by_pass = []
         for pass_tokens in torch.split(tokens, rows_per_pass):
-            features = self.backbone.features(pass_tokens)  # [rows, width + T, F]
-            new_features.append(features[:, width_before:])
-        return torch.cat(new_features)
+            features = self.backbone.features(pass_tokens)  # [rows of the pass, width + T, F]
+            features_by_pass.append(features[:, first_new_column:])
+        return torch.cat(features_by_pass)
 
     def _append_to_tokens(self, ids: Tensor) -> Tensor:
-        """Append tokens, [B, T], to those in transformers' cache; return all tokens, [B, width + T].
+        """Append tokens, [B, T], to those stored in transformers' cache.
 
-        The cache holds them as keys: it is used as a growing table of tokens.
+        Nothing else is cached in this case, so that the cache serves as a growing table: tokens are stored as if they
+        were the keys and values of a layer.
+
+        Returns:
+            All tokens so far, [B, width + T].
         """
-        as_keys = ids[:, None, :, None]  # the shape of keys: [B, 1, T, 1]
-        all_as_keys, _ = self.cache.update(as_keys, as_keys, layer_idx=0)  # [B, 1, width + T, 1]
-        tokens: Tensor = all_as_keys[:, 0, :, 0]
-        return tokens
+        new_tokens_as_keys = ids[:, None, :, None]  # [B, 1, T, 1], the shape of keys
+        all_tokens_as_keys, _ = self.cache.update(new_tokens_as_keys, new_tokens_as_keys, layer_idx=0)
+        all_tokens: Tensor = all_tokens_as_keys[:, 0, :, 0]
+        return all_tokens
 
     def _build_padding_arguments(self, ids: Tensor) -> dict[str, Tensor]:
-        """Return the model's arguments that mark padding on the left of the rows; none where no row is padded.
+        """Build the arguments that tell the model which columns are padding on the left of the rows.
 
-        ids: the tokens that run next, [B, T].
+        Args:
+            ids: The tokens that run next, [B, T].
+
+        Returns:
+            Arguments for the model's `forward`. Empty if no row is padded.
         """
-        is_padded = any(self.starts)  # a row's start is the column of its first token
-        if not self.has_keys or not is_padded:
+        is_any_row_padded = any(start > 0 for start in self.starts)
+        if not self.has_keys or not is_any_row_padded:
             return {}
-        mask = self._build_token_mask(self.width + ids.shape[1])  # [B, width + T]: cached columns, then the new ones
+
+        total_width = self.width + ids.shape[1]
+        mask = self._build_token_mask(total_width)  # for cached and new tokens
         if not self._takes_positions:
             return {"attention_mask": mask}
-        positions = _compute_token_positions(mask)  # [B, width + T], counted without padding
-        return {"attention_mask": mask, "position_ids": positions[:, self.width :]}  # positions of new tokens alone
+
+        positions = _compute_token_positions(mask)
+        new_positions = positions[:, self.width :]  # the model takes the positions of the new tokens only
+        return {"attention_mask": mask, "position_ids": new_positions}
 
     def _build_token_mask(self, width: int) -> Tensor:
-        """Return 0 for padding on the left and 1 for tokens, [B, width].
+        """Mark the first `width` columns of each row: 0 for padding on the left, 1 for tokens, [B, width].
 
         Rows that start in columns 0 and 1 give [[1, 1, 1], [0, 1, 1]].
         """
@@ -321,35 +385,42 @@ class ModelCache:
         return "position_ids" in signature(self.backbone.body.forward).parameters
 
     def _list_state_tensors(self) -> list[Tensor]:
-        """Return the states of linear attention in the cache, [rows, ...] each, layer by layer.
+        """List the present states of linear attention, layer by layer.
 
-        A layer has convolution states, then recurrent ones; attention layers have keys instead.
+        Within a layer, the states of convolutions come first. Attention layers have none.
+
+        Returns:
+            The tensors of the cache itself. The first dimension of each is the row.
         """
-        if self.is_rwkv:  # its cache is this list itself, and None before the first token
+        if self.is_rwkv:  # its cache is such a list, and None before the first token
             return list(self.cache or ())
-        tensors = []
+
+        state_tensors = []
         for layer in self.cache.layers:
             if isinstance(layer, LinearAttentionLayer):
-                states = [*layer.conv_states.values(), *layer.recurrent_states.values()]
-                tensors += [state for state in states if state is not None]  # None: not computed, or not in this layer
-        return tensors
+                layer_states = [*layer.conv_states.values(), *layer.recurrent_states.values()]
+                # A state is None if it is not computed yet, or if this layer has no such state.
+                state_tensors += [state for state in layer_states if state is not None]
+        return state_tensors
 
     def _rearrange(
         self, rearrangement: Rearrangement, *, starts: list[int], lengths: list[int], width: int
     ) -> "ModelCache":
-        """Return a new cache with other rows, which `rearrangement` chooses, duplicates or cuts. This one stays.
+        """Return a new cache with other rows. This cache stays as it is.
 
-        - starts: by new row, the column of its first token.
-        - lengths: by new row, the number of its tokens.
-        - width: the number of columns.
+        Args:
+            rearrangement: Makes the new tensors from those of this cache.
+            starts: For each new row, the column of its first token.
+            lengths: For each new row, the number of its tokens.
+            width: The number of columns of the new cache.
         """
-        other = copy(self)
-        other.starts = starts
-        other.lengths = lengths
-        other.width = width
-        other.states = {}  # copies of states at earlier columns stay with this cache
-        other.cache = self._rearrange_tensors(rearrangement)  # keys, values and present states
-        return other
+        new_cache = copy(self)
+        new_cache.starts = starts
+        new_cache.lengths = lengths
+        new_cache.width = width
+        new_cache.states = {}  # states that were stored at earlier columns are not taken over
+        new_cache.cache = self._rearrange_tensors(rearrangement)
+        return new_cache
 
     def _rearrange_tensors(self, rearrangement: Rearrangement) -> Any:
         """Return a rearranged copy of the model's cache object: RWKV's list of states, or transformers' cache."""
@@ -359,63 +430,66 @@ class ModelCache:
 
 
 def _compute_token_positions(mask: Tensor) -> Tensor:
-    """Return the number of each token in its row, from 0, for rows with padding on the left; both are [B, columns].
+    """Number the tokens of each row from 0, not counting the padding on the left, whose number is 0 too.
 
-    Mask [[1, 1, 1], [0, 1, 1]] gives [[0, 1, 2], [0, 0, 1]]; padding gets 0.
+    A mask [[1, 1, 1], [0, 1, 1]], with 0 for padding, gives [[0, 1, 2], [0, 0, 1]].
     """
     return (mask.cumsum(-1) - 1).clamp(min=0)
 
 
 def _rearrange_cache(cache: DynamicCache, rearrangement: Rearrangement) -> DynamicCache:
-    """Return a copy of transformers' cache whose keys, values and states are made by `rearrangement`.
-
-    States are numbered through all layers, in the order of `ModelCache._list_state_tensors`.
-    """
-    rearranged = copy(cache)
-    state_numbers = count()  # each state of each layer takes the next number
-    rearranged.layers = [_rearrange_layer(layer, rearrangement, state_numbers) for layer in cache.layers]
-    return rearranged
+    """Return a copy of transformers' cache whose keys, values and states are made by `rearrangement`."""
+    # Numbers for the states of all layers, in the order of `ModelCache._list_state_tensors`.
+    state_numbers = count()
+    rearranged_cache = copy(cache)
+    rearranged_cache.layers = [_rearrange_layer(layer, rearrangement, state_numbers) for layer in cache.layers]
+    return rearranged_cache
 
 
 def _rearrange_layer(layer: Any, rearrangement: Rearrangement, state_numbers: Iterator[int]) -> Any:
-    """Return a copy of a layer of transformers' cache whose keys and values, or states, have other rows.
+    """Return a copy of one layer of transformers' cache that has other rows.
 
-    - rearrangement: returns such a tensor with rows chosen, duplicated or cut.
-    - state_numbers: yields 0, 1, 2, ... for the states of all layers, by which `rearrangement` tells states apart.
+    Args:
+        layer: The layer. Linear attention has states, attention has keys and values, and some layers have both.
+        rearrangement: Makes each new tensor from the old one.
+        state_numbers: Yields the next number for a state. States are numbered through all layers.
     """
-    rearranged = copy(layer)
-    # A layer of linear attention has states, one of attention has keys and values, and some layers have both.
+    rearranged_layer = copy(layer)
+
     if isinstance(layer, LinearAttentionLayer):
-        rearranged.conv_states = _rearrange_states(layer.conv_states, rearrangement, state_numbers)
-        rearranged.recurrent_states = _rearrange_states(layer.recurrent_states, rearrangement, state_numbers)
+        rearranged_layer.conv_states = _rearrange_states(layer.conv_states, rearrangement, state_numbers)
+        rearranged_layer.recurrent_states = _rearrange_states(layer.recurrent_states, rearrangement, state_numbers)
+
     if isinstance(layer, DynamicLayer) and layer.keys is not None:
-        rearranged.keys = rearrangement.keys(layer.keys)
-        rearranged.values = rearrangement.keys(layer.values)  # values have the rows and columns of keys
-    return rearranged
+        rearranged_layer.keys = rearrangement.keys(layer.keys)
+        rearranged_layer.values = rearrangement.keys(layer.values)  # values are arranged like keys
+    return rearranged_layer
 
 
 def _rearrange_states(
     states: Mapping[Any, Tensor | None], rearrangement: Rearrangement, state_numbers: Iterator[int]
 ) -> dict[Any, Tensor | None]:
-    """Return a layer's states of linear attention with other rows, under the same keys.
+    """Return the states of one layer with other rows, under the same keys.
 
-    - states: None for a state that is not computed; it stays None, and has no number.
-    - rearrangement: returns a state with rows chosen, duplicated or cut.
-    - state_numbers: yields 0, 1, 2, ... for the states of all layers, by which `rearrangement` tells states apart.
+    Args:
+        states: The states of linear attention. A state that is not computed is None, and stays so.
+        rearrangement: Makes each new state from the old one and its number.
+        state_numbers: Yields the next number for a state. Only states that are computed have one.
     """
-    rearranged: dict[Any, Tensor | None] = {}
+    rearranged_states: dict[Any, Tensor | None] = {}
     for key, state in states.items():
         if state is None:
-            rearranged[key] = None
+            rearranged_states[key] = None
         else:
-            rearranged[key] = rearrangement.state(next(state_numbers), state)
-    return rearranged
+            rearranged_states[key] = rearrangement.state(next(state_numbers), state)
+    return rearranged_states
 
 
 def find_cache_argument(body: Any) -> str:
-    """Return the name of the argument by which a model takes its cache, such as `past_key_values`.
+    """Find out under which argument a model takes its cache, such as "past_key_values".
 
-    Raises NotImplementedError for a model that takes no cache.
+    Raises:
+        NotImplementedError: The model takes no cache.
     """
     parameters = signature(body.forward).parameters
     for name in ARGUMENTS:
@@ -425,27 +499,34 @@ def find_cache_argument(body: Any) -> str:
 
 
 def _build_empty_cache(backbone: Backbone, argument: str) -> DynamicCache | None:
-    """Return an empty cache for a model; None for RWKV, which creates its states itself.
+    """Create an empty cache whose rows can be cut to their beginnings.
 
-    Raises NotImplementedError for a model with layers other than attention and linear attention.
+    Args:
+        backbone: The model.
+        argument: The name of the argument under which the model takes its cache.
 
-    argument: the name under which the model takes its cache.
+    Returns:
+        The cache. None for RWKV, which creates its states itself.
+
+    Raises:
+        NotImplementedError: The model has layers other than attention and linear attention.
     """
     if argument == RWKV_ARGUMENT:
         return None
+
     cache = DynamicCache(config=backbone.model.config)
-    # Rows are cut to their beginnings later, so that sliding windows, which drop keys, keep all keys here.
     cache.layers = [_to_cuttable_layer(layer) for layer in cache.layers]
     return cache
 
 
 def _to_cuttable_layer(layer: Any) -> Any:
-    """Return a layer of a cache whose rows can be cut: instead of a sliding window, one that keeps all keys.
+    """Return the layer of a cache, or one that can replace it if its rows cannot be cut.
 
-    Raises NotImplementedError for layers other than attention and linear attention.
+    Raises:
+        NotImplementedError: The layer is of a kind other than attention and linear attention.
     """
-    if type(layer) is DynamicSlidingWindowLayer:
-        return DynamicLayer()
+    if type(layer) is DynamicSlidingWindowLayer:  # drops earlier keys, which a row that is cut may need
+        return DynamicLayer()  # keeps all keys
     if type(layer) not in KNOWN_LAYERS:
         raise NotImplementedError(f"caches of {type(layer).__name__}")
     return layer
@@ -482,35 +563,50 @@ class ModelCacheTexts:
         return len(sequence) + (self.prompt.width if self.prompt.use.recomputes else 0)
 
     def features(self, slots: Sequence[int], sequences: Sequence[Sequence[int]], first: int) -> Tensor:
-        """Run B texts after the prompt, and cache them; return their last hidden states, [B, T - first, F].
+        """Run B texts after the prompt, and cache them.
 
-        - slots: for each text, the number under which it is cached, in place of an earlier text.
-        - sequences: the tokens of each text; T is the length of the longest. Features after a shorter one mean nothing.
-        - first: the index of the token at which the returned features begin.
+        Args:
+            slots: For each text, the number under which to cache it. It replaces an earlier text with this number.
+            sequences: The tokens of each text. T is the length of the longest.
+            first: The features of the tokens before this index are left out.
+
+        Returns:
+            The features (last hidden states) of the texts, [B, T - first, F]. After the end of a shorter text they
+            mean nothing.
         """
-        self.sequences.update(zip(slots, sequences, strict=True))  # the tokens that the passes run
-        if self.prompt.use.runs_rows_alone:  # this model can run only one text at a time
-            slots_of_passes: list[Sequence[int]] = [[slot] for slot in slots]
+        self.sequences.update(zip(slots, sequences, strict=True))  # read by `_run_stored_texts`
+
+        slot_groups: list[Sequence[int]]
+        if self.prompt.use.runs_rows_alone:
+            slot_groups = [[slot] for slot in slots]
         else:
-            slots_of_passes = [slots]
-        features_of_passes = []
-        for pass_slots in slots_of_passes:
-            features = self._run_in_a_pass(pass_slots)  # [slots of the pass, T, F]
-            features_of_passes.append(features[:, first:])
-        return _join_rows(features_of_passes)
+            slot_groups = [slots]
 
-    def _run_in_a_pass(self, slots: Sequence[int]) -> Tensor:
-        """Run the texts that are stored under these numbers (slots) after the prompt; return features, [slots, T, F].
+        features_by_group = []
+        for group in slot_groups:
+            features = self._run_stored_texts(group)  # [texts of the group, T, F]
+            features_by_group.append(features[:, first:])
+        return _join_rows(features_by_group)
 
-        Notes in `rows` where each text is cached. States of linear attention are stored before the texts and after
-        every STATE_INTERVAL tokens, so that branches (continuations of texts) can begin there.
+    def _run_stored_texts(self, slots: Sequence[int]) -> Tensor:
+        """Run the texts in these slots together after the prompt, and note in `self.rows` where each is cached.
+
+        States of linear attention are stored before the texts and after every STATE_INTERVAL tokens, so that branches
+        (continuations of texts) can start there.
+
+        Returns:
+            The features of the texts, [slots, T, F].
         """
+        # Start with one copy of the prompt per text.
         prompt_row = 0  # the only row of the prompt's cache
-        cache = self.prompt.select([prompt_row] * len(slots))  # a row per text, which holds the prompt so far
+        cache = self.prompt.select([prompt_row] * len(slots))
         cache.store_states()
+
         texts = [self.sequences[slot] for slot in slots]
         features = cache.run(texts, store_every=STATE_INTERVAL)
-        self.rows.update({slot: CachedRow(cache, row) for row, slot in enumerate(slots)})
+
+        for row, slot in enumerate(slots):
+            self.rows[slot] = CachedRow(cache, row)
         return features
 
     def branches(self, capacity: int, max_tokens: int) -> "ModelCacheBranches":
@@ -522,9 +618,10 @@ class ModelCacheTexts:
 
 
 def _join_rows(parts: Sequence[Tensor]) -> Tensor:
-    """Return the rows of all parts, [rows, columns, F] each, with zeros after those with fewer columns."""
+    """Join the rows of tensors [rows, columns, F], and append zeros to rows with fewer columns than the longest."""
     longest = max(part.shape[1] for part in parts)
-    return torch.cat([F.pad(part, (0, 0, 0, longest - part.shape[1])) for part in parts])
+    padded_parts = [F.pad(part, (0, 0, 0, longest - part.shape[1])) for part in parts]
+    return torch.cat(padded_parts)
 
 
 class ContinuedBranch(NamedTuple):
@@ -554,17 +651,27 @@ class BranchGroup(NamedTuple):
         return sum(self.cache.lengths) if self.cache.use.recomputes else len(self.numbers)
 
     def step(self, tokens: Tensor) -> Tensor:
-        """Run the next token of each branch of the group; return their features, [branches of the group, F].
+        """Run the next token of each branch of the group.
 
-        tokens: the next token of every branch, in any group, [B].
+        Args:
+            tokens: The next tokens of all branches, also those of other groups, [B].
+
+        Returns:
+            The features of the tokens of this group, [branches of the group, F].
         """
-        group_tokens = [[token] for token in tokens[self.numbers].tolist()]
-        return self.cache.run(group_tokens)[:, 0]
+        group_tokens = tokens[self.numbers].tolist()
+        sequences = [[token] for token in group_tokens]  # of one token each
+        return self.cache.run(sequences)[:, 0]
 
     def selected(self, branches: Sequence[int]) -> "list[BranchGroup]":
-        """Return groups of the new branches that continue branches of this one: one group, none, or one per branch.
+        """Build the groups of the new branches that continue branches of this group.
 
-        branches: the number of the old branch that each new branch continues, in any group.
+        Args:
+            branches: For each new branch, the number of the old branch that it continues. This may be in another group.
+
+        Returns:
+            One group, or none if no branch of this group is continued. If the model can run only one row at a time,
+            one group per new branch.
         """
         continued = self._list_continued_branches(branches)
         if self.cache.use.runs_rows_alone:
@@ -572,15 +679,17 @@ class BranchGroup(NamedTuple):
         return [self._copy_branches(continued)] if continued else []
 
     def _list_continued_branches(self, branches: Sequence[int]) -> list[ContinuedBranch]:
-        """Return the new branches that continue a branch of this group.
+        """List the new branches that continue a branch of this group.
 
-        branches: the number of the old branch that each new branch continues, in any group.
+        Args:
+            branches: For each new branch, the number of the old branch that it continues. This may be in another group.
         """
-        row_of_branch = {number: row for row, number in enumerate(self.numbers)}
+        row_by_old_number = {number: row for row, number in enumerate(self.numbers)}
         continued = []
         for new_number, old_number in enumerate(branches):
-            if old_number in row_of_branch:
-                continued.append(ContinuedBranch(new_number, row_of_branch[old_number]))
+            if old_number in row_by_old_number:
+                row = row_by_old_number[old_number]
+                continued.append(ContinuedBranch(new_number, row))
         return continued
 
     def _copy_branches(self, branches: Sequence[ContinuedBranch]) -> "BranchGroup":
@@ -614,18 +723,19 @@ class ModelCacheBranches:
         return sum(len(group.numbers) for group in self.groups)
 
     def admit(self, slots: Sequence[int], tokens_before: Sequence[int]) -> None:
-        """Append branches, each of which continues the beginning of a cached text.
+        """Start branches, each of which continues the beginning of a cached text.
 
-        Branches that may share a pass of the model, and whose texts are in one cache, become a group with a new cache.
-
-        - slots: by new branch, the number under which its text is cached.
-        - tokens_before: by new branch, how many tokens of the text it continues.
+        Args:
+            slots: For each new branch, the number under which its text is cached.
+            tokens_before: For each new branch, how many tokens of this text come before it.
         """
+        first_number = self.count  # new branches are numbered after the present ones
         new_branches = []
-        for number, (slot, text_length) in enumerate(zip(slots, tokens_before, strict=True), start=self.count):
-            new_branches.append(self._build_new_branch(number, slot, text_length))
-        for group_branches in _group_branches_by_pass(new_branches, self.texts.prompt.use):
-            self._start_group(group_branches)  # appends to `groups`
+        for number, (slot, length) in enumerate(zip(slots, tokens_before, strict=True), start=first_number):
+            new_branches.append(self._build_new_branch(number, slot, length))
+
+        for branches_of_group in _group_branches_by_pass(new_branches, self.texts.prompt.use):
+            self._start_group(branches_of_group)  # appends to `self.groups`
 
     def _build_new_branch(self, number: int, slot: int, text_length: int) -> "_NewBranch":
         """Return branch `number`, which continues the first `text_length` tokens of the text in a slot."""
@@ -633,78 +743,103 @@ class ModelCacheBranches:
         return _NewBranch(number, text=self.texts.rows[slot], beginning=text_tokens[:text_length])
 
     def _start_group(self, branches: "Sequence[_NewBranch]") -> None:
-        """Append a group of branches that step together, with a cache of their own.
+        """Append a group of new branches that run together, with a cache of their own.
 
-        Each branch continues the beginning of a cached text. The texts are rows of one cache, from which their
-        beginnings are copied.
+        The cache begins with copies of the prompt and of the beginnings of texts that the branches continue.
+
+        Args:
+            branches: The branches of the group. Their texts are all in the same cache.
         """
-        cache_of_texts = branches[0].text.cache  # the same for all of them
+        cache_of_texts = branches[0].text.cache
         cut = _cut_after_beginnings(
             cache_of_texts,
             rows=[branch.text.row for branch in branches],
-            beginnings=[branch.beginning for branch in branches],  # tokens
+            beginnings=[branch.beginning for branch in branches],
             prompt_width=self.texts.prompt.width,
         )
         self._tokens_run_again += cut.tokens_run  # counted with the next step
+
         numbers = [branch.number for branch in branches]
         self.groups.append(BranchGroup(numbers, cut.cache))
 
     def add(self, sequences: Sequence[Sequence[int]]) -> Tensor:
-        """Run whole sequences, without the prompt, and append a branch for each, which later steps continue.
+        """Run whole sequences, without the prompt, and start a branch at the end of each sequence.
 
-        Returns the last hidden state of each sequence's last token, [sequences, F].
+        Returns:
+            The features (last hidden state) of the last token of each sequence, [sequences, F].
         """
-        first_number = self.count  # branches are numbered in the order in which they are added
-        last_features: dict[int, Tensor] = {}  # by index of a sequence, [F]
+        first_number = self.count  # new branches are numbered after the present ones
         lengths = [len(sequence) for sequence in sequences]
-        for indices in self._choose_sequence_use().batches(lengths):  # sequences that can share a pass, in any order
+        index_groups = self._choose_sequence_use().batches(lengths)  # indices of sequences that may share a pass
+
+        features_by_index: dict[int, Tensor] = {}  # of the last token of each sequence, [F]
+        for indices in index_groups:
             group_sequences = [sequences[index] for index in indices]
-            numbers = [first_number + index for index in indices]
-            group_features = self._add_group(group_sequences, numbers)  # runs them, and appends to `groups`
-            last_features.update(zip(indices, group_features, strict=True))
-        return torch.stack([last_features[index] for index in range(len(sequences))])
+            branch_numbers = [first_number + index for index in indices]
+            group_features = self._add_group(group_sequences, branch_numbers)
+            features_by_index.update(zip(indices, group_features, strict=True))
+
+        # Groups may have changed the order of the sequences.
+        return torch.stack([features_by_index[index] for index in range(len(sequences))])
 
     def _choose_sequence_use(self) -> CacheUse:
-        """Return how whole sequences share passes: with states, which cannot be cut, only if they are equally long."""
+        """Choose which whole sequences may share a pass.
+
+        If the model has states, which cannot be cut, only sequences of equal length share one. If the model can run
+        only one row at a time, none do.
+        """
         prompt = self.texts.prompt
         if prompt.use.batching == "any" and prompt.has_states:
             return replace(prompt.use, batching="equal_length")
         return prompt.use
 
     def _add_group(self, sequences: Sequence[Sequence[int]], numbers: list[int]) -> Tensor:
-        """Run whole sequences in a pass, without the prompt, and append a group of branches, which continue them.
+        """Run whole sequences together, without the prompt, and append a group of branches that continue them.
 
-        A group steps together: each step appends a column to its cache, with a token of every branch. Returns the last
-        hidden state of each sequence's last token, [sequences, F].
+        Args:
+            sequences: The tokens of sequences that may share a pass.
+            numbers: For each sequence, the number of its branch.
 
-        numbers: for each sequence, the number of its branch.
+        Returns:
+            The features of the last token of each sequence, [sequences, F].
         """
-        prompt = self.texts.prompt  # says only how the model runs
+        prompt = self.texts.prompt  # its tokens are not used here
         rows = range(len(sequences))
         cache = ModelCache(prompt.backbone, prompt.use, rows=len(sequences))
-        features = cache.run(sequences)  # [sequences, T, F]; shorter ones are padded on the right
-        last_tokens = [length - 1 for length in cache.lengths]
-        if self._choose_sequence_use().batching == "any":  # lengths may differ
-            # Padding moves to the left, so that all sequences end in the last column, and the next tokens follow.
+
+        features = cache.run(sequences)  # [sequences, T, F], with padding on the right of shorter sequences
+        last_token_indices = [length - 1 for length in cache.lengths]
+
+        lengths_may_differ = self._choose_sequence_use().batching == "any"
+        if lengths_may_differ:
+            # Move padding to the left, so that the next token of every sequence belongs into the next column.
             cache = cache.cut(rows, cache.lengths)
+
         self.groups.append(BranchGroup(numbers, cache))
-        return features[rows, last_tokens]
+        return features[rows, last_token_indices]
 
     def step(self, tokens: Tensor) -> Tensor:
-        """Append a token to each branch, [B], and run it; return the features of these tokens, [B, F].
+        """Append one token to each branch, and run these tokens, one group of branches after the other.
 
-        Each group of branches runs in a pass of its own. Sets `tokens_run`.
+        Args:
+            tokens: The next token of each branch, [B].
+
+        Returns:
+            The features (last hidden states) of the new tokens, [B, F].
         """
         features_by_group = torch.cat([group.step(tokens) for group in self.groups])  # [B, F]
-        self.tokens_run = self._tokens_run_again + sum(group.tokens_of_step for group in self.groups)
+
+        tokens_of_groups = sum(group.tokens_of_step for group in self.groups)
+        self.tokens_run = tokens_of_groups + self._tokens_run_again
         self._tokens_run_again = 0
+
         return self._sort_by_branch(features_by_group)
 
     def _sort_by_branch(self, features_by_group: Tensor) -> Tensor:
-        """Return the features of all branches, [B, F], ordered by branch number instead of group after group."""
-        numbers = [number for group in self.groups for number in group.numbers]
+        """Put the features of all branches, [B, F], in the order of branch numbers instead of group after group."""
+        numbers_by_group = [number for group in self.groups for number in group.numbers]
         features = torch.empty_like(features_by_group)
-        features[numbers] = features_by_group
+        features[numbers_by_group] = features_by_group
         return features
 
     def select(self, rows: Sequence[int]) -> None:
@@ -735,12 +870,13 @@ class _NewBranch(NamedTuple):
 
 
 def _group_branches_by_pass(branches: Sequence[_NewBranch], use: CacheUse) -> Iterable[list[_NewBranch]]:
-    """Return lists of the branches that may share a pass of the model, and whose texts are in one cache."""
-    batches: dict[tuple[int, int], list[_NewBranch]] = defaultdict(list)
+    """Group branches that may share a pass of the model, and whose texts are in the same cache."""
+    groups: dict[tuple[int, int], list[_NewBranch]] = defaultdict(list)
     for branch in branches:
-        batch_key = use.batch_key(branch.number, len(branch.beginning))
-        batches[id(branch.text.cache), batch_key].append(branch)
-    return batches.values()
+        cache_id = id(branch.text.cache)
+        batch_key = use.batch_key(branch.number, len(branch.beginning))  # equal for branches that may share a pass
+        groups[cache_id, batch_key].append(branch)
+    return groups.values()
 
 
 class CutCache(NamedTuple):
@@ -757,44 +893,61 @@ class CutCache(NamedTuple):
 def _cut_after_beginnings(
     cache: ModelCache, *, rows: Sequence[int], beginnings: Sequence[Sequence[int]], prompt_width: int
 ) -> CutCache:
-    """Return a cache with copies of some rows, each cut after the prompt and the beginning of its text.
+    """Copy some rows of a cache, and cut each copy after the beginning of its text.
 
-    - rows: the rows to copy. Each holds the prompt, of `prompt_width` tokens, and then a text.
-    - beginnings: for each row, the tokens of its text that stay.
+    Args:
+        cache: The cache. Each row holds the prompt and then a text.
+        rows: The rows to copy.
+        beginnings: For each of these rows, the first tokens of its text, which are kept.
+        prompt_width: The number of tokens of the prompt.
+
+    Returns:
+        The new cache, and how many tokens had to run again for it.
     """
     final_lengths = [prompt_width + len(beginning) for beginning in beginnings]
-    if cache.has_states:  # of linear attention, which stand for all tokens so far and cannot be cut
+    if cache.has_states:
         return _cut_with_states(cache, rows=rows, beginnings=beginnings, final_lengths=final_lengths)
+
     cut_cache = cache.cut(rows, final_lengths)  # keys and values can be cut after any token
-    return CutCache(cut_cache, tokens_run=0)  # none had to run again
+    return CutCache(cut_cache, tokens_run=0)
 
 
 def _cut_with_states(
     cache: ModelCache, *, rows: Sequence[int], beginnings: Sequence[Sequence[int]], final_lengths: Sequence[int]
 ) -> CutCache:
-    """Return a cache with copies of some rows, each cut after the prompt and the beginning of its text.
+    """Copy some rows of a cache with states of linear attention, and cut each copy after the beginning of its text.
 
-    For models with linear attention. Its states cannot be cut, but they were stored after every STATE_INTERVAL tokens
-    of a text: with 16, to cut after 20 tokens of a text, the row is cut after 16, and 4 run again.
+    States cannot be cut, but they were stored after every STATE_INTERVAL (16) tokens of a text. To cut a text after 20
+    tokens, its row is cut after 16, and the other 4 tokens run again.
 
-    - beginnings: for each row, the tokens of its text that stay.
-    - final_lengths: for each row, how many tokens stay, with the prompt.
+    Args:
+        cache: The cache. Each row holds the prompt and then a text.
+        rows: The rows to copy.
+        beginnings: For each of these rows, the first tokens of its text, which are kept.
+        final_lengths: For each of these rows, the number of tokens to keep, those of the prompt included.
+
+    Returns:
+        The new cache, and how many tokens had to run again for it.
     """
     tokens_to_run = [_select_tokens_to_run(beginning) for beginning in beginnings]
     run_counts = [len(tokens) for tokens in tokens_to_run]
-    # 1. Cut each row after its last stored states.
+
+    # 1. Cut each row where its states were stored last.
     stored_lengths = [length - run_count for length, run_count in zip(final_lengths, run_counts, strict=True)]
-    cut_at_states = cache.cut(rows, stored_lengths)
-    cut_at_states.store_states()  # for rows that end here
-    # 2. Run the tokens between there and the row's end. Rows end at different ones, so states are stored after each.
+    new_cache = cache.cut(rows, stored_lengths)
+    new_cache.store_states()  # for rows that need no further tokens
+
+    # 2. Run the other tokens. States are stored after each of them, because rows end after different numbers of tokens.
     if any(run_counts):
-        cut_at_states.run(tokens_to_run, store_every=1)
-    # 3. Cut each row at its end, which removes the padding of rows with fewer tokens to run.
-    cut_at_ends = cut_at_states.cut(range(len(rows)), final_lengths)
+        new_cache.run(tokens_to_run, store_every=1)
+
+    # 3. Cut each row at its end, to remove the padding of rows with fewer tokens to run.
+    all_rows = range(len(rows))
+    cut_at_ends = new_cache.cut(all_rows, final_lengths)
     return CutCache(cut_at_ends, tokens_run=sum(run_counts))
 
 
 def _select_tokens_to_run(tokens: Sequence[int]) -> Sequence[int]:
-    """Return the tokens of a text's beginning after its last stored states."""
+    """Select the tokens after the last multiple of STATE_INTERVAL, where states were stored."""
     stored_count = len(tokens) // STATE_INTERVAL * STATE_INTERVAL
     return tokens[stored_count:]

@@ -52,16 +52,18 @@ class LayerCache(NamedTuple):
         return LayerCache(keys, values)
 
     def grown(self, rows: int, length: int) -> "LayerCache":
-        """Return a cache with at least `rows` rows of at least `length` tokens; zeros are appended where it is smaller.
+        """Enlarge the cache to at least `rows` rows with room for at least `length` tokens each.
 
-        Returns this cache itself, without a copy, where it is large enough.
+        Returns:
+            A larger copy, with zeros in the new rows and columns. If the cache is large enough, the cache itself.
         """
-        more_rows = max(0, rows - self.keys.shape[0])
-        more_tokens = max(0, length - self.keys.shape[2])
-        if not more_rows and not more_tokens:
+        missing_rows = max(0, rows - self.keys.shape[0])
+        missing_tokens = max(0, length - self.keys.shape[2])
+        if missing_rows == 0 and missing_tokens == 0:
             return self
-        # For [rows, heads, tokens, D]: zeros (before, after) each dimension, from the last dimension to the first.
-        padding = (0, 0, 0, more_tokens, 0, 0, 0, more_rows)
+
+        # How many zeros to add (before, after) in each dimension of [rows, heads, tokens, D], the last dimension first.
+        padding = (0, 0, 0, missing_tokens, 0, 0, 0, missing_rows)
         return LayerCache(F.pad(self.keys, padding), F.pad(self.values, padding))
 
     def with_width(self, width: int) -> "LayerCache":
@@ -87,27 +89,37 @@ class CachedPrompt:
     - `backbone`: the model.
     - `length`: the number of tokens.
     - `layers`: keys and values by layer, with a single row each.
-
-    Raises ValueError for a model with other layers than attention.
     """
 
     def __init__(self, backbone: Backbone, ids: Sequence[int]) -> None:
-        """Run the tokens `ids`, and store the keys and values of every layer.
+        """Run the prompt, and store the keys and values that each layer computes for it.
 
-        Without tokens, some token is run, and none of its keys are stored: so `layers` have the model's shapes and
-        length 0.
+        Args:
+            backbone: The model.
+            ids: The tokens of the prompt. May be empty.
+
+        Raises:
+            ValueError: The model has layers other than attention.
         """
         self.backbone = backbone
         self.length = len(ids)
         self.layers: Layers = {}
-        any_ids = [0]
-        ids_to_run = pad_sequences([ids or any_ids], backbone.device)
-        # Every layer calls `_attend`, which stores the layer's keys and values in `layers`; the features are not used.
+
+        # For an empty prompt an arbitrary token runs, because only a pass shows the shapes of the model's keys.
+        # `_attend` then stores keys of length 0.
+        arbitrary_ids = [0]
+        ids_to_run = pad_sequences([ids or arbitrary_ids], backbone.device)
+
+        # Every layer calls `_attend`, which fills `self.layers`. The features returned are not needed.
         backbone.features(ids_to_run, attend=self._attend)
         self._check_layers()
 
     def _check_layers(self) -> None:
-        """Raise ValueError where some layer of the model called no attention function, and so has no keys."""
+        """Check that every layer of the model stored keys: layers other than attention have none.
+
+        Raises:
+            ValueError: A layer stored no keys.
+        """
         layer_count = self.backbone.model.config.get_text_config().num_hidden_layers
         if len(self.layers) != layer_count:
             raise ValueError(f"{len(self.layers)} of {layer_count} layers are attention")
@@ -139,49 +151,62 @@ class CachedTexts:
         self.layers: Layers = {number: cache.zeros(slots, width) for number, cache in prompt.layers.items()}
 
     def grow(self, slots: int, width: int) -> None:
-        """Grow the cache to at least `slots` texts of at least `width` tokens.
+        """Make room for at least `slots` texts of at least `width` tokens.
 
-        The number of slots is at least doubled where it grows, so that it seldom does.
+        If more slots are needed, their number is at least doubled, so that the cache seldom has to be copied.
         """
         if slots > self.slots:
             self.slots = max(slots, 2 * self.slots)
-        for number, cache in self.layers.items():
-            self.layers[number] = cache.grown(self.slots, width)
+
+        for layer_number, cache in self.layers.items():
+            self.layers[layer_number] = cache.grown(self.slots, width)
 
     def tokens_run(self, sequence: Sequence[int]) -> int:
         """Return how many tokens `features` runs for a text."""
         return len(sequence)
 
     def features(self, slots: Sequence[int], sequences: Sequence[Sequence[int]], first: int) -> Tensor:
-        """Run B texts after the prompt, and cache their keys and values; return their features, [B, T - first, F].
+        """Run B texts after the prompt, and store their keys and values in the cache.
 
-        - slots: for each text, the row of the cache that it is written to, [B]; an earlier text there is overwritten.
-        - sequences: the tokens of each text; T is the length of the longest.
-        - first: the index of the token at which the returned features (last hidden states) begin.
+        Args:
+            slots: For each text, the row of the cache to store it in. An earlier text in that row is overwritten.
+            sequences: The tokens of each text. T is the length of the longest.
+            first: The features of the tokens before this index are left out.
+
+        Returns:
+            The features (last hidden states) of the texts, [B, T - first, F].
         """
         backbone = self.prompt.backbone
         ids = pad_sequences(sequences, backbone.device)  # [B, T]
         visibility = self._build_visibility(width=ids.shape[1])
-        # Computes the attention of every layer, and writes the layer's keys and values into the slots.
+
+        # Every layer calls this: it stores the layer's keys and values in the slots, and computes its attention.
         attend = _TextPass(
             texts=self,
             slots=on_device(slots, ids.device),
             padding=_find_padding(sequences, ids.device),
             visibility=visibility,
         )
+
         positions_after_prompt = visibility.queries.expand_as(ids)  # the same T positions for each text
-        return backbone.features(ids, positions_after_prompt, attend)[:, first:]
+        features = backbone.features(ids, positions_after_prompt, attend)  # [B, T, F]
+        return features[:, first:]
 
     def _build_visibility(self, width: int) -> Visibility:
-        """Return which keys the tokens of texts of `width` tokens attend to: the prompt, and the text up to them.
+        """Define which keys each token of a text may attend to: those at its own position and at earlier ones.
 
-        It is made from positions: a token attends to the keys at its own position and before it.
+        Positions are counted from the beginning of the prompt. After a prompt of 2 tokens, a text of 3 tokens has
+        positions 2, 3 and 4, and its first token attends to positions 0, 1 and 2.
+
+        Args:
+            width: The number of tokens of the longest text.
         """
         backbone = self.prompt.backbone
         prompt_length = self.prompt.length
-        positions = torch.arange(prompt_length + width, device=backbone.device)  # [prompt + T]
+
+        positions = torch.arange(prompt_length + width, device=backbone.device)  # of prompt and text
         return Visibility(
-            queries=positions[prompt_length:],  # [T], the tokens of the text alone
+            queries=positions[prompt_length:],  # only the tokens of the text run now
             keys=positions,
             longest=len(positions),
             dtype=backbone.model.dtype,
@@ -196,25 +221,28 @@ class CachedTexts:
         return OpenTexts(range(self.slots), width, self.layers)
 
     def copies(self, slots: Iterable[int], width: int) -> "OpenTexts":
-        """Return copies of the first `width` tokens of the texts in some slots."""
+        """Copy the first `width` tokens of the texts in some slots."""
         sorted_slots = sorted(slots)
         rows = on_device(sorted_slots, self.prompt.backbone.device)
-        layers = {number: cache.copy_rows(rows, width) for number, cache in self.layers.items()}
-        return OpenTexts(sorted_slots, width, layers)
+        copied_layers = {number: cache.copy_rows(rows, width) for number, cache in self.layers.items()}
+        return OpenTexts(sorted_slots, width, copied_layers)
 
 
 def _find_padding(sequences: Sequence[Sequence[int]], device: torch.device) -> Tensor | None:
-    """Return which of the T tokens of each of B padded sequences are padding; None where all have the same length.
+    """Find out which tokens are padding when sequences are padded on the right to the length of the longest.
 
-    For sequences of 2 and 1 tokens, rows are [False, False] and [False, True]. The shape is [B, 1, T, 1], to mask keys,
-    [B, heads, T, D].
+    Returns:
+        True for padding, such as [[False, False], [False, True]] for sequences of 2 and 1 tokens. The shape is
+        [B, 1, T, 1], which fits keys [B, H_kv, T, D]. None if all sequences have the same length.
     """
     lengths = [len(sequence) for sequence in sequences]
-    width = max(lengths)
-    if min(lengths) == width:
+    longest = max(lengths)
+    if min(lengths) == longest:
         return None
-    columns = torch.arange(width, device=device)  # [T]
-    is_padding = columns >= on_device(lengths, device)[:, None]  # [B, T]
+
+    columns = torch.arange(longest, device=device)  # [T]
+    lengths_column = on_device(lengths, device)[:, None]  # [B, 1]
+    is_padding = columns >= lengths_column  # [B, T]
     return is_padding[:, None, :, None]
 
 
@@ -234,20 +262,31 @@ class _TextPass:
     visibility: Visibility
 
     def __call__(self, layer: AttentionLayer, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """Store a layer's keys and values of B texts; return their attention to prompt and text, [B, H, T, D].
+        """Compute the attention of a layer, in which B texts attend to the prompt and to themselves.
 
-        - queries: [B, H, T, D], of T tokens of each text in H heads.
-        - keys, values: [B, H_kv, T, D], of the same tokens; those of the prompt are cached already.
+        The layer's keys and values of the texts are also stored, for branches that continue the texts later.
+
+        Args:
+            layer: The layer that calls this.
+            queries: Of the T tokens of each text, [B, H, T, D].
+            keys: Of the same tokens, [B, H_kv, T, D]. The keys of the prompt are in the cache already.
+            values: Like `keys`.
+
+        Returns:
+            The output of the attention, [B, H, T, D].
         """
-        text = self._without_padding(LayerCache(keys, values))
-        self._store_text(layer, text)  # for branches, which continue these texts later
-        visible = self._join_with_prompt(layer, text)  # [B, H_kv, prompt + T, D]
-        if self._is_plain(layer):  # without window, soft cap and sinks, which the fused kernel does not know
-            return _attend_by_fused_kernel(layer, queries, visible)
-        return attention(layer, queries, visible.keys, visible.values, self.visibility.bias(layer))
+        texts = self._without_padding(LayerCache(keys, values))
+        self._store_text(layer, texts)
 
-    def _is_plain(self, layer: AttentionLayer) -> bool:
-        """Return whether torch's fused kernel computes a layer: it knows no window, soft cap or sinks."""
+        prompt_and_texts = self._join_with_prompt(layer, texts)  # [B, H_kv, prompt + T, D]
+        if self._can_use_fused_kernel(layer):
+            return _attend_by_fused_kernel(layer, queries, prompt_and_texts)
+
+        bias = self.visibility.bias(layer)  # hides later tokens, and those outside of a window
+        return attention(layer, queries, prompt_and_texts.keys, prompt_and_texts.values, bias)
+
+    def _can_use_fused_kernel(self, layer: AttentionLayer) -> bool:
+        """Return whether torch's fused kernel can compute a layer: it supports no windows, soft caps or sinks."""
         hides_by_window = self.visibility.find_limiting_locality(layer) is not None
         return layer.is_plain and not hides_by_window
 
@@ -258,17 +297,17 @@ class _TextPass:
         return LayerCache(text.keys.masked_fill(self.padding, 0), text.values.masked_fill(self.padding, 0))
 
     def _store_text(self, layer: AttentionLayer, text: LayerCache) -> None:
-        """Write the keys and values of texts into their slots, with zeros in the rest of each slot.
+        """Write the keys and values of texts into their slots, and zeros into the rest of each slot.
 
-        The zeros overwrite the end of a longer text that was in the slot before.
+        The zeros overwrite what is left of a longer text that was in the slot before.
         """
         cache = self.texts.layers[layer.number]
-        unused_length = cache.keys.shape[2] - text.keys.shape[2]  # a slot may be longer than these texts
+        unused_length = cache.keys.shape[2] - text.keys.shape[2]
         cache.keys[self.slots] = F.pad(text.keys, (0, 0, 0, unused_length))
         cache.values[self.slots] = F.pad(text.values, (0, 0, 0, unused_length))
 
     def _join_with_prompt(self, layer: AttentionLayer, text: LayerCache) -> LayerCache:
-        """Return the keys and values of prompt and texts in one, [B, H_kv, prompt + T, D] each."""
+        """Put the keys and values of the prompt before those of each text: [B, H_kv, prompt + T, D] each."""
         prompt = self.texts.prompt.layers[layer.number]  # [1, H_kv, prompt, D] each
         batch = len(text.keys)
         keys = torch.cat([prompt.keys.expand(batch, -1, -1, -1), text.keys], 2)
@@ -277,7 +316,7 @@ class _TextPass:
 
 
 def _attend_by_fused_kernel(layer: AttentionLayer, queries: Tensor, visible: LayerCache) -> Tensor:
-    """Return causal attention by torch's fused kernel, [B, H, T, D]; the last of T queries sees all keys."""
+    """Compute causal attention with torch's fused kernel, [B, H, T, D]. The last of the T queries sees all keys."""
     mask = causal_lower_right(queries.shape[2], visible.keys.shape[2])
     return F.scaled_dot_product_attention(
         queries, visible.keys, visible.values, attn_mask=mask, scale=layer.scale, enable_gqa=True
@@ -297,55 +336,68 @@ class BranchTable:
     """
 
     def __init__(self, slots: Sequence[int], open_slots: Sequence[int], device: torch.device) -> None:
-        """Give each of B branches, which continue texts, the next free cell in its text's row of the table.
+        """Place each branch in the row of the text that it continues, in the next free column.
 
-        - slots: for each branch, the number under which its text is cached.
-        - open_slots: these numbers of the texts that have a row here, in the order of the rows.
-
-        With slots [5, 7, 5] and open slots [5, 7], branches 0 and 2 are in row 0, and branch 1 is in row 1.
+        Args:
+            slots: For each branch, the slot (row of the cache) of its text, such as [5, 7, 5].
+            open_slots: For each row of the table, the slot of its text, such as [5, 7]. Then branches 0 and 2 are
+                in row 0, and branch 1 is in row 1.
+            device: Where to create the tensors.
         """
         row_of_slot = {slot: row for row, slot in enumerate(open_slots)}
-        rows = [row_of_slot[slot] for slot in slots]  # by branch: [0, 1, 0]
-        columns = _assign_columns(rows)  # by branch: [0, 0, 1]
-        self.is_plain = rows == list(range(len(open_slots)))  # each text has one branch, in order: no table is needed
-        self.text = on_device(rows, device)[:, None]  # [B, 1]
-        self.column = on_device(columns, device)[:, None]  # [B, 1]
-        self.branch_of_cell = self._build_cells(
-            text_count=len(open_slots), width=max(columns) + 1
-        )  # [[[0, 2]], [[1, 0]]]
+        row_of_branch = [row_of_slot[slot] for slot in slots]  # in the example: [0, 1, 0]
+        column_of_branch = _assign_columns(row_of_branch)  # [0, 0, 1]
 
-    def _build_cells(self, text_count: int, width: int) -> Tensor:
-        """Return the number of the branch in each cell, 0 in empty ones, [texts, 1, columns]."""
-        branches = torch.arange(len(self.text), device=self.text.device)
-        cells = branches.new_zeros(text_count, 1, width)
-        cells[self.text, 0, self.column] = branches[:, None]
+        one_branch_per_row = list(range(len(open_slots)))
+        self.is_plain = row_of_branch == one_branch_per_row
+
+        self.text = on_device(row_of_branch, device)[:, None]  # [B, 1]
+        self.column = on_device(column_of_branch, device)[:, None]  # [B, 1]
+        column_count = max(column_of_branch) + 1
+        self.branch_of_cell = self._build_cells(len(open_slots), column_count)  # [[[0, 2]], [[1, 0]]]
+
+    def _build_cells(self, row_count: int, column_count: int) -> Tensor:
+        """Build the table: the number of the branch in each cell, and 0 in empty cells, [texts, 1, columns]."""
+        branch_numbers = torch.arange(len(self.text), device=self.text.device)
+        cells = branch_numbers.new_zeros(row_count, 1, column_count)
+        cells[self.text, 0, self.column] = branch_numbers[:, None]
         return cells
 
     def multiply(self, rows: Tensor, shared: Tensor, heads: Tensor) -> Tensor:
-        """Return `rows[b] @ shared[text of b]` for every branch b (a continuation of a text), [B, H_kv, R, Y].
+        """Multiply a matrix of each branch by a matrix of the text that it continues.
 
-        All branches of a text stand in its row of the table, so that their matrices are joined and multiplied at once,
-        without a copy of the text's matrix for each branch.
+        The matrices of all branches of a text are joined and multiplied at once, so that the matrix of the text need
+        not be copied for each branch.
 
-        - rows: a matrix per branch, [B, H_kv, R, X].
-        - shared: a matrix per text, [texts, H_kv, X, Y].
-        - heads: the numbers from 0 to H_kv - 1.
+        Args:
+            rows: One matrix per branch, [B, H_kv, R, X].
+            shared: One matrix per text, [texts, H_kv, X, Y].
+            heads: The numbers from 0 to H_kv - 1.
+
+        Returns:
+            For each branch `rows[branch] @ shared[its text]`, [B, H_kv, R, Y].
         """
         if self.is_plain:  # text b has the single branch b
             return rows @ shared
-        by_cell = rows[self.branch_of_cell, heads[:, None]]  # [texts, H_kv, columns, R, X]
-        products = by_cell.flatten(2, 3) @ shared  # [texts, H_kv, columns * R, Y]
-        products = products.view(*by_cell.shape[:-1], -1)  # [texts, H_kv, columns, R, Y]
-        return products[self.text, heads, self.column]  # of each branch's cell, [B, H_kv, R, Y]
+
+        # Put the matrix of each branch into its cell of the table: [texts, H_kv, columns, R, X].
+        matrices_in_table = rows[self.branch_of_cell, heads[:, None]]
+
+        # Join the cells of a row, multiply, and split the product into cells again: [texts, H_kv, columns, R, Y].
+        products = matrices_in_table.flatten(2, 3) @ shared  # [texts, H_kv, columns * R, Y]
+        products_in_table = products.view(*matrices_in_table.shape[:-1], -1)
+
+        # Take the product of each branch out of its cell.
+        return products_in_table[self.text, heads, self.column]
 
 
 def _assign_columns(rows: Sequence[int]) -> list[int]:
-    """Return for each entry the next free column of its row, from left to right: rows [0, 1, 0] give [0, 0, 1]."""
-    entries_of_row = Counter[int]()
+    """Assign each entry the next free column of its row: entries in rows [0, 1, 0] get columns [0, 0, 1]."""
+    entry_count_by_row = Counter[int]()
     columns = []
     for row in rows:
-        columns.append(entries_of_row[row])
-        entries_of_row[row] += 1
+        columns.append(entry_count_by_row[row])
+        entry_count_by_row[row] += 1
     return columns
 
 
@@ -420,21 +472,29 @@ class CachedBranches:
     """
 
     def __init__(self, texts: CachedTexts, capacity: int, max_tokens: int) -> None:
-        """Allocate keys and values for up to `capacity` branches of `max_tokens` tokens; there are no branches yet.
+        """Allocate a cache for branches. There are no branches yet.
 
-        texts: the cached texts, whose continuations the branches are.
+        Args:
+            texts: The cached texts that the branches will continue.
+            capacity: How many branches there is room for.
+            max_tokens: How many tokens of each branch there is room for at first. `step` makes more room.
         """
         self.texts = texts
         self.backbone = texts.prompt.backbone
         self.device = self.backbone.device
+
+        # By number of the layer, with the shapes and the data type of the prompt's cache.
         prompt_layers = texts.prompt.layers
         self.layers: Layers = {number: cache.zeros(capacity, max_tokens) for number, cache in prompt_layers.items()}
-        self.key_heads = {number: cache.head_numbers() for number, cache in prompt_layers.items()}  # by layer
-        self.branches: list[Branch] = []  # branch b has row b of the tensors in `layers`
-        self.lengths: list[int] = []  # by branch: how many of its tokens have run
-        self.open_texts = NO_TEXTS  # the texts that the present branches continue: every step attends to their keys
-        self.step_tensors: StepTensors | None = None  # what the steps of the present branches share; None before any
-        self.tokens_run = 0  # by the last step
+        self.key_heads = {number: cache.head_numbers() for number, cache in prompt_layers.items()}
+
+        self.branches: list[Branch] = []  # branch b is in row b of the tensors in `layers`
+        self.lengths: list[int] = []  # for each branch, how many of its tokens have run
+        self.tokens_run = 0  # in the last step
+
+        # These follow from the branches.
+        self.open_texts = NO_TEXTS  # the texts that the branches continue
+        self.step_tensors: StepTensors | None = None  # None before there are branches
 
     @property
     def count(self) -> int:
@@ -442,69 +502,93 @@ class CachedBranches:
         return len(self.branches)
 
     def admit(self, slots: Sequence[int], tokens_before: Sequence[int]) -> None:
-        """Append branches, which continue cached texts; they have no tokens of their own yet.
+        """Start branches, which continue cached texts. They have no tokens of their own yet.
 
-        - slots: by new branch, the number under which its text is cached.
-        - tokens_before: by new branch, how many tokens of its text it continues.
+        Args:
+            slots: For each new branch, the slot (row of the cache) of the text that it continues.
+            tokens_before: For each new branch, how many tokens of this text come before it.
         """
         new_branches = [Branch(slot, before) for slot, before in zip(slots, tokens_before, strict=True)]
         new_lengths = [0] * len(new_branches)
-        # Branch b has row b of the caches of keys, which an earlier branch may have used.
+
+        # The new branches get the next rows of the cache, which earlier branches may have used.
         self._clear_rows(slice(self.count, self.count + len(new_branches)))
-        # Copies of texts that were made for earlier steps are out of date where slots hold other texts by now.
+
+        # By now some slots may hold other texts, so that copies made for earlier steps are out of date.
         self.open_texts = NO_TEXTS
-        self._set_branches(self.branches + new_branches, self.lengths + new_lengths)  # opens their texts anew
+        self._set_branches(self.branches + new_branches, self.lengths + new_lengths)
 
     def _clear_rows(self, rows: slice) -> None:
-        """Set keys and values in these rows to zero: earlier branches may have left some there."""
+        """Set the keys and values in these rows to zero."""
         for cache in self.layers.values():
             cache.keys[rows] = 0
             cache.values[rows] = 0
 
     def add(self, sequences: Sequence[Sequence[int]]) -> Tensor:
-        """Run texts after the prompt, and append a branch for each, which continues it after its last token.
+        """Run texts after the prompt, and start a branch at the end of each text.
 
-        Returns the last hidden state of each text's last token, [texts, F]. The caches of texts and branches grow where
-        the new ones do not fit.
+        The caches of texts and of branches grow if the new ones do not fit.
+
+        Returns:
+            The features (last hidden state) of the last token of each text, [texts, F].
         """
         lengths = [len(sequence) for sequence in sequences]
-        new_slots = self._allocate_slots(len(lengths), width=max(lengths))  # free rows of the cache of texts
+        new_slots = self._allocate_slots(len(lengths), width=max(lengths))
         features = self.texts.features(new_slots, sequences, first=0)  # [texts, T, F]
-        self.admit(new_slots, tokens_before=lengths)  # appends the branches
-        last_tokens = on_device(lengths, features.device) - 1
-        return features[range(len(lengths)), last_tokens]
+        self.admit(new_slots, tokens_before=lengths)
+
+        text_indices = range(len(lengths))
+        last_token_indices = on_device(lengths, features.device) - 1
+        return features[text_indices, last_token_indices]
 
     def _allocate_slots(self, text_count: int, width: int) -> list[int]:
-        """Return slots that no branch uses for texts of at most `width` tokens; the caches grow for them."""
+        """Choose slots for new texts that no branch uses, and enlarge the caches where they may be too small.
+
+        Args:
+            text_count: The number of slots that are needed.
+            width: The number of tokens of the longest new text.
+        """
         used_slots = {branch.slot for branch in self.branches}
         self.texts.grow(slots=self.count + text_count, width=width)
-        for number, cache in self.layers.items():
-            self.layers[number] = cache.grown(rows=self.texts.slots, length=0)  # rows alone; the length stays
+
+        # As many rows for branches as there are slots for texts. Length 0 means that rows do not get longer.
+        for layer_number, cache in self.layers.items():
+            self.layers[layer_number] = cache.grown(rows=self.texts.slots, length=0)
+
         free_slots = sorted(set(range(self.texts.slots)) - used_slots)
         return free_slots[:text_count]
 
     def step(self, tokens: Tensor) -> Tensor:
-        """Append a token to each of B branches, [B], and run it; return the features of these tokens, [B, F].
+        """Append one token to each branch, and run these tokens.
 
-        Stores the tokens' keys and values in `layers`, and sets `tokens_run`.
+        Their keys and values are added to the cache.
+
+        Args:
+            tokens: The next token of each branch, [B].
+
+        Returns:
+            The features (last hidden states) of the new tokens, [B, F].
         """
         assert self.step_tensors is not None  # there are branches
+
         longest = max(self.lengths) + 1  # with the new token
-        self._grow_to(longest)  # the caches in `layers`
-        branch_step = _BranchStep(self, self.step_tensors, longest)  # reads `lengths`, still without the new token
-        positions = branch_step.visibility.queries  # [B, 1]
-        # In every layer, `branch_step` stores the new keys and values and computes the attention.
-        features = self.backbone.features(tokens[:, None], positions, attend=branch_step)  # [B, 1, F]
-        self.lengths = [length + 1 for length in self.lengths]
+        self._grow_to(longest)
+
+        # Every layer calls `attend_in_step`: it stores the new keys and values, and computes the layer's attention.
+        attend_in_step = _BranchStep(self, self.step_tensors, longest)
+        positions = attend_in_step.visibility.queries  # of the new tokens, [B, 1]
+        features = self.backbone.features(tokens[:, None], positions, attend=attend_in_step)  # [B, 1, F]
+
+        self.lengths = [length + 1 for length in self.lengths]  # `_BranchStep` has read the old ones
         self.tokens_run = len(tokens)
         return features[:, 0]
 
     def _grow_to(self, length: int) -> None:
-        """Double the tokens per branch that the cache has room for, where they are fewer than `length`."""
-        for number, cache in self.layers.items():
+        """Double the number of tokens per branch that fit into the cache, if fewer than `length` fit."""
+        for layer_number, cache in self.layers.items():
             max_tokens = cache.keys.shape[2]
             if max_tokens < length:
-                self.layers[number] = cache.grown(rows=0, length=2 * max_tokens)  # tokens alone; no more rows
+                self.layers[layer_number] = cache.grown(rows=0, length=2 * max_tokens)  # 0: no more rows
 
     def select(self, rows: Sequence[int]) -> None:
         """Replace the branches: new branch b continues old branch `rows[b]`. A branch may occur twice."""
@@ -513,14 +597,16 @@ class CachedBranches:
         self._set_branches(branches, [self.lengths[row] for row in rows])
 
     def _copy_moved_rows(self, rows: Sequence[int]) -> None:
-        """Copy old row `rows[b]` of the caches to row b, for all rows that get another number."""
-        moved = [(new, old) for new, old in enumerate(rows) if new != old]
-        if not moved:
+        """Copy row `rows[b]` of the caches to row b, for every b whose row changes."""
+        moved_rows = [(new, old) for new, old in enumerate(rows) if new != old]
+        if not moved_rows:
             return
-        targets, sources = on_device(moved, self.device).T  # new and old rows
-        for cache in self.layers.values():  # the right side is copied before the left side is written
-            cache.keys[targets] = cache.keys[sources]
-            cache.values[targets] = cache.values[sources]
+
+        new_rows, old_rows = on_device(moved_rows, self.device).T
+        for cache in self.layers.values():
+            # Indexing by a tensor copies the old rows before any of them is overwritten.
+            cache.keys[new_rows] = cache.keys[old_rows]
+            cache.values[new_rows] = cache.values[old_rows]
 
     def branch(self, row: int) -> "CachedBranches":
         """Return a copy of branch number `row` alone. Running it changes neither this object nor its caches."""
@@ -532,29 +618,33 @@ class CachedBranches:
         return copied
 
     def _set_branches(self, branches: list[Branch], lengths: list[int]) -> None:
-        """Replace the branches, and what their steps use: the texts that they continue, and tensors such as positions.
+        """Replace the branches, and update `open_texts` and `step_tensors`, which follow from them.
 
-        lengths: how many tokens of each branch have run.
+        Args:
+            branches: The new branches, which may be none.
+            lengths: For each branch, how many of its tokens have run.
         """
         self.branches = branches
         self.lengths = lengths
-        if not branches:  # no step reads `open_texts` and `step_tensors` before there are branches again
-            return
+        if not branches:
+            return  # there is no step, which alone would use the rest, until this is called again
+
         slots = {branch.slot for branch in branches}
-        longest_beginning = max(branch.tokens_before for branch in branches)  # tokens of a text before a branch
+        longest_beginning = max(branch.tokens_before for branch in branches)
         self.open_texts = self._choose_open_texts(slots, width=longest_beginning)
-        self.step_tensors = self._build_step_tensors()
+        self.step_tensors = self._build_step_tensors()  # reads `self.branches` and `self.open_texts`
 
     def _build_step_tensors(self) -> StepTensors:
-        """Return the tensors that all steps of the present branches, which continue cached texts, have in common.
+        """Build the tensors that stay the same in all steps of the present branches.
 
-        After a prompt of 10 tokens, branches that continue the first 3 and the first 8 tokens of a text start at
-        positions [[13], [18]]. The positions of prompt and text are 0 to 17, for the 10 and these 8 tokens.
+        For example, after a prompt of 10 tokens, two branches that continue the first 3 and the first 8 tokens of
+        a text start at positions [[13], [18]]. The positions of prompt and text are then 0 to 17.
         """
         prompt_length = self.texts.prompt.length
-        slots = [branch.slot for branch in self.branches]  # by branch: the number under which its text is cached
-        starts = [prompt_length + branch.tokens_before for branch in self.branches]
-        shared_width = prompt_length + self.open_texts.width  # the tokens of prompt and text that steps attend to
+        slots = [branch.slot for branch in self.branches]
+        starts = [prompt_length + branch.tokens_before for branch in self.branches]  # positions
+        shared_width = prompt_length + self.open_texts.width  # how many tokens of prompt and text are read
+
         return StepTensors(
             table=BranchTable(slots, self.open_texts.slots, self.device),
             numbers=torch.arange(self.count, device=self.device),
@@ -563,18 +653,25 @@ class CachedBranches:
         )
 
     def _choose_open_texts(self, slots: set[int], width: int) -> OpenTexts:
-        """Return cached texts whose keys the steps of branches multiply: those in `slots`, perhaps with others.
+        """Choose the cached texts whose keys the next steps read: the needed ones, and perhaps others.
 
-        Choosing rows of the cache copies them. So texts that are not needed are multiplied too where they are fewer.
+        The needed texts can be read alone only after they are copied. If they are more than half of the texts that
+        can be read without a copy, all of these are read instead.
 
-        - slots: the rows of the cache that hold the needed texts.
-        - width: how many tokens of each are needed.
+        Args:
+            slots: The rows of the cache with the needed texts.
+            width: How many tokens of each text are needed.
         """
         needed_count = len(slots)
-        if self.open_texts.holds(slots, width) and 2 * needed_count > len(self.open_texts.slots):
-            return self.open_texts  # as they were chosen for earlier branches
-        if 2 * needed_count > self.texts.slots:
-            return self.texts.open_all_texts(width)  # all texts of the cache, without a copy
+
+        most_open_texts_are_needed = 2 * needed_count > len(self.open_texts.slots)
+        if most_open_texts_are_needed and self.open_texts.holds(slots, width):
+            return self.open_texts  # unchanged
+
+        most_texts_are_needed = 2 * needed_count > self.texts.slots
+        if most_texts_are_needed:
+            return self.texts.open_all_texts(width)
+
         return self.texts.copies(slots, width)
 
 
@@ -596,49 +693,62 @@ class _BranchStep:
         self.visibility = self._build_step_visibility()
 
     def _build_step_visibility(self) -> Visibility:
-        """Return which keys the new token of each of B branches (continuations of texts) sees.
+        """Define which keys the new token of each branch sees: the prompt, its text up to the branch, and the branch.
 
-        The keys have a column per token of the prompt, of the text and of the longest branch, in this order. With 1, 3
-        and 3 tokens, a branch after the text's first token, whose second token is new, sees [1, 1 0 0, 1 1 0].
+        The keys have one column per token of the prompt, then of the longest text, then of the longest branch.
+
+        Example:
+            The prompt has 1 token, the longest text 3 and the longest branch 3. A branch that starts after the first
+            token of its text, and whose second token is new, sees the columns marked 1 in [1 | 1 0 0 | 1 1 0].
         """
-        shared_positions = self.tensors.shared_positions  # [B, prompt + text]; in the example, 0 to 3
-        starts = self.tensors.starts  # [B, 1], the position of each branch's first token: 2
+        starts = self.tensors.starts  # the position of each branch's first token, [B, 1]; in the example: 2
+        new_positions = starts + self.lengths[:, None]  # of the new tokens, [B, 1]: 3
+
+        # Of the prompt and text, a branch sees what comes before its start.
+        shared_positions = self.tensors.shared_positions  # [B, prompt + text]: 0 to 3
+        sees_shared = shared_positions < starts
+
+        # Of the branch, it sees the tokens up to the new one.
         branch_positions = starts + torch.arange(self.longest, device=starts.device)  # [B, longest]: 2 to 4
-        query_positions = starts + self.lengths[:, None]  # [B, 1], of the new tokens: 3
-        sees_shared = shared_positions < starts  # the branch replaces the text from its start on
-        sees_branch = branch_positions <= query_positions
+        sees_branch = branch_positions <= new_positions
+
         return Visibility(
-            queries=query_positions,
+            queries=new_positions,
             keys=torch.cat([shared_positions, branch_positions], 1),  # [B, prompt + text + longest]
             longest=self._measure_longest_sequence(),
             dtype=self.branches.backbone.model.dtype,
-            seen=torch.cat([sees_shared, sees_branch], 1)[:, None],  # for one new token: [B, 1, keys]
+            seen=torch.cat([sees_shared, sees_branch], 1)[:, None],  # for one new token per branch: [B, 1, keys]
         )
 
     def _measure_longest_sequence(self) -> int:
-        """Return the tokens of the longest sequence: prompt, beginning of the text, and branch with its new token."""
-        branches = self.branches
-        lengths = zip(branches.branches, branches.lengths, strict=True)
-        texts_and_branches = [branch.tokens_before + length for branch, length in lengths]
-        return branches.texts.prompt.length + max(texts_and_branches) + 1
+        """Count the tokens of the longest sequence: prompt, beginning of the text, and branch with its new token."""
+        branches_with_lengths = zip(self.branches.branches, self.branches.lengths, strict=True)
+        lengths_after_prompt = [branch.tokens_before + length for branch, length in branches_with_lengths]
+        return self.branches.texts.prompt.length + max(lengths_after_prompt) + 1
 
     def __call__(self, layer: AttentionLayer, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """Return the attention of the new token of each of B branches in a layer, [B, H, 1, D].
+        """Compute the attention of a layer for the new token of each branch, after storing its key and value.
 
-        R = H / H_kv heads of queries share a head of keys.
+        Args:
+            layer: The layer that calls this.
+            queries: Of the new tokens, [B, H, 1, D]. Every R = H / H_kv heads of queries share a head of keys.
+            keys: Of the new tokens, [B, H_kv, 1, D].
+            values: Like `keys`.
 
-        - queries: of the new tokens, [B, H, 1, D].
-        - keys, values: of the new tokens, [B, H_kv, 1, D]; they are stored in the cache first.
+        Returns:
+            The output of the attention, [B, H, 1, D].
         """
-        parts = self._build_visible_parts(layer, LayerCache(keys, values))  # prompt, texts and branches, from the cache
-        grouped_queries = _group_queries(queries, keys.shape[1]) * layer.scale  # [B, H_kv, R, D]
-        scores = parts.scores(grouped_queries)  # [B, H_kv, R, all keys]
+        visible_parts = self._build_visible_parts(layer, LayerCache(keys, values))  # stores the new keys and values
+
+        scaled_queries = _group_queries(queries, keys.shape[1]) * layer.scale  # [B, H_kv, R, D]
+        scores = visible_parts.scores(scaled_queries)  # [B, H_kv, R, all keys]
         weights = layer.weights(scores, self.visibility.bias(layer))  # [B, H_kv, R, all keys]
-        answer = parts.weighted_sum(weights)  # [B, H_kv, R, D]
-        return answer.flatten(1, 2)[:, :, None]  # heads in one dimension, then one token: [B, H, 1, D]
+        output = visible_parts.weighted_sum(weights)  # [B, H_kv, R, D]
+
+        return output.flatten(1, 2)[:, :, None]  # joins the groups of heads, and adds the dimension of the one token
 
     def _build_visible_parts(self, layer: AttentionLayer, new_tokens: LayerCache) -> "_VisibleParts":
-        """Store the new tokens of a layer in the cache; return prompt, texts and branches, which the new tokens see."""
+        """Store the new tokens of a layer in the cache, and collect what they see: prompt, texts and branches."""
         return _VisibleParts(
             prompt=self.branches.texts.prompt.layers[layer.number],
             texts=self.branches.open_texts.layer(layer.number),
@@ -648,18 +758,24 @@ class _BranchStep:
         )
 
     def _store_new_tokens(self, layer: AttentionLayer, new_tokens: LayerCache) -> LayerCache:
-        """Store keys and values of each branch's new token in a layer's cache; return those of all its tokens.
+        """Store the key and value of the new token of each branch in the cache of a layer.
 
-        Returns views of the cache, [B, H_kv, longest, D], with zeros after the last token of a branch.
+        Args:
+            layer: The layer.
+            new_tokens: The keys and values of the new tokens, [B, H_kv, 1, D] each.
 
-        new_tokens: [B, H_kv, 1, D].
+        Returns:
+            Views of the cache with all tokens of the branches, the new ones included, [B, H_kv, longest, D] each.
+            They are zero after the last token of a branch.
         """
         cache = self.branches.layers[layer.number]
         branch_count = new_tokens.keys.shape[0]
         views = cache.beginnings(rows=branch_count, width=self.longest)
-        rows = self.tensors.numbers  # [0, 1, ..., B - 1]: branch b has row b of the cache
-        columns = self.lengths  # [B]: a new token comes after those that its branch had before
-        views.keys[rows, :, columns] = new_tokens.keys[:, :, 0]  # [B, H_kv, D]; writing into a view fills the cache
+
+        rows = self.tensors.numbers  # branch b is in row b
+        columns = self.lengths  # the new token of a branch comes after its earlier tokens
+        # Writing into the views changes the cache.
+        views.keys[rows, :, columns] = new_tokens.keys[:, :, 0]  # [B, H_kv, D]
         views.values[rows, :, columns] = new_tokens.values[:, :, 0]
         return views
 
@@ -682,16 +798,24 @@ class _VisibleParts:
     key_heads: Tensor
 
     def scores(self, queries: Tensor) -> Tensor:
-        """Return the products of queries, [B, H_kv, R, D], and all keys: [B, H_kv, R, prompt + text + longest]."""
+        """Multiply queries [B, H_kv, R, D] by all visible keys: [B, H_kv, R, prompt + text + longest]."""
         prompt_scores = _multiply_by_common(queries, self.prompt.keys.mT)
         text_scores = self.table.multiply(queries, self.texts.keys.mT, self.key_heads)
         branch_scores = queries @ self.branches.keys.mT
         return torch.cat([prompt_scores, text_scores, branch_scores], -1)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        """Return the sum of all values by their weights, [B, H_kv, R, prompt + text + longest]: [B, H_kv, R, D]."""
-        lengths = [part.keys.shape[2] for part in (self.prompt, self.texts, self.branches)]
-        prompt_weights, text_weights, branch_weights = torch.split(weights, lengths, -1)
+        """Add up all visible values, each multiplied by its weight.
+
+        Args:
+            weights: Of all keys for each query, [B, H_kv, R, prompt + text + longest].
+
+        Returns:
+            The sums, [B, H_kv, R, D].
+        """
+        part_lengths = [part.keys.shape[2] for part in (self.prompt, self.texts, self.branches)]
+        prompt_weights, text_weights, branch_weights = torch.split(weights, part_lengths, -1)
+
         text_sum = self.table.multiply(text_weights, self.texts.values, self.key_heads)
         total = text_sum + _multiply_by_common(prompt_weights, self.prompt.values)
         total += branch_weights @ self.branches.values
@@ -704,10 +828,17 @@ def _group_queries(queries: Tensor, key_heads: int) -> Tensor:
 
 
 def _multiply_by_common(rows: Tensor, common: Tensor) -> Tensor:
-    """Return each branch's matrix, [B, H_kv, R, X], times a common one, [1, H_kv, X, Y]: [B, H_kv, R, Y].
+    """Multiply a matrix of each branch by a matrix that is the same for all branches.
 
-    There is one product per head, with B * R rows, so that `common` is not copied per branch.
+    The matrices of all branches are joined to one per head, so that `common` is not copied for each branch.
+
+    Args:
+        rows: One matrix per branch, [B, H_kv, R, X].
+        common: The common matrix, [1, H_kv, X, Y].
+
+    Returns:
+        The product for each branch, [B, H_kv, R, Y].
     """
     batch, heads, repeats, width = rows.shape
-    product = rows.transpose(0, 1).reshape(heads, batch * repeats, width) @ common[0]
+    product = rows.transpose(0, 1).reshape(heads, batch * repeats, width) @ common[0]  # [H_kv, B * R, Y]
     return product.view(heads, batch, repeats, -1).transpose(0, 1)

@@ -46,18 +46,32 @@ class Sharing:
     cache: CacheUse | None = None
 
     def prompt(self, backbone: Backbone, ids: Sequence[int]) -> "Prompt":
-        """Run the common beginning of some texts, and return it with its keys cached."""
+        """Run the common beginning of some texts, and cache its keys.
+
+        Args:
+            backbone: The model.
+            ids: The tokens of the beginning.
+        """
         if self.cache is None:
             return CachedPrompt(backbone, ids)
+
         prompt = ModelCache(backbone, self.cache, rows=1)
         prompt.run([ids])
         return prompt
 
     def rows(self, backbone: Backbone) -> "Branches":
-        """Return an object without branches yet; its `add` runs whole sequences and starts a branch after each."""
-        if self.cache is not None:
-            return ModelCacheBranches(ModelCacheTexts(ModelCache(backbone, self.cache, rows=1)))
-        return CachedPrompt(backbone, []).texts(slots=0, width=0).branches(capacity=0, max_tokens=GREEDY_TOKENS)
+        """Prepare to run whole sequences, which share no prompt.
+
+        Returns:
+            An object without branches. Its `add` runs sequences and starts a branch at the end of each.
+        """
+        if self.cache is None:
+            empty_prompt = CachedPrompt(backbone, [])
+            texts = empty_prompt.texts(slots=0, width=0)
+            return texts.branches(capacity=0, max_tokens=GREEDY_TOKENS)
+
+        prompt = ModelCache(backbone, self.cache, rows=1)  # no tokens run in it
+        return ModelCacheBranches(ModelCacheTexts(prompt))
 
 
 OWN_CACHES = [
@@ -80,21 +94,24 @@ Branches = CachedBranches | ModelCacheBranches
 
 
 def choose_sharing(backbone: Backbone, name: str, tokens: Sequence[int]) -> Sharing:
-    """Return the fastest way to run sequences with a common beginning that leaves the model's logits as they are.
+    """Choose the fastest way to run sequences with a common beginning that does not change the model's logits.
 
-    The keys of the beginning are stored once, or copied for each sequence, or recomputed. Each way is tried on a short
-    sequence, and `backbone` is set to run as chosen. The choice and its costs are logged.
+    The ways are tried on a short text, from the fastest to the slowest. `backbone` is changed to run as chosen. The
+    choice is logged, with a warning if it costs time or memory.
 
-    - name: the model's name, for the log.
-    - tokens: tokens of ordinary text, as `list_trial_tokens` returns them.
+    Args:
+        backbone: The model.
+        name: The name of the model, for the log.
+        tokens: Tokens of ordinary text from `list_trial_tokens`. The first TRIAL of them are used.
     """
-    sharing = _choose_sharing(backbone, tokens[:TRIAL])  # sets `backbone`
-    _log_choice(sharing, model=f"{name!r} ({type(backbone.model).__name__})")
+    sharing = _choose_by_trial(backbone, tokens[:TRIAL])  # also changes `backbone`
+    model_description = f"{name!r} ({type(backbone.model).__name__})"
+    _log_choice(sharing, model_description)
     return sharing
 
 
 def _log_choice(sharing: Sharing, model: str) -> None:
-    """Log how sequences share the keys of their common beginning, with a warning where it costs time or memory."""
+    """Log how sequences share the work on their common beginning, as a warning if it costs time or memory."""
     if sharing.method == SHARED:
         _log.info("%s: the keys of prompt and text are computed and stored once for all samples", model)
     elif sharing.cache is not None and sharing.method == OWN_CACHE:
@@ -113,78 +130,115 @@ def _log_choice(sharing: Sharing, model: str) -> None:
 
 
 def _describe_cache_costs(cache: CacheUse) -> str:
-    """Return what else using a model's own cache costs, for the end of a sentence; "" where it costs no more."""
-    few_together = "" if cache.batching == "any" else ", and few samples run together"
-    slow = "" if cache.chunks else ", and a text runs one token at a time"
-    return few_together + slow
+    """Describe the further costs of using a model's own cache, as the end of a sentence. Empty if there are none."""
+    batching_cost = "" if cache.batching == "any" else ", and few samples run together"
+    speed_cost = "" if cache.chunks else ", and a text runs one token at a time"
+    return batching_cost + speed_cost
 
 
 @exact_products()
-def _choose_sharing(backbone: Backbone, tokens: Sequence[int]) -> Sharing:
-    """Return the first way to share work that reproduces the model's own logits of `tokens`.
+def _choose_by_trial(backbone: Backbone, tokens: Sequence[int]) -> Sharing:
+    """Try the ways to share work from the fastest to the slowest, until one reproduces the model's own logits.
 
-    1. Shared keys: the model's attention is replaced, and keys are computed and stored once.
-    2. The model's own cache, used in several ways, with a copy of the keys for each sequence.
-    3. Nothing is shared: every sequence runs in full at each token.
+    The last way, to share nothing, is taken without a trial.
 
-    Changes `backbone`: whether body and head of the model run apart, and whether its attention is replaced.
+    Args:
+        backbone: The model. It is changed to run as chosen: whole or split into body and head, and with its own
+            attention or with ours.
+        tokens: The tokens of the trial.
     """
     expected = compute_model_logits(backbone.model, tokens)  # [T, V]
     backbone.uses_custom_attention = False
-    if _can_be_split(backbone, tokens, expected):  # sets the body
+
+    # 1. Shared keys: our attention replaces the model's, so that keys are computed and stored once.
+    if _set_working_body(backbone, tokens, expected):
         backbone.uses_custom_attention = True
         if _custom_attention_agrees(backbone, tokens, expected):
             return Sharing(SHARED)
         backbone.uses_custom_attention = False
     else:
         backbone.run_whole_model()
-    return _find_agreeing_cache(backbone, tokens, expected) or RECOMPUTING
+
+    # 2. The model's own cache, with a copy of the keys for each sequence.
+    own_cache = _find_agreeing_cache(backbone, tokens, expected)
+    if own_cache is not None:
+        return own_cache
+
+    # 3. Nothing is shared: every sequence runs in full at each token.
+    return RECOMPUTING
 
 
 def _find_agreeing_cache(backbone: Backbone, tokens: Sequence[int], expected: Tensor) -> Sharing | None:
-    """Return the fastest use of the model's own cache that reproduces its logits; None if no use does.
+    """Find the fastest use of the model's own cache that does not change the model's logits.
 
-    It is tried on a text with several continuations (branches), which have to copy the text's cached keys.
+    Args:
+        backbone: The model.
+        tokens: The tokens of the trial.
+        expected: The logits that the model computes for them without a cache, [T, V].
 
-    expected: the model's logits of `tokens` without a cache, [T, V].
+    Returns:
+        The first of OWN_CACHES that passes the trial. None if none does.
     """
     expected_of_branches = _compute_expected_logits(backbone.model, tokens, expected)
+    tolerance = TOLERANCES[backbone.model.dtype]
+
     for sharing in OWN_CACHES:  # from the fastest to the slowest
-        logits = compute_logits_or_none(partial(_run_branches, sharing.prompt, backbone, tokens))  # None after an error
-        if agrees(expected_of_branches, logits, TOLERANCES[backbone.model.dtype]):
+        run_trial = partial(_run_branches, sharing.prompt, backbone, tokens)
+        logits = compute_logits_or_none(run_trial)  # None after an error, which agrees with nothing
+        if agrees(expected_of_branches, logits, tolerance):
             return sharing
     return None
 
 
-def _can_be_split(backbone: Backbone, tokens: Sequence[int], expected: Tensor) -> bool:
-    """Return whether body and head apart give the model's logits; sets the first body of the backbone that does."""
+def _set_working_body(backbone: Backbone, tokens: Sequence[int], expected: Tensor) -> bool:
+    """Look for a body of the model that, run apart from the head, gives the same logits as the whole model.
+
+    Args:
+        backbone: The model. Its `body` is set to the first module that works.
+        tokens: The tokens of the trial.
+        expected: The logits that the whole model computes for them, [T, V].
+
+    Returns:
+        Whether such a body was found.
+    """
     tolerance = SAME_ORDER_TOLERANCES[backbone.model.dtype]
     for body in backbone.bodies():
         backbone.body = body
-        if agrees(expected, compute_logits_or_none(partial(_run_sequence, backbone, tokens)), tolerance):
+        logits = compute_logits_or_none(partial(_run_sequence, backbone, tokens))  # None after an error
+        if agrees(expected, logits, tolerance):
             return True
     return False
 
 
 def _custom_attention_agrees(backbone: Backbone, tokens: Sequence[int], expected: Tensor) -> bool:
-    """Return whether our attention, which the backbone now uses, leaves the model's logits as they are.
+    """Return whether the model gives the same logits with our attention, with and without cached keys.
 
-    Tried with and without cached keys. False too where the model raises an error with our attention.
+    Args:
+        backbone: The model, which uses our attention already.
+        tokens: The tokens of the trial.
+        expected: The logits that the model computes for them with its own attention, [T, V].
 
-    expected: the model's logits of `tokens` with its unchanged attention, [T, V].
+    Returns:
+        Whether it does. False also if the model raises an error with our attention.
     """
     tolerance = TOLERANCES[backbone.model.dtype]
-    # `compute_logits_or_none` returns None where the model raises an error; None agrees with nothing.
-    whole_logits = compute_logits_or_none(partial(_run_sequence, backbone, tokens))
-    if not agrees(expected, whole_logits, tolerance):
+
+    # Without cached keys. The logits are None after an error, and None agrees with nothing.
+    logits = compute_logits_or_none(partial(_run_sequence, backbone, tokens))
+    if not agrees(expected, logits, tolerance):
         return False
+
+    # With cached keys.
     branch_logits = compute_logits_or_none(partial(_run_branches, CachedPrompt, backbone, tokens))
-    return agrees(_compute_expected_logits(backbone.model, tokens, expected), branch_logits, tolerance)
+    expected_of_branches = _compute_expected_logits(backbone.model, tokens, expected)
+    return agrees(expected_of_branches, branch_logits, tolerance)
 
 
 def _run_sequence(backbone: Backbone, tokens: Sequence[int]) -> Tensor:
     """Compute the logits of a sequence in one pass, [T, V]."""
-    return backbone.logits(backbone.features(pad_sequences([tokens], backbone.device))[0])
+    ids = pad_sequences([tokens], backbone.device)  # [1, T]
+    features = backbone.features(ids)  # [1, T, F]
+    return backbone.logits(features[0])
 
 
 # A trial has 16 tokens. Sequences share its prompt, and some of them its text, as in real use:
@@ -205,61 +259,98 @@ SHORT = 3
 def _run_branches(
     run_prompt: Callable[[Backbone, Sequence[int]], Prompt], backbone: Backbone, tokens: Sequence[int]
 ) -> Tensor:
-    """Compute the trial's logits with cached keys, [TEXT + 6, V]: of a text's tokens, then of two tokens in 3 branches.
+    """Compute the logits of the trial with a cache.
 
-    The branches continue the text by the same tokens: one after all of it, one after its first SHORT tokens, and one
-    after all of it again.
+    The same two tokens continue the text three times: after all of it, after its first SHORT tokens, and after all of
+    it again. These continuations are called branches.
 
-    - run_prompt: runs a prompt and caches its keys; the cache is on trial.
-    - tokens: of the prompt, of the text, and 2 of the continuation.
+    Args:
+        run_prompt: Runs a prompt and caches its keys, in the way that is on trial.
+        backbone: The model.
+        tokens: The TRIAL tokens: those of the prompt, of the text, and of the continuation.
+
+    Returns:
+        The logits of the text's tokens, then of the first token of each branch, then of the second token of each
+        branch, [TEXT + 6, V].
     """
-    prompt = tokens[:PROMPT]
-    text = tokens[PROMPT : PROMPT + TEXT]
-    continuation = tokens[PROMPT + TEXT :]
-    texts = run_prompt(backbone, prompt).texts(slots=2, width=TEXT + 1)  # a cache for two texts
-    features_of_text = _run_text(texts, text=text, other_token=prompt[0])  # the other token follows: no branch sees it
+    text_end = PROMPT + TEXT
+    prompt_tokens = tokens[:PROMPT]
+    text = tokens[PROMPT:text_end]
+    continuation = tokens[text_end:]
+
+    prompt = run_prompt(backbone, prompt_tokens)
+    texts = prompt.texts(slots=2, width=TEXT + 1)
+
+    features_of_text = _run_text(texts, text=text, other_token=prompt_tokens[0])
     features_of_steps = _run_continuation(texts, continuation)  # [3, F] for each of the two tokens
     return backbone.logits(torch.cat([features_of_text, *features_of_steps]))
 
 
 def _run_text(texts: Texts, *, text: Sequence[int], other_token: int) -> Tensor:
-    """Run the trial's text in slot 0 and its beginning in slot 1; return the features of the text, [TEXT, F].
+    """Run the text of the trial in slot 0, and the beginning of it in slot 1.
 
-    Each has a further token after it, which no branch may see.
+    One more token runs after the last that a branch continues, in both slots. No branch may see it.
+
+    Args:
+        texts: The cache that is on trial.
+        text: The tokens of the text.
+        other_token: The token to run after the whole text.
+
+    Returns:
+        The features of the text, without the other token, [TEXT, F].
     """
-    short_text = text[: SHORT + 1]
-    features_of_texts = texts.features([0, 1], [[*text, other_token], [*short_text]], first=0)  # [2, TEXT + 1, F]
-    return features_of_texts[0, :TEXT]
+    text_and_more = [*text, other_token]
+    beginning_and_more = list(text[: SHORT + 1])
+    features = texts.features([0, 1], [text_and_more, beginning_and_more], first=0)  # [2, TEXT + 1, F]
+    return features[0, :TEXT]
 
 
 def _run_continuation(texts: Texts, continuation: Sequence[int]) -> list[Tensor]:
-    """Run a long branch, the short one, and a long one again, a token at a time; return their features, [3, F] each."""
+    """Run a long branch, the short one, and a long one again, one token per step.
+
+    Args:
+        texts: The cache that is on trial, with the texts that the branches continue.
+        continuation: The tokens of every branch.
+
+    Returns:
+        The features of the three branches for each step, [3, F] each.
+    """
     branches = texts.branches(capacity=3, max_tokens=len(continuation))
     branches.admit(slots=[0, 1, 0], tokens_before=[TEXT, SHORT, TEXT])
+
     features_of_steps = []
     for token in continuation:
-        token_of_branches = torch.tensor([token] * 3, device=branches.device)
-        features_of_steps.append(branches.step(token_of_branches))
+        same_token_for_each = torch.tensor([token] * 3, device=branches.device)
+        features_of_steps.append(branches.step(same_token_for_each))
     return features_of_steps
 
 
 def _compute_expected_logits(model: Any, tokens: Sequence[int], whole: Tensor) -> Tensor:
-    """Return the logits that a trial with cached keys should give, computed by the model without a cache.
+    """Compute the logits that a trial with a cache should give, by the model without a cache.
 
-    The long sequence is prompt, text and continuation: all of `tokens`. The short one has only the first SHORT tokens
-    of the text. The rows of the result, [TEXT + 6, V]:
+    The long sequence is all of `tokens`: prompt, text and continuation. In the short sequence, the text is cut after
+    its first SHORT tokens.
 
-        0 to 7    the text's tokens
-        8 to 10   the continuation's first token: in the long sequence, in the short one, and in the long one again
-        11 to 13  its second token, in the same sequences
+    Args:
+        model: The model.
+        tokens: The TRIAL tokens.
+        whole: The logits of the long sequence, [T, V].
 
-    whole: the model's logits of the long sequence, a row per token, [T, V].
+    Returns:
+        Logits in the order of `_run_branches`, [TEXT + 6, V]:
+
+            0 to 7    the tokens of the text
+            8 to 10   the first token of the continuation in the long sequence, the short one, and the long one again
+            11 to 13  the second token of the continuation, in the same sequences
     """
     text_end = PROMPT + TEXT
     short_text_end = PROMPT + SHORT
     continuation = tokens[text_end:]
-    short = compute_model_logits(model, [*tokens[:short_text_end], *continuation])  # a row per token
+
+    short_sequence = [*tokens[:short_text_end], *continuation]
+    short_logits = compute_model_logits(model, short_sequence)  # a row per token
+
     rows = list(whole[PROMPT:text_end])
-    for long_row, short_row in zip(whole[text_end:], short[short_text_end:], strict=True):
+    for long_row, short_row in zip(whole[text_end:], short_logits[short_text_end:], strict=True):
         rows += [long_row, short_row, long_row]
     return torch.stack(rows)
