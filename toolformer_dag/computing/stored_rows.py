@@ -92,7 +92,7 @@ def split_texts_into_chunks(
         lacking: The texts to compute. The columns are `text_digest` and `whole`, which is false if some results of the
             text are stored.
         size: The largest number of texts in a chunk.
-        tokens: Roughly the largest number of tokens in a chunk. A text with more tokens is a chunk of its own.
+        tokens: Roughly the largest number of tokens in a chunk. A chunk may exceed it by its last text.
 
     Returns:
         A table for each chunk, with the columns of `texts`.

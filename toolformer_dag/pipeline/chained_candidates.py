@@ -96,9 +96,9 @@ def read_calls_with_results(output: TableOutput, shard: str, level: int) -> pl.D
     subset = output.lane_table("heuristic_subset").read(shard)
     texts = subset.select(*TEXT_KEY, "text_digest", "context", "offset")
 
-    candidates = _read_candidate_calls(output, shard, level)
-    candidates_with_texts = candidates.join(texts, on=TEXT_KEY, how="left")
-    calls = _with_results(output, shard, candidates_with_texts, level)
+    calls = _read_candidate_calls(output, shard, level)
+    calls = calls.join(texts, on=TEXT_KEY, how="left")  # one name, so that no second frame is held meanwhile
+    calls = _with_results(output, shard, calls, level)
     return calls.filter(pl.col("result").is_not_null()).select(CALL_COLUMNS)
 
 

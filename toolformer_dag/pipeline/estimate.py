@@ -59,7 +59,7 @@ def estimate(
             useful because texts that an earlier forecast has annotated cost nothing any more.
 
     Raises:
-        UserError: A table cannot be made. This is any error of the stages that run.
+        Exception: Anything that the stages raise.
     """
     for output in outputs:
         if _is_made_before_annotation(output):
