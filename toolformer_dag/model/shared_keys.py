@@ -465,10 +465,11 @@ class CachedBranches:
       after a branch's last token, are zero.
     - `key_heads`: by layer, the numbers from 0 to H_kv - 1, [H_kv].
     - `open_texts`: the texts whose keys the steps multiply.
-    - `step_tensors`: the tensors that all steps use; None while there is no branch.
+    - `step_tensors`: the tensors that all steps use; None before the first branch.
     - `tokens_run`: how many tokens the last step ran.
 
-    `open_texts` and `step_tensors` follow from `branches`, and are replaced with them (`_set_branches`).
+    `open_texts` and `step_tensors` follow from `branches`, and are replaced with them unless none is left
+    (`_set_branches`).
     """
 
     def __init__(self, texts: CachedTexts, capacity: int, max_tokens: int) -> None:

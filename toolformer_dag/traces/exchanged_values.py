@@ -332,7 +332,8 @@ class _Digits:
     def _redraw_number(self, match: re.Match[str]) -> str:
         """Draw other digits for a run of digits.
 
-        A year keeps its century, so 1987 may become 1942. A 0 at the beginning stays, and no other 0 is drawn.
+        A year keeps its century, so 1987 may become 1942. Of other digits, a 0 before further ones stays, and no new 0
+        is drawn.
         """
         digits = match[0]
         is_year = re.fullmatch(r"(19|20)\d\d", digits)
