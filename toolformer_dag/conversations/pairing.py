@@ -259,8 +259,8 @@ class _Pairing:
     def add(self, message: _MessageOfTurn) -> None:
         """Register the calls of a message, and match its results to calls.
 
-        A result may answer a call of this message or of an earlier one. If no such call is found, the result is kept for
-        `pair_early_results`. If the call was made in an earlier turn, the result is also reported as late.
+        A result may answer a call of this message or of an earlier one. If no such call is found, the result is kept
+        for `pair_early_results`. If the call was made in an earlier turn, the result is also reported as late.
         """
         for call in message.calls:
             self._waiting.add(call)
@@ -279,7 +279,7 @@ class _Pairing:
     def pair_early_results(self) -> None:
         """Match the results for which no call was found, now that all calls are known.
 
-        Only the id of a result counts here. A result without an id, or with an unknown one, is reported and dropped.
+        Only their ids count here. A result whose id no waiting call has is reported as a result without a call.
         """
         for result in self._early_results:
             call = None if result.fields.id is None else self._waiting.find_by_id(result.fields.id)
@@ -394,7 +394,7 @@ class _WaitingCalls:
         queues = self._of_id[call_id]
         is_of_last_turn = bool(queues) and bool(queues[-1]) and queues[-1][-1].turn.number == call.turn.number
         if not is_of_last_turn:
-            queues.append(deque())  # the first waiting call of this id in this turn
+            queues.append(deque())  # for the first call with this id in its turn
 
         queues[-1].append(call)
 
@@ -406,7 +406,8 @@ class _WaitingCalls:
     def find_answered_call(self, result: ResultAt) -> WaitingCall | None:
         """Find the waiting call that a result answers.
 
-        A result with an id answers the call with that id. Else the id of its message is tried, then the order of the calls.
+        A result with an id answers the call with that id. Without one, the id of its message is tried, then the order of
+        the calls.
 
         Returns:
             The call, or None if there is no such call.
