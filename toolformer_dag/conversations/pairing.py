@@ -406,8 +406,8 @@ class _WaitingCalls:
     def find_answered_call(self, result: ResultAt) -> WaitingCall | None:
         """Find the waiting call that a result answers.
 
-        A result with an id answers the call with that id. Without one, the id of its message is tried, then the order of
-        the calls.
+        A result with an id answers the call with that id. Without one, the id of its message is tried first, and then
+        the order of the calls.
 
         Returns:
             The call, or None if there is no such call.

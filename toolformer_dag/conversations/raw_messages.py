@@ -259,10 +259,11 @@ def read_message(stored: StoredMessage, number: int, faults: list[Fault]) -> lis
 
 
 def _unwrap(path: Path, value: Any) -> tuple[Path, Any]:
-    """Take a message out of the object that a framework or a log puts around it, such as `{"kwargs": {"content": ...}}`.
+    """Take a message out of the object that a framework or a log puts around it.
 
     Returns:
-        The path to the inner message, and that message. Without such an object, the path and the value themselves.
+        The path to the inner message, and that message: from `{"kwargs": {"content": "Hi"}}` the inner object. Without
+        such an outer object, the path and the value themselves.
     """
     for key in WRAPPERS:
         inner = value.get(key) if isinstance(value, Mapping) else None
@@ -442,7 +443,7 @@ class _MessageReader:
         self._read_lists(message, path)
 
     def _read_thought_beside_content(self, message: Any, path: Path) -> None:
-        """Add the thought that stands in a field of its own, such as `reasoning_content`, in a message of the assistant.
+        """Add the assistant's thought that stands in a field beside the content, such as `reasoning_content`.
 
         If parts of the content are thoughts, the field repeats them, and only its path is added.
         """
@@ -577,10 +578,10 @@ class _MessageReader:
         self._add_words(to_text([part]), None)
 
     def _read_calls_in_content(self, message: Mapping[str, Any], path: Path) -> None:
-        """Read a message whose content is a call or a list of calls, as values or as JSON; thoughts may stand before the JSON.
+        """Read a message whose content is a call or a list of calls.
 
-        Each call of a list gets a path of its own, so that it can be removed alone. A single call, or calls with
-        thoughts before them, get the path of the message, and are removed with it.
+        The content may be JSON, with thoughts before it. Each call of a list gets a path of its own, so that it can be
+        removed alone. A single call, or calls with thoughts before them, get the path of the message.
         """
         key = _find_content_key(message)
         if key is None:
@@ -602,7 +603,8 @@ class _MessageReader:
     def _read_results(self, message: Mapping[str, Any], path: Path) -> None:
         """Read a message of a tool.
 
-        Its content is a list of results if a part of it is typed as a result. Else the message is one result.
+        Its content is a list of results if one of its parts is known as a result by its type or key. Else the whole
+        message is one result.
         """
         key = _find_content_key(message) or "content"
         content = find_value(message, (*CONTENTS, *RESULT))
