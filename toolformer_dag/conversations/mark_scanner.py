@@ -152,7 +152,7 @@ def outermost(text: str, marks: Marks) -> list[Enclosed]:
     """Find the pairs of marks that do not lie in another pair.
 
     In `<a>x<a>y</a></a>`, the first `<a>` and the last `</a>` are such a pair. If a mark has no partner, each closing
-    mark is paired with the last opening one before it, as in `iter_mark_pairs`: in `<a>x<a>y</a>`, the pair is around y.
+    mark is paired with the last opening one before it, as `iter_mark_pairs` does: in `<a>x<a>y</a>`, around y.
     """
     marks_in_text = _list_marks_in_order(text, marks)
     if not _are_balanced(marks_in_text):
@@ -226,7 +226,7 @@ def _close_behind_json(text: str, pair: Enclosed, closing: str) -> Enclosed:
 
     Returns:
         The pair, closed by the first closing mark after the JSON. It is returned unchanged if its JSON does not contain
-        the mark, or if other text stands between the JSON and the mark after it.
+        the mark, or if no mark follows the JSON directly, with nothing but white space in between.
     """
     json_start = pair.body_end - len(pair.body(text).lstrip())
     json_end = _find_json_end(text, json_start)

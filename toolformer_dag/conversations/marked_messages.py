@@ -111,8 +111,8 @@ class _MarkReader:
         """Move the calls and results in the texts of the assistant to fields.
 
         Returns:
-            The message, cut after its results. "Look: CALL RESULT Warm." becomes "Look:" with the call and its result, and
-            a second message "Warm.".
+            The message, cut after its results. "Look: CALL RESULT Warm." becomes "Look:" with the call and its result,
+            and a second message "Warm.".
         """
         cutter = _MessageCutter(message)
         for words in message.words:

@@ -279,7 +279,8 @@ def parse_call_of_shape(shape: Shape, fields: Mapping[str, Any]) -> FoundCall | 
     """Parse the call in the fields of an object, with its result if the object holds one.
 
     Args:
-        shape: Names the fields that may hold the tool, the arguments, the result and the id. The first with a value counts.
+        shape: Names the fields that may hold the tool, the arguments, the result and the id. Of several fields, the
+            first with a value counts.
         fields: The object.
 
     Returns:

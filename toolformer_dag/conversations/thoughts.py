@@ -85,7 +85,7 @@ def is_thought(part: Mapping[str, Any], kind: object) -> bool:
 def get_thought_text(thought: Any) -> str:
     """Get the text of a thought.
 
-    The thought may be a text, a list of texts, or an object with a text in one of the fields THOUGHT_TEXTS.
+    The thought may be a text, a list of thoughts, or an object with a text in one of the fields THOUGHT_TEXTS.
 
     Returns:
         The text, or "" if there is none, as in thoughts that a provider has encrypted.
@@ -110,8 +110,8 @@ def find_thought_beside_content(message: Mapping[str, Any], path: Path) -> Thoug
         path: The path to the message.
 
     Returns:
-        The thought, or None if there is none. Several fields repeat one thought: its text is that of the first field, its
-        paths lead to all of them.
+        The thought, or None if there is none. Several such fields repeat one thought: its text is taken from the first
+        field, and its paths lead to all of them.
     """
     names = [name for name in THOUGHT_FIELDS if name in message and get_thought_text(message[name])]
     if names:
@@ -162,7 +162,7 @@ def find_thinking_spans(text: str) -> list[Span]:
     """Find the stretches of thinking in a text, such as `<think>Hm.</think>`.
 
     A closing mark without an opening one closes thinking that begins with the text, because some templates open it in
-    the prompt. An opening mark without a closing one counts only at the beginning of the text: there the model was cut off.
+    the prompt. An opening mark without a closing one counts only at the beginning: there the model was cut off.
 
     Returns:
         The stretches with their marks, sorted.
