@@ -32,15 +32,22 @@ class BodyCall(NamedTuple):
 
 
 def parse_call_body(body: str, opening: str) -> list[BodyCall]:
-    """Return the calls in a text between marks such as `<tool_call>`; an empty list where they cannot be read.
+    """Parse the calls in a text between marks such as `<tool_call>` and `</tool_call>`.
 
-    body: the text between the marks. opening: the first mark.
+    Args:
+        body: The text between the marks.
+        opening: The mark before the text. Marks such as `<search>` name the tool themselves.
+
+    Returns:
+        The calls, or an empty list if they cannot be read.
     """
     if opening in ONE_WORD_TOOLS:  # `<search>`: the text is the query
         return _parse_one_word_call(body, opening)
+
     json_value = parse_json(body.strip())  # None for a text that is no JSON
     if json_value is not None:
         return _parse_json_calls(json_value)
+
     readers = (
         _parse_function_tags,  # <function=search>...</function>
         _parse_invoke_tags,  # <invoke name="search">...</invoke>
@@ -68,8 +75,8 @@ def _parse_json_calls(json_value: object) -> list[BodyCall]:
     """Parse a call, or a list of calls, from the value that JSON holds.
 
     Returns:
-        The calls, or an empty list if an item is no call. Each has a path: (None, 1) leads to the second call of a list,
-        and None opens the JSON. A single call has an index too, but its path is not used.
+        The calls, or an empty list if an item is no call. Each has a path, such as (None, 1) for the second call of a
+        list, where None opens the JSON. A single call has an index too, but its path is not used.
     """
     items = json_value if isinstance(json_value, list) else [json_value]
     calls = []
@@ -115,7 +122,7 @@ def function_call(body: str) -> FoundCall | None:
         body: The text between the marks FUNCTION.
 
     Returns:
-        The call, or None if the name of the tool is missing.
+        The call, or None if the text does not begin with the name of a tool and ">".
     """
     tool, closed, rest = body.partition(">")
     if not closed or not tool.strip():
@@ -134,7 +141,7 @@ def _parse_invoke_body(body: str) -> FoundCall | None:
         body: The text between the marks INVOKE.
 
     Returns:
-        The call, or None if the name of the tool is missing.
+        The call, or None if the text does not begin with the name of a tool and `">`.
     """
     tool, closed, rest = body.partition('">')
     if not closed or not tool.strip():

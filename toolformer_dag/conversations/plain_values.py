@@ -26,7 +26,8 @@ def parse_json(text: str) -> Any:
     Early data sets such as Hermes and glaive hold Python literals, such as `{'a': 1}`.
 
     Returns:
-        The object or list. None for any other text, also if JSON cannot hold the value, such as half of a surrogate pair.
+        The object or list. None for any other text, and for a value that JSON cannot hold, such as half of a surrogate
+        pair.
     """
     first_character = text[:1_000].lstrip()[:1]
     if first_character not in BEGINS_JSON:
@@ -110,8 +111,8 @@ def to_text(content: Any) -> str:
     """Convert a content to text.
 
     Returns:
-        The content itself if it is a text, the texts of its parts if all of them have one, or else its JSON. The text of
-        a content that is missing (None) is "".
+        The content itself if it is a text, the joined texts of its parts if all of them are texts or media such as
+        images, or else its JSON. A content that is missing (None) becomes "".
     """
     if content is None:
         return ""
@@ -164,8 +165,8 @@ def arguments_of(recorded: Any) -> Any:
 
     - JSON is read, also JSON inside JSON: `"{\\"city\\": \\"Oslo\\"}"`
     - null and empty text become `{}`
-    - nulls of an object are left out, because tables with a column per argument fill empty cells with them. In JSON they
-      stay
+    - nulls of an object are left out, because tables with a column per argument fill empty cells with them
+    - nulls in JSON stay
 
     Returns:
         The object, or `{"input": recorded}` if the arguments are no object.

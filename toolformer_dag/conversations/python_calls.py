@@ -88,7 +88,8 @@ def _parse_next_call(expression: str, start: int) -> PythonCall:
         The call. Its span contains the comma behind it.
 
     Raises:
-        NotPython: No call stands there, an argument is no named literal, or neither a comma nor the last bracket follows.
+        NotPython: No call stands there, an argument is no named literal, or the call is not followed by a comma or by
+            the last bracket.
     """
     opening = expression.find("(", start)
     if opening < 0:
@@ -133,7 +134,11 @@ def _find_brackets_end(expression: str, opening: int) -> int:
 
 
 def _iter_bracket_positions(expression: str, start: int) -> Iterator[int]:
-    """Yield the offsets of the brackets of any kind from `start` on, outside of quotes."""
+    """Find the brackets in an expression, except those in quoted text.
+
+    Yields:
+        The offsets of brackets of any kind, from `start` on.
+    """
     open_quote = ""  # the quotation mark of the text in which the position is; "" outside of texts
     position = start
     while position < len(expression):
@@ -151,13 +156,21 @@ def _iter_bracket_positions(expression: str, start: int) -> Iterator[int]:
 
 
 def _parse_named_literals(brackets: str) -> dict[str, Any]:
-    """Return arguments in brackets by name: {"city": "Oslo", "days": 3} for `(city="Oslo", days=3)`.
+    """Parse the arguments of a call.
 
-    Raises NotPython where an argument has no name or is no literal.
+    Args:
+        brackets: The arguments in brackets, such as `(city="Oslo", days=3)`.
+
+    Returns:
+        The values by the names of the arguments, such as {"city": "Oslo", "days": 3}.
+
+    Raises:
+        NotPython: An argument has no name or is no literal.
     """
     call = _parse_call(brackets)
     if call.args:
         raise NotPython
+
     arguments: dict[str, Any] = {}
     for keyword in call.keywords:
         if keyword.arg is None:  # **others

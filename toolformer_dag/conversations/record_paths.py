@@ -77,7 +77,11 @@ def without(value: Any, paths: Collection[Path]) -> Any:
 
 
 def _without_in_object(fields: Mapping[Any, Any], inner_paths: Mapping[Step, list[Path]]) -> Any:
-    """Copy an object, leaving out what lies at the paths in each field. GONE stands for an object that becomes empty."""
+    """Copy an object, leaving out what lies at the paths in each field.
+
+    Returns:
+        The copy, or GONE if no field is left.
+    """
     fields_left = {}
     for key, item in fields.items():
         item_left = without(item, inner_paths.get(key, ()))
@@ -87,7 +91,11 @@ def _without_in_object(fields: Mapping[Any, Any], inner_paths: Mapping[Step, lis
 
 
 def _without_in_list(items: Sequence[Any], inner_paths: Mapping[Step, list[Path]]) -> Any:
-    """Copy a list, leaving out what lies at the paths in each item. GONE stands for a list that becomes empty."""
+    """Copy a list, leaving out what lies at the paths in each item.
+
+    Returns:
+        The copy, or GONE if no item is left.
+    """
     items_left = []
     for index, item in enumerate(items):
         item_left = without(item, inner_paths.get(index, ()))
