@@ -17,8 +17,8 @@ DEFINITIONS = (*PASSIVE_FIELDS, "tool_definitions", "tool_schemas", "evaluation_
 def find_unread_call(record: Any) -> str | None:
     """Find a value in a record that looks like a call, by the names of fields.
 
-    Outer values are searched before inner ones. Fields that describe tools are skipped, and at most MOST_VALUES lists and
-    objects are looked at.
+    Outer values are searched before inner ones. Fields that describe tools are skipped, and at most MOST_VALUES lists
+    and objects are looked at.
 
     Returns:
         The path to the value, such as "rejected.1.tool_calls", or None if there is none.

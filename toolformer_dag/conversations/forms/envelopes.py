@@ -103,8 +103,10 @@ def parse_attribute_values(span: Mapping[str, Any]) -> dict[str, Any]:
 def parse_otlp_value(value: Any) -> Any:
     """Convert a value of OTLP (OpenTelemetry's protocol) to plain JSON.
 
-    A value of OTLP is an object whose only key is its type. For example, `{"arrayValue": {"values": [{"intValue": "4"}]}}`
-    becomes [4]. Any other value is returned unchanged.
+    A value of OTLP is an object whose only key is its type. Any other value is returned unchanged.
+
+    Example:
+        parse_otlp_value({"arrayValue": {"values": [{"intValue": "4"}]}})  # [4]
     """
     if not isinstance(value, Mapping) or len(value) != 1:
         return value
@@ -245,7 +247,8 @@ def _list_messages_at(path: Path, value: Any, *, may_be_message: bool) -> list[S
 
     Args:
         path: The path to the value.
-        value: A list of messages, a list of such lists, or a message. LangSmith has one list per prompt: the first counts.
+        value: A list of messages, a list of such lists, or a message. LangSmith has one list per prompt, and the first
+            of them counts.
         may_be_message: Whether an object counts as a message.
     """
     if isinstance(value, list) and value and isinstance(value[0], list):
@@ -279,8 +282,8 @@ def list_flat_messages(attributes: Mapping[str, Any], prefix: str) -> list[Store
 def _to_openai_message(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Convert a message whose lists are objects by index to OpenAI's form.
 
-    For example, {"tool_calls": {"0": {"tool_call": {...}}}} becomes {"tool_calls": [{...}]}. The texts of `contents` are
-    joined.
+    For example, {"tool_calls": {"0": {"tool_call": {...}}}} becomes {"tool_calls": [{...}]}. If the message has no
+    `content`, the texts of `contents` are joined.
     """
     calls = fields.get("tool_calls", {})
     return {

@@ -97,8 +97,8 @@ SYSTEM_PROMPTS = ("system", "systemInstruction", "system_instruction", "instruct
 def iter_messages_at(conversation: Any, patterns: Sequence[str]) -> Iterator[StoredMessage]:
     """Find the messages at some paths in a conversation, such as "messages" or "response.output".
 
-    A path may lead to a list of messages (maybe in JSON), to a message, to a system prompt in a field of SYSTEM_PROMPTS,
-    or to plain text in a field of TEXTS.
+    A path may lead to a list of messages (maybe in JSON), to a message, to a system prompt in a field of
+    SYSTEM_PROMPTS, or to plain text in a field of TEXTS.
 
     Yields:
         The messages, in the order of the patterns.

@@ -60,8 +60,8 @@ def session_lines(records: Sequence[Any]) -> Iterator[list[StoredMessage]]:
     """Find the conversations of a session.
 
     Yields:
-        First the conversation of the session's own agent, which is the path from the root to the last line. It leaves out
-        attempts that were given up. Then one conversation for each agent that this agent has started.
+        First the conversation of the session's main agent: the path from the root to the last line, without attempts
+        that were given up. Then one conversation for each side agent, which another agent has started.
     """
     lines = _list_lines_with_messages(records)
     main_lines = [line for line in lines if not line.is_of_side_agent]
@@ -170,8 +170,8 @@ def _find_first_ancestor(record: Mapping[str, Any], parents: Mapping[str, str | 
         parents: The id of each line's parent, by the id of the line.
 
     Returns:
-        The id of the ancestor, or None if the line has no id. If the parents form a circle, it is the first line that is
-        reached again.
+        The id of the ancestor, or None if the line has no id. If the parents form a circle, it is the first line that
+        is reached again.
     """
     current = _find_id(record)
     seen = set[str]()
