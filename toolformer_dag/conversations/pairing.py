@@ -394,7 +394,7 @@ class _WaitingCalls:
         queues = self._of_id[call_id]
         is_of_last_turn = bool(queues) and bool(queues[-1]) and queues[-1][-1].turn.number == call.turn.number
         if not is_of_last_turn:
-            queues.append(deque())  # for the first call with this id in its turn
+            queues.append(deque())  # the last queue, if there is one, is empty or of an earlier turn
 
         queues[-1].append(call)
 

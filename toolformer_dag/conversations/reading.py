@@ -337,7 +337,7 @@ def read_conversation(record: Any) -> tuple[tuple[RecordedMessage, ...], list[Fa
 
 
 def _build_unread_conversation(record: NumberedRecord, reason: str, detail: str) -> ReadConversation:
-    """Return a conversation without messages and with a fault, for a record that was not read."""
+    """Build a conversation without messages and with a fault, for a record that was not read."""
     return ReadConversation(
         number=record.number,
         part=0,

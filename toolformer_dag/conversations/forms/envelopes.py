@@ -542,7 +542,7 @@ def _iter_response_messages(response: Any, path: Path) -> Iterator[StoredMessage
 
 
 def _build_span(name: str, messages: Sequence[Any], written: Sequence[Any]) -> dict[str, Any]:
-    """Return a span for the examples, with the messages of its request and the messages written in answer."""
+    """Build a span for the examples, with the messages of its request and the messages written in answer."""
     return {
         "traceId": "t1",
         "spanId": "1",

@@ -282,7 +282,7 @@ def _parse_codex_message(record: Any, number: int) -> StoredMessage | None:
 
 
 def _build_claude_line(line_id: str, parent: str | None, message: dict[str, Any]) -> dict[str, Any]:
-    """Return a line of a session of Claude Code for the example."""
+    """Build a line of a session of Claude Code for the example."""
     return {
         "type": message["role"],
         "uuid": line_id,
