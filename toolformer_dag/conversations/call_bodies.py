@@ -32,15 +32,22 @@ class BodyCall(NamedTuple):
 
 
 def parse_call_body(body: str, opening: str) -> list[BodyCall]:
-    """Return the calls in a text between marks such as `<tool_call>`; an empty list where they cannot be read.
+    """Parse the calls in a text between marks such as `<tool_call>` and `</tool_call>`.
 
-    body: the text between the marks. opening: the first mark.
+    Args:
+        body: The text between the marks.
+        opening: The mark before the text. Marks such as `<search>` name the tool themselves.
+
+    Returns:
+        The calls, or an empty list if they cannot be read.
     """
     if opening in ONE_WORD_TOOLS:  # `<search>`: the text is the query
         return _parse_one_word_call(body, opening)
+
     json_value = parse_json(body.strip())  # None for a text that is no JSON
     if json_value is not None:
         return _parse_json_calls(json_value)
+
     readers = (
         _parse_function_tags,  # <function=search>...</function>
         _parse_invoke_tags,  # <invoke name="search">...</invoke>
@@ -65,10 +72,11 @@ def _parse_one_word_call(body: str, opening: str) -> list[BodyCall]:
 
 
 def _parse_json_calls(json_value: object) -> list[BodyCall]:
-    """Return the call, or the list of calls, that JSON holds; an empty list where an item is no call.
+    """Parse a call, or a list of calls, from the value that JSON holds.
 
-    The path (None, 1) leads to the second call of a list: None opens the JSON. A call that is no item of a list gets an
-    index too, since nobody uses the path of a single call.
+    Returns:
+        The calls, or an empty list if an item is no call. Each has a path, such as (None, 1) for the second call of a
+        list, where None opens the JSON. A single call has an index too, but its path is not used.
     """
     items = json_value if isinstance(json_value, list) else [json_value]
     calls = []
@@ -91,7 +99,16 @@ def _parse_invoke_tags(body: str) -> list[BodyCall]:
 
 
 def _iter_tagged_calls(body: str, marks: Marks, read: Callable[[str], FoundCall | None]) -> Iterator[BodyCall]:
-    """Yield the calls between such marks. read: returns the call of the text between two marks, or None."""
+    """Parse the calls between pairs of marks.
+
+    Args:
+        body: The text.
+        marks: The marks around each call.
+        read: Parses the text between two marks. It returns None if that is no call.
+
+    Yields:
+        The calls that could be parsed.
+    """
     for pair in iter_mark_pairs(body, marks):
         call = read(pair.body(body))
         if call is not None:
@@ -99,13 +116,18 @@ def _iter_tagged_calls(body: str, marks: Marks, read: Callable[[str], FoundCall 
 
 
 def function_call(body: str) -> FoundCall | None:
-    """Return the call of `search><parameter=query>Oslo</parameter>` or `search>{"query": "Oslo"}`; else None.
+    """Parse a call such as `search><parameter=query>Oslo</parameter>` or `search>{"query": "Oslo"}`.
 
-    body: the text between the marks FUNCTION.
+    Args:
+        body: The text between the marks FUNCTION.
+
+    Returns:
+        The call, or None if the text does not begin with the name of a tool and ">".
     """
     tool, closed, rest = body.partition(">")
     if not closed or not tool.strip():
         return None
+
     arguments = parse_json(rest.strip())
     if not isinstance(arguments, dict):
         arguments = _parse_tagged_arguments(rest, PARAMETER, separator=">")
@@ -113,9 +135,13 @@ def function_call(body: str) -> FoundCall | None:
 
 
 def _parse_invoke_body(body: str) -> FoundCall | None:
-    """Return the call of `search"><parameter name="query">Oslo</parameter>`; None for any other text.
+    """Parse a call such as `search"><parameter name="query">Oslo</parameter>`.
 
-    body: the text between the marks INVOKE.
+    Args:
+        body: The text between the marks INVOKE.
+
+    Returns:
+        The call, or None if the text does not begin with the name of a tool and `">`.
     """
     tool, closed, rest = body.partition('">')
     if not closed or not tool.strip():
@@ -125,9 +151,15 @@ def _parse_invoke_body(body: str) -> FoundCall | None:
 
 
 def _parse_tagged_arguments(text: str, marks: Marks, separator: str) -> dict[str, Any]:
-    """Return the arguments between marks: {"query": "Oslo"} for `<parameter=query>Oslo</parameter>`.
+    """Parse arguments that are written between marks, such as `<parameter=query>Oslo</parameter>`.
 
-    separator: the text between a name and its value, as ">".
+    Args:
+        text: The text with the arguments.
+        marks: The marks around each argument.
+        separator: The text between the name and the value of an argument, such as ">".
+
+    Returns:
+        The values by the names, such as {"query": "Oslo"}.
     """
     values: dict[str, Any] = {}
     for parameter in list_enclosed_bodies(text, marks):
@@ -137,13 +169,19 @@ def _parse_tagged_arguments(text: str, marks: Marks, separator: str) -> dict[str
 
 
 def _parse_glm_call(body: str) -> list[BodyCall]:
-    """Return the call of `search<arg_key>query</arg_key><arg_value>Oslo</arg_value>`, as GLM writes it."""
+    """Parse a call of GLM: `search<arg_key>query</arg_key><arg_value>Oslo</arg_value>`.
+
+    Returns:
+        A list with the call, or an empty list for any other text.
+    """
     tool, has_arguments, _ = body.partition(GLM_KEY.opening)
     if not has_arguments or not tool.strip():
         return []
+
     arguments = _parse_glm_arguments(body)
     if arguments is None:
         return []
+
     call = FoundCall(tool.strip(), arguments, id=None)
     return [BodyCall(call, path=())]
 
@@ -156,7 +194,11 @@ def _parse_glm_arguments(body: str) -> dict[str, Any] | None:
 
 
 def _parse_json_lines(body: str) -> list[BodyCall]:
-    """Return the calls of a text with a call in JSON per line; an empty list where a line holds no call."""
+    """Parse a text with one call in JSON per line.
+
+    Returns:
+        The calls, or an empty list if a line that is not blank holds no call.
+    """
     calls = []
     line_start = 0
     for line in body.splitlines(keepends=True):
@@ -166,5 +208,6 @@ def _parse_json_lines(body: str) -> list[BodyCall]:
             if call is None:
                 return []
             calls.append(BodyCall(call, path=((line_start, line_end),)))
+
         line_start = line_end
     return calls

@@ -20,21 +20,29 @@ from toolformer_dag.conversations.record_paths import GONE, Path, without
 
 
 def drop(record: Any, calls: Collection[RecordedCall], messages: Collection[Path] = ()) -> Any:
-    """Return a record without some of its calls and their results, in the form that it has.
+    """Remove calls and their results from a record.
 
-    A message that is left without words, calls and results is dropped too.
+    Everything else stays as it is stored. A message that has no words, calls and results any more is removed too.
 
-    - `record`: a record; for a form in which a whole file is one conversation, the list of its records
-    - `messages`: paths of whole messages to drop (`RecordedMessage.place`)
+    Args:
+        record: The record. If a whole file is one conversation, the list of its records.
+        calls: The calls to remove.
+        messages: The paths of whole messages to remove (`RecordedMessage.place`).
+
+    Returns:
+        A copy without them. A record in no known form is returned unchanged.
     """
     form = _find_form(record)
     if form is None or not (calls or messages):
         return record
+
     dropped_paths = {*messages, *_iter_call_paths(calls)}
     dropped_paths.update(_list_emptied_messages(form, record, dropped_paths))
+
     remaining_record = without(record, dropped_paths)
     if remaining_record is GONE:  # every field or item was dropped
         return [] if isinstance(record, list) else {}
+
     if form.after_drop is None:
         return remaining_record
     return form.after_drop(remaining_record, record)  # mends what refers to the dropped parts, such as parents' ids
@@ -50,9 +58,17 @@ def _iter_call_paths(calls: Collection[RecordedCall]) -> Iterator[Path]:
 
 
 def _list_emptied_messages(form: Form, record: Any, dropped_paths: Collection[Path]) -> list[Path]:
-    """Return the paths of the messages that say nothing any more once `dropped_paths` are removed.
+    """List the messages that say nothing any more once some paths are removed.
 
-    As an example, {"role": "assistant", "tool_calls": [...]} says nothing without its only call.
+    For example, {"role": "assistant", "tool_calls": [...]} says nothing without its only call.
+
+    Args:
+        form: The form of the record.
+        record: The record.
+        dropped_paths: The paths to be removed.
+
+    Returns:
+        The paths of these messages.
     """
     stored_messages = list(chain.from_iterable(list_stored_conversations(form, record)))
     dropped_by_message = _group_paths_by_message(dropped_paths, stored_messages)
@@ -78,12 +94,16 @@ def can_drop(form_name: str) -> bool:
 def _group_paths_by_message(
     paths: Collection[Path], stored_messages: Sequence[StoredMessage]
 ) -> dict[Path, list[Path]]:
-    """Return by the path of each message the paths inside it, relative to it.
+    """Group paths by the message that they lead into.
 
-    As an example, {("messages", 1): [("tool_calls", 0)]} for the path ("messages", 1, "tool_calls", 0). Where messages
-    have paths of several lengths, some keys are no message; nobody looks these up.
+    For example, the path ("messages", 1, "tool_calls", 0) gives {("messages", 1): [("tool_calls", 0)]}.
+
+    Returns:
+        By the path of each message, the rest of each path. If messages have paths of several lengths, some keys are
+        not messages. That does no harm, since these are not looked up.
     """
     message_path_lengths = {len(stored.path) for stored in stored_messages}
+
     paths_by_message = defaultdict[Path, list[Path]](list)
     for path in paths:
         for length in message_path_lengths:

@@ -22,15 +22,19 @@ FAILED_STATUS = ("error", "failed", "failure", "outcome_failed", "outcome_deadli
 
 
 def is_failed_result(result: str, status_fields: Any = None) -> bool:
-    """Return whether a result reports a failure: by its first words, by fields of its JSON, or by `status_fields`.
+    """Tell whether a result reports a failure.
 
-    status_fields: the object of the record that holds the result.
+    Args:
+        result: The text of the result. Its first words may say so, or a field if it is JSON.
+        status_fields: The object in the record that holds the result, whose other fields may say so.
     """
     if isinstance(status_fields, Mapping) and _has_failure_fields(status_fields):
         return True
+
     fields = None
     if result[:100].lstrip().startswith("{") and len(result) <= LONGEST_JSON:
         fields = parse_json(result)
+
     if isinstance(fields, Mapping):
         return _has_failure_fields(fields)
     return FAILURE.match(result[:BEGINNING_LENGTH]) is not None

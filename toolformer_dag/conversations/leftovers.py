@@ -15,18 +15,23 @@ DEFINITIONS = (*PASSIVE_FIELDS, "tool_definitions", "tool_schemas", "evaluation_
 
 
 def find_unread_call(record: Any) -> str | None:
-    """Return the path to the first value of a record that looks like a call, as "rejected.1.tool_calls"; else None.
+    """Find a value in a record that looks like a call, by the names of fields.
 
-    Only the names of fields count. Outer values come before inner ones. Fields that describe tools are skipped, and at
-    most MOST_VALUES lists and objects are looked at.
+    Outer values are searched before inner ones. Fields that describe tools are skipped, and at most MOST_VALUES lists
+    and objects are looked at.
+
+    Returns:
+        The path to the value, such as "rejected.1.tool_calls", or None if there is none.
     """
     waiting = deque([_Value(path="", name="", value=record)])
     for _ in range(MOST_VALUES):
         if not waiting:
             return None
+
         outer = waiting.popleft()
         if outer.is_call:
             return outer.path or "the record"
+
         for inner in outer.iter_inner_values():
             if inner.is_call_list:  # by its field's name, so what it holds need not be looked at
                 return inner.path

@@ -70,28 +70,42 @@ def positions_of(text: str, mark: str) -> Iterator[int]:
 
 
 def iter_mark_positions(text: str, marks: Marks, start: int = 0) -> Iterator[MarkPositions]:
-    """Yield each opening mark from `start` on with its closing mark, without going back; an unclosed mark is the last.
+    """Find each opening mark with the next closing mark after it.
 
-    Between an opening mark and its closing mark may stand further opening marks.
+    The search goes on after that closing mark, so that opening marks in between are skipped.
+
+    Args:
+        text: The text.
+        marks: The marks.
+        start: The offset at which the search starts.
+
+    Yields:
+        The offsets of both marks. If an opening mark is never closed, it is the last one, with None for the other.
     """
     position = start
     while True:
         opening = text.find(marks.opening, position)
         if opening < 0:
             return
+
         closing = text.find(marks.closing, opening)
         if closing < 0:
             yield MarkPositions(opening, None)
             return
+
         yield MarkPositions(opening, closing)
         position = closing + len(marks.closing)
 
 
 def iter_mark_pairs(text: str, marks: Marks) -> Iterator[Enclosed]:
-    """Yield each pair of marks in a text, in order.
+    """Find each pair of an opening and a closing mark in a text.
 
-    Of several opening marks before a closing one the last counts, since the others are only mentioned: "I write <a>
-    before: <a>x</a>" encloses x. An unclosed mark encloses the rest of the text, up to END_OF_TEXT.
+    Of several opening marks before a closing one, the last one counts, since the others are only mentioned: in
+    "I write <a> before: <a>x</a>" the pair is around x. An unclosed mark is paired with the end of the text, or with
+    END_OF_TEXT if that comes first.
+
+    Yields:
+        The pairs, in the order of the text.
     """
     for positions in iter_mark_positions(text, marks):
         if positions.closing is None:
@@ -112,7 +126,16 @@ def _build_pair(marks: Marks, *, opening: int, closing: int) -> Enclosed:
 
 
 def _build_unclosed_pair(text: str, start: int, opening: str) -> Enclosed:
-    """Return the rest of a text from an unclosed opening mark at `start` on, up to END_OF_TEXT."""
+    """Build the pair for an opening mark that is never closed.
+
+    Args:
+        text: The text.
+        start: The offset of the mark.
+        opening: The mark.
+
+    Returns:
+        The mark with the text behind it, up to END_OF_TEXT or the end of the text.
+    """
     body_end = text.find(END_OF_TEXT, start)
     if body_end < 0:
         body_end = len(text)
@@ -126,20 +149,22 @@ def list_enclosed_bodies(text: str, marks: Marks) -> list[str]:
 
 
 def outermost(text: str, marks: Marks) -> list[Enclosed]:
-    """Return the pairs of marks that lie in no other pair: the first `<a>` and the last `</a>` of `<a>x<a>y</a></a>`.
+    """Find the pairs of marks that do not lie in another pair.
 
-    Where a mark has no partner, each closing mark is paired with the last opening one before it, as in
-    `iter_mark_pairs`: of `<a>x<a>y</a>` the pair around y.
+    In `<a>x<a>y</a></a>`, the first `<a>` and the last `</a>` are such a pair. If a mark has no partner, each closing
+    mark is paired with the last opening one before it, as `iter_mark_pairs` does: in `<a>x<a>y</a>`, around y.
     """
     marks_in_text = _list_marks_in_order(text, marks)
     if not _are_balanced(marks_in_text):
         return list(iter_mark_pairs(text, marks))
+
     pairs = list[Enclosed]()
-    depth = 0
+    depth = 0  # how many marks are open
     outer_opening = 0
     for mark in marks_in_text:
         if depth == 0:
             outer_opening = mark.position
+
         depth += mark.depth_change  # 1 for an opening mark, -1 for a closing one
         if depth == 0:
             pairs.append(_build_pair(marks, opening=outer_opening, closing=mark.position))
@@ -176,32 +201,42 @@ def _list_marks_in_order(text: str, marks: Marks) -> list[_Mark]:
 
 
 def iter_json_pairs(text: str, marks: Marks) -> Iterator[Enclosed]:
-    """Yield each pair of marks in a text; marks inside the JSON between a pair are part of that JSON.
+    """Find each pair of marks in a text, skipping marks that are part of the JSON between a pair.
 
-    As an example, `<c>{"text": "</c>"}</c>` is one pair, closed by the last mark.
+    For example, `<c>{"text": "</c>"}</c>` is one pair, closed by the last mark.
     """
     end_of_last = 0
     for pair in iter_mark_pairs(text, marks):
         is_inside_last_pair = pair.start < end_of_last
         if is_inside_last_pair:
             continue
+
         whole_pair = _close_behind_json(text, pair, marks.closing)
         end_of_last = whole_pair.end
         yield whole_pair
 
 
 def _close_behind_json(text: str, pair: Enclosed, closing: str) -> Enclosed:
-    """Return a pair of marks, closed by the mark behind its JSON where the JSON itself contains the closing mark.
+    """Correct the end of a pair of marks if the JSON in it contains the closing mark itself.
 
-    Nothing but white space may stand between the JSON and that mark; else the pair is returned as it is.
+    Args:
+        text: The text.
+        pair: The pair, closed by the first closing mark.
+        closing: The closing mark.
+
+    Returns:
+        The pair, closed by the first closing mark after the JSON. It is returned unchanged if its JSON does not contain
+        the mark, or if no mark follows the JSON directly, with nothing but white space in between.
     """
     json_start = pair.body_end - len(pair.body(text).lstrip())
     json_end = _find_json_end(text, json_start)
     if json_end is None or json_end <= pair.body_end:
         return pair
+
     closing_start = text.find(closing, json_end)
     if closing_start < 0:
         return pair
+
     text_before_mark = text[json_end:closing_start]
     if text_before_mark.strip():
         return pair
@@ -209,7 +244,11 @@ def _close_behind_json(text: str, pair: Enclosed, closing: str) -> Enclosed:
 
 
 def _find_json_end(text: str, start: int) -> int | None:
-    """Return the offset behind the object or list in JSON that begins at `start`; None where there is none."""
+    """Find the end of the JSON object or list that begins at an offset.
+
+    Returns:
+        The offset behind it, or None if no object or list in valid JSON begins there.
+    """
     if text[start : start + 1] not in ("{", "["):
         return None
     try:
@@ -220,7 +259,7 @@ def _find_json_end(text: str, start: int) -> int | None:
 
 
 def without_spans(text: str, spans: Sequence[Span]) -> str:
-    """Return a text without some of its stretches, which may touch or overlap."""
+    """Remove some stretches from a text. They may touch or overlap."""
     pieces = []
     position = 0
     for start, end in sorted(spans):

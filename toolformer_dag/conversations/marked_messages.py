@@ -31,19 +31,23 @@ SEARCH_RESULT = "<information>"
 
 
 def with_marked_calls(messages: Sequence[RawMessage], faults: list[Fault]) -> list[RawMessage]:
-    """Return the messages of a conversation, with calls and results between marks moved from their texts to fields.
+    """Move calls and results that stand between marks in the texts of a conversation to fields.
 
-    - calls and results have fields: no text is searched
-    - only calls have fields: texts are searched for results
-    - else: texts are searched for calls and results
+    How much is searched depends on the fields that the messages have already:
+    - if calls and results have fields, no text is searched
+    - if only calls have fields, texts are searched for results
+    - else texts are searched for calls and results
 
-    Appends to `faults`: calls between marks that cannot be read (unreadable_call), and marks of calls where calls have
-    fields (marks_beside_fields).
+    Args:
+        messages: The messages of the conversation.
+        faults: Calls between marks that cannot be read (unreadable_call) are appended to it, and marks of calls in a
+            conversation whose calls have fields (marks_beside_fields).
     """
     has_call_fields = any(message.calls for message in messages)
     has_result_fields = any(message.results for message in messages)
     if has_call_fields:
         faults += _list_marks_beside_fields(messages)
+
     if has_call_fields and has_result_fields:
         return list(messages)
     return _search_texts(messages, reads_calls=not has_call_fields, faults=faults)
@@ -82,7 +86,11 @@ class _MarkReader:
         self._waiting_calls = 0
 
     def read(self, message: RawMessage) -> list[RawMessage]:
-        """Return a message with the calls and results of its texts; several where calls follow results in it."""
+        """Move the calls and results in the texts of a message to fields.
+
+        Returns:
+            The message, or several if the assistant says more after a result.
+        """
         parts = self._read_by_role(message)
         for part in parts:
             balance = len(part.calls) - len(part.results)
@@ -90,7 +98,7 @@ class _MarkReader:
         return parts
 
     def _read_by_role(self, message: RawMessage) -> list[RawMessage]:
-        """Return what `read` returns, by the role of the message."""
+        """Do what `read` says, in the way that fits the role of the message."""
         if message.role == "assistant" and self._reads_calls:
             return self._read_assistant_message(message)
         if message.role == "tool":
@@ -100,14 +108,17 @@ class _MarkReader:
         return [message]
 
     def _read_assistant_message(self, message: RawMessage) -> list[RawMessage]:
-        """Return a message of the assistant, with the marked calls and results of its texts in fields.
+        """Move the calls and results in the texts of the assistant to fields.
 
-        It is cut behind results: "Look: CALL RESULT Warm." becomes "Look:" with the call and its result, and "Warm.".
+        Returns:
+            The message, cut after its results. "Look: CALL RESULT Warm." becomes "Look:" with the call and its result,
+            and a second message "Warm.".
         """
         cutter = _MessageCutter(message)
         for words in message.words:
             marked = find_marked_calls(words.text, self._has_searches)
             self._report_unread(marked.unread, message.number)
+
             # Without a path (words joined from several values), a call in them could have no path either.
             if words.path is None or not marked.calls:
                 cutter.add_words(words)
@@ -144,9 +155,12 @@ class _MessageCutter:
         self.messages[-1].words.append(words)
 
     def add_text(self, text: str, path: Path, marked_parts: Sequence[MarkedCall | MarkedResult]) -> None:
-        """Add the words, calls and results of a text to `messages`, in the order of the text.
+        """Add a text of the assistant to `messages`, divided into words, calls and results.
 
-        path: of the text in the record. marked_parts: its calls and results, in its order.
+        Args:
+            text: The text.
+            path: The path to the text in the record.
+            marked_parts: The calls and results in the text, in its order.
         """
         added_end = 0  # everything before it is added
         for marked in marked_parts:
@@ -157,14 +171,19 @@ class _MessageCutter:
             else:
                 self.messages[-1].results.append(_to_result_at(marked, path))
             added_end = max(added_end, end)
+
         self._add_last_words(text, path, added_end)
 
     def _add_words_between(self, text: str, path: Path, span: Span) -> None:
-        """Add the words before a call or a result. Behind a result they begin a new message."""
+        """Add the words that stand before a call or a result.
+
+        If the last message has results, the words begin a new message.
+        """
         start, end = span
         between = text[start:end]
         if not between.strip(BETWEEN_CALLS):
             return
+
         self._end_results(self.messages[-1].path)
         self.add_words(Words(between.strip(), (*path, _strip_span(text, span))))
 
@@ -175,10 +194,14 @@ class _MessageCutter:
         self.messages[-1].calls.append(CallAt(call.fields, (call_path,)))
 
     def _add_last_words(self, text: str, path: Path, start: int) -> None:
-        """Add the words from `start` to the end of the text. Behind a result they begin a new message."""
+        """Add the words from `start` to the end of a text.
+
+        If the last message has results, the words begin a new message.
+        """
         rest = text[start:]
         if not rest.strip(BETWEEN_CALLS):
             return
+
         span = (start, len(text))
         self._end_results((*path, span))
         self.add_words(Words(rest.strip(), (*path, _strip_span(text, span))))
@@ -206,19 +229,22 @@ def _read_tool_message(message: RawMessage) -> RawMessage:
 
 
 def _split_by_marks(result: ResultAt) -> list[ResultAt]:
-    """Return the results in the text of a result; any other text, also one with words beside tags, stays as it is.
+    """Split the text of a result at the tags in it.
 
-    - `<tool_response>17</tool_response><tool_response>4</tool_response>`: two results, "17" and "4"
-    - `<tool_response>17</tool_response>`: the result "17"
-    - `Observation: 17`: the result "17"
+    Returns:
+        - for `<tool_response>17</tool_response><tool_response>4</tool_response>`: two results, "17" and "4"
+        - for `<tool_response>17</tool_response>` or `Observation: 17`: the result "17"
+        - for any other text, also one with words beside tags: the result itself
     """
     text = result.fields.content
     if not isinstance(text, str):
         return [result]
+
     tagged_results = find_marked_results(text)
     text_path = _find_text_path(result)  # None where the text is no field of the message
     if consists_of(tagged_results, text) and text_path is not None:
         return _split_by_tags(result, tagged_results, text_path)
+
     untagged = find_untagged_result(text)
     return [result] if untagged is None else [_with_content(result, untagged.text)]
 
@@ -237,7 +263,11 @@ def _with_content(result: ResultAt, content: str, tool: str | None = None) -> Re
 
 
 def _find_text_path(result: ResultAt) -> Path | None:
-    """Return the path to the text of a tool's message; None where the text is not a field of the message."""
+    """Find the path to the text of a tool's message.
+
+    Returns:
+        The path, or None if the text is not a field of the message.
+    """
     message = result.fields.status_fields
     for key in ("content", "value", "text"):
         if isinstance(message, dict) and message.get(key) is result.fields.content:
@@ -246,9 +276,9 @@ def _find_text_path(result: ResultAt) -> Path | None:
 
 
 def _read_user_message(message: RawMessage) -> RawMessage:
-    """Return a message with the results in its texts moved from its words to its results.
+    """Move the results in the texts of a message from its words to its results.
 
-    As an example, the words `<tool_response>17</tool_response> Go on.` become the result "17" and the words "Go on.".
+    For example, the words `<tool_response>17</tool_response> Go on.` become the result "17" and the words "Go on.".
     """
     divided = replace(message, words=[], results=list(message.results))
     for words in message.words:
@@ -256,6 +286,7 @@ def _read_user_message(message: RawMessage) -> RawMessage:
         if words.path is None or not results:  # without a path (joined words), a result could have none either
             divided.words.append(words)
             continue
+
         divided.results += [_to_result_at(result, words.path) for result in results]
         divided.words += _list_words_left(words.text, results)
     return divided
@@ -268,7 +299,10 @@ def _list_words_left(text: str, results: Sequence[MarkedResult]) -> list[Words]:
 
 
 def _list_results_in_text(text: str) -> list[MarkedResult]:
-    """Return the results between tags in a text; else the whole text where its first words say that it is a result."""
+    """List the results between tags in a text.
+
+    Without tags, the whole text is one result if its first words say so, as in `Observation: 17`.
+    """
     tagged = find_marked_results(text)
     if tagged:
         return tagged

@@ -107,25 +107,38 @@ class Marked(NamedTuple):
 
 
 def find_marked_calls(text: str, has_one_word_tools: bool = False) -> Marked:
-    """Return the calls in a text, outside of its thinking, and the stretches that look like calls and cannot be read.
+    """Find the calls that are written in a text, outside of its thinking.
 
-    has_one_word_tools: whether `<search>Oslo weather</search>` and its like are calls; else they are words.
+    Args:
+        text: The text.
+        has_one_word_tools: Whether tags such as `<search>Oslo weather</search>` are calls. If not, they are words.
+
+    Returns:
+        The calls in the order of the text, and the stretches that look like calls but cannot be read.
     """
     thoughts = find_thinking_spans(text)
     marked = _find_tagged_calls(text, thoughts, has_one_word_tools)
     _add_functions(marked, text, thoughts)
+
     if marked.is_empty:  # no tags: the text may be `[weather(city="Oslo")]`
         marked.calls.extend(_iter_listed_python_calls(text, thoughts))
     if marked.is_empty:  # marks of models whose calls are not read
         marked.unread.extend(_iter_other_marks(without_spans(text, thoughts)))
+
     marked.calls.sort(key=lambda call: call.span)
     return marked
 
 
 def _find_tagged_calls(text: str, thoughts: Sequence[Span], has_one_word_tools: bool) -> Marked:
-    """Return the calls between CALL_TAGS such as `<tool_call>`, and as unread the tags around anything else.
+    """Find the calls between CALL_TAGS, such as `<tool_call>` and `</tool_call>`.
 
-    thoughts: the stretches of thinking, in which no call counts. has_one_word_tools: whether `<search>` is a tag.
+    Args:
+        text: The text.
+        thoughts: The stretches of thinking, in which calls do not count.
+        has_one_word_tools: Whether `<search>` is a tag too.
+
+    Returns:
+        The calls, and as unread the stretches between tags in which no call could be read.
     """
     marked = Marked(calls=[], unread=[])
     for marks in CALL_TAGS:
@@ -140,21 +153,32 @@ def _find_tagged_calls(text: str, thoughts: Sequence[Span], has_one_word_tools: 
 
 
 def _add_functions(marked: Marked, text: str, thoughts: Sequence[Span]) -> None:
-    """Add the calls between FUNCTION marks that lie in no other call and in no thinking."""
+    """Add the calls between FUNCTION marks, such as `<function=search>...</function>`.
+
+    Marks inside another call or inside thinking do not count.
+
+    Args:
+        marked: The calls found so far, to which these are added.
+        text: The text.
+        thoughts: The stretches of thinking in it.
+    """
     other_calls = sorted({call.span for call in marked.calls})
     for pair in iter_mark_pairs(text, FUNCTION):
         if is_within(pair.start, thoughts) or is_within(pair.start, other_calls):
             continue
+
         call = function_call(pair.body(text))
         calls = [] if call is None else [MarkedCall(call, pair.span)]
         marked.add(pair.whole(text), calls)
 
 
 def _parse_calls_of_pair(text: str, pair: Enclosed, opening: str) -> list[MarkedCall]:
-    """Return the calls between a pair of marks; an empty list where they cannot be read.
+    """Parse the calls between a pair of marks.
 
-    Each of several calls gets a path inside the pair. In `<tool_call>[{...}, {...}]</tool_call>` the second call has
-    ((11, 25), None, 1): the characters between the marks, opened as JSON (None), item 1.
+    Returns:
+        The calls, or an empty list if they cannot be read. If there are several, each has a path inside the pair: in
+        `<tool_call>[{...}, {...}]</tool_call>` the second call has ((11, 25), None, 1), which means the characters
+        between the marks, opened as JSON (None), item 1.
     """
     calls = parse_call_body(pair.body(text), opening)
     if len(calls) == 1:  # the pair as a whole is the call
@@ -184,7 +208,7 @@ def has_call_marks(text: str) -> bool:
 
 
 def find_marked_results(text: str) -> list[MarkedResult]:
-    """Return the results between tags in a text; a result inside another one is part of it."""
+    """Find the results between tags in a text. A result inside another one is part of its text."""
     results = list[MarkedResult]()
     for marks in RESULT_TAGS:
         for pair in outermost(text, marks):
@@ -193,7 +217,7 @@ def find_marked_results(text: str) -> list[MarkedResult]:
 
 
 def _select_outer_results(results: Iterable[MarkedResult]) -> list[MarkedResult]:
-    """Return the results that begin in no other result, in the order of the text."""
+    """Keep the results that do not begin inside another one, in the order of the text."""
     outer_results = list[MarkedResult]()
     end_of_last = 0
     for result in sorted(results, key=lambda result: result.span):
@@ -224,16 +248,20 @@ def consists_of(results: Sequence[MarkedResult], text: str) -> bool:
 
 
 def find_untagged_result(text: str) -> MarkedResult | None:
-    """Return a text as a result where its first words say that it is one; else None.
+    """Read a whole text as a result if its first words say that it is one.
 
-    - `Observation: 17 degrees` (RESULT_BEGINNINGS)
-    - `EXECUTION RESULT of [search]: 17 degrees` (NAMED_RESULT)
-    - a sentence that stands for an empty result (EMPTY_RESULTS)
+    - `Observation: 17 degrees` begins with one of RESULT_BEGINNINGS
+    - `EXECUTION RESULT of [search]: 17 degrees` names the tool too (NAMED_RESULT)
+    - a sentence of EMPTY_RESULTS stands for an empty result
+
+    Returns:
+        The result, or None if the text is not one.
     """
     words = text.strip()
     span = (0, len(text))
     if words.startswith(NAMED_RESULT.opening):
         return _parse_named_result(words.removeprefix(NAMED_RESULT.opening), span)
+
     result_text = _find_unnamed_result(words)
     return None if result_text is None else MarkedResult(result_text, tool=None, span=span)
 

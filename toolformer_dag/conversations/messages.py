@@ -55,9 +55,18 @@ class RecordedMessage:
 
 
 def without_call(messages: Sequence[RecordedMessage], number: int, index: int) -> tuple[RecordedMessage, ...]:
-    """Return the conversation without call `index` of message `number`, and without the message if that empties it."""
+    """Remove a call from a conversation.
+
+    Its message is removed too if nothing else is in it.
+
+    Args:
+        messages: The conversation.
+        number: The index of the message.
+        index: The index of the call in that message.
+    """
     message = messages[number]
     remaining_calls = message.calls[:index] + message.calls[index + 1 :]
+
     remaining_message: tuple[RecordedMessage, ...] = ()
     if remaining_calls or message.content.strip():
         remaining_message = (replace(message, calls=remaining_calls),)
@@ -67,7 +76,14 @@ def without_call(messages: Sequence[RecordedMessage], number: int, index: int) -
 def with_result(
     messages: Sequence[RecordedMessage], number: int, index: int, result: str
 ) -> tuple[RecordedMessage, ...]:
-    """Return the conversation with another result for call `index` of message `number`."""
+    """Replace the result of a call in a conversation.
+
+    Args:
+        messages: The conversation.
+        number: The index of the message.
+        index: The index of the call in that message.
+        result: The new result.
+    """
     message = messages[number]
     changed_call = replace(message.calls[index], result=result)
     calls = (*message.calls[:index], changed_call, *message.calls[index + 1 :])
@@ -76,10 +92,12 @@ def with_result(
 
 
 def to_openai(messages: Sequence[RecordedMessage]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield messages in OpenAI's form, each with the index of the recorded message that it comes from.
+    """Convert a conversation to messages in OpenAI's form.
 
-    Results follow their calls. Call ids have nine characters, as Mistral's chat templates require, and do not change
-    when another call is left out.
+    Call ids have nine characters, as Mistral's chat templates require. They stay the same if another call is left out.
+
+    Yields:
+        The index of the recorded message, and a message made from it. The results of calls are messages of their own.
     """
     for number, message in enumerate(messages):
         for openai_message in _iter_openai_messages(message):
@@ -87,8 +105,9 @@ def to_openai(messages: Sequence[RecordedMessage]) -> Iterator[tuple[int, dict[s
 
 
 def _iter_openai_messages(message: RecordedMessage) -> Iterator[dict[str, Any]]:
-    """Yield a message in OpenAI's form, then the results of its calls."""
-    if message.role == "user" and message.calls:  # chat templates accept calls of the assistant only
+    """Yield a message in OpenAI's form, then a message for each result of its calls."""
+    if message.role == "user" and message.calls:
+        # Chat templates accept only calls of the assistant, so that calls of the user are written as text.
         yield {"role": "user", "content": _format_content_with_calls(message)}
         return
     yield _to_openai_message(message)
@@ -120,10 +139,14 @@ def _to_openai_result(call: RecordedCall) -> dict[str, Any]:
 
 
 def _format_content_with_calls(message: RecordedMessage) -> str:
-    """Return the text of a message and a line for each of its calls, such as `[search({"q": "Oslo"}) -> 7 degrees]`."""
+    """Write a message and its calls as one text.
+
+    Each call is a line, such as `[search({"q": "Oslo"}) -> 7 degrees]`.
+    """
     lines = []
     if message.content:
         lines.append(message.content)
+
     for call in message.calls:
         arguments = json.dumps(call.arguments, ensure_ascii=False)
         result = "" if call.result is None else f" -> {call.result}"

@@ -26,20 +26,27 @@ NAMED_RESULT_KEYS = ({"name", "results"}, {"name", "result"}, {"name", "content"
 
 
 def paired(messages: Sequence[RawMessage], faults: list[Fault]) -> tuple[RecordedMessage, ...]:
-    """Return the messages with each result at its call; messages with nothing but results are left out.
+    """Pair the results of a conversation with its calls.
 
-    Appends to `faults`:
+    Args:
+        messages: The messages of the conversation, in order.
+        faults: Each irregularity is appended to it:
+            - result_without_call: A result that answers no call. It is dropped.
+            - result_before_call: A result that comes before its call. It is paired.
+            - late_result: A result that comes after somebody else spoke. It is paired.
+            - one_result_for_calls: A result for several calls that cannot be divided. It goes to one of them.
 
-    - result_without_call: a result that answers no call
-    - result_before_call: a result that comes before its call; it is paired
-    - late_result: a result that comes after somebody else spoke; it is paired
-    - one_result_for_calls: a result for several calls that cannot be divided; it is paired with the first of them
+    Returns:
+        The messages, each call with its result. Messages that contain only results are left out.
     """
     pairing = _Pairing(faults)
     messages_of_turns = _with_turns(messages)
+
+    # The calls of `messages_of_turns` get their results here, in place.
     for message in messages_of_turns:
-        pairing.add(message)  # gives its results to the calls so far, which `recorded` reads below
+        pairing.add(message)
     pairing.pair_early_results()
+
     recorded_messages = [message.recorded() for message in messages_of_turns]  # None for a message of results alone
     return tuple(message for message in recorded_messages if message is not None)
 
@@ -76,7 +83,7 @@ class WaitingCall:
         return self.call.fields.tool
 
     def recorded(self) -> RecordedCall:
-        """Return the call with its result, if it has one."""
+        """Convert the call to a RecordedCall, with its result if it has one."""
         fields = self.call.fields
         call = RecordedCall(
             tool=fields.tool,
@@ -86,6 +93,7 @@ class WaitingCall:
             place=self.call.paths[0],
             copies=self.call.paths[1:],
         )
+
         if self.result is None:
             return call
         return replace(call, result=self.result.text, failed=_has_failed(self.result), answered=self.result.path)
@@ -111,15 +119,18 @@ class _MessageOfTurn:
     calls: Sequence[WaitingCall]
 
     def recorded(self) -> RecordedMessage | None:
-        """Return the message with its paired calls; None where it says nothing and makes no calls.
+        """Convert the message to a RecordedMessage, with its calls and their results.
 
-        Thoughts between marks such as `<think>` are moved from the words of the assistant to the thoughts.
+        Thoughts in the text of the assistant, such as `<think>Hm.</think>`, are moved to the field for thoughts.
+
+        Returns:
+            The message, or None if it makes no calls and says nothing.
         """
         message = self.message
         text = message.text
         words = without_thoughts(text) if message.role == "assistant" else text
         has_marked_thoughts = words != text
-        says_something = bool(words.strip()) and message.role != "tool"
+        says_something = bool(words.strip()) and message.role != "tool"  # the text of a tool is a result
         if not self.calls and not says_something:
             return None
         thoughts = self._collect_thoughts(has_marks=has_marked_thoughts)
@@ -140,7 +151,7 @@ class _MessageOfTurn:
 
 
 def _with_thoughts(message: RecordedMessage, thoughts: Sequence[Thought]) -> RecordedMessage:
-    """Return a message with the thoughts before it; unchanged without any."""
+    """Add the thoughts before a message to it."""
     if not thoughts:
         return message
     return replace(
@@ -151,9 +162,12 @@ def _with_thoughts(message: RecordedMessage, thoughts: Sequence[Thought]) -> Rec
 
 
 def _with_turns(messages: Sequence[RawMessage]) -> list[_MessageOfTurn]:
-    """Return each message of a conversation with the number of its turn and with its calls, none of which has a result.
+    """Find the turn of each message, and make its calls ready to receive results.
 
-    A turn is what the assistant and its tools say up to the next message of somebody else.
+    A turn is everything that the assistant and its tools say until somebody else speaks.
+
+    Returns:
+        For each message, the message with the number of its turn and with its calls, which have no results yet.
     """
     turns = _list_turn_numbers(messages)
     calls_by_message = _list_waiting_calls(messages, turns)
@@ -161,6 +175,7 @@ def _with_turns(messages: Sequence[RawMessage]) -> list[_MessageOfTurn]:
     for index, message in enumerate(messages):
         is_last = index == len(messages) - 1
         results_follow = not is_last and bool(messages[index + 1].results)
+
         message_of_turn = _MessageOfTurn(
             message=message,
             turn=turns[index],
@@ -172,8 +187,15 @@ def _with_turns(messages: Sequence[RawMessage]) -> list[_MessageOfTurn]:
 
 
 def _list_waiting_calls(messages: Sequence[RawMessage], turns: Sequence[int]) -> list[list[WaitingCall]]:
-    """Return the calls of each message. turns: the number of the turn of each message."""
-    call_counts = Counter[int]()  # by message number: a stored message may have been cut into several messages
+    """List the calls of each message, none of which has a result yet.
+
+    Args:
+        messages: The messages of a conversation.
+        turns: For each message, the number of its turn.
+    """
+    # How many calls each message number has so far. A stored message may have been cut into several messages, which
+    # have the same number: their calls are counted on.
+    call_counts = Counter[int]()
     calls_by_message = []
     for message, turn_number in zip(messages, turns, strict=True):
         calls = _list_calls_of_message(message, turn_number, first_index=call_counts[message.number])
@@ -183,9 +205,16 @@ def _list_waiting_calls(messages: Sequence[RawMessage], turns: Sequence[int]) ->
 
 
 def _list_calls_of_message(message: RawMessage, turn_number: int, first_index: int) -> list[WaitingCall]:
-    """Return the calls of a message. first_index: the index of its first call in the stored message."""
+    """List the calls of a message, none of which has a result yet.
+
+    Args:
+        message: The message, or one of the messages into which a stored message was cut.
+        turn_number: The number of its turn.
+        first_index: The index of its first call in the stored message.
+    """
     caller = "user" if message.role == "user" else "assistant"
     turn = Turn(caller, turn_number)
+
     calls = []
     for index, call in enumerate(message.calls, first_index):
         calls.append(WaitingCall(call, turn, number=(message.number, index)))
@@ -193,10 +222,13 @@ def _list_calls_of_message(message: RawMessage, turn_number: int, first_index: i
 
 
 def _list_turn_numbers(messages: Sequence[RawMessage]) -> list[int]:
-    """Return the number of the turn of each message: [1, 1, 1, 2] for messages of user, assistant, tool, user.
+    """Number the turns of a conversation.
 
-    A message of anybody but the assistant and its tools begins a turn. In some logs it brings results: then it is still
-    of the turn of their calls, and if it has words too, the next message begins a turn.
+    A message of anybody but the assistant and its tools begins a turn. In some logs such a message brings results.
+    Then it still belongs to the turn of their calls, and if it has words too, the next message begins a turn.
+
+    Returns:
+        The number of the turn of each message, as [1, 1, 1, 2] for messages of user, assistant, tool, user.
     """
     turns = []
     turn = 0
@@ -204,7 +236,9 @@ def _list_turn_numbers(messages: Sequence[RawMessage]) -> list[int]:
         is_of_somebody_else = message.role not in ("assistant", "tool")
         if is_of_somebody_else and not message.results:
             turn += 1
+
         turns.append(turn)
+
         if is_of_somebody_else and message.results and message.text.strip():
             turn += 1  # for the next message
     return turns
@@ -223,25 +257,30 @@ class _Pairing:
         self._faults = faults
 
     def add(self, message: _MessageOfTurn) -> None:
-        """Let the calls of a message wait for results, then give each of its results to the waiting call it answers.
+        """Register the calls of a message, and match its results to calls.
 
-        A result that answers no call so far is kept for `pair_early_results`. One that comes in a later turn than its
-        call (after somebody else spoke) is reported.
+        A result may answer a call of this message or of an earlier one. If no such call is found, the result is kept
+        for `pair_early_results`. If the call was made in an earlier turn, the result is also reported as late.
         """
         for call in message.calls:
             self._waiting.add(call)
+
         for result in self._list_results(message):
             answered_call = self._waiting.find_answered_call(result)
             if answered_call is None:
                 self._early_results.append(result)
                 continue
+
             self._waiting.answer(answered_call, result)
             is_late = answered_call.turn.number < message.turn
             if is_late:
                 self._report("late_result", result)
 
     def pair_early_results(self) -> None:
-        """Pair the results that came before any call for them, by id, once all calls are added."""
+        """Match the results for which no call was found, now that all calls are known.
+
+        Only their ids count here. A result whose id no waiting call has is reported as a result without a call.
+        """
         for result in self._early_results:
             call = None if result.fields.id is None else self._waiting.find_by_id(result.fields.id)
             if call is None:
@@ -255,7 +294,11 @@ class _Pairing:
         self._faults.append((reason, result.text[:SHOWN]))
 
     def _list_results(self, message: _MessageOfTurn) -> list[ResultAt]:
-        """Return the results of a message; a single result that lists the results of several calls is divided."""
+        """List the results of a message.
+
+        A message may bring one result that is a list for several calls, such as `["7 degrees", "9 degrees"]`. It is
+        divided, unless an id says which call it answers or the next message brings results too.
+        """
         results = message.message.results
         is_single = len(results) == 1 and not message.results_follow
         if not is_single or results[0].fields.id is not None or self._waiting.has_call_of_message(results[0]):
@@ -263,18 +306,23 @@ class _Pairing:
         return self._divide_result(results[0])
 
     def _divide_result(self, result: ResultAt) -> list[ResultAt]:
-        """Return the items of a result that is a list with one for each waiting call of a turn; else the result alone.
+        """Divide a result that is a list with an item for each waiting call of a turn.
 
-        As an example, `["7 degrees", "9 degrees"]` is two results where two calls of the turn have none yet. Where
-        several calls wait and the result cannot be divided, it is reported.
+        For example, `["7 degrees", "9 degrees"]` becomes two results if two calls of the turn have none yet. If several
+        calls wait but the result cannot be divided, that is reported.
+
+        Returns:
+            The items as results, or the result alone if it is not divided.
         """
         next_call = self._waiting.in_order(result.caller, result.fields.tool)
         waiting_count = self._waiting.count_in_turn_of(next_call)
         if waiting_count == 0:
             return [result]
+
         items = _list_items(result)
         if _are_results_of_calls(items, waiting_count):
             return [_build_result_of_item(result, item, index) for index, item in enumerate(items)]
+
         if waiting_count > 1:
             self._report_undivided(result, waiting_count)
         return [result]
@@ -285,7 +333,10 @@ class _Pairing:
 
 
 def _are_results_of_calls(items: Sequence[Any], call_count: int) -> bool:
-    """Return whether items are the results of this many calls; a single item has to name its tool."""
+    """Tell whether a list holds one result for each call.
+
+    A list with a single item counts only if the item names its tool, as a tool may answer one call with a list.
+    """
     if len(items) != call_count:
         return False
     return call_count > 1 or all(map(_is_named_result, items))
@@ -311,7 +362,7 @@ class _WaitingCalls:
         """By id: a queue for each turn that has calls with this id, the earliest first."""
 
     def add(self, call: WaitingCall) -> None:
-        """Add a call to the queues of its turn, and to those of its id if it has one."""
+        """Register a call, by its turn and, if it has an id, by its id."""
         calls_of_turn = self._get_or_create_turn(call)
         self._reopen_turn(calls_of_turn)
         calls_of_turn.add(call)
@@ -319,7 +370,7 @@ class _WaitingCalls:
             self._add_by_id(call, call.id)
 
     def _get_or_create_turn(self, call: WaitingCall) -> "_CallsOfTurn":
-        """Return the calls of a call's turn; a turn without calls so far is created."""
+        """Get the collection of calls that were made in the same turn as a call; create it if it is missing."""
         calls_of_turn = self._turns.get(call.turn)
         if calls_of_turn is None:
             calls_of_turn = _CallsOfTurn(call.turn.caller)
@@ -327,17 +378,24 @@ class _WaitingCalls:
         return calls_of_turn
 
     def _reopen_turn(self, calls_of_turn: "_CallsOfTurn") -> None:
-        """Search a turn for waiting calls again; `in_order` closes a turn once all its calls have results."""
+        """Let `in_order` search a turn again, because a call is added to it.
+
+        `in_order` closes a turn once all its calls have results.
+        """
         if not calls_of_turn.is_open:
             calls_of_turn.is_open = True
             self._open_turns.append(calls_of_turn)
 
     def _add_by_id(self, call: WaitingCall, call_id: str) -> None:
-        """Add a call to the queue of its id and its turn number."""
+        """Register a call by its id.
+
+        Calls with the same id stand in one queue if they are of the same turn, else in one queue for each turn.
+        """
         queues = self._of_id[call_id]
         is_of_last_turn = bool(queues) and bool(queues[-1]) and queues[-1][-1].turn.number == call.turn.number
         if not is_of_last_turn:
-            queues.append(deque())
+            queues.append(deque())  # the last queue, if there is one, is empty or of an earlier turn
+
         queues[-1].append(call)
 
     def answer(self, call: WaitingCall, result: ResultAt) -> None:
@@ -346,37 +404,55 @@ class _WaitingCalls:
         self._turns[call.turn].waiting_count -= 1
 
     def find_answered_call(self, result: ResultAt) -> WaitingCall | None:
-        """Return the waiting call that a result answers, by its id or else by its order; None without one."""
+        """Find the waiting call that a result answers.
+
+        A result with an id answers the call with that id. Without one, the id of its message is tried first, and then
+        the order of the calls.
+
+        Returns:
+            The call, or None if there is no such call.
+        """
         call_id = result.fields.id
         if call_id is None:
+            # In files of tau2 the id of the message is that of the call.
             call_of_message = None if result.message_id is None else self.find_by_id(result.message_id)
             return call_of_message or self.in_order(result.caller, result.fields.tool)
+
         call = self.find_by_id(call_id)
         return self._find_call_of_other_id(result, call_id) if call is None else call
 
     def _find_call_of_other_id(self, result: ResultAt, call_id: str) -> WaitingCall | None:
-        """Return the call that a result answers if no waiting call has its id; None if it answers none.
+        """Find the call that a result answers although no waiting call has the id of the result.
 
-        - the id is the name of a tool: the next waiting call to this tool
-        - the calls have ids: None, since the result belongs to another call
-        - the calls have no ids: the next waiting call, by preference to the result's tool
+        Args:
+            result: The result.
+            call_id: The id of the result. Some logs write the name of the tool there.
+
+        Returns:
+            - if the id is the name of a tool with a waiting call: the next waiting call to this tool
+            - if the calls have ids: None, since the result belongs to another call
+            - if the calls have no ids: the next waiting call, by preference one to the result's tool
         """
         next_call = self.in_order(result.caller, tool=call_id)  # by preference to a tool of this name
         if next_call is None or next_call.tool == call_id:
             return next_call
+
         calls_have_ids = next_call.id is not None
         if calls_have_ids:
             return None
         return self.in_order(result.caller, result.fields.tool)
 
     def find_by_id(self, call_id: str) -> WaitingCall | None:
-        """Return the first waiting call of an id in the latest turn that has one, since ids may be used again."""
+        """Find the first waiting call with an id, in the latest turn that has one.
+
+        The same id may be used again in a later turn.
+        """
         queues = self._of_id.get(call_id, [])
         while queues:
             call = _find_first_waiting(queues[-1])
             if call is not None:
                 return call
-            queues.pop()
+            queues.pop()  # all calls of this queue have their results
         return None
 
     def has_call_of_message(self, result: ResultAt) -> bool:
@@ -384,19 +460,25 @@ class _WaitingCalls:
         return result.message_id is not None and self.find_by_id(result.message_id) is not None
 
     def in_order(self, caller: str | None, tool: str | None) -> WaitingCall | None:
-        """Return the first waiting call in the latest turn that has one, by preference a call to this tool.
+        """Find the first waiting call in the latest turn that has one.
 
-        Turns in which no call waits any more are removed on the way, so that each is passed once.
-        caller: who made the call, if the result says so.
+        Turns whose calls all have results are forgotten on the way, so that they are not searched again.
+
+        Args:
+            caller: Who made the call, "user" or "assistant"; None for either of them.
+            tool: A call to this tool is preferred, but any other call of the turn will do.
         """
         for index in range(len(self._open_turns) - 1, -1, -1):  # the latest turn first
             calls_of_turn = self._open_turns[index]
             if caller is not None and calls_of_turn.caller != caller:
                 continue
+
             call = calls_of_turn.find_first_waiting(tool)
             if call is not None:
                 return call
-            calls_of_turn.is_open = False  # all its calls have their results; another call may follow in this turn
+
+            # All calls of this turn have their results. If another one follows, `_reopen_turn` adds the turn again.
+            calls_of_turn.is_open = False
             del self._open_turns[index]
         return None
 
@@ -433,14 +515,21 @@ class _CallsOfTurn:
 
 
 def _find_first_waiting(calls: deque[WaitingCall]) -> WaitingCall | None:
-    """Return the first waiting call of a queue, after removing the calls before it, which have their results."""
+    """Find the first waiting call of a queue.
+
+    The calls before it have their results, and are removed from the queue.
+    """
     while calls and calls[0].result is not None:
         calls.popleft()
     return calls[0] if calls else None
 
 
 def _list_items(result: ResultAt) -> list[Any]:
-    """Return the items of a result that is a list, or a list in JSON; an empty list for another result."""
+    """List the items of a result that is a list, or a list written as JSON.
+
+    Returns:
+        The items, or an empty list if the result is something else.
+    """
     content = result.fields.content
     opened = parse_json(content) if isinstance(content, str) else content
     return opened if isinstance(opened, list) else []
@@ -452,7 +541,11 @@ def _is_named_result(item: object) -> bool:
 
 
 def _parse_item_result(item: object) -> FoundResult:
-    """Return an item of a list of results as a result."""
+    """Convert an item of a list of results to a result.
+
+    An item that is an object may name its tool and hold the answer in a field, as
+    `{"name": "search", "results": "17"}` does. Any other item is the answer itself.
+    """
     if not isinstance(item, dict):
         return FoundResult(content=item)
     tool = item.get("name")
@@ -461,13 +554,13 @@ def _parse_item_result(item: object) -> FoundResult:
 
 
 def _build_item_path(result: ResultAt, index: int) -> Path:
-    """Return the path in the record to an item of a result that is a list of results.
+    """Build the path in the record to an item of a result that is a list of results.
 
-    For the first item of the result at `path`:
-
-    - `{"role": "tool", "content": [...]}`: (*path, "content", 0)
-    - `{"role": "tool", "content": "[...]"}`: (*path, "content", None, 0); None opens the JSON in the text
-    - a text alone, without an object around it: (*path, None, 0)
+    Returns:
+        The path. For the first item of the result at `path`, for example:
+        - `{"role": "tool", "content": [...]}`: (*path, "content", 0)
+        - `{"role": "tool", "content": "[...]"}`: (*path, "content", None, 0), where None opens the JSON in the text
+        - a text alone, without an object around it: (*path, None, 0)
     """
     list_path = result.path
     object_with_result = result.fields.status_fields  # None for a text alone
@@ -475,6 +568,7 @@ def _build_item_path(result: ResultAt, index: int) -> Path:
         if isinstance(object_with_result, Mapping) and key in object_with_result:
             list_path = (*list_path, key)
             break
+
     is_json_text = isinstance(result.fields.content, str)
     if is_json_text:
         list_path = (*list_path, None)

@@ -21,16 +21,21 @@ TYPES_WITH_VALUE = ("text", "output_text", "input_text")
 
 
 def parse_json(text: str) -> Any:
-    """Return the object or list that a text holds in JSON or as a Python literal; None for any other text.
+    """Parse a text that holds an object or a list, in JSON or as a Python literal.
 
-    Early data sets such as Hermes and glaive hold Python literals: `{'a': 1}`. Returns None too for a value that JSON
-    cannot hold, such as half of a surrogate pair.
+    Early data sets such as Hermes and glaive hold Python literals, such as `{'a': 1}`.
+
+    Returns:
+        The object or list. None for any other text, and for a value that JSON cannot hold, such as half of a surrogate
+        pair.
     """
     first_character = text[:1_000].lstrip()[:1]
     if first_character not in BEGINS_JSON:
         return None
+
     with suppress(ValueError, RecursionError):
         return _check_json(json.loads(text))
+
     if len(text) <= LONGEST_LITERAL:
         literal = text.strip().replace("\n", " ")  # glaive breaks lines inside quoted text
         with suppress(ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
@@ -45,7 +50,11 @@ def parse_json_field(text: str) -> Any:
 
 
 def _check_json(value: Any) -> Any:
-    """Return the value if JSON can hold it. Raises ValueError or TypeError otherwise, or if it is too deep."""
+    """Return a value unchanged if JSON can hold it.
+
+    Raises:
+        ValueError or TypeError: JSON cannot hold the value, or it is nested too deep.
+    """
     if is_too_deep(value):
         raise ValueError("too deep")
     json.dumps(value, ensure_ascii=False).encode()
@@ -53,8 +62,8 @@ def _check_json(value: Any) -> Any:
 
 
 def is_too_deep(value: Any) -> bool:
-    """Return whether lists and objects are nested more than DEEPEST levels deep, without recursion."""
-    level = [value]
+    """Tell whether lists and objects are nested more than DEEPEST levels deep, without recursion."""
+    level = [value]  # all values at one depth
     for _ in range(DEEPEST):
         level = _list_inner_containers(level)
         if not level:
@@ -74,7 +83,15 @@ def _list_inner_containers(level: Iterable[Any]) -> list[Any]:
 
 
 def find_value(value: Any, paths: tuple[str, ...]) -> Any:
-    """Return the first value that is not null at paths of keys such as `name` or `function.name`; None without one."""
+    """Find the first value that is not null at some paths in an object.
+
+    Args:
+        value: The object.
+        paths: Keys such as "name", or several keys with dots between them, such as "function.name".
+
+    Returns:
+        The value, or None if there is none.
+    """
     for path in paths:
         inner = value
         for key in path.split("."):
@@ -91,7 +108,12 @@ def list_at(value: Any, path: str) -> list[Any]:
 
 
 def to_text(content: Any) -> str:
-    """Return a content as text: the text itself, the texts of all its parts, or else its JSON."""
+    """Convert a content to text.
+
+    Returns:
+        The content itself if it is a text, the joined texts of its parts if all of them are texts or media such as
+        images, or else its JSON. A content that is missing (None) becomes "".
+    """
     if content is None:
         return ""
     if isinstance(content, str):
@@ -115,7 +137,11 @@ def _has_text_as_value(part: Mapping[str, Any]) -> bool:
 
 
 def _format_part(part: Any) -> str:
-    """Return the text of a content part; for a medium its type in brackets, as "[image]"."""
+    """Convert a content part to text.
+
+    Returns:
+        The text of the part. A medium such as an image is replaced with its type in brackets, as "[image]".
+    """
     if not isinstance(part, Mapping):
         return str(part)
     text = find_value(part, ("text", "text.value", "thinking"))
@@ -135,16 +161,21 @@ def _format_placeholder(part: Mapping[str, Any]) -> str:
 
 
 def arguments_of(recorded: Any) -> Any:
-    """Return the recorded arguments of a call as an object; `{"input": recorded}` where they are no object.
+    """Convert the arguments of a call to an object, however they were recorded.
 
     - JSON is read, also JSON inside JSON: `"{\\"city\\": \\"Oslo\\"}"`
     - null and empty text become `{}`
-    - nulls of an object are left out: tables with a column per argument pad with them. Nulls in JSON stay
+    - nulls of an object are left out, because tables with a column per argument fill empty cells with them
+    - nulls in JSON stay
+
+    Returns:
+        The object, or `{"input": recorded}` if the arguments are no object.
     """
     if recorded is None:
         return {}
     if isinstance(recorded, Mapping):
         return _without_nulls(recorded)
+
     value = recorded
     for _ in range(JSON_IN_JSON):  # JSON may hold a text that is JSON again
         if not isinstance(value, str):
@@ -153,11 +184,16 @@ def arguments_of(recorded: Any) -> Any:
         if text in ("", "null"):
             return {}
         value = _parse_json_text(text)  # None for a text that is no JSON
+
     return value if isinstance(value, Mapping) else {"input": recorded}
 
 
 def _parse_json_text(text: str) -> Any:
-    """Return the object, list or string that a text holds in JSON; None for any other text."""
+    """Parse a text that holds an object, a list or a string in JSON.
+
+    Returns:
+        The value, or None for any other text.
+    """
     if text.startswith('"'):
         with suppress(ValueError):
             return json.loads(text)
@@ -166,7 +202,7 @@ def _parse_json_text(text: str) -> Any:
 
 
 def _without_nulls(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an object without its nulls, and without those of the objects inside it."""
+    """Copy an object, leaving out nulls, also in the objects inside it."""
     values = {}
     for name, value in arguments.items():
         if value is not None:

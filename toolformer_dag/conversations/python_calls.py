@@ -36,18 +36,23 @@ class NotPython(ValueError):
 
 
 def python_calls(text: str) -> list[PythonCall]:
-    """Return the calls of a text such as `[a(x=1), b(y=2)]`; an empty list for a text that holds anything else.
+    """Parse a text that is a list of calls in Python's notation, such as `[a(x=1), b(y=2)]`.
 
-    Arguments are named literals. The span of a single call is the whole text.
+    The arguments have to be named literals.
+
+    Returns:
+        The calls, or an empty list if the text is anything else. The span of a single call is the whole text.
     """
     expression = text.strip()
     if not _may_be_list(expression):
         return []
+
     offset = text.index(expression)
     try:
         calls = [call.moved_by(offset) for call in _iter_calls(expression)]
     except NotPython:
         return []
+
     if len(calls) == 1:
         return [calls[0]._replace(span=(0, len(text)))]
     return calls
@@ -60,9 +65,13 @@ def _may_be_list(expression: str) -> bool:
 
 
 def _iter_calls(expression: str) -> Iterator[PythonCall]:
-    """Yield the calls of `[a(x=1), b(y=2)]`; a comma may follow the last. Raises NotPython.
+    """Parse the calls of a list such as `[a(x=1), b(y=2)]`. A comma may follow the last one.
 
-    The span of a call contains the comma behind it, so the next call begins where it ends.
+    Yields:
+        The calls. The span of each contains the comma behind it, so that the next call begins where it ends.
+
+    Raises:
+        NotPython: The text is no such list.
     """
     start = 1  # behind the opening bracket
     while expression[start:-1].strip():  # something is left before the closing bracket
@@ -73,10 +82,14 @@ def _iter_calls(expression: str) -> Iterator[PythonCall]:
 
 
 def _parse_next_call(expression: str, start: int) -> PythonCall:
-    """Return the first call from `start` on, with the comma after it in its span.
+    """Parse the first call from an offset on.
 
-    Raises NotPython where there is none, where neither a comma nor the last bracket follows it, or where an argument is
-    no named literal.
+    Returns:
+        The call. Its span contains the comma behind it.
+
+    Raises:
+        NotPython: No call stands there, an argument is no named literal, or the call is not followed by a comma or by
+            the last bracket.
     """
     opening = expression.find("(", start)
     if opening < 0:
@@ -85,15 +98,24 @@ def _parse_next_call(expression: str, start: int) -> PythonCall:
     tool = expression[start:opening].strip()
     if not tool:
         raise NotPython
+
     separator_end = _find_separator_end(expression, arguments_end)
     arguments = _parse_named_literals(expression[opening:arguments_end])
     return PythonCall(FoundCall(tool, arguments, id=None), span=(start, separator_end))
 
 
 def _find_separator_end(expression: str, position: int) -> int:
-    """Return the offset behind a comma at this position, or the position itself before the last bracket.
+    """Find the offset behind the comma that follows a call.
 
-    Raises NotPython where neither stands there.
+    Args:
+        expression: The list of calls.
+        position: The offset behind the call.
+
+    Returns:
+        The offset behind the comma, or `position` itself if the last bracket stands there.
+
+    Raises:
+        NotPython: Neither a comma nor the bracket stands there.
     """
     separator = expression[position : position + 1]
     if separator not in SEPARATORS:
@@ -112,7 +134,11 @@ def _find_brackets_end(expression: str, opening: int) -> int:
 
 
 def _iter_bracket_positions(expression: str, start: int) -> Iterator[int]:
-    """Yield the offsets of the brackets of any kind from `start` on, outside of quotes."""
+    """Find the brackets in an expression, except those in quoted text.
+
+    Yields:
+        The offsets of brackets of any kind, from `start` on.
+    """
     open_quote = ""  # the quotation mark of the text in which the position is; "" outside of texts
     position = start
     while position < len(expression):
@@ -130,13 +156,21 @@ def _iter_bracket_positions(expression: str, start: int) -> Iterator[int]:
 
 
 def _parse_named_literals(brackets: str) -> dict[str, Any]:
-    """Return arguments in brackets by name: {"city": "Oslo", "days": 3} for `(city="Oslo", days=3)`.
+    """Parse the arguments of a call.
 
-    Raises NotPython where an argument has no name or is no literal.
+    Args:
+        brackets: The arguments in brackets, such as `(city="Oslo", days=3)`.
+
+    Returns:
+        The values by the names of the arguments, such as {"city": "Oslo", "days": 3}.
+
+    Raises:
+        NotPython: An argument has no name or is no literal.
     """
     call = _parse_call(brackets)
     if call.args:
         raise NotPython
+
     arguments: dict[str, Any] = {}
     for keyword in call.keywords:
         if keyword.arg is None:  # **others

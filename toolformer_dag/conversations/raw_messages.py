@@ -171,20 +171,29 @@ class RawMessage:
         return thoughts
 
     def add_call(self, call: FoundCall, path: Path) -> None:
-        """Add a call, and the result that its object holds; for a copy of an earlier call, add only the path."""
+        """Add a call to the message, and its result if the same object holds one.
+
+        If the call repeats an earlier one, only the path to the copy is added.
+        """
         copied_index = self._find_index_of_copy(call)
         if copied_index is not None:
             self.calls[copied_index] = self.calls[copied_index].with_copy(path)
             return
+
         if call.id is not None:
             self._index_by_id.setdefault(call.id, len(self.calls))
         self.calls.append(CallAt(call, (path,)))
+
         result = call.get_held_result()
         if result is not None:
             self.results.append(ResultAt(result, path))
 
     def _find_index_of_copy(self, call: FoundCall) -> int | None:
-        """Return the index of the same call with the same id in `calls`; None without one."""
+        """Find a call that was added already, with the same id, tool and arguments.
+
+        Returns:
+            Its index in `calls`, or None if there is none.
+        """
         index = None if call.id is None else self._index_by_id.get(call.id)
         if index is None or not _is_copy(call, self.calls[index].fields):
             return None
@@ -197,7 +206,12 @@ def _is_copy(call: FoundCall, other: FoundCall) -> bool:
 
 
 def raw_messages(stored_messages: Sequence[StoredMessage], faults: list[Fault]) -> list[RawMessage]:
-    """Return the messages of a conversation, split; see `read_message` for the faults."""
+    """Split the messages of a conversation into words, calls, results and thoughts.
+
+    Args:
+        stored_messages: The messages as they stand in the record.
+        faults: What was not understood is appended to it.
+    """
     messages = list[RawMessage]()
     for number, stored in enumerate(stored_messages):
         messages += read_message(stored, number, faults)
@@ -205,9 +219,12 @@ def raw_messages(stored_messages: Sequence[StoredMessage], faults: list[Fault]) 
 
 
 def _with_thoughts_at_words(messages: Sequence[RawMessage]) -> list[RawMessage]:
-    """Give thoughts to the assistant's next message with words or calls; return the messages except those of THOUGHT.
+    """Move each thought of the assistant to its next message with words or calls.
 
-    Messages are changed in place. Thoughts wait across messages of tools; they are lost if anybody else speaks first.
+    Thoughts wait while tools speak. They are lost if anybody else speaks first. The messages are changed in place.
+
+    Returns:
+        The messages, without those that were only a thought in the record (role THOUGHT).
     """
     waiting_thoughts = list[Thought]()
     for message in messages:
@@ -225,10 +242,16 @@ def _with_thoughts_at_words(messages: Sequence[RawMessage]) -> list[RawMessage]:
 
 
 def read_message(stored: StoredMessage, number: int, faults: list[Fault]) -> list[RawMessage]:
-    """Return a stored message, split into words, calls and results; an empty list where it is no message.
+    """Split a stored message into words, calls, results and thoughts.
 
-    A message becomes several where the assistant goes on behind a result in it. Appends to `faults` what was not
-    understood; `number` names the message there.
+    Args:
+        stored: The message.
+        number: The index of the message in the conversation, which faults name.
+        faults: What was not understood is appended to it.
+
+    Returns:
+        Usually one message. There are several if the assistant says more after a result in the same message, and none
+        if the value is not a message.
     """
     reader = _MessageReader(number, faults)
     reader.read(stored)
@@ -236,7 +259,12 @@ def read_message(stored: StoredMessage, number: int, faults: list[Fault]) -> lis
 
 
 def _unwrap(path: Path, value: Any) -> tuple[Path, Any]:
-    """Return the message, and its path, inside an object that a framework or a log puts around it."""
+    """Take a message out of the object that a framework or a log puts around it.
+
+    Returns:
+        The path to the inner message, and that message: from `{"kwargs": {"content": "Hi"}}` the inner object. Without
+        such an outer object, the path and the value themselves.
+    """
     for key in WRAPPERS:
         inner = value.get(key) if isinstance(value, Mapping) else None
         if isinstance(inner, Mapping) and ("content" in inner or "role" in inner or "type" in inner):
@@ -252,27 +280,40 @@ def _build_text_path(stored: StoredMessage, text: str) -> Path:
 
 
 def _find_role(envelope: Any, message: Mapping[str, Any]) -> str:
-    """Return the role of a message: one of ROLES if it is known, else as it was recorded; "None" where none is named.
+    """Find the role of a message.
 
-    envelope: the object around the message, which may name its writer too.
+    Args:
+        envelope: The object around the message, which may name the writer too.
+        message: The message.
+
+    Returns:
+        The role that ROLES has for the first known name, else the first name as it was recorded, else "None".
     """
     names = _list_writers(envelope, message)
     for name in names:
         role = ROLES.get(name) or ROLES.get(name.lower())
         if role is not None:
             return role
+
     return names[0] if names else "None"
 
 
 def _list_writers(envelope: Any, message: Mapping[str, Any]) -> list[str]:
-    """Return the names of the writer in the fields of a message, then in those of the object around it."""
+    """List the names that a message has for its writer.
+
+    Args:
+        envelope: The object around the message, whose fields come second.
+        message: The message, whose fields come first.
+    """
     names = []
     for fields in (message, envelope):
         for key in SPEAKERS:
             names.append(find_value(fields, (key,)))
+
     class_path = find_value(envelope, ("id",))
     if isinstance(class_path, list) and class_path:
         names.append(class_path[-1])  # the class of a message that LangChain has serialized
+
     return [name for name in names if isinstance(name, str)]
 
 
@@ -293,13 +334,14 @@ class _MessageReader:
         """Thoughts behind a result, for the part that the next words begin."""
 
     def read(self, stored: StoredMessage) -> None:
-        """Append what a stored message holds to `parts`: its words, calls, results and thoughts."""
+        """Split a stored message into words, calls, results and thoughts, which are added to `parts`."""
         if stored.call is not None or stored.result is not None:
             self._read_known(stored)
         elif stored.is_part:
             self._read_single_part(stored.value, stored.path, stored.role or "assistant")
         else:
             self._read_whole(stored)
+
         if self._thoughts_of_next:  # thoughts behind a result, and no words behind them
             self.parts[-1].thoughts += self._thoughts_of_next
 
@@ -311,7 +353,7 @@ class _MessageReader:
         return part
 
     def _read_known(self, stored: StoredMessage) -> None:
-        """Read the call or the result that a form has read itself."""
+        """Add the call or the result of a message whose form has parsed it already."""
         part = self._begin_part("tool" if stored.call is None else "assistant", stored.path)
         if stored.call is not None:
             part.add_call(stored.call, stored.path)
@@ -325,9 +367,10 @@ class _MessageReader:
         self._read_part(value, path)
 
     def _read_whole(self, stored: StoredMessage) -> None:
-        """Append a message that is a text or an object to `parts`; anything else, or a text without a role, is a fault.
+        """Read a message that is a text or an object.
 
-        The message may stand inside an object that a framework puts around it, such as LangChain's {"kwargs": {...}}.
+        A framework may have put an object around it, such as LangChain's `{"kwargs": {...}}`. Anything else, and a text
+        whose role is not known from its form, is reported as a fault.
         """
         path, message = _unwrap(stored.path, stored.value)
         if isinstance(message, str) and stored.role is not None:  # a text cannot name its role itself
@@ -339,7 +382,7 @@ class _MessageReader:
             self._faults.append(("no_message", f"message {self._number} is a {type(message).__name__}"))
 
     def _read_text(self, stored: StoredMessage, text: str) -> None:
-        """Read a message that is a text: a result where a tool wrote it."""
+        """Read a message that is a text. It is a result if its role is tool, else it is words."""
         part = self._begin_part(str(stored.role), stored.path)
         if part.role == "tool":
             part.results.append(ResultAt(FoundResult(text), stored.path))
@@ -347,16 +390,17 @@ class _MessageReader:
             part.words.append(Words(text, _build_text_path(stored, text)))
 
     def _read_object(self, message: Mapping[str, Any], path: Path, role: str) -> None:
-        """Append a message that is an object to `parts`, by its type and role.
+        """Read a message that is an object, by its type and role.
 
-        - `{"type": "step-start"}` and other silent types: nothing
-        - `{"type": "reasoning", ...}`: a thought, if the message names no known role
-        - `{"type": "function_call", "name": ...}`: a call, or a result by its type
-        - `{"role": "user", "content": "Hello"}`: a message that somebody wrote
+        - `{"type": "step-start"}` and other silent types are skipped
+        - `{"type": "reasoning", ...}` is a thought, if the message has no known role
+        - `{"type": "function_call", "name": ...}` is a call or a result, depending on its type
+        - `{"role": "user", "content": "Hello"}` is a message that somebody wrote
         """
         kind = message.get("type")
         if kind in SILENT_TYPES:
             return
+
         if kind in THINKING_TYPES and role not in ROLES.values():
             self._begin_part(THOUGHT, path)
             self._add_thought(message, path)
@@ -366,43 +410,51 @@ class _MessageReader:
             self._read_message_of_role(message, path, role)
 
     def _read_message_of_role(self, message: Mapping[str, Any], path: Path, role: str) -> None:
-        """Read a message that somebody wrote; an unknown role is a fault, and the message is read all the same."""
+        """Read a message that somebody wrote.
+
+        An unknown role is reported as a fault, but the message is read all the same.
+        """
         if role not in ROLES.values():
             self._faults.append(("unknown_role", f"message {self._number} is of {role!r}"))
+
         self._begin_part("assistant" if role == CALLS else role, path)
         self._read_fields(message, path, role)
         self._read_thought_beside_content(message, path)
 
     def _read_fields(self, message: Mapping[str, Any], path: Path, role: str) -> None:
-        """Read the content of a message, then its lists of calls and results such as `tool_calls`.
+        """Read the content of a message, and its lists of calls and results such as `tool_calls`.
 
-        The content holds calls in the role CALLS and results in the role tool, where it is not read if a list of
-        results stands beside it; else it holds words and other parts.
+        What the content holds depends on the role: calls if it is CALLS, results if it is "tool", else words and other
+        parts. The content of a tool's message is skipped if the message also has a list of results.
         """
         is_of_vercel = bool(message.get("toolInvocations")) and not message.get("parts")
         if is_of_vercel:  # its content was written after the calls and results in `toolInvocations`
             self._read_lists(message, path)
             self._read_content(message, path)
             return
+
         if role == CALLS:
             self._read_calls_in_content(message, path)
         elif role != "tool":
             self._read_content(message, path)
         elif not _has_result_list(message):
             self._read_results(message, path)
+
         self._read_lists(message, path)
 
     def _read_thought_beside_content(self, message: Any, path: Path) -> None:
-        """Add the thought in a field beside the content of the assistant's message, such as `reasoning_content`.
+        """Add the assistant's thought that stands in a field beside the content, such as `reasoning_content`.
 
-        Where parts of the content are thoughts, the field repeats them, and only its path is added.
+        If parts of the content are thoughts, the field repeats them, and only its path is added.
         """
         first_part = self.parts[0]
         if first_part.role != "assistant" or not isinstance(message, Mapping):
             return
+
         thought = find_thought_beside_content(message, path)
         if thought is None:
             return
+
         part_with_thoughts = next((part for part in self.parts if part.thoughts), None)
         if part_with_thoughts is None:
             first_part.thoughts.append(thought)
@@ -411,7 +463,7 @@ class _MessageReader:
             part_with_thoughts.thoughts.append(repeated_thought)
 
     def _read_content(self, message: Mapping[str, Any], path: Path) -> None:
-        """Read the first of the fields CONTENTS that holds something."""
+        """Read the first field of a message that holds a content."""
         for key in CONTENTS:
             content = message.get(key)
             if content is not None and content != []:
@@ -419,7 +471,10 @@ class _MessageReader:
                 return
 
     def _read_parts(self, content: Any, path: Path) -> None:
-        """Read a text, a part, a list of parts, or an object with such a list (Gemini's `{"parts": [...]}`)."""
+        """Read a content: a text, a part, or a list of parts.
+
+        Gemini puts the list into an object, `{"parts": [...]}`.
+        """
         if isinstance(content, list):
             self._read_list_of_parts(content, path)
         elif isinstance(content, Mapping) and isinstance(content.get("parts"), list):
@@ -442,20 +497,22 @@ class _MessageReader:
             self._read_part_object(part, path)
 
     def _read_part_object(self, part: Mapping[str, Any], path: Path) -> None:
-        """Add a content part as a call, a result, a thought or words, by its shape, its type or its fields.
+        """Read a part of a content that is an object: a call, a result, a thought or words.
 
-        Parts of silent types, such as {"type": "step-start"}, are skipped.
+        Parts of silent types, such as `{"type": "step-start"}`, are skipped.
         """
         shaped = find_shape(part)
         if shaped is not None:  # a known kind of call or result, such as {"type": "tool_use", ...}
             self._read_shaped(shaped, part, path)
             return
+
         kind = find_value(part, TYPE_KEYS)
         if kind in SILENT_TYPES:
             return
         if is_thought(part, kind):
             self._add_thought(part, path)
             return
+
         was_call_or_result = kind is None and self._read_untyped(part, path)
         if not was_call_or_result:
             self._read_words(part, path, kind)
@@ -469,17 +526,22 @@ class _MessageReader:
             self._add_words(words.text, words.path)
 
     def _read_shaped(self, shaped: ShapedObject, part: Mapping[str, Any], path: Path) -> None:
-        """Add the call or the result that a part such as `{"type": "tool_use", "name": ..., "input": ...}` is.
+        """Read a part of a known kind of call or result, such as `{"type": "tool_use", "name": ..., "input": ...}`.
 
-        shaped: the object with its fields, which is the part itself or stands in it, as in `{"toolUse": {...}}`.
+        Args:
+            shaped: The object that has the fields. It is the part, or stands in it as in `{"toolUse": {...}}`.
+            part: The part.
+            path: The path to the part.
         """
         if shaped.holds_json:  # {"type": "function_call", "value": '{"name": ...}'}
             self._read_listed(shaped.fields["value"], path)
             return
+
         call = shaped.call()
         if call is not None:
             self._add_call(call, path)
             return
+
         result = shaped.result()
         if result is not None:
             self.parts[-1].results.append(ResultAt(result, path))
@@ -487,14 +549,18 @@ class _MessageReader:
             self._add_unreadable(part)
 
     def _read_untyped(self, part: Mapping[str, Any], path: Path) -> bool:
-        """Read a part without a type that has the fields of a call or a result; return whether it has them.
+        """Try to read a part without a type as a call or a result, by its fields.
 
         AutoGen writes `{"id": "1", "name": "search", "arguments": "{}"}` and `{"call_id": "1", "content": "17"}`.
+
+        Returns:
+            True if the part was a call or a result, and was added.
         """
         call = parse_listed_call(part)
         if call is not None and call.arguments is not None:
             self._add_call(call, path)
             return True
+
         result = _parse_untyped_result(part)
         if result is None:
             return False
@@ -502,23 +568,27 @@ class _MessageReader:
         return True
 
     def _keep_unknown(self, part: Mapping[str, Any], kind: object) -> None:
-        """Keep an unknown part as words, with a fault where its type, or its fields, sound like a call."""
+        """Add an unknown part as words.
+
+        It is also reported as a fault if its type, or its fields if it has none, sound like a call.
+        """
         name = ", ".join(map(str, part)) if kind is None else str(kind)
         if may_hold_call(name):
             self._add_fault("unknown_part", f"content part {name[:SHOWN]}")
         self._add_words(to_text([part]), None)
 
     def _read_calls_in_content(self, message: Mapping[str, Any], path: Path) -> None:
-        """Read a message whose content is a call or a list of calls, maybe in JSON behind thoughts, and nothing else.
+        """Read a message whose content is a call or a list of calls.
 
-        The calls of a list can be dropped one by one, by paths in the content. A single call, or calls behind thoughts,
-        are dropped with the message, by its path.
+        The content may be JSON, with thoughts before it. Each call of a list gets a path of its own, so that it can be
+        removed alone. A single call, or calls with thoughts before them, get the path of the message.
         """
         key = _find_content_key(message)
         if key is None:
             return
         content = message[key]
         content_path = (*path, key)
+
         calls = content
         has_thoughts = False
         if isinstance(content, str):
@@ -526,11 +596,16 @@ class _MessageReader:
             thoughts = marked_thoughts(content, content_path)
             self.parts[-1].thoughts += thoughts
             has_thoughts = bool(thoughts)
+
         is_list_alone = _is_list(content) and not has_thoughts
         self._read_listed(calls, content_path if is_list_alone else path)
 
     def _read_results(self, message: Mapping[str, Any], path: Path) -> None:
-        """Read a message of a tool: a list of results, each a content part, or a single result."""
+        """Read a message of a tool.
+
+        Its content is a list of results if one of its parts is known as a result by its type or key. Else the whole
+        message is one result.
+        """
         key = _find_content_key(message) or "content"
         content = find_value(message, (*CONTENTS, *RESULT))
         if isinstance(content, list) and any(map(_is_result_part, content)):
@@ -540,7 +615,10 @@ class _MessageReader:
             self._read_single_result(message, path)
 
     def _read_single_result(self, message: Mapping[str, Any], path: Path) -> None:
-        """Read a message of a tool that is one result: `{"role": "tool", "tool_call_id": "1", "content": "17"}`."""
+        """Read a message of a tool that is one result.
+
+        Example: `{"role": "tool", "tool_call_id": "1", "content": "17"}`
+        """
         tool = find_value(message, ("name", "tool_name", "toolName"))
         result = FoundResult(
             content=_get_result_content(message),
@@ -551,16 +629,18 @@ class _MessageReader:
         self._add_result(result, path, message)
 
     def _read_lists(self, message: Mapping[str, Any], path: Path) -> None:
-        """Add the calls and results in the fields of a message that list them, such as `tool_calls`."""
+        """Read the fields of a message that list calls or results, such as `tool_calls`."""
         for key in CALL_LISTS:
             if message.get(key):
                 self._read_listed(message[key], (*path, key))
         self._read_copies(message, path)  # LangChain repeats the calls in `additional_kwargs`
+
         for dotted_name in RESULT_LISTS:  # such as "observation.results": a field inside a field
             results = find_value(message, (dotted_name,))
             if isinstance(results, list):
                 results_path = (*path, *dotted_name.split("."))
                 self._read_listed_results(results, results_path)
+
         self._report_unread_calls(message)
 
     def _report_unread_calls(self, message: Mapping[str, Any]) -> None:
@@ -578,27 +658,43 @@ class _MessageReader:
             self._add_result(result, (*path, index), item)
 
     def _read_copies(self, message: Mapping[str, Any], path: Path) -> None:
-        """Read the calls in the provider's answer that LangChain and LlamaIndex keep, which may be copies."""
+        """Read the calls in the provider's answer, which LangChain and LlamaIndex keep in `additional_kwargs`.
+
+        They may repeat calls of the message. The old field `function_call` is read only if no other call was found.
+        """
         answer = message.get("additional_kwargs")
         if not isinstance(answer, Mapping):
             return
+
         if answer.get("tool_calls"):
             self._read_listed(answer["tool_calls"], (*path, "additional_kwargs", "tool_calls"))
         elif answer.get("function_call") and not any(part.calls for part in self.parts):
             self._read_listed(answer["function_call"], (*path, "additional_kwargs", "function_call"))
 
     def _read_listed(self, calls: Any, path: Path) -> None:
-        """Read a list of calls, one call, or either in JSON; an item may be JSON too. path: of `calls`."""
+        """Read a list of calls or a single call. The value, and each item of the list, may be JSON.
+
+        Args:
+            calls: The list or the call.
+            path: The path to it.
+        """
         opened = parse_json(calls) if isinstance(calls, str) else calls
         if not isinstance(opened, list):
             self._read_listed_call(opened, path, shown=calls if opened is None else opened)
             return
+
         list_path = (*path, None) if isinstance(calls, str) else path  # None opens the JSON
         for index, item in enumerate(opened):
             self._read_listed_call(item, (*list_path, index), shown=item)
 
     def _read_listed_call(self, item: Any, path: Path, shown: Any) -> None:
-        """Read a call, or a call in JSON. shown: the value that a fault shows where it is no call."""
+        """Read a call, which may be JSON.
+
+        Args:
+            item: The call.
+            path: The path to it.
+            shown: The value that a fault shows if the item is not a call.
+        """
         call = parse_listed_call(parse_json(item) if isinstance(item, str) else item)
         if call is None:
             self._add_unreadable(shown)
@@ -606,7 +702,10 @@ class _MessageReader:
             self._add_call(call, path)
 
     def _add_call(self, call: FoundCall, path: Path) -> None:
-        """Add a call to the last part, or to the part that has a call with its id."""
+        """Add a call to the last part.
+
+        If an earlier part holds a call with the same id, the call is added there, since it may be a copy.
+        """
         part = self.parts[-1]
         if call.id is not None:
             part = self._part_of_id.setdefault(call.id, part)
@@ -618,14 +717,20 @@ class _MessageReader:
         self.parts[-1].results.append(result_at)
 
     def _add_words(self, text: str, path: Path | None) -> None:
-        """Add words to the last part; words of the assistant behind a result begin another part."""
+        """Add words to the last part.
+
+        If the last part is the assistant's and has results, the words begin a new part.
+        """
         last = self.parts[-1]
         if last.role == "assistant" and last.results and text.strip():
             last = self._begin_part(last.role, path or last.path)
         last.words.append(Words(text, path))
 
     def _add_thought(self, thought: Any, path: Path) -> None:
-        """Add a thought to the last part; behind a result it waits for the words that begin another part."""
+        """Add a thought to the last part.
+
+        If that part has results, the thought waits for the next part instead. A thought without a text is skipped.
+        """
         text = get_thought_text(thought)
         thoughts = self._thoughts_of_next if self.parts[-1].results else self.parts[-1].thoughts
         if text:
@@ -657,7 +762,11 @@ def _find_content_key(message: Mapping[str, Any]) -> str | None:
 
 
 def _find_words(part: Mapping[str, Any], path: Path) -> Words | None:
-    """Return the first of the fields WORDS of a content part; None where it is no text."""
+    """Find the words of a content part.
+
+    Returns:
+        The first of the fields WORDS that has a value, or None if that value is not a text or there is none.
+    """
     for key in WORDS:
         text = find_value(part, (key,))
         if text is not None:
@@ -666,7 +775,11 @@ def _find_words(part: Mapping[str, Any], path: Path) -> Words | None:
 
 
 def _parse_untyped_result(part: Mapping[str, Any]) -> FoundResult | None:
-    """Return the result in a part without a type, by its fields for an id and a content; None without either."""
+    """Parse a part without a type as a result.
+
+    Returns:
+        The result, or None if the part lacks the id of the answered call or a content.
+    """
     call_id = find_id(part, ANSWERED_IDS)
     content = find_value(part, RESULT)
     if call_id is None or content is None:
@@ -675,11 +788,15 @@ def _parse_untyped_result(part: Mapping[str, Any]) -> FoundResult | None:
 
 
 def _get_result_content(message: Mapping[str, Any]) -> Any:
-    """Return the answer in a message of a tool, or the error in place of it."""
+    """Get the answer from a message of a tool.
+
+    If the content is empty and the message reports an error, the error takes its place.
+    """
     content = find_value(message, (*CONTENTS, *RESULT))
     error = find_value(message, ("error.message",))
     if error is not None and not content:
         content = error
+
     return [_unwrap_openinference_part(part) for part in content] if isinstance(content, list) else content
 
 
@@ -695,7 +812,7 @@ def _is_result_part(part: Any) -> bool:
 
 
 def _has_call(value: Any) -> bool:
-    """Return whether a value is a call with arguments, or a list with one."""
+    """Tell whether a value is a call with arguments, or a list that contains one."""
     for item in value if isinstance(value, list) else [value]:
         call = parse_listed_call(item)
         if call is not None and call.arguments is not None:

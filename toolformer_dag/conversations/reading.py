@@ -72,14 +72,18 @@ class ReadConversation:
 
 
 def read_conversations(records: Iterable[NumberedRecord]) -> Iterator[ReadConversation]:
-    """Yield the conversations in the records of one file, in order.
+    """Read the conversations in the records of a file.
 
-    Most records are a conversation each, and are read one by one. A file in some forms is read as a whole, such as the
-    log of a session with an event per line; the first records tell. For faults see `read_record`.
+    Most records are one conversation each, and are read one by one. Files in some forms are read as a whole, such as a
+    log with one event per line. The first records tell whether a file is in such a form.
+
+    Yields:
+        The conversations, in the order of the file. What could not be read is in their faults, as in `read_record`.
     """
     iterator = iter(records)
     first_records = list(islice(iterator, FIRST_RECORDS))
     form = find_file_form([record.value for record in first_records])
+
     if form is None:
         for record in chain(first_records, iterator):
             yield from read_record(record)
@@ -97,22 +101,30 @@ def _read_file(records: Sequence[NumberedRecord], form: Form) -> Iterator[ReadCo
 
 
 def find_file_form(values: Sequence[Any]) -> Form | None:
-    """Return the form of a file that is read as a whole, by its first records; None for a file that is not.
+    """Find the form of a file whose records are read as a whole, such as a log with one event per line.
 
-    1. None where a record is nested too deep, or is a conversation itself. A span of a trace does not count as one: it
-       may hold messages, but a conversation may take several spans.
-    2. A form of files (FILE_FORMS) that recognises a record, such as an event of a session.
-    3. A form of lists that recognises the records as one list, such as a message per line.
+    1. A file with a record that is nested too deep, or that is a conversation itself, is not read as a whole. A span of
+       a trace does not count as a conversation: it may hold messages, but a conversation may take several spans.
+    2. Else the form may be one of FILE_FORMS, if it recognises one of the records.
+    3. Else it may be a form of lists, if it recognises the records as one list, such as one message per line.
+
+    Args:
+        values: The first records of the file.
+
+    Returns:
+        The form, or None if the file is read record by record.
     """
     if any(map(is_too_deep, values)):
         return None
     for value in values:
         if not _is_span(value) and find_record_form(value) is not None:
             return None
+
     for value in values:
         for form in FILE_FORMS:
             if form.is_form_of(value):
                 return form
+
     for form in FORMS:
         if form.takes_lists and form.is_form_of(list(values)):
             return form
@@ -125,18 +137,23 @@ def _is_span(value: Any) -> bool:
 
 
 def read_record(record: NumberedRecord) -> Iterator[ReadConversation]:
-    """Yield the conversations of a record; if none was read, yield one without messages whose fault says why.
+    """Read the conversations of a record.
 
-    Faults: unknown_form, too_deep, too_many_calls, no_message, unknown_role (read as context), unreadable_call,
-    unknown_part, unknown_field, marks_beside_fields, and the faults of `pairing.paired`.
+    Their faults are unknown_form, too_deep, too_many_calls, no_message, unknown_role (the message is kept as context),
+    unreadable_call, unknown_part, unknown_field, marks_beside_fields, and the faults of `pairing.paired`.
+
+    Yields:
+        The conversations. If there are none, one without messages whose fault says why.
     """
     if is_too_deep(record.value):
         yield _build_unread_conversation(record, "too_deep", TOO_DEEP)
         return
+
     form = find_record_form(record.value)
     if form is None:
         yield _build_unread_conversation(record, "unknown_form", f"no conversation; {described(record.value)}")
         return
+
     first, *others = _iter_conversations(record.number, form, record.value)
     # If the record holds a call and no conversation has one, the first reports it for the record as a whole.
     yield _with_unread_call(first, others, record.value)
@@ -144,9 +161,17 @@ def read_record(record: NumberedRecord) -> Iterator[ReadConversation]:
 
 
 def _with_unread_call(first: ReadConversation, others: Sequence[ReadConversation], record: Any) -> ReadConversation:
-    """Return the first conversation of a record, with a fault if the record holds a call and none was read.
+    """Add a fault to the first conversation of a record if the record holds a call but none was read.
 
-    No fault is added where there is one already.
+    Nothing is added if any of the conversations has a call or a fault already.
+
+    Args:
+        first: The first conversation.
+        others: The other conversations.
+        record: The record.
+
+    Returns:
+        The first conversation.
     """
     if any(conversation.has_calls_or_faults for conversation in (first, *others)):
         return first
@@ -157,18 +182,24 @@ def _with_unread_call(first: ReadConversation, others: Sequence[ReadConversation
 
 
 def find_record_form(value: Any) -> Form | None:
-    """Return the first form that recognises a record and finds a message in it; None where it is no conversation.
+    """Find the form of a record.
 
-    Of several such forms, the first that finds a call is preferred: a record may hold a task next to its messages.
+    A form fits if it recognises the record and finds a conversation in it. If several forms fit, the first one that
+    finds a call is preferred, because a record may hold a task next to its messages.
+
+    Returns:
+        The form, or None if the record is not a conversation.
     """
     fitting_forms = []
     for form in FORMS:
         if form.is_form_of(value) and any(map(_is_conversation, list_stored_conversations(form, value))):
             fitting_forms.append(form)
+
     if len(fitting_forms) > 1:
         for form in fitting_forms:
             if any(map(_has_call, list_stored_conversations(form, value))):
                 return form
+
     return fitting_forms[0] if fitting_forms else None
 
 
@@ -179,9 +210,10 @@ def _has_call(stored: Sequence[StoredMessage]) -> bool:
 
 
 def list_stored_conversations(form: Form, value: Any) -> list[list[StoredMessage]]:
-    """Return the stored messages of each conversation of a record, or of the records of a file.
+    """List the conversations of a record, or of the records of a file.
 
-    The list is empty where a value of the record has another type than the form expects.
+    Returns:
+        The stored messages of each conversation. The list is empty if a value has another type than the form expects.
     """
     try:
         return list(form.iter_conversations(value))
@@ -190,7 +222,7 @@ def list_stored_conversations(form: Form, value: Any) -> list[list[StoredMessage
 
 
 def _is_conversation(stored: Sequence[StoredMessage]) -> bool:
-    """Return whether there are messages, and one of the first three names its role."""
+    """Tell whether there are messages, and one of the first three names its role."""
     if not stored:
         return False
     if stored[0].role is not None:
@@ -200,11 +232,16 @@ def _is_conversation(stored: Sequence[StoredMessage]) -> bool:
 
 
 def _iter_conversations(number: int, form: Form, value: Any, *, record_count: int = 1) -> Iterator[ReadConversation]:
-    """Yield the conversations of a record, or of a file that is read as a whole; if there are none, one with a fault.
+    """Read the conversations of a record, or of a file that is read as a whole.
 
-    - value: the record, or the list of the file's records
-    - number: of the record, or of the file's first one
-    - record_count: 1, or how many records the file has
+    Args:
+        number: The number of the record, or of the first record of the file.
+        form: The form of the record or the file.
+        value: The record, or the list of the file's records.
+        record_count: 1, or the number of records of the file.
+
+    Yields:
+        The conversations. If there are none, one without messages and with a fault.
     """
     conversations = list_stored_conversations(form, value)
     if not conversations:
@@ -212,10 +249,12 @@ def _iter_conversations(number: int, form: Form, value: Any, *, record_count: in
             NumberedRecord(number, value), "unknown_form", _describe_missing(form, value, "conversation")
         )
         return
+
     for part, stored in enumerate(conversations):
         messages = _read_messages(stored)
         if messages.is_empty:
             messages.faults.append(("unknown_form", _describe_missing(form, value, "message")))
+
         yield ReadConversation(
             number=number,
             part=part,
@@ -245,9 +284,14 @@ class _Messages(NamedTuple):
 
 
 def _read_messages(stored: Sequence[StoredMessage]) -> _Messages:
-    """Return the messages of a conversation with their calls, each with its result."""
+    """Read the messages of a conversation, and pair its calls with their results.
+
+    Returns:
+        The messages and the faults. A conversation with more than MOST_CALLS calls has no messages, and a fault.
+    """
     faults = list[Fault]()
     messages = with_marked_calls(raw_messages(stored, faults), faults)
+
     call_count = sum(len(message.calls) for message in messages)
     if call_count > MOST_CALLS:
         return _Messages((), [("too_many_calls", f"more than {MOST_CALLS:,} calls in a conversation")])
@@ -255,10 +299,20 @@ def _read_messages(stored: Sequence[StoredMessage]) -> _Messages:
 
 
 def _find_id_of_part(form: Form, value: Any, part: int) -> str | None:
-    """Return the id of a conversation, else that of its record or of the first record of its file."""
+    """Find the id of a conversation.
+
+    Args:
+        form: The form of the record.
+        value: The record, or the list of the file's records.
+        part: The index of the conversation in it.
+
+    Returns:
+        The conversation's own id if it has one, else the id of its record, or of the first record of its file.
+    """
     first_record = value[0] if isinstance(value, list) and value else value
     if not form.conversations:
         return find_record_id(first_record)
+
     conversations = find_value(value, (form.conversations,))
     has_part = isinstance(conversations, list) and part < len(conversations)
     part_id = find_record_id(conversations[part]) if has_part else None
@@ -266,7 +320,14 @@ def _find_id_of_part(form: Form, value: Any, part: int) -> str | None:
 
 
 def read_conversation(record: Any) -> tuple[tuple[RecordedMessage, ...], list[Fault]]:
-    """Return the messages of a record that is one conversation, and its faults. Raises UnknownForm."""
+    """Read a record that is one conversation.
+
+    Returns:
+        The messages, and the faults: what could not be used as it was recorded.
+
+    Raises:
+        UnknownForm: The record is not a conversation in a known form, or is nested too deep.
+    """
     for conversation in read_record(NumberedRecord(1, record)):
         for reason, detail in conversation.faults:
             if reason in ("unknown_form", "too_deep"):
@@ -276,7 +337,7 @@ def read_conversation(record: Any) -> tuple[tuple[RecordedMessage, ...], list[Fa
 
 
 def _build_unread_conversation(record: NumberedRecord, reason: str, detail: str) -> ReadConversation:
-    """Return a conversation without messages and with a fault, for a record that was not read."""
+    """Build a conversation without messages and with a fault, for a record that was not read."""
     return ReadConversation(
         number=record.number,
         part=0,
@@ -288,7 +349,11 @@ def _build_unread_conversation(record: NumberedRecord, reason: str, detail: str)
 
 
 def find_record_id(record: Any) -> str | None:
-    """Return the first of the fields RECORD_IDS that holds text or a whole number, as text; None without one."""
+    """Find the id of a record.
+
+    Returns:
+        The first of the fields RECORD_IDS that is a text or a whole number, as text, or None if there is none.
+    """
     fields = record if isinstance(record, Mapping) else {}
     for key in RECORD_IDS:
         value = fields.get(key)
@@ -298,9 +363,10 @@ def find_record_id(record: Any) -> str | None:
 
 
 def described(value: Any) -> str:
-    """Return the fields of a record in words: `the fields are id, log [role, content]`.
+    """Describe the fields of a record for a message to the user.
 
-    The fields in brackets are those of the first item of a list.
+    Returns:
+        For example `the fields are id, log [role, content]`. In brackets are the fields of the first item of a list.
     """
     if not isinstance(value, Mapping):
         return f"it is a {type(value).__name__}"

@@ -27,9 +27,13 @@ GONE = object()
 
 
 def get_value_at(record: Any, path: Path) -> Any:
-    """Return the value at a path in a record: "Hi" at ("messages", 0, "content") in {"messages": [{"content": "Hi"}]}.
+    """Get the value at a path in a record.
 
-    Raises LookupError or TypeError where there is none.
+    Example:
+        get_value_at({"messages": [{"content": "Hi"}]}, ("messages", 0, "content"))  # "Hi"
+
+    Raises:
+        LookupError or TypeError: There is no value at the path.
     """
     value = record
     for step in path:
@@ -44,20 +48,26 @@ def get_value_at(record: Any, path: Path) -> Any:
 
 
 def without(value: Any, paths: Collection[Path]) -> Any:
-    """Return a copy of a value without what lies at these paths in it; GONE where nothing is left.
+    """Copy a value, leaving out what lies at some paths in it.
 
-    A path is the steps into the value: a key, an index, a stretch of text (start, end), or None, which opens JSON in a
-    text; () is the value itself.
+    - A list or object that becomes empty is left out too: without ("calls", 0), {"calls": [1], "id": 2} is {"id": 2}.
+    - A text that becomes empty stays, as "".
+    - A stretch of text is left out if a stretch inside it becomes empty: marks go with the only call between them.
+    - JSON inside a text is written anew, so its spacing may change.
 
-    - An emptied list or object goes too: without ("calls", 0), {"calls": [1], "id": 2} becomes {"id": 2}.
-    - Emptied text stays as "".
-    - A stretch of text goes where a stretch inside it is emptied: the marks around the only call between them.
-    - JSON inside text is written anew, so its spacing may change.
+    Args:
+        value: The value.
+        paths: Each path is a tuple of steps into the value: a key, an index, a stretch of text (start, end), or None,
+            which opens the JSON in a text. The path () is the value itself.
+
+    Returns:
+        The copy, or GONE if nothing is left.
     """
     if not paths:
         return value
     if () in paths:
         return GONE
+
     inner_paths = _group_paths_by_first_step(paths)
     if isinstance(value, str):
         return _without_in_text(value, inner_paths)
@@ -67,7 +77,11 @@ def without(value: Any, paths: Collection[Path]) -> Any:
 
 
 def _without_in_object(fields: Mapping[Any, Any], inner_paths: Mapping[Step, list[Path]]) -> Any:
-    """Return an object without what lies at the paths in each field; GONE where no field is left."""
+    """Copy an object, leaving out what lies at the paths in each field.
+
+    Returns:
+        The copy, or GONE if no field is left.
+    """
     fields_left = {}
     for key, item in fields.items():
         item_left = without(item, inner_paths.get(key, ()))
@@ -77,7 +91,11 @@ def _without_in_object(fields: Mapping[Any, Any], inner_paths: Mapping[Step, lis
 
 
 def _without_in_list(items: Sequence[Any], inner_paths: Mapping[Step, list[Path]]) -> Any:
-    """Return a list without what lies at the paths in each item; GONE where no item is left."""
+    """Copy a list, leaving out what lies at the paths in each item.
+
+    Returns:
+        The copy, or GONE if no item is left.
+    """
     items_left = []
     for index, item in enumerate(items):
         item_left = without(item, inner_paths.get(index, ()))
@@ -106,9 +124,13 @@ class _TextLeft(NamedTuple):
 
 
 def _without_stretches(text: str, inner_paths: Mapping[Step, list[Path]]) -> _TextLeft:
-    """Return a text without some of its stretches, or without parts of them: "you" for "Hey you" and {(0, 4): [()]}.
+    """Remove stretches from a text, or parts of them.
 
-    inner_paths: for each stretch, by its offsets, the paths to remove inside it; the path () removes all of it.
+    For example, "Hey you" and {(0, 4): [()]} give "you".
+
+    Args:
+        text: The text.
+        inner_paths: For each stretch, by its offsets, the paths to remove inside it. The path () removes all of it.
     """
     replacements = dict[Span, str]()
     has_emptied = False
@@ -116,6 +138,7 @@ def _without_stretches(text: str, inner_paths: Mapping[Step, list[Path]]) -> _Te
         start, end = span
         stretch_left = _without_in_stretch(text[start:end], inner_paths[span])
         replacements[span] = stretch_left
+
         is_removed_whole = () in inner_paths[span]
         if not stretch_left and not is_removed_whole:
             has_emptied = True
@@ -123,7 +146,12 @@ def _without_stretches(text: str, inner_paths: Mapping[Step, list[Path]]) -> _Te
 
 
 def _with_stretches(text: str, replacements: Mapping[Span, str]) -> str:
-    """Return a text with other text in place of some stretches, which are in the order of the text and may overlap."""
+    """Replace some stretches of a text.
+
+    Args:
+        text: The text.
+        replacements: The new text for each stretch. The stretches are in the order of the text, and may overlap.
+    """
     pieces = []
     copied_end = 0  # the text before it is copied or replaced
     for (start, end), replacement in replacements.items():
@@ -135,20 +163,27 @@ def _with_stretches(text: str, replacements: Mapping[Span, str]) -> str:
 
 
 def _without_in_stretch(stretch: str, paths: Collection[Path]) -> str:
-    """Return what is left of a stretch of text, such as a call with its marks, without what lies at these paths in it.
+    """Remove what lies at some paths in a stretch of text, such as a call with its marks.
 
-    It is "" where nothing is left, also where a stretch inside it lost all that it held: marks go with their only call.
+    Args:
+        stretch: The text of the stretch.
+        paths: The paths inside the stretch, for example:
+            - (): the whole stretch
+            - (None, "calls", 0): the stretch is JSON, which None opens; the first of its calls is removed
+            - ((11, 25), None, 1): characters 11 to 24 are a list in JSON, whose second item is removed
 
-    - the path () is the whole stretch
-    - (None, "calls", 0): the stretch is JSON, which None opens; the first of its calls goes
-    - ((11, 25), None, 1): characters 11 to 24 of the stretch are a list in JSON; its second item goes
+    Returns:
+        The text that is left. It is "" if nothing is left, or if a stretch inside it lost all that it held: marks are
+        removed with the only call between them.
     """
     if () in paths:
         return ""
+
     inner_paths = _group_paths_by_first_step(paths)
     if None in inner_paths:  # the stretch is JSON
         json_left = _without_in_text(stretch, inner_paths)
         return "" if json_left is GONE else str(json_left)
+
     left = _without_stretches(stretch, inner_paths)
     if left.has_emptied or not left.text.strip():
         return ""

@@ -242,26 +242,33 @@ class ShapedObject(NamedTuple):
 
 
 def find_shape(part: Mapping[str, Any]) -> ShapedObject | None:
-    """Return which kind of call or result an object is, with the object that holds its fields; None for another object.
+    """Find out which known kind of call or result an object is.
 
-    - `{"toolUse": {"name": ...}}`: the shape of the key toolUse, and the object there. Keys count before a type
-    - `{"type": "tool_use", "name": ...}`: the shape of that type, and the object itself
+    Returns:
+        The shape, with the object that has its fields, or None if the object is no known call or result.
+        - `{"toolUse": {"name": ...}}`: the shape of the key toolUse, and the inner object. Keys count before types.
+        - `{"type": "tool_use", "name": ...}`: the shape of that type, and the object itself.
     """
     for key, shape in CALL_KEYS.items():
         fields = part.get(key)
         if isinstance(fields, Mapping):
             return ShapedObject(shape, fields)
+
     kind = find_value(part, TYPE_KEYS)
     return _find_shape_of_type(kind, part) if isinstance(kind, str) else None
 
 
 def _find_shape_of_type(kind: str, part: Mapping[str, Any]) -> ShapedObject | None:
-    """Return the shape of an object by its type; None for another type.
+    """Find the shape of an object by its type.
 
-    Vercel's `{"type": "tool-search", "toolCallId": ...}` names the tool in its type; the name is added as a field.
+    Vercel's `{"type": "tool-search", "toolCallId": ...}` names the tool in its type. It gets the name as a field too.
+
+    Returns:
+        The shape with the object, or None if the type is unknown.
     """
     if kind in CALL_TYPES:
         return ShapedObject(CALL_TYPES[kind], part)
+
     if kind.startswith(VERCEL_TOOL) and "toolCallId" in part:
         fields = {**part, "toolName": kind.removeprefix(VERCEL_TOOL)}
         return ShapedObject(CALL_TYPES["dynamic-tool"], fields)
@@ -269,13 +276,20 @@ def _find_shape_of_type(kind: str, part: Mapping[str, Any]) -> ShapedObject | No
 
 
 def parse_call_of_shape(shape: Shape, fields: Mapping[str, Any]) -> FoundCall | None:
-    """Return the call in the fields of an object, with its result if the object holds one; None where no tool is named.
+    """Parse the call in the fields of an object, with its result if the object holds one.
 
-    shape: names the fields for the tool, the arguments, the result and the id; of each, the first with a value counts.
+    Args:
+        shape: Names the fields that may hold the tool, the arguments, the result and the id. Of several fields, the
+            first with a value counts.
+        fields: The object.
+
+    Returns:
+        The call, or None if the object names no tool.
     """
     tool = find_value(fields, shape.tool)
     if not isinstance(tool, str) or not tool:
         return None
+
     result = find_value(fields, shape.result)  # None in an object that is only a call
     return FoundCall(
         tool=tool,
@@ -288,7 +302,7 @@ def parse_call_of_shape(shape: Shape, fields: Mapping[str, Any]) -> FoundCall | 
 
 
 def parse_result_of_shape(shape: Shape, fields: Mapping[str, Any]) -> FoundResult:
-    """Return the result in the fields of an object; its content is None where they hold none."""
+    """Parse the result in the fields of an object. Its content is None if the fields hold none."""
     tool = find_value(fields, ("name", "tool_name", "toolName"))
     return FoundResult(
         content=find_value(fields, shape.result),
@@ -299,30 +313,45 @@ def parse_result_of_shape(shape: Shape, fields: Mapping[str, Any]) -> FoundResul
 
 
 def parse_listed_call(item: Any) -> FoundCall | None:
-    """Return the call that an item of a list of calls holds, whatever its fields; None where it names no tool.
+    """Parse an item of a list of calls, whatever names its fields have.
 
-    - `{"type": "function", "function": {"name": ..., "arguments": ...}}`
-    - `{"toolCallId": ..., "toolName": ..., "args": ..., "result": ...}` of Vercel, which holds the result too
-    - `{"tool_call": {...}}` of OpenInference
+    Examples:
+        - `{"type": "function", "function": {"name": ..., "arguments": ...}}`
+        - `{"toolCallId": ..., "toolName": ..., "args": ..., "result": ...}` of Vercel, which holds the result too
+        - `{"tool_call": {...}}` of OpenInference
+
+    Returns:
+        The call, or None if the item names no tool.
     """
     if not isinstance(item, Mapping):
         return None
+
     inner_item = item.get("tool_call")
     fields = inner_item if isinstance(inner_item, Mapping) else item
     shaped = find_shape(fields)
     call = None if shaped is None else shaped.call()
     if call is not None:
         return call
+
     # An item of no known type: its tool and arguments may stand in any of the usual fields.
     shape = VERCEL_CALL if "toolCallId" in fields else ANY_CALL
     return parse_call_of_shape(shape, fields)
 
 
 def find_id(fields: Any, keys: tuple[str, ...]) -> str | None:
-    """Return the id at the first of some keys, also from a list with a single id; None without one."""
+    """Find an id in the fields of an object.
+
+    Args:
+        fields: The object.
+        keys: The fields that may hold the id. The first with a value counts.
+
+    Returns:
+        The id as text, or None if there is none. The id may also be a number, or the only item of a list.
+    """
     value = find_value(fields, keys)
     if isinstance(value, list):
         value = value[0] if len(value) == 1 else None
+
     if isinstance(value, str) and value:
         return value
     is_number = isinstance(value, int) and not isinstance(value, bool)

@@ -83,9 +83,12 @@ def is_thought(part: Mapping[str, Any], kind: object) -> bool:
 
 
 def get_thought_text(thought: Any) -> str:
-    """Return the text of a thought: a text, a list of texts, or an object with one of THOUGHT_TEXTS; "" without any.
+    """Get the text of a thought.
 
-    Thoughts that a provider has encrypted have no text.
+    The thought may be a text, a list of thoughts, or an object with a text in one of the fields THOUGHT_TEXTS.
+
+    Returns:
+        The text, or "" if there is none, as in thoughts that a provider has encrypted.
     """
     if isinstance(thought, str):
         return thought.strip()
@@ -98,16 +101,24 @@ def get_thought_text(thought: Any) -> str:
 
 
 def find_thought_beside_content(message: Mapping[str, Any], path: Path) -> Thought | None:
-    """Return the thought in fields of a message beside its content, such as `reasoning_content`; None without any.
+    """Find the thought in the fields of a message that stand beside its content, such as `reasoning_content`.
 
-    Several such fields repeat one thought: its text is that of the first, its paths lead to all. LangChain keeps these
-    fields in an object, `additional_kwargs`. path: of the message.
+    LangChain keeps such fields in an object, `additional_kwargs`.
+
+    Args:
+        message: The message.
+        path: The path to the message.
+
+    Returns:
+        The thought, or None if there is none. Several such fields repeat one thought: its text is taken from the first
+        field, and its paths lead to all of them.
     """
     names = [name for name in THOUGHT_FIELDS if name in message and get_thought_text(message[name])]
     if names:
         text = get_thought_text(message[names[0]])
         paths = tuple((*path, name) for name in names)
         return Thought(text, paths)
+
     langchain_fields = message.get(LANGCHAIN_FIELDS)
     if isinstance(langchain_fields, Mapping):
         return find_thought_beside_content(langchain_fields, (*path, LANGCHAIN_FIELDS))
@@ -120,10 +131,14 @@ def join_thoughts(thoughts: Iterable[str]) -> str:
 
 
 def split_words_and_thoughts(text: str) -> WordsAndThoughts:
-    """Part a text of the assistant into its words and its thoughts; a text without thoughts stays unchanged."""
+    """Split a text of the assistant into its words and its thoughts.
+
+    A text without thoughts stays unchanged, with its white space.
+    """
     spans = find_thinking_spans(text)
     if not spans:
         return WordsAndThoughts(text, (), ())
+
     outer_spans = _merge_overlapping_spans(spans)
     thoughts = [_without_marks(text[start:end]) for start, end in outer_spans]
     return WordsAndThoughts(without_spans(text, spans).strip(), thoughts, outer_spans)
@@ -144,10 +159,13 @@ def marked_thoughts(text: str, path: Path | None) -> list[Thought]:
 
 
 def find_thinking_spans(text: str) -> list[Span]:
-    """Return the stretches of thinking in a text, marks included.
+    """Find the stretches of thinking in a text, such as `<think>Hm.</think>`.
 
-    A closing mark without an opening one closes thinking that begins with the text, since some templates open it in
-    the prompt. An opening mark without a closing one counts only at the beginning: the model was cut off.
+    A closing mark without an opening one closes thinking that begins with the text, because some templates open it in
+    the prompt. An opening mark without a closing one counts only at the beginning: there the model was cut off.
+
+    Returns:
+        The stretches with their marks, sorted.
     """
     spans = list[Span]()
     for marks in THINKING:
@@ -156,24 +174,33 @@ def find_thinking_spans(text: str) -> list[Span]:
 
 
 def _iter_thinking_between(text: str, marks: Marks) -> Iterator[Span]:
-    """Yield the stretches of a text from an opening mark such as `<think>` to behind its closing mark.
+    """Find the stretches of a text between an opening mark such as `<think>` and its closing mark.
 
-    Where the prompt has opened the thinking already, the first stretch begins with the text and has no opening mark.
+    If the prompt has opened the thinking already, the first stretch begins with the text and has no opening mark.
+
+    Yields:
+        The stretches with their marks.
     """
     prompted_end = _find_end_of_prompted_thinking(text, marks)  # 0 where the prompt opened none
     if prompted_end > 0:
         yield 0, prompted_end
+
     for positions in iter_mark_positions(text, marks, start=prompted_end):
         if positions.closing is not None:
             yield positions.opening, positions.closing + len(marks.closing)
             continue
+
         begins_text = not text[: positions.opening].strip()
         if begins_text:  # the model was cut off while thinking; an unclosed mark elsewhere is only mentioned
             yield positions.opening, len(text)
 
 
 def _find_end_of_prompted_thinking(text: str, marks: Marks) -> int:
-    """Return where thinking ends that was opened in the prompt, and so is only closed in the text; 0 without any."""
+    """Find the end of thinking that the prompt opened, so that the text only closes it.
+
+    Returns:
+        The offset behind the closing mark, or 0 if the text does not begin with such thinking.
+    """
     first_opening = text.find(marks.opening)
     first_closing = text.find(marks.closing)
     opens_before_closing = 0 <= first_opening < first_closing
@@ -183,7 +210,7 @@ def _find_end_of_prompted_thinking(text: str, marks: Marks) -> int:
 
 
 def _merge_overlapping_spans(spans: Sequence[Span]) -> list[Span]:
-    """Return the stretches with those that overlap joined. spans: in the order of the text."""
+    """Join the stretches that overlap. They have to be in the order of the text."""
     outer_spans = list[Span]()
     for start, end in spans:
         if not outer_spans or start >= outer_spans[-1][1]:

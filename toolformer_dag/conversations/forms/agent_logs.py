@@ -11,13 +11,18 @@ from toolformer_dag.conversations.shapes import FoundCall, FoundResult
 
 
 def renumber_steps(record: dict[str, Any], before: Any) -> dict[str, Any]:
-    """Return a record of ATIF with its steps numbered from 1 and counted anew, where they were numbered and counted.
+    """Number the steps of a record of ATIF anew, from 1, and correct their count.
 
-    before: the record with all its calls; it is not needed here.
+    Steps without a number and metrics without a count stay as they are.
+
+    Args:
+        record: What is left of the record.
+        before: The record with all its calls, which is not needed here.
     """
     steps = record.get("steps")
     if not isinstance(steps, list):
         return record
+
     numbered = [_with_number(step, number) for number, step in enumerate(steps, 1)]
     changed = {**record, "steps": numbered}
     if "final_metrics" in record:
@@ -46,8 +51,12 @@ def iter_smolagents_messages(record: Any) -> Iterator[StoredMessage]:
 
 
 def _iter_step_messages(step: Mapping[str, Any], path: Path) -> Iterator[StoredMessage]:
-    """Yield the task of a step, then its final answer, or else its call and result."""
+    """Yield the messages of a step.
+
+    They are the task, if the step has it, and then the final answer or else the words, the calls and their result.
+    """
     yield from _iter_task_messages(step, path)
+
     final_answer = _find_final_answer(step)
     if final_answer is not None:
         answer_path = (*path, "tool_calls", 0, "function", "arguments", "answer")
@@ -64,7 +73,11 @@ def _iter_task_messages(step: Mapping[str, Any], path: Path) -> Iterator[StoredM
 
 
 def _find_final_answer(step: Mapping[str, Any]) -> str | None:
-    """Return the final answer of a run, which smolagents writes as a call; None where the step has none."""
+    """Find the final answer of a run, which smolagents writes as a call.
+
+    Returns:
+        The answer, or None if the step has none.
+    """
     calls = step.get("tool_calls")
     first_call = calls[0] if isinstance(calls, list) and calls else None
     answer = find_value(first_call, ("function.arguments.answer",))
@@ -84,7 +97,7 @@ def _iter_action_messages(step: Mapping[str, Any], path: Path) -> Iterator[Store
 
 
 def _iter_result_messages(step: Mapping[str, Any], path: Path) -> Iterator[StoredMessage]:
-    """Yield the observation of a step, or else its error, as a result; nothing where it has neither."""
+    """Yield the observation of a step as a result, or else its error, if it has either."""
     error = find_value(step, ("error.message", "error"))
     status_fields = None if error is None else {"error": error}
     for key, content in (("observations", step.get("observations")), ("error", error)):
@@ -102,7 +115,10 @@ def iter_adp_messages(record: Any) -> Iterator[StoredMessage]:
 
 
 def _parse_adp_item(item: Mapping[str, Any], path: Path) -> StoredMessage:
-    """Return an action as a call or as words of the assistant, an observation as words of the user or as a result."""
+    """Convert an item of a record to a message.
+
+    An action is a call or words of the assistant. An observation is words of the user or a result.
+    """
     call = _parse_adp_call(item)
     if call is not None:
         return StoredMessage(path, item, call=call)
@@ -112,7 +128,10 @@ def _parse_adp_item(item: Mapping[str, Any], path: Path) -> StoredMessage:
 
 
 def _parse_adp_observation(item: Mapping[str, Any], path: Path) -> StoredMessage:
-    """Return a text of the user as words, any other observation, such as a web page, as a result."""
+    """Convert an observation to a message.
+
+    A text of the user is words. Any other observation, such as a web page, is a result.
+    """
     content = item.get("content")
     if item.get("source") == "user" and isinstance(content, str):
         return StoredMessage(path, content, "user")

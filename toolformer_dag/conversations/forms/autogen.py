@@ -49,13 +49,14 @@ SIGN_TYPES = (*CALL_TYPES, *RESULT_TYPES, "TextMessage", "ModelClientStreamingCh
 def iter_autogen_messages(record: Any) -> Iterator[StoredMessage]:
     """Yield the words, calls and results in the messages and events of AutoGen.
 
-    An event is `{"type": "ToolCallRequestEvent", "source": "forecaster", "content": [...]}`. What has no type is
-    yielded as it is.
+    An event is, for example, `{"type": "ToolCallRequestEvent", "source": "forecaster", "content": [...]}`. A message
+    without a type is yielded as it is.
     """
     path = messages_path(record)
     messages = get_value_at(record, path)
     people = _collect_people(messages)  # the names of the agents that are people
     call_ids = _collect_call_ids(messages)
+
     for number, message in enumerate(messages):
         message_path = (*path, number)
         if isinstance(message, Mapping) and "type" in message:
@@ -121,10 +122,14 @@ def _collect_people(messages: Sequence[Any]) -> set[str]:
 
 
 def _iter_event_messages(event: _Event, call_ids: Collection[str | None]) -> Iterator[StoredMessage]:
-    """Yield the words, calls or results of an event; nothing for an event that says nothing.
+    """Yield the words, calls or results of an event, if it has any.
 
-    A summary is an event that repeats earlier calls and their results. One with a call that stands nowhere else gets an
-    unknown role, which is reported as a fault. call_ids: the ids of all calls outside of summaries.
+    A summary repeats earlier calls and their results. If it has a call that stands nowhere else, it gets an unknown
+    role, so that it is reported as a fault.
+
+    Args:
+        event: The event.
+        call_ids: The ids of all calls outside of summaries.
     """
     if event.has_calls:
         yield from _iter_call_messages(event)
@@ -143,7 +148,10 @@ def _build_result_message(event: _Event) -> StoredMessage:
 
 
 def _iter_other_messages(event: _Event) -> Iterator[StoredMessage]:
-    """Yield the words or the code of an event; one of an unknown type gets its type as role, which is a fault."""
+    """Yield the words or the code of an event.
+
+    An event of an unknown type gets its type as role, so that it is reported as a fault.
+    """
     if event.has_words:
         yield event.words(event.role)
     elif event.type in CODE_TYPES:
@@ -173,7 +181,11 @@ def _get_message_type(message: Any) -> str:
 
 
 def messages_path(record: Any) -> Path:
-    """Return the path to the messages of a record of AutoGen; where it has none, the path where they should stand."""
+    """Find the path to the messages of a record of AutoGen.
+
+    Returns:
+        The path, or the path where they should be if the record has none.
+    """
     if isinstance(record, list):
         return ()
     for path in LISTS:
@@ -198,10 +210,16 @@ def _has_other_calls(message: Mapping[str, Any], call_ids: Collection[str | None
 
 
 def _choose_role(message: Mapping[str, Any], people: Collection[str]) -> str:
-    """Return the role of a message by its type, else by its source: user for people, else system or assistant."""
+    """Choose the role of a message: by its type, or else by its source.
+
+    Args:
+        message: The message.
+        people: The names of the agents that are people, whose role is user.
+    """
     role = ROLE_OF_TYPE.get(_get_message_type(message))
     if role is not None:
         return role
+
     source = str(message.get("source"))
     if source in people or source.lower().startswith(("user", "human")):
         return "user"
@@ -229,7 +247,11 @@ def _build_code_result(message: Mapping[str, Any]) -> FoundResult:
 
 
 def _to_words(content: Any) -> Any:
-    """Return a content as text, or a list as texts and images; an object becomes its JSON."""
+    """Convert a content to words.
+
+    Returns:
+        A text, or for a list its items as texts and images. An object becomes its JSON.
+    """
     if not isinstance(content, list):
         return to_text(content)
     parts: list[Any] = []
@@ -240,16 +262,20 @@ def _to_words(content: Any) -> Any:
 
 
 def drop_stale_copies(record: Any, before: Any) -> Any:
-    """Return a record whose summaries repeat only calls that are left, and their results.
+    """Remove calls and results from summaries that repeat them, if the calls themselves were removed.
 
-    The state of an agent has no summaries and is returned unchanged, as is a record without messages. before: the
-    record with all its calls; it is not needed here.
+    The state of an agent has no summaries and is returned unchanged, as is a record without messages.
+
+    Args:
+        record: What is left of the record.
+        before: The record with all its calls, which is not needed here.
     """
     path = messages_path(record)  # () in a list of messages, ("llm_context", "messages") in the state of an agent
     is_inside_state = len(path) > 1
     has_no_messages = len(path) == 1 and path[0] not in record
     if is_inside_state or has_no_messages:
         return record
+
     messages = get_value_at(record, path)
     left_ids = _collect_call_ids(messages)
     changed = [_without_stale_copies(message, left_ids) for message in messages]
@@ -257,9 +283,15 @@ def drop_stale_copies(record: Any, before: Any) -> Any:
 
 
 def _without_stale_copies(message: Any, left_ids: Collection[str | None]) -> Any:
-    """Return a summary with only the calls and results of these ids; any other message unchanged."""
+    """Keep only some calls and their results in a summary.
+
+    Args:
+        message: The summary. Any other message is returned unchanged.
+        left_ids: The ids of the calls to keep.
+    """
     if _get_message_type(message) != "ToolCallSummaryMessage":
         return message
+
     changed = dict(message)
     for key, id_key in (("tool_calls", "id"), ("results", "call_id")):
         if isinstance(message.get(key), list):

@@ -21,20 +21,24 @@ def iter_bfcl_messages(record: Any) -> Iterator[StoredMessage]:
 
 
 def _iter_single_turn_messages(record: Mapping[str, Any]) -> Iterator[StoredMessage]:
-    """Yield the calls of `{"result": ['weather(city="Oslo")']}`; a text without calls there is yielded as words."""
+    """Yield the calls in a result such as `{"result": ['weather(city="Oslo")']}`.
+
+    A text without calls is yielded as words of the assistant.
+    """
     result = record.get("result")
     calls = list(_iter_bfcl_calls(result))
     for call in calls:
         path: Path = ("result", call.item) if isinstance(result, list) else ("result",)
         yield StoredMessage(path, result, call=call.fields)
+
     if not calls and isinstance(result, str):
         yield StoredMessage(("result",), result, "assistant")
 
 
 def _iter_log_messages(record: Mapping[str, Any]) -> Iterator[StoredMessage]:
-    """Yield the question of each turn, then the messages of its steps.
+    """Yield the question of each turn in a log, then the messages of its steps.
 
-    A turn is `{"begin_of_turn_query": [...], "step_0": [...], "step_1": [...]}`, each field a list of messages.
+    A turn is `{"begin_of_turn_query": [...], "step_0": [...], "step_1": [...]}`. Each field is a list of messages.
     """
     for path in iter_paths_matching(record, "inference_log.*"):
         turn = get_value_at(record, path)
@@ -52,10 +56,14 @@ def _iter_turn_messages(turn: Mapping[str, Any], path: Path) -> Iterator[StoredM
 
 
 def _iter_message_or_calls(path: Path, message: Any) -> Iterator[StoredMessage]:
-    """Yield a message of a step, or each of its calls; nothing for a value that is no message, such as a state."""
+    """Yield a message of a step, or each of its calls instead if it has any.
+
+    Nothing is yielded for a value that is not a message, such as a state.
+    """
     role = message.get("role") if isinstance(message, Mapping) else None
     if role not in ("user", "assistant", "tool", "system"):
         return
+
     calls = list(_iter_bfcl_calls(message.get("content"))) if role == "assistant" else []
     if not calls:
         yield StoredMessage(path, message)
@@ -78,10 +86,13 @@ def _build_call_message(message: Mapping[str, Any], path: Path, call: _BfclCall)
 
 
 def _iter_bfcl_calls(content: Any) -> Iterator[_BfclCall]:
-    """Yield the calls of a content, each with the index of the item that holds it.
+    """Find the calls in a content.
 
-    - `[weather(city="Oslo"), time(zone="UTC")]`: a text with calls; the index counts the calls
-    - `['weather(city="Oslo")']` or `[{"weather": {"city": "Oslo"}}]`: a list, maybe as JSON in a text
+    The content may be a text, such as `[weather(city="Oslo"), time(zone="UTC")]`, or a list (maybe in JSON), such as
+    `['weather(city="Oslo")']` or `[{"weather": {"city": "Oslo"}}]`.
+
+    Yields:
+        The calls, each with the index of its item in the list. In a text the index counts the calls.
     """
     items = parse_json(content) if isinstance(content, str) else content  # None for a text that is no JSON
     if isinstance(content, str) and items is None:
@@ -94,7 +105,13 @@ def _iter_bfcl_calls(content: Any) -> Iterator[_BfclCall]:
 
 
 def _parse_calls_of_item(item: Any) -> list[FoundCall]:
-    """Return the calls of a text such as `weather(city="Oslo")`, or of an object `{"weather": {"city": "Oslo"}}`."""
+    """Parse the calls in an item of a list.
+
+    The item is a text such as `weather(city="Oslo")`, or an object such as `{"weather": {"city": "Oslo"}}`.
+
+    Returns:
+        The calls, or an empty list for anything else.
+    """
     if isinstance(item, str):
         return [marked.fields for marked in find_marked_calls(f"[{item}]").calls]
     if isinstance(item, Mapping) and len(item) == 1:
@@ -111,7 +128,7 @@ def iter_verifiers_messages(trace: Any) -> Iterator[StoredMessage]:
 
 
 def _list_numbers_to_root(nodes: Sequence[Any]) -> list[int]:
-    """Return the numbers of the last node, of its parent, and so on up to the root, which has no parent."""
+    """List the numbers of the last node, of its parent, and so on up to the root, which has no parent."""
     numbers = list[int]()
     number: int | None = len(nodes) - 1 if nodes else None
     # A circle of parents ends when there are more numbers than nodes.
@@ -122,9 +139,10 @@ def _list_numbers_to_root(nodes: Sequence[Any]) -> list[int]:
 
 
 def iter_api_bank_messages(lines: Any) -> Iterator[StoredMessage]:
-    """Yield the messages of a dialogue of API-Bank; a line of the role API is a call with its result.
+    """Yield the messages of a dialogue of API-Bank.
 
-    Such a line is `{"role": "API", "api_name": "weather", "param_dict": {...}, "result": {"output": ...}}`. Its number
+    A line with the role API is a call with its result, such as
+    `{"role": "API", "api_name": "weather", "param_dict": {...}, "result": {"output": ...}}`. The number of the line
     serves as the id of the call.
     """
     for number, line in enumerate(lines):
@@ -132,6 +150,7 @@ def iter_api_bank_messages(lines: Any) -> Iterator[StoredMessage]:
         if not isinstance(line, Mapping) or "api_name" not in line:
             yield StoredMessage(path, line)
             continue
+
         call = FoundCall(str(line["api_name"]), line.get("param_dict"), id=str(number))
         result = _parse_api_bank_result(line.get("result"), call_id=str(number))
         yield StoredMessage(path, line, call=call)
@@ -139,7 +158,10 @@ def iter_api_bank_messages(lines: Any) -> Iterator[StoredMessage]:
 
 
 def _parse_api_bank_result(result: Any, call_id: str) -> FoundResult:
-    """Return the output of a call, or the exception in place of it, as a result."""
+    """Parse the result of a call.
+
+    If the call raised an exception, the exception takes the place of the output.
+    """
     if not isinstance(result, Mapping):
         return FoundResult(result, id=call_id, status_fields={"error": None})
     exception = result.get("exception")

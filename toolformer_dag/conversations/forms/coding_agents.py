@@ -25,14 +25,15 @@ SHELL = "bash"
 def iter_swe_agent_messages(record: Any) -> Iterator[StoredMessage]:
     """Yield the messages of a run of SWE-agent.
 
-    They stand in the history where that has calls in fields. Else the history gives only the task, and the trajectory
-    gives the commands with their output.
+    If the history has calls in fields, its messages are yielded. Else it only gives the task, and the trajectory gives
+    the commands with their output.
     """
     history = record.get("history")
     messages = history if isinstance(history, list) else []
     if any(map(_has_tool_calls, messages)):
         yield from iter_messages_at(record, ("history",))
         return
+
     yield from _iter_task_messages(messages)
     for number, step in enumerate(record["trajectory"]):
         if isinstance(step, Mapping):
@@ -53,12 +54,14 @@ def _iter_task_messages(history: Sequence[Any]) -> Iterator[StoredMessage]:
 
 
 def _iter_step_messages(step: Mapping[str, Any], path: Path) -> Iterator[StoredMessage]:
-    """Yield the thought, the command and the output of a step, as far as it has them."""
+    """Yield the thought, the command and the output of a step, if it has them."""
     yield from _iter_assistant_words(step.get("thought"), (*path, "thought"))
+
     command = step.get("action")
     if not isinstance(command, str) or not command.strip():
         return
     yield StoredMessage((*path, "action"), command, call=_build_command_call(command))
+
     output = step.get("observation")
     if output is not None:
         yield StoredMessage((*path, "observation"), output, result=FoundResult(output))
@@ -76,7 +79,10 @@ def _build_command_call(command: str) -> FoundCall:
 
 
 def iter_mini_swe_messages(record: Any) -> Iterator[StoredMessage]:
-    """Yield the messages of mini-swe-agent; newer files have calls in fields, older ones commands in texts."""
+    """Yield the messages of a run of mini-swe-agent.
+
+    Newer files have calls in fields. Older ones have commands in texts.
+    """
     messages_path = () if isinstance(record, list) else ("messages",)
     messages = get_value_at(record, messages_path)
     if any(map(_has_tool_calls, messages)):
@@ -86,9 +92,9 @@ def iter_mini_swe_messages(record: Any) -> Iterator[StoredMessage]:
 
 
 def _iter_messages_with_commands(messages: Sequence[Any], messages_path: Path) -> Iterator[StoredMessage]:
-    """Yield messages in which a command between backquotes is a call, and the user's next text is its result.
+    """Yield messages in which a command between backquotes is a call.
 
-    Messages between these two are yielded as they are.
+    The next text of the user is the result of the command. Other messages are yielded as they are.
     """
     awaits_result = False
     for number, message in enumerate(messages):
@@ -123,7 +129,11 @@ def _find_command(message: Any) -> _FencedCommand | None:
 
 
 def _find_fenced_command(text: str) -> _FencedCommand | None:
-    """Return the first command between backquotes in a text; None where there is none, or an empty one."""
+    """Find the first command between backquotes in a text.
+
+    Returns:
+        The command, or None if there is none or it is empty.
+    """
     for fence in FENCES:
         start = text.find(fence)
         command_end = text.find("\n```", start)
@@ -134,20 +144,28 @@ def _find_fenced_command(text: str) -> _FencedCommand | None:
 
 
 def _iter_words_and_command(text: str, command: _FencedCommand, path: Path) -> Iterator[StoredMessage]:
-    """Yield the words before a command, then the command as a call. path: of the text."""
+    """Yield the words before a command, then the command as a call.
+
+    Args:
+        text: The text of the assistant.
+        command: The command in it.
+        path: The path to the text.
+    """
     words = text[: command.start].strip()
     if words:
         yield StoredMessage((*path, (0, command.start)), words, "assistant")
+
     command_path = (*path, (command.start, command.end))
     yield StoredMessage(command_path, command.command, call=_build_command_call(command.command))
 
 
 def iter_openhands_messages(record: Any) -> Iterator[StoredMessage]:
-    """Yield the messages, calls and results of a run of OpenHands.
+    """Yield the words, calls and results in the events of a run of OpenHands.
 
-    - `{"id": 1, "action": "run", "args": {"command": "ls", "thought": "I look."}}`: a call
-    - `{"observation": "run", "cause": 1, "content": "a.txt"}`: its result
-    - `{"action": "message", "source": "user", "args": {"content": "Hello"}}`: words
+    Examples of events:
+        - a call: `{"id": 1, "action": "run", "args": {"command": "ls", "thought": "I look."}}`
+        - its result: `{"observation": "run", "cause": 1, "content": "a.txt"}`
+        - words: `{"action": "message", "source": "user", "args": {"content": "Hello"}}`
     """
     events_path = _find_events_path(record)
     for number, event in enumerate(get_value_at(record, events_path)):
@@ -164,9 +182,9 @@ def _find_events_path(record: Any) -> Path:
 
 
 def _iter_event_messages(event: Mapping[str, Any], path: Path) -> Iterator[StoredMessage]:
-    """Yield the words, the call or the result of an event; nothing for any other event.
+    """Yield the words, the call or the result of an event, if it has one.
 
-    An observation is a result if it has a kind (not "null") and names the action that caused it.
+    An observation is a result if its kind is not "null" and it names the action that caused it.
     """
     action = event.get("action")
     has_kind = event.get("observation") not in (None, "null")
@@ -191,10 +209,11 @@ def _build_result_message(event: Mapping[str, Any], path: Path) -> StoredMessage
 
 
 def _iter_action_words(event: Mapping[str, Any], path: Path) -> Iterator[StoredMessage]:
-    """Yield the words of an action that calls no tool; nothing for an action without words."""
+    """Yield the words of an action that calls no tool, if it has any."""
     text = find_value(event, ("args.content", "args.thought", "args.final_thought", "message"))
     if event["action"] not in ("message", "finish", "system") or not isinstance(text, str) or not text:
         return
+
     role = {"user": "user", "environment": "system"}.get(str(event.get("source")), "assistant")
     if event["action"] == "system":
         role = "system"
@@ -211,10 +230,15 @@ def _iter_thought_and_call(event: Mapping[str, Any], path: Path) -> Iterator[Sto
 
 
 def _get_call_arguments(event: Mapping[str, Any], call_id: str) -> Any:
-    """Return the arguments that the model wrote where its answer is kept; else those of the action."""
+    """Get the arguments of an action.
+
+    If the model's answer is kept, they are the arguments that it wrote. Else they are the arguments of the action,
+    without those that the model did not write (NO_ARGUMENTS).
+    """
     for call in _iter_model_calls(event):
         if find_value(call, ("id",)) == call_id:
             return find_value(call, ("function.arguments",))
+
     arguments = event.get("args")
     if not isinstance(arguments, Mapping):
         return {}
@@ -237,7 +261,7 @@ def iter_openhands_sdk_conversations(records: Sequence[Any]) -> Iterator[list[St
 
 
 def _iter_sdk_messages(event: Mapping[str, Any], path: Path) -> Iterator[StoredMessage]:
-    """Yield the words, the call or the result of an event, by its kind; nothing for an event of another kind."""
+    """Yield the words, the call or the result of an event, if its kind has one."""
     kind = event.get("kind")
     if kind == "SystemPromptEvent":
         yield _build_system_message(event, path)
@@ -268,7 +292,10 @@ def _parse_sdk_call(event: Mapping[str, Any]) -> FoundCall:
 
 
 def _parse_sdk_result(event: Mapping[str, Any]) -> FoundResult:
-    """Return the result of an event with an observation, an error or a rejection; the latter two are failures."""
+    """Parse the result of an event that is an observation, an error or a rejection.
+
+    Errors and rejections are marked as failures.
+    """
     content = find_value(event, ("observation.content", "observation", "error", "rejection_reason"))
     status_fields = event.get("observation") if event["kind"] == "ObservationEvent" else {"error": True}
     return FoundResult(content, id=find_id(event, ("tool_call_id",)), status_fields=status_fields)

@@ -101,13 +101,16 @@ def parse_attribute_values(span: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parse_otlp_value(value: Any) -> Any:
-    """Return a value of OTLP as plain JSON: [4] for `{"arrayValue": {"values": [{"intValue": "4"}]}}`.
+    """Convert a value of OTLP (OpenTelemetry's protocol) to plain JSON.
 
-    A value of OTLP (OpenTelemetry's protocol) is an object whose only key is its type. Any other value is returned
-    unchanged.
+    A value of OTLP is an object whose only key is its type. Any other value is returned unchanged.
+
+    Example:
+        parse_otlp_value({"arrayValue": {"values": [{"intValue": "4"}]}})  # [4]
     """
     if not isinstance(value, Mapping) or len(value) != 1:
         return value
+
     [(kind, content)] = value.items()
     if kind == "arrayValue":
         return [parse_otlp_value(item) for item in list_at(content, "values")]
@@ -128,7 +131,7 @@ def _parse_otlp_pair(pair: Any) -> tuple[str, Any]:
 
 
 def list_span_messages(span: Mapping[str, Any]) -> list[StoredMessage]:
-    """Return the messages of the request and the answer in a span; an empty list where it has none.
+    """List the messages of the request and of the answer in a span of a trace.
 
     Libraries write them in several layouts. These are tried in turn, until one gives messages:
 
@@ -138,7 +141,10 @@ def list_span_messages(span: Mapping[str, Any]) -> list[StoredMessage]:
     4. OpenTelemetry before version 1.37: an event per message
     5. the fields `input` and `output` of the span
 
-    The system prompt in an attribute of its own (SYSTEM_PROMPT) comes before the messages of 1 to 3.
+    In layouts 1 to 3, the system prompt may have an attribute of its own (SYSTEM_PROMPT). It comes first.
+
+    Returns:
+        The messages, or an empty list if the span has none.
     """
     attributes = parse_attributes(span)
     instructions = attributes.get(SYSTEM_PROMPT)
@@ -147,6 +153,7 @@ def list_span_messages(span: Mapping[str, Any]) -> list[StoredMessage]:
         messages = read(span)
         if messages:
             return [*system, *messages]
+
     return list_event_messages(span) or _list_input_and_output(span)
 
 
@@ -160,7 +167,10 @@ def _list_nested_messages(span: Mapping[str, Any]) -> list[StoredMessage]:
 
 
 def _list_attribute_messages(span: Mapping[str, Any]) -> list[StoredMessage]:
-    """Return the messages in the first attribute of INPUTS that a span has, then in the first of OUTPUTS."""
+    """List the messages of a span that stand in attributes with all messages in JSON.
+
+    The first attribute of INPUTS that the span has is read, then the first of OUTPUTS.
+    """
     attributes = parse_attributes(span)
     messages = []
     for names in (INPUTS, OUTPUTS):
@@ -187,9 +197,12 @@ def _prefix_paths(path: Path, messages: Iterable[StoredMessage]) -> list[StoredM
 
 
 def parse_messages(value: Any) -> list[StoredMessage]:
-    """Return the messages of an input or an output, maybe in JSON; an empty list where it holds none.
+    """Find the messages in an input or an output, which may be JSON.
 
-    It is a list of messages, an object with a list or a message (LISTS_INSIDE), or a message.
+    It may be a list of messages, an object that holds a list or a message (LISTS_INSIDE), or a single message.
+
+    Returns:
+        The messages, with paths from the value on, or an empty list if it holds none.
     """
     if not isinstance(value, str):
         return _list_messages_in_value(value)
@@ -201,7 +214,10 @@ def parse_messages(value: Any) -> list[StoredMessage]:
 
 
 def _list_messages_in_value(value: Any) -> list[StoredMessage]:
-    """Return the messages at the first path of LISTS_INSIDE that leads to objects, or the value as one message."""
+    """List the messages in an input or an output.
+
+    They stand at the first path of LISTS_INSIDE that leads only to objects. Else the value may be a message itself.
+    """
     for pattern in LISTS_INSIDE:
         messages = _list_messages_matching(value, pattern)
         if messages and all(isinstance(message.value, Mapping) for message in messages):
@@ -227,7 +243,14 @@ def _parse_single_message(value: Any) -> Mapping[str, Any] | None:
 
 
 def _list_messages_at(path: Path, value: Any, *, may_be_message: bool) -> list[StoredMessage]:
-    """Return the messages of a list or of the first of several lists (LangSmith has one per prompt), or a message."""
+    """List the messages that a value holds.
+
+    Args:
+        path: The path to the value.
+        value: A list of messages, a list of such lists, or a message. LangSmith has one list per prompt, and the first
+            of them counts.
+        may_be_message: Whether an object counts as a message.
+    """
     if isinstance(value, list) and value and isinstance(value[0], list):
         path = (*path, 0)
         value = value[0]
@@ -237,10 +260,14 @@ def _list_messages_at(path: Path, value: Any, *, may_be_message: bool) -> list[S
 
 
 def list_flat_messages(attributes: Mapping[str, Any], prefix: str) -> list[StoredMessage]:
-    """Return the messages whose every field is an attribute, as in OpenInference.
+    """Build the messages whose every field is an attribute, as in OpenInference.
 
-    As an example, `llm.input_messages.0.message.role` is the role of the first message under `llm.input_messages`. The
-    paths of these messages do not exist in the record, so no call can be dropped from it.
+    For example, `llm.input_messages.0.message.role` is the role of the first message under `llm.input_messages`. The
+    paths of these messages do not exist in the record, so that no call can be removed from it.
+
+    Args:
+        attributes: The values of the attributes, by name.
+        prefix: The beginning of the names, such as "llm.input_messages".
     """
     messages_by_number = _build_tree(attributes, prefix)  # {"0": {"message": {"role": "user", ...}}, "1": ...}
     messages = []
@@ -253,10 +280,10 @@ def list_flat_messages(attributes: Mapping[str, Any], prefix: str) -> list[Store
 
 
 def _to_openai_message(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a message in OpenAI's form from one whose lists are objects by index.
+    """Convert a message whose lists are objects by index to OpenAI's form.
 
-    As an example, {"tool_calls": {"0": {"tool_call": {...}}}} becomes {"tool_calls": [{...}]}. The texts of `contents`
-    are joined.
+    For example, {"tool_calls": {"0": {"tool_call": {...}}}} becomes {"tool_calls": [{...}]}. If the message has no
+    `content`, the texts of `contents` are joined.
     """
     calls = fields.get("tool_calls", {})
     return {
@@ -293,9 +320,9 @@ def _join_content_texts(contents: Mapping[str, Any]) -> str:
 
 
 def list_event_messages(span: Mapping[str, Any]) -> list[StoredMessage]:
-    """Return the messages in the events of a span, as in OpenTelemetry's conventions before version 1.37.
+    """List the messages in the events of a span, as in OpenTelemetry's conventions before version 1.37.
 
-    As an example, `{"name": "gen_ai.user.message", "body": {"content": "Hello"}}`.
+    An event is, for example, `{"name": "gen_ai.user.message", "body": {"content": "Hello"}}`.
     """
     messages = []
     for index, event in enumerate(list_at(span, "events")):
@@ -306,10 +333,15 @@ def list_event_messages(span: Mapping[str, Any]) -> list[StoredMessage]:
 
 
 def _parse_event_message(event: Any) -> dict[str, Any] | None:
-    """Return the message of an event such as `gen_ai.user.message` or `gen_ai.choice`; None where it has none."""
+    """Find the message in an event such as `gen_ai.user.message` or `gen_ai.choice`.
+
+    Returns:
+        The message, or None if the event has none.
+    """
     name = str(event.get("name")) if isinstance(event, Mapping) else ""
     if not name.startswith("gen_ai."):
         return None
+
     role = name.split(".")[1]
     body = find_value(event, ("body",)) or parse_attribute_values(event)
     return _parse_choice_message(body) if role == "choice" else _parse_body_message(role, body)
@@ -330,7 +362,11 @@ def _parse_body_message(role: str, body: Any) -> dict[str, Any] | None:
 
 
 def list_tool_span_messages(span: Mapping[str, Any], path: Path) -> list[StoredMessage]:
-    """Return the call and the result of a span that runs a tool; an empty list for another span."""
+    """List the call and the result of a span that runs a tool.
+
+    Returns:
+        One message with the call, and one with the result if there is one. An empty list if the span runs no tool.
+    """
     call = _find_span_call(span)
     if call is None:
         return []
@@ -343,11 +379,16 @@ def list_tool_span_messages(span: Mapping[str, Any], path: Path) -> list[StoredM
 
 
 def _find_span_call(span: Mapping[str, Any]) -> FoundCall | None:
-    """Return the call of a span that runs a tool, with the span's id if the call has none; None for another span."""
+    """Find the call of a span that runs a tool.
+
+    Returns:
+        The call, with the id of the span if it has no id itself, or None if the span runs no tool.
+    """
     values = parse_attribute_values(span)
     tool = values.get("gen_ai.tool.name") or values.get("tool.name")
     if not isinstance(tool, str):
         return None
+
     span_id = find_value(span, ("spanId", "span_id"))
     call_id = values.get("gen_ai.tool.call.id", span_id)
     return FoundCall(tool, _find_first_value(values, TOOL_ARGUMENTS), id=str(call_id))
@@ -366,15 +407,17 @@ class TraceSpan(NamedTuple):
 
 
 def choose_conversation(spans: Sequence[TraceSpan]) -> list[StoredMessage]:
-    """Return the conversation of a trace: the messages of the span with the most messages.
+    """Choose the messages that are the conversation of a trace.
 
-    One span is enough, because each request of an agent repeats the messages before it. Of spans with equally many
-    messages the last is taken. Where no span has messages, the spans that run tools give the calls.
+    They are the messages of the span with the most messages, since each request of an agent repeats the messages before
+    it. Of spans with equally many messages, the last one counts. If no span has messages, the calls and results of the
+    spans that run tools are taken.
     """
-    # Paths of a span's messages begin at the span; _moved_below puts the span's own path before them.
+    # Paths of a span's messages begin at the span; _prefix_paths puts the span's own path before them.
     longest = _longest(_prefix_paths(span.path, list_span_messages(span.fields)) for span in spans)
     if longest:
         return longest
+
     calls = list[StoredMessage]()
     for span in spans:
         calls += list_tool_span_messages(span.fields, span.path)
@@ -382,7 +425,7 @@ def choose_conversation(spans: Sequence[TraceSpan]) -> list[StoredMessage]:
 
 
 def _longest(conversations: Iterable[list[StoredMessage]]) -> list[StoredMessage]:
-    """Return the conversation with the most messages, the last one of equally long ones; [] where there is none."""
+    """Find the conversation with the most messages: the last one of equally long ones, [] if there is none."""
     longest = list[StoredMessage]()
     for messages in conversations:
         if len(messages) >= len(longest):
@@ -391,7 +434,11 @@ def _longest(conversations: Iterable[list[StoredMessage]]) -> list[StoredMessage
 
 
 def iter_trace_conversations(spans: Sequence[TraceSpan]) -> Iterator[list[StoredMessage]]:
-    """Yield the conversation of each trace, with its spans in the order in which they began."""
+    """Group spans by their trace, and find the conversation of each trace.
+
+    Yields:
+        The messages of each trace. Its spans count in the order in which they began.
+    """
     traces = defaultdict[str, list[TraceSpan]](list)
     for span in spans:
         traces[str(find_value(span.fields, TRACE_IDS))].append(span)
@@ -451,7 +498,10 @@ def _iter_generations(record: Any) -> Iterator[list[StoredMessage]]:
 
 
 def iter_langsmith_messages(record: Any) -> Iterator[StoredMessage]:
-    """Yield the messages of the inputs of a run of LangSmith, unless the outputs repeat them, then of its outputs."""
+    """Yield the messages in the inputs of a LangSmith run, then the messages in its outputs.
+
+    If the outputs begin with all messages of the inputs, the inputs are left out.
+    """
     inputs = parse_messages(record.get("inputs"))
     outputs = parse_messages(record.get("outputs"))
     first_outputs = [message.value for message in outputs[: len(inputs)]]
@@ -470,9 +520,9 @@ def _list_input_and_output(record: Mapping[str, Any]) -> list[StoredMessage]:
 
 
 def iter_request_and_response(record: Any) -> Iterator[StoredMessage]:
-    """Yield the messages of a request, then those of its response.
+    """Yield the messages of a request to a model, then those of the response.
 
-    As an example, `{"request": {"messages": [...]}, "response": {"choices": [{"message": {...}}]}}`.
+    A record is, for example, `{"request": {"messages": [...]}, "response": {"choices": [{"message": {...}}]}}`.
     """
     yield from iter_messages_at(record, ("system", "request.system", "request.body.system"))
     yield from iter_messages_at(record, REQUESTS)
@@ -492,7 +542,7 @@ def _iter_response_messages(response: Any, path: Path) -> Iterator[StoredMessage
 
 
 def _build_span(name: str, messages: Sequence[Any], written: Sequence[Any]) -> dict[str, Any]:
-    """Return a span for the examples, with the messages of its request and the messages written in answer."""
+    """Build a span for the examples, with the messages of its request and the messages written in answer."""
     return {
         "traceId": "t1",
         "spanId": "1",

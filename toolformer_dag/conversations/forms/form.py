@@ -63,13 +63,18 @@ class Form:
         return any(has_sign(record, sign) for sign in self.signs)
 
     def iter_conversations(self, record: Any) -> Iterator[list[StoredMessage]]:
-        """Yield a list of stored messages for each conversation of a record, with paths from the record on.
+        """Find the conversations of a record.
 
-        Raises AttributeError, LookupError or TypeError where a value of the record has another type than expected.
+        Yields:
+            The stored messages of each conversation. Their paths begin at the record.
+
+        Raises:
+            AttributeError, LookupError or TypeError: A value of the record has another type than expected.
         """
         if self.split is not None:  # the form divides its records itself
             yield from self.split(record)
             return
+
         for path in self._list_conversation_paths(record):
             messages = self._iter_messages(get_value_at(record, path))
             yield [message._replace(path=(*path, *message.path)) for message in messages]
@@ -90,10 +95,13 @@ SYSTEM_PROMPTS = ("system", "systemInstruction", "system_instruction", "instruct
 
 
 def iter_messages_at(conversation: Any, patterns: Sequence[str]) -> Iterator[StoredMessage]:
-    """Yield the messages at paths such as "messages" or "response.output", in the order of the patterns.
+    """Find the messages at some paths in a conversation, such as "messages" or "response.output".
 
-    A path leads to a list of messages, maybe in JSON, to a message, to a system prompt (in a field of SYSTEM_PROMPTS),
-    or to plain text (in a field of TEXTS).
+    A path may lead to a list of messages (maybe in JSON), to a message, to a system prompt in a field of
+    SYSTEM_PROMPTS, or to plain text in a field of TEXTS.
+
+    Yields:
+        The messages, in the order of the patterns.
     """
     for pattern in patterns:
         field_name = pattern.rpartition(".")[2]
@@ -102,7 +110,7 @@ def iter_messages_at(conversation: Any, patterns: Sequence[str]) -> Iterator[Sto
 
 
 def _iter_field_messages(field_name: str, path: Path, value: Any) -> Iterator[StoredMessage]:
-    """Yield the messages in the value of a field, such as `messages` or `prompt`; nothing where it holds none."""
+    """Yield the messages in the value of a field, such as `messages` or `prompt`, if it holds any."""
     if field_name in SYSTEM_PROMPTS:  # "Be brief."
         yield from system_prompt(path, value)
     elif isinstance(_parse_if_text(value), list):  # [{"role": "user", ...}, ...], maybe as JSON in a text
@@ -114,7 +122,10 @@ def _iter_field_messages(field_name: str, path: Path, value: Any) -> Iterator[St
 
 
 def _iter_listed_messages(path: Path, value: Any) -> Iterator[StoredMessage]:
-    """Yield the items of a list of messages, maybe in JSON; nothing where no object is among the first items."""
+    """Yield the items of a list of messages, which may be JSON in a text.
+
+    Nothing is yielded if none of its first items is an object, because then it is no list of messages.
+    """
     messages = _parse_if_text(value)
     if any(isinstance(message, Mapping) for message in messages[:MOST_WITHOUT_MESSAGE]):
         for index, message in enumerate(messages):
@@ -122,7 +133,7 @@ def _iter_listed_messages(path: Path, value: Any) -> Iterator[StoredMessage]:
 
 
 def system_prompt(path: Path, value: Any) -> Iterator[StoredMessage]:
-    """Yield a system prompt as a message, or each of its parts as one."""
+    """Yield a system prompt as one message, or as one message for each part if it is a list of parts."""
     parts = _parse_if_text(value)
     if isinstance(parts, list):
         for index, part in enumerate(parts):
@@ -142,9 +153,12 @@ def _get_list_path(path: Path, value: Any) -> Path:
 
 
 def iter_paths_matching(value: Any, pattern: str) -> Iterator[Path]:
-    """Yield the paths in a value that match a pattern and lead to a value that is not null.
+    """Find the paths in a value that match a pattern.
 
-    As an example, "runs.*.messages" matches ("runs", 0, "messages") and ("runs", 1, "messages").
+    For example, "runs.*.messages" matches ("runs", 0, "messages") and ("runs", 1, "messages").
+
+    Yields:
+        The paths, except those that lead to null.
     """
     for match in _iter_matches(value, _split_pattern(pattern), ()):
         yield match.path
@@ -163,28 +177,42 @@ class _Match(NamedTuple):
 
 
 def _iter_matches(value: Any, steps: tuple[str, ...], path: Path, most: int | None = None) -> Iterator[_Match]:
-    """Yield the values that steps lead to: ("runs", "*", "id") leads to two in {"runs": [{"id": 1}, {"id": 2}]}.
+    """Find the values to which some steps lead.
 
-    path: of `value` in the record. most: items of a list to look into; None for all.
+    For example, ("runs", "*", "id") leads to two values in {"runs": [{"id": 1}, {"id": 2}]}.
+
+    Args:
+        value: The value in which the steps begin.
+        steps: The keys or indexes, or ANY for every item of a list.
+        path: The path to `value` in the record.
+        most: How many items of a list are searched; None for all.
     """
     if not steps:  # the value is where the pattern leads
         if value is not None:
             yield _Match(path, value)
         return
+
     # A text may hold JSON, if it stands at most OPENED_STEPS below the record: the same steps lead on inside it.
     if isinstance(value, str) and len(path) <= OPENED_STEPS and value[:1] in BEGINS_JSON:
         yield from _iter_matches(parse_json_field(value), steps, (*path, None), most)
         return
+
     for key in _list_step_keys(value, steps, most):
         yield from _iter_matches(value[key], steps[1:], (*path, key), most)
 
 
 def _list_step_keys(value: Any, steps: Sequence[str], most: int | None) -> Sequence[str | int]:
-    """Return the keys of an object, or the indexes of a list, to which the first of some steps leads.
+    """List the keys of an object, or the indexes of a list, to which the first step of a path leads.
 
-    - "role" in an object: ("role",), or () where it has no such key
-    - "2" in a list: (2,), or () where it has fewer items
-    - ANY in a list: all its indexes, at most `most`
+    Args:
+        value: The object or list.
+        steps: The steps of the path, such as "role", "2" or ANY.
+        most: The largest number of items of a list to look into; None for all.
+
+    Returns:
+        - for "role" in an object: ("role",), or () if there is no such key
+        - for "2" in a list: (2,), or () if it has fewer items
+        - for ANY in a list: all indexes, but no more than `most`
     """
     step = steps[0]
     if isinstance(value, Mapping):
@@ -193,6 +221,7 @@ def _list_step_keys(value: Any, steps: Sequence[str], most: int | None) -> Seque
         return ()
     if step != ANY:
         return _find_index(value, step)
+
     has_inner_steps = len(steps) > 1  # they lead into the items, which must be objects or lists
     if has_inner_steps and not _has_containers(value):
         return ()

@@ -47,7 +47,7 @@ def _find_messages_path(conversation: Any) -> Path:
 
 
 def _parse_part(part: Any, path: Path) -> StoredMessage:
-    """Return a part as a message, by its kind, such as "user-prompt", "text" or "builtin-tool-call"."""
+    """Convert a part to a message, by its kind, such as "user-prompt", "text" or "builtin-tool-call"."""
     kind = str(part.get("part_kind")) if isinstance(part, dict) else ""
     if kind == "retry-prompt":
         return _parse_retry_prompt(part, path)
@@ -57,7 +57,10 @@ def _parse_part(part: Any, path: Path) -> StoredMessage:
 
 
 def _parse_retry_prompt(part: dict[str, Any], path: Path) -> StoredMessage:
-    """Return a prompt to try again: the result of a failed call if it has the call's id, else words of the user."""
+    """Parse a prompt that asks the model to try again.
+
+    If it has the id of a call, it is the result of that call, which failed. Else it is words of the user.
+    """
     if not part.get("tool_call_id"):
         return StoredMessage(path, part, "user")
     call_id = find_id(part, ("tool_call_id",))

@@ -57,19 +57,25 @@ class SessionLine(NamedTuple):
 
 
 def session_lines(records: Sequence[Any]) -> Iterator[list[StoredMessage]]:
-    """Yield the conversation of a session's agent, then one for each agent that it has started.
+    """Find the conversations of a session.
 
-    The first is the path from the root to the last line, so that attempts which were given up are left out.
+    Yields:
+        First the conversation of the session's main agent: the path from the root to the last line, without attempts
+        that were given up. Then one conversation for each side agent, which another agent has started.
     """
     lines = _list_lines_with_messages(records)
     main_lines = [line for line in lines if not line.is_of_side_agent]
     yield [line.message for line in _select_last_branch(records, main_lines)]
+
     for side_lines in _group_lines_by_side_agent(records, lines):
         yield [line.message for line in side_lines]
 
 
 def _group_lines_by_side_agent(records: Sequence[Any], lines: Sequence[SessionLine]) -> list[list[SessionLine]]:
-    """Return the lines of each side agent, told apart by the agent's id or else by the first ancestor."""
+    """Collect the lines of each agent that another agent has started.
+
+    Lines belong to the same agent if they have the same agent id or, without such ids, the same first ancestor.
+    """
     parents = _map_ids_to_parents(records)
     lines_by_agent = defaultdict[str, list[SessionLine]](list)
     for line in lines:
@@ -89,21 +95,25 @@ def _list_lines_with_messages(records: Sequence[Any]) -> list[SessionLine]:
 
 
 def _select_last_branch(records: Sequence[Any], lines: Sequence[SessionLine]) -> list[SessionLine]:
-    """Return the lines on the path from the root to the last line; all lines where the last one has no id.
+    """Select the lines on the path from the root of a session to its last line.
 
-    Several calls of one turn have a line each, which is the parent of the line with the result. A result beside the
-    path is returned too if its parent is on the path.
+    Several calls of one turn have a line each, and each is the parent of the line with its result. Such a result counts
+    too if its parent is on the path, even if it is not on the path itself.
+
+    Returns:
+        The lines, or all lines if the last one has no id.
     """
     parents = _map_ids_to_parents(records)
     last_id = _find_id(lines[-1].record) if lines else None
     if last_id is None or last_id not in parents:
         return list(lines)
+
     branch = _collect_branch_ids(last_id, parents)
     return [line for line in lines if _find_id(line.record) in branch or _is_result_of_branch(branch, line.record)]
 
 
 def _collect_branch_ids(line_id: str, parents: Mapping[str, str | None]) -> set[str]:
-    """Return the ids of a line and of all its ancestors."""
+    """Collect the ids of a line and of all its ancestors."""
     ids = set[str]()
     current: str | None = line_id
     while current is not None and current not in ids:  # a circle of parents ends too
@@ -113,7 +123,7 @@ def _collect_branch_ids(line_id: str, parents: Mapping[str, str | None]) -> set[
 
 
 def _map_ids_to_parents(records: Sequence[Any]) -> dict[str, str | None]:
-    """Return the id of each line's parent by the id of the line; None for a line without a parent."""
+    """Map the id of each line to the id of its parent, which is None for a line without a parent."""
     parents = dict[str, str | None]()
     for record in records:
         fields = _find_id_fields(record) if isinstance(record, Mapping) else None
@@ -153,9 +163,15 @@ def _is_result_of_branch(branch: Collection[str], record: Mapping[str, Any]) -> 
 
 
 def _find_first_ancestor(record: Mapping[str, Any], parents: Mapping[str, str | None]) -> str | None:
-    """Return the id of a line's first ancestor, the one without a parent; None for a line without ids.
+    """Find the first ancestor of a line, which has no parent itself.
 
-    Where the parents form a circle, it is the first line that is reached again. parents: id of a line -> its parent's.
+    Args:
+        record: The record of the line.
+        parents: The id of each line's parent, by the id of the line.
+
+    Returns:
+        The id of the ancestor, or None if the line has no id. If the parents form a circle, it is the first line that
+        is reached again.
     """
     current = _find_id(record)
     seen = set[str]()
@@ -169,9 +185,11 @@ def _find_first_ancestor(record: Mapping[str, Any], parents: Mapping[str, str | 
 
 
 def reparent_lines(records: list[Any], before: Sequence[Any]) -> list[Any]:
-    """Return the lines that are left of a session, each with its nearest remaining ancestor as parent.
+    """Let each line that is left of a session name its nearest remaining ancestor as its parent.
 
-    before: all lines of the session.
+    Args:
+        records: The lines that are left.
+        before: All lines of the session.
     """
     parents = _map_ids_to_parents(before)
     kept_ids = {_find_id(record) for record in records if isinstance(record, Mapping)}
@@ -179,17 +197,27 @@ def reparent_lines(records: list[Any], before: Sequence[Any]) -> list[Any]:
 
 
 def _with_kept_parent(record: Any, parents: Mapping[str, str | None], kept_ids: Collection[str | None]) -> Any:
-    """Return the record of a line with its nearest ancestor of `kept_ids` as parent; None where there is none.
+    """Let a line name its nearest remaining ancestor as its parent.
 
-    As an example, {"uuid": "c", "parentUuid": "b"} gets the parent "a" where b, a child of a, was dropped. A line
-    without ids, or whose parent is kept, is returned unchanged. parents: id of a line -> its parent's.
+    For example, {"uuid": "c", "parentUuid": "b"} gets the parent "a" if b, a child of a, was removed.
+
+    Args:
+        record: The record of the line.
+        parents: The id of each line's parent, by the id of the line.
+        kept_ids: The ids of the lines that are left.
+
+    Returns:
+        A changed copy, whose parent is None if no ancestor is left. A line without ids, or whose parent is left, is
+        returned unchanged.
     """
     fields = _find_id_fields(record) if isinstance(record, Mapping) else None  # the names of its fields with ids
     if fields is None:
         return record
+
     parent_id = record[fields.parent]
     if not isinstance(parent_id, str) or parent_id in kept_ids:
         return record
+
     line_id = str(record[fields.line])
     return {**record, fields.parent: _find_nearest_kept_ancestor(line_id, parents, kept_ids)}
 
@@ -197,9 +225,16 @@ def _with_kept_parent(record: Any, parents: Mapping[str, str | None], kept_ids: 
 def _find_nearest_kept_ancestor(
     line_id: str, parents: Mapping[str, str | None], kept_ids: Collection[str | None]
 ) -> str | None:
-    """Return the id of the nearest ancestor that is kept, or is no line of the session; None without one.
+    """Find the nearest ancestor of a line that is left, or that is no line of the session.
 
-    Where the parents form a circle, it is the first line that is reached again.
+    Args:
+        line_id: The id of the line.
+        parents: The id of each line's parent, by the id of the line.
+        kept_ids: The ids of the lines that are left.
+
+    Returns:
+        The id of the ancestor, or None if there is none. If the parents form a circle, it is the first line that is
+        reached again.
     """
     ancestor = parents.get(line_id)
     seen = set[str]()
@@ -223,12 +258,20 @@ def iter_codex_conversations(records: Sequence[Any]) -> Iterator[list[StoredMess
 
 
 def _parse_codex_message(record: Any, number: int) -> StoredMessage | None:
-    """Return the item of a line of Codex; None for another line, such as an event, which repeats items for the screen.
+    """Find the message in a line of a session of Codex.
 
-    It is `{"type": "response_item", "payload": {...}}`, in older files the payload alone. number: of the line.
+    It is in `{"type": "response_item", "payload": {...}}`. In older files the line is the payload itself.
+
+    Args:
+        record: The line.
+        number: The index of the line.
+
+    Returns:
+        The message, or None for other lines, such as events, which repeat messages for the screen.
     """
     if not isinstance(record, Mapping):
         return None
+
     payload = record.get("payload")
     kind = record.get("type")
     if kind == "response_item" and isinstance(payload, Mapping):
@@ -239,7 +282,7 @@ def _parse_codex_message(record: Any, number: int) -> StoredMessage | None:
 
 
 def _build_claude_line(line_id: str, parent: str | None, message: dict[str, Any]) -> dict[str, Any]:
-    """Return a line of a session of Claude Code for the example."""
+    """Build a line of a session of Claude Code for the example."""
     return {
         "type": message["role"],
         "uuid": line_id,

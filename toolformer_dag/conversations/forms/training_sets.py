@@ -65,10 +65,14 @@ def _iter_turns(text: str, heads: Sequence[TurnHead]) -> Iterator[TextTurn]:
 
 
 def iter_glaive_messages(conversation: Any) -> Iterator[StoredMessage]:
-    """Yield the turns of a chat that is one text, such as `USER: Hello\\n\\n\\nASSISTANT: Hi <|endoftext|>`."""
+    """Yield the system prompt and the turns of a chat that is stored as one text.
+
+    The text is, for example, `USER: Hello\\n\\n\\nASSISTANT: Hi <|endoftext|>`.
+    """
     system = conversation.get("system")
     if isinstance(system, str) and system:
         yield StoredMessage(("system",), system, "system")
+
     text = conversation["chat"]
     for turn in _iter_turns(text, sorted(_iter_glaive_heads(text))):
         words = turn.body.strip().removesuffix(END_OF_TEXT).strip()
@@ -86,9 +90,10 @@ def _iter_glaive_heads(text: str) -> Iterator[TurnHead]:
 def iter_xlam_messages(conversation: Any) -> Iterator[StoredMessage]:
     """Yield the question of a record and its calls, which have no results.
 
-    The record is `{"query": "How warm is it in Oslo?", "answers": '[{"name": "weather", "arguments": {...}}]'}`.
+    A record is, for example, `{"query": "How warm is it?", "answers": '[{"name": "weather", "arguments": {...}}]'}`.
     """
     yield StoredMessage(path=("query",), value=conversation["query"], role="user")
+
     answers = conversation["answers"]
     calls = answers
     calls_path: Path = ("answers",)
@@ -97,6 +102,7 @@ def iter_xlam_messages(conversation: Any) -> Iterator[StoredMessage]:
         calls_path = ("answers", None)  # None opens the JSON
     if not isinstance(calls, list):
         return
+
     for index, call in enumerate(calls):
         yield StoredMessage(path=(*calls_path, index), value=call, call=parse_listed_call(call))
 
@@ -104,21 +110,29 @@ def iter_xlam_messages(conversation: Any) -> Iterator[StoredMessage]:
 def iter_template_messages(conversation: Any) -> Iterator[StoredMessage]:
     """Yield the turns of texts that a chat template has written, such as `<|im_start|>user\\nHello<|im_end|>`.
 
-    The texts are in the fields TEMPLATE_TEXTS; a prompt may also be a list of messages.
+    The texts are in the fields TEMPLATE_TEXTS. The prompt may also be a list of messages.
     """
     if isinstance(conversation.get("prompt"), list):
         yield from iter_messages_at(conversation, ("prompt",))
+
     texts = {key: conversation.get(key) for key in TEMPLATE_TEXTS}
     # Texts that were decoded without special tokens lack the marks, so a line with only a role begins a turn. One text
     # of the record that shows this counts for all of them.
     has_bare_roles = any(isinstance(text, str) and has_bare_role_lines(text) for text in texts.values())
+
     for key, text in texts.items():
         if isinstance(text, str):
             yield from _iter_text_messages(key, text, has_bare_roles)
 
 
 def _iter_text_messages(key: str, text: str, has_bare_roles: bool) -> Iterator[StoredMessage]:
-    """Yield the turns of the text in a field, except empty ones; the text before the first mark is a turn too."""
+    """Yield the turns of a text, except empty ones.
+
+    Args:
+        key: The field that holds the text. It tells who wrote the words before the first mark.
+        text: The text.
+        has_bare_roles: Whether a line with only a role begins a turn if the text has no marks.
+    """
     first_role = "assistant" if key in WRITTEN_TEXTS else "user"
     heads = [TurnHead(0, "", first_role), *iter_turn_heads(text, has_bare_roles)]
     for turn in _iter_turns(text, heads):
@@ -133,7 +147,15 @@ def has_bare_role_lines(text: str) -> bool:
 
 
 def iter_turn_heads(text: str, has_bare_roles: bool) -> Iterator[TurnHead]:
-    """Yield the heads of a text's turns: marks of the template with a role, or lines with only a role."""
+    """Find where the turns of a text begin.
+
+    Args:
+        text: The text.
+        has_bare_roles: Whether a line with only a role begins a turn if the text has no marks.
+
+    Yields:
+        The marks of the template with the role, or the lines with only a role.
+    """
     for position in positions_of(text, TEMPLATE_TURN):
         role = text[position + len(TEMPLATE_TURN) :][:LONGEST_ROLE].partition("\n")[0]
         yield TurnHead(position, TEMPLATE_TURN + role, role.strip())
