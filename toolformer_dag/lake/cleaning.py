@@ -30,22 +30,32 @@ class RemovedFile:
 
 
 def clean(lake: Lake, grace: timedelta, dry_run: bool) -> list[RemovedFile]:
-    """Remove files of the lake older than `grace` that nothing names; with `dry_run` only list them.
+    """Remove files of the lake that nothing needs and that are older than the grace period.
 
-    A file is the lake's by the form of its name: everything else in the folder stays. The manifest of a table names the
-    files of its parts (one part per shard).
+    Whether a file is the lake's is told by the form of its name. All other files in the folder stay.
 
     Removed:
-    - files of parts that are in no manifest any more, or were replaced in it longer than `grace` ago
+    - files of parts (mostly one per shard) that were withdrawn from the manifest of their table, or were
+      replaced in it before the grace period
     - unfinished files, and files that were set aside as damaged
-    - computed rows under an identity (what determines them, such as a model and a prompt) that no published part was
-      made with and no run has opened within `grace`
+    - rows under an identity (what determines them, such as a model and a prompt) that no published part was
+      made with and no run has opened in the grace period
 
-    Kept: everything that a manifest names; where a manifest is damaged or gone, all files of its table and all computed
-    rows.
+    Everything that a manifest names is kept. If a manifest is damaged or gone, all files of its table and all
+    computed rows are kept too.
 
-    `grace` has to be longer than the longest query over the lake and the longest step: readers and writers hold on to
-    files for that long. Raises ReadError, WriteError.
+    Args:
+        lake: The lake.
+        grace: The grace period until now. It has to be longer than the longest query over the lake and the
+            longest step, because readers and writers hold on to files for that long.
+        dry_run: Only list the files.
+
+    Returns:
+        The files that were removed, or would be.
+
+    Raises:
+        ReadError: A file cannot be read.
+        WriteError: A file cannot be written.
     """
     kept_since = (datetime.now(UTC) - grace).timestamp()
     unneeded = _list_unneeded_files(lake, kept_since)

@@ -98,7 +98,7 @@ class _MatchedForm(NamedTuple):
 
 
 def _match_form(name: str) -> _MatchedForm | None:
-    """Return the first of FORMS that fits a file's name below the lake; None where none does."""
+    """Find the first of FORMS that fits the name of a file below the lake."""
     for kind, form in FORMS.items():
         match = form.fullmatch(name)
         if match is not None:

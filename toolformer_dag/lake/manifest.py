@@ -357,9 +357,15 @@ class Manifest:
         self.fault = None
 
     def _replace_file(self, lines: dict[str, bytes]) -> None:
-        """Replace the file by one with these lines, where they differ; what could be read of a damaged file is kept.
+        """Replace the file by one with other lines, if they differ from those that were read.
 
-        Raises Overtaken where the file has changed since.
+        If the file is damaged, what could be read of it is kept beside it under another name.
+
+        Args:
+            lines: The new lines by the name of the part.
+
+        Raises:
+            Overtaken: The file has changed since it was read.
         """
         if self.fault:
             self.storage.mark(self.path.with_name(f"{self.path.name}{ASIDE}"), _encode_manifest(self.lines))

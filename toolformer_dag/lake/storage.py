@@ -112,17 +112,34 @@ class Storage:
         return path.read_bytes(), NO_FILE
 
     def replace(self, path: Path, content: bytes, before: Version) -> Version:
-        """Replace a small file as a whole and return its version; readers see the old content or the new.
+        """Replace a small file as a whole: readers see the old content or the new one.
 
-        before: the version that the caller has read, which an object store compares: it raises Overtaken.
+        Args:
+            path: The path of the file.
+            content: The new content.
+            before: The version that the caller has read. Only an object store compares it, and raises Overtaken
+                if the file has another version by now.
+
+        Returns:
+            The new version.
         """
         write_whole(path, content)
         return NO_FILE
 
     def manifest(self, path: Path, anew: bool = False) -> tuple[bytes, Version]:
-        """Return the content of a manifest and its version. Raises FileNotFoundError, OSError.
+        """Read a manifest, the list of the parts of a table.
 
-        anew: over an object store, ask for the manifest itself. Else a session asks once which manifests changed.
+        Args:
+            path: The path of the manifest.
+            anew: Only used over an object store: read the object itself. Otherwise a session asks only once
+                which manifests have changed.
+
+        Returns:
+            The content and its version.
+
+        Raises:
+            FileNotFoundError: There is no such manifest.
+            OSError: It cannot be read.
         """
         require_regular(path)
         content = path.read_bytes()

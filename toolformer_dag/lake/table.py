@@ -71,7 +71,7 @@ class LostRace(StorageError):
     """
 
     def __init__(self, table: str, part: str, winner: Pointer | None, changed: Sequence[FieldChange]) -> None:
-        """Build the message: which part another run published first, when, and what it made it from that differs.
+        """Say which part another run published first, when, and from which other setting or input.
 
         Args:
             table: The name of the table.
